@@ -1,0 +1,45 @@
+PYTHON ?= python3
+WORKERS ?= 2
+ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup run test check format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## create .venv and install everything (the only step that needs a network)
+
+run: $(INSTALLED) ## run the quickstart example
+	$(BIN)/python examples/quickstart.py $(ARGS)
+
+test: $(INSTALLED) check ## check, then the whole test suite
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+check: $(INSTALLED) ## lint, formatting and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## format and apply safe lint fixes
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+bench: $(INSTALLED) ## print the table of model timings
+	$(BIN)/python benchmarks/models.py $(ARGS)
+
+clean: ## remove build outputs and caches, keep .venv
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# The pinned versions go first so that the package finds its dependencies already in place.
+$(INSTALLED): pyproject.toml requirements/dev.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -r requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@

@@ -1,0 +1,246 @@
+"""Imports under turbine/ point down the house: source texts in, violations out."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.tiny
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Top to bottom. A room imports itself and any room on the floors below it.
+FLOORS = (
+    ("cli",),
+    ("aot", "dynamo", "eager"),
+    ("kernel",),
+    ("compiler", "runtime"),
+    ("capture", "lower", "passes"),
+    ("ops",),
+    ("mlir",),
+    ("facts",),
+)
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+# Modules directly under turbine/ and the room each belongs to.
+LOOSE = dict.fromkeys(
+    ("errors", "config", "dtypes", "target", "signature", "pytree", "version"), "facts"
+) | {"__main__": "cli"}
+ROOF = "turbine/__init__.py"
+ZOO = "zoo"
+# (importer, imported): neighbours on one floor where the first may use the second's data types.
+MAY_USE_TYPES_OF = {("lower", "capture")}
+# The one part of IREE each room may import; rooms not listed import none of it.
+IREE_PART = {
+    "mlir": "iree.compiler",
+    "lower": "iree.compiler.extras.fx_importer",
+    "compiler": "iree.compiler.api",
+    "runtime": "iree.runtime",
+}
+# Artifacts load and run where torch is not installed, so these rooms import it late or not at all.
+TORCH_FREE = {"facts", "compiler", "runtime"}
+BRING_TORCH = ("torch", "iree.compiler.extras.fx_importer")
+
+House = dict[str, str]  # path from the repository root -> source text
+
+
+@dataclass(frozen=True)
+class Import:
+    name: str  # dotted, with the imported name at the end: turbine.errors.ShapeMismatch
+    line: int
+    at_load: bool  # runs when the module is imported: not in a function, not for types only
+
+
+def violations(house: House) -> list[str]:
+    """Every import that breaks the table, as `file:line imports X (why)`."""
+    imports = {path: list(_imports(path, text)) for path, text in house.items()}
+    bringers = _files_that_bring_torch(imports)
+    found = [f"{path}:1 has no floor (add it to FLOORS)" for path in house if not _is_placed(path)]
+    for path, items in imports.items():
+        if _is_placed(path):
+            found += (
+                f"{path}:{item.line} imports {item.name} ({why})"
+                for item in items
+                for why in _complaints(path, item, bringers)
+            )
+    return found
+
+
+def _imports(path: str, text: str) -> Iterator[Import]:
+    package = path.rpartition("/")[0].replace("/", ".")
+    return _imports_below(ast.parse(text, path), package, at_load=True)
+
+
+def _imports_below(node: ast.AST, package: str, at_load: bool) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, node.lineno, at_load) for alias in node.names)
+        return
+    if isinstance(node, ast.ImportFrom):
+        base = resolve_name("." * node.level + (node.module or ""), package)
+        yield from (Import(f"{base}.{alias.name}", node.lineno, at_load) for alias in node.names)
+        return
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        at_load = False
+    for child in ast.iter_child_nodes(node):
+        for_types = isinstance(node, ast.If) and child in node.body and _asks_for_types(node.test)
+        yield from _imports_below(child, package, at_load and not for_types)
+
+
+def _asks_for_types(test: ast.expr) -> bool:
+    return ast.unparse(test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
+def _is_placed(path: str) -> bool:
+    return path == ROOF or _room(path.removesuffix(".py").replace("/", ".")) != ROOF
+
+
+def _room(name: str) -> str:
+    """The room a dotted name lives in; what is in no room is a name of the top package."""
+    first = f"{name}.".split(".")[1]
+    room = LOOSE.get(first, first)
+    return room if room in FLOOR_OF or room == ZOO else ROOF
+
+
+def _complaints(path: str, item: Import, bringers: set[str]) -> Iterator[str]:
+    room = ROOF if path == ROOF else _room(path.removesuffix(".py").replace("/", "."))
+    if _is_within(item.name, "iree") and not _is_within(item.name, IREE_PART.get(room, "nothing")):
+        yield "this part of IREE belongs to another room"
+    if _is_within(item.name, "turbine") and (direction := _wrong_direction(room, item.name)):
+        yield direction
+    if room in TORCH_FREE and _brings_torch(item, bringers):
+        yield "torch at load"
+
+
+def _wrong_direction(room: str, name: str) -> str | None:
+    other = _room(name)
+    if room in (ROOF, other):
+        return None
+    if ZOO in (room, other):
+        return None if room == "cli" else "the zoo stands alone"
+    if other == ROOF or FLOOR_OF[other] < FLOOR_OF[room]:
+        return "upward"
+    if FLOOR_OF[other] > FLOOR_OF[room]:
+        return None
+    is_type = name.rpartition(".")[2][0].isupper()
+    return None if is_type and (room, other) in MAY_USE_TYPES_OF else "sideways"
+
+
+def _files_that_bring_torch(imports: dict[str, list[Import]]) -> set[str]:
+    """Files that import torch when loaded, themselves or through files they import."""
+    bringers: set[str] = set()
+    while more := {
+        path
+        for path, items in imports.items()
+        if path not in bringers and any(_brings_torch(item, bringers) for item in items)
+    }:
+        bringers |= more
+    return bringers
+
+
+def _brings_torch(item: Import, bringers: set[str]) -> bool:
+    if not item.at_load:
+        return False
+    if any(_is_within(item.name, library) for library in BRING_TORCH):
+        return True
+    return not bringers.isdisjoint(_files_loaded_by(item.name))
+
+
+def _files_loaded_by(name: str) -> Iterator[str]:
+    """Paths that importing a dotted name would run, below the top package."""
+    parts = name.split(".")
+    for count in range(2, len(parts) + 1):
+        stem = "/".join(parts[:count])
+        yield from (f"{stem}.py", f"{stem}/__init__.py")
+
+
+def _is_within(name: str, prefix: str) -> bool:
+    return f"{name}.".startswith(f"{prefix}.")
+
+
+def test_every_import_points_down() -> None:
+    house = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for path in sorted(ROOT.glob("turbine/**/*.py"))
+    }
+    assert house
+    found = violations(house)
+    assert not found, "\n" + "\n".join(found)
+
+
+FORBIDDEN = [
+    ("mlir/x.py", "import turbine.cli.main", "imports turbine.cli.main (upward)"),
+    ("mlir/x.py", "from ..cli import main", "imports turbine.cli.main (upward)"),
+    ("ops/x.py", "from turbine import load", "imports turbine.load (upward)"),
+    ("ops/x.py", "def f():\n    import turbine.aot", "imports turbine.aot (upward)"),
+    ("errors.py", "from turbine.mlir import types", "imports turbine.mlir.types (upward)"),
+    ("aot/x.py", "from turbine import dynamo", "imports turbine.dynamo (sideways)"),
+    ("runtime/x.py", "import turbine.compiler", "imports turbine.compiler (sideways)"),
+    ("compiler/x.py", "import turbine.runtime", "imports turbine.runtime (sideways)"),
+    ("capture/x.py", "from turbine.lower.y import T", "imports turbine.lower.y.T (sideways)"),
+    ("lower/x.py", "from turbine.capture.y import f", "imports turbine.capture.y.f (sideways)"),
+    ("zoo/x.py", "import turbine.errors", "imports turbine.errors (the zoo stands alone)"),
+    ("aot/x.py", "import turbine.zoo", "imports turbine.zoo (the zoo stands alone)"),
+    (
+        "compiler/x.py",
+        "from iree.compiler import ir",
+        "imports iree.compiler.ir (this part of IREE belongs to another room)",
+    ),
+    (
+        "aot/x.py",
+        "import iree.runtime as rt",
+        "imports iree.runtime (this part of IREE belongs to another room)",
+    ),
+    ("dtypes.py", "import torch", "imports torch (torch at load)"),
+    ("runtime/x.py", "try:\n    import torch\nfinally: ...", "imports torch (torch at load)"),
+    (
+        "compiler/x.py",
+        "if TYPE_CHECKING: ...\nelse:\n    import torch",
+        "imports torch (torch at load)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "text", "complaint"), FORBIDDEN)
+def test_a_planted_violation_is_reported(path: str, text: str, complaint: str) -> None:
+    line = next(n for n, row in enumerate(text.splitlines(), 1) if "import " in row)
+    assert violations({f"turbine/{path}": text}) == [f"turbine/{path}:{line} {complaint}"]
+
+
+ALLOWED = [
+    ("__init__.py", "from turbine.aot import export as export"),
+    ("__main__.py", "from turbine.cli.main import main"),
+    ("cli/x.py", "from turbine.zoo import catalog\nfrom turbine import aot, dynamo, errors"),
+    ("kernel/x.py", "import turbine.compiler, turbine.runtime, torch"),
+    ("lower/x.py", "from turbine.capture.program import Program\nimport turbine.ops"),
+    ("lower/x.py", "from iree.compiler.extras.fx_importer import FxImporter"),
+    ("compiler/x.py", "from iree.compiler import api\nfrom turbine.passes import pipeline"),
+    ("runtime/x.py", "def f():\n    import torch\nif TYPE_CHECKING:\n    import torch"),
+    ("mlir/x.py", "from iree.compiler import ir\nfrom . import types\nimport torchvision, ireeish"),
+    ("config.py", "from turbine import errors"),
+]
+
+
+@pytest.mark.parametrize(("path", "text"), ALLOWED)
+def test_a_downward_import_is_not_reported(path: str, text: str) -> None:
+    assert violations({f"turbine/{path}": text}) == []
+
+
+def test_torch_is_found_behind_another_file() -> None:
+    house = {
+        "turbine/ops/__init__.py": "from turbine.ops.add import add as add",
+        "turbine/ops/add.py": "import torch",
+        "turbine/compiler/x.py": "from turbine.ops.names import NAMES",
+    }
+    assert violations(house) == [
+        "turbine/compiler/x.py:1 imports turbine.ops.names.NAMES (torch at load)"
+    ]
+
+
+def test_a_room_that_is_not_in_the_table_is_reported() -> None:
+    assert violations({"turbine/attic/x.py": ""}) == [
+        "turbine/attic/x.py:1 has no floor (add it to FLOORS)"
+    ]

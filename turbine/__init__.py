@@ -1,0 +1,27 @@
+"""Turbine compiles PyTorch programs with IREE."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from turbine import config as config
+from turbine import errors as errors
+from turbine.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from turbine import aot as aot
+    from turbine.runtime.artifact import Artifact as Artifact
+    from turbine.runtime.artifact import load as load
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs torch or IREE on first use: artifacts run where torch is not installed."""
+    if name == "aot":
+        import turbine.aot
+
+        return turbine.aot
+    if name in ("load", "Artifact"):
+        from turbine.runtime import artifact
+
+        return vars(artifact)[name]
+    raise AttributeError(f"module 'turbine' has no attribute {name!r}")

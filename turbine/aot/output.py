@@ -1,0 +1,179 @@
+"""What an export gives: IR to read, save and verify, and `compile` to an artifact."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from turbine import config, dtypes, errors
+from turbine import target as targets
+from turbine.capture import work
+from turbine.capture.program import Program, Weight
+from turbine.compiler import pipeline
+from turbine.compiler.pipeline import Compiled
+from turbine.lower.importer import Lowered
+from turbine.lower.weights import SCOPE, raw_bytes
+from turbine.mlir import context as mlir_context
+from turbine.mlir import function
+from turbine.mlir.ir import Module
+from turbine.runtime import container, parameters
+from turbine.runtime.artifact import CODE, WEIGHT_PREFIX, Artifact, load
+from turbine.signature import Signature
+
+
+@dataclass(frozen=True)
+class ExportOutput:
+    """An exported program, before it is compiled."""
+
+    program: Program
+    lowered: Lowered
+    module_name: str
+    function_name: str
+    provenance: dict[str, Any]
+
+    @property
+    def mlir_module(self) -> Module:
+        """The module, in the torch dialect."""
+        return self.lowered.module
+
+    @property
+    def signature(self) -> Signature:
+        """What the program takes and gives."""
+        return self.program.signature
+
+    def text(self, *, large_elements_limit: int = 50) -> str:
+        """The IR as text; longer constants are elided."""
+        return mlir_context.to_text(self.mlir_module, large_elements_limit=large_elements_limit)
+
+    def print_readable(self, large_elements_limit: int = 50) -> None:
+        """Print the IR."""
+        print(self.text(large_elements_limit=large_elements_limit))
+
+    def verify(self) -> None:
+        """Raise unless the IR is valid and the compiler knows every op in it."""
+        mlir_context.verify(self.mlir_module)
+        unknown = function.unknown_torch_ops(self.mlir_module)
+        if unknown:
+            names = sorted({name for name, _ in unknown})
+            raise errors.UnsupportedOp(
+                f"the compiler has no definition of {', '.join(names)}",
+                where=unknown[0][1],
+                hint="give them decompositions with turbine.aot.extend_aot_decompositions",
+            )
+
+    def save_mlir(self, path: str | Path) -> None:
+        """Write the IR as text, or as bytecode where the name ends in .mlirbc."""
+        mlir_context.save(self.mlir_module, Path(path))
+
+    def compile(
+        self,
+        save_to: str | Path | None = None,
+        *,
+        target: str | None = None,
+        strategy: str | None = None,
+        archive: str | Path | None = None,
+        timeout: float | None = None,
+        in_process: bool | None = None,
+        cache: bool | None = None,
+    ) -> Artifact:
+        """Compile to a callable artifact, and save it if told where.
+
+        A name that ends in .vmfb is saved as IREE's own format (weights beside it as .irpa).
+        `archive` puts the weights in an .irpa file of their own, which the artifact names.
+        """
+        self.verify()
+        source = mlir_context.to_bytecode(self.mlir_module)
+        _dump(self)
+        compiled = pipeline.compile_ir(
+            source,
+            targets.parse(config.current().target if target is None else target),
+            strategy=strategy,
+            fingerprint=mlir_context.fingerprint(self.mlir_module),
+            timeout=timeout,
+            in_process=in_process,
+            use_cache=cache,
+            measure=self._measure if self.program.example is not None else None,
+        )
+        return self._deliver(compiled, save_to, archive)
+
+    def _deliver(
+        self, compiled: Compiled, save_to: str | Path | None, archive: str | Path | None
+    ) -> Artifact:
+        if archive is not None and (save_to is None or Path(save_to).suffix == VMFB_SUFFIX):
+            raise errors.ConfigError("archive= needs save_to= an artifact file that names it")
+        if save_to is None or Path(save_to).suffix == VMFB_SUFFIX:
+            artifact = Artifact(container.anonymous(self._manifest(compiled), self._sections(compiled)))
+            if save_to is not None:
+                artifact.save_vmfb(save_to)
+            return artifact
+        path = Path(save_to)
+        if archive is None:
+            container.save(path, self._manifest(compiled), self._sections(compiled))
+            return load(path)
+        parameters.save_archive(Path(archive), self._weight_sections(prefix=""))
+        named = os.path.relpath(archive, path.parent)
+        container.save(path, self._manifest(compiled, named), [(CODE, compiled.data)])
+        return load(path)
+
+    def _manifest(self, compiled: Compiled, archive: str | None = None) -> dict[str, Any]:
+        return {
+            "name": self.module_name,
+            "function": self.function_name,
+            "target": asdict(compiled.target),
+            "strategy": compiled.strategy,
+            "signature": self.signature.to_json(),
+            "mflop": work.mflop(self.program.graph.graph),
+            "scope": SCOPE,
+            "archive": archive,
+            "weights": [_weight_facts(weight) for weight in self.lowered.external],
+            "provenance": self.provenance,
+        }
+
+    def _sections(self, compiled: Compiled) -> list[tuple[str, Any]]:
+        return [(CODE, compiled.data), *self._weight_sections(WEIGHT_PREFIX)]
+
+    def _weight_sections(self, prefix: str) -> list[tuple[str, Any]]:
+        return [(prefix + w.name, raw_bytes(w.tensor)) for w in self.lowered.external]
+
+    def _measure(self, compiled: Compiled) -> float:
+        """Seconds of one call on the example arguments: the median of a few, after a warm-up."""
+        assert self.program.example is not None
+        args, kwargs = copy.deepcopy(self.program.example)
+        artifact = Artifact(container.anonymous(self._manifest(compiled), self._sections(compiled)))
+        seconds = []
+        for _ in range(_MEASURED_CALLS):
+            started = time.perf_counter()
+            artifact(*args, **kwargs)
+            seconds.append(time.perf_counter() - started)
+        return statistics.median(seconds[2:])
+
+
+VMFB_SUFFIX = ".vmfb"
+_MEASURED_CALLS = 9
+_dump_count = itertools.count()
+
+
+def _weight_facts(weight: Weight) -> dict[str, Any]:
+    return {
+        "name": weight.name,
+        "dtype": dtypes.of_torch(weight.tensor.dtype).name,
+        "shape": list(weight.tensor.shape),
+        "length": weight.tensor.nbytes,
+    }
+
+
+def _dump(output: ExportOutput) -> None:
+    """Write each stage to the folder `config.dump` names, numbered in the order they were made."""
+    folder = config.current().dump
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{next(_dump_count):03d}_{output.module_name}"
+    (folder / f"{stem}_1_captured.py").write_text(output.program.text())
+    (folder / f"{stem}_2_lowered.mlir").write_text(output.text())

@@ -1,0 +1,265 @@
+"""Capture a PyTorch model: a module and example arguments in, a functional fx program out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    SymIntArgument,
+    TensorArgument,
+)
+
+from turbine import dtypes, errors, pytree
+from turbine.capture import graph_passes, trees
+from turbine.capture.decompositions import current_aot_decompositions
+from turbine.signature import Input, Output, Range, Signature
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter, buffer or constant of the model. A mutable one is written by the program."""
+
+    name: str
+    tensor: torch.Tensor
+    mutable: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A functional ATen graph and what its placeholders and results stand for."""
+
+    graph: fx.GraphModule
+    signature: Signature
+    inputs: tuple[str, ...]  # placeholders passed at every call, in order
+    weights: Mapping[str, Weight]  # placeholder -> the value bound to it
+    results: tuple[fx.Node, ...]  # values returned, mutated inputs last
+    stores: Mapping[str, fx.Node]  # weight placeholder -> its value after the call
+    constants: Mapping[str, Any] = field(default_factory=dict)  # placeholder -> fixed value
+    example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the example arguments
+
+    def text(self) -> str:
+        """The graph as readable code."""
+        return str(self.graph.print_readable(print_output=False))
+
+
+def capture(
+    model: torch.nn.Module | ExportedProgram,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+) -> Program:
+    """Export, decompose and clean a model."""
+    exported = model
+    if not isinstance(exported, ExportedProgram):
+        exported = _export(exported, args, kwargs or {}, dynamic_shapes, strict)
+    decomposed = _decompose(exported)
+    graph_passes.run(decomposed.graph_module)
+    return _program(decomposed, _parameter_names(model, exported))
+
+
+def _export(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    strict: bool,
+) -> ExportedProgram:
+    if not isinstance(model, torch.nn.Module):
+        raise errors.ExportError(
+            f"cannot export a {type(model).__name__}",
+            hint="pass an nn.Module or a torch.export.ExportedProgram",
+        )
+    if not isinstance(args, tuple):
+        raise errors.ExportError(
+            f"args is a {type(args).__name__}, expected a tuple", hint="write args=(x,)"
+        )
+    try:
+        return torch.export.export(
+            model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
+        )
+    except Exception as error:
+        raise _capture_error(model, error) from error
+
+
+def _capture_error(model: torch.nn.Module, error: Exception) -> errors.ExportError:
+    first_line = str(error).strip().split("\n\n")[0]
+    return errors.ExportError(
+        f"PyTorch could not export {type(model).__name__}: {type(error).__name__}: {first_line}",
+        hint="the full reason is in the chained exception; torch.export's documentation lists "
+        "what a model may do while it is traced",
+    )
+
+
+def _decompose(exported: ExportedProgram) -> ExportedProgram:
+    try:
+        return exported.run_decompositions(current_aot_decompositions())
+    except Exception as error:
+        raise errors.ExportError(
+            f"decomposing the graph failed: {type(error).__name__}: {str(error).strip()}",
+            hint="a decomposition given to extend_aot_decompositions may be at fault",
+        ) from error
+
+
+def _parameter_names(
+    model: torch.nn.Module | ExportedProgram, exported: ExportedProgram
+) -> tuple[str, ...]:
+    """What a caller may call the positional arguments."""
+    count = len(trees.arguments(exported.call_spec.in_spec).children)
+    forward: Callable[..., Any] | None = None if isinstance(model, ExportedProgram) else model.forward
+    if forward is None:
+        return tuple(f"arg{i}" for i in range(count))
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in inspect.signature(forward).parameters.values() if p.kind in positional]
+    return (*names, *(f"arg{i}" for i in range(len(names), count)))
+
+
+def _program(exported: ExportedProgram, parameters: tuple[str, ...]) -> Program:
+    in_tree = trees.from_spec(exported.call_spec.in_spec)
+    nodes = {node.name: node for node in exported.graph.nodes}
+    specs = exported.graph_signature.input_specs
+    user = [spec for spec in specs if spec.kind == InputKind.USER_INPUT]
+    stores, mutated, results = _split_outputs(exported, nodes)
+    outputs = [_output(spec.arg, nodes) for spec in _user_outputs(exported)]
+    signature = Signature(
+        inputs=tuple(
+            _input(name, spec, nodes, mutated)
+            for name, spec in zip(_leaf_names(in_tree, parameters), user, strict=True)
+        ),
+        outputs=tuple(outputs),
+        in_tree=in_tree,
+        out_tree=trees.from_spec(exported.call_spec.out_spec),
+        symbols=_symbols(exported),
+        parameters=parameters,
+    )
+    passed = [s.arg.name for s in user if not isinstance(s.arg, ConstantArgument)]
+    order = {spec.arg.name: i for i, spec in enumerate(user)}
+    return Program(
+        graph=exported.graph_module,
+        signature=signature,
+        inputs=tuple(passed),
+        weights=_weights(exported, stores),
+        results=(*results, *(mutated[name] for name in sorted(mutated, key=order.__getitem__))),
+        stores=stores,
+        constants={s.arg.name: s.arg.value for s in user if isinstance(s.arg, ConstantArgument)},
+        example=exported.example_inputs,
+    )
+
+
+def _leaf_names(in_tree: pytree.Tree, parameters: tuple[str, ...]) -> list[str]:
+    positional, keywords = in_tree.children
+    roots = [*parameters[: len(positional.children)], *map(str, keywords.keys)]
+    children = (*positional.children, *keywords.children)
+    return [p for root, tree in zip(roots, children, strict=True) for p in pytree.paths(tree, root)]
+
+
+def _user_outputs(exported: ExportedProgram) -> list[Any]:
+    specs = exported.graph_signature.output_specs
+    return [spec for spec in specs if spec.kind == OutputKind.USER_OUTPUT]
+
+
+def _split_outputs(
+    exported: ExportedProgram, nodes: dict[str, fx.Node]
+) -> tuple[dict[str, fx.Node], dict[str, fx.Node], list[fx.Node]]:
+    """State to store, inputs to write back, and values to return."""
+    placeholders = {
+        spec.target: spec.arg.name
+        for spec in exported.graph_signature.input_specs
+        if spec.kind in (InputKind.BUFFER, InputKind.PARAMETER)
+    }
+    stores, mutated, results = {}, {}, []
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
+            stores[placeholders[spec.target]] = nodes[spec.arg.name]
+        elif spec.kind == OutputKind.USER_INPUT_MUTATION:
+            mutated[spec.target] = nodes[spec.arg.name]
+        elif spec.kind == OutputKind.USER_OUTPUT:
+            if _output(spec.arg, nodes).kind in ("tensor", "scalar"):
+                results.append(nodes[spec.arg.name])
+        else:
+            raise errors.ExportError(f"a result of kind {spec.kind} is not supported")
+    return stores, mutated, results
+
+
+def _input(
+    name: str, spec: InputSpec, nodes: dict[str, fx.Node], mutated: Mapping[str, fx.Node]
+) -> Input:
+    if isinstance(spec.arg, ConstantArgument):
+        return Input(name, "constant", value=spec.arg.value)
+    value = nodes[spec.arg.name].meta["val"]
+    if isinstance(spec.arg, SymIntArgument):
+        return Input(name, "int", value=str(value))
+    if isinstance(spec.arg, TensorArgument):
+        dtype, shape = _tensor_type(value, name)
+        return Input(name, "tensor", dtype, shape, mutated=spec.arg.name in mutated)
+    raise errors.ExportError(
+        f"argument {name} of kind {type(spec.arg).__name__} is not supported",
+        hint="pass tensors, ints, floats, bools, strings, None or nests of these",
+    )
+
+
+def _output(argument: Any, nodes: dict[str, fx.Node]) -> Output:
+    if isinstance(argument, ConstantArgument):
+        return Output("constant", value=argument.value)
+    value = nodes[argument.name].meta["val"]
+    if isinstance(argument, TensorArgument):
+        dtype, shape = _tensor_type(value, "a result")
+        return Output("tensor", dtype, shape)
+    if isinstance(value, torch.SymInt) and not _is_data_dependent(value):
+        return Output("size", value=str(value))
+    return Output("scalar", dtype={torch.SymInt: "int64", torch.SymFloat: "float64"}.get(type(value), "bool"))
+
+
+def _is_data_dependent(value: torch.SymInt) -> bool:
+    return any(str(s).startswith("u") for s in value.node.expr.free_symbols)
+
+
+def _tensor_type(value: torch.Tensor, name: str) -> tuple[str, tuple[int | str, ...]]:
+    if value.layout != torch.strided:
+        raise errors.ExportError(f"{name} has layout {value.layout}, expected a strided tensor")
+    shape = tuple(d if isinstance(d, int) else str(d) for d in value.shape)
+    return dtypes.of_torch(value.dtype).name, shape
+
+
+def _symbols(exported: ExportedProgram) -> dict[str, Range]:
+    return {
+        str(symbol): Range(int(limits.lower), _bound(limits.upper))
+        for symbol, limits in exported.range_constraints.items()
+        if symbol.is_Symbol
+    }
+
+
+def _bound(upper: Any) -> int | None:
+    return int(upper) if upper.is_Integer and upper < 2**62 else None
+
+
+def _weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> dict[str, Weight]:
+    """Bind each lifted placeholder to its tensor; tied weights share one Weight."""
+    unique: dict[tuple[Any, ...], Weight] = {}
+    bound = {}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT or not isinstance(spec.arg, TensorArgument):
+            continue
+        name = str(spec.target)
+        tensor = exported.state_dict.get(name, exported.constants.get(name))
+        if not isinstance(tensor, torch.Tensor):
+            raise errors.ExportError(f"no value for {name}, an input of kind {spec.kind}")
+        mutable = spec.arg.name in stores
+        key = (id(spec),) if mutable else _identity(tensor)
+        bound[spec.arg.name] = unique.setdefault(key, Weight(name, tensor.detach(), mutable))
+    return bound
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

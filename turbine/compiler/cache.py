@@ -1,0 +1,179 @@
+"""Compiled bytes on disk by content: written whole or not at all, bounded, checked when read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import struct
+import tempfile
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turbine import config
+
+_SUFFIX = ".entry"
+_TEMPORARY = ".writing-"
+_STALE_SECONDS = 3600.0
+_LENGTH = struct.Struct("<Q")
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is kept for one key: the bytes and some facts about them."""
+
+    data: bytes
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One file of the cache."""
+
+    key: str
+    size: int
+    used: float
+    facts: dict[str, Any]
+
+
+def key_of(parts: Iterable[str | bytes]) -> str:
+    """The key: a digest of all parts, each with its length so that none runs into the next."""
+    digest = hashlib.sha256()
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        digest.update(_LENGTH.pack(len(raw)))
+        digest.update(raw)
+    return digest.hexdigest()
+
+
+def read(key: str) -> Entry | None:
+    """The entry, or None where there is none; a damaged file is removed."""
+    path = _path(key)
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    entry = _decode(raw)
+    with contextlib.suppress(OSError):
+        if entry is None:
+            path.unlink()
+        else:
+            os.utime(path)
+    return entry
+
+
+def write(key: str, entry: Entry) -> None:
+    """Keep an entry; a folder that cannot be written costs one warning and nothing else."""
+    path = _path(key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_TEMPORARY, delete=False) as file:
+            try:
+                file.write(_encode(entry))
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+        evict(keep=path)
+    except OSError as error:
+        _warn_once(f"turbine cannot write its cache ({error}); compiled code is not kept")
+
+
+def listings() -> list[Listing]:
+    """Every whole entry, most recently used first."""
+    found = []
+    for path in _files():
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            found.append(Listing(path.stem, status.st_size, status.st_mtime, _facts(path)))
+    return sorted(found, key=lambda item: item.used, reverse=True)
+
+
+def clear() -> int:
+    """Remove every entry and say how many there were."""
+    count = 0
+    for path in _files():
+        with contextlib.suppress(OSError):
+            path.unlink()
+            count += 1
+    return count
+
+
+def evict(keep: Path | None = None) -> None:
+    """Remove least recently used entries past the size limit, and what killed writers left."""
+    limit = config.current().cache_limit_mb * 2**20
+    sized = []
+    for path in _files():
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            sized.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in sized)
+    for _, size, path in sorted(sized):
+        if total <= limit:
+            break
+        if path == keep:
+            continue
+        with contextlib.suppress(OSError):
+            path.unlink()
+            total -= size
+    _remove_stale()
+
+
+def _remove_stale() -> None:
+    for path in config.current().cache_dir.glob(f"*/{_TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
+
+
+def _path(key: str) -> Path:
+    return config.current().cache_dir / key[:2] / f"{key}{_SUFFIX}"
+
+
+def _files() -> Iterator[Path]:
+    return config.current().cache_dir.glob(f"??/*{_SUFFIX}")
+
+
+def _encode(entry: Entry) -> bytes:
+    facts = json.dumps(entry.facts, sort_keys=True).encode()
+    body = _LENGTH.pack(len(facts)) + facts + entry.data
+    return hashlib.sha256(body).digest() + body
+
+
+def _decode(raw: bytes) -> Entry | None:
+    digest, body = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
+    if hashlib.sha256(body).digest() != digest:
+        return None
+    (length,) = _LENGTH.unpack_from(body)
+    start = _LENGTH.size
+    return Entry(body[start + length :], json.loads(body[start : start + length]))
+
+
+def _facts(path: Path) -> dict[str, Any]:
+    """The facts of an entry from the head of its file, unchecked."""
+    try:
+        with path.open("rb") as file:
+            file.seek(_DIGEST_BYTES)
+            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+            facts: dict[str, Any] = json.loads(file.read(min(length, 2**16)))
+            return facts
+    except (OSError, ValueError, struct.error):
+        return {}
+
+
+_warned = False
+
+
+def _warn_once(message: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(message, RuntimeWarning, stacklevel=4)

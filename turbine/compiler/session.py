@@ -1,0 +1,108 @@
+"""Run IREE's compiler once, in this process: IR and flags in, bytes and diagnostics out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turbine.compiler.diagnostics import ERROR, Diagnostic, parse
+
+VM_BYTECODE = "vm"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to compile. `until` is "vm" for runnable bytes or an IREE phase name for IR text."""
+
+    source: bytes
+    flags: tuple[str, ...]
+    until: str = VM_BYTECODE
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The compiled bytes, or None and the reasons."""
+
+    data: bytes | None
+    diagnostics: tuple[Diagnostic, ...]
+
+
+def run(request: Request) -> Outcome:
+    """Compile; every return value is checked, since going on after a failure crashes IREE."""
+    from iree.compiler.api import Invocation, Output, Session, Source
+
+    collected: list[Diagnostic] = []
+    # IREE reads the buffer in place and looks for a NUL after text.
+    source = request.source if _is_bytecode(request.source) else request.source + b"\0"
+    with Session() as session:
+        refusal = _set_flags(session, request.flags)
+        if refusal is not None:
+            return Outcome(None, (refusal,))
+        with Invocation(session) as invocation:
+            keep_alive = _collect_diagnostics(invocation, collected)
+            buffer = Source.wrap_buffer(session, source)
+            ok = invocation.parse_source(buffer)
+            if ok and request.until != VM_BYTECODE:
+                _stop_after(invocation, request.until)
+            ok = ok and invocation.execute()
+            data = _output(Output, invocation, request.until) if ok else None
+            del keep_alive
+    return Outcome(data, tuple(collected))
+
+
+def version() -> str:
+    """The version of IREE's compiler, without importing it."""
+    from importlib.metadata import version as installed
+
+    return installed("iree-base-compiler")
+
+
+def _is_bytecode(source: bytes) -> bool:
+    return source[:4] == b"ML\xefR"
+
+
+def _set_flags(session: Any, flags: Sequence[str]) -> Diagnostic | None:
+    try:
+        session.set_flags(*flags)
+    except ValueError as error:
+        return Diagnostic(ERROR, f"the compiler refused a flag: {error}", ())
+    return None
+
+
+_CALLBACK = ctypes.CFUNCTYPE(
+    None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+)
+
+
+def _collect_diagnostics(invocation: Any, into: list[Diagnostic]) -> object:
+    """Send diagnostics to a list. The C API has this callback; the Python wrapper does not."""
+    from iree.compiler.api import ctypes_dl
+
+    def on_message(severity: int, text: int, length: int, _: int) -> None:
+        into.append(parse(severity, ctypes.string_at(text, length).decode(errors="replace")))
+
+    enable = ctypes_dl._dylib.ireeCompilerInvocationEnableCallbackDiagnostics
+    enable.argtypes = [ctypes.c_void_p, ctypes.c_int, _CALLBACK, ctypes.c_void_p]
+    enable.restype = None
+    callback = _CALLBACK(on_message)
+    enable(invocation._inv_p, 0, callback, None)
+    return callback
+
+
+def _stop_after(invocation: Any, phase: str) -> None:
+    from iree.compiler.api import ctypes_dl
+
+    stop = ctypes_dl._dylib.ireeCompilerInvocationSetCompileToPhase
+    stop.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    stop(invocation._inv_p, phase.encode())
+
+
+def _output(output_class: Any, invocation: Any, until: str) -> bytes:
+    with output_class.open_membuffer() as output:
+        if until == VM_BYTECODE:
+            invocation.output_vm_bytecode(output)
+        else:
+            invocation.output_ir(output)
+        return bytes(output.map_memory())

@@ -1,0 +1,75 @@
+"""Named flag sets for the compiler, in the order they are tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turbine import errors
+
+# Part of the cache key: raise it when a strategy's flags change their meaning.
+VERSION = 1
+
+# True for every strategy: f64 stays f64 (IREE narrows it silently by default), and torch IR is
+# recognized by its dialect.
+COMMON = ("--iree-input-type=auto", "--iree-input-demote-f64-to-f32=false")
+
+# A kernel's scratch arrays live on a worker thread's stack; 64 KiB is known to fit.
+_STACK = "--iree-llvmcpu-stack-allocation-limit=65536"
+_TILING = "--iree-opt-data-tiling"
+_IM2COL = "--iree-global-opt-use-im2col-for-convs"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A name and its flags; `kinds` are the kinds of target it makes sense for."""
+
+    name: str
+    flags: tuple[str, ...]
+    kinds: tuple[str, ...]
+    why: str
+
+
+TABLE = (
+    Strategy(
+        "tiled",
+        (_TILING, _IM2COL, _STACK, "--iree-opt-level=O2"),
+        ("cpu",),
+        "matmuls and convolutions over packed tiles, optimized",
+    ),
+    Strategy(
+        "tiled-O0",
+        (_TILING, _IM2COL, _STACK, "--iree-opt-level=O0"),
+        ("cpu",),
+        "packed tiles without the optimizer's fusion choices",
+    ),
+    Strategy(
+        "plain",
+        (_STACK, "--iree-opt-level=O2"),
+        ("cpu", "cuda", "hip", "vulkan"),
+        "no packing, optimized",
+    ),
+    Strategy(
+        "plain-O0",
+        ("--iree-opt-level=O0",),
+        ("cpu", "cuda", "hip", "vulkan"),
+        "the compiler's defaults",
+    ),
+)
+AUTO = "auto"
+TUNE = "tune"
+
+
+def for_kind(kind: str) -> list[Strategy]:
+    """The strategies for a kind of target, best guess first."""
+    return [s for s in TABLE if kind in s.kinds]
+
+
+def choose(name: str, kind: str) -> list[Strategy]:
+    """What to try for a strategy name: all of them for "auto" and "tune"."""
+    offered = {s.name: s for s in for_kind(kind)}
+    if name in (AUTO, TUNE):
+        return list(offered.values())
+    if name not in offered:
+        valid = [AUTO, TUNE, *offered]
+        raise errors.ConfigError(errors.unknown(f"strategy for {kind}", name, valid))
+    return [offered[name]]

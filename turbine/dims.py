@@ -1,0 +1,85 @@
+"""Sizes as expressions: evaluate "2*s0 + 1" once the symbols in it are known."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Mapping
+from functools import cache
+
+from turbine import errors
+
+Dim = int | str
+
+
+def evaluate(dim: Dim, symbols: Mapping[str, int]) -> int | None:
+    """The size a dim stands for, or None while a symbol in it is not bound."""
+    if isinstance(dim, int):
+        return dim
+    if dim in symbols:
+        return symbols[dim]
+    return _evaluate(_parse(dim), symbols)
+
+
+def names(dim: Dim) -> list[str]:
+    """The symbols a dim mentions."""
+    if isinstance(dim, int):
+        return []
+    calls = {n.func for n in ast.walk(_parse(dim)) if isinstance(n, ast.Call)}
+    return [n.id for n in ast.walk(_parse(dim)) if isinstance(n, ast.Name) and n not in calls]
+
+
+def is_symbol(dim: Dim) -> bool:
+    """Whether a dim is one bare symbol."""
+    return isinstance(dim, str) and dim.isidentifier()
+
+
+@cache
+def _parse(text: str) -> ast.expr:
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        raise errors.ArtifactError(f"size expression does not parse: {text!r}") from error
+
+
+_OPERATORS: dict[type, Callable[[int, int], int]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Div: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+    ast.Pow: lambda a, b: int(a**b),
+}
+_FUNCTIONS: dict[str, Callable[..., int]] = {
+    "Max": max,
+    "Min": min,
+    "FloorDiv": lambda a, b: a // b,
+    "CleanDiv": lambda a, b: a // b,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "Mod": lambda a, b: a % b,
+    "PythonMod": lambda a, b: a % b,
+}
+
+
+def _evaluate(node: ast.expr, symbols: Mapping[str, int]) -> int | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.Name):
+        return symbols.get(node.id)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _evaluate(node.operand, symbols)
+        return None if value is None else -value
+    operation, operands = _operation(node)
+    values = [_evaluate(operand, symbols) for operand in operands]
+    known = [v for v in values if v is not None]
+    return operation(*known) if len(known) == len(values) else None
+
+
+def _operation(node: ast.expr) -> tuple[Callable[..., int], list[ast.expr]]:
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)], [node.left, node.right]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        function = _FUNCTIONS.get(node.func.id)
+        if function is not None:
+            return function, node.args
+    raise errors.ArtifactError(f"size expression is not supported: {ast.unparse(node)}")

@@ -1,0 +1,108 @@
+"""Every error a user can meet: each says the fact, the place and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+
+class TurbineError(Exception):
+    """Base of all errors raised by turbine: a fact, where it happened, and a hint."""
+
+    def __init__(self, fact: str, *, where: str | None = None, hint: str | None = None) -> None:
+        self.fact = fact
+        self.where = where
+        self.hint = hint
+        super().__init__(fact, where, hint)
+
+    def __str__(self) -> str:
+        where = f"\n  where: {self.where}" if self.where is not None else ""
+        hint = f"\n  hint: {self.hint}" if self.hint is not None else ""
+        return f"{self.fact}{where}{hint}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.fact, self.where, self.hint)
+
+
+def _rebuild(
+    kind: type[TurbineError], fact: str, where: str | None, hint: str | None
+) -> TurbineError:
+    return kind(fact, where=where, hint=hint)
+
+
+class ConfigError(TurbineError, ValueError):
+    """A knob that does not exist, or a value it cannot take."""
+
+
+class UnknownTarget(TurbineError, ValueError):
+    """A target name that is not one of those listed in the message."""
+
+
+class UnsupportedDtype(TurbineError, TypeError):
+    """A dtype without a row in the dtype table."""
+
+
+class ExportError(TurbineError):
+    """PyTorch could not capture the model, or the captured graph has no meaning here."""
+
+
+class UnsupportedOp(ExportError):
+    """Operators that cannot be brought into the compiler's IR; all of them are named."""
+
+
+class CompileError(TurbineError):
+    """Every compiler strategy failed; the message holds the first diagnostic and its source line."""
+
+
+class UnsupportedOpInIR(CompileError):
+    """The compiler has no lowering for an op of the program."""
+
+
+class CompileTimeout(CompileError):
+    """The compiler ran past `compile_timeout` and was stopped."""
+
+
+class CompilerCrash(CompileError):
+    """The compiler process died; the calling process is unharmed."""
+
+
+class ArgumentError(TurbineError, ValueError):
+    """A call with an argument of the wrong structure, shape, dtype, device or range."""
+
+
+class ArtifactError(TurbineError):
+    """A file that is not a whole, unharmed artifact."""
+
+
+class ArtifactVersionError(ArtifactError):
+    """An artifact written in a format, or by an IREE, that this version cannot run."""
+
+
+class ArtifactTargetError(ArtifactError):
+    """An artifact compiled for a machine unlike this one."""
+
+
+class ParameterError(TurbineError):
+    """Weights that are missing, or unlike what the program declares."""
+
+
+class RunError(TurbineError):
+    """The compiled program failed while it ran; it is reloaded before the next call."""
+
+
+class MissingExtra(TurbineError, ImportError):
+    """An optional library is needed for this and is not installed."""
+
+
+def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
+    """The sentence for a name that does not exist: valid names, nearest first."""
+    names = sorted(valid)
+    near = get_close_matches(name, names, n=3, cutoff=0.4)
+    ordered = near + [n for n in names if n not in near]
+    return f"unknown {kind} {name!r}; valid: {', '.join(ordered)}"
+
+
+def user_place(places: Sequence[str]) -> str | None:
+    """Of "file:line" places, innermost first: the first in the user's own code, else the first."""
+    own = [p for p in places if "/site-packages/" not in p and "/torch/" not in p]
+    return next(iter([*own, *places]), None)

@@ -1,0 +1,144 @@
+"""Lower a captured program to MLIR: an fx graph in, a module in the torch dialect out."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from iree.compiler.extras.fx_importer import FxImporter, GraphNodeImporter
+from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
+from torch import fx
+
+from turbine import errors
+from turbine.capture.program import Program, Weight
+from turbine.lower.weights import WeightBuilder, check_place
+from turbine.mlir import context as mlir_context
+from turbine.mlir import function, torch_values
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A module, and the weights it expects to find in an archive."""
+
+    module: Module
+    external: tuple[Weight, ...]
+
+
+def lower(
+    program: Program, *, function_name: str = "main", module_name: str = "module", weights: str = "external"
+) -> Lowered:
+    """Lower one program as one function; `weights` is "external", "global" or "inline"."""
+    place = check_place(weights)
+    module = Module.create(Location.unknown(mlir_context.new_context()))
+    with module.context, Location.unknown():
+        function.set_module_name(module, module_name)
+        walk = _Walk(program, module, place, function_name)
+        walk.bind_placeholders()
+        walk.import_body()
+        walk.store_and_return()
+    external = {w.name: w for w in program.weights.values() if w.name in walk.weights.defined}
+    kept = [w for w in external.values() if place == "external" and not w.mutable]
+    return Lowered(module, tuple(kept))
+
+
+class _Walk:
+    """One pass over one graph; the node importer of IREE does the ops themselves."""
+
+    def __init__(self, program: Program, module: Module, place: str, function_name: str) -> None:
+        self.program = program
+        self.place = place
+        self.weights = WeightBuilder(module, place)
+        self.nodes = {node.name: node for node in program.graph.graph.nodes}
+        self.importer = FxImporter(module=module)
+        self.cache = self.importer._cc
+        self.location = _first_location(self.cache, self.nodes.values())
+        inputs = [self.nodes[name] for name in program.inputs]
+        self.block = function.define(
+            module,
+            function_name,
+            [self.type_of(node) for node in inputs],
+            [self.type_of(node) for node in program.results],
+            self.location,
+        )
+        self.body = GraphNodeImporter(self.importer, module.context, self.cache, self.block)
+
+    def type_of(self, node: fx.Node) -> Type:
+        try:
+            return self.cache.node_val_to_type(node)
+        except (NotImplementedError, ValueError, KeyError) as error:
+            raise _lowering_error(node, error) from error
+
+    def bind_placeholders(self) -> None:
+        for name, argument in zip(self.program.inputs, self.block.arguments, strict=True):
+            self.body.bind_node_value(self.nodes[name], argument)
+        for name, value in self.program.constants.items():
+            if self.nodes[name].users:
+                self.body.import_constant(self.location, self.nodes[name], value)
+        for name, weight in self.program.weights.items():
+            self._bind_weight(self.nodes[name], weight)
+
+    def _bind_weight(self, node: fx.Node, weight: Weight) -> None:
+        if self.place == "inline" and not weight.mutable:
+            self.body.lazy_import_parameter(self.location, node, weight.tensor, _NO_INFO)
+            return
+
+        def on_use() -> Value:
+            with InsertionPoint(self.block):
+                value = self.weights.load(weight, self.location)
+                return torch_values.from_builtin(value, self.type_of(node), self.location)
+
+        self.body.bind_node_value(node, on_use)
+
+    def import_body(self) -> None:
+        for node in self.nodes.values():
+            if node.op != "call_function":
+                continue
+            try:
+                self.body.import_nodes([node], skip_placeholders_outputs=True)
+            except (NotImplementedError, AssertionError, TypeError, KeyError, ValueError) as error:
+                raise _lowering_error(node, error) from error
+
+    def store_and_return(self) -> None:
+        # Results are read before state is written: a result may be the old state itself.
+        results = [self.body.resolve_node_value(node) for node in self.program.results]
+        with InsertionPoint(self.block), self.location:
+            for name, node in self.program.stores.items():
+                weight = self.program.weights[name]
+                of = self.weights.define(weight, self.location)
+                value = torch_values.to_builtin(
+                    self.body.resolve_node_value(node), of, self.location
+                )
+                self.weights.store(weight, value, self.location)
+            function.return_values(results, self.location)
+
+
+class _NoInfo:
+    """The importer asks each lifted input whether it is written; ours never are."""
+
+    mutable_producer_node_name = None
+
+
+_NO_INFO: Any = _NoInfo()
+
+
+def _first_location(cache: Any, nodes: Any) -> Location:
+    for node in nodes:
+        location = cache.get_node_location(node)
+        if location is not None:
+            return location
+    return Location.unknown()
+
+
+def _lowering_error(node: fx.Node, error: Exception) -> errors.UnsupportedOp:
+    return errors.UnsupportedOp(
+        f"cannot lower {node.target} ({node.name}): {error}",
+        where=user_line(node),
+        hint="give it a decomposition with turbine.aot.extend_aot_decompositions",
+    )
+
+
+def user_line(node: fx.Node) -> str | None:
+    """The line of the user's own code that made a node."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
+    return errors.user_place([f"{file}:{line}" for file, line in reversed(frames)])

@@ -1,0 +1,9 @@
+"""The IR classes other floors may hold; everything else of MLIR stays in this folder."""
+
+from iree.compiler.ir import Attribute as Attribute
+from iree.compiler.ir import Context as Context
+from iree.compiler.ir import InsertionPoint as InsertionPoint
+from iree.compiler.ir import Location as Location
+from iree.compiler.ir import Module as Module
+from iree.compiler.ir import Type as Type
+from iree.compiler.ir import Value as Value

@@ -1,0 +1,138 @@
+"""Nested arguments and results as flat leaves, without torch: the tree an artifact stores."""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turbine import errors
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The structure of a nested value. `keys` name the children of a dict or a record."""
+
+    kind: str  # "leaf", "tuple", "list", "dict", "ordered_dict" or "record"
+    children: tuple[Tree, ...] = ()
+    keys: tuple[str | int, ...] = ()
+    type_path: str = ""  # a record's class, "module:qualname"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` turns back into this tree."""
+        if self.kind == "leaf":
+            return {"kind": "leaf"}
+        return {
+            "kind": self.kind,
+            "children": [child.to_json() for child in self.children],
+            "keys": list(self.keys),
+            "type": self.type_path,
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Tree:
+        """The tree that `to_json` described."""
+        children = tuple(Tree.from_json(child) for child in data.get("children", ()))
+        return Tree(data["kind"], children, tuple(data.get("keys", ())), data.get("type", ""))
+
+
+LEAF = Tree("leaf")
+
+
+def flatten(tree: Tree, value: Any, path: str = "") -> list[Any]:
+    """The leaves of a value that has the structure of `tree`, or an error naming the odd place."""
+    if tree.kind == "leaf":
+        return [value]
+    leaves: list[Any] = []
+    for child, (child_path, child_value) in zip(
+        tree.children, _children(tree, value, path), strict=True
+    ):
+        leaves += flatten(child, child_value, child_path)
+    return leaves
+
+
+def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
+    """The nested value with these leaves."""
+    return _build(tree, iter(leaves))
+
+
+def paths(tree: Tree, path: str = "") -> list[str]:
+    """How a user would spell each leaf: "x", "batch['ids'][0]"."""
+    if tree.kind == "leaf":
+        return [path]
+    steps = _steps(tree)
+    return [p for child, step in zip(tree.children, steps, strict=True) for p in paths(child, path + step)]
+
+
+def _children(tree: Tree, value: Any, path: str) -> list[tuple[str, Any]]:
+    if tree.kind in ("tuple", "list"):
+        if not isinstance(value, (tuple, list)):
+            raise _mismatch(tree, value, path)
+        if len(value) != len(tree.children):
+            raise errors.ArgumentError(
+                f"{path or 'arguments'} has {len(value)} items, expected {len(tree.children)}"
+            )
+        return [(f"{path}[{i}]", item) for i, item in enumerate(value)]
+    if tree.kind == "record":
+        items = value if isinstance(value, dict) else _fields(tree, value, path)
+        return [(f"{path}.{key}", items[key]) for key in tree.keys]
+    if not isinstance(value, dict):
+        raise _mismatch(tree, value, path)
+    if set(value) != set(tree.keys):
+        missing, extra = set(tree.keys) - set(value), set(value) - set(tree.keys)
+        raise errors.ArgumentError(
+            f"{path or 'keyword arguments'} has the wrong keys: "
+            f"missing={sorted(map(str, missing))} extra={sorted(map(str, extra))}"
+        )
+    return [(f"{path}[{key!r}]", value[key]) for key in tree.keys]
+
+
+def _fields(tree: Tree, value: Any, path: str) -> dict[str | int, Any]:
+    missing = [key for key in tree.keys if not hasattr(value, str(key))]
+    if missing:
+        raise _mismatch(tree, value, path)
+    return {key: getattr(value, str(key)) for key in tree.keys}
+
+
+def _mismatch(tree: Tree, value: Any, path: str) -> errors.ArgumentError:
+    expected = tree.type_path or tree.kind
+    return errors.ArgumentError(
+        f"{path or 'argument'} is a {type(value).__name__}, expected a {expected}",
+        hint="pass the same structure that the model was exported with",
+    )
+
+
+def _steps(tree: Tree) -> list[str]:
+    if tree.kind in ("tuple", "list"):
+        return [f"[{i}]" for i in range(len(tree.children))]
+    if tree.kind == "record":
+        return [f".{key}" for key in tree.keys]
+    return [f"[{key!r}]" for key in tree.keys]
+
+
+def _build(tree: Tree, leaves: Iterator[Any]) -> Any:
+    if tree.kind == "leaf":
+        return next(leaves)
+    children = [_build(child, leaves) for child in tree.children]
+    if tree.kind == "tuple":
+        return tuple(children)
+    if tree.kind == "list":
+        return children
+    items = dict(zip(tree.keys, children, strict=True))
+    if tree.kind == "ordered_dict":
+        return OrderedDict(items)
+    return _record(tree.type_path, items) if tree.kind == "record" else items
+
+
+def _record(type_path: str, items: dict[str | int, Any]) -> Any:
+    """An instance of the record's class, or a plain dict where that class cannot be imported."""
+    module, _, qualname = type_path.partition(":")
+    try:
+        made: Any = importlib.import_module(module)
+        for name in qualname.split("."):
+            made = vars(made)[name]
+    except (ImportError, KeyError):
+        return items
+    return made(**{str(key): value for key, value in items.items()})

@@ -1,0 +1,122 @@
+"""What a compiled program takes and gives: names, dtypes, sizes, ranges and nesting, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from turbine import errors, pytree
+from turbine.dims import Dim
+from turbine.pytree import Tree
+
+
+@dataclass(frozen=True)
+class Input:
+    """One leaf of the arguments: a tensor, a run-time int, or a value fixed at export."""
+
+    name: str
+    kind: str  # "tensor", "int" or "constant"
+    dtype: str = ""
+    shape: tuple[Dim, ...] = ()
+    value: Any = None  # a constant's value, or the symbol an int binds
+    mutated: bool = False  # the program writes to this tensor
+
+
+@dataclass(frozen=True)
+class Output:
+    """One leaf of the results: a tensor, a size computed from the inputs, a scalar or a constant."""
+
+    kind: str  # "tensor", "size", "scalar" or "constant"
+    dtype: str = ""
+    shape: tuple[Dim, ...] = ()
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Range:
+    """The sizes a symbol may take; `maximum` None is unbounded."""
+
+    minimum: int
+    maximum: int | None
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How one function is called. `in_tree` nests (args, kwargs) around the inputs' leaves."""
+
+    inputs: tuple[Input, ...]
+    outputs: tuple[Output, ...]
+    in_tree: Tree
+    out_tree: Tree
+    symbols: Mapping[str, Range]
+    parameters: tuple[str, ...]  # names by which positional arguments are known, in order
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` turns back into this signature."""
+        return {
+            "inputs": [asdict(item) for item in self.inputs],
+            "outputs": [asdict(item) for item in self.outputs],
+            "in_tree": self.in_tree.to_json(),
+            "out_tree": self.out_tree.to_json(),
+            "symbols": {name: asdict(item) for name, item in self.symbols.items()},
+            "parameters": list(self.parameters),
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Signature:
+        """The signature that `to_json` described."""
+        return Signature(
+            inputs=tuple(Input(**{**i, "shape": tuple(i["shape"])}) for i in data["inputs"]),
+            outputs=tuple(Output(**{**o, "shape": tuple(o["shape"])}) for o in data["outputs"]),
+            in_tree=Tree.from_json(data["in_tree"]),
+            out_tree=Tree.from_json(data["out_tree"]),
+            symbols={name: Range(**item) for name, item in data["symbols"].items()},
+            parameters=tuple(data["parameters"]),
+        )
+
+    def text(self) -> str:
+        """One line a person can read: (x: float32[batch, 4]) -> float32[batch]."""
+        inputs = ", ".join(f"{i.name}: {_leaf_text(i)}" for i in self.inputs)
+        outputs = ", ".join(_leaf_text(o) for o in self.outputs)
+        return f"({inputs}) -> {outputs if len(self.outputs) == 1 else f'({outputs})'}"
+
+    def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The argument leaves in order, whether passed by position or by name."""
+        positional, keywords = self.in_tree.children
+        args, kwargs = self._rearrange(args, kwargs)
+        leaves: list[Any] = []
+        for tree, name, value in zip(positional.children, self.parameters, args, strict=False):
+            leaves += pytree.flatten(tree, value, name)
+        for tree, key in zip(keywords.children, keywords.keys, strict=True):
+            leaves += pytree.flatten(tree, kwargs[str(key)], str(key))
+        return leaves
+
+    def _rearrange(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Move arguments to the places (position or keyword) they had at export."""
+        positional, keywords = self.in_tree.children
+        count, keys = len(positional.children), [str(key) for key in keywords.keys]
+        given = dict(zip(self.parameters, args, strict=False))
+        twice = sorted(set(given) & set(kwargs))
+        named = {**given, **kwargs}
+        wanted = [*self.parameters[:count], *keys]
+        missing = [name for name in wanted if name not in named]
+        extra = sorted(set(named) - set(wanted))
+        if len(args) > len(given):
+            extra.append(f"{len(args) - len(given)} positional")
+        if twice or missing or extra:
+            raise errors.ArgumentError(
+                f"wrong arguments: missing={missing} extra={extra} given twice={twice}",
+                hint=f"the signature is {self.text()}",
+            )
+        return tuple(named[name] for name in wanted[:count]), {key: named[key] for key in keys}
+
+
+def _leaf_text(leaf: Input | Output) -> str:
+    if leaf.kind == "tensor":
+        return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+    if leaf.kind == "constant":
+        return repr(leaf.value)
+    return f"{leaf.kind} {leaf.value}" if leaf.value is not None else leaf.kind

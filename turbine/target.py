@@ -1,0 +1,193 @@
+"""What to compile for: "cpu", "cpu:generic", "cuda:sm_80" ... parsed into driver and flags."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from turbine import errors
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One family of targets: the drivers that run it and the flags that compile for it."""
+
+    name: str
+    drivers: tuple[str, ...]
+    flags: tuple[str, ...]
+    chip_flag: str
+    default_chip: str
+    example_chips: tuple[str, ...]
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "cpu",
+            ("local-sync", "local-task"),
+            (
+                "--iree-hal-target-device=local",
+                "--iree-hal-local-target-device-backends=llvm-cpu",
+            ),
+            "--iree-llvmcpu-target-cpu",
+            "host",
+            ("generic", "<llvm cpu name>"),
+        ),
+        Kind(
+            "cuda",
+            ("cuda",),
+            ("--iree-hal-target-device=cuda",),
+            "--iree-cuda-target",
+            "sm_80",
+            ("sm_80", "sm_89"),
+        ),
+        Kind(
+            "hip",
+            ("hip",),
+            ("--iree-hal-target-device=hip",),
+            "--iree-rocm-target",
+            "gfx942",
+            ("gfx942", "gfx1100"),
+        ),
+        Kind(
+            "vulkan",
+            ("vulkan",),
+            ("--iree-hal-target-device=vulkan",),
+            "--iree-vulkan-target",
+            "vp_android_baseline_2022",
+            ("rdna3", "ampere"),
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A chip to compile for. `features` is filled in once the compiler has resolved the host."""
+
+    kind: str
+    chip: str
+    features: str = ""
+    architecture: str = ""
+
+    @property
+    def text(self) -> str:
+        """The spelling that parses back to this target."""
+        return f"{self.kind}:{self.chip}"
+
+    @property
+    def drivers(self) -> tuple[str, ...]:
+        """Runtime drivers that can run code for this target."""
+        return KINDS[self.kind].drivers
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Compiler flags that select this target."""
+        kind = KINDS[self.kind]
+        flags = (*kind.flags, f"{kind.chip_flag}={self.chip}")
+        if self.features:
+            flags += (f"--iree-llvmcpu-target-cpu-features={self.features}",)
+        return flags
+
+
+def parse(text: str) -> Target:
+    """Parse "cpu", "cpu:generic", "cpu:<llvm cpu name>", "cuda:sm_80", "hip:gfx942", "vulkan"."""
+    name, _, chip = text.partition(":")
+    if name not in KINDS or text.endswith(":"):
+        raise errors.UnknownTarget(errors.unknown("target", text, spellings()))
+    return Target(name, chip or KINDS[name].default_chip)
+
+
+def spellings() -> list[str]:
+    """Every kind of target spelling that `parse` takes."""
+    return [s for k in KINDS.values() for s in (k.name, *(f"{k.name}:{c}" for c in k.example_chips))]
+
+
+def missing_features(target: Target) -> list[str]:
+    """CPU features that code for this target uses and this machine lacks."""
+    if target.kind != "cpu":
+        return []
+    wanted = [f[1:] for f in target.features.split(",") if f.startswith("+")]
+    have = host_flags()
+    checkable = _LINUX_FLAG.get(host_architecture(), {})
+    return sorted({f for f in wanted if f in checkable and checkable[f] not in have})
+
+
+def host_architecture() -> str:
+    """This machine's architecture as LLVM spells it: "x86_64" or "aarch64"."""
+    return _ARCHITECTURE.get(platform.machine().lower(), platform.machine().lower())
+
+
+@cache
+def host_flags() -> frozenset[str]:
+    """The CPU feature flags the Linux kernel reports."""
+    for line in _cpuinfo().splitlines():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+@cache
+def host_fingerprint() -> str:
+    """The first processor's description: equal text means equal CPU model and features."""
+    lines = _cpuinfo().split("\n\n")[0].splitlines()
+    stable = [line for line in lines if line.startswith(_STABLE_FIELDS)]
+    return "\n".join(stable) or f"{platform.machine()} {platform.processor()}"
+
+
+def _cpuinfo() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else ""
+
+
+_ARCHITECTURE = {"arm64": "aarch64", "amd64": "x86_64"}
+_STABLE_FIELDS = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "stepping",
+    "flags",
+    "Features",
+    "CPU implementer",
+    "CPU architecture",
+    "CPU variant",
+    "CPU part",
+    "CPU revision",
+)
+# LLVM feature -> the flag Linux shows for it. Features without a row are not checked.
+_X86_SAME = (
+    "avx avx2 avx512f avx512bw avx512cd avx512dq avx512vl avx512vbmi avx512ifma f16c fma bmi1 bmi2 "
+    "popcnt movbe aes adx sha vaes vpclmulqdq gfni avx512_vnni avx512_bf16 avx512_fp16 avx_vnni "
+    "amx_tile amx_int8 amx_bf16"
+).split()
+_LINUX_FLAG = {
+    "x86_64": {
+        **{flag.replace("_", ""): flag for flag in _X86_SAME},
+        **{flag.replace("_", "-"): flag for flag in _X86_SAME if "_" in flag},
+        "avxvnni": "avx_vnni",
+        "bmi": "bmi1",
+        "sse3": "pni",
+        "ssse3": "ssse3",
+        "sse4.1": "sse4_1",
+        "sse4.2": "sse4_2",
+    },
+    "aarch64": {
+        "neon": "asimd",
+        "fp-armv8": "fp",
+        "fullfp16": "asimdhp",
+        "dotprod": "asimddp",
+        "lse": "atomics",
+        "crc": "crc32",
+        "aes": "aes",
+        "sha2": "sha2",
+        "rdm": "asimdrdm",
+        "rcpc": "lrcpc",
+        "sve": "sve",
+        "sve2": "sve2",
+        "i8mm": "i8mm",
+        "bf16": "bf16",
+    },
+}

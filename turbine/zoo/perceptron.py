@@ -1,0 +1,21 @@
+"""The multilayer perceptron."""
+
+import torch
+from torch import nn
+
+from turbine.zoo.example import Example
+from turbine.zoo.seeding import generator, seeded
+
+
+class Perceptron(nn.Sequential):
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__(
+            nn.Linear(features, hidden),
+            nn.GELU(),
+            nn.Linear(hidden, features),
+        )
+
+
+def mlp(*, batch: int = 128, features: int = 1024, hidden: int = 4096) -> Example:
+    x = torch.randn(batch, features, generator=generator())
+    return Example(seeded(lambda: Perceptron(features, hidden)), (x,))
