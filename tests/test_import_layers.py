@@ -28,7 +28,7 @@ FLOORS = (
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Modules directly under turbine/ and the room each belongs to.
 LOOSE = dict.fromkeys(
-    ("errors", "config", "dtypes", "target", "signature", "pytree", "version"), "facts"
+    ("errors", "config", "dtypes", "target", "signature", "pytree", "dims", "version"), "facts"
 ) | {"__main__": "cli"}
 ROOF = "turbine/__init__.py"
 ZOO = "zoo"
@@ -44,6 +44,8 @@ IREE_PART = {
 # Artifacts load and run where torch is not installed, so these rooms import it late or not at all.
 TORCH_FREE = {"facts", "compiler", "runtime"}
 BRING_TORCH = ("torch", "iree.compiler.extras.fx_importer")
+# Imported only once a torch tensor has been seen; others still may not import it at load.
+AFTER_TORCH = "turbine/runtime/torch_buffers.py"
 
 House = dict[str, str]  # path from the repository root -> source text
 
@@ -111,7 +113,7 @@ def _complaints(path: str, item: Import, bringers: set[str]) -> Iterator[str]:
         yield "this part of IREE belongs to another room"
     if _is_within(item.name, "turbine") and (direction := _wrong_direction(room, item.name)):
         yield direction
-    if room in TORCH_FREE and _brings_torch(item, bringers):
+    if room in TORCH_FREE and path != AFTER_TORCH and _brings_torch(item, bringers):
         yield "torch at load"
 
 

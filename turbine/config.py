@@ -28,7 +28,9 @@ class Config:
     """
 
     target: str = _knob("cpu", "what to compile for when no target is given")
-    strategy: str = _knob("auto", "a strategy name, 'auto' (first that compiles) or 'tune' (fastest)")
+    strategy: str = _knob(
+        "auto", "a strategy name, 'auto' (first that compiles) or 'tune' (fastest)"
+    )
     cache: bool = _knob(True, "keep compiled code on disk")
     cache_dir: Path = _knob(
         Path(os.path.expanduser("~")) / ".cache" / "turbine", "where compiled code is kept"

@@ -51,7 +51,7 @@ class UnsupportedOp(ExportError):
 
 
 class CompileError(TurbineError):
-    """Every compiler strategy failed; the message holds the first diagnostic and its source line."""
+    """Every strategy failed; the message holds the first diagnostic and its source line."""
 
 
 class UnsupportedOpInIR(CompileError):

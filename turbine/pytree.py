@@ -63,7 +63,11 @@ def paths(tree: Tree, path: str = "") -> list[str]:
     if tree.kind == "leaf":
         return [path]
     steps = _steps(tree)
-    return [p for child, step in zip(tree.children, steps, strict=True) for p in paths(child, path + step)]
+    return [
+        p
+        for child, step in zip(tree.children, steps, strict=True)
+        for p in paths(child, path + step)
+    ]
 
 
 def _children(tree: Tree, value: Any, path: str) -> list[tuple[str, Any]]:

@@ -103,7 +103,9 @@ def parse(text: str) -> Target:
 
 def spellings() -> list[str]:
     """Every kind of target spelling that `parse` takes."""
-    return [s for k in KINDS.values() for s in (k.name, *(f"{k.name}:{c}" for c in k.example_chips))]
+    return [
+        s for k in KINDS.values() for s in (k.name, *(f"{k.name}:{c}" for c in k.example_chips))
+    ]
 
 
 def missing_features(target: Target) -> list[str]:

@@ -6,6 +6,7 @@ import copy
 import itertools
 import os
 import statistics
+import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class ExportOutput:
 
     def print_readable(self, large_elements_limit: int = 50) -> None:
         """Print the IR."""
-        print(self.text(large_elements_limit=large_elements_limit))
+        sys.stdout.write(self.text(large_elements_limit=large_elements_limit))
 
     def verify(self) -> None:
         """Raise unless the IR is valid and the compiler knows every op in it."""
@@ -108,7 +109,9 @@ class ExportOutput:
         if archive is not None and (save_to is None or Path(save_to).suffix == VMFB_SUFFIX):
             raise errors.ConfigError("archive= needs save_to= an artifact file that names it")
         if save_to is None or Path(save_to).suffix == VMFB_SUFFIX:
-            artifact = Artifact(container.anonymous(self._manifest(compiled), self._sections(compiled)))
+            artifact = Artifact(
+                container.anonymous(self._manifest(compiled), self._sections(compiled))
+            )
             if save_to is not None:
                 artifact.save_vmfb(save_to)
             return artifact

@@ -9,24 +9,32 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._decomp import get_decompositions
+import torch._prims
+from torch._decomp import decomposition_table, get_decompositions
 
-from turbine.capture import rules
+from turbine.capture.rules import RULES
+from turbine.mlir import torch_ops
 
-Op = torch._ops.OperatorBase
-Table = dict[Op, Callable[..., Any]]
+Table = dict[Any, Callable[..., Any]]
 
 aten = torch.ops.aten
 
-# Beyond core ATen: ops the compiler lacks that PyTorch can take apart itself.
-EXTRA_OPS: tuple[Any, ...] = ()
+# Taken apart by PyTorch's own rule although the dialect (or a prim) has the op: that lowering
+# fails or gives wrong numbers.
+MISTRUSTED = (
+    aten.squeeze.dims,
+    aten.upsample_bilinear2d,
+    aten.upsample_nearest2d,
+    aten.logcumsumexp,
+)
 
 _scoped: ContextVar[Table | None] = ContextVar("aot_decompositions", default=None)
 
 
 def current_aot_decompositions() -> Table:
     """A copy of the table in force for this thread and scope."""
-    return dict(_scoped.get() or _default())
+    scoped = _scoped.get()
+    return dict(_default() if scoped is None else scoped)
 
 
 @contextmanager
@@ -36,7 +44,7 @@ def extend_aot_decompositions(
     add_ops: Iterable[Any] | dict[Any, Callable[..., Any]] | None = None,
     remove_ops: Iterable[Any] | None = None,
 ) -> Iterator[Table]:
-    """Add decompositions (torch's own for a list of ops, yours for a dict) in a `with` block.
+    """Add decompositions (PyTorch's for a list of ops, yours for a dict) in a `with` block.
 
     >>> import torch, turbine
     >>> with turbine.aot.extend_aot_decompositions(add_ops=[torch.ops.aten.hardswish]) as table:
@@ -59,7 +67,7 @@ def extend_aot_decompositions(
         _scoped.reset(token)
 
 
-def _overloads(op: Any) -> list[Op]:
+def _overloads(op: Any) -> list[Any]:
     if isinstance(op, torch._ops.OpOverloadPacket):
         return [getattr(op, name) for name in op.overloads()]
     return [op]
@@ -67,7 +75,21 @@ def _overloads(op: Any) -> list[Op]:
 
 @cache
 def _default() -> Table:
+    """Core ATen's table, PyTorch's for ops the dialect lacks, and rules of our own on top."""
     table: Table = dict(torch.export.default_decompositions().items())
-    table.update(get_decompositions(list(EXTRA_OPS)))
-    table.update(rules.RULES)
+    for op, rule in decomposition_table.items():
+        if isinstance(op, torch._ops.OpOverload) and _helps(op):
+            table.setdefault(op, rule)
+    table.update(get_decompositions(list(MISTRUSTED)))
+    table.update(RULES)
     return table
+
+
+def _helps(op: torch._ops.OpOverload) -> bool:
+    """Whether taking an op apart gives ops the dialect has; a prim of its own name is not one."""
+    name = op.name()
+    wraps_a_prim = name.partition("::")[2].partition(".")[0] in _PRIM_NAMES
+    return not torch_ops.is_defined(name) and not wraps_a_prim
+
+
+_PRIM_NAMES = frozenset(torch._prims.__all__)

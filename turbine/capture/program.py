@@ -117,7 +117,9 @@ def _parameter_names(
 ) -> tuple[str, ...]:
     """What a caller may call the positional arguments."""
     count = len(trees.arguments(exported.call_spec.in_spec).children)
-    forward: Callable[..., Any] | None = None if isinstance(model, ExportedProgram) else model.forward
+    forward: Callable[..., Any] | None = (
+        None if isinstance(model, ExportedProgram) else model.forward
+    )
     if forward is None:
         return tuple(f"arg{i}" for i in range(count))
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -218,7 +220,9 @@ def _output(argument: Any, nodes: dict[str, fx.Node]) -> Output:
         return Output("tensor", dtype, shape)
     if isinstance(value, torch.SymInt) and not _is_data_dependent(value):
         return Output("size", value=str(value))
-    return Output("scalar", dtype={torch.SymInt: "int64", torch.SymFloat: "float64"}.get(type(value), "bool"))
+    return Output(
+        "scalar", dtype={torch.SymInt: "int64", torch.SymFloat: "float64"}.get(type(value), "bool")
+    )
 
 
 def _is_data_dependent(value: torch.SymInt) -> bool:

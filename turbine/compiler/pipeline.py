@@ -67,7 +67,9 @@ def compile_ir(
     if known is not None:
         return Compiled(known.data, target, known.facts["strategy"], known.facts["seconds"], True)
     attempt = _Attempt(source, target, timeout, in_process)
-    compiled = attempt.fastest(candidates, measure) if wanted == "tune" else attempt.first(candidates)
+    compiled = (
+        attempt.fastest(candidates, measure) if wanted == "tune" else attempt.first(candidates)
+    )
     if caching:
         facts = {"what": target.text, "strategy": compiled.strategy, "seconds": compiled.seconds}
         cache.write(key, cache.Entry(compiled.data, facts))
@@ -97,8 +99,6 @@ class _Attempt:
             if isinstance(outcome, Compiled):
                 return outcome
             failures.append(outcome)
-            if outcome.error.__class__ is errors.UnsupportedOpInIR:
-                break  # no strategy changes which ops exist
         raise self._all_failed(failures)
 
     def fastest(self, candidates: Sequence[Strategy], measure: Measure | None) -> Compiled:
@@ -124,7 +124,9 @@ class _Attempt:
         log.info("compiling for %s with strategy %s", self.target.text, strategy.name)
         try:
             outcome = invoke.run(
-                session.Request(self.source, flags), timeout=self.timeout, in_process=self.in_process
+                session.Request(self.source, flags),
+                timeout=self.timeout,
+                in_process=self.in_process,
             )
         except errors.CompileError as error:
             log.info("strategy %s failed: %s", strategy.name, error)

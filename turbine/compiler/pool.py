@@ -129,7 +129,13 @@ def _start() -> _Worker:
     ours, theirs = Pipe()
     log = tempfile.TemporaryFile()
     search_path = os.pathsep.join(filter(None, [_PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-m", "turbine.compiler.worker", str(theirs.fileno()), str(os.getpid())]
+    command = [
+        sys.executable,
+        "-m",
+        "turbine.compiler.worker",
+        str(theirs.fileno()),
+        str(os.getpid()),
+    ]
     try:
         process = subprocess.Popen(
             command,

@@ -71,9 +71,7 @@ def _set_flags(session: Any, flags: Sequence[str]) -> Diagnostic | None:
     return None
 
 
-_CALLBACK = ctypes.CFUNCTYPE(
-    None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
-)
+_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
 def _collect_diagnostics(invocation: Any, into: list[Diagnostic]) -> object:

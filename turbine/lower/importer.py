@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from iree.compiler.extras.fx_importer import FxImporter, GraphNodeImporter
-from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
 from torch import fx
 
 from turbine import errors
@@ -15,6 +14,7 @@ from turbine.capture.program import Program, Weight
 from turbine.lower.weights import WeightBuilder, check_place
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function, torch_values
+from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,11 @@ class Lowered:
 
 
 def lower(
-    program: Program, *, function_name: str = "main", module_name: str = "module", weights: str = "external"
+    program: Program,
+    *,
+    function_name: str = "main",
+    module_name: str = "module",
+    weights: str = "external",
 ) -> Lowered:
     """Lower one program as one function; `weights` is "external", "global" or "inline"."""
     place = check_place(weights)
@@ -79,7 +83,8 @@ class _Walk:
             self._bind_weight(self.nodes[name], weight)
 
     def _bind_weight(self, node: fx.Node, weight: Weight) -> None:
-        if self.place == "inline" and not weight.mutable:
+        # IREE cannot serialize complex constants; as globals they work.
+        if self.place == "inline" and not weight.mutable and not weight.tensor.is_complex():
             self.body.lazy_import_parameter(self.location, node, weight.tensor, _NO_INFO)
             return
 

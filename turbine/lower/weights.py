@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy
 import torch
-from turbine.mlir.ir import Attribute, Location, Module, Type, Value
 
 from turbine import dtypes, errors
 from turbine.capture.program import Weight
 from turbine.mlir import globals as mlir_globals
+from turbine.mlir.ir import Attribute, Location, Module, Type, Value
 
 # The scope under which external parameters are named in IR and archives.
 SCOPE = "model"
@@ -39,8 +38,8 @@ class WeightBuilder:
             dtype = dtypes.of_torch(weight.tensor.dtype)
             of = mlir_globals.tensor_type(tuple(weight.tensor.shape), dtype)
             # Written state starts from a value in the code: an archive is mapped read-only.
-            place = "global" if weight.mutable else self.place
-            initial = INITIAL[place](weight, of)
+            external = self.place == "external" and not weight.mutable
+            initial = (_parameter if external else _dense)(weight, of)
             mlir_globals.define(
                 self.module,
                 weight.name,
@@ -74,10 +73,6 @@ def _dense(weight: Weight, of: Type) -> Attribute:
     return mlir_globals.dense(weight.name, elements(weight.tensor), of)
 
 
-INITIAL: dict[str, Callable[[Weight, Type], Attribute]] = {
-    "external": _parameter,
-    "global": _dense,
-}
 PLACES = ("external", "global", "inline")
 
 

@@ -36,7 +36,9 @@ def verify(module: Module) -> None:
         raise errors.CompileError(f"the IR is not valid: {error}") from error
 
 
-def to_text(module: Module, *, large_elements_limit: int | None = None, locations: bool = False) -> str:
+def to_text(
+    module: Module, *, large_elements_limit: int | None = None, locations: bool = False
+) -> str:
     """The module as text; constants longer than the limit are elided."""
     return str(
         module.operation.get_asm(

@@ -22,7 +22,9 @@ Span = tuple[int, int]
 class Caller:
     """Calls one executable as its signature says. What can be worked out once, is."""
 
-    def __init__(self, signature: Signature, executable: Executable, code_and_weights: Span) -> None:
+    def __init__(
+        self, signature: Signature, executable: Executable, code_and_weights: Span
+    ) -> None:
         self.signature = signature
         self.executable = executable
         self.fixed_span = code_and_weights
@@ -93,11 +95,18 @@ class Caller:
                 expected = dims.evaluate(dim, symbols)
                 if expected is not None and expected != leaf.shape[axis]:
                     raise _refusal(
-                        spec, f"has size {leaf.shape[axis]} along axis {axis}, expected {dim} = {expected}"
+                        spec,
+                        f"has size {leaf.shape[axis]} along axis {axis}, expected {dim} = {expected}",
                     )
 
     def _result(
-        self, library: ModuleType, results: Any, index: int, output: Output, row: Dtype | None, taken: list[Span]
+        self,
+        library: ModuleType,
+        results: Any,
+        index: int,
+        output: Output,
+        row: Dtype | None,
+        taken: list[Span],
     ) -> Any:
         if row is None or output.kind == "scalar":
             return _SCALARS[output.dtype](results.get_variant(index))

@@ -47,7 +47,9 @@ def _device(driver: str) -> Any:
     try:
         return _immortal(iree.get_driver(driver).create_default_device())
     except (RuntimeError, ValueError) as error:
-        raise errors.ArtifactTargetError(f"driver {driver!r} has no device here: {error}") from error
+        raise errors.ArtifactTargetError(
+            f"driver {driver!r} has no device here: {error}"
+        ) from error
 
 
 def _immortal(thing: Any) -> Any:

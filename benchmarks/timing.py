@@ -1,0 +1,56 @@
+"""Time calls side by side: callables in, the median and the best time of one call of each out."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Call = Callable[[], object]
+
+WARM_UP_TURNS = 2
+MIN_ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call. On a busy machine `best` says more than `median`."""
+
+    median: float
+    best: float
+
+
+def round_robin(calls: Mapping[str, Call], *, seconds: float, block: int = 1) -> dict[str, Timing]:
+    """Time each callable, in rounds that last about `seconds` together.
+
+    A round gives every callable one turn of `block` calls, so that whatever else the machine does
+    falls on all of them.
+    """
+    for call in calls.values():
+        for _ in range(WARM_UP_TURNS):
+            _turn(call, block)
+    turns: dict[str, list[float]] = {name: [] for name in calls}
+    deadline = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < MIN_ROUNDS or time.perf_counter() < deadline:
+        for name, call in calls.items():
+            turns[name].append(_turn(call, block))
+        rounds += 1
+    return {name: Timing(statistics.median(taken), min(taken)) for name, taken in turns.items()}
+
+
+def warn_if_busy() -> None:
+    """Threads that wait for each other suffer most from other work, and distort every ratio."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores / 2:
+        print(f"the machine is busy (load {load:.1f} on {cores} cores)", file=sys.stderr)
+
+
+def _turn(call: Call, block: int) -> float:
+    started = time.perf_counter()
+    for _ in range(block):
+        call()
+    return (time.perf_counter() - started) / block

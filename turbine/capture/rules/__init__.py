@@ -1,0 +1,22 @@
+"""Decompositions of our own, where PyTorch has none that the compiler can take."""
+
+from collections.abc import Callable
+from typing import Any
+
+from turbine.capture.rules import (
+    clamping,
+    convolution,
+    embedding,
+    exponential,
+    normalization,
+    trigonometry,
+)
+
+RULES: dict[Any, Callable[..., Any]] = {
+    **normalization.RULES,
+    **convolution.RULES,
+    **embedding.RULES,
+    **exponential.RULES,
+    **trigonometry.RULES,
+    **clamping.RULES,
+}

@@ -1,0 +1,76 @@
+"""Comparisons of numbers that let nan through, as PyTorch's do; the compiler's lose it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+Bound = Tensor | float | None
+
+
+def maximum(a: Tensor, b: Tensor) -> Tensor:
+    """The larger; nan if either is nan, since no comparison with nan holds."""
+    dtype = torch.result_type(a, b)
+    if not dtype.is_floating_point:
+        return NotImplemented
+    a, b = a.to(dtype), b.to(dtype)
+    return torch.where((a >= b) | (a != a), a, b)
+
+
+def minimum(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller; nan if either is nan."""
+    dtype = torch.result_type(a, b)
+    if not dtype.is_floating_point:
+        return NotImplemented
+    a, b = a.to(dtype), b.to(dtype)
+    return torch.where((a <= b) | (a != a), a, b)
+
+
+def clamp(x: Tensor, min: Bound = None, max: Bound = None) -> Tensor:
+    """Bound from below, then from above."""
+    bounds = [bound for bound in (min, max) if bound is not None]
+    dtype = x.dtype
+    for bound in bounds:
+        dtype = torch.result_type(torch.empty((), dtype=dtype), bound)
+    value = x.to(dtype)
+    if min is not None:
+        value = torch.maximum(value, _like(min, value))
+    return value if max is None else torch.minimum(value, _like(max, value))
+
+
+def clamp_min(x: Tensor, min: Bound) -> Tensor:
+    """Bound from below."""
+    return clamp(x, min, None)
+
+
+def clamp_max(x: Tensor, max: Bound) -> Tensor:
+    """Bound from above."""
+    return clamp(x, None, max)
+
+
+def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
+    """A clamp."""
+    return clamp(x, min_val, max_val)
+
+
+def _like(bound: Tensor | float, value: Tensor) -> Tensor:
+    if isinstance(bound, Tensor):
+        return bound.to(value.dtype)
+    return torch.full((), bound, dtype=value.dtype, device=value.device)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.maximum.default: maximum,
+    aten.minimum.default: minimum,
+    aten.clamp.default: clamp,
+    aten.clamp.Tensor: clamp,
+    aten.clamp_min.default: clamp_min,
+    aten.clamp_min.Tensor: clamp_min,
+    aten.clamp_max.default: clamp_max,
+    aten.clamp_max.Tensor: clamp_max,
+    aten.hardtanh.default: hardtanh,
+}

@@ -1,0 +1,139 @@
+"""Exponentials, logarithms, the error function and activations made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import log, pi, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine.capture.rules.polynomial import ERF_SERIES, SCALED_ERFC, polynomial
+from turbine.capture.rules.widening import double_only, in_double
+
+aten = torch.ops.aten
+
+
+@double_only
+def expm1(x: Tensor) -> Tensor:
+    """Kahan's correction of exp(x) - 1, which loses small x."""
+    grown = torch.exp(x)
+    corrected = (grown - 1.0) * x / torch.log(grown)
+    return torch.where(grown == 1.0, x, torch.where(x.abs() < 1.0, corrected, grown - 1.0))
+
+
+@double_only
+def log1p(x: Tensor) -> Tensor:
+    """Kahan's correction of log(1 + x), which loses small x."""
+    grown = 1.0 + x
+    corrected = torch.log(grown) * x / (grown - 1.0)
+    return torch.where(grown == 1.0, x, torch.where(x.abs() < 1.0, corrected, torch.log(grown)))
+
+
+@in_double
+def sinh(x: Tensor) -> Tensor:
+    """By expm1, which keeps small x; by halves, which keeps large x finite."""
+    size = x.abs()
+    grown = torch.expm1(torch.clamp(size, max=20.0))
+    near = 0.5 * (grown + grown / (grown + 1.0))
+    half = torch.exp(0.5 * size)
+    value = torch.where(size > 20.0, 0.5 * half * half, near)
+    return torch.where(x < 0, -value, value)
+
+
+@in_double
+def atanh(x: Tensor) -> Tensor:
+    """By log1p, which keeps small x."""
+    return 0.5 * (torch.log1p(x) - torch.log1p(-x))
+
+
+@double_only
+def tanh(x: Tensor) -> Tensor:
+    """Past 22 the result rounds to one."""
+    grown = torch.expm1(2.0 * torch.clamp(x.abs(), max=22.0))
+    value = grown / (grown + 2.0)
+    return torch.where(x < 0, -value, value)
+
+
+@double_only
+def log2(x: Tensor) -> Tensor:
+    """By the natural logarithm, which has f64 code."""
+    return torch.log(x) * (1 / log(2))
+
+
+@in_double
+def log10(x: Tensor) -> Tensor:
+    """The compiler calls a library function here that is not there at run time."""
+    return torch.log(x) * (1 / log(10))
+
+
+@in_double
+def asinh(x: Tensor) -> Tensor:
+    """Odd by construction; the compiler's own gives nan for -inf."""
+    size = x.abs()
+    middle = torch.clamp(size, max=1e8)
+    value = torch.log1p(middle + middle * middle / (1.0 + torch.sqrt(middle * middle + 1.0)))
+    value = torch.where(size > 1e8, torch.log(size) + log(2), value)
+    return torch.where(x < 0, -value, value)
+
+
+@double_only
+def erf(x: Tensor) -> Tensor:
+    """A power series near zero, else one minus the complement."""
+    small = torch.clamp(x, -1.0, 1.0)
+    near = small * polynomial(small * small, ERF_SERIES)
+    far = 1.0 - _complement(x.abs())
+    return torch.where(x.abs() < 1.0, near, torch.where(x < 0.0, -far, far))
+
+
+@in_double
+def erfc(x: Tensor) -> Tensor:
+    """One minus erf near zero, else the complement itself, which keeps its digits."""
+    far = _complement(x.abs())
+    return torch.where(x.abs() < 1.0, 1.0 - torch.erf(x), torch.where(x < 0.0, 2.0 - far, far))
+
+
+def _complement(size: Tensor) -> Tensor:
+    """erfc for sizes from 1 on; past 27 it is zero."""
+    size = torch.clamp(size, 1.0, 30.0)
+    return torch.exp(-size * size) * polynomial((size - 2.0) / (size + 2.0), SCALED_ERFC)
+
+
+def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """The tanh form with all digits of its constants, of which the compiler keeps four."""
+    if approximate == "none" and x.dtype != torch.float64:
+        return NotImplemented
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if approximate == "none":
+        return 0.5 * wide * (1.0 + torch.erf(wide * sqrt(0.5)))
+    inner = sqrt(2 / pi) * (wide + 0.044715 * wide * wide * wide)
+    return (0.5 * wide * (1.0 + torch.tanh(inner))).to(x.dtype)
+
+
+def signbit(x: Tensor) -> Tensor:
+    """Whether the sign is set, -0.0 included."""
+    return (x < 0) | ((x == 0) & (1.0 / x < 0)) if x.is_floating_point() else x < 0
+
+
+def copysign(x: Tensor, sign: Tensor) -> Tensor:
+    """The size of one number with the sign of another."""
+    size = x.abs().to(torch.result_type(x, sign))
+    return torch.where(torch.signbit(sign), -size, size)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.expm1.default: expm1,
+    aten.log1p.default: log1p,
+    aten.sinh.default: sinh,
+    aten.atanh.default: atanh,
+    aten.tanh.default: tanh,
+    aten.log2.default: log2,
+    aten.log10.default: log10,
+    aten.asinh.default: asinh,
+    aten.erf.default: erf,
+    aten.erfc.default: erfc,
+    aten.gelu.default: gelu,
+    aten.signbit.default: signbit,
+    aten.copysign.Tensor: copysign,
+}

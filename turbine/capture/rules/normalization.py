@@ -1,0 +1,79 @@
+"""Batch normalization, with running statistics and with statistics of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def batch_norm_inference(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With running statistics: one multiply and one add per element."""
+    scale = torch.rsqrt(variance + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    y = x * _per_channel(scale, x) + _per_channel(shift, x)
+    return y.to(x.dtype), x.new_empty(0), x.new_empty(0)
+
+
+def batch_norm_functional(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_variance: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """With statistics of the batch: also gives the new running statistics."""
+    if not training:
+        y, *_ = batch_norm_inference(x, weight, bias, running_mean, running_variance, momentum, eps)
+        return y, x.new_empty(0), x.new_empty(0), running_mean, running_variance
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    mean = wide.mean(axes)
+    centered = wide - _per_channel(mean, x)
+    variance = (centered * centered).mean(axes)
+    inverse = torch.rsqrt(variance + eps)
+    y = centered * _per_channel(inverse, x)
+    if weight is not None:
+        y = y * _per_channel(weight, x)
+    if bias is not None:
+        y = y + _per_channel(bias, x)
+    count = x.numel() // x.shape[1]
+    unbiased = variance * (count / (count - 1))
+    return (
+        y.to(x.dtype),
+        mean,
+        inverse,
+        _blend(running_mean, mean, momentum),
+        _blend(running_variance, unbiased, momentum),
+    )
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    return values.view([1, -1] + [1] * (x.dim() - 2))
+
+
+def _blend(old: Tensor, new: Tensor, momentum: float) -> Tensor:
+    return (old * (1 - momentum) + new * momentum).to(old.dtype)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
+    aten._native_batch_norm_legit_functional.default: batch_norm_functional,
+}

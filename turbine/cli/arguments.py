@@ -1,0 +1,188 @@
+"""Input texts of the command line in, arguments of a compiled program out."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turbine import dims, dtypes, errors, pytree
+from turbine.cli.knobs import TRUTH
+from turbine.cli.options import Assignment
+from turbine.dtypes import Dtype
+from turbine.signature import Input, Range, Signature
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+SEED = 0
+_TENSOR = re.compile(r"(?P<shape>(?:\d+x)*)(?P<dtype>[A-Za-z][\w<>]*)(?:=(?P<value>.*))?")
+_INTEGER = re.compile(r"[+-]?\d+")
+_HOW = "an input is a .npy file, 4x3xf32 (random), 4x3xf32=2.5 (filled) or an integer"
+
+
+def arguments(
+    signature: Signature, texts: Sequence[str], sizes: Sequence[Assignment]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The (args, kwargs) to call a program with: what the texts say, or made up without any."""
+    wanted = [spec for spec in signature.inputs if spec.kind != "constant"]
+    if texts and sizes:
+        raise errors.ArgumentError(
+            "--size and --input together", hint="--size is for inputs that are made up"
+        )
+    given = iter(_given(wanted, texts, signature) if texts else _made_up(wanted, signature, sizes))
+    leaves = [i.value if i.kind == "constant" else next(given) for i in signature.inputs]
+    args, kwargs = pytree.unflatten(signature.in_tree, leaves)
+    return args, kwargs
+
+
+def read(text: str, random: Generator) -> Array | int:
+    """The array or integer that "x.npy", "4x3xf32", "4x3xf32=2.5", "i64=7" or "7" stands for."""
+    import numpy
+
+    if text.endswith(".npy"):
+        array: Array = _load(text)
+        return array
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    found = _TENSOR.fullmatch(text)
+    if found is None:
+        raise errors.ArgumentError(f"cannot read input {text!r}", hint=_HOW)
+    shape = tuple(int(size) for size in found["shape"].split("x")[:-1])
+    try:
+        dtype = dtypes.spelled(found["dtype"])
+    except errors.UnsupportedDtype as error:
+        raise errors.ArgumentError(f"input {text!r}: {error.fact}", hint=_HOW) from error
+    if found["value"] is None:
+        return _random(shape, dtype, random)
+    try:
+        return numpy.full(shape, _VALUE[dtype.kind](found["value"]), dtype.numpy)
+    except (ValueError, OverflowError) as error:
+        raise errors.ArgumentError(f"input {text!r}: no {dtype.name} for that value") from error
+
+
+def generator() -> Generator:
+    """The source of made-up values, the same in every run."""
+    import numpy
+
+    return numpy.random.default_rng(SEED)
+
+
+def _given(wanted: Sequence[Input], texts: Sequence[str], signature: Signature) -> list[Any]:
+    random, values = generator(), []
+    for text in texts:
+        if text.endswith(".npz"):
+            values += _load_many(text, [spec.name for spec in wanted])
+        else:
+            values.append(read(text, random))
+    if len(values) != len(wanted):
+        raise errors.ArgumentError(
+            f"{len(values)} inputs given, the program takes {len(wanted)}",
+            hint=f"the signature is {signature.text()}",
+        )
+    return [_restored(value, spec) for value, spec in zip(values, wanted, strict=True)]
+
+
+def _restored(value: Any, spec: Input) -> Any:
+    """Numpy stores bfloat16 and fp8 as bytes without a meaning; the signature says which it is."""
+    if spec.kind != "tensor" or isinstance(value, int) or value.dtype.kind != "V":
+        return value
+    dtype = dtypes.named(spec.dtype).numpy
+    return value.view(dtype) if value.dtype.itemsize == dtype.itemsize else value
+
+
+def _made_up(
+    wanted: Sequence[Input], signature: Signature, sizes: Sequence[Assignment]
+) -> list[Any]:
+    symbols, random = _symbols(wanted, signature.symbols, sizes), generator()
+    values: list[Any] = []
+    for spec in wanted:
+        if spec.kind == "int":
+            values.append(dims.evaluate(spec.value, symbols))
+            continue
+        shape = [dims.evaluate(dim, symbols) for dim in spec.shape]
+        known = tuple(size for size in shape if size is not None)
+        assert len(known) == len(shape)
+        values.append(_random(known, dtypes.named(spec.dtype), random))
+    return values
+
+
+def _symbols(
+    wanted: Sequence[Input], ranges: Mapping[str, Range], sizes: Sequence[Assignment]
+) -> dict[str, int]:
+    """A value for each size that is not fixed: as told, else the least allowed but not 0."""
+    used = [name for spec in wanted for dim in _dims(spec) for name in dims.names(dim)]
+    unbounded = Range(1, None)
+    symbols = {name: max(ranges.get(name, unbounded).minimum, 1) for name in used}
+    for size in sizes:
+        if size.name not in symbols:
+            valid = errors.unknown("size", size.name, symbols) if symbols else "no size is dynamic"
+            raise errors.ArgumentError(valid)
+        if not size.value.isdecimal():
+            raise errors.ArgumentError(f"size {size.name}={size.value!r} is not a whole number")
+        symbols[size.name] = int(size.value)
+    return symbols
+
+
+def _dims(spec: Input) -> tuple[dims.Dim, ...]:
+    return spec.shape if spec.kind == "tensor" else (spec.value,)
+
+
+def _random(shape: tuple[int, ...], dtype: Dtype, random: Generator) -> Array:
+    """Normally distributed numbers, or zeros where the type is not one of fractions."""
+    import numpy
+
+    if dtype.kind not in ("float", "complex"):
+        return numpy.zeros(shape, dtype.numpy)
+    values = numpy.asarray(random.standard_normal(shape))
+    if dtype.kind == "complex":
+        values = values + 1j * random.standard_normal(shape)
+    return values.astype(dtype.numpy)
+
+
+def _load(path: str) -> Any:
+    import numpy
+
+    try:
+        return numpy.load(Path(path).expanduser(), allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise errors.ArgumentError(f"cannot read {path}: {error}") from error
+
+
+def _load_many(path: str, names: Sequence[str]) -> list[Any]:
+    """The arrays of an .npz: by input name, or in order if they were saved without names."""
+    with _load(path) as archive:
+        ordered = [f"arr_{index}" for index in range(len(archive.files))]
+        wanted = ordered if sorted(archive.files) == sorted(ordered) else names
+        if sorted(archive.files) != sorted(wanted):
+            raise errors.ArgumentError(
+                f"{path} holds {', '.join(archive.files)}; the inputs are {', '.join(names)}"
+            )
+        try:
+            return [archive[name] for name in wanted]
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise errors.ArgumentError(f"cannot read {path}: {error}") from error
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in TRUTH:
+        raise ValueError(f"{text!r} is not a truth value")
+    return TRUTH[text.lower()]
+
+
+def _whole(text: str) -> int:
+    return int(text, 0)
+
+
+_VALUE: dict[str, Callable[[str], Any]] = {
+    "bool": _truth,
+    "int": _whole,
+    "uint": _whole,
+    "float": float,
+    "complex": complex,
+}

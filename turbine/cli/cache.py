@@ -1,0 +1,68 @@
+"""`turbine cache`: nothing in, a listing of the compiled code kept on disk out."""
+
+from __future__ import annotations
+
+import json as jsons
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+from turbine import config
+from turbine.cli.tables import age_text, bytes_text, table
+
+if TYPE_CHECKING:
+    from turbine.compiler.cache import Listing
+
+_KEY_LENGTH = 12
+
+
+def show_cache(
+    *,
+    clear: Annotated[bool, "remove every entry"] = False,
+    json: Annotated[bool, "print the entries as JSON"] = False,
+) -> int:
+    """List the compiled code kept on disk, or remove it.
+
+    example:
+      turbine cache
+    """
+    from turbine.compiler import cache
+
+    if clear:
+        count = cache.clear()
+        print(jsons.dumps({"removed": count}) if json else f"removed {count} entries")
+        return 0
+    listings = cache.listings()
+    print(_json(listings) if json else _text(listings))
+    return 0
+
+
+def _json(listings: Sequence[Listing]) -> str:
+    knobs = config.current()
+    facts = {
+        "folder": str(knobs.cache_dir),
+        "bytes": sum(item.size for item in listings),
+        "limit_bytes": knobs.cache_limit_mb * 2**20,
+        "entries": [asdict(item) for item in listings],
+    }
+    return jsons.dumps(facts, indent=2)
+
+
+def _text(listings: Sequence[Listing]) -> str:
+    knobs, now = config.current(), time.time()
+    rows = [("key", "what", "strategy", "size", "used")]
+    rows += [
+        (
+            item.key[:_KEY_LENGTH],
+            str(item.facts.get("what", "unreadable")),
+            str(item.facts.get("strategy", "")),
+            bytes_text(item.size),
+            f"{age_text(now - item.used)} ago",
+        )
+        for item in listings
+    ]
+    total = bytes_text(sum(item.size for item in listings))
+    limit = bytes_text(knobs.cache_limit_mb * 2**20)
+    summary = f"{len(listings)} entries, {total} of {limit} in {knobs.cache_dir}"
+    return f"{table(rows, right={3, 4})}\n\n{summary}" if listings else summary

@@ -1,0 +1,161 @@
+"""`turbine compile`: a factory of a model in, an artifact (or IREE's formats) on disk out."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from turbine import config, errors
+from turbine import target as targets
+from turbine.cli import factory as factories
+from turbine.cli.progress import progress
+from turbine.cli.quiet import without_torch_warnings
+
+if TYPE_CHECKING:
+    from turbine.aot import ExportOutput
+
+
+def compile_model(
+    factory: Annotated[str, "what makes the model and its inputs, as pkg.module:name"],
+    *,
+    output: Annotated[Path, "file to write: .turbine, .vmfb, .mlir or .mlirbc", "-o"],
+    input: Annotated[tuple[str, ...], "an input, if the factory gives none: 8x3xf32"] = (),
+    target: Annotated[str | None, "what to compile for: cpu, cpu:generic, cuda:sm_80 ..."] = None,
+    strategy: Annotated[str | None, "auto, tune (time them all) or a strategy's name"] = None,
+    weights: Annotated[str | None, "where weights go: external, global or inline"] = None,
+    archive: Annotated[Path | None, "put the weights in an .irpa file of their own"] = None,
+) -> int:
+    """Compile a model ahead of time and print the paths of the files written.
+
+    The factory is called without arguments. It returns an object with model, args, kwargs and
+    dynamic_shapes; a tuple (model, args[, kwargs]); a dict of turbine.aot.export's arguments
+    with "model"; or an nn.Module, which needs --input. The current folder is searched first.
+
+    example:
+      turbine compile turbine.zoo:lenet -o lenet.turbine
+    """
+    factories.split(factory)
+    _check(output, target, strategy, weights, archive)
+    with progress(f"exporting {factory}"):
+        exported = _export(factory, input, weights)
+    if output.suffix in MLIR_SUFFIXES:
+        written = _write_mlir(exported, output)
+    else:
+        kind = config.current().target if target is None else target
+        with progress(f"compiling {exported.module_name} for {kind}"):
+            written = WRITE[output.suffix](exported, output, target, strategy, archive)
+    print(*written, sep="\n")
+    return 0
+
+
+MLIR_SUFFIXES = (".mlir", ".mlirbc")
+
+
+def _check(
+    output: Path,
+    target: str | None,
+    strategy: str | None,
+    weights: str | None,
+    archive: Path | None,
+) -> None:
+    """Find mistakes before the slow work begins."""
+    from turbine.compiler import strategies
+
+    suffixes = (*WRITE, *MLIR_SUFFIXES)
+    if output.suffix not in suffixes:
+        raise errors.ConfigError(errors.unknown("output suffix", output.suffix, suffixes))
+    if not output.parent.is_dir():
+        raise errors.ConfigError(f"no folder {output.parent} to write {output.name} in")
+    knobs = config.current()
+    kind = targets.parse(knobs.target if target is None else target).kind
+    strategies.choose(knobs.strategy if strategy is None else strategy, kind)
+    if archive is not None and output.suffix != ".turbine":
+        raise errors.ConfigError(
+            f"--archive with {output.suffix}", hint="only a .turbine file names its archive"
+        )
+    if archive is not None and weights not in (None, "external"):
+        raise errors.ConfigError(
+            f"--archive with --weights {weights}", hint="an archive holds external weights"
+        )
+
+
+def _export(factory: str, inputs: tuple[str, ...], weights: str | None) -> ExportOutput:
+    # What the factory prints is talk; stdout is for the paths.
+    with (
+        contextlib.redirect_stdout(sys.stderr),
+        factories.importable_from(Path.cwd()),
+        without_torch_warnings(),
+    ):
+        from turbine import aot
+        from turbine.lower.weights import check_place
+
+        if weights is not None:
+            check_place(weights)
+        options = factories.export_arguments(factory, inputs)
+        if weights is not None:
+            options["weights"] = weights
+        model = options.pop("model")
+        _note_training(model)
+        return aot.export(model, **options)
+
+
+def _note_training(model: Any) -> None:
+    import torch
+
+    if isinstance(model, torch.nn.Module) and model.training:
+        _note("the model is in training mode; call model.eval() in the factory for inference")
+
+
+def _write_mlir(exported: ExportOutput, output: Path) -> list[Path]:
+    exported.save_mlir(output)
+    if exported.lowered.external:
+        _note("the weights are not in this file; --weights global puts them there")
+    return [output]
+
+
+def _write_artifact(
+    exported: ExportOutput,
+    output: Path,
+    target: str | None,
+    strategy: str | None,
+    archive: Path | None,
+) -> list[Path]:
+    before = _identity(output)
+    try:
+        exported.compile(output, target=target, strategy=strategy, archive=archive)
+    except errors.ArtifactTargetError as error:
+        # Compiling also loads; code for another machine is written, and cannot be loaded here.
+        if _identity(output) == before:
+            raise
+        _note(f"this machine cannot run it: {error.fact.splitlines()[0]}")
+    return [output] if archive is None else [output, archive]
+
+
+def _write_vmfb(
+    exported: ExportOutput,
+    output: Path,
+    target: str | None,
+    strategy: str | None,
+    archive: Path | None,
+) -> list[Path]:
+    assert archive is None
+    return exported.compile(target=target, strategy=strategy).save_vmfb(output)
+
+
+Write = Callable[["ExportOutput", Path, str | None, str | None, Path | None], list[Path]]
+WRITE: dict[str, Write] = {".turbine": _write_artifact, ".vmfb": _write_vmfb}
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Changes when a file is replaced."""
+    if not path.exists():
+        return None
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def _note(text: str) -> None:
+    print(f"note: {text}", file=sys.stderr)

@@ -1,0 +1,142 @@
+"""`turbine doctor`: nothing in, a line per thing that must work here out."""
+
+from __future__ import annotations
+
+import json as jsons
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Annotated
+
+from turbine import config, errors
+from turbine import target as targets
+from turbine.cli.progress import progress
+from turbine.cli.quiet import without_torch_warnings
+from turbine.cli.tables import bytes_text
+from turbine.version import __version__
+
+
+def check_installation(*, json: Annotated[bool, "print the findings as JSON"] = False) -> int:
+    """Check that turbine works here; the exit code is 0 if all of it does.
+
+    example:
+      turbine doctor
+    """
+    findings = []
+    for name, check in CHECKS.items():
+        with progress(f"checking {name}"):
+            ok, text = _verdict(check)
+        findings.append({"name": name, "ok": ok, "text": text})
+        if not json:
+            print(f"{'ok' if ok else 'FAIL':5}{name:15}{text}", flush=True)
+    if json:
+        print(jsons.dumps(findings, indent=2))
+    return 0 if all(finding["ok"] for finding in findings) else 1
+
+
+def _verdict(check: Callable[[], str]) -> tuple[bool, str]:
+    try:
+        return True, check()
+    # Whatever is wrong with an installation, the doctor says it and goes on.
+    except Exception as error:
+        fact = error.fact if isinstance(error, errors.TurbineError) else f"{error}"
+        return False, f"{type(error).__name__}: {fact}"
+
+
+def _python() -> str:
+    return f"{platform.python_version()} ({sys.executable})"
+
+
+def _turbine() -> str:
+    return __version__
+
+
+def _torch() -> str:
+    import torch
+
+    return torch.__version__
+
+
+def _compiler() -> str:
+    return version("iree-base-compiler")
+
+
+def _runtime() -> str:
+    from turbine.runtime import device
+
+    device.instance()
+    return version("iree-base-runtime")
+
+
+def _cpu() -> str:
+    from turbine.compiler import host
+
+    found = host.resolve(targets.parse("cpu"))
+    return f"{found.chip} ({found.architecture}) {found.features}"
+
+
+def _drivers() -> str:
+    """The CPU's drivers must work; the others may be absent."""
+    from turbine.runtime import device
+
+    absent = []
+    for driver in (driver for kind in targets.KINDS.values() for driver in kind.drivers):
+        try:
+            device.device(driver)
+        except errors.ArtifactTargetError:
+            if driver in targets.KINDS["cpu"].drivers:
+                raise
+            absent.append(driver)
+    present = [d for kind in targets.KINDS.values() for d in kind.drivers if d not in absent]
+    return f"{', '.join(present)}" + (f"; no device for {', '.join(absent)}" if absent else "")
+
+
+def _cache() -> str:
+    from turbine.compiler import cache
+
+    folder = config.current().cache_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):
+        pass
+    listings = cache.listings()
+    total = sum(item.size for item in listings)
+    return f"{folder} is writable, {len(listings)} entries, {bytes_text(total)}"
+
+
+def _end_to_end() -> str:
+    """Export, compile in a worker process, run, and compare with PyTorch."""
+    import torch
+
+    from turbine import aot
+
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU()).eval()
+    with without_torch_warnings():
+        exported = aot.export(model, args=(x,))
+    started = time.perf_counter()
+    artifact = exported.compile(target="cpu", in_process=False, cache=False)
+    compiled = time.perf_counter()
+    result = artifact(x)
+    ran = time.perf_counter()
+    if not torch.allclose(result, model(x), atol=1e-5):
+        raise errors.RunError("a small model gives other numbers than in PyTorch")
+    return (
+        f"compiled a small model in {compiled - started:.2f} s, "
+        f"ran it in {(ran - compiled) * 1e3:.2f} ms, equal to PyTorch"
+    )
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "python": _python,
+    "turbine": _turbine,
+    "torch": _torch,
+    "iree compiler": _compiler,
+    "iree runtime": _runtime,
+    "cpu": _cpu,
+    "drivers": _drivers,
+    "cache": _cache,
+    "end to end": _end_to_end,
+}

@@ -1,0 +1,132 @@
+"""`turbine inspect`: an artifact of any machine in, what it says about itself out."""
+
+from __future__ import annotations
+
+import json as jsons
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from turbine import config, dims, errors
+from turbine.cli.progress import progress
+from turbine.cli.tables import bytes_text, table
+from turbine.signature import Range, Signature
+from turbine.target import Target
+
+if TYPE_CHECKING:
+    from turbine.runtime.container import Container
+
+
+def inspect_artifact(
+    artifact: Annotated[Path, "file that `turbine compile` wrote"],
+    *,
+    verify: Annotated[bool, "check all checksums; the exit code is 1 if one is wrong"] = False,
+    json: Annotated[bool, "print everything as JSON"] = False,
+) -> int:
+    """Show what an artifact takes, gives and was made of, without loading it.
+
+    example:
+      turbine inspect lenet.turbine --verify
+    """
+    from turbine.runtime import container
+
+    contents = container.open_file(artifact)
+    damage = {}
+    if verify:
+        with progress(f"verifying {artifact.name}"):
+            damage = _damage(contents)
+    if json:
+        print(jsons.dumps(_everything(contents, damage if verify else None), indent=2))
+    else:
+        print(_text(contents))
+        _print_verdict(verify, damage)
+    return 1 if damage else 0
+
+
+def _damage(contents: Container) -> dict[str, str]:
+    """What is wrong, by section or by the archive that holds the weights."""
+    found = {}
+    for name in contents.sections:
+        try:
+            contents.check(name)
+        except errors.ArtifactError as error:
+            found[name] = error.fact
+    archive = _archive(contents)
+    if archive is not None:
+        from turbine.runtime import parameters
+
+        manifest = contents.manifest
+        lengths = {entry["name"]: entry["length"] for entry in manifest["weights"]}
+        try:
+            parameters.from_archive(manifest["scope"], archive, lengths)
+        except errors.ParameterError as error:
+            found[str(archive)] = error.fact
+    return found
+
+
+def _print_verdict(verify: bool, damage: dict[str, str]) -> None:
+    if not verify:
+        return
+    print()
+    print("\n".join(f"FAIL {fact}" for fact in damage.values()) or "ok   all checksums match")
+
+
+def _everything(contents: Container, damage: dict[str, str] | None) -> dict[str, Any]:
+    sections = [{"name": s.name, "bytes": s.length} for s in contents.sections.values()]
+    facts = {**contents.manifest, "driver": _driver(contents.manifest), "sections": sections}
+    return facts if damage is None else {**facts, "damage": damage}
+
+
+def _text(contents: Container) -> str:
+    manifest = contents.manifest
+    target = Target(**manifest["target"])
+    weights = manifest["weights"]
+    total = sum(entry["length"] for entry in weights)
+    archive = _archive(contents)
+    facts = {
+        "name": manifest["name"],
+        "function": manifest["function"],
+        "signature": Signature.from_json(manifest["signature"]).text(),
+        "sizes": _sizes(Signature.from_json(manifest["signature"])),
+        "target": f"{target.text} {target.architecture}".strip(),
+        "features": target.features,
+        "driver": _driver(manifest),
+        "work": f"{manifest['mflop']:.4g} Mflop",
+        "strategy": manifest["strategy"],
+        "weights": f"{len(weights)}, {bytes_text(total)}" if weights else "in the code",
+        "archive": str(archive) if archive is not None else "",
+        **{f"from {key}": value or "" for key, value in manifest["provenance"].items()},
+    }
+    shown = table([(key, str(value)) for key, value in facts.items() if value])
+    return f"{shown}\n\n{_sections(contents)}"
+
+
+def _sections(contents: Container) -> str:
+    rows = [("section", "bytes")]
+    rows += [(s.name, str(s.length)) for s in contents.sections.values()]
+    return table(rows, right={1})
+
+
+def _sizes(signature: Signature) -> str:
+    """The ranges of the symbols that the inputs mention."""
+    shapes = [dim for spec in signature.inputs for dim in spec.shape]
+    shapes += [spec.value for spec in signature.inputs if spec.kind == "int"]
+    used = dict.fromkeys(name for dim in shapes for name in dims.names(dim))
+    ranges = {name: signature.symbols.get(name, Range(0, None)) for name in used}
+    return ", ".join(f"{name} {_range(limits)}" for name, limits in ranges.items())
+
+
+def _range(limits: Range) -> str:
+    if limits.maximum is None:
+        return f"at least {limits.minimum}"
+    return f"{limits.minimum} to {limits.maximum}"
+
+
+def _driver(manifest: dict[str, Any]) -> str:
+    """The driver `Artifact.driver` would choose; an artifact of another machine cannot be one."""
+    drivers = Target(**manifest["target"]).drivers
+    return drivers[0] if manifest["mflop"] < config.current().sync_limit_mflop else drivers[-1]
+
+
+def _archive(contents: Container) -> Path | None:
+    named = contents.manifest["archive"]
+    return Path(contents.source).parent / named if named is not None else None

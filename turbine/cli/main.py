@@ -1,0 +1,124 @@
+"""The `turbine` command: words in, a verb's exit code out."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import traceback
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+
+from turbine import config, errors
+from turbine.cli.bench import bench_artifact
+from turbine.cli.cache import show_cache
+from turbine.cli.compile import compile_model
+from turbine.cli.doctor import check_installation
+from turbine.cli.inspect import inspect_artifact
+from turbine.cli.knobs import knobs
+from turbine.cli.options import Assignment, Verb, add_options, call
+from turbine.cli.run import run_artifact
+from turbine.version import __version__
+
+VERBS: dict[str, Verb] = {
+    "compile": compile_model,
+    "run": run_artifact,
+    "bench": bench_artifact,
+    "inspect": inspect_artifact,
+    "cache": show_cache,
+    "doctor": check_installation,
+}
+FAILED = 1
+INTERRUPTED = 130  # what a shell reports for a command that SIGINT ended
+READER_GONE = 141  # likewise for SIGPIPE
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb. 0 is yes, 1 is no or failed, 2 is a command line that makes no sense.
+
+    >>> from turbine.cli.main import main
+    >>> main(["--version"])
+    turbine 0.1.0
+    0
+    """
+    try:
+        code = _main(sys.argv[1:] if argv is None else list(argv))
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more when it ends; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+
+
+def _main(words: list[str]) -> int:
+    try:
+        options = _parse(words)
+    except SystemExit as stop:  # argparse has printed help or what is wrong
+        return int(stop.code or 0)
+    try:
+        with config.override(**knobs(options.set)):
+            return call(VERBS[options.verb], options)
+    except BrokenPipeError:
+        raise
+    except (errors.TurbineError, OSError) as error:
+        _report(error, options.traceback)
+        return FAILED
+
+
+def _parse(words: list[str]) -> Namespace:
+    parser = _parser()
+    if not words:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
+    if not words[0].startswith("-") and words[0] not in VERBS:
+        parser.error(errors.unknown("verb", words[0], VERBS))
+    return parser.parse_args(words)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser("turbine", description="Compile PyTorch models and run them.")
+    parser.add_argument("--version", action="version", version=f"turbine {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for name, verb in VERBS.items():
+        summary, _, details = (inspect.getdoc(verb) or "").partition("\n\n")
+        own = verbs.add_parser(
+            name,
+            help=summary,
+            description=summary,
+            epilog=details,
+            formatter_class=RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        add_options(own, verb)
+        _add_common_options(own)
+    return parser
+
+
+def _add_common_options(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        type=Assignment.parse,
+        metavar="NAME=VALUE",
+        help="set a knob of turbine.config, such as cache=0 (repeatable)",
+    )
+    parser.add_argument(
+        "--traceback", action="store_true", help="show the Python traceback of an error"
+    )
+
+
+def _report(error: BaseException, with_traceback: bool) -> None:
+    if with_traceback:
+        traceback.print_exception(error)
+    print(f"error: {error}", file=sys.stderr)
+    if error.__cause__ is not None and not with_traceback:
+        print("  more: --traceback shows where this came from", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Say on stderr what is going on, once it has gone on for a second."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TextIO
+
+DELAY = 1.0  # seconds before the first word
+TERMINAL_PERIOD = 1.0  # seconds between rewrites of the line on a terminal
+PLAIN_PERIOD = 10.0  # seconds between lines elsewhere
+_ERASE_LINE = "\r\x1b[K"
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Show "compiling resnet18 ... 3 s" while the block runs, and take it away after.
+
+    >>> with progress("compiling resnet18"):
+    ...     pass
+    """
+    done = threading.Event()
+    thread = threading.Thread(target=_show, args=(what, sys.stderr, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _show(what: str, stream: TextIO, done: threading.Event) -> None:
+    # A stderr that went away must not end the work that is reported on.
+    with contextlib.suppress(OSError, ValueError):
+        started, rewrites = time.monotonic(), stream.isatty()
+        if done.wait(DELAY):
+            return
+        while True:
+            line = f"{what} ... {time.monotonic() - started:.0f} s"
+            _write(stream, _ERASE_LINE + _fit(line) if rewrites else f"{line}\n")
+            if done.wait(TERMINAL_PERIOD if rewrites else PLAIN_PERIOD):
+                break
+        if rewrites:
+            _write(stream, _ERASE_LINE)
+
+
+def _fit(line: str) -> str:
+    """A line that wraps cannot be rewritten."""
+    return line[: shutil.get_terminal_size().columns - 1]
+
+
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(text)
+    stream.flush()

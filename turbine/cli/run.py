@@ -1,0 +1,136 @@
+"""`turbine run`: an artifact and inputs in, the program's results out."""
+
+from __future__ import annotations
+
+import json as jsons
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from turbine import dtypes, errors, pytree
+from turbine.cli.arguments import arguments
+from turbine.cli.options import Assignment
+from turbine.cli.progress import progress
+from turbine.signature import Signature
+
+if TYPE_CHECKING:
+    from turbine.runtime.artifact import Artifact
+
+
+@dataclass(frozen=True)
+class Result:
+    """One leaf of what the program gave, and how a user would spell it: "result['y'][0]"."""
+
+    name: str
+    value: Any
+    is_array: bool
+
+
+def run_artifact(
+    artifact: Annotated[Path, "file that `turbine compile` wrote"],
+    *,
+    input: Annotated[tuple[str, ...], "an input: x.npy, x.npz, 8x3xf32 or 8x3xf32=2.5", "-i"] = (),
+    output: Annotated[tuple[Path, ...], "save a result as .npy, or all as .npz", "-o"] = (),
+    size: Annotated[tuple[Assignment, ...], "a dynamic size, for inputs that are made up"] = (),
+    weights: Annotated[Path | None, "an archive to use in place of the artifact's weights"] = None,
+    json: Annotated[bool, "print the results as JSON, in full"] = False,
+) -> int:
+    """Run a compiled model once and print its results.
+
+    Inputs go to the signature's inputs in order, without the constants. Numbers that are not
+    given are random but the same in every run; integers are 0. Without any --input all inputs
+    are made up. Results are saved in order: the first --output takes the first tensor.
+
+    example:
+      turbine run lenet.turbine --input 16x1x28x28xf32=0.5 --output scores.npy
+    """
+    from turbine.runtime.artifact import load
+
+    _check_outputs(output)
+    with progress(f"running {artifact.name}"):
+        program = load(artifact, weights=weights)
+        args, kwargs = arguments(program.signature, input, size)
+        results = _results(program, args, kwargs)
+    arrays = [result.value for result in results if result.is_array]
+    _save(output, arrays)
+    print(jsons.dumps([_plain(r) for r in results]) if json else "\n".join(map(_text, results)))
+    return 0
+
+
+def _check_outputs(paths: Sequence[Path]) -> None:
+    for path in paths:
+        if path.suffix not in (".npy", ".npz"):
+            raise errors.ConfigError(errors.unknown("output suffix", path.suffix, (".npy", ".npz")))
+
+
+def _results(program: Artifact, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Result]:
+    """What the call gives, and after that the inputs it wrote to."""
+    signature = program.signature
+    given = program(*args, **kwargs)
+    names = pytree.paths(signature.out_tree, "result")
+    values = pytree.flatten(signature.out_tree, given, "result")
+    is_array = [output.kind == "tensor" for output in signature.outputs]
+    results = [Result(*row) for row in zip(names, values, is_array, strict=True)]
+    return results + _written(signature, args, kwargs)
+
+
+def _written(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Result]:
+    leaves = signature.leaves(args, kwargs)
+    pairs = zip(signature.inputs, leaves, strict=True)
+    return [Result(f"{spec.name} (written)", leaf, True) for spec, leaf in pairs if spec.mutated]
+
+
+def _save(paths: Sequence[Path], arrays: Sequence[Any]) -> None:
+    import numpy
+
+    single = [path for path in paths if path.suffix == ".npy"]
+    if len(single) > len(arrays):
+        raise errors.ConfigError(f"{len(single)} --output files for {len(arrays)} tensors")
+    for path, array in zip(single, arrays, strict=False):
+        numpy.save(path, array)
+    for path in paths:
+        if path.suffix == ".npz":
+            numpy.savez(path, *arrays)
+
+
+def _text(result: Result) -> str:
+    import numpy
+
+    if not result.is_array:
+        return f"{result.name}: {result.value!r}"
+    sizes = ", ".join(map(str, result.value.shape))
+    values = numpy.array2string(result.value, threshold=100, edgeitems=3, max_line_width=100)
+    return f"{result.name}: {dtypes.of_numpy(result.value.dtype).name}[{sizes}]\n{values}"
+
+
+def _plain(result: Result) -> dict[str, Any]:
+    if not result.is_array:
+        return {"name": result.name, "value": _number(result.value)}
+    row = dtypes.of_numpy(result.value.dtype)
+    return {
+        "name": result.name,
+        "dtype": row.name,
+        "shape": list(result.value.shape),
+        "values": _nested(_listed(result.value, row.kind)),
+    }
+
+
+def _listed(array: Any, kind: str) -> Any:
+    """Lists of Python numbers; a complex number is the pair of its parts."""
+    if kind == "complex":
+        array = array.reshape(*array.shape, 1).view(array.real.dtype)
+    # The types that numpy does not know itself fit in a double.
+    return (array.astype("float64") if kind == "float" else array).tolist()
+
+
+def _nested(values: Any) -> Any:
+    return [_nested(item) for item in values] if isinstance(values, list) else _number(values)
+
+
+def _number(value: Any) -> Any:
+    """JSON has no infinities and no NaN: they are written as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
