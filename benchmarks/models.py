@@ -16,7 +16,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -37,62 +37,39 @@ RESULTS = Path(__file__).resolve().parent / "results" / "models.json"
 
 @dataclass(frozen=True)
 class Row:
-    """One model's figures; what was not measured is None. Speed-ups are eager's time over theirs."""
+    """One model's figures; `inductor` is None where it was left out or could not take the model."""
 
     model: str
-    max_relative_error: float | None = None
-    eager_ms: float | None = None
-    inductor_ms: float | None = None
-    turbine_ms: float | None = None
-    turbine_speedup: float | None = None
-    turbine_best_speedup: float | None = None
-    inductor_speedup: float | None = None
-    inductor_best_speedup: float | None = None
-    export_s: float | None = None
-    compile_s: float | None = None
-    strategy: str | None = None
-    artifact_mb: float | None = None
-    failure: str | None = None
-
-    @property
-    def good(self) -> bool:
-        """Whether the model ran and was right; an error that is not a number is wrong."""
-        error = self.max_relative_error
-        return self.failure is None and error is not None and error <= ERROR_LIMIT
+    error: float  # largest difference from eager, relative to eager's largest value
+    eager: Timing
+    inductor: Timing | None
+    turbine: Timing
+    export_seconds: float
+    compile_seconds: float
+    strategy: str
+    artifact_bytes: int
 
 
-# Heading, field of Row and format of each column after the model's name.
-COLUMNS = (
-    ("error", "max_relative_error", ".1e"),
-    ("eager ms", "eager_ms", ".2f"),
-    ("inductor ms", "inductor_ms", ".2f"),
-    ("turbine ms", "turbine_ms", ".2f"),
-    ("turbine x", "turbine_speedup", ".2f"),
-    ("best x", "turbine_best_speedup", ".2f"),
-    ("inductor x", "inductor_speedup", ".2f"),
-    ("best x", "inductor_best_speedup", ".2f"),
-    ("export s", "export_s", ".1f"),
-    ("compile s", "compile_s", ".1f"),
-    ("strategy", "strategy", ""),
-    ("MB", "artifact_mb", ".1f"),
-)
-NAME_WIDTH = 20
-WIDTH = 12
+@dataclass(frozen=True)
+class Failure:
+    """Why a model has no figures."""
+
+    model: str
+    reason: str
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     limit_threads(options.threads)
     warn_if_busy()
-    rows: list[Row] = []
-    print("model".ljust(NAME_WIDTH), *(heading.rjust(WIDTH) for heading, _, _ in COLUMNS), sep="")
+    rows: list[Row | Failure] = []
+    print(heading())
     for name in options.models:
         rows.append(measure_or_fail(name, options))
         print(line(rows[-1]), flush=True)
         save(rows, options)
     print(f"figures written to {options.output}", file=sys.stderr)
-    warn_if_busy()
-    return 0 if all(row.good for row in rows) else 1
+    return 0 if all(is_good(row) for row in rows) else 1
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -123,13 +100,13 @@ def limit_threads(threads: int | None) -> None:
         iree.runtime.flags.parse_flags(f"--task_topology_max_group_count={threads}")
 
 
-def measure_or_fail(name: str, options: argparse.Namespace) -> Row:
-    """One model's row; whatever goes wrong with a model is its result, and the next one follows."""
+def measure_or_fail(name: str, options: argparse.Namespace) -> Row | Failure:
+    """Whatever goes wrong with a model is its result, and the next model follows."""
     try:
         return measure(name, options.catalog[name], options)
     except Exception as error:
         print(f"{name}: {error}", file=sys.stderr)
-        return Row(name, failure=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+        return Failure(name, f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
 
 
 def measure(name: str, build: Callable[[], Example], options: argparse.Namespace) -> Row:
@@ -141,14 +118,13 @@ def measure(name: str, build: Callable[[], Example], options: argparse.Namespace
         kwargs=example.kwargs,
         dynamic_shapes=example.dynamic_shapes,
     )
-    export_s = time.perf_counter() - started
+    exported_at = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{name}.turbine"
-        started = time.perf_counter()
         artifact = exported.compile(
             path, strategy=options.strategy, cache=False if options.no_cache else None
         )
-        compile_s = time.perf_counter() - started
+        compiled_at = time.perf_counter()
         size = path.stat().st_size
     with torch.inference_mode():
         calls = {"eager": call_of(example.model, example), "turbine": call_of(artifact, example)}
@@ -159,23 +135,15 @@ def measure(name: str, build: Callable[[], Example], options: argparse.Namespace
         timings = round_robin(calls, seconds=options.seconds)
     return Row(
         name,
-        max_relative_error=error,
-        **figures(timings),
-        export_s=export_s,
-        compile_s=compile_s,
-        strategy=artifact.manifest["strategy"],
-        artifact_mb=size / 2**20,
+        error,
+        timings["eager"],
+        timings.get("inductor"),
+        timings["turbine"],
+        exported_at - started,
+        compiled_at - exported_at,
+        artifact.manifest["strategy"],
+        size,
     )
-
-
-def figures(timings: Mapping[str, Timing]) -> dict[str, Any]:
-    """The fields of a row that come from timings of "eager" and perhaps others."""
-    eager = timings["eager"]
-    found = {f"{name}_ms": 1e3 * timing.median for name, timing in timings.items()}
-    for name in timings.keys() - {"eager"}:
-        found[f"{name}_speedup"] = eager.median / timings[name].median
-        found[f"{name}_best_speedup"] = eager.best / timings[name].best
-    return found
 
 
 def call_of(function: Callable[..., Any], example: Example) -> Callable[[], Any]:
@@ -205,19 +173,54 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return (found.double() - expected.double()).abs().max().item() / (largest or 1.0)
 
 
-def line(row: Row) -> str:
+def is_good(row: Row | Failure) -> bool:
+    """Whether the model ran and was right; an error that is not a number is wrong."""
+    return isinstance(row, Row) and row.error <= ERROR_LIMIT
+
+
+def median_speedup(row: Row, timing: Timing | None) -> float | None:
+    return None if timing is None else row.eager.median / timing.median
+
+
+def best_speedup(row: Row, timing: Timing | None) -> float | None:
+    return None if timing is None else row.eager.best / timing.best
+
+
+# Each column after the model's name: heading, width, value, format.
+COLUMNS: tuple[tuple[str, int, Callable[[Row], float | str | None], str], ...] = (
+    ("error", 9, lambda row: row.error, ".1e"),
+    ("eager ms", 10, lambda row: 1e3 * row.eager.median, ".2f"),
+    ("inductor ms", 13, lambda row: 1e3 * row.inductor.median if row.inductor else None, ".2f"),
+    ("turbine ms", 12, lambda row: 1e3 * row.turbine.median, ".2f"),
+    ("inductor x", 12, lambda row: median_speedup(row, row.inductor), ".2f"),
+    ("best x", 8, lambda row: best_speedup(row, row.inductor), ".2f"),
+    ("turbine x", 11, lambda row: median_speedup(row, row.turbine), ".2f"),
+    ("best x", 8, lambda row: best_speedup(row, row.turbine), ".2f"),
+    ("export s", 10, lambda row: row.export_seconds, ".1f"),
+    ("compile s", 11, lambda row: row.compile_seconds, ".1f"),
+    ("strategy", 10, lambda row: row.strategy, ""),
+    ("MB", 7, lambda row: row.artifact_bytes / 2**20, ".1f"),
+)
+NAME_WIDTH = 20
+
+
+def heading() -> str:
+    return "model".ljust(NAME_WIDTH) + "".join(title.rjust(width) for title, width, _, _ in COLUMNS)
+
+
+def line(row: Row | Failure) -> str:
     """A row of the table as text."""
     name = row.model.ljust(NAME_WIDTH)
-    if row.failure is not None:
-        return f"{name}  {row.failure}"
-    values = asdict(row)
-    cells = (
-        "-" if values[field] is None else format(values[field], form) for _, field, form in COLUMNS
-    )
-    return name + "".join(cell.rjust(WIDTH) for cell in cells)
+    if isinstance(row, Failure):
+        return f"{name} {row.reason}"
+    return name + "".join(cell(value(row), form).rjust(width) for _, width, value, form in COLUMNS)
 
 
-def save(rows: Sequence[Row], options: argparse.Namespace) -> None:
+def cell(value: float | str | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def save(rows: Sequence[Row | Failure], options: argparse.Namespace) -> None:
     """Write all rows so far: an interrupted run keeps what it measured."""
     report = {
         "machine": {"architecture": platform.machine(), "cores": os.cpu_count()},

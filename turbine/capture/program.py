@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.export.graph_signature import (
 )
 
 from turbine import dtypes, errors, pytree
-from turbine.capture import graph_passes, trees
+from turbine.capture import dim_names, graph_passes, trees
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.signature import Input, Output, Range, Signature
 
@@ -66,7 +66,9 @@ def capture(
         exported = _export(exported, args, kwargs or {}, dynamic_shapes, strict)
     decomposed = _decompose(exported)
     graph_passes.run(decomposed.graph_module)
-    return _program(decomposed, _parameter_names(model, exported))
+    program = _program(decomposed, _parameter_names(model, exported))
+    named = dim_names.with_user_names(program.signature, dynamic_shapes)
+    return replace(program, signature=named)
 
 
 def _export(

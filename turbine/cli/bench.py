@@ -73,5 +73,11 @@ def summary(timings: Sequence[float]) -> dict[str, float]:
 
 
 def _text(facts: dict[str, str | float]) -> str:
-    cells = [f"{v:.4g}" if isinstance(v, float) else str(v) for v in facts.values()]
+    cells = [_cell(value) for value in facts.values()]
     return table([list(facts), cells], right=range(2, len(cells)))
+
+
+def _cell(value: str | float) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.1f}" if value >= 100 else f"{value:.4g}"

@@ -31,7 +31,7 @@ def show_cache(
 
     if clear:
         count = cache.clear()
-        print(jsons.dumps({"removed": count}) if json else f"removed {count} entries")
+        print(jsons.dumps({"removed": count}) if json else f"removed {count}")
         return 0
     listings = cache.listings()
     print(_json(listings) if json else _text(listings))
@@ -64,5 +64,5 @@ def _text(listings: Sequence[Listing]) -> str:
     ]
     total = bytes_text(sum(item.size for item in listings))
     limit = bytes_text(knobs.cache_limit_mb * 2**20)
-    summary = f"{len(listings)} entries, {total} of {limit} in {knobs.cache_dir}"
+    summary = f"{len(listings)} kept, {total} of {limit} in {knobs.cache_dir}"
     return f"{table(rows, right={3, 4})}\n\n{summary}" if listings else summary

@@ -72,6 +72,10 @@ def _check(
     knobs = config.current()
     kind = targets.parse(knobs.target if target is None else target).kind
     strategies.choose(knobs.strategy if strategy is None else strategy, kind)
+    if output.suffix in MLIR_SUFFIXES and (target is not None or strategy is not None):
+        raise errors.ConfigError(
+            f"--target or --strategy with {output.suffix}", hint="only the export is written there"
+        )
     if archive is not None and output.suffix != ".turbine":
         raise errors.ConfigError(
             f"--archive with {output.suffix}", hint="only a .turbine file names its archive"
@@ -89,6 +93,7 @@ def _export(factory: str, inputs: tuple[str, ...], weights: str | None) -> Expor
         factories.importable_from(Path.cwd()),
         without_torch_warnings(),
     ):
+        _check_torch()
         from turbine import aot
         from turbine.lower.weights import check_place
 
@@ -100,6 +105,14 @@ def _export(factory: str, inputs: tuple[str, ...], weights: str | None) -> Expor
         model = options.pop("model")
         _note_training(model)
         return aot.export(model, **options)
+
+
+def _check_torch() -> None:
+    try:
+        import torch
+    except ImportError as error:
+        raise errors.MissingExtra(f"compiling needs torch: {error}") from error
+    del torch
 
 
 def _note_training(model: Any) -> None:

@@ -91,7 +91,7 @@ def _drivers() -> str:
                 raise
             absent.append(driver)
     present = [d for kind in targets.KINDS.values() for d in kind.drivers if d not in absent]
-    return f"{', '.join(present)}" + (f"; no device for {', '.join(absent)}" if absent else "")
+    return ", ".join(present) + (f"; no device for {', '.join(absent)}" if absent else "")
 
 
 def _cache() -> str:
@@ -103,7 +103,7 @@ def _cache() -> str:
         pass
     listings = cache.listings()
     total = sum(item.size for item in listings)
-    return f"{folder} is writable, {len(listings)} entries, {bytes_text(total)}"
+    return f"{folder} is writable, {len(listings)} kept, {bytes_text(total)}"
 
 
 def _end_to_end() -> str:

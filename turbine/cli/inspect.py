@@ -38,7 +38,8 @@ def inspect_artifact(
         print(jsons.dumps(_everything(contents, damage if verify else None), indent=2))
     else:
         print(_text(contents))
-        _print_verdict(verify, damage)
+        if verify:
+            print(f"\n{_verdict(contents, damage)}")
     return 1 if damage else 0
 
 
@@ -63,11 +64,13 @@ def _damage(contents: Container) -> dict[str, str]:
     return found
 
 
-def _print_verdict(verify: bool, damage: dict[str, str]) -> None:
-    if not verify:
-        return
-    print()
-    print("\n".join(f"FAIL {fact}" for fact in damage.values()) or "ok   all checksums match")
+def _verdict(contents: Container, damage: dict[str, str]) -> str:
+    if damage:
+        return "\n".join(f"FAIL {fact}" for fact in damage.values())
+    archive = _archive(contents)
+    # Archives carry no checksums.
+    sizes = f"; weights in {archive} have the right sizes" if archive is not None else ""
+    return f"ok   all checksums match{sizes}"
 
 
 def _everything(contents: Container, damage: dict[str, str] | None) -> dict[str, Any]:

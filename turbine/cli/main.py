@@ -116,8 +116,8 @@ def _report(error: BaseException, with_traceback: bool) -> None:
     if with_traceback:
         traceback.print_exception(error)
     print(f"error: {error}", file=sys.stderr)
-    if error.__cause__ is not None and not with_traceback:
-        print("  more: --traceback shows where this came from", file=sys.stderr)
+    if isinstance(error, errors.ExportError) and error.__cause__ is not None and not with_traceback:
+        print("  more: --traceback shows how it came to this", file=sys.stderr)
 
 
 if __name__ == "__main__":

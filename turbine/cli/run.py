@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json as jsons
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,21 +50,32 @@ def run_artifact(
     """
     from turbine.runtime.artifact import load
 
-    _check_outputs(output)
-    with progress(f"running {artifact.name}"):
+    # Making a result may import the user's module; what that prints is talk.
+    with progress(f"running {artifact.name}"), contextlib.redirect_stdout(sys.stderr):
         program = load(artifact, weights=weights)
+        _check_outputs(output, program.signature)
         args, kwargs = arguments(program.signature, input, size)
         results = _results(program, args, kwargs)
-    arrays = [result.value for result in results if result.is_array]
-    _save(output, arrays)
+    _save(output, [result.value for result in results if result.is_array])
     print(jsons.dumps([_plain(r) for r in results]) if json else "\n".join(map(_text, results)))
     return 0
 
 
-def _check_outputs(paths: Sequence[Path]) -> None:
+def _check_outputs(paths: Sequence[Path], signature: Signature) -> None:
+    """Find mistakes before the program runs."""
     for path in paths:
         if path.suffix not in (".npy", ".npz"):
             raise errors.ConfigError(errors.unknown("output suffix", path.suffix, (".npy", ".npz")))
+        if not path.parent.is_dir():
+            raise errors.ConfigError(f"no folder {path.parent} to write {path.name} in")
+    tensors = sum(output.kind == "tensor" for output in signature.outputs)
+    tensors += sum(spec.mutated for spec in signature.inputs)
+    files = sum(path.suffix == ".npy" for path in paths)
+    if files > tensors:
+        raise errors.ConfigError(
+            f"too many --output files: {files=} {tensors=}",
+            hint=f"the signature is {signature.text()}",
+        )
 
 
 def _results(program: Artifact, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Result]:
@@ -86,8 +99,6 @@ def _save(paths: Sequence[Path], arrays: Sequence[Any]) -> None:
     import numpy
 
     single = [path for path in paths if path.suffix == ".npy"]
-    if len(single) > len(arrays):
-        raise errors.ConfigError(f"{len(single)} --output files for {len(arrays)} tensors")
     for path, array in zip(single, arrays, strict=False):
         numpy.save(path, array)
     for path in paths:

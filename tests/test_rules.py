@@ -1,0 +1,107 @@
+"""Our decompositions give eager's numbers, also for nan, infinities, tiny and large arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import turbine
+from tests.models import Fn, compiled, relative_error
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+SPECIAL = [0.0, -0.0, 1e-20, -1e-6, 20.0, -90.0, 300.0, -1000.0, 0.5, 2.5]
+NONFINITE = [float("inf"), float("-inf"), float("nan")]
+FUNCTIONS: dict[str, Function] = {
+    **{
+        name: getattr(torch, name)
+        for name in (
+            "sin cos tan asin acos atan sinh asinh atanh tanh exp expm1 log log1p log2 log10 "
+            "erf erfc sigmoid signbit relu round"
+        ).split()
+    },
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "softplus": F.softplus,
+    "hardtanh": F.hardtanh,
+    "hardsigmoid": F.hardsigmoid,
+    "clamp": lambda x: x.clamp(-0.5, 2.0),
+    "clamp_min": lambda x: x.clamp(min=0.25),
+    "maximum": lambda x: torch.maximum(x, x.flip(0)),
+    "minimum": lambda x: torch.minimum(x, x.flip(0)),
+    "copysign": lambda x: torch.copysign(x, x.flip(0)),
+}
+# In units of the dtype's rounding, at the scale of each value or of 1, whichever is larger.
+ALLOWED_ULPS = 40
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_functions_of_one_number(dtype: torch.dtype) -> None:
+    grid = torch.linspace(-8, 8, 301, dtype=torch.float64)
+    x = torch.cat([grid, torch.tensor(SPECIAL + NONFINITE, dtype=torch.float64)]).to(dtype)
+    artifact = compiled(lambda x: tuple(f(x) for f in FUNCTIONS.values()), x)
+    wrong = []
+    for (name, function), found in zip(FUNCTIONS.items(), artifact(x), strict=True):
+        expected = function(x)
+        assert found.dtype == expected.dtype, name
+        for at, ours, theirs in _differences(x, found, expected):
+            wrong.append(f"{name}({at}) = {theirs}, found {ours}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _differences(
+    x: torch.Tensor, found: torch.Tensor, expected: torch.Tensor
+) -> list[tuple[float, float, float]]:
+    wide, ours = expected.to(torch.float64), found.to(torch.float64)
+    same = (wide == ours) | (wide.isnan() & ours.isnan())
+    room = ALLOWED_ULPS * torch.finfo(x.dtype).eps * wide.abs().clamp(min=1.0)
+    near = (wide - ours).abs() <= room
+    bad = ~(same | near)
+    return list(zip(x[bad].tolist(), ours[bad].tolist(), wide[bad].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [None, 2])
+def test_embedding_bag(mode: str, padding: int | None) -> None:
+    bag = torch.nn.EmbeddingBag(10, 4, mode=mode, padding_idx=padding)
+    ids = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9])
+    offsets = torch.tensor([0, 4, 4, 7])  # the second bag is empty
+    found = turbine.aot.export(bag, args=(ids, offsets)).compile()(ids, offsets)
+    torch.testing.assert_close(found, bag(ids, offsets))
+
+
+def test_embedding_bag_with_weights_and_last_offset() -> None:
+    bag = torch.nn.EmbeddingBag(10, 4, mode="sum", include_last_offset=True)
+    ids, offsets = torch.tensor([1, 2, 4, 5]), torch.tensor([0, 1, 4])
+    weights = torch.rand(4)
+    args = (ids, offsets, weights)
+    torch.testing.assert_close(turbine.aot.export(bag, args=args).compile()(*args), bag(*args))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_strided_convolution_down_to_one_pixel(size: int, dims: int) -> None:
+    layer = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}[dims](3, 4, 3, 2, 1)
+    x = torch.randn(2, 3, *[size] * dims)
+    found = turbine.aot.export(layer, args=(x,)).compile()(x)
+    assert relative_error(found, layer(x).detach()) < 1e-6
+
+
+def test_a_user_decomposition_holds_inside_its_scope_only() -> None:
+    x = torch.rand(4)
+    doubled = {torch.ops.aten.relu.default: lambda x: x * 2}
+    with turbine.aot.extend_aot_decompositions(add_ops=doubled):
+        inside = turbine.aot.export(Fn(torch.relu), args=(x,)).compile()
+    outside = turbine.aot.export(Fn(torch.relu), args=(x,)).compile()
+    torch.testing.assert_close(inside(x), x * 2)
+    torch.testing.assert_close(outside(x), x)
+
+
+def test_removing_a_decomposition_leaves_the_op_in_the_graph() -> None:
+    with turbine.aot.extend_aot_decompositions(remove_ops=[torch.ops.aten.tan]):
+        text = turbine.aot.export(Fn(torch.tan), args=(torch.rand(4),)).text()
+    assert "torch.aten.tan" in text
+    assert "torch.aten.tan" not in turbine.aot.export(Fn(torch.tan), args=(torch.rand(4),)).text()

@@ -1,0 +1,78 @@
+"""Give size symbols the names a user gave them in `dynamic_shapes`: "batch", not "s31"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch.export.dynamic_shapes import _DerivedDim, _DimHint
+
+from turbine.pytree import Tree
+from turbine.signature import Input, Signature
+
+
+def with_user_names(signature: Signature, dynamic_shapes: Any) -> Signature:
+    """The signature with every symbol renamed that a user named."""
+    given = list(_leaf_specs(signature, dynamic_shapes))
+    named: dict[str, str] = {}
+    for leaf, spec in zip(signature.inputs, given, strict=True):
+        named.update(_names(leaf, spec))
+    # Two symbols under one name, or a name that is a symbol already, would say something false.
+    if len(set(named.values())) != len(named) or set(named.values()) & set(signature.symbols):
+        return signature
+    return _renamed(signature, named)
+
+
+def _leaf_specs(signature: Signature, dynamic_shapes: Any) -> Iterator[Any]:
+    """What the user said of each input leaf, in the order of the leaves."""
+    positional, keywords = signature.in_tree.children
+    names = [*signature.parameters[: len(positional.children)], *map(str, keywords.keys)]
+    for place, (name, tree) in enumerate(
+        zip(names, (*positional.children, *keywords.children), strict=True)
+    ):
+        yield from _walk(tree, _pick(dynamic_shapes, place, name))
+
+
+def _walk(tree: Tree, spec: Any) -> Iterator[Any]:
+    if tree.kind == "leaf":
+        yield spec
+        return
+    keys = tree.keys or range(len(tree.children))
+    for place, (key, child) in enumerate(zip(keys, tree.children, strict=True)):
+        yield from _walk(child, _pick(spec, place, key))
+
+
+def _pick(spec: Any, place: int, key: str | int) -> Any:
+    if isinstance(spec, Mapping):
+        return spec.get(key)
+    if isinstance(spec, (tuple, list)) and place < len(spec):
+        return spec[place]
+    return None
+
+
+def _names(leaf: Input, spec: Any) -> Iterator[tuple[str, str]]:
+    """(symbol, the user's name) for each dimension that is a symbol with a named Dim."""
+    for axis, dim in enumerate(leaf.shape):
+        given = _pick(spec, axis, axis)
+        plain = isinstance(given, type) or hasattr(given, "__name__")
+        if plain and not isinstance(given, (_DimHint, _DerivedDim)) and str(dim).isidentifier():
+            yield str(dim), given.__name__
+
+
+def _renamed(signature: Signature, named: Mapping[str, str]) -> Signature:
+    def text(value: Any) -> Any:
+        return re.sub(r"[A-Za-z_]\w*", lambda m: named.get(m[0], m[0]), value)
+
+    def leaf(item: Any) -> Any:
+        shape = tuple(text(d) if isinstance(d, str) else d for d in item.shape)
+        value = text(item.value) if item.kind in ("int", "size") else item.value
+        return replace(item, shape=shape, value=value)
+
+    return replace(
+        signature,
+        inputs=tuple(leaf(item) for item in signature.inputs),
+        outputs=tuple(leaf(item) for item in signature.outputs),
+        symbols={text(symbol): limits for symbol, limits in signature.symbols.items()},
+    )
