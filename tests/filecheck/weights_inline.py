@@ -7,7 +7,7 @@ import turbine
 
 # CHECK-NOT: util.global
 # CHECK: func.func @main
-# CHECK: torch.vtensor.literal(dense_resource<{{.*}}> : tensor<8x4xf32>) : !torch.vtensor<[8,4],f32>
+# CHECK: arith.constant dense_resource<weight> : tensor<8x4xf32>
 # CHECK: torch.aten.mm
 def text() -> str:
     model = torch.nn.Linear(4, 8, bias=False)

@@ -18,6 +18,7 @@ from torch.export.graph_signature import (
     SymIntArgument,
     TensorArgument,
 )
+from torch.utils import _pytree as torch_pytree
 
 from turbine import dtypes, errors, pytree
 from turbine.capture import dim_names, graph_passes, trees
@@ -87,12 +88,30 @@ def _export(
         raise errors.ExportError(
             f"args is a {type(args).__name__}, expected a tuple", hint="write args=(x,)"
         )
+    args, kwargs = _without_repeats((args, kwargs))
     try:
         return torch.export.export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
     except Exception as error:
         raise _capture_error(model, error) from error
+
+
+def _without_repeats(arguments: Any) -> Any:
+    """Give each tensor argument an identity of its own.
+
+    torch.export takes one tensor in two places for one input, and the program then ignores what
+    a caller passes in the second place.
+    """
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
+            seen.add(id(leaf))
+            return leaf
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+    return torch_pytree.tree_map(own, arguments)
 
 
 def _capture_error(model: torch.nn.Module, error: Exception) -> errors.ExportError:

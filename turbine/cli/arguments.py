@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turbine import dims, dtypes, errors, pytree
-from turbine.cli.knobs import TRUTH
 from turbine.cli.options import Assignment
 from turbine.dtypes import Dtype
 from turbine.signature import Input, Range, Signature
@@ -170,15 +169,16 @@ def _load_many(path: str, names: Sequence[str]) -> list[Any]:
 
 
 def _truth(text: str) -> bool:
-    if text.lower() not in TRUTH:
+    if text.lower() not in _TRUTH:
         raise ValueError(f"{text!r} is not a truth value")
-    return TRUTH[text.lower()]
+    return _TRUTH[text.lower()]
 
 
 def _whole(text: str) -> int:
     return int(text, 0)
 
 
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _VALUE: dict[str, Callable[[str], Any]] = {
     "bool": _truth,
     "int": _whole,

@@ -93,8 +93,10 @@ def _export(factory: str, inputs: tuple[str, ...], weights: str | None) -> Expor
         factories.importable_from(Path.cwd()),
         without_torch_warnings(),
     ):
-        _check_torch()
-        from turbine import aot
+        try:
+            from turbine import aot
+        except ImportError as error:
+            raise errors.MissingExtra(f"compiling needs torch and IREE: {error}") from error
         from turbine.lower.weights import check_place
 
         if weights is not None:
@@ -105,14 +107,6 @@ def _export(factory: str, inputs: tuple[str, ...], weights: str | None) -> Expor
         model = options.pop("model")
         _note_training(model)
         return aot.export(model, **options)
-
-
-def _check_torch() -> None:
-    try:
-        import torch
-    except ImportError as error:
-        raise errors.MissingExtra(f"compiling needs torch: {error}") from error
-    del torch
 
 
 def _note_training(model: Any) -> None:

@@ -103,7 +103,8 @@ def _understood(factory: str, made: Any) -> dict[str, Any]:
         return {"model": made}
     if _is_model(getattr(made, "model", None)):
         names = ("model", "args", "kwargs", "dynamic_shapes")
-        return {name: getattr(made, name) for name in names if hasattr(made, name)}
+        found = {name: getattr(made, name, _MISSING) for name in names}
+        return {name: value for name, value in found.items() if value is not _MISSING}
     if isinstance(made, tuple) and 2 <= len(made) <= 3 and _is_model(made[0]):
         return dict(zip(("model", "args", "kwargs"), made, strict=False))
     if isinstance(made, dict) and _is_model(made.get("model")):

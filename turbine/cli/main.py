@@ -15,7 +15,6 @@ from turbine.cli.cache import show_cache
 from turbine.cli.compile import compile_model
 from turbine.cli.doctor import check_installation
 from turbine.cli.inspect import inspect_artifact
-from turbine.cli.knobs import knobs
 from turbine.cli.options import Assignment, Verb, add_options, call
 from turbine.cli.run import run_artifact
 from turbine.version import __version__
@@ -60,7 +59,7 @@ def _main(words: list[str]) -> int:
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return int(stop.code or 0)
     try:
-        with config.override(**knobs(options.set)):
+        with config.override(**{knob.name: knob.value for knob in options.set}):
             return call(VERBS[options.verb], options)
     except BrokenPipeError:
         raise

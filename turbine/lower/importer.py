@@ -6,12 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from iree.compiler.extras.fx_importer import FxImporter, GraphNodeImporter
+import torch
+from iree.compiler.extras.fx_importer import ContextCache, FxImporter, GraphNodeImporter
 from torch import fx
 
-from turbine import errors
+from turbine import dtypes, errors
 from turbine.capture.program import Program, Weight
-from turbine.lower.weights import WeightBuilder, check_place
+from turbine.lower.weights import WeightBuilder, builtin_type, check_place
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function, torch_values
 from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
@@ -41,9 +42,8 @@ def lower(
         walk.bind_placeholders()
         walk.import_body()
         walk.store_and_return()
-    external = {w.name: w for w in program.weights.values() if w.name in walk.weights.defined}
-    kept = [w for w in external.values() if place == "external" and not w.mutable]
-    return Lowered(module, tuple(kept))
+    used = {w.name: w for w in program.weights.values() if w.name in walk.weights.defined}
+    return Lowered(module, tuple(w for w in used.values() if walk.weights.is_external(w)))
 
 
 class _Walk:
@@ -55,7 +55,7 @@ class _Walk:
         self.weights = WeightBuilder(module, place)
         self.nodes = {node.name: node for node in program.graph.graph.nodes}
         self.importer = FxImporter(module=module)
-        self.cache = self.importer._cc
+        self.cache = self.importer._cc = _Types(module.context)
         self.location = _first_location(self.cache, self.nodes.values())
         inputs = [self.nodes[name] for name in program.inputs]
         self.block = function.define(
@@ -83,11 +83,6 @@ class _Walk:
             self._bind_weight(self.nodes[name], weight)
 
     def _bind_weight(self, node: fx.Node, weight: Weight) -> None:
-        # IREE cannot serialize complex constants; as globals they work.
-        if self.place == "inline" and not weight.mutable and not weight.tensor.is_complex():
-            self.body.lazy_import_parameter(self.location, node, weight.tensor, _NO_INFO)
-            return
-
         def on_use() -> Value:
             with InsertionPoint(self.block):
                 value = self.weights.load(weight, self.location)
@@ -110,21 +105,17 @@ class _Walk:
         with InsertionPoint(self.block), self.location:
             for name, node in self.program.stores.items():
                 weight = self.program.weights[name]
-                of = self.weights.define(weight, self.location)
-                value = torch_values.to_builtin(
-                    self.body.resolve_node_value(node), of, self.location
-                )
+                new = self.body.resolve_node_value(node)
+                value = torch_values.to_builtin(new, builtin_type(weight), self.location)
                 self.weights.store(weight, value, self.location)
             function.return_values(results, self.location)
 
 
-class _NoInfo:
-    """The importer asks each lifted input whether it is written; ours never are."""
+class _Types(ContextCache):
+    """IREE's type cache with our dtype table in place of its own, which lacks uint16 and uint64."""
 
-    mutable_producer_node_name = None
-
-
-_NO_INFO: Any = _NoInfo()
+    def dtype_to_type(self, dtype: torch.dtype) -> Type:
+        return Type.parse(dtypes.of_torch(dtype).torch_mlir, self._c)
 
 
 def _first_location(cache: Any, nodes: Any) -> Location:

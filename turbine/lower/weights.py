@@ -9,6 +9,8 @@ import torch
 
 from turbine import dtypes, errors
 from turbine.capture.program import Weight
+from turbine.dtypes import Dtype
+from turbine.mlir import constants
 from turbine.mlir import globals as mlir_globals
 from turbine.mlir.ir import Attribute, Location, Module, Type, Value
 
@@ -18,44 +20,52 @@ SCOPE = "model"
 
 @dataclass
 class WeightBuilder:
-    """Defines each weight once in the module, on first use."""
+    """Emits the weights of one module; each global is defined on its first use."""
 
     module: Module
     place: str
-    defined: dict[str, Type] = field(default_factory=dict)
+    defined: set[str] = field(default_factory=set)
 
     def load(self, weight: Weight, location: Location) -> Value:
         """The weight's value at the current insertion point, as a builtin tensor."""
-        return mlir_globals.load(weight.name, self.define(weight, location), location)
+        shape, dtype = _type(weight)
+        if self.is_external(weight):
+            of = constants.tensor_type(shape, dtype)
+            self._define(weight, mlir_globals.parameter(SCOPE, weight.name, of), location)
+            return mlir_globals.load(weight.name, of, location)
+        held = constants.dense(weight.name, raw_bytes(weight.tensor), shape, dtype)
+        # IREE folds an unsigned constant into a literal of a signed type, which it then refuses.
+        if self.place == "inline" and not weight.mutable and dtype.kind != "uint":
+            value = constants.constant(held, location)
+        else:
+            self._define(weight, held, location)
+            value = mlir_globals.load(weight.name, held.type, location)
+        return constants.from_carrier(value, shape, dtype, location)
 
     def store(self, weight: Weight, value: Value, location: Location) -> None:
         """Replace the weight's value for the next call."""
-        mlir_globals.store(weight.name, value, location)
+        shape, dtype = _type(weight)
+        held = constants.dense(weight.name, raw_bytes(weight.tensor), shape, dtype)
+        self._define(weight, held, location)
+        carried = constants.to_carrier(value, shape, dtype, location)
+        mlir_globals.store(weight.name, carried, location)
 
-    def define(self, weight: Weight, location: Location) -> Type:
-        """The weight's type; its global is made when it is first asked for."""
-        if weight.name not in self.defined:
-            dtype = dtypes.of_torch(weight.tensor.dtype)
-            of = mlir_globals.tensor_type(tuple(weight.tensor.shape), dtype)
-            # Written state starts from a value in the code: an archive is mapped read-only.
-            external = self.place == "external" and not weight.mutable
-            initial = (_parameter if external else _dense)(weight, of)
-            mlir_globals.define(
-                self.module,
-                weight.name,
-                of,
-                initial,
-                mutable=weight.mutable,
-                location=location,
-            )
-            self.defined[weight.name] = of
-        return self.defined[weight.name]
+    def is_external(self, weight: Weight) -> bool:
+        """Written state starts from a value in the code: an archive is mapped read-only."""
+        return self.place == "external" and not weight.mutable
+
+    def _define(self, weight: Weight, initial: Attribute, location: Location) -> None:
+        if weight.name in self.defined:
+            return
+        self.defined.add(weight.name)
+        mlir_globals.define(
+            self.module, weight.name, initial, mutable=weight.mutable, location=location
+        )
 
 
-def elements(tensor: torch.Tensor) -> numpy.ndarray:
-    """A tensor's elements as a numpy array, sharing memory where that is possible."""
-    dtype = dtypes.of_torch(tensor.dtype)
-    return raw_bytes(tensor).view(dtype.numpy).reshape(tuple(tensor.shape))
+def builtin_type(weight: Weight) -> Type:
+    """The builtin tensor type of a weight."""
+    return constants.tensor_type(*_type(weight))
 
 
 def raw_bytes(tensor: torch.Tensor) -> numpy.ndarray:
@@ -65,12 +75,8 @@ def raw_bytes(tensor: torch.Tensor) -> numpy.ndarray:
     return raw
 
 
-def _parameter(weight: Weight, of: Type) -> Attribute:
-    return mlir_globals.parameter(SCOPE, weight.name, of)
-
-
-def _dense(weight: Weight, of: Type) -> Attribute:
-    return mlir_globals.dense(weight.name, elements(weight.tensor), of)
+def _type(weight: Weight) -> tuple[tuple[int, ...], Dtype]:
+    return tuple(weight.tensor.shape), dtypes.of_torch(weight.tensor.dtype)
 
 
 PLACES = ("external", "global", "inline")

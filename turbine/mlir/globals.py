@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from iree.compiler.ir import (
     Attribute,
-    DenseElementsAttr,
-    DenseResourceElementsAttr,
     FlatSymbolRefAttr,
     InsertionPoint,
     Location,
     Module,
     Operation,
-    RankedTensorType,
     StringAttr,
     Type,
     TypeAttr,
     UnitAttr,
     Value,
 )
-from numpy import ndarray
-
-from turbine.dtypes import Dtype
-
-
-def tensor_type(shape: tuple[int, ...], dtype: Dtype) -> Type:
-    """The builtin tensor type; unsigned elements are signless here, as IREE wants them."""
-    return RankedTensorType.get(list(shape), Type.parse(dtype.mlir))
 
 
 def parameter(scope: str, key: str, of: Type) -> Attribute:
@@ -33,23 +22,14 @@ def parameter(scope: str, key: str, of: Type) -> Attribute:
     return Attribute.parse(f"#flow.parameter.named<{_quote(scope)}::{_quote(key)}> : {of}")
 
 
-def dense(name: str, data: ndarray, of: Type) -> Attribute:
-    """A value held in the IR itself. `data` is the elements' bytes, flat."""
-    shaped = RankedTensorType(of)
-    if data.size == 0 or shaped.rank == 0 or data.size * data.itemsize <= 64:
-        # Small values print readably and fold; bytes of bool are unpacked by the attribute.
-        return DenseElementsAttr.get(data, signless=True, type=of)
-    return DenseResourceElementsAttr.get_from_buffer(data, name, of)
-
-
 def define(
-    module: Module, name: str, of: Type, initial: Attribute, *, mutable: bool, location: Location
+    module: Module, name: str, initial: Attribute, *, mutable: bool, location: Location
 ) -> None:
     """Add a private global at the top of the module."""
     attributes: dict[str, Attribute] = {
         "sym_name": StringAttr.get(name),
         "sym_visibility": StringAttr.get("private"),
-        "type": TypeAttr.get(of),
+        "type": TypeAttr.get(initial.type),
         "initial_value": initial,
     }
     if mutable:

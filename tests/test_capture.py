@@ -1,0 +1,64 @@
+"""What capture makes of arguments, names and models it cannot take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import turbine
+from tests.models import Fn, compiled
+
+
+def test_one_tensor_passed_twice_is_two_arguments() -> None:
+    x = torch.ones(3)
+    artifact = compiled(lambda a, b: a - 10 * b, x, x)
+    torch.testing.assert_close(artifact(torch.full((3,), 5.0), x), torch.full((3,), -5.0))
+
+
+def test_dynamic_sizes_keep_the_names_the_user_gave() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, int]:
+            return a.sum() + b.sum(), a.shape[0] * 3
+
+    length = torch.export.Dim("length", min=2, max=64)
+    output = turbine.aot.export(
+        Model(),
+        args=(torch.ones(4), torch.ones(8)),
+        dynamic_shapes={"a": {0: length}, "b": {0: 2 * length}},
+    )
+    assert output.signature.text() == (
+        "(a: float32[length], b: float32[2*length]) -> (float32[], size 3*length)"
+    )
+    assert output.signature.symbols["length"].maximum == 64
+
+
+def test_a_model_pytorch_cannot_export_is_an_export_error_with_the_cause() -> None:
+    def branches_on_data(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    with pytest.raises(turbine.errors.ExportError, match="could not export Fn") as raised:
+        turbine.aot.export(Fn(branches_on_data), args=(torch.ones(3),))
+    assert raised.value.__cause__ is not None
+
+
+def test_unsupported_ops_are_all_named_with_the_users_line() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.lgamma(x) + torch.digamma(x)
+
+    with pytest.raises(turbine.errors.UnsupportedOp) as raised:
+        turbine.aot.export(Model(), args=(torch.ones(3),)).compile()
+    assert "lgamma" in raised.value.fact
+    assert "digamma" in raised.value.fact
+    assert "test_capture.py" in str(raised.value.where)
+
+
+@pytest.mark.parametrize("bad", [torch.sin, "model", None])
+def test_something_that_is_no_module_is_refused(bad: object) -> None:
+    with pytest.raises(turbine.errors.ExportError, match=r"nn\.Module"):
+        turbine.aot.export(bad, args=(torch.ones(3),))  # type: ignore[arg-type]
+
+
+def test_args_must_be_a_tuple() -> None:
+    with pytest.raises(turbine.errors.ExportError, match="expected a tuple"):
+        turbine.aot.export(torch.nn.Linear(2, 2), args=torch.ones(1, 2))  # type: ignore[arg-type]

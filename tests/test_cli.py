@@ -1,0 +1,540 @@
+"""The `turbine` command: words in; stdout, stderr and an exit code out."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import shlex
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import ml_dtypes
+import numpy
+import pytest
+
+from turbine.cli import options, progress, tables
+from turbine.cli.main import VERBS, main
+from turbine.runtime import container
+
+MODELS = '''
+from dataclasses import dataclass
+from typing import NamedTuple
+import sys
+import torch
+from torch import nn
+from torch.export import Dim
+
+print("talk")
+
+class Affine(nn.Module):
+    """2x + w, with w = (0, 1, 2)."""
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(3.0))
+    def forward(self, x):
+        return 2 * x + self.w
+
+class Pair(nn.Module):
+    def forward(self, first, second, *, scale, flag=True):
+        return {"difference": first - scale * second, "flag": flag}
+
+class Names(nn.Module):
+    def forward(self, x):
+        return x * 3
+
+class Writes(nn.Module):
+    def forward(self, x):
+        x.add_(1)
+        return x * 2
+
+@dataclass
+class Example:
+    model: nn.Module
+    args: tuple
+    kwargs: dict
+    dynamic_shapes: object = None
+
+X = torch.ones(2, 3)
+
+def example(): return Example(Affine().eval(), (X,), {})
+def two(): return Affine().eval(), (X,)
+def three(): return Pair().eval(), (X, X.clone()), {"scale": X.clone(), "flag": True}
+def mapping(): return {"model": Affine().eval(), "args": (X,), "module_name": "named"}
+def bare(): return Affine().eval()
+instance = Affine().eval()
+def training(): return Affine(), (X,)
+def dynamic(): return Example(Affine().eval(), (X,), {}, ({0: Dim("batch", min=2, max=8)},))
+def bfloat(): return Names().eval(), (X.bfloat16(),)
+def writes(): return Writes().eval(), (X,)
+
+def raises(): raise ValueError("no data here")
+def exits(): sys.exit(0)
+def interrupted(): raise KeyboardInterrupt
+def wants(argument): return argument
+def number(): return 3
+def misspelled(): return {"model": Affine(), "arguments": (X,)}
+'''
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+Turbine = Callable[..., Answer]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("cli")
+    (path / "cli_models.py").write_text(MODELS)
+    (path / "cli_broken.py").write_text("import cli_absent\n")
+    yield path
+    for name in ("cli_models", "cli_broken"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def turbine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Turbine:
+    monkeypatch.chdir(folder)
+
+    def run(*words: str) -> Answer:
+        code = main(words)
+        return Answer(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def compiled(turbine: Turbine) -> Callable[[str], str]:
+    """The artifact of a factory, compiled on first use."""
+
+    def artifact(name: str) -> str:
+        path = Path(f"{name}.turbine")
+        if not path.exists():
+            assert turbine("compile", f"cli_models:{name}", "-o", str(path)).code == 0
+        return str(path)
+
+    return artifact
+
+
+def shell(*words: str, before: str = "", **settings: Any) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own, after a line of Python."""
+    code = f"{before}\nimport sys\nfrom turbine.cli.main import main\nsys.exit(main())"
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **settings)
+
+
+def expected(x: float) -> list[float]:
+    return [2 * x + w for w in (0.0, 1.0, 2.0)]
+
+
+# The command as a whole
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys\nfrom turbine.cli.main import main\nmain(['run', '--help'])\n"
+    code += "print([n for n in ('torch', 'iree.runtime', 'iree.compiler', 'numpy') "
+    code += "if n in sys.modules])"
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert told.splitlines()[-1] == "[]"
+
+
+def test_the_module_runs_as_a_command() -> None:
+    command = [sys.executable, "-m", "turbine.cli.main", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("turbine ")
+
+
+def test_the_examples_in_the_help_texts_run(turbine: Turbine) -> None:
+    examples = [turbine(verb, "--help").out.splitlines()[-1].split() for verb in VERBS]
+    assert [words[:2] for words in examples] == [["turbine", verb] for verb in VERBS]
+    assert [turbine(*words[1:]).code for words in examples] == [0] * len(VERBS)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("", "usage: turbine"),
+        ("inspekt x", "unknown verb 'inspekt'; valid: inspect,"),
+        ("run", "required: ARTIFACT"),
+        ("bench m.turbine --seconds soon", "invalid float value"),
+        ("run m.turbine --size batch", "'batch' is not NAME=VALUE"),
+        ("run m.turbine --inp x.npy", "unrecognized arguments"),
+    ],
+)
+def test_bad_usage_is_exit_code_2(turbine: Turbine, line: str, told: str) -> None:
+    answer = turbine(*line.split())
+    assert (answer.code, answer.out) == (2, "")
+    assert told in answer.err
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("cache --set cache=maybe", "knob cache='maybe' is not of type bool"),
+        ("cache --set cahe=1", "unknown knob 'cahe'; valid: cache,"),
+        ("cache --set cache_limit_mb=much", "knob cache_limit_mb='much' is not of type int"),
+    ],
+)
+def test_a_bad_knob_is_an_error(turbine: Turbine, line: str, told: str) -> None:
+    answer = turbine(*line.split())
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith(f"error: {told}")
+
+
+def test_an_interrupt_is_exit_code_130(turbine: Turbine) -> None:
+    answer = turbine("compile", "cli_models:interrupted", "-o", "x.turbine")
+    assert (answer.code, answer.out) == (130, "")
+
+
+def test_a_reader_that_left_is_no_traceback(compiled: Callable[[str], str]) -> None:
+    command = [sys.executable, "-m", "turbine.cli.main", "inspect", compiled("example")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        told = process.stderr.read()
+    assert (process.returncode, told) == (141, b"")
+
+
+def test_options_come_from_the_signature() -> None:
+    taken: list[Any] = []
+
+    def verb(
+        name: Annotated[str, "a name"],
+        *,
+        file: Annotated[Path, "a file", "-f"],
+        count: Annotated[int | None, "a count"] = None,
+        how: Annotated[Literal["fast", "slow"], "a way"] = "slow",
+        tag: Annotated[tuple[str, ...], "tags"] = (),
+        be_loud: Annotated[bool, "a switch"] = False,
+    ) -> int:
+        taken.extend([name, file, count, how, tag, be_loud])
+        return 7
+
+    parser = ArgumentParser()
+    options.add_options(parser, verb)
+    words = "n -f x --tag a --tag b --be-loud --count 3"
+    assert options.call(verb, parser.parse_args(words.split())) == 7
+    assert taken == ["n", Path("x"), 3, "slow", ("a", "b"), True]
+    assert "tags (repeatable)" in parser.format_help()
+
+
+# compile
+
+
+@pytest.mark.parametrize("name", ["example", "two", "three", "mapping", "instance", "bare"])
+def test_compile_takes_every_form_of_factory(turbine: Turbine, name: str) -> None:
+    inputs = ["--input", "2x3xf32"] if name in ("bare", "instance") else []
+    answer = turbine("compile", f"cli_models:{name}", "-o", f"{name}.mlir", *inputs)
+    assert (answer.code, answer.out) == (0, f"{name}.mlir\n")
+    assert "func.func @main" in Path(f"{name}.mlir").read_text()
+
+
+@pytest.mark.parametrize(
+    ("factory", "told"),
+    [
+        ("cli_models", "'cli_models' does not name a factory"),
+        ("cli_absent:f", "no module named 'cli_absent'"),
+        ("cli_broken:f", "importing cli_broken raised ModuleNotFoundError: No module named"),
+        ("cli_models:exmple", "cli_models has no 'exmple'; nearest: example"),
+        (
+            "cli_models:raises",
+            "calling cli_models:raises raised ValueError: no data here\n  where: ",
+        ),
+        ("cli_models:exits", "calling cli_models:exits raised SystemExit"),
+        ("cli_models:wants", "calling cli_models:wants raised TypeError: wants() missing 1"),
+        ("cli_models:number", "cli_models:number gave a value of type int"),
+        ("cli_models:misspelled", "unknown argument 'arguments'; valid: "),
+        ("cli_models:bare", "Affine takes (x), 0 inputs given"),
+    ],
+)
+def test_a_bad_factory_is_explained(turbine: Turbine, factory: str, told: str) -> None:
+    answer = turbine("compile", factory, "-o", "x.turbine")
+    assert (answer.code, answer.out) == (1, "")
+    assert told in answer.err.partition("error: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("-o x.tar", "unknown output suffix '.tar'; valid: "),
+        ("-o absent/x.turbine", "no folder absent to write x.turbine in"),
+        ("-o x.turbine --target cpux", "unknown target 'cpux'; valid: cpu,"),
+        ("-o x.turbine --strategy best", "unknown strategy for cpu 'best'; valid: "),
+        ("-o x.turbine --weights here", "unknown place for weights 'here'; valid: "),
+        ("-o x.vmfb --archive w.irpa", "--archive with .vmfb"),
+        ("-o x.turbine --archive w.irpa --weights inline", "--archive with --weights inline"),
+        ("-o x.mlir --target cpu", "--target or --strategy with .mlir"),
+        ("-o x.turbine --input 2x3xf32", "cli_models:two gives its own inputs"),
+    ],
+)
+def test_a_bad_option_of_compile_is_explained(turbine: Turbine, words: str, told: str) -> None:
+    answer = turbine("compile", "cli_models:two", *words.split())
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.partition("error: ")[2].startswith(told)
+    assert not Path("x.turbine").exists()
+
+
+def test_traceback_shows_the_line_that_raised(turbine: Turbine) -> None:
+    told = turbine("compile", "cli_models:raises", "-o", "x.turbine", "--traceback").err
+    assert 'raise ValueError("no data here")' in told
+
+
+def test_compile_prints_every_file_it_writes(turbine: Turbine) -> None:
+    words = ["compile", "cli_models:two", "--weights", "external"]
+    assert turbine(*words, "-o", "a.vmfb").out.split() == ["a.vmfb", "a.irpa"]
+    archived = turbine(*words, "-o", "a.turbine", "--archive", "w.irpa")
+    assert archived.out.split() == ["a.turbine", "w.irpa"]
+    written = ["a.vmfb", "a.irpa", "a.turbine", "w.irpa"]
+    assert [Path(name).stat().st_size > 0 for name in written] == [True] * 4
+
+
+def test_code_for_another_machine_is_written(turbine: Turbine) -> None:
+    words = ["-o", "gpu.turbine", "--target", "cuda:sm_80"]
+    answer = turbine("compile", "cli_models:two", *words)
+    assert (answer.code, answer.out) == (0, "gpu.turbine\n")
+    assert json.loads(turbine("inspect", "gpu.turbine", "--json").out)["driver"] == "cuda"
+
+
+def test_a_model_in_training_mode_is_noted(turbine: Turbine) -> None:
+    answer = turbine("compile", "cli_models:training", "-o", "t.mlir")
+    assert answer.code == 0
+    assert "note: the model is in training mode" in answer.err
+
+
+# run
+
+
+def results(answer: Answer) -> list[dict[str, Any]]:
+    assert answer.code == 0, answer.err
+    found: list[dict[str, Any]] = json.loads(answer.out)
+    return found
+
+
+def test_run_takes_a_file_and_saves_the_result(
+    turbine: Turbine, compiled: Callable[[str], str]
+) -> None:
+    numpy.save("x.npy", numpy.full((2, 3), 4, numpy.float32))
+    answer = turbine("run", compiled("example"), "--input", "x.npy", "--output", "y.npy")
+    assert answer.code == 0
+    assert answer.out.startswith("result: float32[2, 3]\n[[ 8.  9. 10.]")
+    assert numpy.load("y.npy").tolist() == [expected(4)] * 2
+
+
+def test_run_takes_several_inputs_and_fills_constants(
+    turbine: Turbine, compiled: Callable[[str], str]
+) -> None:
+    words = shlex.split("--input 2x3xf32=5 --input 2x3xf32=2 --input 2x3xf32=10 --json")
+    difference, flag = results(turbine("run", compiled("three"), *words))
+    assert difference["name"] == "result['difference']"
+    assert difference["values"] == [[-15.0] * 3] * 2
+    assert flag == {"name": "result['flag']", "value": True}
+
+
+def test_run_takes_an_npz_by_name(turbine: Turbine, compiled: Callable[[str], str]) -> None:
+    full = {name: numpy.full((2, 3), value, numpy.float32) for name, value in PAIR.items()}
+    numpy.savez("inputs.npz", **full)  # type: ignore[arg-type]
+    answer = turbine("run", compiled("three"), "--input", "inputs.npz", "--json")
+    assert results(answer)[0]["values"] == [[-15.0] * 3] * 2
+
+
+PAIR = {"scale": 10.0, "second": 2.0, "first": 5.0}
+
+
+def test_run_reads_bfloat16_that_numpy_saved(
+    turbine: Turbine, compiled: Callable[[str], str]
+) -> None:
+    numpy.save("b.npy", numpy.full((2, 3), 1.5, ml_dtypes.bfloat16))
+    words = ["--input", "b.npy", "--output", "c.npz", "--json"]
+    (result,) = results(turbine("run", compiled("bfloat"), *words))
+    assert (result["dtype"], result["values"]) == ("bfloat16", [[4.5] * 3] * 2)
+    with numpy.load("c.npz") as saved:
+        assert saved["arr_0"].view(ml_dtypes.bfloat16).tolist() == [[4.5] * 3] * 2
+
+
+def test_run_makes_inputs_up_and_they_stay_the_same(
+    turbine: Turbine, compiled: Callable[[str], str]
+) -> None:
+    first, second = (turbine("run", compiled("dynamic"), "--json") for _ in range(2))
+    assert results(first)[0]["shape"] == [2, 3]
+    assert first == second
+
+
+def test_run_shows_inputs_that_were_written(
+    turbine: Turbine, compiled: Callable[[str], str]
+) -> None:
+    answer = turbine("run", compiled("writes"), "--input", "2x3xf32=1", "--json")
+    shown = {result["name"]: result["values"] for result in results(answer)}
+    assert shown == {"result": [[4.0] * 3] * 2, "x (written)": [[2.0] * 3] * 2}
+
+
+def test_json_of_odd_floats_is_valid(turbine: Turbine, compiled: Callable[[str], str]) -> None:
+    answer = turbine("run", compiled("example"), "--input", "2x3xf32=-inf", "--json")
+    assert results(answer)[0]["values"] == [["-Infinity"] * 3] * 2
+
+
+def test_run_sizes_dynamic_inputs_as_told(turbine: Turbine, compiled: Callable[[str], str]) -> None:
+    path = compiled("dynamic")
+    (symbol,) = json.loads(turbine("inspect", path, "--json").out)["signature"]["symbols"]
+    answer = turbine("run", path, "--size", f"{symbol}=5", "--json")
+    assert results(answer)[0]["shape"] == [5, 3]
+    assert "out of range" in turbine("run", path, "--size", f"{symbol}=9").err
+    assert "unknown size 'nosuch'" in turbine("run", path, "--size", "nosuch=9").err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--input absent.npy", "cannot read absent.npy"),
+        ("--input cli_models.py", "cannot read input 'cli_models.py'"),
+        ("--input 2x3xf33", "input '2x3xf33': unknown dtype 'f33'; valid: f32,"),
+        ("--input 2x3xui8=300", "input '2x3xui8=300': no uint8 for that value"),
+        ("--input 2x4xf32", "argument 'x' has size 4 along axis 1, expected 3"),
+        ("--input 2x3xf64", "argument 'x' has dtype float64, expected float32"),
+        ("--input 2x3xf32 --input 2x3xf32", "2 inputs given, the program takes 1"),
+        ("--size batch=3", "no size is dynamic"),
+        ("--size batch=3 --input 2x3xf32", "--size and --input together"),
+        ("--output y.txt", "unknown output suffix '.txt'"),
+        ("--output a.npy --output b.npy", "too many --output files: files=2 tensors=1"),
+    ],
+)
+def test_bad_input_of_run_is_explained(
+    turbine: Turbine, compiled: Callable[[str], str], words: str, told: str
+) -> None:
+    answer = turbine("run", compiled("example"), *words.split())
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err.startswith(f"error: {told}")
+
+
+@pytest.mark.parametrize("verb", ["run", "bench", "inspect"])
+def test_what_is_no_artifact_is_refused(turbine: Turbine, verb: str) -> None:
+    assert "error: cannot open absent.turbine" in turbine(verb, "absent.turbine").err
+    answer = turbine(verb, "cli_models.py")
+    assert (answer.code, answer.out) == (1, "")
+    assert "error: not a turbine artifact" in answer.err
+
+
+def test_run_and_bench_need_no_torch(folder: Path, compiled: Callable[[str], str]) -> None:
+    path, no_torch = compiled("example"), "import sys; sys.modules['torch'] = None"
+    ran = shell("run", path, "--input", "2x3xf32=1", "--json", before=no_torch, cwd=folder)
+    assert json.loads(ran.stdout)[0]["values"] == [expected(1)] * 2
+    assert shell("bench", path, "--seconds", "0", before=no_torch, cwd=folder).returncode == 0
+    refused = shell("compile", "cli_models:two", "-o", "x.turbine", before=no_torch, cwd=folder)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("error: compiling needs torch")
+
+
+# bench, inspect, cache, doctor
+
+
+def test_bench_prints_figures(turbine: Turbine, compiled: Callable[[str], str]) -> None:
+    figures = json.loads(turbine("bench", compiled("example"), "--seconds", "0.05", "--json").out)
+    assert 0 < figures["min_ms"] <= figures["median_ms"] <= figures["p90_ms"]
+    assert turbine("bench", compiled("example"), "--seconds", "0").out.count("\n") == 2
+    assert "seconds=-1.0" in turbine("bench", compiled("example"), "--seconds", "-1").err
+
+
+def test_inspect_shows_what_an_artifact_is(
+    turbine: Turbine, compiled: Callable[[str], str]
+) -> None:
+    answer = turbine("inspect", compiled("dynamic"), "--verify")
+    assert answer.code == 0
+    for line in ("name ", "signature ", "strategy ", "driver ", "weight:w ", "ok   all checksums"):
+        assert f"\n{line}" in f"\n{answer.out}"
+    assert " 2 to 8\n" in answer.out
+
+
+def test_inspect_finds_damage(turbine: Turbine, compiled: Callable[[str], str]) -> None:
+    whole = Path(compiled("example")).read_bytes()
+    Path("damaged.turbine").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    answer = turbine("inspect", "damaged.turbine", "--verify")
+    assert answer.code == 1
+    assert answer.out.endswith("FAIL weight:w is damaged: its checksum does not match\n")
+    assert turbine("inspect", "damaged.turbine").code == 0
+
+
+def test_inspect_finds_an_archive_that_is_gone(turbine: Turbine) -> None:
+    turbine("compile", "cli_models:two", "-o", "gone.turbine", "--archive", "gone.irpa")
+    assert turbine("inspect", "gone.turbine", "--verify").code == 0
+    Path("gone.irpa").unlink()
+    answer = turbine("inspect", "gone.turbine", "--verify", "--json")
+    assert (answer.code, json.loads(answer.out)["damage"]) == (
+        1,
+        {"gone.irpa": "no archive at gone.irpa"},
+    )
+
+
+def test_inspect_opens_artifacts_of_other_cpus(
+    turbine: Turbine, compiled: Callable[[str], str]
+) -> None:
+    ours = container.open_file(Path(compiled("example")))
+    target = {"kind": "cpu", "chip": "u74", "features": "+v", "architecture": "riscv64"}
+    sections = [(name, ours.bytes_of(name)) for name in ours.sections]
+    container.save(Path("other.turbine"), {**ours.manifest, "target": target}, sections)
+    assert "cpu:u74 riscv64" in turbine("inspect", "other.turbine", "--verify").out
+    assert turbine("run", "other.turbine").code == 1
+
+
+def test_cache_lists_and_clears(turbine: Turbine, tmp_path: Path) -> None:
+    elsewhere = ["--set", f"cache_dir={tmp_path}"]
+    turbine("compile", "cli_models:two", "-o", "c.turbine", *elsewhere)
+    listed = json.loads(turbine("cache", "--json", *elsewhere).out)["entries"]
+    assert "tiled" in turbine("cache", *elsewhere).out
+    assert turbine("cache", "--clear", *elsewhere).out == f"removed {len(listed)}\n"
+    assert turbine("cache", *elsewhere).out.startswith("0 kept, 0 B of 4.0 GiB in ")
+
+
+def test_doctor_says_what_fails(turbine: Turbine) -> None:
+    findings = turbine("doctor", "--json", "--set", "cache_dir=/dev/null/cache", "--set", "cache=0")
+    failed = [finding["name"] for finding in json.loads(findings.out) if not finding["ok"]]
+    assert findings.code == 1
+    assert "cache" in failed
+    assert "end to end" not in failed
+
+
+# What the verbs share
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "written"),
+    [(Terminal(), "\r\x1b[Kwaiting ... 0 s\r\x1b[K"), (io.StringIO(), "waiting ... 0 s\n")],
+)
+def test_progress_speaks_late_and_cleans_up(
+    stream: io.StringIO, written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "DELAY", 0.02)
+    with contextlib.redirect_stderr(stream), progress.progress("waiting"):
+        while not stream.getvalue():
+            time.sleep(0.01)
+    assert stream.getvalue() == written
+
+
+def test_progress_is_silent_when_quick() -> None:
+    with contextlib.redirect_stderr(Terminal()) as stream, progress.progress("waiting"):
+        pass
+    assert stream.getvalue() == ""
+
+
+def test_quantities_read_well() -> None:
+    sizes = [tables.bytes_text(n) for n in (0, 1023, 1536, 5 * 2**20, 2**42)]
+    assert sizes == ["0 B", "1023 B", "1.5 KiB", "5.0 MiB", "4096.0 GiB"]
+    ages = [tables.age_text(s) for s in (-1, 59, 60, 7200, 200000)]
+    assert ages == ["0 s", "59 s", "1 min", "2 h", "2 d"]

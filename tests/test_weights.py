@@ -1,0 +1,62 @@
+"""Weights of every dtype and size keep their bits, wherever they are put."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import turbine
+from turbine import dtypes
+
+SHAPES = {"empty": (0, 3), "scalar": (), "one": (1, 1), "small": (2, 3), "large": (48, 40)}
+
+
+class Turned(torch.nn.Module):
+    """Gives back each of its buffers with the axes reversed."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        for name, shape in SHAPES.items():
+            self.register_buffer(name, random_bits(shape, dtype))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        axes = {name: list(reversed(range(b.dim()))) for name, b in self.named_buffers()}
+        turned = {n: b.permute(axes[n]).contiguous() for n, b in self.named_buffers()}
+        return {"x": x + 1, **turned}
+
+
+def random_bits(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    row = dtypes.of_torch(dtype)
+    generator = torch.Generator().manual_seed(0)
+    high = 2 if row.kind == "bool" else 256
+    count = torch.Size(shape).numel() * row.itemsize
+    raw = torch.randint(0, high, (count,), dtype=torch.uint8, generator=generator)
+    return raw.view(dtype).reshape(shape)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("place", ["external", "global", "inline"])
+@pytest.mark.parametrize("row", dtypes.TABLE, ids=lambda row: row.name)
+def test_weights_keep_their_bits(row: dtypes.Dtype, place: str) -> None:
+    model, x = Turned(row.torch), torch.zeros(2)
+    found = turbine.aot.export(model, args=(x,), weights=place).compile()(x)
+    for name, expected in model(x).items():
+        assert found[name].dtype == expected.dtype, name
+        assert found[name].shape == expected.shape, name
+        assert torch.equal(bits(found[name]), bits(expected)), name
+
+
+def test_tied_weights_are_stored_once() -> None:
+    embedding = torch.nn.Embedding(16, 8)
+    head = torch.nn.Linear(8, 16, bias=False)
+    head.weight = embedding.weight
+    output = turbine.aot.export(torch.nn.Sequential(embedding, head), args=(torch.arange(3),))
+    assert len(output.compile().weight_names) == 1
+
+
+def test_an_unknown_place_for_weights_lists_the_places() -> None:
+    with pytest.raises(turbine.errors.ConfigError, match="external, global, inline"):
+        turbine.aot.export(torch.nn.Linear(2, 2), args=(torch.ones(1, 2),), weights="cloud")

@@ -1,0 +1,98 @@
+"""Constants of any dtype in IR. Types IREE cannot hold as constants travel in a carrier type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from iree.compiler.dialects import arith, flow
+from iree.compiler.ir import (
+    Attribute,
+    DenseElementsAttr,
+    DenseResourceElementsAttr,
+    Location,
+    RankedTensorType,
+    Type,
+    Value,
+)
+from numpy.typing import NDArray
+
+from turbine import dtypes
+from turbine.dtypes import Dtype
+
+# Past this many bytes a constant is a resource: a blob that is neither printed nor uniqued.
+_SMALL = 64
+
+
+Convert = Callable[[Value, Type, Location], Value]
+
+
+@dataclass(frozen=True)
+class Carrier:
+    """How a dtype is held: `parts` elements of another dtype for each element of it."""
+
+    dtype: Dtype
+    parts: int = 1
+    into: Convert | None = None  # from the carrier to the type itself; None if they are one
+    back: Convert | None = None
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the carrying tensor."""
+        return shape if self.parts == 1 else (*shape, self.parts)
+
+
+def _bitcast(value: Value, to: Type, location: Location) -> Value:
+    return flow.TensorBitCastOp(to, value, [], [], loc=location).result
+
+
+def _narrow(value: Value, to: Type, location: Location) -> Value:
+    return arith.TruncIOp(to, value, loc=location).result
+
+
+def _widen(value: Value, to: Type, location: Location) -> Value:
+    return arith.ExtUIOp(to, value, loc=location).result
+
+
+def carrier(dtype: Dtype) -> Carrier:
+    """IREE 3.13 hangs on large i1 constants and serializes neither fp8 nor complex ones."""
+    if dtype.kind == "bool":
+        return Carrier(dtypes.named("int8"), 1, _narrow, _widen)
+    if dtype.kind == "complex":
+        return Carrier(dtypes.named(f"float{dtype.bits // 2}"), 2, _bitcast, _bitcast)
+    if not dtype.dlpack:
+        return Carrier(dtypes.named("int8"), 1, _bitcast, _bitcast)
+    return Carrier(dtype)
+
+
+def tensor_type(shape: tuple[int, ...], dtype: Dtype) -> Type:
+    """The builtin tensor type; unsigned elements are signless here, as IREE wants them."""
+    return RankedTensorType.get(list(shape), Type.parse(dtype.mlir))
+
+
+def dense(name: str, raw: NDArray[Any], shape: tuple[int, ...], dtype: Dtype) -> Attribute:
+    """A constant from the bytes of its elements, in the dtype's carrier type."""
+    held = carrier(dtype)
+    of = tensor_type(held.shape(shape), held.dtype)
+    elements = raw.view(held.dtype.numpy).reshape(held.shape(shape))
+    if raw.nbytes <= _SMALL:
+        return DenseElementsAttr.get(elements, signless=True, type=of)
+    return DenseResourceElementsAttr.get_from_buffer(elements, name, of)
+
+
+def constant(value: Attribute, location: Location) -> Value:
+    """A constant at the current insertion point."""
+    return arith.ConstantOp(value.type, value, loc=location).result
+
+
+def from_carrier(value: Value, shape: tuple[int, ...], dtype: Dtype, location: Location) -> Value:
+    """The carried value in its own type."""
+    into = carrier(dtype).into
+    return value if into is None else into(value, tensor_type(shape, dtype), location)
+
+
+def to_carrier(value: Value, shape: tuple[int, ...], dtype: Dtype, location: Location) -> Value:
+    """A value as its carrier holds it."""
+    held = carrier(dtype)
+    of = tensor_type(held.shape(shape), held.dtype)
+    return value if held.back is None else held.back(value, of, location)
