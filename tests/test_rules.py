@@ -7,9 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 import turbine
 from tests.models import Fn, compiled, relative_error
+from turbine.capture.rules.convolution import convolution
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -88,6 +91,35 @@ def test_strided_convolution_down_to_one_pixel(size: int, dims: int) -> None:
     x = torch.randn(2, 3, *[size] * dims)
     found = turbine.aot.export(layer, args=(x,)).compile()(x)
     assert relative_error(found, layer(x).detach()) < 1e-6
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_convolution_rewrites_are_the_same_convolution(data: st.DataObject) -> None:
+    axes, groups = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
+    transposed = data.draw(st.booleans())
+
+    def each(low: int, high: int) -> list[int]:
+        return data.draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes))
+
+    taps, stride, padding, sizes = each(1, 4), each(1, 3), each(0, 2), each(4, 7)
+    dilation = [1] * axes if transposed else each(1, 2)
+    extra = [data.draw(st.integers(0, s - 1)) if transposed else 0 for s in stride]
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, taps, strict=True)]
+    fits = all(n + 2 * p >= r for n, p, r in zip(sizes, padding, reach, strict=True))
+    grows = all(
+        (n - 1) * s + k > 2 * p for n, s, k, p in zip(sizes, stride, taps, padding, strict=True)
+    )
+    assume(grows if transposed else fits)
+    inner, outer = groups * data.draw(st.integers(1, 2)), groups * data.draw(st.integers(1, 2))
+    x = torch.randn(2, inner, *sizes, dtype=torch.float64)
+    ends = (inner, outer // groups) if transposed else (outer, inner // groups)
+    weight = torch.randn(*ends, *taps, dtype=torch.float64)
+    bias = torch.randn(outer, dtype=torch.float64)
+    arguments = (x, weight, bias, stride, padding, dilation, transposed, extra, groups)
+    found = convolution(*arguments)
+    assume(found is not NotImplemented)
+    torch.testing.assert_close(found, torch.ops.aten.convolution(*arguments))
 
 
 def test_a_user_decomposition_holds_inside_its_scope_only() -> None:
