@@ -40,4 +40,4 @@ def _text_of(case: Path) -> str:
 
 def _matches(checks: Path, printed: Path) -> bool:
     options = parse_argv_options(["filecheck", str(checks), "--input-file", str(printed)])
-    return Matcher.from_opts(options).run() == 0
+    return bool(Matcher.from_opts(options).run() == 0)

@@ -16,5 +16,5 @@ import turbine
 def text() -> str:
     model = torch.nn.Linear(4, 2)
     args = (torch.ones(3, 4),)
-    names = {"module_name": "linear", "function_name": "forward"}
-    return turbine.aot.export(model, args=args, **names).text()
+    output = turbine.aot.export(model, args=args, module_name="linear", function_name="forward")
+    return output.text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -125,7 +126,11 @@ def _capture_error(model: torch.nn.Module, error: Exception) -> errors.ExportErr
 
 def _decompose(exported: ExportedProgram) -> ExportedProgram:
     try:
-        return exported.run_decompositions(current_aot_decompositions())
+        with warnings.catch_warnings():
+            # torch 2.13 warns of its own use of a class it deprecated.
+            warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
+            decomposed: ExportedProgram = exported.run_decompositions(current_aot_decompositions())
+            return decomposed
     except Exception as error:
         raise errors.ExportError(
             f"decomposing the graph failed: {type(error).__name__}: {str(error).strip()}",

@@ -12,7 +12,6 @@ from turbine import config, errors
 from turbine import target as targets
 from turbine.cli import factory as factories
 from turbine.cli.progress import progress
-from turbine.cli.quiet import without_torch_warnings
 
 if TYPE_CHECKING:
     from turbine.aot import ExportOutput
@@ -91,7 +90,6 @@ def _export(factory: str, inputs: tuple[str, ...], weights: str | None) -> Expor
     with (
         contextlib.redirect_stdout(sys.stderr),
         factories.importable_from(Path.cwd()),
-        without_torch_warnings(),
     ):
         try:
             from turbine import aot

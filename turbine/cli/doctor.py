@@ -14,7 +14,6 @@ from typing import Annotated
 from turbine import config, errors
 from turbine import target as targets
 from turbine.cli.progress import progress
-from turbine.cli.quiet import without_torch_warnings
 from turbine.cli.tables import bytes_text
 from turbine.version import __version__
 
@@ -114,8 +113,7 @@ def _end_to_end() -> str:
 
     x = torch.linspace(-1, 1, 12).reshape(3, 4)
     model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU()).eval()
-    with without_torch_warnings():
-        exported = aot.export(model, args=(x,))
+    exported = aot.export(model, args=(x,))
     started = time.perf_counter()
     artifact = exported.compile(target="cpu", in_process=False, cache=False)
     compiled = time.perf_counter()
