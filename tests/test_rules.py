@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import turbine
 from tests.models import Fn, compiled, relative_error
+from turbine.capture.rules.attention import scaled_dot_product_attention
 from turbine.capture.rules.convolution import convolution
 
 Function = Callable[[torch.Tensor], torch.Tensor]
@@ -120,6 +122,33 @@ def test_convolution_rewrites_are_the_same_convolution(data: st.DataObject) -> N
     found = convolution(*arguments)
     assume(found is not NotImplemented)
     torch.testing.assert_close(found, torch.ops.aten.convolution(*arguments))
+
+
+BLIND_ROW = torch.tensor([[True, False, True], [False, False, False]])
+ATTENTION: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"is_causal": True},
+    "scaled": {"scale": 0.3},
+    "bool mask": {"attn_mask": BLIND_ROW},
+    "float mask": {"attn_mask": torch.where(BLIND_ROW, 0.5, float("-inf"))},
+    "grouped heads": {"enable_gqa": True},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", ATTENTION)
+def test_attention_is_pytorchs(case: str, dtype: torch.dtype) -> None:
+    options = dict(ATTENTION[case])
+    mask = options.get("attn_mask")
+    if mask is not None and mask.is_floating_point():
+        options["attn_mask"] = mask.to(dtype)
+    heads = 2 if case == "grouped heads" else 4
+    query = torch.randn(2, 4, 2, 8, dtype=dtype)
+    key, value = torch.randn(2, 2, heads, 3, 8, dtype=dtype)
+    found = scaled_dot_product_attention(query, key, value, **options)
+    expected = F.scaled_dot_product_attention(query, key, value, **options)
+    tolerance = 2e-2 if dtype == torch.bfloat16 else 1e-6
+    torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
 
 
 def test_a_user_decomposition_holds_inside_its_scope_only() -> None:

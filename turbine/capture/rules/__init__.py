@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from turbine.capture.rules import (
+    attention,
     clamping,
     convolution,
     embedding,
@@ -13,6 +14,7 @@ from turbine.capture.rules import (
 )
 
 RULES: dict[Any, Callable[..., Any]] = {
+    **attention.RULES,
     **normalization.RULES,
     **convolution.RULES,
     **embedding.RULES,

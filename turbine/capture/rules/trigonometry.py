@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from turbine.capture.rules.polynomial import ATAN, COS_SERIES, SIN_SERIES, polynomial
-from turbine.capture.rules.widening import in_double
+from turbine.capture.rules.widening import in_double, rounded_to
 
 aten = torch.ops.aten
 
@@ -22,22 +22,22 @@ aten = torch.ops.aten
 _HALF_PI = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
 
 
-@in_double
 def sin(x: Tensor) -> Tensor:
     """Sine by quadrant."""
     return _by_quadrant(x, 0)
 
 
-@in_double
 def cos(x: Tensor) -> Tensor:
     """Cosine: a sine one quadrant on."""
     return _by_quadrant(x, 1)
 
 
-@in_double
 def tan(x: Tensor) -> Tensor:
-    """Tangent, from the sine and cosine of one reduction."""
-    return _by_quadrant(x, 0) / _by_quadrant(x, 1)
+    """Tangent, rounded once."""
+    if x.is_complex():
+        return NotImplemented
+    wide = x.to(torch.float64)
+    return (torch.sin(wide) / torch.cos(wide)).to(rounded_to(x))
 
 
 @in_double
@@ -66,16 +66,21 @@ def acos(x: Tensor) -> Tensor:
 
 
 def _by_quadrant(x: Tensor, shift: int) -> Tensor:
-    turns = torch.round(x * (2 / pi))
-    near = ((x - turns * _HALF_PI[0]) - turns * _HALF_PI[1]) - turns * _HALF_PI[2]
+    if x.is_complex():
+        return NotImplemented
+    # Narrow results need fewer terms; each term costs two ops in every graph with a sine.
+    terms = 9 if x.dtype == torch.float64 else 6
+    wide = x.to(torch.float64)
+    turns = torch.round(wide * (2 / pi))
+    near = ((wide - turns * _HALF_PI[0]) - turns * _HALF_PI[1]) - turns * _HALF_PI[2]
     square = near * near
-    sine = near * polynomial(square, SIN_SERIES)
-    cosine = polynomial(square, COS_SERIES)
+    sine = near * polynomial(square, SIN_SERIES[-terms:])
+    cosine = polynomial(square, COS_SERIES[-terms - 1 :])
     quadrant = turns + float(shift)
     quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
     odd = (quadrant == 1.0) | (quadrant == 3.0)
     value = torch.where(odd, cosine, sine)
-    return torch.where(quadrant >= 2.0, -value, value)
+    return torch.where(quadrant >= 2.0, -value, value).to(rounded_to(x))
 
 
 RULES: dict[Any, Callable[..., Any]] = {

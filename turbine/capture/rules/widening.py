@@ -19,10 +19,14 @@ def in_double(function: Function) -> Function:
     def widened(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if x.is_complex():
             return NotImplemented
-        result = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-        return function(x.to(torch.float64), *args, **kwargs).to(result)
+        return function(x.to(torch.float64), *args, **kwargs).to(rounded_to(x))
 
     return widened
+
+
+def rounded_to(x: Tensor) -> torch.dtype:
+    """The dtype PyTorch gives a function of x: its own, or the default for integers."""
+    return x.dtype if x.is_floating_point() else torch.get_default_dtype()
 
 
 def double_only(function: Function) -> Function:
