@@ -162,15 +162,19 @@ _STABLE_FIELDS = (
 # LLVM feature -> the flag Linux shows for it. Features without a row are not checked.
 _X86_SAME = (
     "avx avx2 avx512f avx512bw avx512cd avx512dq avx512vl avx512vbmi avx512ifma f16c fma bmi1 bmi2 "
-    "popcnt movbe aes adx sha vaes vpclmulqdq gfni avx512_vnni avx512_bf16 avx512_fp16 avx_vnni "
+    "popcnt movbe aes adx vaes vpclmulqdq gfni avx512_vnni avx512_bf16 avx512_fp16 avx_vnni "
+    "avx512_bitalg avx512_vbmi2 avx512_vpopcntdq avx512_vp2intersect cx16 fma4 xop tbm sse4a "
     "amx_tile amx_int8 amx_bf16"
 ).split()
 _LINUX_FLAG = {
     "x86_64": {
         **{flag.replace("_", ""): flag for flag in _X86_SAME},
         **{flag.replace("_", "-"): flag for flag in _X86_SAME if "_" in flag},
-        "avxvnni": "avx_vnni",
         "bmi": "bmi1",
+        "sha": "sha_ni",
+        "crc32": "sse4_2",
+        "lzcnt": "abm",
+        "pclmul": "pclmulqdq",
         "sse3": "pni",
         "ssse3": "ssse3",
         "sse4.1": "sse4_1",
@@ -185,10 +189,15 @@ _LINUX_FLAG = {
         "crc": "crc32",
         "aes": "aes",
         "sha2": "sha2",
+        "sha3": "sha3",
         "rdm": "asimdrdm",
         "rcpc": "lrcpc",
+        "complxnum": "fcma",
+        "fp16fml": "asimdfhm",
+        "jsconv": "jscvt",
         "sve": "sve",
         "sve2": "sve2",
+        "sve-bitperm": "svebitperm",
         "i8mm": "i8mm",
         "bf16": "bf16",
     },

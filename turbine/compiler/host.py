@@ -1,30 +1,33 @@
-"""Resolve "the CPU of this machine" to the model and features LLVM knows it by."""
+"""Resolve a target to what the compiler knows: for "cpu", this CPU's real model and features."""
 
 from __future__ import annotations
 
 import re
 from functools import cache as memoize
 
-from turbine import errors, target
+from turbine import config, errors, target
 from turbine.compiler import cache, invoke, session
 from turbine.target import Target
 
 _PROBE = b"func.func @f(%x: tensor<1xf32>) -> tensor<1xf32> { return %x : tensor<1xf32> }"
 _CPU = re.compile(r'[{ ]cpu = "(?P<cpu>[^"]*)"')
 _FEATURES = re.compile(r'cpu_features = "(?P<features>[^"]*)"')
+_GPU = "#iree_gpu.target<"
 _TRIPLE = re.compile(r'target_triple = "(?P<architecture>[^-"]*)-')
 
 
 @memoize
-def resolve(wanted: Target) -> Target:
-    """The target with its real CPU name and features; other kinds stay as they are."""
+def resolve(wanted: Target, *, in_process: bool | None = None) -> Target:
+    """The target with its real CPU name and features; other kinds are checked and stay."""
+    probed = _probe(wanted, in_process)
     if wanted.kind != "cpu":
+        if _GPU not in probed:
+            raise _unknown(wanted, "it has no description of that chip")
         return wanted
-    probed = _probe(wanted)
     found = Target(
         "cpu",
         _first(_CPU, probed, "generic"),
-        _without_repeats(_first(_FEATURES, probed, "")),
+        _settled(_first(_FEATURES, probed, "")),
         _first(_TRIPLE, probed, target.host_architecture()),
     )
     if not found.features and wanted.chip not in ("host", "generic"):
@@ -35,21 +38,30 @@ def resolve(wanted: Target) -> Target:
     return found
 
 
-def _probe(wanted: Target) -> str:
+def _probe(wanted: Target, in_process: bool | None) -> str:
     """The target description the compiler writes for a trivial program; remembered on disk."""
-    key = cache.key_of(["host", session.version(), wanted.chip, target.host_fingerprint()])
-    known = cache.read(key)
+    caching = config.current().cache
+    key = cache.key_of(["probe", session.version(), *wanted.flags, target.host_fingerprint()])
+    known = cache.read(key) if caching else None
     if known is not None:
         return known.data.decode()
-    request = session.Request(_PROBE, (*wanted.flags,), until="preprocessing")
-    outcome = invoke.run(request)
+    request = session.Request(_PROBE, wanted.flags, until="preprocessing")
+    try:
+        outcome = invoke.run(request, in_process=in_process)
+    except errors.CompilerCrash as crash:  # what IREE does on some names it does not know
+        raise _unknown(wanted, crash.fact) from crash
     if outcome.data is None:
-        raise errors.UnknownTarget(
-            f"the compiler does not take target {wanted.text!r}: "
-            + "; ".join(d.message for d in outcome.diagnostics)
-        )
-    cache.write(key, cache.Entry(outcome.data, {"what": f"target {wanted.text}"}))
+        raise _unknown(wanted, "; ".join(d.message for d in outcome.diagnostics))
+    if caching:
+        cache.write(key, cache.Entry(outcome.data, {"what": f"target {wanted.text}"}))
     return outcome.data.decode()
+
+
+def _unknown(wanted: Target, why: str) -> errors.UnknownTarget:
+    chips = ", ".join(f"{wanted.kind}:{c}" for c in target.KINDS[wanted.kind].example_chips)
+    return errors.UnknownTarget(
+        f"the compiler does not take target {wanted.text!r}: {why}", hint=f"for instance: {chips}"
+    )
 
 
 def _first(pattern: re.Pattern[str], text: str, default: str) -> str:
@@ -57,5 +69,7 @@ def _first(pattern: re.Pattern[str], text: str, default: str) -> str:
     return found.group(1) if found is not None else default
 
 
-def _without_repeats(features: str) -> str:
-    return ",".join(dict.fromkeys(features.split(",")))
+def _settled(features: str) -> str:
+    """Each feature once: what LLVM says of a chip model comes first, what this chip has, last."""
+    signs = {feature[1:]: feature[0] for feature in features.split(",") if feature}
+    return ",".join(sign + name for name, sign in signs.items())

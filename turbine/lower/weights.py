@@ -29,30 +29,32 @@ class WeightBuilder:
     def load(self, weight: Weight, location: Location) -> Value:
         """The weight's value at the current insertion point, as a builtin tensor."""
         shape, dtype = _type(weight)
-        if self.is_external(weight):
-            of = constants.tensor_type(shape, dtype)
-            self._define(weight, mlir_globals.parameter(SCOPE, weight.name, of), location)
-            return mlir_globals.load(weight.name, of, location)
-        held = constants.dense(weight.name, raw_bytes(weight.tensor), shape, dtype)
+        initial = self._initial(weight)
         # IREE folds an unsigned constant into a literal of a signed type, which it then refuses.
         if self.place == "inline" and not weight.mutable and dtype.kind != "uint":
-            value = constants.constant(held, location)
+            value = constants.constant(initial, location)
         else:
-            self._define(weight, held, location)
-            value = mlir_globals.load(weight.name, held.type, location)
+            self._define(weight, initial, location)
+            value = mlir_globals.load(weight.name, initial.type, location)
         return constants.from_carrier(value, shape, dtype, location)
 
     def store(self, weight: Weight, value: Value, location: Location) -> None:
         """Replace the weight's value for the next call."""
         shape, dtype = _type(weight)
-        held = constants.dense(weight.name, raw_bytes(weight.tensor), shape, dtype)
-        self._define(weight, held, location)
+        self._define(weight, self._initial(weight), location)
         carried = constants.to_carrier(value, shape, dtype, location)
         mlir_globals.store(weight.name, carried, location)
 
     def is_external(self, weight: Weight) -> bool:
         """Written state starts from a value in the code: an archive is mapped read-only."""
         return self.place == "external" and not weight.mutable
+
+    def _initial(self, weight: Weight) -> Attribute:
+        """Where the value comes from: a parameter archive, or the IR itself."""
+        shape, dtype = _type(weight)
+        if not self.is_external(weight):
+            return constants.dense(weight.name, raw_bytes(weight.tensor), shape, dtype)
+        return mlir_globals.parameter(SCOPE, weight.name, constants.carrier_type(shape, dtype))
 
     def _define(self, weight: Weight, initial: Attribute, location: Location) -> None:
         if weight.name in self.defined:

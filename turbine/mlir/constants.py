@@ -70,10 +70,15 @@ def tensor_type(shape: tuple[int, ...], dtype: Dtype) -> Type:
     return RankedTensorType.get(list(shape), Type.parse(dtype.mlir))
 
 
+def carrier_type(shape: tuple[int, ...], dtype: Dtype) -> Type:
+    """The type in which a tensor is held."""
+    held = carrier(dtype)
+    return tensor_type(held.shape(shape), held.dtype)
+
+
 def dense(name: str, raw: NDArray[Any], shape: tuple[int, ...], dtype: Dtype) -> Attribute:
     """A constant from the bytes of its elements, in the dtype's carrier type."""
-    held = carrier(dtype)
-    of = tensor_type(held.shape(shape), held.dtype)
+    held, of = carrier(dtype), carrier_type(shape, dtype)
     elements = raw.view(held.dtype.numpy).reshape(held.shape(shape))
     if raw.nbytes <= _SMALL:
         return DenseElementsAttr.get(elements, signless=True, type=of)
@@ -93,6 +98,5 @@ def from_carrier(value: Value, shape: tuple[int, ...], dtype: Dtype, location: L
 
 def to_carrier(value: Value, shape: tuple[int, ...], dtype: Dtype, location: Location) -> Value:
     """A value as its carrier holds it."""
-    held = carrier(dtype)
-    of = tensor_type(held.shape(shape), held.dtype)
-    return value if held.back is None else held.back(value, of, location)
+    back = carrier(dtype).back
+    return value if back is None else back(value, carrier_type(shape, dtype), location)

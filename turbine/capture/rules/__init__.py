@@ -10,12 +10,14 @@ from turbine.capture.rules import (
     embedding,
     exponential,
     normalization,
+    shapes,
     trigonometry,
 )
 
 RULES: dict[Any, Callable[..., Any]] = {
     **attention.RULES,
     **normalization.RULES,
+    **shapes.RULES,
     **convolution.RULES,
     **embedding.RULES,
     **exponential.RULES,
