@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 from turbine import errors
 
 
-def _knob(default: Any, doc: str) -> Any:
-    return field(default=default, metadata={"doc": doc})
+def _knob(default: Any, doc: str, *, least: float | None = None) -> Any:
+    return field(default=default, metadata={"doc": doc, "least": least})
 
 
 @dataclass(frozen=True)
@@ -35,94 +36,122 @@ class Config:
     cache_dir: Path = _knob(
         Path(os.path.expanduser("~")) / ".cache" / "turbine", "where compiled code is kept"
     )
-    cache_limit_mb: int = _knob(4096, "least recently used entries go when the cache is larger")
-    compile_timeout: float = _knob(600.0, "seconds one compile may take")
-    compile_workers: int = _knob(os.cpu_count() or 1, "compiler processes that may run at once")
-    compile_memory_mb: int = _knob(0, "memory one compiler process may take; 0 is no limit")
+    cache_limit_mb: int = _knob(
+        4096, "least recently used entries go when the cache is larger", least=0
+    )
+    compile_timeout: float = _knob(
+        600.0, "seconds one strategy may take to compile before the next is tried", least=0
+    )
+    compile_workers: int = _knob(
+        os.cpu_count() or 1, "compiler processes that may run at once", least=1
+    )
+    compile_memory_mb: int = _knob(
+        0, "memory one compiler process may take; 0 is no limit", least=0
+    )
     in_process: bool = _knob(False, "compile in this process, for debugging the compiler")
     dump: Path | None = _knob(None, "folder that receives every stage's IR, numbered")
     verify_weights: bool = _knob(True, "check weights against their checksums on the first call")
-    sync_limit_mflop: float = _knob(1.0, "programs below this much work run on the calling thread")
-
-
-_lock = threading.Lock()
-_overrides: dict[str, Any] = {}
-
-
-def current() -> Config:
-    """The knobs in force now."""
-    from_environment = {
-        name: _parse(name, text)
-        for name in KNOBS
-        if (text := os.environ.get(f"TURBINE_{name.upper()}")) is not None
-    }
-    return replace(Config(), **{**from_environment, **_overrides})
-
-
-def set(**knobs: Any) -> None:
-    """Set knobs for the whole process: `turbine.config.set(cache=False)`."""
-    checked = {name: _check(name, value) for name, value in knobs.items()}
-    with _lock:
-        _overrides.update(checked)
-
-
-@contextmanager
-def override(**knobs: Any) -> Iterator[None]:
-    """Set knobs for a `with` block and put the old values back after it."""
-    checked = {name: _check(name, value) for name, value in knobs.items()}
-    with _lock:
-        before = dict(_overrides)
-        _overrides.update(checked)
-    try:
-        yield
-    finally:
-        with _lock:
-            _overrides.clear()
-            _overrides.update(before)
+    sync_limit_mflop: float = _knob(
+        1.0, "programs below this much work run on the calling thread", least=0
+    )
 
 
 KNOBS = {f.name: f for f in fields(Config)}
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
+# Both are replaced, never changed in place, so that a reader needs no lock.
+_settings: dict[str, Any] = {}
+_overrides: ContextVar[dict[str, Any]] = ContextVar("turbine_overrides")
+_setting = threading.Lock()
 
 
-def _parse(name: str, text: str) -> Any:
-    """The value of a knob from the text of its environment variable."""
-    kind = KNOBS[name].type
-    if kind == "bool":
-        if text.lower() not in _TRUE | _FALSE:
-            raise errors.ConfigError(
-                f"TURBINE_{name.upper()}={text!r} is not a truth value", hint="use 1 or 0"
-            )
-        return text.lower() in _TRUE
-    return _check(name, text)
+def current() -> Config:
+    """The knobs in force now, in this thread."""
+    from_environment = {
+        name: _check(name, text, label=variable)
+        for name, variable in _VARIABLES.items()
+        if (text := os.environ.get(variable))
+    }
+    return replace(Config(), **{**from_environment, **_settings, **_overrides.get({})})
 
 
-def _check(name: str, value: Any) -> Any:
-    """The value, converted to the knob's type, or an error that names the knob."""
+def set(**knobs: Any) -> None:
+    """Set knobs for the whole process: `turbine.config.set(cache=False)`."""
+    global _settings
+    checked = {name: _check(name, value) for name, value in knobs.items()}
+    with _setting:
+        _settings = {**_settings, **checked}
+
+
+@contextmanager
+def override(**knobs: Any) -> Iterator[None]:
+    """Set knobs for a `with` block, in this thread (or async task) only.
+
+    Inside the block these win over `config.set`. Threads started in the block do not see them.
+    """
+    checked = {name: _check(name, value) for name, value in knobs.items()}
+    token = _overrides.set({**_overrides.get({}), **checked})
+    try:
+        yield
+    finally:
+        _overrides.reset(token)
+
+
+_VARIABLES = {name: f"TURBINE_{name.upper()}" for name in KNOBS}
+
+
+def _check(name: str, value: Any, label: str | None = None) -> Any:
+    """The value, converted to the knob's type, or an error that names where it was set."""
     if name not in KNOBS:
         raise errors.ConfigError(errors.unknown("knob", name, KNOBS))
-    if value is None and "None" in str(KNOBS[name].type):
-        return None
-    convert = _CONVERT[str(KNOBS[name].type)]
+    knob, label = KNOBS[name], label or f"knob {name}"
     try:
-        return convert(value)
+        converted = _CONVERT[str(knob.type)](value)
     except (TypeError, ValueError) as error:
         raise errors.ConfigError(
-            f"knob {name}={value!r} is not of type {KNOBS[name].type}",
-            hint=KNOBS[name].metadata["doc"],
+            f"{label}={value!r} is not of type {knob.type}", hint=knob.metadata["doc"]
         ) from error
+    least = knob.metadata["least"]
+    if least is not None and not converted >= least:  # also true for NaN
+        raise errors.ConfigError(
+            f"{label}={value!r} is less than {least}", hint=knob.metadata["doc"]
+        )
+    return converted
+
+
+def _truth(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in _TRUE | _FALSE:
+        raise ValueError("not a truth value")
+    return text in _TRUE
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not a text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    number = int(value)
+    if not isinstance(value, str) and number != value:
+        raise ValueError("not a whole number")
+    return number
 
 
 def _path(value: Any) -> Path:
     return Path(value).expanduser()
 
 
+def _path_or_none(value: Any) -> Path | None:
+    return None if value is None else _path(value)
+
+
 _CONVERT: dict[str, Any] = {
-    "bool": bool,
-    "int": int,
+    "bool": _truth,
+    "int": _whole,
     "float": float,
-    "str": str,
+    "str": _text,
     "Path": _path,
-    "Path | None": _path,
+    "Path | None": _path_or_none,
 }

@@ -17,6 +17,8 @@ from typing import Any
 
 from turbine import config
 
+# Part of every key: raise it when the layout of a file or the facts in it change.
+FORMAT = 1
 _SUFFIX = ".entry"
 _TEMPORARY = ".writing-"
 _STALE_SECONDS = 3600.0
@@ -45,7 +47,7 @@ class Listing:
 def key_of(parts: Iterable[str | bytes]) -> str:
     """The key: a digest of all parts, each with its length so that none runs into the next."""
     digest = hashlib.sha256()
-    for part in parts:
+    for part in (str(FORMAT), *parts):
         raw = part.encode() if isinstance(part, str) else part
         digest.update(_LENGTH.pack(len(raw)))
         digest.update(raw)
@@ -80,9 +82,10 @@ def write(key: str, entry: Entry) -> None:
                 os.fsync(file.fileno())
                 os.replace(file.name, path)
             except BaseException:
-                os.unlink(file.name)
+                with contextlib.suppress(OSError):
+                    os.unlink(file.name)
                 raise
-        evict(keep=path)
+        evict()
     except OSError as error:
         _warn_once(f"turbine cannot write its cache ({error}); compiled code is not kept")
 
@@ -98,20 +101,25 @@ def listings() -> list[Listing]:
 
 
 def clear() -> int:
-    """Remove every entry and say how many there were."""
+    """Remove every entry and say how many there were; failed IR goes too."""
     count = 0
-    for path in _files():
+    for path in [*_files(), *_failed()]:
         with contextlib.suppress(OSError):
             path.unlink()
-            count += 1
+            count += path.suffix == _SUFFIX
     return count
 
 
-def evict(keep: Path | None = None) -> None:
-    """Remove least recently used entries past the size limit, and what killed writers left."""
+def failed_folder() -> Path:
+    """Where the IR of failed compiles is kept; it counts towards the size limit."""
+    return config.current().cache_dir / "failed"
+
+
+def evict() -> None:
+    """Remove least recently used files past the size limit, and what killed writers left."""
     limit = config.current().cache_limit_mb * 2**20
     sized = []
-    for path in _files():
+    for path in [*_files(), *_failed()]:
         with contextlib.suppress(OSError):
             status = path.stat()
             sized.append((status.st_mtime, status.st_size, path))
@@ -119,10 +127,8 @@ def evict(keep: Path | None = None) -> None:
     for _, size, path in sorted(sized):
         if total <= limit:
             break
-        if path == keep:
-            continue
         with contextlib.suppress(OSError):
-            path.unlink()
+            path.unlink(missing_ok=True)  # another process may be evicting too
             total -= size
     _remove_stale()
 
@@ -142,6 +148,10 @@ def _files() -> Iterator[Path]:
     return config.current().cache_dir.glob(f"??/*{_SUFFIX}")
 
 
+def _failed() -> Iterator[Path]:
+    return failed_folder().glob("*.mlir*")
+
+
 def _encode(entry: Entry) -> bytes:
     facts = json.dumps(entry.facts, sort_keys=True).encode()
     body = _LENGTH.pack(len(facts)) + facts + entry.data
@@ -152,9 +162,12 @@ def _decode(raw: bytes) -> Entry | None:
     digest, body = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
         return None
-    (length,) = _LENGTH.unpack_from(body)
-    start = _LENGTH.size
-    return Entry(body[start + length :], json.loads(body[start : start + length]))
+    try:
+        (length,) = _LENGTH.unpack_from(body)
+        start = _LENGTH.size
+        return Entry(body[start + length :], json.loads(body[start : start + length]))
+    except (struct.error, ValueError):
+        return None
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from turbine import errors
 
-_PLACE = re.compile(r"^(?P<file>[^\s:][^:]*):(?P<line>\d+):(?P<column>\d+): (?P<text>.*)$")
+_PLACE = re.compile(r"^(?P<file>\S.*?):(?P<line>\d+):(?P<column>\d+): (?P<text>.*)$")
+_NO_PLACE = re.compile(r'^loc\((unknown|".*?")\): ')
 _ILLEGAL_OP = re.compile(r"failed to legalize operation '(?P<op>[\w.]+)'")
 _OPERATOR = re.compile(r'name = "(?P<name>[\w.]+)"')
 ERROR = 2  # severities are those of IREE's C API: note 0, warning 1, error 2, remark 3
@@ -44,7 +45,7 @@ def parse(severity: int, text: str) -> Diagnostic:
         found = _PLACE.match(line)
         if found is not None:
             places.append(f"{found['file']}:{found['line']}")
-        sentences.append(found["text"] if found is not None else line)
+        sentences.append(found["text"] if found is not None else _NO_PLACE.sub("", line))
     first = next((s for s in sentences if s.strip()), "")
     return Diagnostic(severity, first.removeprefix("error: "), tuple(dict.fromkeys(places)))
 

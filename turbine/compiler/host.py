@@ -13,6 +13,7 @@ _PROBE = b"func.func @f(%x: tensor<1xf32>) -> tensor<1xf32> { return %x : tensor
 _CPU = re.compile(r'[{ ]cpu = "(?P<cpu>[^"]*)"')
 _FEATURES = re.compile(r'cpu_features = "(?P<features>[^"]*)"')
 _GPU = "#iree_gpu.target<"
+_NOT_KNOWN = "Unknown "
 _TRIPLE = re.compile(r'target_triple = "(?P<architecture>[^-"]*)-')
 
 
@@ -48,10 +49,14 @@ def _probe(wanted: Target, in_process: bool | None) -> str:
     request = session.Request(_PROBE, wanted.flags, until="preprocessing")
     try:
         outcome = invoke.run(request, in_process=in_process)
-    except errors.CompilerCrash as crash:  # what IREE does on some names it does not know
+    except errors.CompilerCrash as crash:
+        # What IREE does after it has said "Unknown CUDA target" and the like.
+        if _NOT_KNOWN not in crash.fact:
+            raise
         raise _unknown(wanted, crash.fact) from crash
     if outcome.data is None:
-        raise _unknown(wanted, "; ".join(d.message for d in outcome.diagnostics))
+        why = "; ".join(d.message for d in outcome.diagnostics)
+        raise _unknown(wanted, why) if _NOT_KNOWN in why else errors.CompileError(why)
     if caching:
         cache.write(key, cache.Entry(outcome.data, {"what": f"target {wanted.text}"}))
     return outcome.data.decode()

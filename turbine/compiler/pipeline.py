@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 from turbine import config, errors
 from turbine.compiler import cache, diagnostics, host, invoke, session, strategies
+from turbine.compiler.invoke import Job
 from turbine.compiler.strategies import Strategy
 from turbine.target import Target
 
@@ -59,14 +60,16 @@ def compile_ir(
     """
     knobs = config.current()
     wanted = knobs.strategy if strategy is None else strategy
-    target = host.resolve(target)
+    target = host.resolve(target, in_process=in_process)
     candidates = strategies.choose(wanted, target.kind)
     caching = knobs.cache if use_cache is None else use_cache
     key = _key(fingerprint or hashlib.sha256(source).hexdigest(), target, wanted, candidates)
     known = cache.read(key) if caching else None
     if known is not None:
         return Compiled(known.data, target, known.facts["strategy"], known.facts["seconds"], True)
-    attempt = _Attempt(source, target, timeout, in_process)
+    attempt = _Attempt(
+        source, target, knobs.compile_timeout if timeout is None else timeout, in_process
+    )
     compiled = (
         attempt.fastest(candidates, measure) if wanted == "tune" else attempt.first(candidates)
     )
@@ -77,18 +80,17 @@ def compile_ir(
 
 
 def _key(fingerprint: str, target: Target, wanted: str, candidates: Sequence[Strategy]) -> str:
+    versions = ("code", session.version(), str(strategies.VERSION))
     flags = [flag for s in candidates for flag in (s.name, *s.flags)]
-    return cache.key_of(
-        ["code", session.version(), str(strategies.VERSION), wanted, *flags]
-        + [*strategies.COMMON, *target.flags, fingerprint]
-    )
+    machine = (*target.flags, target.architecture)
+    return cache.key_of([*versions, wanted, *flags, *strategies.COMMON, *machine, fingerprint])
 
 
 @dataclass(frozen=True)
 class _Attempt:
     source: bytes
     target: Target
-    timeout: float | None
+    timeout: float
     in_process: bool | None
 
     def first(self, candidates: Sequence[Strategy]) -> Compiled:
@@ -107,9 +109,9 @@ class _Attempt:
             raise errors.ConfigError(
                 'strategy "tune" needs example inputs to time', hint='use "auto" or a strategy name'
             )
-        workers = max(config.current().compile_workers, 1)
-        with ThreadPoolExecutor(workers) as executor:
-            outcomes = list(executor.map(self.one, candidates))
+        with ExitStack() as stack:
+            jobs = [stack.push(self._begin(strategy)) for strategy in candidates]
+            outcomes = [self._finish(*pair) for pair in zip(candidates, jobs, strict=True)]
         compiled = [o for o in outcomes if isinstance(o, Compiled)]
         if not compiled:
             raise self._all_failed([o for o in outcomes if isinstance(o, Failure)])
@@ -119,29 +121,37 @@ class _Attempt:
 
     def one(self, strategy: Strategy) -> Compiled | Failure:
         """Compile with one strategy."""
-        flags = (*strategies.COMMON, *self.target.flags, *strategy.flags)
-        started = time.perf_counter()
+        with self._begin(strategy) as job:
+            return self._finish(strategy, job)
+
+    def _begin(self, strategy: Strategy) -> Job:
         log.info("compiling for %s with strategy %s", self.target.text, strategy.name)
+        flags = (*strategies.COMMON, *self.target.flags, *strategy.flags)
+        return invoke.begin(session.Request(self.source, flags), in_process=self.in_process)
+
+    def _finish(self, strategy: Strategy, job: Job) -> Compiled | Failure:
         try:
-            outcome = invoke.run(
-                session.Request(self.source, flags),
-                timeout=self.timeout,
-                in_process=self.in_process,
-            )
+            outcome = job.result(self.timeout)
+            if outcome.data is None:
+                raise _error(outcome.diagnostics)
         except errors.CompileError as error:
             log.info("strategy %s failed: %s", strategy.name, error)
             return Failure(strategy.name, error)
-        seconds = time.perf_counter() - started
-        if outcome.data is None:
-            return Failure(strategy.name, _error(outcome.diagnostics))
-        return Compiled(outcome.data, self.target, strategy.name, seconds, False)
+        return Compiled(outcome.data, self.target, strategy.name, outcome.seconds, False)
 
     def _all_failed(self, failures: Sequence[Failure]) -> errors.CompileError:
-        tried = ", ".join(failure.strategy for failure in failures)
         first = failures[0].error
+        tried = "tried: " + ", ".join(_reason(failure, first) for failure in failures)
         dumped = _dump(self.source)
-        hint = f"tried: {tried}; the IR is in {dumped}" if dumped else f"tried: {tried}"
-        return type(first)(first.fact, where=first.where, hint=_join(first.hint, hint))
+        kept = f"the IR is in {dumped}" if dumped is not None else None
+        return type(first)(first.fact, where=first.where, hint=_join(first.hint, tried, kept))
+
+
+def _reason(failure: Failure, told: errors.CompileError) -> str:
+    """A strategy's name, and why it failed unless that is told already."""
+    if failure.error.fact == told.fact:
+        return failure.strategy
+    return f"{failure.strategy} ({shorten(failure.error.fact, 200)})"
 
 
 def _join(*parts: str | None) -> str:
@@ -153,8 +163,9 @@ def _error(messages: Sequence[diagnostics.Diagnostic]) -> errors.CompileError:
     if first is None:
         return errors.CompileError("the compiler failed without a message")
     if first.unsupported_op is not None:
+        ops = dict.fromkeys(m.unsupported_op for m in messages if m.unsupported_op is not None)
         return errors.UnsupportedOpInIR(
-            f"no lowering for {first.unsupported_op}: {first.message}",
+            f"no lowering for {', '.join(ops)}: {first.message}",
             where=first.where,
             hint="give it a decomposition with turbine.aot.extend_aot_decompositions",
         )
@@ -163,13 +174,13 @@ def _error(messages: Sequence[diagnostics.Diagnostic]) -> errors.CompileError:
 
 def _dump(source: bytes) -> Path | None:
     """Keep the IR of a failed compile where `config.dump` says, or in the cache folder."""
-    knobs = config.current()
-    folder = knobs.dump or knobs.cache_dir / "failed"
-    name = hashlib.sha256(source).hexdigest()[:16]
-    path = folder / f"{name}{'.mlirbc' if source[:2] == b'ML' else '.mlir'}"
+    folder = config.current().dump or cache.failed_folder()
+    suffix = ".mlirbc" if session.is_bytecode(source) else ".mlir"
+    path = folder / f"{hashlib.sha256(source).hexdigest()[:16]}{suffix}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(source)
+        cache.evict()
     except OSError:
         return None
     return path

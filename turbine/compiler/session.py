@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import logging
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from turbine.compiler.diagnostics import ERROR, Diagnostic, parse
 
+log = logging.getLogger(__name__)
 VM_BYTECODE = "vm"
 
 
@@ -23,33 +25,23 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The compiled bytes, or None and the reasons."""
+    """The compiled bytes, or None and the reasons; and how long it took."""
 
     data: bytes | None
     diagnostics: tuple[Diagnostic, ...]
+    seconds: float = 0.0
 
 
 def run(request: Request) -> Outcome:
     """Compile; every return value is checked, since going on after a failure crashes IREE."""
-    from iree.compiler.api import Invocation, Output, Session, Source
-
     collected: list[Diagnostic] = []
-    # IREE reads the buffer in place and looks for a NUL after text.
-    source = request.source if _is_bytecode(request.source) else request.source + b"\0"
-    with Session() as session:
-        refusal = _set_flags(session, request.flags)
-        if refusal is not None:
-            return Outcome(None, (refusal,))
-        with Invocation(session) as invocation:
-            keep_alive = _collect_diagnostics(invocation, collected)
-            buffer = Source.wrap_buffer(session, source)
-            ok = invocation.parse_source(buffer)
-            if ok and request.until != VM_BYTECODE:
-                _stop_after(invocation, request.until)
-            ok = ok and invocation.execute()
-            data = _output(Output, invocation, request.until) if ok else None
-            del keep_alive
-    return Outcome(data, tuple(collected))
+    started = time.perf_counter()
+    try:
+        data = _compile(request, collected)
+    except ValueError as error:  # how IREE's wrapper reports each call that returned an error
+        data = None
+        collected.append(Diagnostic(ERROR, f"the compiler says: {error}", ()))
+    return Outcome(data, tuple(collected), time.perf_counter() - started)
 
 
 def version() -> str:
@@ -59,16 +51,28 @@ def version() -> str:
     return installed("iree-base-compiler")
 
 
-def _is_bytecode(source: bytes) -> bool:
+def is_bytecode(source: bytes) -> bool:
+    """Whether a source is MLIR bytecode rather than text."""
     return source[:4] == b"ML\xefR"
 
 
-def _set_flags(session: Any, flags: Sequence[str]) -> Diagnostic | None:
-    try:
-        session.set_flags(*flags)
-    except ValueError as error:
-        return Diagnostic(ERROR, f"the compiler refused a flag: {error}", ())
-    return None
+def _compile(request: Request, collected: list[Diagnostic]) -> bytes | None:
+    from iree.compiler.api import Invocation, Output, Session, Source
+
+    # IREE reads the buffer in place and looks for a NUL after text.
+    source = request.source if is_bytecode(request.source) else request.source + b"\0"
+    with Session() as session:
+        session.set_flags(*request.flags)
+        with Invocation(session) as invocation:
+            # The name keeps the callback alive for as long as IREE may call it.
+            callback = _collect_diagnostics(invocation, collected)
+            ok = invocation.parse_source(Source.wrap_buffer(session, source))
+            if ok and request.until != VM_BYTECODE:
+                _stop_after(invocation, request.until)
+            ok = ok and invocation.execute()
+            data = _output(Output, invocation, request.until) if ok else None
+            del callback
+    return data
 
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
@@ -79,7 +83,10 @@ def _collect_diagnostics(invocation: Any, into: list[Diagnostic]) -> object:
     from iree.compiler.api import ctypes_dl
 
     def on_message(severity: int, text: int, length: int, _: int) -> None:
-        into.append(parse(severity, ctypes.string_at(text, length).decode(errors="replace")))
+        message = ctypes.string_at(text, length).decode(errors="replace")
+        into.append(parse(severity, message))
+        # If the compiler crashes next, its log is all there is.
+        log.debug("%s", into[-1].message)
 
     enable = ctypes_dl._dylib.ireeCompilerInvocationEnableCallbackDiagnostics
     enable.argtypes = [ctypes.c_void_p, ctypes.c_int, _CALLBACK, ctypes.c_void_p]
@@ -94,6 +101,7 @@ def _stop_after(invocation: Any, phase: str) -> None:
 
     stop = ctypes_dl._dylib.ireeCompilerInvocationSetCompileToPhase
     stop.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+    stop.restype = None
     stop(invocation._inv_p, phase.encode())
 
 

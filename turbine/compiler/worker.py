@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
+import signal
 import sys
 import threading
 import time
 from multiprocessing.connection import Connection
 
 from turbine.compiler import session
+from turbine.compiler.diagnostics import ERROR, Diagnostic
 
 
 def main() -> None:
-    """Serve until the pipe closes: `python -m turbine.compiler.worker <fd> <parent pid>`."""
-    pipe = Connection(int(sys.argv[1]))
-    threading.Thread(target=_die_with, args=(int(sys.argv[2]),), daemon=True).start()
+    """Serve until the pipe closes; arguments: its number, the parent's pid, a scratch folder."""
+    number, parent, scratch = sys.argv[1:]
+    pipe = Connection(int(number))
+    # The linker that IREE starts must not hold the pipe open after we are gone.
+    os.set_inheritable(pipe.fileno(), False)
+    threading.Thread(target=_die_with, args=(int(parent), scratch), daemon=True).start()
     _prefer_for_out_of_memory()
+    logging.basicConfig(format="%(message)s")
+    session.log.setLevel(logging.DEBUG)
     while True:
         try:
-            request = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(_serve(request))
+            pipe.send(_serve(pipe.recv()))
+        except (EOFError, OSError):  # the other end is closed
+            _end(scratch)
 
 
-def _serve(request: session.Request) -> session.Outcome | BaseException:
+def _serve(request: session.Request) -> session.Outcome:
+    """The outcome of a request; what Python raises travels as text, for not all of it pickles."""
     try:
         return session.run(request)
     except Exception as error:
-        return error
+        return session.Outcome(None, (Diagnostic(ERROR, f"the compiler raised {error!r}", ()),))
 
 
-def _die_with(parent: int) -> None:
+def _die_with(parent: int, scratch: str) -> None:
     """End when the parent is gone, even in the middle of a compile."""
     while os.getppid() == parent:
         time.sleep(0.5)
-    os._exit(1)
+    _end(scratch)
+
+
+def _end(scratch: str) -> None:
+    """End at once, with the linker if one runs; the parent is not there to clean up."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _prefer_for_out_of_memory() -> None:

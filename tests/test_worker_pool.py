@@ -1,0 +1,608 @@
+"""Compiler processes: reused, run side by side, and never the end of the process that asked."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import pickle
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import IO, ClassVar
+
+import pytest
+
+from turbine import config, errors, target
+from turbine.compiler import host, invoke, pipeline, pool
+from turbine.compiler.diagnostics import Diagnostic
+from turbine.compiler.session import Outcome, Request
+
+FLAGS = target.parse("cpu:generic").flags
+SMALL = Request(b"func.func @f() { return }", FLAGS)
+# So many matmuls that share no code keep the compiler busy for a minute or more.
+_MATMUL = """
+func.func @f{n}(%a: tensor<{n}x64xf32>, %b: tensor<64x{n}xf32>, %c: tensor<{n}x{n}xf32>)
+    -> tensor<{n}x{n}xf32> {{
+  %0 = linalg.matmul ins(%a, %b : tensor<{n}x64xf32>, tensor<64x{n}xf32>)
+                     outs(%c : tensor<{n}x{n}xf32>) -> tensor<{n}x{n}xf32>
+  return %0 : tensor<{n}x{n}xf32>
+}}
+"""
+SLOW = Request("".join(_MATMUL.format(n=n) for n in range(11, 611)).encode(), FLAGS)
+
+
+@pytest.fixture(scope="module")
+def shared_pool() -> Iterator[pool._Pool]:
+    with pytest.MonkeyPatch.context() as patch:
+        shared = pool._Pool()
+        patch.setattr(pool, "_pool", shared)
+        yield shared
+        _bury(shared, keep=0)
+
+
+@pytest.fixture(autouse=True)
+def workers(shared_pool: pool._Pool) -> Iterator[pool._Pool]:
+    """A pool with one idle worker or none, which must be at rest when the test ends."""
+    yield shared_pool
+    assert _soon(lambda: not shared_pool.busy)
+    _bury(shared_pool, keep=1)
+
+
+@pytest.fixture
+def no_workers(workers: pool._Pool) -> Iterator[None]:
+    """Every worker of the test is started by the test and ends with it."""
+    _bury(workers, keep=0)
+    yield
+    assert _soon(lambda: not workers.busy)
+    _bury(workers, keep=0)
+
+
+def _bury(workers: pool._Pool, *, keep: int) -> None:
+    for worker in workers.idle[keep:]:
+        worker.bury()
+    del workers.idle[keep:]
+
+
+def _soon(condition: Callable[[], object], seconds: float = 20.0) -> bool:
+    """Whether a condition comes true within the time a very busy machine may need."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _at_work(job: pool.Job) -> pool._Worker:
+    """The job's worker, once it has read the request and compiles."""
+    assert _soon(lambda: job.worker is not None)
+    worker = job.worker
+    assert worker is not None
+    assert _soon(lambda: _cpu_seconds(worker.process.pid) > 0.5)
+    return worker
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _exists(pid: int) -> bool:
+    """Whether a process lives or waits as a zombie to be reaped."""
+    return Path(f"/proc/{pid}").exists()
+
+
+def _idle_pid(workers: pool._Pool) -> int:
+    [worker] = workers.idle
+    return worker.process.pid
+
+
+def _is_ok(outcome: Outcome) -> bool:
+    return outcome.data is not None
+
+
+def test_a_worker_is_reused(workers: pool._Pool) -> None:
+    assert _is_ok(invoke.run(SMALL))
+    first = _idle_pid(workers)
+    assert _is_ok(invoke.run(SMALL))
+    assert _idle_pid(workers) == first
+
+
+def test_a_program_that_fails_does_not_cost_the_worker(workers: pool._Pool) -> None:
+    outcome = invoke.run(Request(b"not MLIR", FLAGS))
+    assert outcome.data is None
+    first = _idle_pid(workers)
+    assert _is_ok(invoke.run(SMALL))
+    assert _idle_pid(workers) == first
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_in_process_starts_no_worker_and_gives_the_same(workers: pool._Pool) -> None:
+    here = invoke.run(SMALL, in_process=True)
+    assert workers.all_workers() == []
+    assert here.data == invoke.run(SMALL, in_process=False).data
+
+
+def test_a_crash_is_an_error_and_the_next_compile_works(workers: pool._Pool) -> None:
+    with pool.begin(SLOW) as job:
+        worker = _at_work(job)
+        os.kill(worker.process.pid, signal.SIGSEGV)
+        with pytest.raises(errors.CompilerCrash, match="SIGSEGV"):
+            job.result(60)
+    assert not _exists(worker.process.pid)
+    assert not Path(worker.scratch).exists()
+    assert workers.all_workers() == []
+    assert _is_ok(invoke.run(SMALL))
+
+
+def test_a_crash_of_the_compiler_itself_tells_its_last_words() -> None:
+    # IREE 3.13 reads through a null pointer after it has said what is wrong.
+    request = Request(SMALL.source, target.parse("cuda:bogus").flags)
+    with pytest.raises(errors.CompilerCrash, match="Unknown CUDA target 'bogus'"):
+        invoke.run(request)
+
+
+def test_the_words_of_an_earlier_compile_are_not_those_of_a_crash(workers: pool._Pool) -> None:
+    invoke.run(Request(b"not MLIR", FLAGS))
+    with pool.begin(SLOW) as job:
+        os.kill(_at_work(job).process.pid, signal.SIGKILL)
+        with pytest.raises(errors.CompilerCrash, match="SIGKILL") as caught:
+            job.result(60)
+    assert "custom op" not in caught.value.fact
+
+
+def test_a_worker_that_died_while_idle_is_replaced(workers: pool._Pool) -> None:
+    invoke.run(SMALL)
+    first = _idle_pid(workers)
+    os.kill(first, signal.SIGKILL)
+    assert _soon(lambda: not workers.idle[0].is_waiting())
+    assert _is_ok(invoke.run(SMALL))
+    assert _idle_pid(workers) != first
+    assert not _exists(first)
+
+
+def test_a_timeout_ends_the_worker_and_the_next_compile_works(workers: pool._Pool) -> None:
+    with pool.begin(SLOW) as job:
+        worker = _at_work(job)
+        with pytest.raises(errors.CompileTimeout, match=r"did not finish in 0\.1 s"):
+            job.result(0.1)
+    assert _soon(lambda: not _exists(worker.process.pid))
+    assert _soon(lambda: not Path(worker.scratch).exists())
+    assert _is_ok(invoke.run(SMALL))
+
+
+def test_the_timeout_comes_from_the_knob(workers: pool._Pool) -> None:
+    with config.override(compile_timeout=0.01), pytest.raises(errors.CompileTimeout):
+        invoke.run(SLOW)
+
+
+def test_a_timeout_may_be_infinite() -> None:
+    assert _is_ok(invoke.run(SMALL, timeout=math.inf))
+
+
+def test_a_worker_that_does_not_read_a_large_request_is_a_timeout(workers: pool._Pool) -> None:
+    invoke.run(SMALL)
+    pid = _idle_pid(workers)
+    os.kill(pid, signal.SIGSTOP)
+    large = Request(bytes(50_000_000), FLAGS)
+    with pytest.raises(errors.CompileTimeout):
+        invoke.run(large, timeout=0.5)
+    assert _soon(lambda: not _exists(pid))
+
+
+def test_a_worker_that_dies_while_it_is_sent_a_request_is_a_crash(workers: pool._Pool) -> None:
+    invoke.run(SMALL)
+    pid = _idle_pid(workers)
+    os.kill(pid, signal.SIGSTOP)
+    with pool.begin(Request(bytes(50_000_000), FLAGS)) as job:
+        assert _soon(lambda: job.worker is not None)
+        time.sleep(0.1)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(errors.CompilerCrash, match="SIGKILL"):
+            job.result(60)
+
+
+HALF_AN_ANSWER = """
+import os, sys
+pipe = int(sys.argv[1])
+os.read(pipe, 1 << 20)
+os.write(pipe, b"\\0\\0\\x10\\0half of 4096 bytes")
+sys.exit(3)
+"""
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_a_worker_that_dies_in_its_answer_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spawn(pipe: Connection, log: IO[bytes], scratch: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", HALF_AN_ANSWER, str(pipe.fileno())]
+        return subprocess.Popen(command, pass_fds=[pipe.fileno()], start_new_session=True)
+
+    monkeypatch.setattr(pool, "_spawn", spawn)
+    with pytest.raises(errors.CompilerCrash, match="exit code 3"):
+        invoke.run(SMALL)
+
+
+def test_what_python_raises_in_the_worker_is_an_outcome(workers: pool._Pool) -> None:
+    broken = Request(SMALL.source, (5,))  # type: ignore[arg-type]
+    outcome = invoke.run(broken)
+    assert outcome.data is None
+    assert "the compiler raised AttributeError" in outcome.diagnostics[0].message
+    assert len(workers.idle) == 1
+
+
+NOISE = """
+import sys, threading, time
+def talk():
+    while True:
+        print("noise" * 100, flush=True)
+        sys.stderr.write("more noise")
+        time.sleep(0.001)
+threading.Thread(target=talk, daemon=True).start()
+"""
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_what_the_worker_prints_does_not_disturb_the_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(NOISE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    expected = invoke.run(SMALL, in_process=True).data
+    assert [invoke.run(SMALL).data for _ in range(3)] == [expected] * 3
+    assert "noise" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_modules_in_the_working_folder_do_not_replace_those_of_the_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("struct", "logging", "turbine", "iree"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong file')")
+    monkeypatch.chdir(tmp_path)
+    assert _is_ok(invoke.run(SMALL))
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_a_worker_inherits_no_files(workers: pool._Pool, tmp_path: Path) -> None:
+    with open(tmp_path / "mine", "w") as mine, socket.create_server(("127.0.0.1", 0)) as server:
+        os.set_inheritable(mine.fileno(), True)
+        os.set_inheritable(server.fileno(), True)
+        invoke.run(SMALL)
+        folder = Path(f"/proc/{_idle_pid(workers)}/fd")
+        targets = [os.readlink(link) for link in folder.iterdir()]
+    assert str(tmp_path / "mine") not in targets
+    assert sum("socket" in name for name in targets) == 1  # its own pipe
+
+
+def test_what_a_worker_starts_does_not_inherit_its_pipe(workers: pool._Pool) -> None:
+    invoke.run(SMALL)
+    process = Path(f"/proc/{_idle_pid(workers)}")
+    [pipe] = [link for link in (process / "fd").iterdir() if "socket" in os.readlink(link)]
+    flags = (process / "fdinfo" / pipe.name).read_text().partition("flags:")[2].split()[0]
+    assert int(flags, 8) & os.O_CLOEXEC
+
+
+WITH_A_LINKER = """
+import os, subprocess, sys, time
+linker = subprocess.Popen(["sleep", "60"])
+os.rename(os.path.join(sys.argv[1], "none"), os.path.join(sys.argv[1], str(linker.pid)))
+time.sleep(60)
+"""
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_the_linker_ends_with_its_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def spawn(pipe: Connection, log: IO[bytes], scratch: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", WITH_A_LINKER, str(tmp_path)]
+        return subprocess.Popen(command, pass_fds=[pipe.fileno()], start_new_session=True)
+
+    (tmp_path / "none").touch()
+    monkeypatch.setattr(pool, "_spawn", spawn)
+    with pool.begin(SMALL):
+        assert _soon(lambda: not (tmp_path / "none").exists())
+    [linker] = tmp_path.iterdir()
+    assert _soon(lambda: not _exists(int(linker.name)))
+
+
+# From "Python does not start" to "the compiler does not load".
+@pytest.mark.parametrize("megabytes", [10, 100, 300])
+@pytest.mark.usefixtures("no_workers")
+def test_too_little_memory_is_an_error_and_more_of_it_helps(megabytes: int) -> None:
+    host.resolve.cache_clear()
+    with (
+        config.override(compile_memory_mb=megabytes, cache=False),
+        pytest.raises(errors.CompileError),
+    ):
+        pipeline.compile_ir(SMALL.source, target.parse("cpu"))
+    assert _is_ok(invoke.run(SMALL))
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_a_crash_under_a_memory_limit_names_the_limit() -> None:
+    with config.override(compile_memory_mb=10), pytest.raises(errors.CompilerCrash) as crash:
+        invoke.run(SMALL)
+    assert "compile_memory_mb=10 is too little" in str(crash.value.hint)
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_the_memory_limit_follows_the_knob_on_a_living_worker(workers: pool._Pool) -> None:
+    for megabytes in (0, 20_000, 10_000, 0):
+        with config.override(compile_memory_mb=megabytes):
+            assert _is_ok(invoke.run(SMALL))
+        limits = Path(f"/proc/{_idle_pid(workers)}/limits").read_text()
+        line = next(line for line in limits.splitlines() if "address space" in line)
+        assert line.split()[3] == (str(megabytes * 2**20) if megabytes else "unlimited")
+
+
+def test_two_jobs_run_side_by_side(workers: pool._Pool) -> None:
+    with config.override(compile_workers=2), pool.begin(SLOW) as one, pool.begin(SLOW) as two:
+        pids = {_at_work(one).process.pid, _at_work(two).process.pid}
+    assert len(pids) == 2
+
+
+def test_two_threads_compile_at_once() -> None:
+    outcomes: list[Outcome] = []
+    threads = [
+        threading.Thread(target=lambda: outcomes.append(invoke.run(SMALL))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(outcomes) == 4
+    assert all(map(_is_ok, outcomes))
+
+
+def test_waiting_for_a_free_worker_does_not_count_as_compiling(workers: pool._Pool) -> None:
+    with config.override(compile_workers=1), pool.begin(SLOW) as first:
+        _at_work(first)
+        with pool.begin(SMALL) as second:
+            answers: list[Outcome] = []
+            waiter = threading.Thread(target=lambda: answers.append(second.result(10)))
+            waiter.start()
+            time.sleep(0.2)
+            assert second.worker is None
+            workers.abandon(first)
+            waiter.join(60)
+    assert all(map(_is_ok, answers))
+    assert len(answers) == 1
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_a_job_abandoned_in_the_queue_takes_no_worker(workers: pool._Pool) -> None:
+    with config.override(compile_workers=1), pool.begin(SLOW) as first:
+        _at_work(first)
+        with pool.begin(SMALL) as second:
+            pass
+    assert _soon(lambda: not workers.busy)
+    assert second.worker is None
+    assert workers.all_workers() == []
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_a_worker_that_cannot_start_is_an_error_that_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, workers: pool._Pool, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere/python")
+        for _ in range(3):
+            with pytest.raises(errors.CompileError, match=r"did not start.*/nowhere/python"):
+                invoke.run(SMALL)
+    assert not workers.busy
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert list(tmp_path.iterdir()) == []
+    assert _is_ok(invoke.run(SMALL))
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_a_folder_for_temporary_files_is_needed(
+    monkeypatch: pytest.MonkeyPatch, workers: pool._Pool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(errors.CompileError, match="did not start"):
+        invoke.run(SMALL)
+    assert not workers.busy
+
+
+@pytest.mark.usefixtures("no_workers")
+def test_an_interrupt_at_any_moment_leaves_the_pool_in_order(
+    monkeypatch: pytest.MonkeyPatch, workers: pool._Pool
+) -> None:
+    monkeypatch.setattr(pool, "_start", _StandIn)
+    monkeypatch.setattr(_StandIn, "living", set())
+    chance = random.Random(0)
+    interrupted = 0
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    gc.collect()
+    gc.disable()  # Python drops an interrupt that falls in the clean-up of other tests' garbage
+    try:
+        with config.override(compile_workers=2):
+            for _ in range(2000):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 1e-3))
+                    invoke.run(SMALL)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        gc.enable()
+    assert 100 < interrupted < 1900
+    assert _soon(lambda: not workers.busy)
+    assert len(_StandIn.living) == len(workers.idle) <= 2
+    assert _is_ok(invoke.run(SMALL))
+
+
+class _StandIn:
+    """A worker without a process, so that a test can have thousands."""
+
+    living: ClassVar[set[_StandIn]] = set()
+
+    def __init__(self) -> None:
+        _StandIn.living.add(self)
+        self.killed = False
+
+    def is_waiting(self) -> bool:
+        return True
+
+    def ask(self, request: Request, memory_mb: int) -> Outcome:
+        time.sleep(0.0003)
+        if self.killed:
+            raise errors.CompilerCrash("killed")
+        return Outcome(b"code", ())
+
+    def kill(self) -> None:
+        self.killed = True
+
+    def bury(self) -> None:
+        _StandIn.living.discard(self)
+
+
+# Programs that hold workers of their own; {} are their last lines.
+PROGRAM = f"""
+import os, signal, sys, threading, time
+from turbine import target
+from turbine.compiler import invoke, pipeline, pool, session
+FLAGS = {FLAGS!r}
+SMALL = session.Request({SMALL.source!r}, FLAGS)
+SLOW = "".join({_MATMUL!r}.format(n=n) for n in range(11, 611)).encode()
+
+def tell(count, busy):
+    while len(found := [w for w in pool._pool.all_workers() if cpu(w) >= busy]) < count:
+        time.sleep(0.05)
+    for worker in found:
+        print(worker.process.pid, worker.scratch, flush=True)
+
+def cpu(worker):
+    with open(f"/proc/{{worker.process.pid}}/stat") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+def slow(strategy):
+    cpu = target.parse("cpu:generic")
+    pipeline.compile_ir(SLOW, cpu, strategy=strategy, measure=lambda compiled: 0.0)
+"""
+AUTO = """
+threading.Thread(target=tell, args=(1, 0.5), daemon=True).start()
+slow("auto")
+"""
+TUNE = """
+threading.Thread(target=tell, args=(2, 0.5), daemon=True).start()
+slow("tune")
+"""
+IDLE = """
+invoke.run(SMALL)
+tell(1, 0)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"), [(AUTO, 1), (TUNE, 2), (IDLE, 1)], ids=["auto", "tune", "idle"]
+)
+def test_ctrl_c_stops_at_once_and_leaves_no_process(lines: str, count: int) -> None:
+    with _program(lines) as program:
+        held = _told(program, count)
+        program.send_signal(signal.SIGINT)
+        started = time.monotonic()
+        _, said = program.communicate(timeout=60)
+    assert time.monotonic() - started < 5
+    assert program.returncode == -signal.SIGINT
+    assert said.strip().endswith("KeyboardInterrupt")
+    _assert_gone(held)
+
+
+@pytest.mark.parametrize(("lines", "count"), [(TUNE, 2), (IDLE, 1)], ids=["tune", "idle"])
+def test_workers_do_not_outlive_a_killed_parent(lines: str, count: int) -> None:
+    with _program(lines) as program:
+        held = _told(program, count)
+        program.kill()
+    _assert_gone(held)
+
+
+def test_workers_end_with_the_program() -> None:
+    with _program("invoke.run(SMALL)\ntell(1, 0)") as program:
+        held = _told(program, 1)
+        assert program.communicate(timeout=60) == ("", "")
+    assert program.returncode == 0
+    _assert_gone(held)
+
+
+FORK = """
+def compile_and_tell(who):
+    assert invoke.run(SMALL).data is not None
+    print(who, pool._pool.idle[0].process.pid, flush=True)
+
+compile_and_tell("parent")
+child = os.fork()
+if child == 0:
+    compile_and_tell("child")
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert os.path.isdir(pool._pool.idle[0].scratch)
+compile_and_tell("parent")
+"""
+
+
+def test_a_forked_child_has_workers_of_its_own() -> None:
+    with _program(FORK) as program:
+        out, said = program.communicate(timeout=60)
+    assert said == ""
+    names, pids = zip(*(line.split() for line in out.splitlines()), strict=True)
+    assert names == ("parent", "child", "parent")
+    assert pids[0] == pids[2] != pids[1]
+    assert _soon(lambda: not any(_exists(int(pid)) for pid in pids))
+
+
+def _program(lines: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", PROGRAM + lines],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TURBINE_COMPILE_WORKERS": "2"},
+    )
+
+
+def _told(program: subprocess.Popen[str], count: int) -> list[list[str]]:
+    """The process and the scratch folder of each worker, told once they are at work."""
+    assert program.stdout is not None
+    return [program.stdout.readline().split() for _ in range(count)]
+
+
+def _assert_gone(held: list[list[str]]) -> None:
+    assert _soon(lambda: not any(_exists(int(pid)) for pid, _ in held))
+    assert _soon(lambda: not any(Path(scratch).exists() for _, scratch in held))
+
+
+ERRORS = [
+    kind
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.TurbineError)
+]
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_errors_pickle(kind: type[errors.TurbineError]) -> None:
+    error = kind("fact", where="model.py:1", hint="hint")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert (again.fact, again.where, again.hint) == ("fact", "model.py:1", "hint")
+    assert str(again) == str(error)
+
+
+def test_outcomes_pickle() -> None:
+    outcome = Outcome(None, (Diagnostic(2, "message", ("a:1",)),), 0.5)
+    assert pickle.loads(pickle.dumps(outcome)) == outcome
