@@ -20,6 +20,28 @@ def evaluate(dim: Dim, symbols: Mapping[str, int]) -> int | None:
     return _evaluate(_parse(dim), symbols)
 
 
+def match(dim: str, size: int, symbols: dict[str, int]) -> int | None:
+    """What an actual size should be by its dim, None if nothing fits; binds what it settles.
+
+    >>> symbols: dict[str, int] = {}
+    >>> match("2*n", 6, symbols), match("n", 4, symbols), symbols
+    (6, 3, {'n': 3})
+    """
+    expected = evaluate(dim, symbols)
+    if expected is not None:
+        return expected
+    unknown = [name for name in dict.fromkeys(names(dim)) if name not in symbols]
+    line = _line(dim, unknown[0], symbols) if len(unknown) == 1 else None
+    if line is None:
+        return size
+    slope, start = line
+    value, rest = divmod(size - start, slope)
+    if rest:
+        return None
+    symbols[unknown[0]] = value
+    return size
+
+
 def names(dim: Dim) -> list[str]:
     """The symbols a dim mentions."""
     if isinstance(dim, int):
@@ -31,6 +53,14 @@ def names(dim: Dim) -> list[str]:
 def is_symbol(dim: Dim) -> bool:
     """Whether a dim is one bare symbol."""
     return isinstance(dim, str) and dim.isidentifier()
+
+
+def _line(dim: str, name: str, known: Mapping[str, int]) -> tuple[int, int] | None:
+    """(slope, value at 0) of a dim as a function of one symbol, if it is a straight line."""
+    values = [evaluate(dim, {**known, name: n}) for n in (1, 2, 3)]
+    one, two, three = (value for value in values if value is not None)
+    slope = two - one
+    return (slope, one - slope) if slope and three - two == slope else None
 
 
 @cache

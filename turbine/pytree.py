@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from dataclasses import fields as dataclass_fields
+from functools import cache
 from typing import Any
 
 from turbine import errors
@@ -24,6 +26,12 @@ class Tree:
         """Plain data that `from_json` turns back into this tree."""
         if self.kind == "leaf":
             return {"kind": "leaf"}
+        odd = [key for key in self.keys if not isinstance(key, (str, int))]
+        if odd:
+            raise errors.ExportError(
+                f"a dict with the keys {odd} cannot be stored in an artifact",
+                hint="use strings or ints as keys",
+            )
         return {
             "kind": self.kind,
             "children": [child.to_json() for child in self.children],
@@ -79,25 +87,30 @@ def _children(tree: Tree, value: Any, path: str) -> list[tuple[str, Any]]:
                 f"{path or 'arguments'} has {len(value)} items, expected {len(tree.children)}"
             )
         return [(f"{path}[{i}]", item) for i, item in enumerate(value)]
-    if tree.kind == "record":
-        items = value if isinstance(value, dict) else _fields(tree, value, path)
-        return [(f"{path}.{key}", items[key]) for key in tree.keys]
-    if not isinstance(value, dict):
+    items = _fields(tree, value) if tree.kind == "record" else value
+    if not isinstance(items, dict):
         raise _mismatch(tree, value, path)
-    if set(value) != set(tree.keys):
-        missing, extra = set(tree.keys) - set(value), set(value) - set(tree.keys)
+    if items.keys() != set(tree.keys):
+        missing = [str(key) for key in tree.keys if key not in items]
+        extra = [str(key) for key in items if key not in tree.keys]
         raise errors.ArgumentError(
-            f"{path or 'keyword arguments'} has the wrong keys: "
-            f"missing={sorted(map(str, missing))} extra={sorted(map(str, extra))}"
+            f"{path or 'the arguments'} has the wrong keys: missing={missing} extra={extra}"
         )
-    return [(f"{path}[{key!r}]", value[key]) for key in tree.keys]
+    steps = _steps(tree)
+    return [(path + step, items[key]) for step, key in zip(steps, tree.keys, strict=True)]
 
 
-def _fields(tree: Tree, value: Any, path: str) -> dict[str | int, Any]:
-    missing = [key for key in tree.keys if not hasattr(value, str(key))]
-    if missing:
-        raise _mismatch(tree, value, path)
-    return {key: getattr(value, str(key)) for key in tree.keys}
+def _fields(tree: Tree, value: Any) -> dict[Any, Any] | None:
+    """The fields of a record. One that was None at export was no leaf, and must be None again."""
+    if isinstance(value, dict):
+        fields = value
+    elif is_dataclass(value):
+        fields = {field.name: getattr(value, field.name) for field in dataclass_fields(value)}
+    elif all(hasattr(value, str(key)) for key in tree.keys):
+        fields = {key: getattr(value, str(key)) for key in tree.keys}
+    else:
+        return None
+    return {key: field for key, field in fields.items() if field is not None or key in tree.keys}
 
 
 def _mismatch(tree: Tree, value: Any, path: str) -> errors.ArgumentError:
@@ -132,11 +145,20 @@ def _build(tree: Tree, leaves: Iterator[Any]) -> Any:
 
 def _record(type_path: str, items: dict[str | int, Any]) -> Any:
     """An instance of the record's class, or a plain dict where that class cannot be imported."""
-    module, _, qualname = type_path.partition(":")
     try:
-        made: Any = importlib.import_module(module)
-        for name in qualname.split("."):
-            made = vars(made)[name]
+        made = _record_class(type_path)
     except (ImportError, KeyError):
         return items
-    return made(**{str(key): value for key, value in items.items()})
+    named = {str(key): value for key, value in items.items()}
+    if is_dataclass(made):
+        named = {**dict.fromkeys(f.name for f in dataclass_fields(made) if f.init), **named}
+    return made(**named)
+
+
+@cache
+def _record_class(type_path: str) -> Any:
+    module, _, qualname = type_path.partition(":")
+    made: Any = importlib.import_module(module)
+    for name in qualname.split("."):
+        made = vars(made)[name]
+    return made

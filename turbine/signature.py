@@ -25,7 +25,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """One leaf of the results: a tensor, a size computed from the inputs, a scalar or a constant."""
+    """One leaf of the results: a tensor, a size made of input sizes, a scalar or a constant."""
 
     kind: str  # "tensor", "size", "scalar" or "constant"
     dtype: str = ""
@@ -39,6 +39,10 @@ class Range:
 
     minimum: int
     maximum: int | None
+
+    def holds(self, size: int) -> bool:
+        """Whether a size lies in the range."""
+        return self.minimum <= size and (self.maximum is None or size <= self.maximum)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import os
 import statistics
 import sys
 import time
+import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ class ExportOutput:
         A name that ends in .vmfb is saved as IREE's own format (weights beside it as .irpa).
         `archive` puts the weights in an .irpa file of their own, which the artifact names.
         """
+        _check_places(save_to, archive)
         self.verify()
         source = mlir_context.to_bytecode(self.mlir_module)
         _dump(self)
@@ -106,8 +108,6 @@ class ExportOutput:
     def _deliver(
         self, compiled: Compiled, save_to: str | Path | None, archive: str | Path | None
     ) -> Artifact:
-        if archive is not None and (save_to is None or Path(save_to).suffix == VMFB_SUFFIX):
-            raise errors.ConfigError("archive= needs save_to= an artifact file that names it")
         if save_to is None or Path(save_to).suffix == VMFB_SUFFIX:
             artifact = Artifact(
                 container.anonymous(self._manifest(compiled), self._sections(compiled))
@@ -134,7 +134,8 @@ class ExportOutput:
             "mflop": work.mflop(self.program.graph.graph),
             "scope": SCOPE,
             "archive": archive,
-            "weights": [_weight_facts(weight) for weight in self.lowered.external],
+            "weights": [_weight_facts(w, archive is not None) for w in self.lowered.external],
+            "state": sorted(self.program.weights[name].name for name in self.program.stores),
             "provenance": self.provenance,
         }
 
@@ -162,12 +163,23 @@ _MEASURED_CALLS = 9
 _dump_count = itertools.count()
 
 
-def _weight_facts(weight: Weight) -> dict[str, Any]:
+def _check_places(save_to: str | Path | None, archive: str | Path | None) -> None:
+    """Better now than after minutes in the compiler."""
+    if archive is not None and (save_to is None or Path(save_to).suffix == VMFB_SUFFIX):
+        raise errors.ConfigError("archive= needs save_to= an artifact file that names it")
+    for path in (save_to, archive):
+        if path is not None:
+            container.check_folder(Path(path))
+
+
+def _weight_facts(weight: Weight, archived: bool) -> dict[str, Any]:
     return {
         "name": weight.name,
         "dtype": dtypes.of_torch(weight.tensor.dtype).name,
         "shape": list(weight.tensor.shape),
         "length": weight.tensor.nbytes,
+        # In the artifact's own file, the section has it.
+        "crc32": zlib.crc32(raw_bytes(weight.tensor).data) if archived else None,
     }
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+from iree.runtime import version as iree_version
+
 from turbine import config, errors, target
 from turbine.runtime import container, device, parameters
+from turbine.runtime.archive import Archive, open_archive
 from turbine.runtime.calling import Caller
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
@@ -18,34 +22,42 @@ WEIGHT_PREFIX = "weight:"
 
 
 class Artifact:
-    """A compiled model. Call it as the model was called; torch in, torch out, numpy likewise."""
+    """A compiled model. Call it as the model was called; torch in, torch out, numpy likewise.
+
+    Loading maps the file and checks everything but the weights. The first call checks those,
+    and the program then derives from them what it needs.
+    """
 
     def __init__(self, contents: Container, weights: Path | None = None) -> None:
         self._contents = contents
         self.manifest: dict[str, Any] = contents.manifest
-        self.target = Target(**self.manifest["target"])
-        self.signature = Signature.from_json(self.manifest["signature"])
-        _check_host(self.target, contents.source)
-        contents.check(CODE)
-        self._weights = weights
-        self._executable = Executable(
-            contents.bytes_of(CODE), self.driver, self._providers, self.manifest["function"]
-        )
-        self._caller = Caller(self.signature, self._executable, contents.span)
+        try:
+            self.target = Target(**self.manifest["target"])
+            self.signature = Signature.from_json(self.manifest["signature"])
+            _check_host(self.target, contents.source)
+            _check_iree(self.manifest["provenance"]["iree-base-compiler"], contents.source)
+            contents.check(CODE)
+            self.driver = _driver(self.target, self.manifest["mflop"])
+            self._weights = _Weights(contents, weights)
+            self._executable = Executable(
+                contents.bytes_of(CODE),
+                self.driver,
+                self._weights.providers,
+                self.manifest["function"],
+                stateful=bool(self.manifest["state"]),
+            )
+            self._call = Caller(self.signature, self._executable, contents.span).call
+        except (KeyError, TypeError) as error:
+            raise errors.ArtifactError(
+                f"the manifest makes no sense: {error!r}", where=contents.source
+            ) from error
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._caller(args, kwargs)
+        return self._call(args, kwargs)
 
     def __repr__(self) -> str:
-        return f"<turbine artifact {self.manifest['name']}{self.signature.text()} for {self.target.text}>"
-
-    @property
-    def driver(self) -> str:
-        """The runtime driver: small programs run on the calling thread, large on all cores."""
-        if self.target.kind != "cpu":
-            return self.target.drivers[0]
-        small = self.manifest["mflop"] < config.current().sync_limit_mflop
-        return device.SYNC if small else device.TASK
+        name = self.manifest["name"]
+        return f"<turbine artifact {name}{self.signature.text()} for {self.target.text}>"
 
     @property
     def weight_names(self) -> list[str]:
@@ -57,9 +69,13 @@ class Artifact:
         self._executable.reset()
 
     def save(self, path: str | Path) -> None:
-        """Write the artifact as one file; an old file of that name stays whole until the end."""
-        with container.replacing(Path(path)) as file:
-            file.write(self._contents.data)
+        """Write the artifact as one file; an old file of that name stays whole until the end.
+
+        Weights in an archive stay there, and the new file names it.
+        """
+        sections = [(name, self._contents.bytes_of(name)) for name in self._contents.sections]
+        manifest = {**self.manifest, **self._weights.as_seen_from(Path(path).parent)}
+        container.save(Path(path), manifest, sections)
 
     def save_vmfb(self, path: str | Path) -> list[Path]:
         """Write a plain .vmfb (and an .irpa beside it if there are weights) for IREE's tools."""
@@ -69,31 +85,60 @@ class Artifact:
             file.write(self._contents.bytes_of(CODE))
         if self.weight_names:
             written.append(code.with_suffix(".irpa"))
-            entries = [(n, self._contents.bytes_of(WEIGHT_PREFIX + n)) for n in self.weight_names]
-            parameters.save_archive(written[-1], entries)
+            parameters.save_archive(written[-1], list(self._weights.entries().items()))
         return written
 
-    def _providers(self) -> list[Any]:
-        names = self.weight_names
-        if not names:
-            return []
-        scope = self.manifest["scope"]
-        archive = self._archive()
-        if archive is not None:
-            lengths = {entry["name"]: entry["length"] for entry in self.manifest["weights"]}
-            return [parameters.from_archive(scope, archive, lengths)]
-        if config.current().verify_weights:
-            for name in names:
-                self._contents.check(WEIGHT_PREFIX + name)
-        views = {name: self._contents.bytes_of(WEIGHT_PREFIX + name) for name in names}
-        return [parameters.from_memory(scope, views)]
 
-    def _archive(self) -> Path | None:
-        """The archive given at load, or the one the artifact names, found beside it."""
-        if self._weights is not None:
-            return self._weights
-        named = self.manifest["archive"]
-        return Path(self._contents.source).parent / named if named is not None else None
+class _Weights:
+    """The weights of an artifact: its own, in the archive it names, or in the one given."""
+
+    def __init__(self, contents: Container, given: Path | None) -> None:
+        self.contents = contents
+        self.facts: list[dict[str, Any]] = contents.manifest["weights"]
+        self.given = given
+        self.archive: Archive | None = None
+        self.checked = False
+        self.lengths = {fact["name"]: fact["length"] for fact in self.facts}
+        named = contents.manifest["archive"]
+        if given is not None and not self.facts:
+            raise errors.ParameterError(
+                "the artifact has its weights in its code", where=str(given)
+            )
+        if given is None and named is None:
+            self.entries()  # a section that is missing is missed now
+        elif self.facts:
+            self.archive = open_archive(given or Path(contents.source).parent / named)
+            self.archive.check_sizes(self.lengths)
+
+    def providers(self) -> list[Any]:
+        """For IREE to bind; the weights are compared with their checksums the first time."""
+        if not self.checked and config.current().verify_weights:
+            self._check()
+        self.checked = True
+        scope = self.contents.manifest["scope"]
+        return [parameters.from_memory(scope, self.entries())] if self.facts else []
+
+    def entries(self) -> dict[str, memoryview]:
+        """The bytes of each weight by its name; not copied."""
+        if self.archive is not None:
+            return {name: self.archive.entries[name] for name in self.lengths}
+        return {name: self.contents.bytes_of(WEIGHT_PREFIX + name) for name in self.lengths}
+
+    def as_seen_from(self, folder: Path) -> dict[str, Any]:
+        """What the manifest of an artifact in another folder has to say about them."""
+        if self.archive is None:
+            return {}
+        # Weights that were given are not those the checksums were made from.
+        facts = [{**fact, "crc32": None} for fact in self.facts] if self.given else self.facts
+        return {"archive": os.path.relpath(self.archive.path, folder), "weights": facts}
+
+    def _check(self) -> None:
+        if self.archive is None:
+            for name in self.lengths:
+                self.contents.check(WEIGHT_PREFIX + name)
+        elif self.given is None:
+            known = {f["name"]: f["crc32"] for f in self.facts if f["crc32"] is not None}
+            self.archive.check_bytes(known)
 
 
 def load(path: str | Path, *, weights: str | Path | None = None) -> Artifact:
@@ -103,6 +148,13 @@ def load(path: str | Path, *, weights: str | Path | None = None) -> Artifact:
     >>> turbine.load("model.turbine")  # doctest: +SKIP
     """
     return Artifact(container.open_file(Path(path)), None if weights is None else Path(weights))
+
+
+def _driver(wanted: Target, mflop: float) -> str:
+    """Small programs run on the calling thread, large ones on all cores."""
+    if wanted.kind != "cpu":
+        return wanted.drivers[0]
+    return device.SYNC if mflop < config.current().sync_limit_mflop else device.TASK
 
 
 def _check_host(wanted: Target, source: str) -> None:
@@ -119,4 +171,15 @@ def _check_host(wanted: Target, source: str) -> None:
             f"compiled for {wanted.chip}; this CPU lacks {', '.join(missing)}",
             where=source,
             hint='compile with target="cpu:generic" for any CPU of this architecture',
+        )
+
+
+def _check_iree(compiler: str, source: str) -> None:
+    """IREE promises to run the code of its own release, major and minor number."""
+    runtime = str(iree_version.VERSION)
+    if compiler.split(".")[:2] != runtime.split(".")[:2]:
+        raise errors.ArtifactVersionError(
+            f"compiled by IREE {compiler}, this is IREE {runtime}",
+            where=source,
+            hint="compile the model again, or install the version that wrote it",
         )

@@ -11,12 +11,12 @@ import iree.runtime as iree
 import numpy
 
 from turbine import dims, dtypes, errors, pytree
+from turbine.dims import Dim
 from turbine.dtypes import Dtype
 from turbine.runtime import numpy_buffers
 from turbine.runtime.executable import Executable
+from turbine.runtime.numpy_buffers import Span
 from turbine.signature import Input, Output, Signature
-
-Span = tuple[int, int]
 
 
 class Caller:
@@ -30,103 +30,110 @@ class Caller:
         self.fixed_span = code_and_weights
         self.flat_count = _flat_count(signature)
         self.inputs = [(spec, _row(spec), _static_shape(spec)) for spec in signature.inputs]
+        self.sizes = _dynamic_sizes(signature)
         self.returned = [(o, _row(o)) for o in signature.outputs if o.kind in ("tensor", "scalar")]
-        self.mutated = [(k, self.inputs[k][1]) for k, i in enumerate(signature.inputs) if i.mutated]
+        self.mutated = [(k, _row(s)) for k, s in enumerate(signature.inputs) if s.mutated]
         self.result_count = len(self.returned) + len(self.mutated)
         self.single = signature.out_tree == pytree.LEAF and len(self.returned) == 1
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The program's results, nested as the signature says."""
         leaves: Sequence[Any] = args
         if kwargs or len(args) != self.flat_count:
             leaves = self.signature.leaves(args, kwargs)
-        library = _library(leaves)
+        device = self.executable.device()
         symbols: dict[str, int] = {}
-        taken: list[Span] = [self.fixed_span]
-        arguments = self._arguments(leaves, symbols, taken)
+        taken = [self.fixed_span]
+        arguments, library = self._arguments(device, leaves, symbols, taken)
         results = self.executable.invoke(arguments, self.result_count)
-        values = [
-            self._result(library, results, k, output, row, taken)
-            for k, (output, row) in enumerate(self.returned)
-        ]
-        if self.mutated:
-            self._write_back(library, leaves, results)
+        written = self._written(device, leaves, results, taken) if self.mutated else ()
+        values = self._values(device, library, results, taken)
+        # Last, since a result may have been taken from an argument's memory.
+        for leaf, value in written:
+            _LIBRARIES[type(leaf)].write(leaf, value)
         if self.single:
             return values[0]
         return pytree.unflatten(self.signature.out_tree, self._leaves_out(values, symbols))
 
     def _arguments(
-        self, leaves: Sequence[Any], symbols: dict[str, int], taken: list[Span]
-    ) -> list[Any]:
-        arguments = []
-        for (spec, row, shape), leaf in zip(self.inputs, leaves, strict=True):
+        self, device: Any, leaves: Sequence[Any], symbols: dict[str, int], taken: list[Span]
+    ) -> tuple[Any, ModuleType]:
+        """What to invoke the program with, and the library to make results with."""
+        arguments = iree.VmVariantList(len(leaves))
+        made_of: ModuleType | None = None
+        for k, leaf in enumerate(leaves):
+            spec, row, shape = self.inputs[k]
             if row is None:
-                arguments += _scalar(spec, leaf, symbols)
+                if _is_passed(spec, leaf, symbols):
+                    arguments.push_int(leaf)
                 continue
-            library = _library_of(leaf)
-            if library is None:
-                raise _refusal(spec, f"is a {type(leaf).__name__}, expected a tensor")
-            reason = library.problem(leaf, row)
-            if reason is not None:
-                raise _refusal(spec, reason)
+            library = _LIBRARIES.get(type(leaf)) or _library_of(spec, leaf)
+            view = library.to_view(device, leaf, row, taken)
+            if view is None:
+                raise _refusal(spec, library.problem(leaf, row))
             if leaf.shape != shape:
-                _bind_shape(spec, tuple(leaf.shape), symbols)
-            taken.append(library.span(leaf))
-            arguments.append(library.to_view(self.executable.device, leaf, row))
-        if symbols:
+                _check_shape(spec, tuple(leaf.shape))
+            if spec.mutated and not library.is_writable(leaf):
+                raise _refusal(spec, "cannot be written to, as the program does")
+            arguments.push_ref(view)
+            # Torch wins over numpy where a call has both.
+            if made_of is None or library is not numpy_buffers:
+                made_of = library
+        if self.sizes or symbols:
             self._check_symbols(leaves, symbols)
-        return arguments
+        return arguments, made_of or _default_library()
 
     def _check_symbols(self, leaves: Sequence[Any], symbols: dict[str, int]) -> None:
-        """Ranges, and sizes that are computed from others."""
+        """Sizes that must agree or are computed from others, and the ranges of all of them."""
+        for index, axis, dim in self.sizes:
+            size = leaves[index].shape[axis]
+            expected = dims.match(dim, size, symbols)
+            if expected != size:
+                wanted = f"{dim} = {expected}" if expected is not None else dim
+                raise _refusal(
+                    self.signature.inputs[index],
+                    f"has size {size} along axis {axis}, expected {wanted}",
+                )
         for name, limits in self.signature.symbols.items():
-            size = symbols.get(name)
-            too_large = size is not None and limits.maximum is not None and size > limits.maximum
-            if size is not None and (size < limits.minimum or too_large):
+            if name in symbols and not limits.holds(symbols[name]):
                 raise errors.ArgumentError(
-                    f"size {name}={size} is out of range: "
+                    f"size {name}={symbols[name]} is out of range: "
                     f"minimum={limits.minimum} maximum={limits.maximum}",
                     where=_places(self.signature, name),
                     hint="export with dynamic_shapes that allow this size",
                 )
-        for (spec, row, _), leaf in zip(self.inputs, leaves, strict=True):
-            if row is None:
-                continue
-            for axis, dim in enumerate(spec.shape):
-                expected = dims.evaluate(dim, symbols)
-                if expected is not None and expected != leaf.shape[axis]:
-                    raise _refusal(
-                        spec,
-                        f"has size {leaf.shape[axis]} along axis {axis}, expected {dim} = {expected}",
-                    )
 
-    def _result(
-        self,
-        library: ModuleType,
-        results: Any,
-        index: int,
-        output: Output,
-        row: Dtype | None,
-        taken: list[Span],
-    ) -> Any:
-        if row is None or output.kind == "scalar":
-            return _SCALARS[output.dtype](results.get_variant(index))
-        view = results.get_as_object(index, iree.HalBufferView)
-        value = library.from_view(self.executable.device, view, row)
-        span = library.span(value)
-        # IREE may hand back an argument's memory, a weight's, or one buffer twice.
-        for start, end in taken:
-            if start <= span[0] < end:
-                return library.copy(value)
-        taken.append(span)
-        return value
-
-    def _write_back(self, library: ModuleType, leaves: Sequence[Any], results: Any) -> None:
+    def _written(
+        self, device: Any, leaves: Sequence[Any], results: Any, taken: list[Span]
+    ) -> list[tuple[Any, Any]]:
+        """Each mutated argument and its new value."""
+        pairs = []
         for k, (index, row) in enumerate(self.mutated, start=len(self.returned)):
-            view = results.get_as_object(k, iree.HalBufferView)
-            assert row is not None
-            target = _library_of(leaves[index])
-            assert target is not None
-            target.write(leaves[index], target.from_view(self.executable.device, view, row))
+            library = _LIBRARIES[type(leaves[index])]
+            value = library.from_view(device, results.get_as_object(k, _VIEW), row)
+            # Two arguments may have traded places: neither is to be read after it is written.
+            if _overlaps(library.span(value), taken):
+                value = library.copy(value)
+            pairs.append((leaves[index], value))
+        return pairs
+
+    def _values(
+        self, device: Any, library: ModuleType, results: Any, taken: list[Span]
+    ) -> list[Any]:
+        values = []
+        for k, (output, row) in enumerate(self.returned):
+            if row is None:
+                values.append(_SCALARS[output.dtype](results.get_variant(k)))
+                continue
+            value = library.from_view(device, results.get_as_object(k, _VIEW), row)
+            span = library.span(value)
+            # IREE may hand back an argument's memory, a weight's, or one buffer twice.
+            if _overlaps(span, taken):
+                value = library.copy(value)
+            else:
+                taken.append(span)
+            values.append(value)
+        return values
 
     def _leaves_out(self, values: list[Any], symbols: dict[str, int]) -> list[Any]:
         returned = iter(values)
@@ -140,28 +147,39 @@ class Caller:
         ]
 
 
+_VIEW = iree.HalBufferView
 _SCALARS: dict[str, type] = {"int64": int, "float64": float, "bool": bool}
+# Which module handles an argument, by its type; torch's is added when a tensor is first seen.
+_LIBRARIES: dict[type, ModuleType] = {numpy.ndarray: numpy_buffers}
 
 
-def _library(leaves: Sequence[Any]) -> ModuleType:
-    """What results are made of: torch if any argument is, or if nothing says otherwise."""
-    kinds = {_library_of(leaf) for leaf in leaves}
-    if numpy_buffers in kinds and len(kinds - {None}) == 1:
-        return numpy_buffers
-    return _torch_buffers() if "torch" in sys.modules else numpy_buffers
-
-
-def _library_of(leaf: Any) -> ModuleType | None:
+def _library_of(spec: Input, leaf: Any) -> ModuleType:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(leaf, torch.Tensor):
-        return _torch_buffers()
-    return numpy_buffers if isinstance(leaf, numpy.ndarray) else None
+        _LIBRARIES[type(leaf)] = _torch_buffers()
+    elif isinstance(leaf, numpy.ndarray):
+        _LIBRARIES[type(leaf)] = numpy_buffers
+    else:
+        raise _refusal(spec, f"is a {type(leaf).__name__}, expected a tensor")
+    return _LIBRARIES[type(leaf)]
+
+
+def _default_library() -> ModuleType:
+    return _torch_buffers() if "torch" in sys.modules else numpy_buffers
 
 
 def _torch_buffers() -> ModuleType:
     from turbine.runtime import torch_buffers
 
     return torch_buffers
+
+
+def _overlaps(span: Span, taken: list[Span]) -> bool:
+    first, last = span
+    for start, end in taken:  # noqa: SIM110 - half the time of any() on this path
+        if first < end and start < last:
+            return True
+    return False
 
 
 def _flat_count(signature: Signature) -> int:
@@ -175,35 +193,43 @@ def _row(leaf: Input | Output) -> Dtype | None:
     return dtypes.named(leaf.dtype) if leaf.kind == "tensor" else None
 
 
-def _static_shape(spec: Input) -> tuple[int, ...] | None:
-    return tuple(d for d in spec.shape if isinstance(d, int)) if _is_static(spec) else None
+def _static_shape(spec: Input) -> tuple[Dim, ...] | None:
+    return spec.shape if all(isinstance(d, int) for d in spec.shape) else None
 
 
-def _is_static(spec: Input) -> bool:
-    return all(isinstance(d, int) for d in spec.shape)
+def _dynamic_sizes(signature: Signature) -> list[tuple[int, int, str]]:
+    """(input, axis, size) of every size that is not fixed; bare symbols first, they bind."""
+    sizes = [
+        (index, axis, dim)
+        for index, spec in enumerate(signature.inputs)
+        for axis, dim in enumerate(spec.shape)
+        if isinstance(dim, str)
+    ]
+    return sorted(sizes, key=lambda size: not dims.is_symbol(size[2]))
 
 
-def _bind_shape(spec: Input, shape: tuple[int, ...], symbols: dict[str, int]) -> None:
-    """Check the fixed sizes and learn the symbols of one tensor."""
+def _check_shape(spec: Input, shape: tuple[int, ...]) -> None:
+    """Check the rank and the fixed sizes of one tensor."""
     if len(shape) != len(spec.shape):
         raise _refusal(spec, f"has {len(shape)} dims {shape}, expected {len(spec.shape)}")
     for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)):
         if isinstance(dim, int) and dim != size:
             raise _refusal(spec, f"has size {size} along axis {axis}, expected {dim}")
-        if dims.is_symbol(dim):
-            symbols.setdefault(str(dim), size)
 
 
-def _scalar(spec: Input, leaf: Any, symbols: dict[str, int]) -> list[int]:
+def _is_passed(spec: Input, leaf: Any, symbols: dict[str, int]) -> bool:
     """A run-time int is passed on; a constant only has to be the one the model was traced with."""
     if spec.kind == "int":
         if not isinstance(leaf, int):
             raise _refusal(spec, f"is a {type(leaf).__name__}, expected an int")
+        if not -(2**63) <= leaf < 2**63:
+            raise _refusal(spec, f"is {leaf}, expected an int of 64 bits")
         symbols[str(spec.value)] = leaf
-        return [leaf]
-    if type(leaf) is not type(spec.value) or leaf != spec.value:
+        return True
+    # Equal is not enough: True == 1, 0.0 == -0.0, and NaN differs from itself.
+    if repr(leaf) != repr(spec.value):
         raise _refusal(spec, f"is {leaf!r}, but the model was exported with {spec.value!r}")
-    return []
+    return False
 
 
 def _refusal(spec: Input, reason: str) -> errors.ArgumentError:
@@ -213,10 +239,11 @@ def _refusal(spec: Input, reason: str) -> errors.ArgumentError:
 
 
 def _places(signature: Signature, symbol: str) -> str:
-    used = [
+    ints = [repr(spec.name) for spec in signature.inputs if spec.value == symbol]
+    axes = [
         f"axis {axis} of {spec.name!r}"
         for spec in signature.inputs
         for axis, dim in enumerate(spec.shape)
         if symbol in dims.names(dim)
     ]
-    return ", ".join(used)
+    return ", ".join(ints + axes)

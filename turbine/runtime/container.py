@@ -10,11 +10,13 @@ import hashlib
 import json
 import mmap
 import os
+import secrets
 import struct
 import tempfile
 import zlib
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -96,39 +98,41 @@ def save(path: Path, manifest: dict[str, Any], sections: Sequence[tuple[str, Any
         write(file, manifest, sections)
 
 
-class replacing:  # noqa: N801 - reads as a verb in a with statement
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` only when the block ends well."""
+    check_folder(path)
+    draft = path.with_name(f".turbine-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with draft.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        raise errors.ArtifactError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        draft.unlink(missing_ok=True)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def __enter__(self) -> IO[bytes]:
-        folder = self.path.parent
-        if not folder.is_dir():
-            raise errors.ArtifactError(f"no folder {folder} to save {self.path.name} in")
-        self.file = tempfile.NamedTemporaryFile(
-            dir=folder, prefix=f".{self.path.name}.", delete=False
-        )
-        return self.file
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.file.flush()
-                os.fsync(self.file.fileno())
-                os.chmod(self.file.name, 0o666 & ~_umask())
-                os.replace(self.file.name, self.path)
-        finally:
-            self.file.close()
-            Path(self.file.name).unlink(missing_ok=True)
+def check_folder(path: Path) -> None:
+    """Raise unless the folder a file is to be written to exists."""
+    if not path.parent.is_dir():
+        raise errors.ArtifactError(f"no folder {path.parent} to save {path.name} in")
 
 
 def anonymous(manifest: dict[str, Any], sections: Sequence[tuple[str, Any]]) -> Container:
-    """A container in memory only."""
-    with tempfile.TemporaryFile() as file:
-        write(file, manifest, sections)
-        file.flush()
-        return _map(file, "<memory>")
+    """A container that has no name; it goes with the process."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            write(file, manifest, sections)
+            file.flush()
+            return _map(file, "<memory>")
+    except OSError as error:
+        raise errors.ArtifactError(
+            f"cannot keep the artifact in {tempfile.gettempdir()}: {error.strerror}",
+            hint="save it with save_to=, or set TMPDIR to a folder with more room",
+        ) from error
 
 
 def open_file(path: Path) -> Container:
@@ -158,8 +162,7 @@ def _map(file: IO[bytes], source: str) -> Container:
     text = data[_HEADER.size : _HEADER.size + length]
     if hashlib.sha256(text).digest() != digest:
         raise errors.ArtifactError("the manifest is damaged", where=source, hint=_AGAIN)
-    manifest = json.loads(bytes(text))
-    sections = _sections(manifest.pop("sections"), _aligned(_HEADER.size + length))
+    manifest, sections = _read(bytes(text), _aligned(_HEADER.size + length), source)
     end = max((s.offset + s.length for s in sections.values()), default=0)
     if end > size:
         raise errors.ArtifactError(
@@ -168,11 +171,13 @@ def _map(file: IO[bytes], source: str) -> Container:
     return Container(manifest, sections, data, source)
 
 
-def _sections(table: Iterable[dict[str, Any]], base: int) -> dict[str, Section]:
-    return {
-        row["name"]: Section(row["name"], base + row["offset"], row["length"], row["crc32"])
-        for row in table
-    }
+def _read(text: bytes, base: int, source: str) -> tuple[dict[str, Any], dict[str, Section]]:
+    try:
+        manifest = json.loads(text)
+        rows = [Section(**row) for row in manifest.pop("sections")]
+        return manifest, {row.name: replace(row, offset=base + row.offset) for row in rows}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise errors.ArtifactError(f"the manifest makes no sense: {error}", where=source) from error
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:
@@ -185,9 +190,3 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 def _aligned(position: int) -> int:
     return -(-position // PAGE) * PAGE
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

@@ -27,14 +27,19 @@ _lock = threading.Lock()
 @cache
 def instance() -> Any:
     """The VM instance of this process."""
-    return _immortal(iree.VmInstance())
+    return immortal(iree.VmInstance())
 
 
 def device(driver: str) -> Any:
     """The default device of a driver."""
-    _refuse_after_fork()
     with _lock:
         return _device(driver)
+
+
+def immortal(thing: Any) -> Any:
+    """The thing, which is never freed from now on; see Note [Devices outlive results]."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+    return thing
 
 
 @cache
@@ -45,26 +50,21 @@ def _device(driver: str) -> Any:
             hint="install a build of the IREE runtime that has this driver",
         )
     try:
-        return _immortal(iree.get_driver(driver).create_default_device())
+        # A driver of its own: those that IREE shares hold threads; see Note [After a fork].
+        return immortal(immortal(iree._binding.create_hal_driver(driver)).create_default_device())
     except (RuntimeError, ValueError) as error:
         raise errors.ArtifactTargetError(
             f"driver {driver!r} has no device here: {error}"
         ) from error
 
 
-def _immortal(thing: Any) -> Any:
-    """See Note [Devices outlive results]."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-    return thing
+# Note [After a fork]
+# The threads of a device stay in the parent, and a call that waits for them waits forever.
+# A child makes devices of its own, and programs loaded before the fork are loaded anew.
+def _start_over() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _device.cache_clear()
 
 
-_made_in = os.getpid()
-
-
-def _refuse_after_fork() -> None:
-    """Threads do not survive a fork, so a forked child makes devices of its own."""
-    global _made_in
-    if os.getpid() != _made_in:
-        _made_in = os.getpid()
-        _device.cache_clear()
-        instance.cache_clear()
+os.register_at_fork(after_in_child=_start_over)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
 import iree.runtime as iree
 
@@ -15,62 +18,132 @@ Providers = Callable[[], list[Any]]
 
 
 class Executable:
-    """One VM context and one entry point. Calls from several threads take turns."""
+    """One VM context and one entry point. Calls from several threads take turns.
+
+    Making one checks the code; `providers` is asked for the weights on the first call. A
+    `stateful` program keeps values between calls.
+    """
 
     def __init__(
-        self, code: memoryview, driver: str, providers: Providers, function: str = "main"
+        self,
+        code: memoryview,
+        driver: str,
+        providers: Providers,
+        function: str = "main",
+        *,
+        stateful: bool = False,
     ) -> None:
-        self.device = devices.device(driver)
-        self._code = code
+        self._driver = driver
+        self._device = devices.device(driver)
         self._providers = providers
-        self._name = function
-        self._lock = threading.Lock()
-        self._load()
+        self._stateful = stateful
+        self._lost_state = False
+        self._module, self._function = _entry_point(code, function)
+        self._context: Any = None
+        self._lock = threading.RLock()
+        _alive.add(self)
 
-    def invoke(self, arguments: Sequence[Any], result_count: int) -> Any:
-        """Call with buffer views and ints; gives back the list of results.
+    def device(self) -> Any:
+        """The device to make arguments on; the first time, the program is loaded on it."""
+        if self._context is None:
+            with self._lock:
+                self._load()
+        return self._device
+
+    def invoke(self, arguments: Any, result_count: int) -> Any:
+        """Call with a VM list of buffer views and ints; gives back the list of results.
 
         A failed call leaves IREE's state undefined, so the program is loaded anew after one.
         """
-        inputs = iree.VmVariantList(len(arguments))
-        for argument in arguments:
-            if isinstance(argument, int):
-                inputs.push_int(argument)
-            else:
-                inputs.push_ref(argument)
         results = iree.VmVariantList(result_count)
         with self._lock:
-            try:
-                self._context.invoke(self._function, inputs, results)
-            except (RuntimeError, ValueError, IndexError) as error:
+            if self._context is None:
                 self._load()
+            try:
+                self._context.invoke(self._function, arguments, results)
+            except _FAILURES as error:
+                self._context = None
                 raise errors.RunError(
                     f"the compiled program failed: {str(error).splitlines()[0]}",
-                    hint="the program was loaded anew; state it kept between calls is reset",
+                    hint="the program is loaded anew; state it kept between calls is reset",
                 ) from error
         return results
 
     def reset(self) -> None:
         """Put the program's state back to what it was when it was loaded."""
         with self._lock:
-            self._load()
+            self._context = None
+            self._lost_state = False
+
+    def leave_parent(self) -> None:
+        """Forget what belongs to the parent process; see Note [After a fork]."""
+        self._lost_state = self._stateful and self._context is not None
+        # Freeing it could wait for the parent's threads.
+        devices.immortal(self._context)
+        self._context = None
+        self._lock = threading.RLock()
+
+    def stop(self) -> None:
+        """Let no other thread call from now on; see Note [Calls at exit]."""
+        self._lock.acquire(timeout=_PATIENCE)
 
     def _load(self) -> None:
+        """Bind the weights. What the program derives from them alone is computed here."""
+        if self._context is not None:
+            return
+        if self._lost_state:
+            raise errors.RunError(
+                "the program keeps state, and was called before this process was forked",
+                hint="load the artifact again in this process, or call reset()",
+            )
+        self._device = devices.device(self._driver)
         instance = devices.instance()
+        providers = self._providers()
         try:
-            module = iree.VmModule.wrap_buffer(instance, self._code)
-            modules = [iree.create_hal_module(instance, self.device)]
-            providers = self._providers()
+            modules = [iree.create_hal_module(instance, self._device)]
             if providers:
                 modules.append(iree.create_io_parameters_module(instance, *providers))
-            self._context = iree.VmContext(instance, [*modules, module])
-        except (RuntimeError, ValueError, IndexError, KeyError) as error:
-            raise errors.ArtifactVersionError(
-                f"IREE {iree.version.VERSION} could not load the program: {error}",
-                hint="compile the model again with the installed versions",
-            ) from error
-        self._function = module.lookup_function(self._name)
-        if self._function is None:
-            raise errors.ArtifactError(
-                errors.unknown("entry point", self._name, module.function_names)
-            )
+            self._context = iree.VmContext(instance, [*modules, self._module])
+        except _FAILURES as error:
+            raise _refusal(error) from error
+
+
+# Note [Calls at exit]
+# Python ends a daemon thread when it next asks for the interpreter, in the middle of IREE's C++,
+# which ends the whole process. At exit we wait for calls to end and keep their locks; the main
+# thread can still call, for exit handlers of the user's that run after ours.
+_PATIENCE = 10.0
+_FAILURES = (RuntimeError, ValueError, IndexError, KeyError)
+_alive: WeakSet[Executable] = WeakSet()
+
+
+def _entry_point(code: memoryview, name: str) -> tuple[Any, Any]:
+    try:
+        module = iree.VmModule.wrap_buffer(devices.instance(), code)
+    except _FAILURES as error:
+        raise _refusal(error) from error
+    function = module.lookup_function(name)
+    if function is None:
+        raise errors.ArtifactError(errors.unknown("entry point", name, module.function_names))
+    return module, function
+
+
+def _refusal(error: Exception) -> errors.ArtifactVersionError:
+    return errors.ArtifactVersionError(
+        f"this IREE could not load the program: {error}",
+        hint="compile the model again with the installed versions",
+    )
+
+
+def _leave_parent() -> None:
+    for executable in list(_alive):
+        executable.leave_parent()
+
+
+def _stop_calls() -> None:
+    for executable in list(_alive):
+        executable.stop()
+
+
+os.register_at_fork(after_in_child=_leave_parent)
+atexit.register(_stop_calls)

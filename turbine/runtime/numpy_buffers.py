@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from ctypes import addressof, c_char
 from typing import Any
 
 import iree.runtime as iree
@@ -15,47 +17,60 @@ from turbine.dtypes import Dtype
 ALIGNMENT = 64
 
 Array = NDArray[Any]
-_MEMORY = int(iree.MemoryType.HOST_LOCAL | iree.MemoryType.DEVICE_VISIBLE)
-_USAGE = int(iree.BufferUsage.DEFAULT | iree.BufferUsage.MAPPING)
-_UINT8 = dtypes.named("uint8")
+Span = tuple[int, int]  # the first address and the one after the last
+
+# Types that numpy can hand to others; those of ml_dtypes travel as bytes.
+_NATIVE = {row.name for row in dtypes.TABLE if row.numpy.isbuiltin == 1}
 
 
-def to_view(device: Any, array: Array, dtype: Dtype) -> Any:
-    """An array as a buffer view; copied only when strided, read-only or badly aligned."""
-    shape = array.shape
-    if not array.flags.c_contiguous or not array.flags.writeable or array.ctypes.data % ALIGNMENT:
+def to_view(device: Any, array: Array, dtype: Dtype, shared: list[Span]) -> Any:
+    """An array as a buffer view, or None if it cannot be one (`problem` says why).
+
+    Copied only when strided, read-only or badly aligned; memory that is shared is added to
+    `shared`.
+    """
+    if array.dtype != dtype.numpy:
+        return None
+    flags = array.flags
+    start = -1
+    if flags.c_contiguous and flags.writeable and array.size:
+        start = _address(array)
+    if start % ALIGNMENT:
         array = _aligned_copy(array)
-    return import_bytes(device, array.reshape(-1).view(numpy.uint8), shape, dtype)
+    else:
+        shared.append((start, start + array.nbytes))
+    if dtype.name in _NATIVE:
+        return device.from_dlpack_capsule(array.__dlpack__())
+    view = device.from_dlpack_capsule(_bytes(array).__dlpack__())
+    return relabelled(view, array.shape, dtype)
 
 
 def from_view(device: Any, view: Any, dtype: Dtype) -> Array:
-    """A result as an array that owns its buffer."""
+    """A result as an array that owns its buffer; the dtype is the signature's, never guessed."""
     raw = view.map().asarray([view.byte_length], numpy.dtype(numpy.uint8))
     array: Array = raw.view(dtype.numpy).reshape(view.shape)
     return array
 
 
-def import_bytes(device: Any, raw: Array, shape: tuple[int, ...], dtype: Dtype) -> Any:
-    """Host bytes as a buffer view of a given type."""
-    buffer = device.allocator.import_host_allocation(raw, _MEMORY, _USAGE)
-    return iree.HalBufferView(buffer, list(shape), dtype.hal)
+def relabelled(view: Any, shape: Sequence[int], dtype: Dtype) -> Any:
+    """The same buffer as a view of another type."""
+    return iree.HalBufferView(view.get_buffer(), list(shape), dtype.hal)
 
 
-def as_bytes(view: Any) -> Any:
-    """The same buffer seen as uint8, for element types of one byte."""
-    return iree.HalBufferView(view.get_buffer(), view.shape, _UINT8.hal)
+def problem(array: Array, dtype: Dtype) -> str:
+    """Why `to_view` did not take an array."""
+    return f"has dtype {array.dtype}, expected {dtype.numpy}"
 
 
-def problem(array: Array, dtype: Dtype) -> str | None:
-    """Why an array cannot be passed, whatever its shape."""
-    if array.dtype != dtype.numpy:
-        return f"has dtype {array.dtype}, expected {dtype.numpy}"
-    return None
+def is_writable(array: Array) -> bool:
+    """Whether `write` can overwrite the array."""
+    return bool(array.flags.writeable)
 
 
-def span(array: Array) -> tuple[int, int]:
+def span(array: Array) -> Span:
     """The addresses a contiguous array occupies."""
-    return array.ctypes.data, array.ctypes.data + array.nbytes
+    start = _address(array) if array.size else 0
+    return start, start + array.nbytes
 
 
 def copy(array: Array) -> Array:
@@ -68,9 +83,19 @@ def write(into: Array, value: Array) -> None:
     into[...] = value
 
 
+def _address(array: Array) -> int:
+    """Where a writable array begins that is not empty; array.ctypes.data takes longer."""
+    return addressof(c_char.from_buffer(_bytes(array).data))
+
+
+def _bytes(array: Array) -> Array:
+    return array.reshape(-1).view(numpy.uint8)
+
+
 def _aligned_copy(array: Array) -> Array:
     raw = numpy.empty(array.nbytes + ALIGNMENT, numpy.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    aligned = raw[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    # In two steps: numpy does not move the start of an empty slice.
+    raw = raw[-_address(raw) % ALIGNMENT :][: array.nbytes]
+    aligned: Array = raw.view(array.dtype).reshape(array.shape)
     aligned[...] = array
     return aligned

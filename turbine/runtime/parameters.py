@@ -2,59 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import iree.runtime as iree
 
 from turbine import errors
+from turbine.runtime import container
+from turbine.runtime.archive import open_archive
 
-ARCHIVE_SUFFIXES = (".irpa", ".safetensors", ".gguf")
+WRITTEN_SUFFIX = ".irpa"
 
 
 def from_memory(scope: str, entries: Mapping[str, memoryview]) -> Any:
     """A provider over bytes in memory, which are not copied."""
-    index = iree.ParameterIndex()
-    for key, data in entries.items():
-        index.add_buffer(key, data)
-    return index.create_provider(scope=scope)
+    return _index(entries.items()).create_provider(scope=scope)
 
 
 def from_archive(scope: str, path: Path, lengths: Mapping[str, int]) -> Any:
     """A provider over a mapped archive file that holds at least the named parameters."""
-    index = open_archive(path)
-    found = {key: entry.length for key, entry in index.items()}
-    missing = sorted(set(lengths) - set(found))
-    if missing:
-        raise errors.ParameterError(
-            f"the archive lacks {len(missing)} parameters: {', '.join(missing)}", where=str(path)
-        )
-    wrong = [f"{k} ({found[k]} bytes, expected {n})" for k, n in lengths.items() if found[k] != n]
-    if wrong:
-        raise errors.ParameterError(
-            f"the archive holds parameters of another size: {', '.join(wrong)}", where=str(path)
-        )
-    return index.create_provider(scope=scope)
-
-
-def open_archive(path: Path) -> Any:
-    """The index of an .irpa, .safetensors or .gguf file."""
-    if path.suffix not in ARCHIVE_SUFFIXES:
-        raise errors.ParameterError(errors.unknown("archive type", path.suffix, ARCHIVE_SUFFIXES))
-    if not path.is_file():
-        raise errors.ParameterError(f"no archive at {path}")
-    index = iree.ParameterIndex()
-    try:
-        index.load(str(path))
-    except (RuntimeError, ValueError, IndexError) as error:
-        raise errors.ParameterError(f"cannot read the archive: {error}", where=str(path)) from error
-    return index
+    archive = open_archive(path)
+    archive.check_sizes(lengths)
+    return from_memory(scope, archive.entries)
 
 
 def save_archive(path: Path, entries: Sequence[tuple[str, Any]]) -> None:
-    """Write an .irpa archive of (key, bytes)."""
+    """Write an .irpa archive of (key, bytes); an old one stays whole until the end."""
+    if path.suffix != WRITTEN_SUFFIX:
+        raise errors.ParameterError(
+            errors.unknown("archive type to write", path.suffix, [WRITTEN_SUFFIX])
+        )
+    with container.replacing(path) as file:
+        try:
+            _index(entries).create_archive_file(file.name)
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise errors.ArtifactError(f"cannot write {path}: {error}") from error
+
+
+def _index(entries: Iterable[tuple[str, Any]]) -> Any:
     index = iree.ParameterIndex()
     for key, data in entries:
         index.add_buffer(key, data)
-    index.create_archive_file(str(path))
+    return index

@@ -9,50 +9,75 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack, to_dlpack
 
-from turbine.dtypes import Dtype
+# What torch.utils.dlpack calls for a tensor or a capsule, without first asking which it is.
+from torch._C import _from_dlpack as from_dlpack
+from torch._C import _to_dlpack as to_dlpack
+
+from turbine.dtypes import TABLE, Dtype, named
 from turbine.runtime import numpy_buffers
-from turbine.runtime.numpy_buffers import ALIGNMENT
+from turbine.runtime.numpy_buffers import ALIGNMENT, Span
 
 _DLPACK_CPU = 1
+_UINT8 = named("uint8")
+_DTYPES = {row.name: row.torch for row in TABLE}
 
 
-def to_view(device: Any, tensor: Tensor, dtype: Dtype) -> Any:
-    """A CPU tensor as a buffer view; copied only when strided or badly aligned."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg().contiguous()
-    if tensor.data_ptr() % ALIGNMENT:
-        tensor = tensor.clone()
-    if dtype.dlpack:
-        return device.from_dlpack_capsule(to_dlpack(tensor))
-    raw = tensor.reshape(-1).view(torch.uint8).numpy()
-    return numpy_buffers.import_bytes(device, raw, tuple(tensor.shape), dtype)
+def to_view(device: Any, tensor: Tensor, dtype: Dtype, shared: list[Span]) -> Any:
+    """A CPU tensor as a buffer view, or None if it cannot be one (`problem` says why).
+
+    Copied only when strided or badly aligned; memory that is shared is added to `shared`.
+    """
+    try:
+        if tensor.dtype is not _DTYPES[dtype.name] or not tensor.is_cpu:
+            return None
+        start, size = tensor.data_ptr(), tensor.nbytes
+        if size and not start:
+            return None
+        lazy = tensor.is_neg() or (dtype.kind == "complex" and tensor.is_conj())
+        if lazy or not size or start % ALIGNMENT or not tensor.is_contiguous():
+            tensor = _plain_copy(tensor)
+        else:
+            shared.append((start, start + size))
+        if dtype.dlpack:
+            return device.from_dlpack_capsule(to_dlpack(tensor))
+        raw = tensor.reshape(-1).view(torch.uint8)
+        view = device.from_dlpack_capsule(to_dlpack(raw))
+        return numpy_buffers.relabelled(view, tensor.shape, dtype)
+    except RuntimeError:
+        # Sparse and nested tensors, and those inside a transform, have no memory to show.
+        return None
 
 
 def from_view(device: Any, view: Any, dtype: Dtype) -> Tensor:
     """A result as a tensor that owns its buffer; the dtype is the signature's, never guessed."""
     if not dtype.dlpack:
-        view = numpy_buffers.as_bytes(view)
+        view = numpy_buffers.relabelled(view, view.shape, _UINT8)
     tensor = from_dlpack(device.create_dlpack_capsule(view, _DLPACK_CPU, 0))
-    wanted = dtype.torch
+    wanted = _DTYPES[dtype.name]
     return tensor if tensor.dtype is wanted else tensor.view(wanted)
 
 
-def problem(tensor: Tensor, dtype: Dtype) -> str | None:
-    """Why a tensor cannot be passed, whatever its shape."""
+def problem(tensor: Tensor, dtype: Dtype) -> str:
+    """Why `to_view` did not take a tensor."""
     if tensor.dtype is not dtype.torch:
         return f"has dtype {tensor.dtype}, expected {dtype.torch}"
     if not tensor.is_cpu:
         return f"is on device {tensor.device}, expected cpu"
+    if tensor.is_nested:
+        return "is a nested tensor, expected a strided one"
     if tensor.layout is not torch.strided:
         return f"has layout {tensor.layout}, expected torch.strided"
-    return None
+    return "has no memory: its storage was freed, or it stands for a tensor inside a transform"
 
 
-def span(tensor: Tensor) -> tuple[int, int]:
+def is_writable(tensor: Tensor) -> bool:
+    """Whether `write` can overwrite the tensor: none of its elements share memory."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return not any(size > 1 and not step for size, step in steps)
+
+
+def span(tensor: Tensor) -> Span:
     """The addresses a contiguous tensor occupies."""
     start = tensor.data_ptr()
     return start, start + tensor.nbytes
@@ -67,3 +92,8 @@ def write(into: Tensor, value: Tensor) -> None:
     """Overwrite a caller's tensor in place."""
     with torch.no_grad():
         into.copy_(value)
+
+
+def _plain_copy(tensor: Tensor) -> Tensor:
+    resolved = tensor.detach().resolve_conj().resolve_neg()
+    return resolved.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,332 @@
+"""What a program keeps between calls, and what it writes into its caller's tensors."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import turbine
+from turbine import errors
+from turbine.runtime import device as devices
+from turbine.zoo.odd import ODD
+
+# Rather long: it is reached only if something hangs.
+TIMEOUT = 60
+ZEROS = torch.zeros(3, 4)
+
+
+@pytest.fixture(scope="module")
+def counter_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact that adds the number of calls so far."""
+    path = tmp_path_factory.mktemp("state") / "counter.turbine"
+    example = ODD["counter"]()
+    turbine.aot.export(example.model, args=example.args).compile(path)
+    return path
+
+
+def count(artifact: turbine.Artifact) -> int:
+    return int(artifact(ZEROS)[0, 0])
+
+
+# Buffers that the program writes.
+
+
+def test_a_counter_counts_and_starts_again_after_reset(counter_file: Path) -> None:
+    artifact = turbine.load(counter_file)
+    assert [count(artifact) for _ in range(3)] == [1, 2, 3]
+    artifact.reset()
+    assert [count(artifact) for _ in range(2)] == [1, 2]
+
+
+def test_reset_before_the_first_call_does_no_harm(counter_file: Path) -> None:
+    artifact = turbine.load(counter_file)
+    artifact.reset()
+    assert count(artifact) == 1
+
+
+def test_two_loads_of_one_file_share_no_state(counter_file: Path) -> None:
+    first, second = turbine.load(counter_file), turbine.load(counter_file)
+    assert [count(first), count(first), count(second), count(first)] == [1, 2, 1, 3]
+
+
+def test_state_stays_out_of_the_file(counter_file: Path, tmp_path: Path) -> None:
+    artifact = turbine.load(counter_file)
+    count(artifact)
+    artifact.save(tmp_path / "copy.turbine")
+    assert count(turbine.load(tmp_path / "copy.turbine")) == 1
+    assert count(turbine.load(counter_file)) == 1
+
+
+def test_a_refused_argument_does_not_count(counter_file: Path) -> None:
+    artifact = turbine.load(counter_file)
+    count(artifact)
+    with pytest.raises(errors.ArgumentError):
+        artifact(torch.zeros(3, 5))
+    assert count(artifact) == 2
+
+
+def test_the_manifest_names_the_state(counter_file: Path) -> None:
+    assert turbine.load(counter_file).manifest["state"] == ["count"]
+
+
+def test_batch_statistics_follow_those_of_eager() -> None:
+    example = ODD["batchnorm_train"]()
+    artifact = turbine.aot.export(example.model, args=example.args).compile()
+    model = ODD["batchnorm_train"]().model
+    random = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        x = torch.randn(3, 4, generator=random)
+        torch.testing.assert_close(artifact(x), model(x).detach())
+    assert "1.running_mean" in artifact.manifest["state"]
+
+
+class Memory(nn.Module):
+    """Give back the last input, the sum of all and the buffer that holds it."""
+
+    last: Tensor
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(64))
+        self.register_buffer("total", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        before = self.last.clone()
+        self.last.copy_(x)
+        self.total.add_(x)
+        return before, self.total
+
+
+@pytest.fixture(scope="module")
+def memory() -> turbine.Artifact:
+    return turbine.aot.export(Memory(), args=(torch.zeros(64),)).compile()
+
+
+def test_state_shares_no_memory_with_arguments_and_results(memory: turbine.Artifact) -> None:
+    memory.reset()
+    x = torch.ones(64)
+    before, total = memory(x)
+    assert (before[0], total[0]) == (0, 1)
+    for mine in (x, before, total):
+        mine.fill_(100)
+    kept_before, kept_total = memory(torch.full((64,), 2.0))
+    assert (kept_before[0], kept_total[0]) == (1, 3)
+    memory(torch.full((64,), 5.0))
+    assert (kept_before[0], kept_total[0]) == (1, 3)
+
+
+# Arguments that the program writes.
+
+
+class Writes(nn.Module):
+    """Exchange x and y, add one to z, and return what x was."""
+
+    def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        before = x.clone()
+        x.copy_(y)
+        y.copy_(before)
+        z.add_(1)
+        return before
+
+
+@pytest.fixture(scope="module")
+def writes() -> turbine.Artifact:
+    arguments = (torch.zeros(4, 6), torch.zeros(4, 6), torch.zeros(4, 6))
+    return turbine.aot.export(Writes(), args=arguments).compile()
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x.clone(),
+    "transposed": lambda x: x.T.clone().T,
+    "strided": lambda x: x.repeat_interleave(2, dim=1)[:, ::2],
+    "unaligned": lambda x: torch.cat([torch.zeros(1), x.reshape(-1)])[1:].reshape(x.shape),
+    "needs gradient": lambda x: x.clone().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_written_tensor_is_changed_in_place(name: str, writes: turbine.Artifact) -> None:
+    x, y, z = (torch.arange(24.0).reshape(4, 6) + start for start in (0, 100, 200))
+    ours = [LAYOUTS[name](value) for value in (x, y, z)]
+    addresses = [tensor.data_ptr() for tensor in ours]
+    found = writes(*ours)
+    assert torch.equal(found, x)
+    for tensor, expected in zip(ours, (y, x, z + 1), strict=True):
+        assert torch.equal(tensor, expected)
+    assert [tensor.data_ptr() for tensor in ours] == addresses
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_written_array_is_changed_in_place(order: Any, writes: turbine.Artifact) -> None:
+    x, y, z = (numpy.arange(24, dtype="float32").reshape(4, 6) + start for start in (0, 100, 200))
+    ours = [value.copy(order) for value in (x, y, z)]
+    found = writes(*ours)
+    assert (found == x).all()
+    for array, expected in zip(ours, (y, x, z + 1), strict=True):
+        assert (array == expected).all()
+
+
+def test_a_result_is_not_the_written_argument(writes: turbine.Artifact) -> None:
+    x, y, z = torch.ones(4, 6), torch.zeros(4, 6), torch.zeros(4, 6)
+    found = writes(x, y, z)
+    found.fill_(9)
+    assert [float(tensor[0, 0]) for tensor in (x, y, z)] == [0, 1, 1]
+
+
+def test_memory_that_cannot_be_written_is_refused_before_the_call(
+    writes: turbine.Artifact,
+) -> None:
+    x = torch.zeros(4, 6)
+    read_only = numpy.zeros((4, 6), "float32")
+    read_only.flags.writeable = False
+    for wrong in (torch.zeros(6).expand(4, 6), read_only):
+        with pytest.raises(errors.ArgumentError, match="'z' cannot be written to"):
+            writes(x, x.clone(), wrong)
+    assert not x.any()
+
+
+# Processes: forks and exits.
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What `work` gives in a forked child, which must not hang."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer = "no answer"
+        try:
+            answer = work()
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writer, answer.encode()[:4000])
+            os._exit(0)
+    os.close(writer)
+    try:
+        ready, _, _ = select.select([reader], [], [], TIMEOUT)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+            return "the child hung"
+        answer = os.read(reader, 4000).decode()
+        return answer or "the child died"
+    finally:
+        os.close(reader)
+        os.waitpid(child, 0)
+
+
+@pytest.fixture(scope="module")
+def linear_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("state") / "linear.turbine"
+    turbine.aot.export(nn.Linear(4, 3), args=(ZEROS,)).compile(path)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("driver", [devices.SYNC, devices.TASK])
+@pytest.mark.parametrize("called", [True, False], ids=["called", "not called"])
+def test_a_forked_child_uses_what_its_parent_loaded(
+    driver: str, called: bool, linear_file: Path
+) -> None:
+    with turbine.config.override(sync_limit_mflop=1.0 if driver == devices.SYNC else 0.0):
+        artifact = turbine.load(linear_file)
+    assert artifact.driver == driver
+    ones = numpy.ones((3, 4), "float32")
+    expected = turbine.load(linear_file)(ones)
+    if called:
+        artifact(ones)
+
+    def work() -> str:
+        right = all((artifact(ones) == expected).all() for _ in range(3))
+        return f"{right} {(turbine.load(linear_file)(ones) == expected).all()}"
+
+    assert in_child(work) == "True True"
+    assert (artifact(ones) == expected).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_lose_state_silently(counter_file: Path) -> None:
+    artifact = turbine.load(counter_file)
+    zeros = ZEROS.numpy()
+    artifact(zeros)
+
+    def work() -> str:
+        try:
+            artifact(zeros)
+        except errors.RunError as error:
+            refusal = error.hint or ""
+        artifact.reset()
+        return f"{refusal}; {artifact(zeros)[0, 0]}"
+
+    assert in_child(work) == "load the artifact again in this process, or call reset(); 1.0"
+    assert artifact(zeros)[0, 0] == 2
+
+
+EXITS = {
+    "results are everywhere": """
+        import types, torch
+        sys.modules["kept"] = types.ModuleType("kept")
+        sys.modules["kept"].results = [artifact(ones), artifact(torch.ones(3, 4))]
+        class Box: pass
+        box = Box(); box.me = box; box.results = [artifact(ones), artifact(torch.ones(3, 4))]
+        alive, results = load(path), [artifact(torch.ones(3, 4)), artifact(ones)]
+        alive(ones)
+        del artifact
+        def main():
+            mine = results[0]
+            sys.exit(0)
+        main()
+        """,
+    "nothing was called": "",
+    "a thread is calling": """
+        import threading, time
+        def forever():
+            while True: artifact(ones)
+        threading.Thread(target=forever, daemon=True).start()
+        time.sleep(0.2)
+        """,
+    "an exit handler of an earlier date calls": """
+        import atexit
+        artifact(ones)
+        atexit.unregister(executable._stop_calls)
+        atexit.register(lambda: artifact(ones))
+        atexit.register(executable._stop_calls)
+        """,
+}
+
+
+@pytest.mark.parametrize("name", EXITS)
+@pytest.mark.parametrize("driver", [devices.SYNC, devices.TASK])
+def test_the_process_ends_quietly(name: str, driver: str, linear_file: Path) -> None:
+    program = f"""
+import sys, numpy
+from turbine.runtime import executable
+from turbine.runtime.artifact import load
+path = {str(linear_file)!r}
+artifact = load(path)
+assert artifact.driver == {driver!r}
+ones = numpy.ones((3, 4), "float32")
+{textwrap.dedent(EXITS[name])}
+"""
+    limit = "1" if driver == devices.SYNC else "0"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "TURBINE_SYNC_LIMIT_MFLOP": limit},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
