@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -548,3 +549,29 @@ def test_weights_for_a_program_that_takes_none_are_refused(tmp_path: Path) -> No
     turbine.aot.export(Net(), args=(ONES,), weights="inline").compile(path)
     with pytest.raises(errors.ParameterError, match="has its weights in its code"):
         turbine.load(path, weights=tmp_path / "net.irpa")
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942", "vulkan"])
+def test_code_for_another_machine_is_written_and_refuses_to_run_here(
+    target: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "other.turbine"
+    x = torch.ones(4)
+    artifact = turbine.aot.export(nn.ReLU(), args=(x,)).compile(path, target=target)
+    assert path.exists()
+    if artifact.driver in _drivers_with_a_device():
+        pytest.skip(f"this machine has a {artifact.driver} device; one without it refuses")
+    with pytest.raises(errors.ArtifactTargetError, match=artifact.driver):
+        artifact(x)
+    with pytest.raises(errors.ArtifactTargetError, match=artifact.driver):
+        turbine.load(path)
+
+
+def _drivers_with_a_device() -> set[str]:
+    import iree.runtime as iree
+
+    found = set()
+    for name in iree.query_available_drivers():
+        with contextlib.suppress(RuntimeError, ValueError):
+            found |= {name} if iree.get_driver(name).query_available_devices() else set()
+    return found

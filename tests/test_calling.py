@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from tests.models import assert_alike, compiled
 from turbine import dtypes, errors
 from turbine.runtime import device as devices
 from turbine.runtime import torch_buffers
+from turbine.runtime.calling import Caller
 from turbine.zoo.odd import ODD
 
 THREADS = 4
@@ -472,6 +475,19 @@ def test_a_size_known_only_by_a_multiple_is_solved_for() -> None:
         artifact(torch.ones(15))
     with pytest.raises(errors.ArgumentError, match="=51 is out of range"):
         artifact(torch.ones(102))
+
+
+def test_what_the_trace_took_for_granted_of_sizes_is_checked(plus: turbine.Artifact) -> None:
+    name = plus.signature.inputs[0].shape[0]
+    conditions = (f"Eq(Mod({name}, 2), 0)", f"{name} <= 100")
+    signature = replace(plus.signature, conditions=conditions)
+    caller = Caller(signature, plus._executable, plus._contents.span)
+    assert caller.call((torch.ones(4, 5), torch.ones(4, 5)), {}).shape == (4, 5)
+    for rows, condition in ((5, conditions[0]), (102, conditions[1])):
+        x = torch.ones(rows, 5)
+        with pytest.raises(errors.ArgumentError, match=re.escape(condition)) as caught:
+            caller.call((x, x), {})
+        assert f"{name}={rows}" in str(caught.value)
 
 
 class FirstOnes(nn.Module):

@@ -156,6 +156,7 @@ SIGNATURE = Signature(
     out_tree=Tree("list", (LEAF, LEAF, LEAF, LEAF)),
     symbols={"n": Range(1, None), "m": Range(0, 5)},
     parameters=("x", "pair", "count"),
+    conditions=("Eq(Mod(n, 2), 0)",),
 )
 
 
@@ -231,7 +232,9 @@ def test_a_size_is_computed_from_symbols(dim: dims.Dim, size: int | None) -> Non
     assert dims.evaluate(dim, {"a": 10, "b": 3}) == size
 
 
-@pytest.mark.parametrize("text", ["a +", "f(a)", "a if b else c", "__import__('os')", "a.b"])
+@pytest.mark.parametrize(
+    "text", ["a +", "f(a)", "a if b else c", "__import__('os')", "a.b", "1 < a < 3"]
+)
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(errors.ArtifactError, match="size expression"):
         dims.evaluate(text, {"a": 1})
@@ -263,6 +266,23 @@ def test_a_size_is_held_to_symbols_that_are_known() -> None:
     assert dims.match("2*n", 7, symbols) == 8
     assert dims.match("n + m", 9, symbols) == 9
     assert symbols == {"n": 4, "m": 5}
+
+
+@pytest.mark.parametrize(
+    ("condition", "held"),
+    [
+        ("Eq(Mod(a, 2), 0)", True),
+        ("Ne((a//5), 2)", False),
+        ("((a//2)) >= 5", True),
+        ("a <= 3*b", False),
+        ("(a > 3) & (b < 3)", False),
+        ("(a > 3) | (b < 3)", True),
+        ("a == 10", True),
+        ("a < c", True),
+    ],
+)
+def test_a_condition_on_sizes_is_decided(condition: str, held: bool) -> None:
+    assert dims.holds(condition, {"a": 10, "b": 3}) is held
 
 
 def test_names_of_functions_are_not_names_of_sizes() -> None:

@@ -1,4 +1,4 @@
-"""Sizes as expressions: evaluate "2*s0 + 1" once the symbols in it are known."""
+"""Sizes as expressions: evaluate "2*s0 + 1" or "s0 <= 8" once the symbols in it are known."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ def match(dim: str, size: int, symbols: dict[str, int]) -> int | None:
     return size
 
 
+def holds(condition: str, symbols: Mapping[str, int]) -> bool:
+    """Whether a condition on sizes is met, as far as its symbols are known."""
+    return _evaluate(_parse(condition), symbols) != 0
+
+
 def names(dim: Dim) -> list[str]:
     """The symbols a dim mentions."""
     if isinstance(dim, int):
@@ -79,6 +84,14 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Div: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
     ast.Pow: lambda a, b: int(a**b),
+    ast.BitAnd: lambda a, b: a and b,
+    ast.BitOr: lambda a, b: a or b,
+    ast.Eq: lambda a, b: a == b,
+    ast.NotEq: lambda a, b: a != b,
+    ast.Lt: lambda a, b: a < b,
+    ast.LtE: lambda a, b: a <= b,
+    ast.Gt: lambda a, b: a > b,
+    ast.GtE: lambda a, b: a >= b,
 }
 _FUNCTIONS: dict[str, Callable[..., int]] = {
     "Max": max,
@@ -88,6 +101,8 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
     "CeilDiv": lambda a, b: -(-a // b),
     "Mod": lambda a, b: a % b,
     "PythonMod": lambda a, b: a % b,
+    "Eq": lambda a, b: a == b,
+    "Ne": lambda a, b: a != b,
 }
 
 
@@ -108,6 +123,8 @@ def _evaluate(node: ast.expr, symbols: Mapping[str, int]) -> int | None:
 def _operation(node: ast.expr) -> tuple[Callable[..., int], list[ast.expr]]:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)], [node.left, node.right]
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
+        return _OPERATORS[type(node.ops[0])], [node.left, node.comparators[0]]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         function = _FUNCTIONS.get(node.func.id)
         if function is not None:

@@ -55,6 +55,7 @@ class Signature:
     out_tree: Tree
     symbols: Mapping[str, Range]
     parameters: tuple[str, ...]  # names by which positional arguments are known, in order
+    conditions: tuple[str, ...] = ()  # what the trace took for granted of sizes: "Eq(Mod(n, 2), 0)"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` turns back into this signature."""
@@ -65,6 +66,7 @@ class Signature:
             "out_tree": self.out_tree.to_json(),
             "symbols": {name: asdict(item) for name, item in self.symbols.items()},
             "parameters": list(self.parameters),
+            "conditions": list(self.conditions),
         }
 
     @staticmethod
@@ -77,6 +79,7 @@ class Signature:
             out_tree=Tree.from_json(data["out_tree"]),
             symbols={name: Range(**item) for name, item in data["symbols"].items()},
             parameters=tuple(data["parameters"]),
+            conditions=tuple(data["conditions"]),
         )
 
     def text(self) -> str:

@@ -25,7 +25,7 @@ from turbine.mlir import context as mlir_context
 from turbine.mlir import function
 from turbine.mlir.ir import Module
 from turbine.runtime import container, parameters
-from turbine.runtime.artifact import CODE, WEIGHT_PREFIX, Artifact, load
+from turbine.runtime.artifact import CODE, WEIGHT_PREFIX, Artifact
 from turbine.signature import Signature
 
 
@@ -86,6 +86,7 @@ class ExportOutput:
     ) -> Artifact:
         """Compile to a callable artifact, and save it if told where.
 
+        An artifact for a machine unlike this one is written, and refuses to be called here.
         A name that ends in .vmfb is saved as IREE's own format (weights beside it as .irpa).
         `archive` puts the weights in an .irpa file of their own, which the artifact names.
         """
@@ -118,11 +119,11 @@ class ExportOutput:
         path = Path(save_to)
         if archive is None:
             container.save(path, self._manifest(compiled), self._sections(compiled))
-            return load(path)
+            return Artifact(container.open_file(path))
         parameters.save_archive(Path(archive), self._weight_sections(prefix=""))
         named = os.path.relpath(archive, path.parent)
         container.save(path, self._manifest(compiled, named), [(CODE, compiled.data)])
-        return load(path)
+        return Artifact(container.open_file(path))
 
     def _manifest(self, compiled: Compiled, archive: str | None = None) -> dict[str, Any]:
         return {

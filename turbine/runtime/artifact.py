@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ class Artifact:
         try:
             self.target = Target(**self.manifest["target"])
             self.signature = Signature.from_json(self.manifest["signature"])
-            _check_host(self.target, contents.source)
             _check_iree(self.manifest["provenance"]["iree-base-compiler"], contents.source)
             contents.check(CODE)
             self.driver = _driver(self.target, self.manifest["mflop"])
@@ -42,7 +42,7 @@ class Artifact:
             self._executable = Executable(
                 contents.bytes_of(CODE),
                 self.driver,
-                self._weights.providers,
+                partial(_bind, self.target, self._weights),
                 self.manifest["function"],
                 stateful=bool(self.manifest["state"]),
             )
@@ -58,6 +58,11 @@ class Artifact:
     def __repr__(self) -> str:
         name = self.manifest["name"]
         return f"<turbine artifact {name}{self.signature.text()} for {self.target.text}>"
+
+    def check_runs_here(self) -> None:
+        """Raise unless this machine has the CPU features or the device the code needs."""
+        _check_host(self.target, self._contents.source)
+        device.device(self.driver)
 
     @property
     def weight_names(self) -> list[str]:
@@ -147,7 +152,15 @@ def load(path: str | Path, *, weights: str | Path | None = None) -> Artifact:
     >>> import turbine
     >>> turbine.load("model.turbine")  # doctest: +SKIP
     """
-    return Artifact(container.open_file(Path(path)), None if weights is None else Path(weights))
+    artifact = Artifact(container.open_file(Path(path)), None if weights is None else Path(weights))
+    artifact.check_runs_here()
+    return artifact
+
+
+def _bind(wanted: Target, weights: _Weights) -> list[Any]:
+    """What the first call needs; a function of no artifact, which would keep itself alive."""
+    _check_host(wanted, weights.contents.source)
+    return weights.providers()
 
 
 def _driver(wanted: Target, mflop: float) -> str:

@@ -102,6 +102,13 @@ class Caller:
                     where=_places(self.signature, name),
                     hint="export with dynamic_shapes that allow this size",
                 )
+        for condition in self.signature.conditions:
+            if not dims.holds(condition, symbols):
+                sizes = ", ".join(f"{name}={symbols[name]}" for name in dims.names(condition))
+                raise errors.ArgumentError(
+                    f"the program was traced for sizes with {condition}, this call has {sizes}",
+                    hint="eager PyTorch may take another branch here, or fail",
+                )
 
     def _written(
         self, device: Any, leaves: Sequence[Any], results: Any, taken: list[Span]

@@ -34,7 +34,7 @@ class Executable:
         stateful: bool = False,
     ) -> None:
         self._driver = driver
-        self._device = devices.device(driver)
+        self._device: Any = None
         self._providers = providers
         self._stateful = stateful
         self._lost_state = False
@@ -96,9 +96,9 @@ class Executable:
                 "the program keeps state, and was called before this process was forked",
                 hint="load the artifact again in this process, or call reset()",
             )
+        providers = self._providers()
         self._device = devices.device(self._driver)
         instance = devices.instance()
-        providers = self._providers()
         try:
             modules = [iree.create_hal_module(instance, self._device)]
             if providers:
