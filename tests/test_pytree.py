@@ -351,11 +351,6 @@ class Pairs(nn.Module):
         return Point(point.y + 1, point.x)
 
 
-@pytest.mark.xfail(
-    raises=TypeError,
-    reason="capture/trees.py asks issubclass() of torch's marker for namedtuples, a function; "
-    "taking the class from spec.context where that is a class would do",
-)
 def test_namedtuples_go_through_a_model() -> None:
     point = Point(torch.zeros(2), torch.ones(2))
     found = turbine.aot.export(Pairs(), args=(point,)).compile()(point)

@@ -33,14 +33,19 @@ def arguments(in_spec: TreeSpec) -> Tree:
 
 def _record_keys(spec: TreeSpec, count: int) -> tuple[str, ...]:
     """Field names of a namedtuple, a registered dataclass or a dict-like result class."""
-    fields = _named_fields(spec.type, spec.context)
+    fields = _named_fields(_class(spec), spec.context)
     names = tuple(name for name in fields if isinstance(name, str))
     if len(names) == count:
         return names
     raise errors.ExportError(
-        f"values of type {spec.type.__name__} cannot be stored in an artifact",
+        f"values of type {_class(spec).__name__} cannot be stored in an artifact",
         hint="take and return tuples, lists, dicts, namedtuples or registered dataclasses",
     )
+
+
+def _class(spec: TreeSpec) -> Any:
+    """The class of a record; torch marks a namedtuple by a function and names it in the context."""
+    return spec.context if isinstance(spec.context, type) else spec.type
 
 
 def _named_fields(kind: Any, context: Any) -> tuple[Any, ...]:
@@ -53,5 +58,4 @@ def _named_fields(kind: Any, context: Any) -> tuple[Any, ...]:
 
 
 def _type_path(spec: TreeSpec) -> str:
-    kind: Any = spec.context if isinstance(spec.context, type) else spec.type
-    return f"{kind.__module__}:{kind.__qualname__}"
+    return f"{_class(spec).__module__}:{_class(spec).__qualname__}"
