@@ -206,6 +206,21 @@ def test_weights_are_compared_with_their_checksums_once(
     assert len(checked) == 4
 
 
+def test_weights_are_bound_once(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bound: list[str] = []
+    from_memory = parameters.from_memory
+
+    def spy(scope: str, entries: Any) -> Any:
+        bound.append(scope)
+        return from_memory(scope, entries)
+
+    monkeypatch.setattr(parameters, "from_memory", spy)
+    artifact = turbine.load(saved)
+    for _ in range(5):
+        artifact(ONES)
+    assert bound == ["model"]
+
+
 def test_a_copy_over_a_loaded_file_does_not_disturb_it(
     saved: Path, artifact: turbine.Artifact
 ) -> None:

@@ -17,6 +17,7 @@ import numpy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.export import Dim
 
 import turbine
@@ -50,6 +51,15 @@ def plus() -> turbine.Artifact:
     shapes = (({0: rows}, {0: rows}),)
     x = torch.zeros(6, 5)
     return compiled(lambda x, y: x + 2 * y, x, x.clone(), dynamic_shapes=shapes)
+
+
+@pytest.fixture(scope="module")
+def fixed() -> turbine.Artifact:
+    """x + 2y of one shape, with one result: what most calls look like. It was called before."""
+    x = torch.zeros(6, 5)
+    artifact = compiled(lambda x, y: x + 2 * y, x, x.clone())
+    artifact(x, x)
+    return artifact
 
 
 def zeros_and_ones(row: dtypes.Dtype) -> Tensor:
@@ -105,6 +115,16 @@ def test_results_that_share_memory_in_the_program_do_not_outside() -> None:
             result.fill_(value)
         assert [set(r.flatten().tolist()) for r in results] == [{value} for value in range(8)]
         assert torch.equal(x, torch.arange(16.0).reshape(4, 4))
+
+
+def test_one_result_is_the_callers_own_too() -> None:
+    """The plainest program there is gives back its argument."""
+    artifact = compiled(lambda x: x.view(-1), torch.zeros(4, 4))
+    x = torch.arange(16.0).reshape(4, 4)
+    for _ in range(3):
+        artifact(x).fill_(7)
+        artifact(x[:]).fill_(7)
+    assert torch.equal(x, torch.arange(16.0).reshape(4, 4))
 
 
 class ReturnsWeights(nn.Module):
@@ -212,6 +232,15 @@ def extremes(row: dtypes.Dtype) -> list[int]:
     return [*(int(limits.max) - i for i in range(8)), *(int(limits.min) + i for i in range(8))]
 
 
+@pytest.mark.parametrize("name", ["bool", "int8", "uint8", "float16", "bfloat16"])
+def test_one_result_has_the_dtype_of_the_signature(name: str) -> None:
+    row = dtypes.named(name)
+    x = zeros_and_ones(row)
+    artifact = compiled(lambda x: x.flip(0), x)
+    for _ in range(3):
+        assert_alike(artifact(x), x.flip(0), 0)
+
+
 def test_conjugated_and_negated_views_are_read_as_they_look(every_dtype: turbine.Artifact) -> None:
     tensors = {row.name: zeros_and_ones(row) for row in dtypes.TABLE}
     values = torch.complex(torch.arange(16.0), torch.ones(16))
@@ -229,17 +258,22 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "needs gradient": lambda x: x.clone().requires_grad_(),
     "a parameter": lambda x: nn.Parameter(x.clone()),
     "expanded": lambda x: x[:1, :1].clone().expand(x.shape),
+    "negated": lambda x: torch._neg_view(-x),
 }
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layout_of_an_argument_does_not_matter(name: str, plus: turbine.Artifact) -> None:
+def test_layout_of_an_argument_does_not_matter(
+    name: str, plus: turbine.Artifact, fixed: turbine.Artifact
+) -> None:
     values = torch.arange(30.0).reshape(6, 5)
     x = LAYOUTS[name](values)
     before = x.detach().clone()
     expected = before + 2 * values
-    assert_alike(plus(x, values), expected, 0)
-    assert plus(x.detach().numpy(), values.numpy()).tolist() == expected.tolist()
+    for artifact in (plus, fixed):
+        assert_alike(artifact(x, values), expected, 0)
+        array = x.detach().resolve_neg().numpy()
+        assert artifact(array, values.numpy()).tolist() == expected.tolist()
     assert torch.equal(x.detach(), before)
 
 
@@ -401,6 +435,35 @@ def test_a_tensor_without_memory_is_refused(picky: turbine.Artifact, right: dict
         picky(**{**right, "x": freed})
     with pytest.raises(errors.ArgumentError, match="'x' has no memory"):
         torch.vmap(lambda x: picky(**{**right, "x": x}))(torch.ones(4, 2, 3))
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")
+def test_a_plain_call_refuses_what_any_other_does(fixed: turbine.Artifact) -> None:
+    x = torch.ones(6, 5)
+    freed = torch.ones(6, 5)
+    freed.untyped_storage().resize_(0)
+    with FakeTensorMode():
+        fake = torch.ones(6, 5)
+    for wrong, message in (
+        (freed, "has no memory"),
+        (fake, "has no memory"),
+        (x.to_sparse(), "has layout torch.sparse_coo"),
+        (x.to("meta"), "is on device meta"),
+        (x.double(), "has dtype torch.float64"),
+        (x[:5], "has size 5 along axis 0, expected 6"),
+        (x[None], "has 3 dims"),
+        (2.0, "is a float, expected a tensor"),
+    ):
+        for place in (0, 1):
+            arguments: list[Any] = [x, x]
+            arguments[place] = wrong
+            with pytest.raises(errors.ArgumentError, match=f"'arg{place}' {message}"):
+                fixed(*arguments)
+    with pytest.raises(errors.ArgumentError, match="'arg0' has no memory"):
+        torch.vmap(lambda row: fixed(row, x))(torch.ones(3, 6, 5))
+    with pytest.raises(errors.ArgumentError, match=r"missing=\['arg1'\]"):
+        fixed(x)
+    assert torch.equal(fixed(x, x), 3 * x)
 
 
 def test_a_constant_is_the_same_only_if_it_is_spelled_the_same() -> None:

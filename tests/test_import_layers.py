@@ -44,8 +44,8 @@ IREE_PART = {
 # Artifacts load and run where torch is not installed, so these rooms import it late or not at all.
 TORCH_FREE = {"facts", "compiler", "runtime"}
 BRING_TORCH = ("torch", "iree.compiler.extras.fx_importer")
-# Imported only once a torch tensor has been seen; others still may not import it at load.
-AFTER_TORCH = "turbine/runtime/torch_buffers.py"
+# Imported only once a torch tensor has been seen; others still may not import them at load.
+AFTER_TORCH = ("turbine/runtime/torch_buffers.py", "turbine/runtime/quick_calling.py")
 
 House = dict[str, str]  # path from the repository root -> source text
 
@@ -113,7 +113,7 @@ def _complaints(path: str, item: Import, bringers: set[str]) -> Iterator[str]:
         yield "this part of IREE belongs to another room"
     if _is_within(item.name, "turbine") and (direction := _wrong_direction(room, item.name)):
         yield direction
-    if room in TORCH_FREE and path != AFTER_TORCH and _brings_torch(item, bringers):
+    if room in TORCH_FREE and path not in AFTER_TORCH and _brings_torch(item, bringers):
         yield "torch at load"
 
 

@@ -35,9 +35,15 @@ class Caller:
         self.mutated = [(k, _row(s)) for k, s in enumerate(signature.inputs) if s.mutated]
         self.result_count = len(self.returned) + len(self.mutated)
         self.single = signature.out_tree == pytree.LEAF and len(self.returned) == 1
+        self.seen_torch = False
+        self.quick: Any = None  # made at the first call with torch tensors, if it can serve
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The program's results, nested as the signature says."""
+        if self.quick is not None and not kwargs and len(args) == self.flat_count:
+            result = self.quick.call(args)
+            if result is not None:
+                return result
         leaves: Sequence[Any] = args
         if kwargs or len(args) != self.flat_count:
             leaves = self.signature.leaves(args, kwargs)
@@ -45,6 +51,9 @@ class Caller:
         symbols: dict[str, int] = {}
         taken = [self.fixed_span]
         arguments, library = self._arguments(device, leaves, symbols, taken)
+        if not self.seen_torch and library is not numpy_buffers:
+            self.seen_torch = True
+            self.quick = _quick_call(self)
         results = self.executable.invoke(arguments, self.result_count)
         written = self._written(device, leaves, results, taken) if self.mutated else ()
         values = self._values(device, library, results, taken)
@@ -173,6 +182,14 @@ def _library_of(spec: Input, leaf: Any) -> ModuleType:
 
 def _default_library() -> ModuleType:
     return _torch_buffers() if "torch" in sys.modules else numpy_buffers
+
+
+def _quick_call(caller: Caller) -> Any:
+    from turbine.runtime import quick_calling
+
+    if not quick_calling.serves(caller.signature):
+        return None
+    return quick_calling.QuickCall(caller.signature, caller.executable, caller.fixed_span)
 
 
 def _torch_buffers() -> ModuleType:
