@@ -47,6 +47,15 @@ def holds(condition: str, symbols: Mapping[str, int]) -> bool:
     return _evaluate(_parse(condition), symbols) != 0
 
 
+def is_condition(text: str) -> bool:
+    """Whether `holds` can tell if a text is true of sizes."""
+    try:
+        _evaluate(_parse(text), dict.fromkeys(names(text), 1))
+    except (errors.ArtifactError, ArithmeticError):
+        return False
+    return True
+
+
 def names(dim: Dim) -> list[str]:
     """The symbols a dim mentions."""
     if isinstance(dim, int):

@@ -75,4 +75,5 @@ def _renamed(signature: Signature, named: Mapping[str, str]) -> Signature:
         inputs=tuple(leaf(item) for item in signature.inputs),
         outputs=tuple(leaf(item) for item in signature.outputs),
         symbols={text(symbol): limits for symbol, limits in signature.symbols.items()},
+        conditions=tuple(text(condition) for condition in signature.conditions),
     )

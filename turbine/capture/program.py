@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ConstantArgument,
@@ -21,9 +22,10 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as torch_pytree
 
-from turbine import dtypes, errors, pytree
+from turbine import dims, dtypes, errors, pytree
 from turbine.capture import dim_names, graph_passes, trees
 from turbine.capture.decompositions import current_aot_decompositions
+from turbine.capture.index_checks import check_indices
 from turbine.signature import Input, Output, Range, Signature
 
 
@@ -69,6 +71,7 @@ def capture(
     decomposed = _decompose(exported)
     graph_passes.run(decomposed.graph_module)
     program = _program(decomposed, _parameter_names(model, exported))
+    check_indices(program.graph.graph, [*program.inputs, *program.stores])
     named = dim_names.with_user_names(program.signature, dynamic_shapes)
     return replace(program, signature=named)
 
@@ -170,6 +173,7 @@ def _program(exported: ExportedProgram, parameters: tuple[str, ...]) -> Program:
         out_tree=trees.from_spec(exported.call_spec.out_spec),
         symbols=_symbols(exported),
         parameters=parameters,
+        conditions=_conditions(exported, nodes.values()),
     )
     passed = [s.arg.name for s in user if not isinstance(s.arg, ConstantArgument)]
     order = {spec.arg.name: i for i, spec in enumerate(user)}
@@ -268,6 +272,18 @@ def _symbols(exported: ExportedProgram) -> dict[str, Range]:
         for symbol, limits in exported.range_constraints.items()
         if symbol.is_Symbol
     }
+
+
+def _conditions(exported: ExportedProgram, nodes: Iterable[fx.Node]) -> tuple[str, ...]:
+    """What the trace took for granted of sizes, beyond their ranges."""
+    values = [node.meta.get("val") for node in nodes if node.op == "placeholder"]
+    tensors = [v for v in values if isinstance(v, FakeTensor)]
+    shape_env = tensors[0].fake_mode.shape_env if tensors else None
+    if shape_env is None:
+        return ()
+    known = {str(symbol) for symbol in exported.range_constraints}
+    texts = dict.fromkeys(str(guard.expr) for guard in shape_env.guards)
+    return tuple(t for t in texts if dims.is_condition(t) and set(dims.names(t)) <= known)
 
 
 def _bound(upper: Any) -> int | None:

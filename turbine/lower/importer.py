@@ -65,7 +65,7 @@ class _Walk:
             [self.type_of(node) for node in program.results],
             self.location,
         )
-        self.body = GraphNodeImporter(self.importer, module.context, self.cache, self.block)
+        self.body = _Body(self.importer, module.context, self.cache, self.block)
 
     def type_of(self, node: fx.Node) -> Type:
         try:
@@ -109,6 +109,22 @@ class _Walk:
                 value = torch_values.to_builtin(new, builtin_type(weight), self.location)
                 self.weights.store(weight, value, self.location)
             function.return_values(results, self.location)
+
+
+class _Body(GraphNodeImporter):
+    """IREE's op importer, which drops assertions, with assertions that hold at run time."""
+
+    def _import_torch_op_overload(
+        self, loc: Location, node: fx.Node, concrete_target: Any = None
+    ) -> None:
+        if node.target is not torch.ops.aten._assert_async.msg:
+            super()._import_torch_op_overload(loc, node, concrete_target)
+            return
+        condition, message = node.args
+        assert isinstance(condition, fx.Node)
+        where = user_line(node)
+        text = f"{message} at {where}" if where is not None else str(message)
+        torch_values.check(self.resolve_node_value(condition), text, loc)
 
 
 class _Types(ContextCache):

@@ -33,9 +33,10 @@ def scaled_dot_product_attention(
     if is_causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
         scores = scores.masked_fill(~seen, float("-inf"))
-    if attn_mask is None:
-        return torch.softmax(scores, -1).to(value.dtype) @ value
-    return _masked_softmax(scores, attn_mask).to(value.dtype) @ value
+    chosen = torch.softmax(scores, -1) if attn_mask is None else _masked_softmax(scores, attn_mask)
+    result = chosen.to(value.dtype) @ value
+    # The fused kernels lay four axes out with heads inside; models traced with them view it so.
+    return result.transpose(1, 2).contiguous().transpose(1, 2) if result.dim() == 4 else result
 
 
 def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
