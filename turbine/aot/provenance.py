@@ -9,9 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from turbine.version import __version__
 
-_PACKAGES = ("torch", "iree-base-compiler", "iree-base-runtime")
+_PACKAGES = ("iree-base-compiler", "iree-base-runtime")
 
 
 def of(model: Any) -> dict[str, Any]:
@@ -21,6 +23,7 @@ def of(model: Any) -> dict[str, Any]:
         "model": f"{kind.__module__}.{kind.__qualname__}",
         "turbine": __version__,
         "python": platform.python_version(),
+        "torch": str(torch.__version__),
         **{name: version(name) for name in _PACKAGES},
         "commit": _commit(kind),
     }

@@ -35,8 +35,20 @@ def scaled_dot_product_attention(
         scores = scores.masked_fill(~seen, float("-inf"))
     chosen = torch.softmax(scores, -1) if attn_mask is None else _masked_softmax(scores, attn_mask)
     result = chosen.to(value.dtype) @ value
-    # The fused kernels lay four axes out with heads inside; models traced with them view it so.
-    return result.transpose(1, 2).contiguous().transpose(1, 2) if result.dim() == 4 else result
+    return _laid_out_like(query, result)
+
+
+def _laid_out_like(query: Tensor, result: Tensor) -> Tensor:
+    """The fused kernels give a result the memory order of the query, and models view it so."""
+    strides = query.stride()
+    order = sorted(range(query.dim()), key=lambda axis: -_hint(strides[axis]))
+    back = sorted(range(query.dim()), key=order.__getitem__)
+    return result.permute(order).contiguous().permute(back)
+
+
+def _hint(stride: int | torch.SymInt) -> int:
+    """A size at the example's values; comparing symbols would restrict the program to them."""
+    return stride if isinstance(stride, int) else int(stride.node.hint or 0)
 
 
 def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
