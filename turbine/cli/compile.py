@@ -128,13 +128,10 @@ def _write_artifact(
     strategy: str | None,
     archive: Path | None,
 ) -> list[Path]:
-    before = _identity(output)
+    artifact = exported.compile(output, target=target, strategy=strategy, archive=archive)
     try:
-        exported.compile(output, target=target, strategy=strategy, archive=archive)
+        artifact.check_runs_here()
     except errors.ArtifactTargetError as error:
-        # Compiling also loads; code for another machine is written, and cannot be loaded here.
-        if _identity(output) == before:
-            raise
         _note(f"this machine cannot run it: {error.fact.splitlines()[0]}")
     return [output] if archive is None else [output, archive]
 
@@ -152,14 +149,6 @@ def _write_vmfb(
 
 Write = Callable[["ExportOutput", Path, str | None, str | None, Path | None], list[Path]]
 WRITE: dict[str, Write] = {".turbine": _write_artifact, ".vmfb": _write_vmfb}
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Changes when a file is replaced."""
-    if not path.exists():
-        return None
-    status = path.stat()
-    return status.st_ino, status.st_mtime_ns
 
 
 def _note(text: str) -> None:

@@ -51,7 +51,6 @@ class _Walk:
 
     def __init__(self, program: Program, module: Module, place: str, function_name: str) -> None:
         self.program = program
-        self.place = place
         self.weights = WeightBuilder(module, place)
         self.nodes = {node.name: node for node in program.graph.graph.nodes}
         self.importer = FxImporter(module=module)
