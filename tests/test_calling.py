@@ -466,6 +466,17 @@ def test_a_plain_call_refuses_what_any_other_does(fixed: turbine.Artifact) -> No
     assert torch.equal(fixed(x, x), 3 * x)
 
 
+def test_a_call_unlike_the_last_is_checked_and_right(plus: turbine.Artifact) -> None:
+    x = torch.randn(6, 5)
+    negated = torch._neg_view(torch.randn(6, 5))
+    alike = [(x, x), (x[:4], x[:4]), (x, negated), (negated, x), (x.T.contiguous().T, x)]
+    for a, b in [*alike, (x.clone().requires_grad_(), x), *alike]:
+        for _ in range(2):
+            torch.testing.assert_close(plus(a, b), (a + 2 * b).detach())
+        with pytest.raises(errors.ArgumentError, match="has size 3 along axis 0"):
+            plus(a, b[:3])
+
+
 def test_a_constant_is_the_same_only_if_it_is_spelled_the_same() -> None:
     constants = (0.0, 1, True, float("nan"))
     x = torch.ones(2)

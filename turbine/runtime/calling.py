@@ -54,6 +54,8 @@ class Caller:
         if not self.seen_torch and library is not numpy_buffers:
             self.seen_torch = True
             self.quick = _quick_call(self)
+        if self.quick is not None and leaves is args:
+            self.quick.remember(args)
         results = self.executable.invoke(arguments, self.result_count)
         written = self._written(device, leaves, results, taken) if self.mutated else ()
         values = self._values(device, library, results, taken)
@@ -189,7 +191,7 @@ def _quick_call(caller: Caller) -> Any:
 
     if not quick_calling.serves(caller.signature):
         return None
-    return quick_calling.QuickCall(caller.signature, caller.executable, caller.fixed_span)
+    return quick_calling.QuickCall(caller.executable, caller.fixed_span)
 
 
 def _torch_buffers() -> ModuleType:

@@ -1,18 +1,19 @@
-"""The common call in one loop: torch tensors of fixed shapes in, one tensor out.
+"""The common call in one loop: torch tensors like those of the call before in, one tensor out.
 
-Imported once a torch tensor has been seen. Asks what `calling` and `torch_buffers` ask, and gives
-None where an answer is unusual: the general way then takes the call, or refuses it.
+Imported once a torch tensor has been seen. `calling` has checked a call like this one, so a call
+only has to be compared with it; where that or anything else is unusual, it takes the call itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import iree.runtime as iree
-import torch
-from torch import Size, Tensor
+from torch import Tensor
 from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
+from torch._C._dynamo.guards import TensorGuards
 
 from turbine import dtypes, pytree
 from turbine.runtime.executable import Executable
@@ -26,55 +27,52 @@ _DLPACK_CPU = 1
 class QuickCall:
     """Calls an executable whose signature `serves` says is plain."""
 
-    def __init__(self, signature: Signature, executable: Executable, fixed: Span) -> None:
+    def __init__(self, executable: Executable, fixed: Span) -> None:
         self.executable = executable
         self.fixed_start, self.fixed_end = fixed
-        self.expected = [_expected(spec) for spec in signature.inputs]
+        self.is_alike: Callable[..., bool] = _never
+
+    def remember(self, args: Sequence[Any]) -> None:
+        """Take calls like this one from now on: same types, dtypes, sizes, strides and modes."""
+        # DLPack carries the memory of a negated view, not its sign.
+        if all(type(argument) is Tensor and not argument.is_neg() for argument in args):
+            guards = TensorGuards(*args, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+            self.is_alike = guards.check
 
     def call(self, args: tuple[Any, ...]) -> Tensor | None:
         """The result, or None if the general way has to look at the arguments."""
+        if not self.is_alike(*args):
+            return None
         device = self.executable.device()
         arguments = iree.VmVariantList(len(args))
-        starts = []
+        spans = []
         try:
-            for tensor, (dtype, shape, _) in zip(args, self.expected, strict=True):
-                if (
-                    type(tensor) is not Tensor
-                    or tensor.dtype is not dtype
-                    or tensor.shape != shape
-                    or not tensor.is_cpu
-                    or tensor.is_neg()
-                ):
-                    return None
+            for tensor in args:
                 start = tensor.data_ptr()
                 if not start:
                     return None
-                starts.append(start)
+                spans.append((start, start + tensor.nbytes))
                 arguments.push_ref(device.from_dlpack_capsule(to_dlpack(tensor)))
         except _NOT_SHAREABLE:
             return None
         results = self.executable.invoke(arguments, 1)
         view = results.get_as_object(0, _VIEW)
         value: Tensor = from_dlpack(device.create_dlpack_capsule(view, _DLPACK_CPU, 0))
-        return value.clone() if self._is_shared(value.data_ptr(), starts) else value
+        address = value.data_ptr()
+        # IREE may hand back the memory of an argument or a weight.
+        for start, end in spans:
+            if start <= address < end:
+                return value.clone()
+        return value.clone() if self.fixed_start <= address < self.fixed_end else value
 
-    def _is_shared(self, address: int, starts: list[int]) -> bool:
-        """Whether IREE handed back the memory of an argument or a weight."""
-        for start, (_, _, size) in zip(starts, self.expected, strict=True):
-            if start <= address < start + size:
-                return True
-        return self.fixed_start <= address < self.fixed_end
+
+def _never(*_: Any) -> bool:
+    return False
 
 
 # What torch raises for a tensor without plain memory, and IREE for one that is strided or whose
 # address is not a multiple of its alignment.
 _NOT_SHAREABLE = (RuntimeError, ValueError, IndexError, BufferError)
-
-
-def _expected(spec: Input) -> tuple[torch.dtype, Size, int]:
-    row = dtypes.named(spec.dtype)
-    shape = Size(map(int, spec.shape))
-    return row.torch, shape, shape.numel() * row.itemsize
 
 
 def serves(signature: Signature) -> bool:
@@ -91,6 +89,4 @@ def _is_plain(leaf: Input | Output) -> bool:
         return False
     row = dtypes.named(leaf.dtype)
     # Unsigned results come back signless, and a complex tensor may be lazily conjugated.
-    carried = row.dlpack and row.kind not in ("uint", "complex")
-    sized = isinstance(leaf, Output) or all(isinstance(d, int) and d > 0 for d in leaf.shape)
-    return carried and sized
+    return row.dlpack and row.kind not in ("uint", "complex")
