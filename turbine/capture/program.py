@@ -39,16 +39,22 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Program:
+class Region:
     """A functional ATen graph and what its placeholders and results stand for."""
 
     graph: fx.GraphModule
-    signature: Signature
     inputs: tuple[str, ...]  # placeholders passed at every call, in order
-    weights: Mapping[str, Weight]  # placeholder -> the value bound to it
     results: tuple[fx.Node, ...]  # values returned, mutated inputs last
-    stores: Mapping[str, fx.Node]  # weight placeholder -> its value after the call
+    weights: Mapping[str, Weight] = field(default_factory=dict)  # placeholder -> value bound to it
+    stores: Mapping[str, fx.Node] = field(default_factory=dict)  # weight -> its value afterwards
     constants: Mapping[str, Any] = field(default_factory=dict)  # placeholder -> fixed value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program(Region):
+    """A whole exported model: its graph, and how a user calls it."""
+
+    signature: Signature
     example: tuple[tuple[Any, ...], dict[str, Any]] | None = None  # the example arguments
 
     def text(self) -> str:

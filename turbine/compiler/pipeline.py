@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -58,25 +59,88 @@ def compile_ir(
     `fingerprint` stands for the source in the cache key, for sources whose bytes hold more
     than what is compiled (such as the file names in locations).
     """
+    plan = _plan(source, target, strategy, fingerprint, timeout, in_process, use_cache)
+    return plan.known() or plan.finish(measure)
+
+
+def begin_ir(source: bytes, target: Target, *, fingerprint: str | None = None) -> Pending:
+    """Compile in the background as the configuration says."""
+    plan = _plan(source, target, fingerprint=fingerprint)
+    known = plan.known()
+    started = plan.attempt.begin(plan.candidates[0]) if known is None else None
+    return Pending(plan, known, started, os.getpid())
+
+
+@dataclass
+class Pending:
+    """A compile under way. A fork, or Ctrl-C during the wait, makes the next wait start anew."""
+
+    _plan: _Plan
+    _compiled: Compiled | None
+    _started: Job | None
+    _process: int
+
+    def result(self, measure: Measure | None = None) -> Compiled:
+        """Wait for the compiled bytes, or raise as `compile_ir` does."""
+        if self._compiled is None:
+            started, self._started = self._started, None
+            self._compiled = self._plan.finish(
+                measure, started if self._process == os.getpid() else None
+            )
+        return self._compiled
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """One compile: its key in the cache, and what to try in which order."""
+
+    key: str | None
+    wanted: str
+    candidates: Sequence[Strategy]
+    attempt: _Attempt
+
+    def known(self) -> Compiled | None:
+        entry = cache.read(self.key) if self.key is not None else None
+        if entry is None:
+            return None
+        strategy, seconds = entry.facts["strategy"], entry.facts["seconds"]
+        return Compiled(entry.data, self.attempt.target, strategy, seconds, True)
+
+    def finish(self, measure: Measure | None, started: Job | None = None) -> Compiled:
+        """Compile; `started` is a job for the first candidate that is under way."""
+        if self.wanted == strategies.TUNE:
+            compiled = self.attempt.fastest(self.candidates, measure, started)
+        else:
+            compiled = self.attempt.first(self.candidates, started)
+        if self.key is not None:
+            what = self.attempt.target.text
+            facts = {"what": what, "strategy": compiled.strategy, "seconds": compiled.seconds}
+            cache.write(self.key, cache.Entry(compiled.data, facts))
+        return compiled
+
+
+def _plan(
+    source: bytes,
+    target: Target,
+    strategy: str | None = None,
+    fingerprint: str | None = None,
+    timeout: float | None = None,
+    in_process: bool | None = None,
+    use_cache: bool | None = None,
+) -> _Plan:
     knobs = config.current()
     wanted = knobs.strategy if strategy is None else strategy
     target = host.resolve(target, in_process=in_process)
     candidates = strategies.choose(wanted, target.kind)
     caching = knobs.cache if use_cache is None else use_cache
-    key = _key(fingerprint or hashlib.sha256(source).hexdigest(), target, wanted, candidates)
-    known = cache.read(key) if caching else None
-    if known is not None:
-        return Compiled(known.data, target, known.facts["strategy"], known.facts["seconds"], True)
-    attempt = _Attempt(
-        source, target, knobs.compile_timeout if timeout is None else timeout, in_process
+    digest = fingerprint or hashlib.sha256(source).hexdigest()
+    limit = knobs.compile_timeout if timeout is None else timeout
+    return _Plan(
+        _key(digest, target, wanted, candidates) if caching else None,
+        wanted,
+        candidates,
+        _Attempt(source, target, limit, in_process),
     )
-    compiled = (
-        attempt.fastest(candidates, measure) if wanted == "tune" else attempt.first(candidates)
-    )
-    if caching:
-        facts = {"what": target.text, "strategy": compiled.strategy, "seconds": compiled.seconds}
-        cache.write(key, cache.Entry(compiled.data, facts))
-    return compiled
 
 
 def _key(fingerprint: str, target: Target, wanted: str, candidates: Sequence[Strategy]) -> str:
@@ -93,25 +157,37 @@ class _Attempt:
     timeout: float
     in_process: bool | None
 
-    def first(self, candidates: Sequence[Strategy]) -> Compiled:
+    def first(self, candidates: Sequence[Strategy], started: Job | None = None) -> Compiled:
         """The first strategy that compiles."""
         failures = []
         for strategy in candidates:
-            outcome = self.one(strategy)
+            job, started = started or self.begin(strategy), None
+            with job:
+                outcome = self._finish(strategy, job)
             if isinstance(outcome, Compiled):
                 return outcome
             failures.append(outcome)
+            # What the input conversion refuses, it refuses under every strategy.
+            if isinstance(outcome.error, errors.UnsupportedOpInIR):
+                break
         raise self._all_failed(failures)
 
-    def fastest(self, candidates: Sequence[Strategy], measure: Measure | None) -> Compiled:
+    def fastest(
+        self,
+        candidates: Sequence[Strategy],
+        measure: Measure | None,
+        started: Job | None = None,
+    ) -> Compiled:
         """The strategy whose code measures fastest; all are compiled, several at once."""
-        if measure is None:
-            raise errors.ConfigError(
-                'strategy "tune" needs example inputs to time', hint='use "auto" or a strategy name'
-            )
         with ExitStack() as stack:
-            jobs = [stack.push(self._begin(strategy)) for strategy in candidates]
-            outcomes = [self._finish(*pair) for pair in zip(candidates, jobs, strict=True)]
+            begun = [stack.push(started)] if started is not None else []
+            if measure is None:
+                raise errors.ConfigError(
+                    'strategy "tune" needs example inputs to time',
+                    hint='use "auto" or a strategy name',
+                )
+            begun += [stack.push(self.begin(strategy)) for strategy in candidates[len(begun) :]]
+            outcomes = [self._finish(*pair) for pair in zip(candidates, begun, strict=True)]
         compiled = [o for o in outcomes if isinstance(o, Compiled)]
         if not compiled:
             raise self._all_failed([o for o in outcomes if isinstance(o, Failure)])
@@ -119,12 +195,8 @@ class _Attempt:
         log.info("measured %s", timed)
         return min(compiled, key=lambda c: timed[c.strategy])
 
-    def one(self, strategy: Strategy) -> Compiled | Failure:
-        """Compile with one strategy."""
-        with self._begin(strategy) as job:
-            return self._finish(strategy, job)
-
-    def _begin(self, strategy: Strategy) -> Job:
+    def begin(self, strategy: Strategy) -> Job:
+        """Start compiling with one strategy."""
         log.info("compiling for %s with strategy %s", self.target.text, strategy.name)
         flags = (*strategies.COMMON, *self.target.flags, *strategy.flags)
         return invoke.begin(session.Request(self.source, flags), in_process=self.in_process)

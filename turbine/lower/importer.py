@@ -1,8 +1,9 @@
-"""Lower a captured program to MLIR: an fx graph in, a module in the torch dialect out."""
+"""Lower a captured graph to MLIR: fx in, a module in the torch dialect out."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +12,14 @@ from iree.compiler.extras.fx_importer import ContextCache, FxImporter, GraphNode
 from torch import fx
 
 from turbine import dtypes, errors
-from turbine.capture.program import Program, Weight
+from turbine.capture.program import Region, Weight
 from turbine.lower.weights import WeightBuilder, builtin_type, check_place
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function, torch_values
 from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
+
+# Names a node in the compiler's messages.
+Locate = Callable[[fx.Node], str]
 
 
 @dataclass(frozen=True)
@@ -27,41 +31,52 @@ class Lowered:
 
 
 def lower(
-    program: Program,
+    region: Region,
     *,
     function_name: str = "main",
     module_name: str = "module",
     weights: str = "external",
+    locate: Locate | None = None,
 ) -> Lowered:
-    """Lower one program as one function; `weights` is "external", "global" or "inline"."""
+    """Lower one graph as one function; `weights` is "external", "global" or "inline".
+
+    Locations are lines of the user's code, or what `locate` says of a node.
+    """
     place = check_place(weights)
     module = Module.create(Location.unknown(mlir_context.new_context()))
     with module.context, Location.unknown():
         function.set_module_name(module, module_name)
-        walk = _Walk(program, module, place, function_name)
+        walk = _Walk(region, module, place, function_name, locate)
         walk.bind_placeholders()
         walk.import_body()
         walk.store_and_return()
-    used = {w.name: w for w in program.weights.values() if w.name in walk.weights.defined}
+    used = {w.name: w for w in region.weights.values() if w.name in walk.weights.defined}
     return Lowered(module, tuple(w for w in used.values() if walk.weights.is_external(w)))
 
 
 class _Walk:
     """One pass over one graph; the node importer of IREE does the ops themselves."""
 
-    def __init__(self, program: Program, module: Module, place: str, function_name: str) -> None:
-        self.program = program
+    def __init__(
+        self,
+        region: Region,
+        module: Module,
+        place: str,
+        function_name: str,
+        locate: Locate | None,
+    ) -> None:
+        self.region = region
         self.weights = WeightBuilder(module, place)
-        self.nodes = {node.name: node for node in program.graph.graph.nodes}
+        self.nodes = {node.name: node for node in region.graph.graph.nodes}
         self.importer = FxImporter(module=module)
-        self.cache = self.importer._cc = _Types(module.context)
+        self.cache = self.importer._cc = _Types(module.context, locate)
         self.location = _first_location(self.cache, self.nodes.values())
-        inputs = [self.nodes[name] for name in program.inputs]
+        inputs = [self.nodes[name] for name in region.inputs]
         self.block = function.define(
             module,
             function_name,
             [self.type_of(node) for node in inputs],
-            [self.type_of(node) for node in program.results],
+            [self.type_of(node) for node in region.results],
             self.location,
         )
         self.body = _Body(self.importer, module.context, self.cache, self.block)
@@ -73,12 +88,12 @@ class _Walk:
             raise _lowering_error(node, error) from error
 
     def bind_placeholders(self) -> None:
-        for name, argument in zip(self.program.inputs, self.block.arguments, strict=True):
+        for name, argument in zip(self.region.inputs, self.block.arguments, strict=True):
             self.body.bind_node_value(self.nodes[name], argument)
-        for name, value in self.program.constants.items():
+        for name, value in self.region.constants.items():
             if self.nodes[name].users:
                 self.body.import_constant(self.location, self.nodes[name], value)
-        for name, weight in self.program.weights.items():
+        for name, weight in self.region.weights.items():
             self._bind_weight(self.nodes[name], weight)
 
     def _bind_weight(self, node: fx.Node, weight: Weight) -> None:
@@ -100,10 +115,10 @@ class _Walk:
 
     def store_and_return(self) -> None:
         # Results are read before state is written: a result may be the old state itself.
-        results = [self.body.resolve_node_value(node) for node in self.program.results]
+        results = [self.body.resolve_node_value(node) for node in self.region.results]
         with InsertionPoint(self.block), self.location:
-            for name, node in self.program.stores.items():
-                weight = self.program.weights[name]
+            for name, node in self.region.stores.items():
+                weight = self.region.weights[name]
                 new = self.body.resolve_node_value(node)
                 value = torch_values.to_builtin(new, builtin_type(weight), self.location)
                 self.weights.store(weight, value, self.location)
@@ -128,6 +143,15 @@ class _Body(GraphNodeImporter):
 
 class _Types(ContextCache):
     """IREE's type cache with our dtype table in place of its own, which lacks uint16 and uint64."""
+
+    def __init__(self, context: Any, locate: Locate | None) -> None:
+        super().__init__(context)
+        self.locate = locate
+
+    def get_node_location(self, node: fx.Node) -> Location | None:
+        if self.locate is None:
+            return super().get_node_location(node)
+        return Location.file(self.locate(node), 0, 0, context=self._c)
 
     def dtype_to_type(self, dtype: torch.dtype) -> Type:
         return Type.parse(dtypes.of_torch(dtype).torch_mlir, self._c)
