@@ -19,7 +19,8 @@ import ml_dtypes
 import numpy
 import pytest
 
-from turbine.cli import options, progress, tables
+from turbine import tables
+from turbine.cli import options, progress
 from turbine.cli.main import VERBS, main
 from turbine.runtime import container
 

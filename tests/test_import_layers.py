@@ -28,7 +28,8 @@ FLOORS = (
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Modules directly under turbine/ and the room each belongs to.
 LOOSE = dict.fromkeys(
-    ("errors", "config", "dtypes", "target", "signature", "pytree", "dims", "version"), "facts"
+    ("errors", "config", "dtypes", "target", "signature", "pytree", "dims", "tables", "version"),
+    "facts",
 ) | {"__main__": "cli"}
 ROOF = "turbine/__init__.py"
 ZOO = "zoo"
@@ -45,7 +46,11 @@ IREE_PART = {
 TORCH_FREE = {"facts", "compiler", "runtime"}
 BRING_TORCH = ("torch", "iree.compiler.extras.fx_importer")
 # Imported only once a torch tensor has been seen; others still may not import them at load.
-AFTER_TORCH = ("turbine/runtime/torch_buffers.py", "turbine/runtime/quick_calling.py")
+AFTER_TORCH = (
+    "turbine/runtime/torch_buffers.py",
+    "turbine/runtime/quick_calling.py",
+    "turbine/runtime/tensor_calling.py",
+)
 
 House = dict[str, str]  # path from the repository root -> source text
 

@@ -10,6 +10,8 @@ from turbine.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from turbine import aot as aot
+    from turbine.dynamo import counters as counters
+    from turbine.dynamo import explain as explain
     from turbine.runtime.artifact import Artifact as Artifact
     from turbine.runtime.artifact import load as load
 
@@ -20,6 +22,10 @@ def __getattr__(name: str) -> Any:
         import turbine.aot
 
         return turbine.aot
+    if name in ("explain", "counters"):
+        import turbine.dynamo
+
+        return vars(turbine.dynamo)[name]
     if name in ("load", "Artifact"):
         from turbine.runtime import artifact
 

@@ -37,6 +37,16 @@ def current_aot_decompositions() -> Table:
     return dict(_default() if scoped is None else scoped)
 
 
+def current_training_decompositions() -> Table:
+    """The same for graphs of AOTAutograd's, where random numbers stay with PyTorch."""
+    table = current_aot_decompositions()
+    return {op: rule for op, rule in table.items() if not _draws(op)}
+
+
+def _draws(op: Any) -> bool:
+    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
 @contextmanager
 def extend_aot_decompositions(
     *,

@@ -13,7 +13,7 @@ from turbine import errors
 from turbine.cli.arguments import arguments
 from turbine.cli.options import Assignment
 from turbine.cli.progress import progress
-from turbine.cli.tables import table
+from turbine.tables import table
 
 
 def bench_artifact(

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 from turbine import config
-from turbine.cli.tables import age_text, bytes_text, table
+from turbine.tables import age_text, bytes_text, table
 
 if TYPE_CHECKING:
     from turbine.compiler.cache import Listing

@@ -14,7 +14,7 @@ from typing import Annotated
 from turbine import config, errors
 from turbine import target as targets
 from turbine.cli.progress import progress
-from turbine.cli.tables import bytes_text
+from turbine.tables import bytes_text
 from turbine.version import __version__
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from turbine import config, dims, errors
 from turbine.cli.progress import progress
-from turbine.cli.tables import bytes_text, table
 from turbine.signature import Range, Signature
+from turbine.tables import bytes_text, table
 from turbine.target import Target
 
 if TYPE_CHECKING:

@@ -66,6 +66,7 @@ class _Walk:
         locate: Locate | None,
     ) -> None:
         self.region = region
+        self.locate = locate
         self.weights = WeightBuilder(module, place)
         self.nodes = {node.name: node for node in region.graph.graph.nodes}
         self.importer = FxImporter(module=module)
@@ -85,7 +86,14 @@ class _Walk:
         try:
             return self.cache.node_val_to_type(node)
         except (NotImplementedError, ValueError, KeyError) as error:
-            raise _lowering_error(node, error) from error
+            raise self.unsupported(node, error) from error
+
+    def unsupported(self, node: fx.Node, error: Exception) -> errors.UnsupportedOp:
+        return errors.UnsupportedOp(
+            f"cannot lower {node.target} ({node.name}): {error}",
+            where=user_line(node) if self.locate is None else self.locate(node),
+            hint="give it a decomposition with turbine.aot.extend_aot_decompositions",
+        )
 
     def bind_placeholders(self) -> None:
         for name, argument in zip(self.region.inputs, self.block.arguments, strict=True):
@@ -111,7 +119,7 @@ class _Walk:
             try:
                 self.body.import_nodes([node], skip_placeholders_outputs=True)
             except (NotImplementedError, AssertionError, TypeError, KeyError, ValueError) as error:
-                raise _lowering_error(node, error) from error
+                raise self.unsupported(node, error) from error
 
     def store_and_return(self) -> None:
         # Results are read before state is written: a result may be the old state itself.
@@ -163,14 +171,6 @@ def _first_location(cache: Any, nodes: Any) -> Location:
         if location is not None:
             return location
     return Location.unknown()
-
-
-def _lowering_error(node: fx.Node, error: Exception) -> errors.UnsupportedOp:
-    return errors.UnsupportedOp(
-        f"cannot lower {node.target} ({node.name}): {error}",
-        where=user_line(node),
-        hint="give it a decomposition with turbine.aot.extend_aot_decompositions",
-    )
 
 
 def user_line(node: fx.Node) -> str | None:

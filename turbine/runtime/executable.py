@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import mmap
 import os
 import threading
 from collections.abc import Callable
@@ -106,6 +107,13 @@ class Executable:
             self._context = iree.VmContext(instance, [*modules, self._module])
         except _FAILURES as error:
             raise _refusal(error) from error
+
+
+def aligned(code: bytes) -> memoryview:
+    """A copy of compiled bytes at an address IREE takes."""
+    memory = mmap.mmap(-1, len(code))
+    memory[:] = code
+    return memoryview(memory)
 
 
 # Note [Calls at exit]

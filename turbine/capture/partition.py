@@ -1,0 +1,283 @@
+"""Split a graph into parts for the compiler, few and large, and what is left to PyTorch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+# Fewer ops than this are not worth the way into the compiler and back.
+LEAST_OPS = 3
+
+
+@dataclass(frozen=True)
+class Part:
+    """A graph of its own, and the values of the whole graph it takes and gives."""
+
+    graph: fx.GraphModule
+    inputs: tuple[fx.Node, ...]
+    results: tuple[fx.Node, ...]
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The whole graph with one `call_module` node per part."""
+
+    outer: fx.GraphModule
+    parts: dict[str, Part]  # by the name of the module
+
+
+Compiles = Callable[[fx.Node], bool]
+
+
+def partition(whole: fx.GraphModule, compiles: Compiles, *, cut: int | None = None) -> Partition:
+    """Put every op that `compiles` in a part, unless the part would be too small to pay.
+
+    With `cut`, the first that many ops go to a part of their own.
+    """
+    schedule = _Schedule(whole.graph, compiles, cut)
+    while small := schedule.small_parts():
+        schedule.leave(small)
+    return _Assembly(whole, schedule).partition()
+
+
+def is_free(node: fx.Node) -> bool:
+    """Views, sizes and fills cost next to nothing: each side of a boundary makes its own."""
+    target = node.target
+    if isinstance(node.meta.get("val"), torch.SymInt):
+        return True
+    if not isinstance(target, torch._ops.OpOverload) or not _is_tensor(node):
+        return False
+    if target._schema.is_mutable or is_random(node):
+        return False
+    makes = not any(_is_tensor(argument) for argument in node.all_input_nodes)
+    return makes or target.is_view or target is torch.ops.aten._unsafe_view.default
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the op draws random numbers."""
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+def is_compute(node: fx.Node) -> bool:
+    """Whether a node stands for work: an op that is not free, nor the picking of one result."""
+    calls = node.op == "call_function" and node.target is not operator.getitem
+    return calls and not is_free(node)
+
+
+# Note [Times]
+# Every value gets a time. Parts run at even times and PyTorch at odd ones; what the caller passes
+# is there at -1. An op runs at the first time of its side at which all it reads is there, so no
+# part can wait for itself, and a chain of n changes of side makes n parts at most.
+_START = -1
+
+
+class _Schedule:
+    """When each node of a graph runs, and on which side."""
+
+    def __init__(self, graph: fx.Graph, compiles: Compiles, cut: int | None) -> None:
+        self.nodes = [node for node in graph.nodes if node.op == "call_function"]
+        self.compiled = {node for node in self.nodes if compiles(node) and not is_ordered(node)}
+        self.first = set([n for n in self.nodes if self._in_part(n)][:cut]) if cut else None
+        self.time: dict[fx.Node, int] = {}
+        self._assign()
+
+    def leave(self, nodes: Iterable[fx.Node]) -> None:
+        """Leave these to PyTorch."""
+        self.compiled.difference_update(nodes)
+        self._assign()
+
+    def is_free(self, node: fx.Node) -> bool:
+        return node in self.compiled and is_free(node)
+
+    def parts(self) -> dict[int, list[fx.Node]]:
+        """The nodes of each part that are not free, in order."""
+        found: dict[int, list[fx.Node]] = {}
+        for node in self.nodes:
+            if self._in_part(node):
+                found.setdefault(self.time[node], []).append(node)
+        return dict(sorted(found.items()))
+
+    def small_parts(self) -> list[fx.Node]:
+        """The nodes of parts that cost more than they save; a part that is all there is, is not."""
+        parts = self.parts()
+        elsewhere = any(n not in self.compiled and is_compute(n) for n in self.nodes)
+        if len(parts) == 1 and not elsewhere:
+            return []
+        counts = {time: sum(map(is_compute, nodes)) for time, nodes in parts.items()}
+        return [node for time, nodes in parts.items() if counts[time] < LEAST_OPS for node in nodes]
+
+    def _in_part(self, node: fx.Node) -> bool:
+        return node in self.compiled and not is_free(node)
+
+    def _assign(self) -> None:
+        time = self.time = {}
+        latest = floor = ordered = _START
+        for node in self.nodes:
+            ready = max([floor, *(time.get(n, _START) for n in node.all_input_nodes)])
+            if node.target is operator.getitem:
+                time[node] = ready
+                follows = node.all_input_nodes[0] in self.compiled
+                (self.compiled.add if follows else self.compiled.discard)(node)
+                continue
+            if self.is_free(node):
+                time[node] = ready
+                continue
+            if node in self.compiled:
+                late = self.first is not None and node not in self.first
+                time[node] = _even(max(ready, 2) if late else ready)
+            else:
+                if is_ordered(node):
+                    ready = max(ready, ordered)
+                if writes(node):
+                    ready = max(ready, latest)
+                time[node] = _odd(ready)
+                ordered = time[node] if is_ordered(node) else ordered
+                floor = time[node] if writes(node) else floor
+            latest = max(latest, time[node])
+
+
+def _even(time: int) -> int:
+    return time + time % 2
+
+
+def _odd(time: int) -> int:
+    return time + (time + 1) % 2
+
+
+def is_ordered(node: fx.Node) -> bool:
+    """Random numbers, writes and side effects: they stay in the order of the program."""
+    if writes(node) or is_random(node):
+        return True
+    higher = isinstance(node.target, torch._ops.HigherOrderOperator)
+    return node.op == "call_function" and (higher or node.is_impure())
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether the op may change a tensor it is given."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+class _Assembly:
+    """Builds the parts and the graph around them."""
+
+    def __init__(self, whole: fx.GraphModule, schedule: _Schedule) -> None:
+        self.whole = whole
+        self.schedule = schedule
+        self.outer = fx.Graph()
+        self.value: dict[fx.Node, fx.Node] = {}  # node of the whole graph -> node of the outer one
+        self.parts: dict[str, Part] = {}
+
+    def partition(self) -> Partition:
+        for node in self.whole.graph.nodes:
+            if node.op in ("placeholder", "get_attr"):
+                self._copy(node)
+        for steps in self._in_time():
+            if isinstance(steps, Part):
+                self._call(steps)
+            else:
+                self._outside(steps)
+        (output,) = (node for node in self.whole.graph.nodes if node.op == "output")
+        self._copy(output)
+        modules = {name: part.graph for name, part in self.parts.items()}
+        outer = fx.GraphModule({**_attributes(self.whole), **modules}, self.outer)
+        return Partition(outer, self.parts)
+
+    def _in_time(self) -> list[Part | fx.Node]:
+        """Parts and PyTorch's nodes in the order they run."""
+        parts = {time: self._cut_out(nodes) for time, nodes in self.schedule.parts().items()}
+        needed = self._needed_outside(parts.values())
+        steps: list[tuple[int, Part | fx.Node]] = []
+        for time, (inner, inputs) in parts.items():
+            results = tuple(n for n in inner if n in needed and not self.schedule.is_free(n))
+            steps.append((time, _part(self.whole, inner, inputs, results)))
+        for node in self.schedule.nodes:
+            if node not in self.schedule.compiled:
+                steps.append((self.schedule.time[node], node))
+        return [step for _, step in sorted(steps, key=operator.itemgetter(0))]
+
+    def _cut_out(self, nodes: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+        """The nodes of a part with the free ones they read, and what it takes from outside."""
+        inside = set(nodes)
+        inputs: dict[fx.Node, None] = {}
+        pending = list(nodes)
+        while pending:
+            for argument in pending.pop().all_input_nodes:
+                if argument in inside:
+                    continue
+                if self.schedule.is_free(argument):
+                    inside.add(argument)
+                    pending.append(argument)
+                else:
+                    inputs[argument] = None
+        order = {node: k for k, node in enumerate(self.whole.graph.nodes)}
+        return sorted(inside, key=order.__getitem__), sorted(inputs, key=order.__getitem__)
+
+    def _needed_outside(self, parts: Iterable[tuple[list[fx.Node], list[fx.Node]]]) -> set[fx.Node]:
+        """Values that PyTorch's ops, other parts or the caller read."""
+        needed = {argument for _, inputs in parts for argument in inputs}
+        for node in reversed(self.whole.graph.nodes):
+            outside = node.op == "output" or (
+                node.op == "call_function"
+                and (node not in self.schedule.compiled or self._is_free_and(needed, node))
+            )
+            if outside:
+                needed.update(node.all_input_nodes)
+        return needed
+
+    def _is_free_and(self, needed: set[fx.Node], node: fx.Node) -> bool:
+        return self.schedule.is_free(node) and node in needed
+
+    def _call(self, part: Part) -> None:
+        name = f"part_{len(self.parts)}"
+        self.parts[name] = part
+        call = self.outer.call_module(name, tuple(self._outside(n) for n in part.inputs))
+        for index, node in enumerate(part.results):
+            self.value[node] = self.outer.call_function(operator.getitem, (call, index))
+            self.value[node].meta = dict(node.meta)
+
+    def _outside(self, node: fx.Node) -> fx.Node:
+        """The node in the outer graph; made when it is first read, so that it lives no longer."""
+        if node not in self.value:
+            for argument in node.all_input_nodes:
+                self._outside(argument)
+            self._copy(node)
+        return self.value[node]
+
+    def _copy(self, node: fx.Node) -> None:
+        self.value[node] = self.outer.node_copy(node, self._outside)
+
+
+def _part(
+    whole: fx.GraphModule, inner: list[fx.Node], inputs: list[fx.Node], results: tuple[fx.Node, ...]
+) -> Part:
+    graph = fx.Graph()
+    value: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        value[node] = graph.placeholder(node.name)
+        value[node].meta = dict(node.meta)
+    for node in inner:
+        value[node] = graph.node_copy(node, value.__getitem__)
+    graph.output(tuple(value[node] for node in results))
+    return Part(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs), results)
+
+
+def _attributes(whole: fx.GraphModule) -> dict[str, Any]:
+    """What the graph's `get_attr` nodes name: constants, and the branches of control flow."""
+    names = [str(node.target) for node in whole.graph.nodes if node.op == "get_attr"]
+    return {name: operator.attrgetter(name)(whole) for name in names}
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)

@@ -1,0 +1,87 @@
+"""Say of a node, without compiling anything, why the compiler could not take it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from turbine import dtypes, errors
+from turbine.capture.partition import is_random
+from turbine.mlir import torch_ops
+
+aten = torch.ops.aten
+
+# Arithmetic on sizes that means the same there. The others (powers, remainders) are done outside.
+_SIZE_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv}
+_SIZES = {aten.sym_size.int, aten.sym_numel.default}
+
+# What compiles and gives other numbers than PyTorch, and what crashes while it runs.
+WRONG: dict[Any, str] = {
+    aten.argmax.default: "a row with nan gives another index",
+    aten.argmin.default: "a row with nan gives another index",
+}
+
+
+def obstacle(node: fx.Node) -> str | None:
+    """Why the node has to run in PyTorch; None if the compiler may be asked."""
+    if node.target is operator.getitem:
+        return None
+    return _op_obstacle(node) or next(_value_obstacles(node), None)
+
+
+def _op_obstacle(node: fx.Node) -> str | None:
+    target = node.target
+    if target in _SIZE_ARITHMETIC or target in _SIZES:
+        return None
+    if not isinstance(target, torch._ops.OpOverload):
+        return "not an operator of the compiler's"
+    if target in WRONG:
+        return f"compiled code gives other numbers: {WRONG[target]}"
+    if is_random(node):
+        return "draws random numbers from PyTorch's generator"
+    if target._schema.is_mutable:
+        return "changes its argument"
+    if torch.Tag.dynamic_output_shape in target.tags:
+        return "the size of its result depends on values"
+    if not torch_ops.is_defined(target.name()):
+        return "the compiler has no definition of it"
+    return None
+
+
+def _value_obstacles(node: fx.Node) -> Iterator[str]:
+    for value in _values(node):
+        if isinstance(value, torch.Tensor):
+            problem = tensor_obstacle(value)
+            if problem is not None:
+                yield problem
+        elif isinstance(value, (torch.SymFloat, torch.SymBool)):
+            yield f"a {type(value).__name__} is computed at run time"
+
+
+def _values(node: fx.Node) -> Iterator[Any]:
+    """The values a node reads and gives."""
+    for one in (node, *node.all_input_nodes):
+        value = one.meta.get("val")
+        if isinstance(value, (tuple, list)):
+            yield from value
+        else:
+            yield value
+
+
+def tensor_obstacle(value: torch.Tensor) -> str | None:
+    """Why a tensor cannot be handed to the compiler's code."""
+    if value.device.type != "cpu":
+        return f"a tensor is on device {value.device}"
+    if value.layout is not torch.strided or value.is_nested:
+        return f"a tensor has layout {value.layout}"
+    if value.is_quantized:
+        return "a tensor is quantized"
+    try:
+        dtypes.of_torch(value.dtype)
+    except errors.UnsupportedDtype:
+        return f"a tensor has dtype {value.dtype}"
+    return None

@@ -1,0 +1,66 @@
+"""The torch.compile backend: AOTAutograd splits forward from backward, `graphs` compiles each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+
+from turbine.capture.decompositions import current_training_decompositions
+from turbine.dynamo import options as backend_options
+from turbine.dynamo import records
+from turbine.dynamo.graphs import Boxed, compile_graph
+
+# Dynamo leaves nn.LSTM and its kin to eager PyTorch, silently, unless it is told otherwise.
+torch._dynamo.config.allow_rnn = True
+
+
+def backend(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's.
+
+    >>> import torch
+    >>> double = torch.compile(lambda x: 2 * x, backend="turbine")
+    >>> double(torch.ones(2))
+    tensor([2., 2.])
+    """
+    knobs = backend_options.check(options, mode)
+    compiler = aot_autograd(
+        fw_compiler=partial(_compile, "forward", knobs),
+        bw_compiler=partial(_compile, "backward", knobs),
+        inference_compiler=partial(_compile, "inference", knobs),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=current_training_decompositions(),
+    )
+    call: Callable[..., Any] = compiler(graph, example_inputs)
+    return call
+
+
+def _compile(
+    kind: str, knobs: dict[str, Any], graph: fx.GraphModule, example_inputs: Sequence[Any]
+) -> Boxed:
+    return compile_graph(graph, records.new(kind), knobs, _weights(graph))
+
+
+def _weights(graph: fx.GraphModule) -> set[str]:
+    """The placeholders of parameters and buffers."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return set()
+    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    # Backward graphs name what they take from the forward one as it does: primals_1 is its first.
+    known = {f"primals_{index + 1}" for index in metadata.static_input_indices}
+    known |= {f"arg{index}_1" for index in metadata.static_input_indices}
+    return known.intersection(names)

@@ -1,0 +1,37 @@
+"""Running totals of what the torch.compile backend has done in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+
+NAMES = (
+    "graphs",  # forward, backward and inference graphs received
+    "parts",  # parts of graphs that were compiled
+    "ops_compiled",
+    "ops_in_pytorch",
+    "cache_hits",
+    "compile_failures",  # parts that no strategy compiled; they were split or left to PyTorch
+    "rescued_calls",  # calls that failed in compiled code and were done again in PyTorch
+)
+
+_lock = threading.Lock()
+_totals: Counter[str] = Counter()
+
+
+def counters() -> dict[str, int]:
+    """The totals so far.
+
+    >>> import turbine
+    >>> "graphs" in turbine.counters()
+    True
+    """
+    with _lock:
+        return {name: _totals[name] for name in NAMES}
+
+
+def add(**amounts: int) -> None:
+    """Add to the totals."""
+    assert set(amounts) <= set(NAMES)
+    with _lock:
+        _totals.update(amounts)

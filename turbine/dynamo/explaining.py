@@ -1,0 +1,146 @@
+"""Explain what the torch.compile backend makes of a function: graphs, parts, and what is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from textwrap import indent
+from typing import Any
+
+import torch
+
+from turbine.dynamo import records
+from turbine.dynamo.backend import backend
+from turbine.dynamo.parts import PartModule
+from turbine.dynamo.records import GraphRecord, LeftOp
+from turbine.tables import table
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """One part that became compiled code."""
+
+    ops: dict[str, int]
+    strategy: str
+    seconds: float  # of compiling, when it was compiled
+    cached: bool
+    mflop: float
+    megabytes: float  # of arguments and results
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """A graph of AOTAutograd's: "forward", "backward" or "inference"."""
+
+    kind: str
+    parts: tuple[PartReport, ...]
+    left: tuple[LeftOp, ...]  # ops that run in PyTorch
+
+    @property
+    def ops_compiled(self) -> int:
+        """How many ops became compiled code."""
+        return sum(sum(part.ops.values()) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of a function; print it to read it."""
+
+    graphs: tuple[GraphReport, ...]
+    breaks: dict[str, int]  # why Dynamo ended a graph, and how often
+
+    @property
+    def ops_compiled(self) -> int:
+        """How many ops of all graphs became compiled code."""
+        return sum(graph.ops_compiled for graph in self.graphs)
+
+    @property
+    def left(self) -> tuple[LeftOp, ...]:
+        """The ops of all graphs that run in PyTorch."""
+        return tuple(op for graph in self.graphs for op in graph.left)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+    """Compile a function or model anew, call it once, and say what became of it.
+
+    Options for the backend are those in force: `with turbine.config.override(...)`.
+
+    >>> import torch, turbine
+    >>> report = turbine.explain(lambda x: (x.sin() + 1).sum(), torch.ones(3))
+    >>> report.left
+    ()
+    """
+    function = function._orig_mod if isinstance(function, _OPTIMIZED) else function
+    breaks = torch._dynamo.utils.counters["graph_break"]
+    before = Counter(breaks)
+    with records.listening() as heard:
+        # A backend of its own, or Dynamo would call what it has compiled before.
+        anew = torch.compile(function, backend=partial(backend))
+        with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
+            anew(*args, **kwargs)
+    for graph in heard:
+        _settle(graph)
+    return Report(tuple(map(_graph_report, heard)), dict(Counter(breaks) - before))
+
+
+_OPTIMIZED = torch._dynamo.eval_frame.OptimizedModule
+
+
+def _settle(graph: GraphRecord) -> None:
+    """Wait for every part; one that does not compile adds others at the end of the list."""
+    for part in graph.parts:
+        part.settle()
+
+
+def _graph_report(graph: GraphRecord) -> GraphReport:
+    return GraphReport(graph.kind, tuple(_part_reports(graph.parts)), tuple(graph.left))
+
+
+def _part_reports(parts: Iterable[PartModule]) -> Iterable[PartReport]:
+    for part in parts:
+        made = part.compiled
+        if made is not None:
+            ops = dict(part.ops)
+            yield PartReport(
+                ops, made.strategy, made.seconds, made.cached, part.mflop, part.megabytes
+            )
+
+
+def _lines(report: Report) -> Iterable[str]:
+    compiled, left = report.ops_compiled, len(report.left)
+    yield f"{len(report.graphs)} graphs, {compiled} ops compiled, {left} ops in PyTorch"
+    for reason, count in report.breaks.items():
+        yield f"  graph break ({count}x): {reason.splitlines()[0]}"
+    for number, graph in enumerate(report.graphs):
+        yield f"graph {number}, {graph.kind}: {len(graph.parts)} parts, {len(graph.left)} ops left"
+        rows = [_part_row(index, part) for index, part in enumerate(graph.parts)]
+        if rows:
+            yield indent(table([_PART_HEAD, *rows]), "  ")
+        if graph.left:
+            yield indent(table([_LEFT_HEAD, *_left_rows(graph.left)]), "  ")
+
+
+_PART_HEAD = ("part", "ops", "strategy", "compiled in", "MFLOP", "MB in and out", "mostly")
+_LEFT_HEAD = ("in PyTorch", "times", "where", "why")
+
+
+def _part_row(index: int, part: PartReport) -> tuple[str, ...]:
+    mostly = ", ".join(f"{_short(op)} {n}" for op, n in Counter(part.ops).most_common(3))
+    seconds = f"{part.seconds:.1f} s{' (cached)' if part.cached else ''}"
+    count = str(sum(part.ops.values()))
+    sizes = (f"{part.mflop:.1f}", f"{part.megabytes:.2f}")
+    return (str(index), count, part.strategy, seconds, *sizes, mostly)
+
+
+def _left_rows(left: Sequence[LeftOp]) -> Iterable[tuple[str, ...]]:
+    for op, count in Counter(left).most_common():
+        yield (_short(op.op), str(count), op.where or "unknown", op.reason)
+
+
+def _short(op: str) -> str:
+    return op.removeprefix("aten.").removesuffix(".default")

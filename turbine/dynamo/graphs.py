@@ -1,0 +1,131 @@
+"""Compile one graph of AOTAutograd's: parts for the compiler, the rest in PyTorch, boxed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from turbine import config, errors
+from turbine.capture import graph_passes, support
+from turbine.capture.partition import Part, is_compute, partition
+from turbine.dynamo import parts, remembering
+from turbine.dynamo.counting import add
+from turbine.dynamo.records import GraphRecord, LeftOp
+from turbine.lower.importer import user_line
+
+log = logging.getLogger(__name__)
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+# A graph on which the compiler fails more often than this runs in PyTorch.
+_PATIENCE = 24
+
+
+@dataclass
+class _Whole:
+    """What the parts of one graph share."""
+
+    record: GraphRecord
+    knobs: dict[str, Any]
+    fixed: AbstractSet[str]  # placeholders of weights, which stay where they are between calls
+    failures: int = 0
+
+
+def compile_graph(
+    graph: fx.GraphModule, record: GraphRecord, knobs: dict[str, Any], fixed: AbstractSet[str]
+) -> Boxed:
+    """A callable that takes a list, empties it, and gives the graph's results."""
+    graph_passes.run(graph)
+    outer = _assembled(graph, _Whole(record, knobs, fixed), {})
+    add(graphs=1)
+    return _boxed(outer)
+
+
+def _assembled(
+    graph: fx.GraphModule, whole: _Whole, refused: dict[str, str], cut: int | None = None
+) -> fx.GraphModule:
+    """The graph with a module under compilation in place of each part."""
+    with config.override(**whole.knobs):
+        reasons = {
+            node: reason
+            for node in graph.graph.nodes
+            if node.op == "call_function"
+            and (reason := refused.get(node.name) or _obstacle(node)) is not None
+        }
+        split = partition(graph, lambda node: node not in reasons, cut=cut)
+        for name, part in split.parts.items():
+            module = parts.PartModule(part, whole.fixed, partial(_without_culprit, part, whole))
+            split.outer.add_submodule(name, module)
+            whole.record.parts.append(module)
+    _record_left(graph, split.parts.values(), reasons, whole.record)
+    return split.outer
+
+
+def _obstacle(node: fx.Node) -> str | None:
+    return support.obstacle(node) or remembering.refusal(node)
+
+
+def _record_left(
+    graph: fx.GraphModule, compiled: Any, reasons: dict[fx.Node, str], record: GraphRecord
+) -> None:
+    inside = {node.name for part in compiled for node in part.graph.graph.nodes}
+    for node in graph.graph.nodes:
+        if is_compute(node) and node.name not in inside:
+            reason = reasons.get(node, "too few ops around it to pay for the way")
+            record.left.append(LeftOp(str(node.target), reason, user_line(node)))
+            add(ops_in_pytorch=1)
+
+
+def _without_culprit(
+    part: Part, whole: _Whole, error: errors.TurbineError
+) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What to call in place of a part that does not compile: a smaller one, or PyTorch."""
+    log.info("a part did not compile: %s", error)
+    add(compile_failures=1)
+    whole.failures += 1
+    compute = [node for node in part.graph.graph.nodes if is_compute(node)]
+    culprit = _blamed(part, error) or (compute[0] if len(compute) == 1 else None)
+    if whole.failures > _PATIENCE:
+        everything = {node.name: "the compiler failed too often" for node in compute}
+        outer = _assembled(part.graph, whole, everything)
+    elif culprit is None:
+        outer = _assembled(part.graph, whole, {}, cut=len(compute) // 2)
+    else:
+        reason = f"the compiler refused it: {error.fact.splitlines()[0]}"
+        remembering.remember(culprit, reason)
+        outer = _assembled(part.graph, whole, {culprit.name: reason})
+    return lambda args: outer(*args)
+
+
+def _blamed(part: Part, error: errors.TurbineError) -> fx.Node | None:
+    """The node that an error's place names, if it is one of the part's own."""
+    name = parts.located(error.where)
+    return next((n for n in part.graph.graph.nodes if n.name == name), None)
+
+
+def _boxed(outer: fx.GraphModule) -> Boxed:
+    outer.graph.set_codegen(_BoxedCode())
+    outer.recompile()
+    forward = outer.forward
+
+    def call(args: list[Any]) -> Sequence[Any]:
+        results: Sequence[Any] = forward(args)
+        return results
+
+    call._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
+    return call
+
+
+class _BoxedCode(fx.graph.CodeGen):
+    """Code that takes its arguments out of a list, so that each can be freed after its last use."""
+
+    def gen_fn_def(self, free_vars: list[str], *_: Any, **__: Any) -> str:
+        names = [variable.partition(":")[0].strip() for variable in free_vars]
+        taken = "".join(f"{name}, " for name in names if name != "self")
+        unpacked = f"\n    {taken}= args\n    args.clear()" if taken else ""
+        return f"def forward(self, args):{unpacked}"

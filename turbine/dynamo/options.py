@@ -1,0 +1,41 @@
+"""What `torch.compile(..., backend="turbine", options=..., mode=...)` may say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from turbine import config, errors
+
+# Knobs of `turbine.config` that make sense for one compiled function.
+OPTIONS = (
+    "target",
+    "strategy",
+    "cache",
+    "compile_timeout",
+    "compile_memory_mb",
+    "in_process",
+    "dump",
+    "sync_limit_mflop",
+)
+
+# What each mode means in options; those given by name win.
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "max-autotune": {"strategy": "tune"},
+}
+
+
+def check(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]:
+    """The knobs to set while one function is compiled."""
+    if mode is not None and mode not in MODES:
+        raise errors.ConfigError(errors.unknown("mode of the turbine backend", str(mode), MODES))
+    knobs = {**MODES[mode or "default"], **(options or {})}
+    for name in knobs:
+        if name not in OPTIONS:
+            raise errors.ConfigError(
+                errors.unknown("option of the turbine backend", str(name), OPTIONS),
+                hint="docs/torch_compile.md says what each option does",
+            )
+    with config.override(**knobs):  # refuses values of the wrong type
+        return knobs

@@ -1,0 +1,177 @@
+"""One part of a graph: lowered and compiled in the background, called in place of its ops."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from statistics import median
+from typing import Any
+
+import torch
+from torch import fx
+
+from turbine import config, dtypes, errors
+from turbine import target as targets
+from turbine.capture import work
+from turbine.capture.index_checks import check_indices
+from turbine.capture.layout import Order, hand_over_in_memory_order, hint, inverse
+from turbine.capture.partition import Part, is_compute
+from turbine.capture.program import Region
+from turbine.compiler import pipeline
+from turbine.compiler.pipeline import Compiled, Pending
+from turbine.dynamo.counting import add
+from turbine.lower.importer import lower
+from turbine.mlir import context as mlir_context
+from turbine.runtime import device
+from turbine.runtime.executable import Executable, aligned
+from turbine.runtime.tensor_calling import Slot, TensorCall
+
+Call = Callable[[Sequence[Any]], Sequence[Any]]
+# Asked for something to call when the part does not compile.
+Instead = Callable[[errors.TurbineError], Call]
+
+
+class PartModule(torch.nn.Module):
+    """Stands for a part in the graph around it. The first call waits for the compiler."""
+
+    def __init__(self, part: Part, fixed: AbstractSet[str], instead: Instead) -> None:
+        super().__init__()
+        self.eager = part.graph
+        self.ops = Counter(str(n.target) for n in part.graph.graph.nodes if is_compute(n))
+        self.mflop = work.mflop(part.graph.graph)
+        self.megabytes = sum(_bytes(node) for node in (*part.inputs, *part.results)) / 1e6
+        self.driver = _driver(self.mflop)
+        self.compiled: Compiled | None = None
+        self._fixed = fixed
+        self._instead = instead
+        self._call: Call | None = None
+        self._settling = threading.RLock()
+        self._pending: Pending | errors.TurbineError = self._begin()
+
+    def __call__(self, *args: Any) -> Sequence[Any]:
+        call = self._call or self.settle()
+        try:
+            return call(args)
+        except (errors.RunError, errors.ArgumentError):
+            # PyTorch gives the answer, or its own error.
+            add(rescued_calls=1)
+            results: Sequence[Any] = self.eager(*args)
+            return results
+
+    def settle(self) -> Call:
+        """Wait until there is something to call."""
+        with self._settling:
+            if self._call is None:
+                self._call = self._finish()
+        return self._call
+
+    def _begin(self) -> Pending | errors.TurbineError:
+        graph, self._inputs, self._results = _with_slots(self.eager, self._fixed)
+        placeholders = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
+        (output,) = (node for node in graph.graph.nodes if node.op == "output")
+        region = Region(graph, placeholders, tuple(output.args[0]))
+        try:
+            module = lower(region, locate=_location).module
+            mlir_context.verify(module)
+        except (errors.UnsupportedOp, errors.CompileError) as error:
+            return error
+        return pipeline.begin_ir(
+            mlir_context.to_bytecode(module),
+            targets.parse(config.current().target),
+            fingerprint=mlir_context.fingerprint(module),
+        )
+
+    def _finish(self) -> Call:
+        try:
+            if isinstance(self._pending, errors.TurbineError):
+                raise self._pending
+            compiled = self._pending.result(self._measure)
+        except (errors.UnsupportedOp, errors.CompileError) as error:
+            return self._instead(error)
+        self.compiled = compiled
+        add(parts=1, ops_compiled=self.ops.total(), cache_hits=compiled.cached)
+        return self._loaded(compiled)
+
+    def _loaded(self, compiled: Compiled) -> TensorCall:
+        executable = Executable(aligned(compiled.data), self.driver, list)
+        return TensorCall(executable, self._inputs, self._results)
+
+    def _measure(self, compiled: Compiled) -> float:
+        """Seconds of one call on made-up arguments: the median of a few, after a warm-up."""
+        call = self._loaded(compiled)
+        placeholders = [node for node in self.eager.graph.nodes if node.op == "placeholder"]
+        args = [_made_up(node.meta["val"]) for node in placeholders]
+        seconds = []
+        for _ in range(_MEASURED_CALLS):
+            started = time.perf_counter()
+            call(args)
+            seconds.append(time.perf_counter() - started)
+        return median(seconds[2:])
+
+
+_MEASURED_CALLS = 9
+
+
+def _location(node: fx.Node) -> str:
+    return f"%{node.name}"
+
+
+def located(where: str | None) -> str | None:
+    """The name of the node that a place in the compiler's messages stands for."""
+    return where[1:].partition(":")[0] if where is not None and where[:1] == "%" else None
+
+
+def _with_slots(
+    eager: fx.GraphModule, fixed: AbstractSet[str]
+) -> tuple[fx.GraphModule, list[Slot], list[Slot]]:
+    """A copy of the graph that is safe to compile, and how to call it."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(eager.graph, {}))
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    check_indices(graph, [node.name for node in placeholders])
+    names = [node.name for node in placeholders]
+    taken, given = hand_over_in_memory_order(graph)
+    inputs = [
+        _slot(node, order, node.name in fixed)
+        for node, order in zip(placeholders, taken, strict=True)
+    ]
+    results = [
+        _slot(node, inverse(order)) for node, order in zip(output.args[0], given, strict=True)
+    ]
+    assert names == [node.name for node in graph.nodes if node.op == "placeholder"]
+    return fx.GraphModule(torch.nn.Module(), graph), inputs, results
+
+
+def _slot(node: fx.Node, order: Order, fixed: bool = False) -> Slot:
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        return Slot(None)
+    return Slot(dtypes.of_torch(value.dtype), order, fixed)
+
+
+def _driver(mflop: float) -> str:
+    """Small parts run on the calling thread, large ones on all cores."""
+    return device.SYNC if mflop < config.current().sync_limit_mflop else device.TASK
+
+
+def _bytes(node: fx.Node) -> int:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return 0
+    count = 1
+    for size in value.shape:
+        count *= hint(size)
+    return count * value.element_size()
+
+
+def _made_up(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return hint(value)
+    sizes = [hint(size) for size in value.shape]
+    if value.dtype.is_floating_point and value.element_size() > 1:
+        return torch.rand(sizes, dtype=value.dtype)
+    return torch.zeros(sizes, dtype=value.dtype)

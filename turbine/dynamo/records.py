@@ -1,0 +1,56 @@
+"""What became of each graph, kept as data: written while graphs are compiled, read by `explain`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from turbine.dynamo.parts import PartModule
+
+
+@dataclass(frozen=True)
+class LeftOp:
+    """An op that runs in PyTorch."""
+
+    op: str
+    reason: str
+    where: str | None  # the line of the user's code
+
+
+@dataclass
+class GraphRecord:
+    """A graph handed over by AOTAutograd: "forward", "backward" or "inference"."""
+
+    kind: str
+    parts: list[PartModule] = field(default_factory=list)
+    left: list[LeftOp] = field(default_factory=list)
+
+
+_lock = threading.Lock()
+_listeners: list[list[GraphRecord]] = []
+
+
+def new(kind: str) -> GraphRecord:
+    """A record, seen by all who are listening."""
+    record = GraphRecord(kind)
+    with _lock:
+        for listener in _listeners:
+            listener.append(record)
+    return record
+
+
+@contextmanager
+def listening() -> Iterator[list[GraphRecord]]:
+    """Collect the records of graphs that any thread compiles meanwhile."""
+    heard: list[GraphRecord] = []
+    with _lock:
+        _listeners.append(heard)
+    try:
+        yield heard
+    finally:
+        with _lock:
+            _listeners.remove(heard)

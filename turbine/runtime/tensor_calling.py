@@ -1,0 +1,122 @@
+"""Call a compiled graph on tensors, in the memory order it was compiled for.
+
+Imported once torch is there. The caller vouches for dtypes and shapes, as guards and a graph's own
+types do under torch.compile; memory is shared or copied as each tensor's layout asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import iree.runtime as iree
+from torch import Tensor
+
+from turbine import errors
+from turbine.dtypes import Dtype
+from turbine.runtime import torch_buffers
+from turbine.runtime.executable import Executable
+from turbine.runtime.numpy_buffers import Span
+
+_VIEW = iree.HalBufferView
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor that is passed: its dtype, the order of its axes, and whether it stays in place."""
+
+    dtype: Dtype | None  # None: an int
+    order: tuple[int, ...] | None = None
+    fixed: bool = False
+
+
+class TensorCall:
+    """Calls an executable that takes and gives flat lists."""
+
+    def __init__(
+        self, executable: Executable, inputs: Sequence[Slot], results: Sequence[Slot]
+    ) -> None:
+        self.executable = executable
+        self.inputs = inputs
+        self.results = results
+        self.dtypes = [slot.dtype for slot in results if slot.dtype is not None]
+        # The view of each tensor that stays in place, and the address it is a view of.
+        self.known: dict[int, tuple[int, Any, list[Span]]] = {}
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        """The results, as tensors of their own."""
+        device = self.executable.device()
+        arguments = iree.VmVariantList(len(args))
+        shared: list[Span] = []
+        for index, (slot, argument) in enumerate(zip(self.inputs, args, strict=True)):
+            if slot.dtype is None:
+                arguments.push_int(argument)
+            elif slot.fixed:
+                arguments.push_ref(self._view_in_place(device, index, argument, shared))
+            else:
+                arguments.push_ref(_view(device, slot, argument, shared))
+        results = self.executable.invoke(arguments, len(self.results))
+        values = [
+            torch_buffers.from_view(device, results.get_as_object(index, _VIEW), dtype)
+            for index, dtype in enumerate(self.dtypes)
+        ]
+        values = _made_own(values, shared)
+        for index, slot in enumerate(self.results):
+            if slot.order is not None:
+                values[index] = values[index].permute(slot.order)
+        return values
+
+    def _view_in_place(self, device: Any, index: int, argument: Tensor, shared: list[Span]) -> Any:
+        """A weight's view, made once for as long as its memory is where it was."""
+        address = argument.data_ptr()
+        known = self.known.get(index)
+        if known is None or known[0] != address or not address:
+            spans: list[Span] = []
+            view = _view(device, self.inputs[index], argument, spans)
+            known = (address, view, spans)
+            # A copy would go stale when the weight changes.
+            if spans:
+                self.known[index] = known
+        shared += known[2]
+        return known[1]
+
+
+def _view(device: Any, slot: Slot, argument: Tensor, shared: list[Span]) -> Any:
+    tensor = argument if slot.order is None else argument.permute(slot.order)
+    assert slot.dtype is not None
+    view = torch_buffers.to_view(device, tensor, slot.dtype, shared)
+    if view is None:
+        raise errors.ArgumentError(f"a tensor {torch_buffers.problem(tensor, slot.dtype)}")
+    return view
+
+
+def _made_own(values: list[Tensor], shared: list[Span]) -> list[Tensor]:
+    """Copy results that IREE gave the memory of an argument or of one another."""
+    spans = [torch_buffers.span(value) for value in values]
+    if not _any_overlap(spans, shared):
+        return values
+    taken = list(shared)
+    own = []
+    for value, (start, end) in zip(values, spans, strict=True):
+        if any(start < other_end and other < end for other, other_end in taken):
+            value = torch_buffers.copy(value)
+        taken.append((start, end))
+        own.append(value)
+    return own
+
+
+def _any_overlap(results: list[Span], shared: list[Span]) -> bool:
+    """Whether a result overlaps anything; arguments may overlap each other."""
+    spans = sorted(
+        [(start, end, True) for start, end in results if end > start]
+        + [(start, end, False) for start, end in shared]
+    )
+    end_of_any = end_of_results = 0
+    for start, end, is_result in spans:
+        if start < (end_of_any if is_result else end_of_results):
+            return True
+        end_of_any = max(end_of_any, end)
+        if is_result:
+            end_of_results = max(end_of_results, end)
+    return False
