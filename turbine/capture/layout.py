@@ -65,7 +65,8 @@ def _take(graph: fx.Graph, node: fx.Node) -> Order:
     if order is None:
         return None
     users = list(node.users)
-    node.meta["val"] = node.meta["val"].permute(order)
+    # The only facts about a placeholder; others it may have are of the old order.
+    node.meta = {"val": node.meta["val"].permute(order)}
     first = next(n for n in graph.nodes if n.op != "placeholder")
     with graph.inserting_before(first):
         inside = _permuted(graph, node, inverse(order))
