@@ -40,7 +40,8 @@ def current_aot_decompositions() -> Table:
 def current_training_decompositions() -> Table:
     """The same for graphs of AOTAutograd's, where random numbers stay with PyTorch."""
     table = current_aot_decompositions()
-    return {op: rule for op, rule in table.items() if not _draws(op)}
+    # Our own rules for ops that may draw apply only where they do not.
+    return {op: rule for op, rule in table.items() if op in RULES or not _draws(op)}
 
 
 def _draws(op: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -43,8 +44,20 @@ def backend(
         partition_fn=min_cut_rematerialization_partition,
         decompositions=current_training_decompositions(),
     )
-    call: Callable[..., Any] = compiler(graph, example_inputs)
+    with _without_onednn():
+        call: Callable[..., Any] = compiler(graph, example_inputs)
     return call
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """With oneDNN, PyTorch traces an LSTM layer as one op that has neither code nor gradient."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 def _compile(
