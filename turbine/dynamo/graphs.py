@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from turbine import config, errors
 from turbine.capture import graph_passes, support
 from turbine.capture.partition import Part, is_compute, partition
 from turbine.dynamo import parts, remembering
+from turbine.dynamo.asking import refused_alone
 from turbine.dynamo.counting import add
 from turbine.dynamo.records import GraphRecord, LeftOp
 from turbine.lower.importer import user_line
@@ -84,28 +86,36 @@ def _record_left(
 def _without_culprit(
     part: Part, whole: _Whole, error: errors.TurbineError
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What to call in place of a part that does not compile: a smaller one, or PyTorch."""
+    """What to call in place of a part that does not compile: smaller ones, or PyTorch."""
     log.info("a part did not compile: %s", error)
     add(compile_failures=1)
     whole.failures += 1
     compute = [node for node in part.graph.graph.nodes if is_compute(node)]
-    culprit = _blamed(part, error) or (compute[0] if len(compute) == 1 else None)
     if whole.failures > _PATIENCE:
         everything = {node.name: "the compiler failed too often" for node in compute}
         outer = _assembled(part.graph, whole, everything)
-    elif culprit is None:
-        outer = _assembled(part.graph, whole, {}, cut=len(compute) // 2)
+    elif refused := _refused(part, error):
+        outer = _assembled(part.graph, whole, refused)
     else:
-        reason = f"the compiler refused it: {error.fact.splitlines()[0]}"
-        remembering.remember(culprit, reason)
-        outer = _assembled(part.graph, whole, {culprit.name: reason})
+        outer = _assembled(part.graph, whole, {}, cut=len(compute) // 2)
     return lambda args: outer(*args)
 
 
-def _blamed(part: Part, error: errors.TurbineError) -> fx.Node | None:
-    """The node that an error's place names, if it is one of the part's own."""
-    name = parts.located(error.where)
-    return next((n for n in part.graph.graph.nodes if n.name == name), None)
+def _refused(part: Part, error: errors.TurbineError) -> dict[str, str]:
+    """The ops that the error blames, or that are refused alone, with the reason; remembered."""
+    nodes = [node for node in part.graph.graph.nodes if node.op == "call_function"]
+    blamed = {node: error.fact for node in nodes if node.name == parts.located(error.where)}
+    if not blamed and isinstance(error, errors.UnsupportedOpInIR):
+        ops = [node for node in nodes if node.target is not operator.getitem]
+        blamed = refused_alone({remembering.key(node): node for node in ops}.values())
+    if not blamed and len(nodes) == 1:
+        blamed = {nodes[0]: error.fact}
+    reasons = {
+        node: f"the compiler refused it: {why.splitlines()[0]}" for node, why in blamed.items()
+    }
+    for node, reason in reasons.items():
+        remembering.remember(node, reason)
+    return {node.name: reason for node, reason in reasons.items()}
 
 
 def _boxed(outer: fx.GraphModule) -> Boxed:

@@ -16,15 +16,16 @@ from turbine.version import __version__
 def refusal(node: fx.Node) -> str | None:
     """Why the compiler refused an op like this one, if it did."""
     knobs = config.current()
-    return _read(_key(node), str(knobs.cache_dir)) if knobs.cache else _here.get(_key(node))
+    return _read(key(node), str(knobs.cache_dir)) if knobs.cache else _here.get(key(node))
 
 
 def remember(node: fx.Node, reason: str) -> None:
     """Do not ask the compiler for an op like this one again."""
-    key = _key(node)
-    _here[key] = reason
+    _here[key(node)] = reason
     if config.current().cache:
-        cache.write(key, cache.Entry(b"", {"what": f"refused {node.target}", "reason": reason}))
+        cache.write(
+            key(node), cache.Entry(b"", {"what": f"refused {node.target}", "reason": reason})
+        )
         _read.cache_clear()
 
 
@@ -38,7 +39,8 @@ def _read(key: str, folder: str) -> str | None:
     return None if entry is None else str(entry.facts["reason"])
 
 
-def _key(node: fx.Node) -> str:
+def key(node: fx.Node) -> str:
+    """What stands for an op with these types and options, under this version of the compiler."""
     arguments = fx.map_arg((node.args, node.kwargs), lambda n: _typed(n.meta.get("val")))
     versions = ("refused", session.version(), __version__, target.host_architecture())
     return cache.key_of([*versions, config.current().target, str(node.target), repr(arguments)])

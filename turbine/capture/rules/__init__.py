@@ -10,6 +10,7 @@ from turbine.capture.rules import (
     embedding,
     exponential,
     normalization,
+    pooling,
     shapes,
     trigonometry,
 )
@@ -19,6 +20,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **normalization.RULES,
     **shapes.RULES,
     **convolution.RULES,
+    **pooling.RULES,
     **embedding.RULES,
     **exponential.RULES,
     **trigonometry.RULES,

@@ -1,15 +1,45 @@
-"""Convolutions in the form the compiler has fast code for: two axes, forward, plain strides."""
+"""Convolutions as matrix products, for which the compiler has its fastest code.
+
+A convolution relates a wide tensor, in which windows slide, to a narrow one with an element for
+each window. The windows of the wide tensor become rows, and a product with the kernel gathers them
+into the narrow one; the other way round, rows are spread onto the windows they stand for. A
+transposed convolution spreads, and so does the gradient of a plain one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How windows slide over the wide tensor, axis by axis."""
+
+    taps: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
+
+    def offsets(self) -> list[tuple[int, ...]]:
+        """Where each tap starts in the padded tensor, in the order of the kernel's elements."""
+        axes = zip(self.taps, self.dilation, strict=True)
+        return list(product(*(range(0, count * step, step) for count, step in axes)))
+
+    def count(self, sizes: Sequence[int]) -> list[int]:
+        """How many windows fit along each axis."""
+        axes = zip(sizes, self.taps, self.stride, self.padding, self.dilation, strict=True)
+        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
 
 
 def convolution(
@@ -23,130 +53,225 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> Tensor:
-    """Choose a rewrite, or leave the op to the compiler."""
-    axes = x.dim() - 2
-    stride, padding, dilation = (_per_axis(v, axes) for v in (stride, padding, dilation))
-    if transposed and all(d == 1 for d in dilation):
-        extra = _per_axis(output_padding, axes)
-        return _by_subpixels(x, weight, bias, stride, padding, extra, groups)
-    if transposed or x.is_complex():
+    """Choose a product, or leave the op to the compiler."""
+    windows = _windows(weight, stride, padding, dilation, groups)
+    if not _takes(x, weight) or (not transposed and _does_as_well(x, windows)):
         return NotImplemented
-    if axes == 3 and groups == 1:
-        return _by_slices(x, weight, bias, stride, padding, dilation)
-    return _with_plain_strides(x, weight, bias, stride, padding, dilation, groups)
+    if transposed:
+        extra = per_axis(output_padding, x.dim() - 2)
+        y = _spread(_channels_last(x), weight, windows, _wide_sizes(x, windows, extra))
+    else:
+        y = _gather(_channels_last(x), weight, windows)
+    return _channels_first(y if bias is None else y + bias, like=x)
 
 
-def _by_subpixels(
+def convolution_backward(
+    grad: Tensor,
     x: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
+    bias_sizes: list[int] | None,
     stride: list[int],
     padding: list[int],
-    extra: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
     groups: int,
-) -> Tensor:
-    """A transposed convolution as a plain one that computes every phase of the stride at once.
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of the input, the weight and the bias, each if it is asked for."""
+    windows = _windows(weight, stride, padding, dilation, groups)
+    if not _takes(x, weight):
+        return NotImplemented
+    g, inputs = _channels_last(grad), _channels_last(x)
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        sizes = list(x.shape[2:])
+        moved = _gather(g, weight, windows) if transposed else _spread(g, weight, windows, sizes)
+        grad_x = _channels_first(moved, like=x)
+    if output_mask[1]:
+        wide, narrow = (g, inputs) if transposed else (inputs, g)
+        grad_weight = _weight_gradient(wide, narrow, windows).reshape(weight.shape)
+        grad_weight = grad_weight.clone(memory_format=suggest_memory_format(weight))
+    if output_mask[2]:
+        grad_bias = g.flatten(0, -2).sum(0)
+    return grad_x, grad_weight, grad_bias
 
-    Output o along an axis takes taps j with (o + padding - j) divisible by the stride, so each
-    of the `stride` phases is a short convolution. Phases become channels, then interleave.
+
+def _windows(
+    weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], groups: int
+) -> Windows:
+    axes = weight.dim() - 2
+    stride_, padding_, dilation_ = (per_axis(v, axes) for v in (stride, padding, dilation))
+    return Windows(tuple(weight.shape[2:]), stride_, padding_, dilation_, groups)
+
+
+def per_axis(values: Sequence[int], count: int) -> tuple[int, ...]:
+    """One value for each axis, where a single one stands for all."""
+    return tuple(values) * count if len(values) == 1 else tuple(values)
+
+
+def _takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether only the batch may vary in size, and the compiler multiplies this dtype well."""
+    sizes = (*x.shape[1:], *weight.shape)
+    fixed = all(isinstance(size, int) and size > 0 for size in sizes)
+    return fixed and x.dtype in (torch.float32, torch.float64)
+
+
+def _does_as_well(x: Tensor, windows: Windows) -> bool:
+    """Whether the compiler is as good on its own: one image and plain windows.
+
+    IREE 3.13 fails where an axis of the result has size 1 and a stride.
     """
-    sizes, taps = list(x.shape[2:]), list(weight.shape[2:])
-    steps = [-(-k // s) for k, s in zip(taps, stride, strict=True)]
-    channels = weight.shape[1] * groups
-    kernel = _phase_kernel(weight, stride, steps, groups)
-    rim = [n - 1 for n in steps]
-    ones, zeros = [1] * len(steps), [0] * len(steps)
-    phases = aten.convolution(x, kernel, None, ones, rim, ones, False, zeros, groups)
-    y = _interleave(phases, channels, stride)
-    for axis, (n, k, s, p, e) in enumerate(
-        zip(sizes, taps, stride, padding, extra, strict=True), start=2
-    ):
-        y = _window(y, axis, p, (n - 1) * s - 2 * p + k + e)
-    return y if bias is None else y + bias.view([1, -1] + [1] * len(steps))
+    if x.dim() != 4 or windows.groups != 1 or x.shape[0] != 1:
+        return False
+    counts = zip(windows.count(x.shape[2:]), windows.stride, strict=True)
+    return not any(count == 1 and stride > 1 for count, stride in counts)
 
 
-def _phase_kernel(weight: Tensor, stride: list[int], steps: list[int], groups: int) -> Tensor:
-    """(in, out/groups, taps...) as (out * phases, in/groups, steps...), taps in reverse."""
-    inner, outer = weight.shape[0] // groups, weight.shape[1]
-    taps = list(weight.shape[2:])
-    w = weight.view([groups, inner, outer, *taps]).transpose(1, 2)
-    w = w.reshape([groups * outer, inner, *taps])
-    pads = [(0, n * s - k) for k, s, n in zip(taps, stride, steps, strict=True)]
-    w = aten.constant_pad_nd(w, [amount for pair in reversed(pads) for amount in pair])
-    split = [size for pair in zip(steps, stride, strict=True) for size in pair]
-    w = w.view([groups * outer, inner, *split])
-    step_axes = [2 + 2 * a for a in range(len(steps))]
-    phase_axes = [3 + 2 * a for a in range(len(steps))]
-    w = w.flip(step_axes).permute([0, *phase_axes, 1, *step_axes])
-    return w.reshape([groups * outer * prod(stride), inner, *steps])
+def _wide_sizes(x: Tensor, windows: Windows, extra: Sequence[int]) -> list[int]:
+    """The sizes of a transposed convolution's result."""
+    axes = zip(
+        x.shape[2:],
+        windows.taps,
+        windows.stride,
+        windows.padding,
+        windows.dilation,
+        extra,
+        strict=True,
+    )
+    return [(n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, k, s, p, d, e in axes]
 
 
-def _interleave(phases: Tensor, channels: int, stride: list[int]) -> Tensor:
-    """(batch, channels * phases, sizes...) as (batch, channels, sizes * stride...)."""
-    sizes, count = list(phases.shape[2:]), len(stride)
-    y = phases.view([phases.shape[0], channels, *stride, *sizes])
-    pairs = [axis for a in range(count) for axis in (2 + count + a, 2 + a)]
-    y = y.permute([0, 1, *pairs])
-    full = [n * s for n, s in zip(sizes, stride, strict=True)]
-    return y.reshape([phases.shape[0], channels, *full])
+def _channels_last(x: Tensor) -> Tensor:
+    return x.permute([0, *range(2, x.dim()), 1])
 
 
-def _window(y: Tensor, axis: int, start: int, length: int) -> Tensor:
-    """`length` elements from `start` on, with zeros past the end."""
-    available = min(y.shape[axis] - start, length)
-    y = y.narrow(axis, start, available)
-    if available == length:
-        return y
-    behind = [0, 0] * (y.dim() - 1 - axis) + [0, length - available]
-    return aten.constant_pad_nd(y, behind)
+def _channels_first(x: Tensor, like: Tensor) -> Tensor:
+    first = x.permute([0, x.dim() - 1, *range(1, x.dim() - 1)])
+    return first.clone(memory_format=suggest_memory_format(like))
 
 
-def _by_slices(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-) -> Tensor:
-    """Three axes as two: slices along the first become images, its taps become channels."""
-    taps, reach = weight.shape[2], dilation[0] * (weight.shape[2] - 1)
-    x = aten.constant_pad_nd(x, [0, 0, 0, 0, padding[0], padding[0]])
-    batch, _, depth = x.shape[:3]
-    slices = (depth - reach - 1) // stride[0] + 1
-    last = (slices - 1) * stride[0] + 1
-    starts = [tap * dilation[0] for tap in range(taps)]
-    seen = [x[:, :, start : start + last : stride[0]] for start in starts]
-    images = torch.cat(seen, dim=1).transpose(1, 2).flatten(0, 1)
-    kernel = weight.transpose(1, 2).flatten(1, 2)
-    y = torch.conv2d(images, kernel, bias, stride[1:], padding[1:], dilation[1:])
-    return y.view([batch, slices, *y.shape[1:]]).transpose(1, 2)
+def _gather(wide: Tensor, weight: Tensor, windows: Windows) -> Tensor:
+    """The narrow tensor: each window times the kernel."""
+    slices = _slices(wide, windows)
+    if _is_depthwise(weight, windows):
+        taps = zip(slices, _tap_weights(weight), strict=True)
+        return _sum([values * tap for values, tap in taps])
+    rows = _multiply(_rows(slices, windows), _matrix(weight, windows))
+    return rows.reshape([-1, *slices[0].shape[1:-1], weight.shape[0]])
 
 
-def _with_plain_strides(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    """Give an axis whose result has size 1 a stride of 1: IREE 3.13 fails on larger ones."""
-    sizes = zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
-    collapses = [s > 1 and (n + 2 * p - d * (k - 1) - 1) // s == 0 for n, k, s, p, d in sizes]
-    if not any(collapses):
-        return NotImplemented
-    unit = [1 if collapse else s for collapse, s in zip(collapses, stride, strict=True)]
-    zeros = [0] * len(stride)
-    y = aten.convolution(x, weight, bias, unit, padding, dilation, False, zeros, groups)
-    for axis, collapse in enumerate(collapses, start=2):
-        y = y.narrow(axis, 0, 1) if collapse else y
-    return y
+def _spread(narrow: Tensor, weight: Tensor, windows: Windows, sizes: list[int]) -> Tensor:
+    """The wide tensor: each element times the kernel, added up where windows overlap."""
+    if _is_depthwise(weight, windows):
+        values = [narrow * tap for tap in _tap_weights(weight)]
+        return overlay(values, windows, sizes)
+    groups, channels = windows.groups, weight.shape[1]
+    rows = _multiply(_rows([narrow], windows), _matrix(weight, windows).transpose(-2, -1))
+    split = rows.reshape([*narrow.shape[:-1], groups, prod(windows.taps), channels])
+    taps = split.transpose(-3, -2) if groups > 1 else split
+    flat = taps.reshape([*narrow.shape[:-1], prod(windows.taps), groups * channels])
+    return overlay(list(flat.unbind(-2)), windows, sizes)
 
 
-def _per_axis(values: Sequence[int], count: int) -> list[int]:
-    return list(values) * count if len(values) == 1 else list(values)
+def _weight_gradient(wide: Tensor, narrow: Tensor, windows: Windows) -> Tensor:
+    """How the kernel's elements, in their own order, change the narrow tensor."""
+    slices = _slices(wide, windows)
+    if wide.shape[-1] == narrow.shape[-1] == windows.groups:
+        axes = list(range(narrow.dim() - 1))
+        return torch.stack([(values * narrow).sum(axes) for values in slices], -1)
+    rows = _rows(slices, windows).transpose(-2, -1)
+    gradient = _multiply(rows, _rows([narrow], windows), grouped=True)
+    taps, groups = len(slices), windows.groups
+    split = gradient.reshape([groups, taps, wide.shape[-1] // groups, narrow.shape[-1] // groups])
+    return split.permute(0, 3, 2, 1)
 
 
-RULES: dict[Any, Callable[..., Any]] = {aten.convolution.default: convolution}
+def _is_depthwise(weight: Tensor, windows: Windows) -> bool:
+    return weight.shape[0] == windows.groups and weight.shape[1] == 1
+
+
+def _tap_weights(weight: Tensor) -> list[Tensor]:
+    """One weight per channel for each tap of a depthwise kernel."""
+    return list(weight.reshape([weight.shape[0], -1]).unbind(-1))
+
+
+def _slices(wide: Tensor, windows: Windows) -> list[Tensor]:
+    """The elements each tap meets, one for each window."""
+    counts = windows.count(wide.shape[1:-1])
+    margins = [amount for p in reversed(windows.padding) for amount in (p, p)]
+    padded = aten.constant_pad_nd(wide, [0, 0, *margins]) if any(margins) else wide
+    slices = []
+    for offsets in windows.offsets():
+        taken = padded
+        for axis, (start, n, step) in enumerate(
+            zip(offsets, counts, windows.stride, strict=True), start=1
+        ):
+            taken = aten.slice(taken, axis, start, start + (n - 1) * step + 1, step)
+        slices.append(taken)
+    return slices
+
+
+def _rows(slices: list[Tensor], windows: Windows) -> Tensor:
+    """(rows, taps * channels), with the groups in front if there are several."""
+    if windows.groups == 1:
+        joined = torch.cat(slices, -1) if len(slices) > 1 else slices[0]
+        return joined.reshape(-1, joined.shape[-1])
+    joined = torch.stack(slices, -2)
+    split = joined.reshape([-1, len(slices), windows.groups, joined.shape[-1] // windows.groups])
+    return split.permute(2, 0, 1, 3).flatten(2)
+
+
+def _matrix(weight: Tensor, windows: Windows) -> Tensor:
+    """The kernel as (taps * wide channels, narrow channels), with the groups in front."""
+    groups = windows.groups
+    taps = weight.reshape([groups, weight.shape[0] // groups, weight.shape[1], -1])
+    matrix = taps.permute(0, 3, 2, 1).flatten(1, 2)
+    return matrix[0] if groups == 1 else matrix
+
+
+def _multiply(rows: Tensor, matrix: Tensor, *, grouped: bool = False) -> Tensor:
+    """A product whose columns are channels, group after group unless `grouped`."""
+    result = rows @ matrix
+    return result if grouped or result.dim() == 2 else result.transpose(0, 1).flatten(1)
+
+
+def overlay(values: list[Tensor], windows: Windows, sizes: list[int]) -> Tensor:
+    """Add up what each tap gives to the elements it meets."""
+    placed = []
+    for value, offsets in zip(values, windows.offsets(), strict=True):
+        margins: list[int] = []
+        for axis, (offset, step, padding, size) in enumerate(
+            zip(offsets, windows.stride, windows.padding, sizes, strict=True), start=1
+        ):
+            value = _apart(value, axis, step)
+            behind = size + 2 * padding - offset - value.shape[axis]
+            margins = [offset, behind, *margins]
+        placed.append(aten.constant_pad_nd(value, [0, 0, *margins]) if any(margins) else value)
+    wide = _sum(placed)
+    for axis, (padding, size) in enumerate(zip(windows.padding, sizes, strict=True), start=1):
+        wide = aten.slice(wide, axis, padding, padding + size) if padding else wide
+    return wide
+
+
+def _apart(x: Tensor, axis: int, step: int) -> Tensor:
+    """The elements along an axis with step - 1 zeros between them."""
+    if step == 1:
+        return x
+    count = x.shape[axis]
+    behind = [0, 0] * (x.dim() - 1 - axis) + [0, step - 1]
+    spaced = aten.constant_pad_nd(x.unsqueeze(axis + 1), behind).flatten(axis, axis + 1)
+    return aten.slice(spaced, axis, 0, (count - 1) * step + 1)
+
+
+def _sum(values: list[Tensor]) -> Tensor:
+    total = values[0]
+    for value in values[1:]:
+        total = total + value
+    return total
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
+}

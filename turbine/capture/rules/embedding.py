@@ -35,18 +35,74 @@ def embedding_bag(
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(1)
     size = member.sum(1)
-    pooled = _maximum(member, rows) if mode == _MAX else member.to(rows.dtype) @ rows
+    if mode == _MAX:
+        pooled, first = _maximum(member, rows)
+        return pooled, bag_of, size, indices[first]
+    pooled = member.to(rows.dtype) @ rows
     if mode == _MEAN:
         pooled = pooled / size.clamp(min=1).unsqueeze(1).to(rows.dtype)
     return pooled, bag_of, size, torch.zeros_like(size)
 
 
-def _maximum(member: Tensor, rows: Tensor) -> Tensor:
+def _maximum(member: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest value of each bag and feature, and the first row that has it."""
     chosen = torch.where(member.unsqueeze(2), rows, float("-inf"))
-    return torch.where(member.any(1, keepdim=True), chosen.amax(1), 0.0)
+    largest = chosen.amax(1, keepdim=True)
+    row = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
+    first = torch.where(chosen == largest, row, rows.shape[0] - 1).amin(1)
+    return torch.where(member.any(1, keepdim=True), largest.squeeze(1), 0.0), first
+
+
+def embedding_bag_backward(
+    grad: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    bag_size: Tensor,
+    maximum_indices: Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    padding_idx: int = -1,
+) -> Tensor:
+    """The gradient of the table: every row gets what its bags pass on."""
+    if sparse or scale_grad_by_freq:
+        return NotImplemented
+    table = grad.new_zeros([num_weights, grad.shape[1]])
+    if mode == _MAX:
+        passed = torch.where((bag_size > 0).unsqueeze(1), grad, 0.0)
+        return table.scatter_add(0, maximum_indices, passed)
+    rows = grad[offset2bag]
+    if mode == _MEAN:
+        rows = rows / bag_size.clamp(min=1).to(rows.dtype)[offset2bag].unsqueeze(1)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(1)
+    if padding_idx >= 0:
+        rows = torch.where((indices != padding_idx).unsqueeze(1), rows, 0.0)
+    return table.index_put([indices], rows, accumulate=True)
+
+
+def per_sample_weights_backward(
+    grad: Tensor,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    offset2bag: Tensor,
+    mode: int,
+    padding_idx: int = -1,
+) -> Tensor:
+    """The gradient of the factor of each row."""
+    products = (grad[offset2bag] * aten.embedding(weight, indices)).sum(1)
+    if padding_idx < 0:
+        return products
+    return torch.where(indices != padding_idx, products, 0.0)
 
 
 RULES: dict[Any, Callable[..., Any]] = {
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
+    aten._embedding_bag_backward.default: embedding_bag_backward,
+    aten._embedding_bag_per_sample_weights_backward.default: per_sample_weights_backward,
 }

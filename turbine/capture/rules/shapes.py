@@ -1,4 +1,4 @@
-"""Views of tensors whose strides differ from those the model was traced with."""
+"""Shapes the compiler does not take as they come: strided views, and padding that cuts off."""
 
 from __future__ import annotations
 
@@ -18,4 +18,18 @@ def view(x: Tensor, size: list[int]) -> Tensor:
     return aten.view.default(x.contiguous(), size)
 
 
-RULES: dict[Any, Callable[..., Any]] = {aten.view.default: view}
+def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
+    """Cut off what a negative amount takes away, then pad: IREE 3.13 gets the two at once wrong."""
+    if all(amount >= 0 for amount in pad):
+        return NotImplemented
+    for index, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        axis = x.dim() - 1 - index
+        start, end = max(-before, 0), x.shape[axis] - max(-behind, 0)
+        x = aten.slice(x, axis, start, end)
+    return aten.constant_pad_nd(x, [max(amount, 0) for amount in pad], value)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.view.default: view,
+    aten.constant_pad_nd.default: constant_pad,
+}
