@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from turbine import dtypes, errors
 from turbine.capture.partition import is_random
@@ -45,11 +46,15 @@ def _op_obstacle(node: fx.Node) -> str | None:
         return "draws random numbers from PyTorch's generator"
     if target._schema.is_mutable:
         return "changes its argument"
-    if torch.Tag.dynamic_output_shape in target.tags:
+    if torch.Tag.dynamic_output_shape in target.tags and _has_new_sizes(node):
         return "the size of its result depends on values"
     if not torch_ops.is_defined(target.name()):
         return "the compiler has no definition of it"
     return None
+
+
+def _has_new_sizes(node: fx.Node) -> bool:
+    return any(free_unbacked_symbols(v) for v in _listed(node.meta.get("val")))
 
 
 def _value_obstacles(node: fx.Node) -> Iterator[str]:
@@ -65,11 +70,11 @@ def _value_obstacles(node: fx.Node) -> Iterator[str]:
 def _values(node: fx.Node) -> Iterator[Any]:
     """The values a node reads and gives."""
     for one in (node, *node.all_input_nodes):
-        value = one.meta.get("val")
-        if isinstance(value, (tuple, list)):
-            yield from value
-        else:
-            yield value
+        yield from _listed(one.meta.get("val"))
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
 
 
 def tensor_obstacle(value: torch.Tensor) -> str | None:

@@ -75,7 +75,7 @@ def _obstacle(node: fx.Node) -> str | None:
 def _record_left(
     graph: fx.GraphModule, compiled: Any, reasons: dict[fx.Node, str], record: GraphRecord
 ) -> None:
-    inside = {node.name for part in compiled for node in part.graph.graph.nodes}
+    inside = {n.name for part in compiled for n in part.graph.graph.nodes if is_compute(n)}
     for node in graph.graph.nodes:
         if is_compute(node) and node.name not in inside:
             reason = reasons.get(node, "too few ops around it to pay for the way")
