@@ -191,7 +191,9 @@ def _slot(node: fx.Node, order: Order, fixed: bool = False) -> Slot:
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         return Slot(None)
-    return Slot(dtypes.of_torch(value.dtype), order, fixed)
+    # A weight of another size could begin at the same address.
+    static = all(isinstance(size, int) for size in value.shape)
+    return Slot(dtypes.of_torch(value.dtype), order, fixed and static)
 
 
 def _driver(mflop: float) -> str:
