@@ -41,7 +41,12 @@ def current_training_decompositions() -> Table:
     """The same for graphs of AOTAutograd's, where random numbers stay with PyTorch."""
     table = current_aot_decompositions()
     # Our own rules for ops that may draw apply only where they do not.
-    return {op: rule for op, rule in table.items() if op in RULES or not _draws(op)}
+    kept = {op: rule for op, rule in table.items() if op in RULES or not _draws(op)}
+    return {op: rule for op, rule in kept.items() if op not in _LIFTS}
+
+
+# What torch.tensor(3) in a function becomes; taken apart, its value could not be traced.
+_LIFTS = {aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default}
 
 
 def _draws(op: Any) -> bool:

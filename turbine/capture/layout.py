@@ -34,10 +34,14 @@ def memory_order(value: object) -> Order:
         return None
     sizes = [hint(size) for size in value.shape]
     strides = [hint(stride) for stride in value.stride()]
-    if _is_dense(sizes, strides, range(len(sizes))):
-        return None
-    order = tuple(sorted(range(len(sizes)), key=lambda axis: (-strides[axis], -sizes[axis])))
-    return order if _is_dense(sizes, strides, order) else None
+    own = tuple(range(len(sizes)))
+    order = tuple(sorted(own, key=lambda axis: (-strides[axis], -sizes[axis])))
+    # An axis of size one lies anywhere, yet its stride is seen too.
+    for exactly in (True, False):
+        for one in (own, order):
+            if _is_dense(sizes, strides, one, exactly):
+                return None if one == own else one
+    return None
 
 
 def inverse(order: Order) -> Order:
@@ -50,11 +54,11 @@ def hint(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint or 1)
 
 
-def _is_dense(sizes: list[int], strides: list[int], order: Sequence[int]) -> bool:
+def _is_dense(sizes: list[int], strides: list[int], order: Sequence[int], exactly: bool) -> bool:
     """Whether the axes in this order, slowest first, leave no gaps."""
     expected = 1
     for axis in reversed(order):
-        if sizes[axis] != 1 and strides[axis] != expected:
+        if (exactly or sizes[axis] != 1) and strides[axis] != expected:
             return False
         expected *= max(sizes[axis], 1)
     return True

@@ -26,6 +26,9 @@ WRONG: dict[Any, str] = {
     aten.argmin.default: "a row with nan gives another index",
 }
 
+# Named in the dialect, and refused all the same.
+_REFUSED = {aten.as_strided.default, aten.as_strided_scatter.default}
+
 
 def obstacle(node: fx.Node) -> str | None:
     """Why the node has to run in PyTorch; None if the compiler may be asked."""
@@ -48,7 +51,7 @@ def _op_obstacle(node: fx.Node) -> str | None:
         return "changes its argument"
     if torch.Tag.dynamic_output_shape in target.tags and _has_new_sizes(node):
         return "the size of its result depends on values"
-    if not torch_ops.is_defined(target.name()):
+    if target in _REFUSED or not torch_ops.is_defined(target.name()):
         return "the compiler has no definition of it"
     return None
 

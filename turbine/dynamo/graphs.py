@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 Boxed = Callable[[list[Any]], Sequence[Any]]
 # A graph on which the compiler fails more often than this runs in PyTorch.
 _PATIENCE = 24
+# How many steps away from an op a neighbour may be whose line stands for it.
+_NEAR = 3
 
 
 @dataclass
@@ -79,8 +81,19 @@ def _record_left(
     for node in graph.graph.nodes:
         if is_compute(node) and node.name not in inside:
             reason = reasons.get(node, "too few ops around it to pay for the way")
-            record.left.append(LeftOp(str(node.target), reason, user_line(node)))
+            record.left.append(LeftOp(str(node.target), reason, _place(node)))
             add(ops_in_pytorch=1)
+
+
+def _place(node: fx.Node) -> str | None:
+    """The user's line; for what autograd adds, such as sums of gradients, that of a neighbour."""
+    ring = {node: None}
+    for _ in range(_NEAR):
+        for near in ring:
+            if (where := user_line(near)) is not None:
+                return where
+        ring = {n: None for near in ring for n in (*near.all_input_nodes, *near.users)}
+    return None
 
 
 def _without_culprit(
@@ -102,7 +115,7 @@ def _without_culprit(
 
 
 def _refused(part: Part, error: errors.TurbineError) -> dict[str, str]:
-    """The ops that the error blames, or that are refused alone, with the reason; remembered."""
+    """The ops that the error blames, or that are refused alone, with the reason."""
     nodes = [node for node in part.graph.graph.nodes if node.op == "call_function"]
     blamed = {node: error.fact for node in nodes if node.name == parts.located(error.where)}
     if not blamed and isinstance(error, errors.UnsupportedOpInIR):
@@ -113,9 +126,16 @@ def _refused(part: Part, error: errors.TurbineError) -> dict[str, str]:
     reasons = {
         node: f"the compiler refused it: {why.splitlines()[0]}" for node, why in blamed.items()
     }
-    for node, reason in reasons.items():
-        remembering.remember(node, reason)
+    if _is_proven(error, len(nodes)):
+        for node, reason in reasons.items():
+            remembering.remember(node, reason)
     return {node.name: reason for node, reason in reasons.items()}
+
+
+def _is_proven(error: errors.TurbineError, op_count: int) -> bool:
+    """Whether ops are at fault by themselves, whatever stands around them: to be remembered."""
+    names_them = isinstance(error, (errors.UnsupportedOp, errors.UnsupportedOpInIR))
+    return remembering.is_lasting(error) and (names_them or op_count == 1)
 
 
 def _boxed(outer: fx.GraphModule) -> Boxed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from turbine import config, errors
+from turbine import config, errors, target
 
 # Knobs of `turbine.config` that make sense for one compiled function.
 OPTIONS = (
@@ -38,4 +38,14 @@ def check(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]
                 hint="docs/torch_compile.md says what each option does",
             )
     with config.override(**knobs):  # refuses values of the wrong type
-        return knobs
+        _check_target(config.current().target)
+    return knobs
+
+
+def _check_target(text: str) -> None:
+    kind = target.parse(text).kind
+    if kind != "cpu":
+        raise errors.ConfigError(
+            f"torch.compile with turbine runs on the CPU, not on target {text!r}",
+            hint='use target "cpu", "cpu:generic" or "cpu:<llvm cpu name>"',
+        )

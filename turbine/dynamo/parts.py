@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -20,8 +21,10 @@ from turbine.capture.index_checks import check_indices
 from turbine.capture.layout import Order, hand_over_in_memory_order, hint, inverse
 from turbine.capture.partition import Part, is_compute
 from turbine.capture.program import Region
+from turbine.capture.reshapes import rewrite_reshapes
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled, Pending
+from turbine.dynamo import remembering
 from turbine.dynamo.counting import add
 from turbine.lower.importer import lower
 from turbine.mlir import context as mlir_context
@@ -29,9 +32,13 @@ from turbine.runtime import device
 from turbine.runtime.executable import Executable, aligned
 from turbine.runtime.tensor_calling import Slot, TensorCall
 
+log = logging.getLogger(__name__)
+
 Call = Callable[[Sequence[Any]], Sequence[Any]]
 # Asked for something to call when the part does not compile.
 Instead = Callable[[errors.TurbineError], Call]
+# Calls that fail in compiled code, and not in PyTorch, before no more are tried.
+_PATIENCE = 3
 
 
 class PartModule(torch.nn.Module):
@@ -48,6 +55,7 @@ class PartModule(torch.nn.Module):
         self._fixed = fixed
         self._instead = instead
         self._call: Call | None = None
+        self._rescues = 0
         self._settling = threading.RLock()
         self._pending: Pending | errors.TurbineError = self._begin()
 
@@ -55,11 +63,19 @@ class PartModule(torch.nn.Module):
         call = self._call or self.settle()
         try:
             return call(args)
-        except (errors.RunError, errors.ArgumentError):
+        except (errors.RunError, errors.ArgumentError) as error:
             # PyTorch gives the answer, or its own error.
-            add(rescued_calls=1)
             results: Sequence[Any] = self.eager(*args)
+            self._rescued(error)
             return results
+
+    def _rescued(self, error: errors.TurbineError) -> None:
+        """PyTorch could do what compiled code could not: after some such calls it does them all."""
+        add(rescued_calls=1)
+        self._rescues += 1
+        if self._rescues == _PATIENCE:
+            log.warning("a part runs in PyTorch from now on: %s", error)
+            self._call = lambda args: self.eager(*args)
 
     def settle(self) -> Call:
         """Wait until there is something to call."""
@@ -69,6 +85,12 @@ class PartModule(torch.nn.Module):
         return self._call
 
     def _begin(self) -> Pending | errors.TurbineError:
+        try:
+            return self._lowered()
+        except Exception as error:
+            return _surprise(error)
+
+    def _lowered(self) -> Pending | errors.TurbineError:
         graph, self._inputs, self._results = _with_slots(self.eager, self._fixed)
         placeholders = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
         (output,) = (node for node in graph.graph.nodes if node.op == "output")
@@ -78,22 +100,32 @@ class PartModule(torch.nn.Module):
             mlir_context.verify(module)
         except (errors.UnsupportedOp, errors.CompileError) as error:
             return error
+        fingerprint = mlir_context.fingerprint(module)
+        self._name = remembering.part_name(fingerprint, self.eager.graph)
+        failure = remembering.part_failure(self._name)
+        if failure is not None:
+            return failure
         return pipeline.begin_ir(
             mlir_context.to_bytecode(module),
             targets.parse(config.current().target),
-            fingerprint=mlir_context.fingerprint(module),
+            fingerprint=fingerprint,
         )
 
     def _finish(self) -> Call:
+        if isinstance(self._pending, errors.TurbineError):
+            return self._instead(self._pending)
         try:
-            if isinstance(self._pending, errors.TurbineError):
-                raise self._pending
             compiled = self._pending.result(self._measure)
-        except (errors.UnsupportedOp, errors.CompileError) as error:
+            call = self._loaded(compiled)
+        except errors.CompileError as error:
+            if remembering.is_lasting(error):
+                remembering.remember_part(self._name, error)
             return self._instead(error)
+        except Exception as error:
+            return self._instead(_surprise(error))
         self.compiled = compiled
         add(parts=1, ops_compiled=self.ops.total(), cache_hits=compiled.cached)
-        return self._loaded(compiled)
+        return call
 
     def _loaded(self, compiled: Compiled) -> TensorCall:
         executable = Executable(aligned(compiled.data), self.driver, list)
@@ -115,6 +147,14 @@ class PartModule(torch.nn.Module):
 _MEASURED_CALLS = 9
 
 
+def _surprise(error: Exception) -> errors.TurbineError:
+    """A fault of ours: the user's program runs on, in PyTorch, and the log tells."""
+    if isinstance(error, (errors.ConfigError, errors.UnknownTarget)):
+        raise error
+    log.warning("a part runs in PyTorch because of a fault in turbine", exc_info=error)
+    return errors.TurbineError(f"{type(error).__name__}: {error}")
+
+
 def _location(node: fx.Node) -> str:
     return f"%{node.name}"
 
@@ -133,6 +173,7 @@ def _with_slots(
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
     check_indices(graph, [node.name for node in placeholders])
+    rewrite_reshapes(graph)
     names = [node.name for node in placeholders]
     taken, given = hand_over_in_memory_order(graph)
     inputs = [
@@ -150,7 +191,9 @@ def _slot(node: fx.Node, order: Order, fixed: bool = False) -> Slot:
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         return Slot(None)
-    return Slot(dtypes.of_torch(value.dtype), order, fixed)
+    # A weight of another size could begin at the same address.
+    static = all(isinstance(size, int) for size in value.shape)
+    return Slot(dtypes.of_torch(value.dtype), order, fixed and static)
 
 
 def _driver(mflop: float) -> str:

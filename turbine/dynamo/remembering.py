@@ -1,4 +1,7 @@
-"""Remember on disk which ops the compiler refused, with which types, for this version of it."""
+"""Remember on disk what the compiler refused: ops with their types, and whole parts.
+
+For this version of it alone.
+"""
 
 from __future__ import annotations
 
@@ -8,42 +11,78 @@ from typing import Any
 import torch
 from torch import fx
 
-from turbine import config, target
+from turbine import config, errors, target
 from turbine.compiler import cache, session
 from turbine.version import __version__
 
 
 def refusal(node: fx.Node) -> str | None:
     """Why the compiler refused an op like this one, if it did."""
-    knobs = config.current()
-    return _read(key(node), str(knobs.cache_dir)) if knobs.cache else _here.get(key(node))
+    facts = _read(key(node))
+    return None if facts is None else str(facts["reason"])
 
 
 def remember(node: fx.Node, reason: str) -> None:
     """Do not ask the compiler for an op like this one again."""
-    _here[key(node)] = reason
-    if config.current().cache:
-        cache.write(
-            key(node), cache.Entry(b"", {"what": f"refused {node.target}", "reason": reason})
-        )
-        _read.cache_clear()
+    _write(key(node), {"what": f"refused {node.target}", "reason": reason})
+
+
+def part_name(fingerprint: str, graph: fx.Graph) -> str:
+    """What a part is known by: its code, and the names by which a failure blames a node."""
+    return cache.key_of([*_versions(), fingerprint, *(node.name for node in graph.nodes)])
+
+
+def part_failure(name: str) -> errors.CompileError | None:
+    """How compiling this very part failed, if it did."""
+    facts = _read(name)
+    return None if facts is None else errors.CompileError(facts["reason"], where=facts["where"])
+
+
+def remember_part(name: str, error: errors.CompileError) -> None:
+    """Do not ask the compiler for this very part again."""
+    _write(name, {"what": "refused part", "reason": error.fact, "where": error.where})
+
+
+def is_lasting(error: errors.TurbineError) -> bool:
+    """Whether the compiler would fail again, with more time and more memory too."""
+    if isinstance(error, errors.CompilerCrash):
+        return not config.current().compile_memory_mb and "SIGKILL" not in error.fact
+    lasting = (errors.UnsupportedOp, errors.CompileError)
+    return isinstance(error, lasting) and not isinstance(error, errors.CompileTimeout)
 
 
 # For those who keep nothing on disk.
-_here: dict[str, str] = {}
+_here: dict[str, dict[str, Any]] = {}
+
+
+def _write(name: str, facts: dict[str, Any]) -> None:
+    _here[name] = facts
+    if config.current().cache:
+        cache.write(name, cache.Entry(b"", facts))
+        _read_file.cache_clear()
+
+
+def _read(name: str) -> dict[str, Any] | None:
+    knobs = config.current()
+    return _read_file(name, str(knobs.cache_dir)) if knobs.cache else _here.get(name)
 
 
 @lru_cache(maxsize=10_000)
-def _read(key: str, folder: str) -> str | None:
-    entry = cache.read(key)
-    return None if entry is None else str(entry.facts["reason"])
+def _read_file(name: str, folder: str) -> dict[str, Any] | None:
+    entry = cache.read(name)
+    return None if entry is None else entry.facts
+
+
+def _versions() -> list[str]:
+    knobs = config.current()
+    versions = ["refused", session.version(), __version__, target.host_architecture()]
+    return [*versions, knobs.target, knobs.strategy]
 
 
 def key(node: fx.Node) -> str:
     """What stands for an op with these types and options, under this version of the compiler."""
     arguments = fx.map_arg((node.args, node.kwargs), lambda n: _typed(n.meta.get("val")))
-    versions = ("refused", session.version(), __version__, target.host_architecture())
-    return cache.key_of([*versions, config.current().target, str(node.target), repr(arguments)])
+    return cache.key_of([*_versions(), str(node.target), repr(arguments)])
 
 
 class _Typed(str):

@@ -12,6 +12,7 @@ from typing import Any
 
 import iree.runtime as iree
 from torch import Tensor
+from torch._C import _AutoDispatchBelowADInplaceOrView
 
 from turbine import errors
 from turbine.dtypes import Dtype
@@ -64,7 +65,7 @@ class TensorCall:
         values = _made_own(values, shared)
         for index, slot in enumerate(self.results):
             if slot.order is not None:
-                values[index] = values[index].permute(slot.order)
+                values[index] = _permuted(values[index], slot.order)
         return values
 
     def _view_in_place(self, device: Any, index: int, argument: Tensor, shared: list[Span]) -> Any:
@@ -80,6 +81,12 @@ class TensorCall:
                 self.known[index] = known
         shared += known[2]
         return known[1]
+
+
+def _permuted(value: Tensor, order: tuple[int, ...]) -> Tensor:
+    # Below autograd, or the result would pass for a view, which may not be written to.
+    with _AutoDispatchBelowADInplaceOrView():
+        return value.permute(order)
 
 
 def _view(device: Any, slot: Slot, argument: Tensor, shared: list[Span]) -> Any:

@@ -1,4 +1,4 @@
-"""Embedding bags: look up rows, then reduce each bag by a product with its membership matrix."""
+"""Embeddings: bags as products with a membership matrix, and the gradients of tables."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 _SUM, _MEAN, _MAX = range(3)
@@ -100,9 +101,20 @@ def per_sample_weights_backward(
     return torch.where(indices != padding_idx, products, 0.0)
 
 
+def embedding_dense_backward(
+    grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Tensor:
+    """Gradient of the table. Indices in a row: of two dynamic axes the compiler confuses one."""
+    rows = grad.reshape(-1, grad.shape[-1])
+    rule = decomposition_table[aten.embedding_dense_backward.default]
+    table: Tensor = rule(rows, indices.reshape(-1), num_weights, padding_idx, scale_grad_by_freq)
+    return table
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten._embedding_bag.default: embedding_bag,
     aten._embedding_bag_forward_only.default: embedding_bag,
+    aten.embedding_dense_backward.default: embedding_dense_backward,
     aten._embedding_bag_backward.default: embedding_bag_backward,
     aten._embedding_bag_per_sample_weights_backward.default: per_sample_weights_backward,
 }

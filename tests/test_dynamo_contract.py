@@ -1,0 +1,361 @@
+"""Compiled functions leave behind what eager ones do: values, strides, aliases, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+from torch import Tensor
+
+from tests.compiled import Make, agrees, compiled, outcome, same
+
+pytestmark = [
+    # Dynamo asks tensors that are not leaves for their gradients,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+    # and tells of autograd functions that it makes itself.
+    pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated"),
+]
+
+
+def grad(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A leaf that wants its gradient."""
+    return torch.randn(sizes, dtype=dtype).requires_grad_()
+
+
+def plain(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(sizes, dtype=dtype)
+
+
+def halves(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Two overlapping views of one tensor."""
+    return tensor[:3], tensor[1:]
+
+
+MUTATIONS: dict[str, tuple[Any, Make]] = {
+    "data": (lambda x: x.mul_(2) + 1, lambda: (plain(3, 4),)),
+    "data of a leaf's copy": (lambda x: x.clone().mul_(2), lambda: (grad(3, 4),)),
+    "data of a non-leaf": (lambda x: x.mul_(2) * 3, lambda: (grad(3, 4) * 1,)),
+    "under no_grad": (lambda x: _set_quietly(x), lambda: (grad(3, 4),)),
+    "metadata": (lambda x: x.t_() + 1, lambda: (plain(3, 4),)),
+    "metadata of a non-leaf": (lambda x: x.transpose_(0, 1) * 2, lambda: (grad(3, 4) * 1,)),
+    "data and metadata": (lambda x: x.t_().mul_(2) + 1, lambda: (plain(3, 4),)),
+    "one of two": (lambda x, y: (x.add_(y), y * 2), lambda: (plain(3), grad(3))),
+    "both halves of one tensor": (lambda x, y: x.mul_(2) + y, lambda: halves(plain(4))),
+    "halves of one non-leaf": (lambda x, y: x.mul_(2) + y, lambda: halves(grad(4) * 1)),
+    "the same tensor twice": (lambda x, y: x.mul_(2) + y, lambda: (plain(4),) * 2),
+    "a view of an input": (lambda x: x[1].add_(5), lambda: (plain(3, 4),)),
+    "a strided input": (lambda x: x.add_(1).sum(), lambda: (plain(4, 6)[:, ::2],)),
+    "copy_ from another": (lambda x, y: (x.copy_(y * 2), None)[1], lambda: (plain(3), plain(3))),
+    "set to zero": (lambda x: (x.zero_(), 3)[1], lambda: (plain(3),)),
+    "integers": (lambda x: x.add_(1), lambda: (torch.arange(5),)),
+    "after it was read": (lambda x: (x * 2, x.add_(1), x * 3), lambda: (plain(5),)),
+}
+
+
+def _set_quietly(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.mul_(2)
+    return x * 3
+
+
+@pytest.mark.parametrize("case", MUTATIONS)
+def test_mutation_of_inputs(case: str) -> None:
+    agrees(*MUTATIONS[case], ops=0)
+
+
+ALIASES: dict[str, tuple[Any, Make]] = {
+    "an input": (lambda x: (x, x + 1), lambda: (plain(3),)),
+    "an input that needs a gradient": (lambda x: (x, x * 2), lambda: (grad(3),)),
+    "a view of an input": (lambda x: (x.t(), x * 2), lambda: (grad(3, 4),)),
+    "one result twice": (lambda x: (y := x * 2, y), lambda: (grad(3),)),
+    "a view of a result": (lambda x: (y := x * 2, y.view(-1)), lambda: (grad(3, 4),)),
+    "two views of an intermediate": (
+        lambda x: ((y := x * 2)[0], y[1:].t()),
+        lambda: (grad(3, 4),),
+    ),
+    "an expanded result": (lambda x: (x * 2).expand(3, 4), lambda: (grad(4),)),
+    "a slice of an intermediate": (lambda x: (x * 2)[:, 1:3], lambda: (grad(3, 4),)),
+    "a result detached": (lambda x: (y := x * 2, y.detach()), lambda: (grad(3),)),
+}
+
+
+@pytest.mark.parametrize("case", ALIASES)
+def test_results_that_alias(case: str) -> None:
+    agrees(*ALIASES[case])
+
+
+@pytest.mark.parametrize("case", ["an input", "a view of an input", "a view of a result"])
+def test_a_result_that_aliases_can_be_written_to(case: str) -> None:
+    def write(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: Tensor) -> Any:
+            results = function(x)
+            with torch.no_grad():
+                results[0].mul_(10)
+            return results
+
+        return call
+
+    function, _ = ALIASES[case]
+    make = lambda: (plain(3, 4) if case == "a view of a result" else plain(3, 3),)  # noqa: E731
+    same(outcome(write(compiled(function)), make), outcome(write(function), make))
+
+
+LAYOUTS: dict[str, tuple[Any, Make]] = {
+    "a transposed input": (lambda x: x * 2, lambda: (grad(3, 4).t(),)),
+    "a strided input": (lambda x: x * 2 + 1, lambda: (plain(4, 6)[:, ::2],)),
+    "an input with an offset": (lambda x: x * 2, lambda: (plain(5, 4)[1:],)),
+    "an expanded input": (lambda x: x * 2, lambda: (plain(4).expand(3, 4),)),
+    "channels last": (
+        lambda x: x * 2,
+        lambda: (plain(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_(),),
+    ),
+    "channels last with one channel": (
+        lambda x: x + 1,
+        lambda: (plain(2, 1, 4, 5).to(memory_format=torch.channels_last),),
+    ),
+    "channels last, reduced": (
+        lambda x: x.sum(dim=(2, 3), keepdim=True),
+        lambda: (plain(2, 3, 4, 5).to(memory_format=torch.channels_last),),
+    ),
+    "made channels last": (
+        lambda x: (x * 2).contiguous(memory_format=torch.channels_last),
+        lambda: (grad(2, 3, 4, 5),),
+    ),
+    "two layouts together": (lambda x, y: x + y, lambda: (plain(3, 4), plain(4, 3).t())),
+    "a transposed result": (lambda x: (x * 2).t(), lambda: (grad(3, 4),)),
+    "a permuted matrix product": (
+        lambda x, y: torch.matmul(x.transpose(1, 2), y),
+        lambda: (grad(2, 3, 4), grad(2, 3, 5)),
+    ),
+    "an unfolded input": (lambda x: x.unfold(0, 3, 1) * 2, lambda: (plain(6),)),
+    "a flipped, strided input": (lambda x: x.flip(0) * 2, lambda: (plain(6, 4)[:, 1:3],)),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_layouts(case: str) -> None:
+    agrees(*LAYOUTS[case])
+
+
+class TwiceUsed(torch.nn.Module):
+    """One parameter in two places, one that is never used, one that is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = torch.nn.Parameter(torch.randn(3, 3))
+        self.unused = torch.nn.Parameter(torch.randn(3))
+        self.frozen = torch.nn.Parameter(torch.randn(3), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.twice + self.frozen) @ self.twice.t()
+
+
+GRADIENTS: dict[str, tuple[Any, Make]] = {
+    "an input that needs none": (lambda x, y: x * y, lambda: (grad(3), plain(3))),
+    "of the second input only": (lambda x, y, z: x * y + z, lambda: (plain(3), grad(3), plain(3))),
+    "an unused input": (lambda x, y: x * 2, lambda: (grad(3), grad(3))),
+    "the same input twice": (lambda x, y: x * y, lambda: (grad(3),) * 2),
+    "a parameter in two places": (TwiceUsed(), lambda: (grad(2, 3),)),
+    "a result that needs none": (lambda x: (x * 2, x > 0), lambda: (grad(3),)),
+    "a result detached inside": (lambda x: (x * 2, x.detach() * 3), lambda: (grad(3),)),
+    "integers beside floats": (lambda x, i: x[i] * 2, lambda: (grad(4), torch.tensor([2, 0, 2]))),
+    "results int and None": (lambda x: (x * 2, 3, None, x.shape[0], "a"), lambda: (grad(3),)),
+    "nested arguments": (
+        lambda d: {"sum": d["a"] + d["b"][0]},
+        lambda: ({"a": grad(3), "b": [plain(3)]},),
+    ),
+    "a dimensionless result": (lambda x: (x * x).sum(), lambda: (grad(3),)),
+    "a dimensionless input": (lambda x, y: x * y, lambda: (grad(), grad(3))),
+    "no elements": (lambda x: x * 2 + 1, lambda: (grad(0, 3),)),
+}
+
+
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_gradients(case: str) -> None:
+    agrees(*GRADIENTS[case])
+
+
+DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8]
+DTYPES += [torch.uint8, torch.bool, torch.complex64, torch.complex128]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dtypes(dtype: torch.dtype) -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.where(x == y, x, y * y), x.to(
+            torch.float32 if dtype.is_floating_point else dtype
+        )
+
+    def make() -> tuple[Tensor, Tensor]:
+        x = (torch.randn(2, 5) * 3).to(dtype)
+        return x, x.roll(1).contiguous()
+
+    agrees(function, make, ops=0 if dtype.is_complex else 2)
+
+
+def test_a_function_without_tensors_in_its_result() -> None:
+    agrees(lambda x: (x.shape[0], None, "name", 2.5), lambda: (plain(3),), ops=0)
+
+
+def test_no_grad_inside_and_outside() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            y = x * 2
+        return y, x * 2
+
+    agrees(function, lambda: (grad(3),))
+    with torch.no_grad():
+        agrees(function, lambda: (grad(3),))
+
+
+def test_inference_mode() -> None:
+    with torch.inference_mode():
+        agrees(lambda x: (x * 2, (x * 2).t()), lambda: (plain(3, 4),))
+
+
+def test_inference_tensors_as_inputs_outside_of_inference_mode() -> None:
+    with torch.inference_mode():
+        x = plain(3)
+    agrees(lambda x: x * 2, lambda: (x,))
+
+
+def test_autocast() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+
+    def function(x: Tensor) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(x)
+
+    agrees(function, lambda: (grad(2, 4),), tolerance=1e-2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        agrees(model, lambda: (grad(2, 4),), tolerance=1e-2)
+
+
+class Doubled(torch.autograd.Function):
+    """A gradient that is not the derivative, so that one sees which was used."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 7
+
+
+def test_custom_autograd_functions() -> None:
+    apply: Any = Doubled.apply
+    agrees(lambda x: apply(x) * 2, lambda: (grad(3),))
+
+
+def test_higher_derivatives_are_refused_by_pytorch_itself() -> None:
+    x = grad(3)
+    (first,) = torch.autograd.grad(compiled(lambda x: x * x * x)(x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.autograd.grad(first.sum(), x)
+
+
+def test_hooks_on_parameters_and_results_run() -> None:
+    seen: list[Tensor] = []
+    x = grad(3)
+    x.register_hook(seen.append)
+    result = compiled(lambda x: x * 2)(x)
+    result.register_hook(lambda gradient: gradient * 3)
+    result.sum().backward()
+    assert torch.equal(seen[0], torch.full((3,), 6.0))
+
+
+def test_gradients_accumulate_over_calls() -> None:
+    x = grad(3)
+    double = compiled(lambda x: x * 2)
+    double(x).sum().backward()
+    double(x).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full((3,), 4.0))
+
+
+def test_a_graph_kept_can_be_gone_through_twice() -> None:
+    x = grad(3)
+    result = compiled(lambda x: (x * x).sum())(x)
+    result.backward(retain_graph=True)
+    result.backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, 4 * x.detach())
+
+
+@torch.library.custom_op("turbine_tests::shifted", mutates_args=())
+def shifted(x: Tensor) -> Tensor:
+    return x + 100
+
+
+@shifted.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("turbine_tests::shift", mutates_args={"x"})
+def shift(x: Tensor) -> None:
+    x += 100
+
+
+def test_custom_ops_run_in_pytorch() -> None:
+    (graph,) = agrees(lambda x: shifted(x * 2 * x + 1) * 2 * x + 1, lambda: (plain(3),), ops=6)
+    assert [op.op for op in graph.left] == ["turbine_tests.shifted.default"]
+
+
+def test_custom_ops_that_write_to_their_argument() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        before = x * 2
+        y = x * 3
+        shift(y)
+        shift(x)
+        return before, y + x
+
+    agrees(function, lambda: (plain(3),), ops=0)
+
+
+def test_effects_happen_in_order(capfd: pytest.CaptureFixture[str]) -> None:
+    def function(x: Tensor) -> Tensor:
+        torch.ops.aten._print("before")
+        y = x * 2 * x + 1
+        torch.ops.aten._print("between")
+        z = y * 2 * y + 1
+        torch.ops.aten._print("after")
+        return z
+
+    agrees(function, lambda: (plain(3),))
+    assert capfd.readouterr().out.split() == ["before", "between", "after"] * 2
+
+
+def test_tensors_made_inside() -> None:
+    agrees(lambda x: (x * torch.tensor(3.0), torch.tensor([1, 2])), lambda: (grad(3),))
+
+
+def test_control_flow_on_values() -> None:
+    def function(x: Tensor) -> Any:
+        y = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
+        return y * y * 2 + 1
+
+    def looped(x: Tensor) -> Any:
+        _, y = torch._higher_order_ops.while_loop(
+            lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x)
+        )
+        return y * y * 2 + 1
+
+    agrees(function, lambda: (torch.ones(3),), ops=0)
+    agrees(function, lambda: (-torch.ones(3),), ops=0)
+    agrees(looped, lambda: (plain(3),), ops=0)
+
+
+def test_checkpointed_functions() -> None:
+    def function(x: Tensor) -> Tensor:
+        inner = torch.utils.checkpoint.checkpoint(
+            lambda x: torch.relu(x * 2) * x, x, use_reentrant=False
+        )
+        assert isinstance(inner, Tensor)
+        return inner * 2
+
+    agrees(function, lambda: (grad(3),))

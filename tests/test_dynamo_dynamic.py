@@ -1,0 +1,137 @@
+"""One compiled function serves many sizes, and is right for each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import turbine
+from tests.compiled import compiled, outcome, same
+from turbine.dynamo import records
+
+Shape = tuple[int, ...]
+
+
+def serves(
+    function: Any, shapes: Sequence[Shape], *, needs_grad: bool = True, **options: Any
+) -> int:
+    """Check the function on inputs of these shapes; gives how many graphs were compiled."""
+    call = compiled(function, **options)
+    rescued = turbine.counters()["rescued_calls"]
+    with records.listening() as heard:
+        for shape in shapes:
+            make = _maker(shape, needs_grad)
+            same(outcome(function, make, call), outcome(function, make), 1e-5)
+    assert turbine.counters()["rescued_calls"] == rescued
+    assert all(part.compiled is not None for graph in heard for part in graph.parts)
+    return len(heard)
+
+
+def _maker(shape: Shape, needs_grad: bool) -> Callable[[], tuple[Tensor]]:
+    return lambda: (torch.randn(shape, requires_grad=needs_grad),)
+
+
+def small(x: Tensor) -> Tensor:
+    return torch.relu(x) * 2 + x
+
+
+def test_dynamic_from_the_start_compiles_once_for_all_batches() -> None:
+    assert serves(small, [(4, 3), (7, 3), (2, 3), (33, 3)], dynamic=True) == 2
+
+
+def test_the_second_shape_makes_a_size_dynamic() -> None:
+    # The first size as it is, then every other one; forward and backward each time.
+    assert serves(small, [(4, 3), (7, 3), (2, 3), (33, 3)]) == 4
+
+
+def test_a_size_marked_dynamic_compiles_once() -> None:
+    call = compiled(small)
+    with records.listening() as heard:
+        for size in (4, 7, 2):
+            x = torch.randn(size, 3)
+            torch._dynamo.mark_dynamic(x, 0)
+            same(call(x), small(x))
+    assert len(heard) == 1
+
+
+def test_sizes_zero_and_one() -> None:
+    serves(small, [(4, 3), (1, 3), (0, 3)], dynamic=True)
+
+
+def test_two_dynamic_sizes_and_the_results_of_arithmetic_on_them() -> None:
+    def function(x: Tensor) -> Any:
+        mixed = torch.softmax(x @ x.transpose(1, 2), -1) @ x
+        return mixed, x.shape[0] * 2 + x.shape[1], mixed.mean(0) / x.shape[0]
+
+    assert serves(function, [(2, 3, 4), (3, 5, 4), (5, 2, 4)], dynamic=True) == 2
+
+
+def test_ints_as_arguments_become_dynamic() -> None:
+    def function(x: Tensor, count: int) -> Tensor:
+        return x[:count] * count + 1
+
+    call = compiled(function)
+    x = torch.arange(24.0).view(8, 3)
+    with records.listening() as heard:
+        for count in (2, 3, 5, 8, 7):
+            same(call(x, count), function(x, count))
+    assert len(heard) <= 3
+
+
+def test_channels_last_images_of_many_sizes() -> None:
+    call = compiled(small, dynamic=True)
+    for size in (5, 6, 9):
+        x = torch.randn(2, 3, size, 4).to(memory_format=torch.channels_last)
+        same(call(x), small(x))
+
+
+# The axes before, and those after, each of them as a function of the shape before.
+RESHAPES: dict[str, tuple[Callable[[Any], Any], Shape, Shape]] = {
+    "more rows": (lambda s: (-1, 2), (3, 4), (5, 4)),
+    "fewer rows": (lambda s: (-1, 8), (4, 4), (6, 4)),
+    "rows for columns": (lambda s: (s[1], s[0]), (3, 4), (5, 7)),
+    "merge": (lambda s: (-1, s[2]), (2, 4, 3), (5, 4, 7)),
+    "merge all": (lambda s: (-1,), (3, 4), (5, 7)),
+    "split the last": (lambda s: (s[0], 2, -1), (2, 6), (5, 14)),
+    "split the first": (lambda s: (-1, 2, s[1]), (6, 3), (14, 5)),
+    "merge and split": (lambda s: (s[0] * 2, -1), (2, 4, 3), (5, 4, 7)),
+    "between two": (lambda s: (s[0], s[1] * 2, 2), (2, 3, 4), (5, 7, 4)),
+    "only known axes": (lambda s: (s[0], 6, 2), (2, 3, 4), (5, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("case", RESHAPES)
+def test_reshapes_of_dynamic_sizes(case: str) -> None:
+    after, *shapes = RESHAPES[case]
+
+    def function(x: Tensor) -> Tensor:
+        return (x * 2).view(after(x.shape)) + 1
+
+    serves(function, shapes, needs_grad=False, dynamic=True)
+
+
+def test_embeddings_train_with_dynamic_batches() -> None:
+    table = torch.nn.Embedding(10, 4)
+    call = compiled(table, dynamic=True)
+    rescued = turbine.counters()["rescued_calls"]
+    for batch in (4, 5):
+        make = lambda batch=batch: (torch.randint(10, (batch, 3)),)  # noqa: E731
+        same(outcome(table, make, call), outcome(table, make))
+    assert turbine.counters()["rescued_calls"] == rescued
+
+
+def test_a_size_that_depends_on_values() -> None:
+    def function(x: Tensor) -> Tensor:
+        chosen = x[x > 0]
+        return chosen * 2 * chosen + 1
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        call = compiled(function)
+        for size in (5, 8):
+            x = torch.randn(size)
+            same(call(x), function(x))
+        same(call(-torch.ones(5)), function(-torch.ones(5)))

@@ -1,0 +1,108 @@
+"""`turbine.explain` says what became of a function, and `turbine.counters` adds it up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+import turbine
+from turbine.dynamo.explaining import Report
+from turbine.dynamo.graphs import _place
+
+
+def mixed(x: Tensor) -> Tensor:
+    y = x * 2 * x + 1
+    y = torch.sort(y)[0]  # has no lowering
+    return y * 2 * y + 1
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    return turbine.explain(mixed, torch.randn(5, requires_grad=True))
+
+
+def test_forward_and_backward_are_graphs(report: Report) -> None:
+    assert [graph.kind for graph in report.graphs] == ["forward", "backward"]
+
+
+def test_ops_left_have_a_reason_and_the_users_line(report: Report) -> None:
+    (left,) = (op for op in report.graphs[0].left if op.op == "aten.sort.default")
+    line = (
+        Path(__file__).read_text().splitlines().index("    y = torch.sort(y)[0]  # has no lowering")
+    )
+    assert left.where is not None
+    assert left.where.endswith(f"test_explain.py:{line + 1}")
+    assert left.reason
+
+
+def test_ops_of_backward_graphs_point_at_the_forward_line(report: Report) -> None:
+    for op in report.graphs[1].left:
+        assert op.where is not None
+        assert "test_explain.py" in op.where
+
+
+def test_parts_say_how_and_how_long(report: Report) -> None:
+    first, second = report.graphs[0].parts
+    assert first.ops == {"aten.mul.Tensor": 2, "aten.add.Tensor": 1}
+    assert first.strategy != ""
+    assert first.seconds > 0
+    assert first.mflop == pytest.approx(15e-6)
+    assert second.megabytes >= 40e-6
+    assert report.graphs[0].ops_compiled == 6
+
+
+def test_the_text_tells_all_of_it(report: Report) -> None:
+    text = str(report)
+    for word in (
+        "2 graphs",
+        "forward",
+        "backward",
+        "sort",
+        "test_explain.py",
+        "tiled",
+        " s",
+        "MFLOP",
+    ):
+        assert word in text
+
+
+def test_a_second_time_comes_from_the_cache(report: Report) -> None:
+    before = turbine.counters()
+    again = turbine.explain(mixed, torch.randn(5, requires_grad=True))
+    after = turbine.counters()
+    assert all(part.cached for graph in again.graphs for part in graph.parts)
+    assert "(cached)" in str(again)
+    assert after["cache_hits"] - before["cache_hits"] == sum(len(g.parts) for g in again.graphs)
+    assert after["graphs"] - before["graphs"] == 2
+    assert after["ops_compiled"] - before["ops_compiled"] == again.ops_compiled
+    assert after["ops_in_pytorch"] - before["ops_in_pytorch"] == len(again.left)
+
+
+def test_graph_breaks_are_told() -> None:
+    def broken(x: Tensor) -> Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    report = turbine.explain(broken, torch.ones(3))
+    assert len(report.graphs) == 2
+    assert sum(report.breaks.values()) == 1
+
+
+def test_a_compiled_model_is_explained_as_the_model_itself() -> None:
+    model = torch.nn.Linear(3, 3).eval()
+    report = turbine.explain(torch.compile(model, backend="turbine"), torch.ones(2, 3))
+    assert report.left == ()
+
+
+def test_what_autograd_adds_has_the_line_of_its_neighbour() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    known = graph.call_function(torch.ops.aten.relu.default, (x,))
+    known.meta["stack_trace"] = f'  File "{__file__}", line 7, in forward\n    x.relu()\n'
+    added = graph.call_function(torch.ops.aten.add.Tensor, (x, known))
+    assert (_place(added) or "").endswith("test_explain.py:7")
+    assert _place(fx.Graph().placeholder("alone")) is None

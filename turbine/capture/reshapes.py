@@ -1,0 +1,138 @@
+"""Rewrite reshapes of dynamic sizes into those the compiler gets right.
+
+It takes a size of -1 for a number, and an axis of unknown size for the same axis after the
+reshape: [n, 4] as [-1, 2] reads outside its memory. So every size is computed, and a reshape
+that merges and splits axes is done in two.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+_RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+Size = int | fx.Node
+
+
+def rewrite_reshapes(graph: fx.Graph) -> None:
+    """Rewrite those in a graph, in place."""
+    for node in list(graph.nodes):
+        if node.target in _RESHAPES and _is_dynamic(node):
+            with graph.inserting_before(node):
+                _name_every_size(graph, node)
+                _merge_first(graph, node)
+
+
+def _is_dynamic(node: fx.Node) -> bool:
+    sizes = (*_shape(node.args[0]), *_shape(node))
+    return not all(isinstance(size, int) for size in sizes)
+
+
+def _shape(node: Any) -> Any:
+    return node.meta["val"].shape
+
+
+def _name_every_size(graph: fx.Graph, node: fx.Node) -> None:
+    """Put what is meant where -1 is asked for."""
+    source: Any
+    wanted: Any
+    source, wanted = node.args
+    if -1 in wanted:
+        left_out = wanted.index(-1)
+        size = _shape(node)[left_out]
+        if not isinstance(size, int):
+            size = _quotient(graph, _sizes(graph, source), _without(wanted, left_out))
+        wanted = [*wanted[:left_out], size, *wanted[left_out + 1 :]]
+    node.args = (source, wanted)
+    node.meta = _facts(node, wanted)
+
+
+def _facts(node: fx.Node, sizes: Sequence[Size]) -> dict[str, Any]:
+    """What is known of a node that gives these sizes; torch may have lost sight of a number."""
+    facts = {**node.meta, "val": node.meta["val"].new_empty(list(map(_value, sizes)))}
+    facts.pop("tensor_meta", None)
+    return facts
+
+
+def _quotient(graph: fx.Graph, sizes: list[Size], divisors: list[Size]) -> Size:
+    """The product of sizes over that of divisors; what is in both is in neither."""
+    over: list[Size] = []
+    for divisor in divisors:
+        same = [i for i, size in enumerate(sizes) if _expression(size) == _expression(divisor)]
+        if same:
+            sizes = _without(sizes, same[0])
+        else:
+            over.append(divisor)
+    product, by = _product(graph, sizes), _product(graph, over)
+    return product if by == 1 else _emit(graph, operator.floordiv, product, by)
+
+
+def _merge_first(graph: fx.Graph, node: fx.Node) -> None:
+    """Where several axes become several others, make one of them and then the others."""
+    source: Any
+    wanted: Any
+    source, wanted = node.args
+    before, after = _shape(source), _shape(node)
+    first = _count_same(before, after)
+    last = _count_same(before[first:][::-1], after[first:][::-1])
+    if min(len(before), len(after)) - first - last < 2:
+        return
+    end = len(after) - last
+    sizes = [*wanted[:first], _product(graph, wanted[first:end]), *wanted[end:]]
+    target: Any = node.target
+    merged = graph.call_function(target, (source, sizes))
+    merged.meta = _facts(node, sizes)
+    node.replace_input_with(source, merged)
+
+
+def _count_same(before: Sequence[Any], after: Sequence[Any]) -> int:
+    """How many sizes are the same from the start on."""
+    count = 0
+    for one, other in zip(before, after, strict=False):
+        if _expression(one) != _expression(other):
+            break
+        count += 1
+    return count
+
+
+def _expression(size: Any) -> Any:
+    # Comparing symbols would restrict the graph to sizes for which the answer holds.
+    value = _value(size)
+    return value if isinstance(value, int) else value.node.expr
+
+
+def _sizes(graph: fx.Graph, source: fx.Node) -> list[Size]:
+    return [
+        size if isinstance(size, int) else _emit(graph, aten.sym_size.int, source, axis)
+        for axis, size in enumerate(_shape(source))
+    ]
+
+
+def _product(graph: fx.Graph, sizes: Sequence[Size]) -> Size:
+    known = reduce(operator.mul, (size for size in sizes if isinstance(size, int)), 1)
+    unknown = [size for size in sizes if isinstance(size, fx.Node)]
+    factors: list[Size] = [*unknown, known] if known != 1 or not unknown else [*unknown]
+    product = factors[0]
+    for factor in factors[1:]:
+        product = _emit(graph, operator.mul, product, factor)
+    return product
+
+
+def _emit(graph: fx.Graph, target: Callable[..., Any], left: Any, right: Any) -> Size:
+    node = graph.call_function(target, (left, right))
+    node.meta["val"] = target(_value(left), _value(right))
+    return node
+
+
+def _value(size: Any) -> Any:
+    return size.meta["val"] if isinstance(size, fx.Node) else size
+
+
+def _without(sizes: Sequence[Size], index: int) -> list[Size]:
+    return [*sizes[:index], *sizes[index + 1 :]]
