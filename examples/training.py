@@ -1,7 +1,7 @@
 """The training loop of the examples: torch.compile, a progress bar and TensorBoard.
 
-    python examples/train_lenet.py --steps 300 --log runs/lenet
-    tensorboard --logdir runs
+python examples/train_lenet.py --steps 300 --log runs/lenet
+tensorboard --logdir runs
 """
 
 from __future__ import annotations

@@ -128,7 +128,9 @@ def next_token(model: nn.Module, ids: Tensor, following: Tensor) -> Tensor:
     return F.cross_entropy(model(ids).flatten(0, 1), following.flatten())
 
 
-def click_loss(model: nn.Module, dense: Tensor, clicks: Tensor, *bags_and_offsets: Tensor) -> Tensor:
+def click_loss(
+    model: nn.Module, dense: Tensor, clicks: Tensor, *bags_and_offsets: Tensor
+) -> Tensor:
     tables = len(bags_and_offsets) // 2
     bags, offsets = list(bags_and_offsets[:tables]), list(bags_and_offsets[tables:])
     return F.binary_cross_entropy(model(dense, bags, offsets), clicks)
@@ -154,14 +156,10 @@ TASKS: dict[str, Callable[[], Task]] = {
 TINY_TASKS: dict[str, Callable[[], Task]] = {
     "lenet": lambda: image_task(lenet(batch=8, width=2), negative_log_likelihood),
     "cnn": lambda: image_task(cnn(batch=8, size=16, width=4), cross_entropy),
-    "resnet18": lambda: image_task(
-        resnet18(batch=8, size=64, width=4, classes=10), cross_entropy
-    ),
+    "resnet18": lambda: image_task(resnet18(batch=16, size=32, width=4, classes=10), cross_entropy),
     "rnn": lambda: regression_task(rnn(batch=8, length=4, features=4, hidden=8)),
     "bilstm": lambda: contrastive_task(bilstm(batch=8, length=3, features=4, hidden=8)),
-    "gpt2": lambda: language_task(
-        gpt2(batch=4, length=8, vocab=32, dim=16, layers=1, heads=2), 32
-    ),
+    "gpt2": lambda: language_task(gpt2(batch=4, length=8, vocab=32, dim=16, layers=1, heads=2), 32),
     "embeddingbag": lambda: click_task(
         embeddingbag(batch=16, tables=2, rows=20, dense=5, dim=8, bag=2), 20
     ),
