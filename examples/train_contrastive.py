@@ -34,7 +34,7 @@ class Encoder(nn.Module):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = training.parse(__doc__, arguments, steps=300, rate=5e-3)
+    options = training.parser(__doc__, steps=300, rate=5e-3).parse_args(arguments)
     torch.manual_seed(0)
     model = nn.ModuleList([Encoder(16, 16), Encoder(16, 16)])
     return training.finish(training.fit(loss, model, batches(32), options))

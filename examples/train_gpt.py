@@ -21,7 +21,7 @@ IGNORED = -100
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = training.parse(__doc__, arguments, steps=200, rate=2e-3)
+    options = training.parser(__doc__, steps=200, rate=2e-3).parse_args(arguments)
     torch.manual_seed(0)
     model = zoo.gpt2(length=SUM, vocab=len(LETTERS), dim=64, layers=2, heads=4).model.train()
     losses = training.fit(loss, model, batches(32), options)

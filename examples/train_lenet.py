@@ -30,7 +30,7 @@ BARS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = training.parse(__doc__, arguments, steps=300, rate=3e-3)
+    options = training.parser(__doc__, steps=300, rate=3e-3).parse_args(arguments)
     torch.manual_seed(0)
     model = zoo.lenet().model.train()
     return training.finish(training.fit(loss, model, batches(32), options))

@@ -19,7 +19,7 @@ FILMS, GENRES, FEATURES, SEEN = 500, 5, 4, 6
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = training.parse(__doc__, arguments, steps=300, rate=1e-2)
+    options = training.parser(__doc__, steps=300, rate=1e-2).parse_args(arguments)
     torch.manual_seed(0)
     model = Recommender(tables=2, rows=FILMS, dense=FEATURES, dim=16)
     return training.finish(training.fit(loss, model, batches(64), options))

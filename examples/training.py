@@ -26,11 +26,11 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def parse(
-    description: str | None, arguments: Sequence[str] | None, *, steps: int, rate: float
-) -> argparse.Namespace:
+def parser(description: str | None, *, steps: int, rate: float) -> argparse.ArgumentParser:
     """The options every example has, with its own number of steps and learning rate."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=steps, help=f"default {steps}")
     parser.add_argument("--rate", type=float, default=rate, help=f"learning rate, default {rate}")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
@@ -38,7 +38,7 @@ def parse(
     parser.add_argument("--compile-step", action="store_true", help="compile the optimizer too")
     parser.add_argument("--log", type=Path, help="folder for TensorBoard")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def fit(
