@@ -155,10 +155,20 @@ def _odd(time: int) -> int:
 
 def is_ordered(node: fx.Node) -> bool:
     """Random numbers, writes and side effects: they stay in the order of the program."""
-    if writes(node) or is_random(node):
+    if writes(node) or is_random(node) or is_collective(node):
         return True
     higher = isinstance(node.target, torch._ops.HigherOrderOperator)
     return node.op == "call_function" and (higher or node.is_impure())
+
+
+# Processes may split their graphs differently; all of them have to start these in one order.
+_COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Whether the op talks to other processes."""
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES
 
 
 def writes(node: fx.Node) -> bool:
