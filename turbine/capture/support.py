@@ -25,6 +25,8 @@ WRONG: dict[Any, str] = {
     aten.argmin.default: "a row with nan gives another index",
 }
 
+DRAWS = "draws random numbers from PyTorch's generator"
+
 
 def obstacle(node: fx.Node) -> str | None:
     """Why the node has to run in PyTorch; None if the compiler may be asked."""
@@ -42,7 +44,7 @@ def _op_obstacle(node: fx.Node) -> str | None:
     if target in WRONG:
         return f"compiled code gives other numbers: {WRONG[target]}"
     if is_random(node):
-        return "draws random numbers from PyTorch's generator"
+        return DRAWS
     if target._schema.is_mutable:
         return "changes its argument"
     if torch.Tag.dynamic_output_shape in target.tags:
