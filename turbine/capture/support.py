@@ -47,11 +47,19 @@ def _op_obstacle(node: fx.Node) -> str | None:
         return DRAWS
     if target._schema.is_mutable:
         return "changes its argument"
-    if torch.Tag.dynamic_output_shape in target.tags:
+    if torch.Tag.dynamic_output_shape in target.tags and not _selects_by_number(node):
         return "the size of its result depends on values"
     if not torch_ops.is_defined(target.name()):
         return "the compiler has no definition of it"
     return None
+
+
+def _selects_by_number(node: fx.Node) -> bool:
+    """x[i, j] has the size of its indices, unless one of them is a mask."""
+    if node.target is not aten.index.Tensor:
+        return False
+    indices = [index for index in node.args[1] if index is not None]
+    return all(index.meta["val"].dtype in (torch.int32, torch.int64) for index in indices)
 
 
 def _value_obstacles(node: fx.Node) -> Iterator[str]:

@@ -121,8 +121,11 @@ def judge(name: str, op: Any, *, seed: int = 0, samples: int = SAMPLES) -> Judge
 
 
 def combined(verdicts: Sequence[Verdict], empty: str = NOT_TRACED) -> Verdict:
-    """The worst of those that count, with every reason there is; else one that does not."""
+    """The worst of those that count, with every reason; one that draws makes all of it random."""
     counted = [verdict for verdict in verdicts if verdict.status in _ORDER]
+    random_ones = [verdict for verdict in verdicts if verdict.status == RANDOM]
+    if random_ones and not any(verdict.status == FAILS for verdict in counted):
+        return random_ones[0]
     if not counted:
         return verdicts[0] if verdicts else Verdict(empty, "no sample runs in eager PyTorch")
     worst = max(counted, key=lambda verdict: _ORDER.index(verdict.status)).status

@@ -5,10 +5,13 @@ from typing import Any
 
 from turbine.capture.rules import (
     attention,
+    bessel,
     clamping,
     convolution,
     embedding,
     exponential,
+    gamma,
+    normal,
     normalization,
     shapes,
     trigonometry,
@@ -23,4 +26,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **exponential.RULES,
     **trigonometry.RULES,
     **clamping.RULES,
+    **gamma.RULES,
+    **normal.RULES,
+    **bessel.RULES,
 }
