@@ -63,21 +63,24 @@ def _size(node: fx.Node) -> Any:
 def _copied(graph: fx.Graph, beside: fx.Node, operand: fx.Node) -> fx.Node:
     """The same values by an identity that the compiler does not see through."""
 
-    def emit(target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+    value = operand.meta["val"]
+
+    def emit(like: torch.Tensor, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         node = graph.call_function(target, args, kwargs)
-        given = fx.map_arg((args, kwargs), lambda argument: argument.meta["val"])
-        node.meta["val"] = target(*given[0], **given[1])
+        node.meta["val"] = like
         if beside.stack_trace is not None:
             node.meta["stack_trace"] = beside.stack_trace
         return node
 
-    dtype = operand.meta["val"].dtype
+    dtype = value.dtype
     if dtype.is_floating_point or dtype.is_complex:
-        unordered = emit(aten.ne.Tensor, operand, operand)
-        return emit(aten.where.ScalarSelf, unordered, float("nan"), operand)
+        unordered = emit(value.ne(value), aten.ne.Tensor, operand, operand)
+        return emit(value, aten.where.ScalarSelf, unordered, float("nan"), operand)
     if dtype in (torch.bool, torch.uint8):
-        wide = _copied(graph, beside, emit(aten._to_copy.default, operand, dtype=torch.int32))
-        return emit(aten._to_copy.default, wide, dtype=dtype)
-    size = emit(aten.abs.default, operand)
-    positive = emit(aten.ge.Scalar, operand, 0)
-    return emit(aten.where.self, positive, size, emit(aten.neg.default, size))
+        number = value.to(torch.int32)
+        wide = emit(number, aten._to_copy.default, operand, dtype=torch.int32)
+        return emit(value, aten._to_copy.default, _copied(graph, beside, wide), dtype=dtype)
+    size = emit(value, aten.abs.default, operand)
+    negative = emit(value, aten.neg.default, size)
+    positive = emit(value.ge(value), aten.ge.Scalar, operand, 0)
+    return emit(value, aten.where.self, positive, size, negative)
