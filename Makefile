@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check format bench clean
+.PHONY: help setup run test check format bench coverage clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ format: $(INSTALLED) ## format and apply safe lint fixes
 
 bench: $(INSTALLED) ## print the table of model timings
 	$(BIN)/python benchmarks/models.py $(ARGS)
+
+coverage: $(INSTALLED) ## judge every op of PyTorch's samples and write docs/coverage.md
+	$(BIN)/turbine coverage --jobs $(WORKERS) --output docs/coverage.md $(ARGS)
 
 clean: ## remove build outputs and caches, keep .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results

@@ -26,6 +26,7 @@ from turbine import dims, dtypes, errors, pytree
 from turbine.capture import dim_names, graph_passes, trees
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.index_checks import check_indices
+from turbine.capture.ownership import keep_arguments
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.signature import Input, Output, Range, Signature
 
@@ -80,6 +81,7 @@ def capture(
     program = _program(decomposed, _parameter_names(model, exported))
     check_indices(program.graph.graph, [*program.inputs, *program.stores])
     rewrite_reshapes(program.graph.graph)
+    keep_arguments(program.graph.graph, program.inputs)
     named = dim_names.with_user_names(program.signature, dynamic_shapes)
     return replace(program, signature=named)
 

@@ -22,12 +22,14 @@ _SIZES = {aten.sym_size.int, aten.sym_numel.default}
 
 # What compiles and gives other numbers than PyTorch, and what crashes while it runs.
 WRONG: dict[Any, str] = {
-    aten.argmax.default: "a row with nan gives another index",
-    aten.argmin.default: "a row with nan gives another index",
+    aten.sort.default: "a long row takes time by its square, and nan has no place",
+    aten.topk.default: "a long row takes time by its square, and nan has no place",
+    aten.kthvalue.default: "nan has no place",
 }
 
 # Named in the dialect, and refused all the same.
 _REFUSED = {aten.as_strided.default, aten.as_strided_scatter.default}
+DRAWS = "draws random numbers from PyTorch's generator"
 
 
 def obstacle(node: fx.Node) -> str | None:
@@ -46,7 +48,7 @@ def _op_obstacle(node: fx.Node) -> str | None:
     if target in WRONG:
         return f"compiled code gives other numbers: {WRONG[target]}"
     if is_random(node):
-        return "draws random numbers from PyTorch's generator"
+        return DRAWS
     if target._schema.is_mutable:
         return "changes its argument"
     if torch.Tag.dynamic_output_shape in target.tags and _has_new_sizes(node):

@@ -13,6 +13,7 @@ from turbine import config, errors
 from turbine.cli.bench import bench_artifact
 from turbine.cli.cache import show_cache
 from turbine.cli.compile import compile_model
+from turbine.cli.coverage import show_coverage
 from turbine.cli.doctor import check_installation
 from turbine.cli.inspect import inspect_artifact
 from turbine.cli.options import Assignment, Verb, add_options, call
@@ -25,6 +26,7 @@ VERBS: dict[str, Verb] = {
     "bench": bench_artifact,
     "inspect": inspect_artifact,
     "cache": show_cache,
+    "coverage": show_coverage,
     "doctor": check_installation,
 }
 FAILED = 1

@@ -19,6 +19,7 @@ from turbine import target as targets
 from turbine.capture import work
 from turbine.capture.index_checks import check_indices
 from turbine.capture.layout import Order, hand_over_in_memory_order, hint, inverse
+from turbine.capture.ownership import keep_arguments
 from turbine.capture.partition import Part, is_compute
 from turbine.capture.program import Region
 from turbine.capture.reshapes import rewrite_reshapes
@@ -172,9 +173,10 @@ def _with_slots(
     graph.output(graph.graph_copy(eager.graph, {}))
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
-    check_indices(graph, [node.name for node in placeholders])
     rewrite_reshapes(graph)
     names = [node.name for node in placeholders]
+    check_indices(graph, names)
+    keep_arguments(graph, names)
     taken, given = hand_over_in_memory_order(graph)
     inputs = [
         _slot(node, order, node.name in fixed)

@@ -5,11 +5,17 @@ from typing import Any
 
 from turbine.capture.rules import (
     attention,
+    bessel,
     clamping,
     convolution,
+    distance,
     embedding,
     exponential,
+    gamma,
+    indexing,
+    normal,
     normalization,
+    ordering,
     pooling,
     shapes,
     trigonometry,
@@ -25,4 +31,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     **exponential.RULES,
     **trigonometry.RULES,
     **clamping.RULES,
+    **indexing.RULES,
+    **ordering.RULES,
+    **distance.RULES,
+    **gamma.RULES,
+    **normal.RULES,
+    **bessel.RULES,
 }

@@ -1,4 +1,4 @@
-"""Shapes the compiler does not take as they come: strided views, and padding that cuts off."""
+"""Shapes the compiler does not take as they come: strided views, several at once, and cuts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,35 @@ def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
     return aten.constant_pad_nd(x, [max(amount, 0) for amount in pad], value)
 
 
+def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
+    """Pieces of one size, as views of their own: each is free on either side of a boundary."""
+    length = x.shape[dim]
+    if size == 0:
+        return NotImplemented
+    starts = range(0, max(length, 1), size)
+    return [x.narrow(dim, start, min(size, length - start)) for start in starts]
+
+
+def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0) -> list[Tensor]:
+    """Pieces one after another."""
+    pieces, start = [], 0
+    for size in sizes:
+        pieces.append(x.narrow(dim, start, size))
+        start = start + size
+    return pieces
+
+
+def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
+    """Every slice along an axis."""
+    return [x.select(dim, index) for index in range(x.shape[dim])]
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten.view.default: view,
     aten.constant_pad_nd.default: constant_pad,
+    aten.split.Tensor: split,
+    aten.unsafe_split.Tensor: split,
+    aten.split_with_sizes.default: split_with_sizes,
+    aten.unsafe_split_with_sizes.default: split_with_sizes,
+    aten.unbind.int: unbind,
 }

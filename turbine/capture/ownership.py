@@ -1,0 +1,86 @@
+"""Keep ops that work in place off the caller's tensors.
+
+IREE 3.13 lets a scatter or a sort overwrite an argument whose value nobody reads afterwards, so
+that `x.index_put(...)` or `x.topk(2)` would change x. Each such op gets a value computed from its
+operand instead; the compiler fuses that with whatever makes the operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+# Ops whose result is made in the memory of their first argument.
+IN_PLACE = {
+    aten.index_put.default,
+    aten._unsafe_index_put.default,
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.sort.default,
+    aten.topk.default,
+    aten.kthvalue.default,
+}
+
+
+def keep_arguments(graph: fx.Graph, arguments: Iterable[str]) -> None:
+    """Give every op that works in place a copy, if it could be given one of these placeholders."""
+    names = set(arguments)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target in IN_PLACE:
+            operand = node.args[0]
+            if _may_be(operand, names):
+                with graph.inserting_before(node):
+                    node.args = (_copied(graph, node, operand), *node.args[1:])
+
+
+def _may_be(node: fx.Node, names: set[str]) -> bool:
+    """Whether the value can share an argument's memory: all on the way to it has its size."""
+    pending, seen = [node], {node}
+    while pending:
+        one = pending.pop()
+        if one.op == "placeholder" and one.name in names:
+            return True
+        alike = {n for n in one.all_input_nodes if _size(n) == _size(node)} - seen
+        seen |= alike
+        pending += alike
+    return False
+
+
+def _size(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return (value.numel(), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+def _copied(graph: fx.Graph, beside: fx.Node, operand: fx.Node) -> fx.Node:
+    """The same values by an identity that the compiler does not see through."""
+
+    value = operand.meta["val"]
+
+    def emit(like: torch.Tensor, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        node = graph.call_function(target, args, kwargs)
+        node.meta["val"] = like
+        if beside.stack_trace is not None:
+            node.meta["stack_trace"] = beside.stack_trace
+        return node
+
+    dtype = value.dtype
+    if dtype.is_floating_point or dtype.is_complex:
+        unordered = emit(value.ne(value), aten.ne.Tensor, operand, operand)
+        return emit(value, aten.where.ScalarSelf, unordered, float("nan"), operand)
+    if dtype in (torch.bool, torch.uint8):
+        number = value.to(torch.int32)
+        wide = emit(number, aten._to_copy.default, operand, dtype=torch.int32)
+        return emit(value, aten._to_copy.default, _copied(graph, beside, wide), dtype=dtype)
+    size = emit(value, aten.abs.default, operand)
+    negative = emit(value, aten.neg.default, size)
+    positive = emit(value.ge(value), aten.ge.Scalar, operand, 0)
+    return emit(value, aten.where.self, positive, size, negative)

@@ -1,0 +1,107 @@
+"""The gamma function's logarithm and its derivatives, by shifting the argument up to 8 and on.
+
+All are computed in f64; below one half the reflection formulas lead to arguments above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import factorial, inf, log, nan, pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine.capture.rules.polynomial import polynomial
+from turbine.capture.rules.widening import in_double
+
+aten = torch.ops.aten
+
+_SHIFTS = 8
+# B(2j), the Bernoulli numbers that asymptotic series are made of, for j = 1, 2, ...
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
+
+
+@in_double
+def lgamma(x: Tensor) -> Tensor:
+    """Stirling's series; infinite at zero, at negative integers and at both infinities."""
+    low = x < 0.5
+    z = torch.where(low, 1.0 - x, x)
+    product = z
+    for shift in range(1, _SHIFTS):
+        product = product * (z + shift)
+    product = torch.where(z < _SHIFTS, product, 1.0)
+    w = torch.where(z < _SHIFTS, z + _SHIFTS, z)
+    series = [b / (2 * j * (2 * j - 1)) for j, b in enumerate(_BERNOULLI, start=1)]
+    rest = polynomial(1.0 / (w * w), tuple(reversed(series))) / w
+    value = (w - 0.5) * torch.log(w) - w + 0.5 * log(2 * pi) + rest - torch.log(product)
+    sine = torch.sin(pi * (x - torch.floor(x))).abs()
+    reflected = log(pi) - torch.log(sine) - value
+    value = torch.where(low, reflected, value)
+    pole = (x <= 0.0) & (x == torch.floor(x))
+    return torch.where(pole | (x.abs() == inf), inf, value)
+
+
+@in_double
+def digamma(x: Tensor) -> Tensor:
+    """The derivative of lgamma: nan at negative integers, an infinity against the sign of zero."""
+    low = x < 0.5
+    z = torch.where(low, 1.0 - x, x)
+    value = -sum((1.0 / (z + shift) for shift in range(_SHIFTS)), torch.zeros_like(z))
+    w = z + _SHIFTS
+    series = [-b / (2 * j) for j, b in enumerate(_BERNOULLI, start=1)]
+    square = 1.0 / (w * w)
+    value = value + torch.log(w) - 0.5 / w + square * polynomial(square, tuple(reversed(series)))
+    turn = pi * (x - torch.floor(x))
+    value = torch.where(low, value - pi * torch.cos(turn) / torch.sin(turn), value)
+    pole = (x < 0.0) & (x == torch.floor(x))
+    value = torch.where(pole, nan, value)
+    return torch.where(x == 0.0, -1.0 / x, value)
+
+
+def polygamma(n: int, x: Tensor) -> Tensor:
+    """The n-th derivative of digamma."""
+    return torch.digamma(x) if n == 0 else _derivative(x, n)
+
+
+@in_double
+def _derivative(x: Tensor, n: int) -> Tensor:
+    low = x < 0.5
+    sign = -1.0 if n % 2 == 0 else 1.0
+    value = sign * factorial(n) * _hurwitz(torch.where(low, 1.0 - x, x), n + 1)
+    turn = pi * (x - torch.floor(x))
+    slope = polynomial(torch.cos(turn) / torch.sin(turn), _cotangent_derivative(n))
+    value = torch.where(low, -sign * value - pi ** (n + 1) * slope, value)
+    pole = (x <= 0.0) & (x == torch.floor(x))
+    return torch.where(pole, sign * inf, value)
+
+
+def _cotangent_derivative(n: int) -> tuple[float, ...]:
+    """The n-th derivative of cot as a polynomial in cot, highest power first."""
+    coefficients = [0.0, 1.0]  # lowest power first, while it is differentiated
+    for _ in range(n):
+        slopes = [power * c for power, c in enumerate(coefficients)][1:]
+        below, above = [*slopes, 0.0, 0.0], [0.0, 0.0, *slopes]
+        # The derivative of cot itself is -(1 + cot cot).
+        coefficients = [-(low + high) for low, high in zip(below, above, strict=True)]
+    return tuple(reversed(coefficients))
+
+
+def _hurwitz(q: Tensor, s: int) -> Tensor:
+    """The sum of (q + k) ** -s over all k: some terms, then Euler and Maclaurin for the rest."""
+    count = 2 * _SHIFTS
+    value = sum(((1.0 / (q + k)) ** s for k in range(count)), torch.zeros_like(q))
+    w = 1.0 / (q + count)
+    value = value + w ** (s - 1) / (s - 1) + 0.5 * w**s
+    factor = float(s)
+    for j, b in enumerate(_BERNOULLI, start=1):
+        value = value + (b * factor / factorial(2 * j)) * w ** (s + 2 * j - 1)
+        factor *= (s + 2 * j - 1) * (s + 2 * j)
+    return value
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.lgamma.default: lgamma,
+    aten.digamma.default: digamma,
+    aten.polygamma.default: polygamma,
+}

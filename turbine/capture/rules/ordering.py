@@ -1,0 +1,266 @@
+"""Sorting, selecting and extremes by comparing all pairs of a row, which runs on every core.
+
+The compiler's own sort exchanges neighbours on one core and loses nan, as its extremes' indices do.
+In PyTorch nan is larger than every number. Rows longer than `LONGEST` are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+Pair = tuple[Tensor, Tensor]
+
+LONGEST = 1024  # comparing all pairs takes the square of this many steps
+
+
+def _on_short_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply a rule over (row on the last axis, ...) if the axis is of a known, small size."""
+
+    @wraps(rule)
+    def guarded(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        short = all(isinstance(n, int) and 0 < n <= LONGEST for n in x.shape)
+        if not short or x.is_complex():
+            return NotImplemented
+        return rule(x, *args, **kwargs)
+
+    return guarded
+
+
+@_on_short_rows
+def sort(x: Tensor, dim: int = -1, descending: bool = False) -> Pair:
+    """Values in order, and where they were; equal ones keep their order."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    row = x.movedim(dim, -1)
+    index = _order(row, descending)
+    return _picked(x, index.movedim(-1, dim), dim)
+
+
+def stable_sort(
+    x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
+) -> Pair:
+    """The same, which is stable anyway."""
+    return sort(x, dim, descending)
+
+
+@_on_short_rows
+def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
+    """The first k of them all in order."""
+    if x.dim() == 0:
+        return sort(x, dim, largest)
+    index = _order(x.movedim(dim, -1), largest).movedim(-1, dim)
+    return _picked(x, index.narrow(dim, 0, k), dim)
+
+
+@_on_short_rows
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
+    """The k-th smallest, counted from 1."""
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    index = _order(x.movedim(dim, -1), False).movedim(-1, dim).narrow(dim, k - 1, 1)
+    return _squeezed(_picked(x, index, dim), dim, keepdim)
+
+
+@_on_short_rows
+def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> Pair:
+    """The lower of the middle ones; nan if there is one."""
+    return _median(x, dim, keepdim, skips_nan=False)
+
+
+@_on_short_rows
+def nanmedian(x: Tensor, dim: int = -1, keepdim: bool = False) -> Pair:
+    """The lower of the middle ones among numbers; nan if there is no number."""
+    return _median(x, dim, keepdim, skips_nan=True)
+
+
+def _median(x: Tensor, dim: int, keepdim: bool, *, skips_nan: bool) -> Pair:
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    row = x.movedim(dim, -1)
+    rank, numbers = _rank(row, False), (row == row).sum(-1, keepdim=True)
+    middle = torch.div(numbers - 1, 2, rounding_mode="floor").clamp(min=0)
+    # With nan in a row, the first of them; they come after all numbers.
+    wanted = middle if skips_nan else torch.where(numbers < row.shape[-1], numbers, middle)
+    places = torch.arange(row.shape[-1], device=x.device)
+    index = torch.where(rank == wanted, places, 0).sum(-1, keepdim=True)
+    return _squeezed(_picked(x, index.movedim(-1, dim), dim), dim, keepdim)
+
+
+@_on_short_rows
+def median_of_all(x: Tensor) -> Tensor:
+    """Of a flattened tensor."""
+    return median(x.reshape(-1), 0)[0] if x.numel() <= LONGEST else NotImplemented
+
+
+@_on_short_rows
+def nanmedian_of_all(x: Tensor) -> Tensor:
+    """Of a flattened tensor, without nan."""
+    return nanmedian(x.reshape(-1), 0)[0] if x.numel() <= LONGEST else NotImplemented
+
+
+def _order(row: Tensor, descending: bool) -> Tensor:
+    """Where the first, second ... element of the sorted row lies."""
+    places = torch.arange(row.shape[-1], device=row.device)
+    rank = _rank(row, descending).unsqueeze(-2)
+    return torch.where(rank == places.unsqueeze(-1), places, 0).sum(-1)
+
+
+def _rank(row: Tensor, descending: bool) -> Tensor:
+    """How many elements come before each."""
+    if row.dtype == torch.bool:
+        row = row.to(torch.int32)
+    each, others = row.unsqueeze(-1), row.unsqueeze(-2)
+    places = torch.arange(row.shape[-1], device=row.device)
+    same = (each == others) | ((each != each) & (others != others))
+    earlier = same & (places < places.unsqueeze(-1))
+    return (_precedes(others, each, descending) | earlier).sum(-1)
+
+
+def _precedes(a: Tensor, b: Tensor, descending: bool) -> Tensor:
+    if descending:
+        return (a > b) | ((a != a) & (b == b))
+    return (a < b) | ((a == a) & (b != b))
+
+
+def _picked(x: Tensor, index: Tensor, dim: int) -> Pair:
+    index = index.contiguous()
+    return x.gather(dim, index), index
+
+
+def _squeezed(pair: Pair, dim: int, keepdim: bool) -> Pair:
+    return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
+
+
+def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The first largest element, nan before all."""
+    return _extreme(x, dim, keepdim, torch.amax)
+
+
+def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """The first smallest element, nan before all."""
+    return _extreme(x, dim, keepdim, torch.amin)
+
+
+def max_along(x: Tensor, dim: int, keepdim: bool = False) -> Pair:
+    """The largest and where it is."""
+    return _with_place(x, dim, keepdim, argmax)
+
+
+def min_along(x: Tensor, dim: int, keepdim: bool = False) -> Pair:
+    """The smallest and where it is."""
+    return _with_place(x, dim, keepdim, argmin)
+
+
+def _with_place(x: Tensor, dim: int, keepdim: bool, find: Callable[..., Tensor]) -> Pair:
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    index = find(x, dim, True)
+    return _squeezed(_picked(x, index, dim), dim, keepdim)
+
+
+def _extreme(x: Tensor, dim: int | None, keepdim: bool, reduce: Callable[..., Tensor]) -> Tensor:
+    if x.dim() == 0:
+        return torch.zeros_like(x, dtype=torch.int64)
+    if dim is None:
+        flat = _extreme(x.reshape(-1), 0, False, reduce)
+        return flat.reshape([1] * x.dim()) if keepdim else flat
+    size = x.shape[dim]
+    shape = [size if axis == dim % x.dim() else 1 for axis in range(x.dim())]
+    places = torch.arange(size, device=x.device).view(shape)
+    if x.dtype == torch.bool:
+        x = x.to(torch.int32)
+    best = x == reduce(x, dim, keepdim=True)
+    if x.is_floating_point():
+        unordered = x != x
+        best = torch.where(unordered.any(dim, keepdim=True), unordered, best)
+    return torch.where(best, places, size).amin(dim, keepdim=keepdim)
+
+
+@_on_short_rows
+def cummax(x: Tensor, dim: int) -> Pair:
+    """The largest so far, and the last place it was at."""
+    return _so_far(x, dim, descending=True)
+
+
+@_on_short_rows
+def cummin(x: Tensor, dim: int) -> Pair:
+    """The smallest so far, and the last place it was at; nan stays."""
+    return _so_far(x, dim, descending=False)
+
+
+def _so_far(x: Tensor, dim: int, *, descending: bool) -> Pair:
+    if x.dim() == 0:
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    row = x.movedim(dim, -1)
+    if row.dtype == torch.bool:
+        row = row.to(torch.int32)
+    places = torch.arange(row.shape[-1], device=x.device)
+    others, seen = row.unsqueeze(-2), places <= places.unsqueeze(-1)
+    held = torch.where(seen, others, _bound(row.dtype, smallest=descending))
+    best = held.amax(-1, keepdim=True) if descending else held.amin(-1, keepdim=True)
+    unordered = seen & (others != others)
+    chosen = torch.where(unordered.any(-1, keepdim=True), unordered, seen & (others == best))
+    index = torch.where(chosen, places, 0).amax(-1)
+    return _picked(x, index.movedim(-1, dim), dim)
+
+
+def _bound(dtype: torch.dtype, *, smallest: bool) -> Tensor:
+    if dtype.is_floating_point:
+        limit = float("-inf") if smallest else float("inf")
+    else:
+        limit = torch.iinfo(dtype).min if smallest else torch.iinfo(dtype).max
+    return torch.full((), limit, dtype=dtype)
+
+
+def searchsorted(
+    sequence: Tensor,
+    values: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    """How many elements of a sorted row are smaller, or not larger; all of them for nan."""
+    length = sequence.shape[-1]
+    if not isinstance(length, int) or length > LONGEST:
+        return NotImplemented
+    if sorter is not None:
+        sequence = sequence.gather(-1, sorter)
+    row, each = sequence.unsqueeze(-2), values.unsqueeze(-1)
+    if sequence.dim() == 1:
+        row = sequence
+    after = row > each if right or side == "right" else row >= each
+    count = (~after).sum(-1)
+    return count.to(torch.int32) if out_int32 else count
+
+
+def searchsorted_of_one(sequence: Tensor, value: float, **options: Any) -> Tensor:
+    """The same for a number."""
+    return searchsorted(sequence, torch.full((), value, dtype=sequence.dtype), **options)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.sort.default: sort,
+    aten.sort.stable: stable_sort,
+    aten.topk.default: topk,
+    aten.kthvalue.default: kthvalue,
+    aten.median.dim: median,
+    aten.median.default: median_of_all,
+    aten.nanmedian.dim: nanmedian,
+    aten.nanmedian.default: nanmedian_of_all,
+    aten.argmax.default: argmax,
+    aten.argmin.default: argmin,
+    aten.max.dim: max_along,
+    aten.min.dim: min_along,
+    aten.cummax.default: cummax,
+    aten.cummin.default: cummin,
+    aten.searchsorted.Tensor: searchsorted,
+    aten.searchsorted.Scalar: searchsorted_of_one,
+}
