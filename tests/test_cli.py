@@ -19,8 +19,8 @@ import ml_dtypes
 import numpy
 import pytest
 
-from turbine import tables
-from turbine.cli import options, progress
+from turbine import progress, tables
+from turbine.cli import options
 from turbine.cli.main import VERBS, main
 from turbine.runtime import container
 
@@ -518,11 +518,8 @@ class Terminal(io.StringIO):
     ("stream", "written"),
     [(Terminal(), "\r\x1b[Kwaiting ... 0 s\r\x1b[K"), (io.StringIO(), "waiting ... 0 s\n")],
 )
-def test_progress_speaks_late_and_cleans_up(
-    stream: io.StringIO, written: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "DELAY", 0.02)
-    with contextlib.redirect_stderr(stream), progress.progress("waiting"):
+def test_progress_speaks_late_and_cleans_up(stream: io.StringIO, written: str) -> None:
+    with contextlib.redirect_stderr(stream), progress.progress("waiting", delay=0.02):
         while not stream.getvalue():
             time.sleep(0.01)
     assert stream.getvalue() == written

@@ -28,7 +28,18 @@ FLOORS = (
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Modules directly under turbine/ and the room each belongs to.
 LOOSE = dict.fromkeys(
-    ("errors", "config", "dtypes", "target", "signature", "pytree", "dims", "tables", "version"),
+    (
+        "errors",
+        "config",
+        "dtypes",
+        "target",
+        "signature",
+        "pytree",
+        "dims",
+        "tables",
+        "progress",
+        "version",
+    ),
     "facts",
 ) | {"__main__": "cli"}
 ROOF = "turbine/__init__.py"

@@ -12,7 +12,7 @@ from typing import Annotated
 from turbine import errors
 from turbine.cli.arguments import arguments
 from turbine.cli.options import Assignment
-from turbine.cli.progress import progress
+from turbine.progress import progress
 from turbine.tables import table
 
 

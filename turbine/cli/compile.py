@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from turbine import config, errors
 from turbine import target as targets
 from turbine.cli import factory as factories
-from turbine.cli.progress import progress
+from turbine.progress import progress
 
 if TYPE_CHECKING:
     from turbine.aot import ExportOutput

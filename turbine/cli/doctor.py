@@ -13,7 +13,7 @@ from typing import Annotated
 
 from turbine import config, errors
 from turbine import target as targets
-from turbine.cli.progress import progress
+from turbine.progress import progress
 from turbine.tables import bytes_text
 from turbine.version import __version__
 

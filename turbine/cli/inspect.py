@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from turbine import config, dims, errors
-from turbine.cli.progress import progress
+from turbine.progress import progress
 from turbine.signature import Range, Signature
 from turbine.tables import bytes_text, table
 from turbine.target import Target

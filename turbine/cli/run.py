@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from turbine import dtypes, errors, pytree
 from turbine.cli.arguments import arguments
 from turbine.cli.options import Assignment
-from turbine.cli.progress import progress
+from turbine.progress import progress
 from turbine.signature import Signature
 
 if TYPE_CHECKING:

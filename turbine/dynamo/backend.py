@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -10,13 +11,16 @@ from typing import Any
 import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import TorchDynamoException
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
 from turbine.capture.decompositions import current_training_decompositions
 from turbine.dynamo import options as backend_options
-from turbine.dynamo import records
-from turbine.dynamo.graphs import Boxed, compile_graph
+from turbine.dynamo import records, recurrence
+from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
+
+log = logging.getLogger(__name__)
 
 # Dynamo leaves nn.LSTM and its kin to eager PyTorch, silently, unless it is told otherwise.
 torch._dynamo.config.allow_rnn = True
@@ -44,8 +48,18 @@ def backend(
         partition_fn=min_cut_rematerialization_partition,
         decompositions=current_training_decompositions(),
     )
-    with _without_onednn():
-        call: Callable[..., Any] = compiler(graph, example_inputs)
+    reason = recurrence.too_long(graph.graph)
+    if reason is not None:
+        return leave_to_pytorch(graph, records.new("eager"), reason)
+    try:
+        with _without_onednn():
+            call: Callable[..., Any] = compiler(graph, example_inputs)
+    except TorchDynamoException:
+        raise  # how parts of PyTorch talk to each other
+    except Exception as error:
+        log.warning("a graph runs in PyTorch because it could not be traced", exc_info=error)
+        reason = f"not traced: {type(error).__name__}: {error}".splitlines()[0]
+        return leave_to_pytorch(graph, records.new("eager"), reason)
     return call
 
 

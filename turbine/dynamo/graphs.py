@@ -50,6 +50,19 @@ def compile_graph(
     return _boxed(outer)
 
 
+def leave_to_pytorch(graph: fx.GraphModule, record: GraphRecord, reason: str) -> Callable[..., Any]:
+    """The graph as Dynamo traced it, with the reason on record."""
+    nodes = [node for node in graph.graph.nodes if node.op.startswith("call")]
+    record.left.extend(LeftOp(_name(node), reason, _place(node)) for node in nodes)
+    add(graphs=1, ops_in_pytorch=len(nodes))
+    forward: Callable[..., Any] = graph.forward
+    return forward
+
+
+def _name(node: fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else node.target.__name__
+
+
 def _assembled(
     graph: fx.GraphModule, whole: _Whole, refused: dict[str, str], cut: int | None = None
 ) -> fx.GraphModule:

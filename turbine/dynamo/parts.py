@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from typing import Any
 
@@ -29,6 +31,7 @@ from turbine.dynamo import remembering
 from turbine.dynamo.counting import add
 from turbine.lower.importer import lower
 from turbine.mlir import context as mlir_context
+from turbine.progress import progress
 from turbine.runtime import device
 from turbine.runtime.executable import Executable, aligned
 from turbine.runtime.tensor_calling import Slot, TensorCall
@@ -82,7 +85,8 @@ class PartModule(torch.nn.Module):
         """Wait until there is something to call."""
         with self._settling:
             if self._call is None:
-                self._call = self._finish()
+                with _progress(self.ops.total()):
+                    self._call = self._finish()
         return self._call
 
     def _begin(self) -> Pending | errors.TurbineError:
@@ -146,6 +150,14 @@ class PartModule(torch.nn.Module):
 
 
 _MEASURED_CALLS = 9
+_QUIET_SECONDS = 2.0
+
+
+def _progress(op_count: int) -> AbstractContextManager[None]:
+    """Say on a terminal what a call is waiting for."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return nullcontext()
+    return progress(f"turbine is compiling {op_count} ops", delay=_QUIET_SECONDS)
 
 
 def _surprise(error: Exception) -> errors.TurbineError:

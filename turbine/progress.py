@@ -1,4 +1,4 @@
-"""Say on stderr what is going on, once it has gone on for a second."""
+"""Say on stderr what is going on, once it has gone on for a while."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 @contextlib.contextmanager
-def progress(what: str) -> Iterator[None]:
+def progress(what: str, delay: float = DELAY) -> Iterator[None]:
     """Show "compiling resnet18 ... 3 s" while the block runs, and take it away after.
 
     >>> with progress("compiling resnet18"):
     ...     pass
     """
     done = threading.Event()
-    thread = threading.Thread(target=_show, args=(what, sys.stderr, done), daemon=True)
+    thread = threading.Thread(target=_show, args=(what, sys.stderr, done, delay), daemon=True)
     thread.start()
     try:
         yield
@@ -33,11 +33,11 @@ def progress(what: str) -> Iterator[None]:
         thread.join()
 
 
-def _show(what: str, stream: TextIO, done: threading.Event) -> None:
+def _show(what: str, stream: TextIO, done: threading.Event, delay: float) -> None:
     # A stderr that went away must not end the work that is reported on.
     with contextlib.suppress(OSError, ValueError):
         started, rewrites = time.monotonic(), stream.isatty()
-        if done.wait(DELAY):
+        if done.wait(delay):
             return
         while True:
             line = f"{what} ... {time.monotonic() - started:.0f} s"

@@ -1,0 +1,31 @@
+"""Find recurrent layers that are too long to compile: PyTorch unrolls them step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from turbine.capture.layout import hint
+
+# Steps of all layers and directions together; each becomes some ten ops, and thirty in training.
+LONGEST = 256
+
+_LAYERS = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+
+
+def too_long(graph: fx.Graph) -> str | None:
+    """Why a graph of Dynamo's is to run in PyTorch, if it is."""
+    layers = [node for node in graph.nodes if node.target in _LAYERS]
+    steps = max(map(_steps, layers), default=0)
+    if steps <= LONGEST:
+        return None
+    return f"a recurrent layer of {steps} steps, more than {LONGEST}, would be unrolled"
+
+
+def _steps(node: fx.Node) -> int:
+    arguments: Any = node.args
+    sequence, _, _, _, layers, _, _, bidirectional, batch_first = arguments
+    length = hint(sequence.meta["example_value"].shape[-2 if batch_first else 0])
+    return length * int(layers) * (2 if bidirectional else 1)
