@@ -103,7 +103,7 @@ def test_the_distributed_example_trains_with_torchrun(tmp_path: Path) -> None:
 
 def test_the_training_benchmark_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     script = str(ROOT / "benchmarks" / "train.py")
-    options = ["--tasks", "rnn", "--tiny", "--seconds", "0", "--no-inductor"]
+    options = ["--tasks", "rnn", "--tiny", "--seconds", "0", "--no-inductor", "--eager-step"]
     printed = _python(tmp_path, script, *options, "--output", "figures.json")
     written = json.loads((tmp_path / "figures.json").read_text())
     assert [line.split()[0] for line in printed.splitlines()] == ["task", "rnn"]
@@ -112,7 +112,7 @@ def test_the_training_benchmark_prints_a_table_and_writes_json(tmp_path: Path) -
 
 def test_a_warm_start_takes_less_time_than_a_cold_one(tmp_path: Path) -> None:
     script = str(ROOT / "benchmarks" / "compile_time.py")
-    options = ["--model", "cnn", "--tiny", "--rounds", "1", "--no-inductor"]
+    options = ["--model", "mlp", "--tiny", "--rounds", "1", "--no-inductor"]
     _python(tmp_path, script, *options, "--output", "figures.json", codes=(0, 1))
     seconds = json.loads((tmp_path / "figures.json").read_text())["seconds"]["turbine"]
     assert seconds["warm"][0] < seconds["cold"][0]
