@@ -67,6 +67,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tasks", metavar="A,B", help="which tasks (default: all)")
     parser.add_argument("--seconds", type=float, default=10.0, help="time spent on each task")
     parser.add_argument("--no-inductor", action="store_true", help="leave Inductor out")
+    parser.add_argument("--eager-step", action="store_true", help="do not compile optimizers")
     parser.add_argument("--tiny", action="store_true", help="the tasks at test size")
     parser.add_argument("--output", type=Path, default=RESULTS, help="where the JSON goes")
     options = parser.parse_args(arguments)
@@ -86,7 +87,7 @@ def measure(name: str, build: Callable[[], Task], options: argparse.Namespace) -
         if backend == "inductor" and options.no_inductor:
             continue
         torch.manual_seed(0)
-        call = step_of(build(), backend)
+        call = step_of(build(), backend, options.eager_step)
         started = time.perf_counter()
         try:
             call()
@@ -101,7 +102,7 @@ def measure(name: str, build: Callable[[], Task], options: argparse.Namespace) -
     return Row(name, timings, first_steps, difference(losses), failures)
 
 
-def step_of(task: Task, backend: str) -> Callable[[], float]:
+def step_of(task: Task, backend: str, eager_step: bool) -> Callable[[], float]:
     """One step of training on a batch that stays the same."""
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=torch.tensor(1e-3))
     batch = next(task.batches())
@@ -109,6 +110,7 @@ def step_of(task: Task, backend: str) -> Callable[[], float]:
     update: Callable[[], object] = optimizer.step
     if backend != "eager":
         loss_of = torch.compile(task.loss, backend=backend)
+    if backend != "eager" and not eager_step:
         update = torch.compile(optimizer.step, backend=backend)
 
     def step() -> float:

@@ -48,14 +48,15 @@ def fit(
     options: argparse.Namespace,
 ) -> list[float]:
     """Train with `loss_of(model, *batch)`; gives the loss of every step."""
-    loss_of = torch.compile(loss_of, backend=options.backend)
+    if options.backend != "eager":
+        loss_of = torch.compile(loss_of, backend=options.backend)
     # A tensor, for a schedule changes it: the compiled step reads it, and is not compiled again.
     optimizer = OPTIMIZERS[options.optimizer](model.parameters(), lr=torch.tensor(options.rate))
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, options.rate, total_steps=options.steps + 1, cycle_momentum=False
     )
     step: Callable[[], Any] = optimizer.step
-    if options.compile_step:
+    if options.compile_step and options.backend != "eager":
         step = torch.compile(optimizer.step, backend=options.backend)
 
     losses: list[float] = []

@@ -6,6 +6,11 @@ import re
 import runpy
 from pathlib import Path
 
+import torch
+
+from turbine import config
+from turbine.dynamo import options
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -21,3 +26,19 @@ def test_layout_names_every_room_of_the_house() -> None:
     loose = {p.name for p in (ROOT / "turbine").glob("*.py")} - {"__init__.py", "version.py"}
     missing = [name for name in sorted(here | loose) if not re.search(rf"^  {name}", text, re.M)]
     assert not missing
+
+
+def test_every_option_and_mode_of_the_backend_is_documented() -> None:
+    text = (ROOT / "docs" / "torch_compile.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", text, re.M))
+    defaults = {name: repr(config.KNOBS[name].default) for name in options.OPTIONS}
+    assert {name: text.replace('"', "'") for name, text in rows.items()} == defaults
+    assert set(re.findall(r'^\| `"([\w-]+)"` \|', text, re.M)) == set(options.MODES)
+
+
+def test_the_code_of_the_compile_page_runs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "torch_compile.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    with torch.random.fork_rng(devices=[]):
+        runpy.run_path(str(tmp_path / "page.py"))
