@@ -19,6 +19,7 @@ from tests.compiled import agrees, compiled, same
 from turbine import errors
 from turbine.compiler import pipeline
 from turbine.dynamo import options, parts, records, remembering
+from turbine.runtime.tensor_calling import TensorCall
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -60,7 +61,7 @@ def test_the_backends_are_found_without_importing_turbine(tmp_path: Path) -> Non
         ({"stratgy": "auto"}, None, ["stratgy", "strategy"]),
         ({"cache": "perhaps"}, None, ["cache", "perhaps"]),
         ({"compile_timeout": "soon"}, None, ["compile_timeout"]),
-        ({"strategy": "nonsense"}, None, ["nonsense"]),
+        ({"strategy": "nonsense"}, None, ["nonsense", "auto"]),
         ({"target": "cuda:sm_80"}, None, ["cuda:sm_80", "CPU"]),
         (None, "reduce-overhead", ["reduce-overhead", "max-autotune"]),
     ],
@@ -103,7 +104,7 @@ def test_an_index_out_of_range_is_pytorchs_error() -> None:
 
 
 def test_shapes_that_do_not_fit_are_pytorchs_error() -> None:
-    with pytest.raises(Exception, match="size of tensor"):
+    with pytest.raises(RuntimeError, match="broadcast"):
         compiled(lambda x, y: x + y)(torch.ones(3), torch.ones(4))
 
 
@@ -124,11 +125,11 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     """Every compile fails, and is counted."""
     asked: list[int] = []
 
-    def fail(self: Any, strategy: Any) -> Any:
+    def fail(self: Any, *_: Any) -> Any:
         asked.append(1)
-        raise errors.CompileError("no compiler today")
+        return pipeline.Failure("any", errors.CompileError("no compiler today"))
 
-    monkeypatch.setattr(pipeline._Attempt, "begin", fail)
+    monkeypatch.setattr(pipeline._Attempt, "_finish", fail)
     monkeypatch.setenv("TURBINE_CACHE_DIR", str(tmp_path))
     return asked
 
@@ -138,7 +139,7 @@ def test_what_never_compiles_runs_in_pytorch(no_compiler: list[int]) -> None:
         agrees(work, lambda: (torch.randn(4, requires_grad=True),), ops=0)
     assert no_compiler
     assert not any(part.compiled for graph in heard for part in graph.parts)
-    assert all("no compiler today" in op.reason for op in heard[0].left)
+    assert any("no compiler today" in op.reason for op in heard[0].left)
 
 
 def test_a_fault_of_our_own_runs_in_pytorch(
@@ -159,7 +160,7 @@ def test_code_that_fails_each_time_it_runs_is_given_up(monkeypatch: pytest.Monke
         calls.append(1)
         raise errors.RunError("broken")
 
-    monkeypatch.setattr(parts.TensorCall, "__call__", fail)
+    monkeypatch.setattr(TensorCall, "__call__", fail)
     call = compiled(work)
     x = torch.randn(4)
     before = turbine.counters()["rescued_calls"]
@@ -288,7 +289,8 @@ def test_data_loader_workers_call_compiled_code() -> None:
         Doubled(call), num_workers=1, multiprocessing_context="fork"
     )
     items = [item[0] for item in loader]
-    same(list(items), [work(torch.full((3,), float(index))) for index in range(4)])
+    for index, item in enumerate(items):
+        assert torch.equal(item, work(torch.full((3,), float(index))))
 
 
 def test_ctrl_c_while_compiling(tmp_path: Path) -> None:
