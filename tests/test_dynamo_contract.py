@@ -359,3 +359,40 @@ def test_checkpointed_functions() -> None:
         return inner * 2
 
     agrees(function, lambda: (grad(3),))
+
+
+INDEX = torch.tensor([1, 0, 2])
+# In these the compiler works in the memory of its operand.
+OVERWRITING: dict[str, Any] = {
+    "scatter": lambda x: x.scatter(0, INDEX.view(3, 1), 5.0),
+    "index_put": lambda x: x.t().index_put((INDEX,), torch.ones(3, 4), accumulate=True),
+    "index_add": lambda x: x.view(4, 4).index_add(0, INDEX, torch.ones(3, 4)),
+    "sort": lambda x: x.sort(),
+    "topk": lambda x: x.topk(2),
+}
+
+
+@pytest.mark.parametrize("case", OVERWRITING)
+def test_arguments_that_are_only_read_keep_their_values(case: str) -> None:
+    agrees(OVERWRITING[case], lambda: (plain(4, 4),), ops=0)
+
+
+NAN, INFINITY = float("nan"), float("inf")
+SPECIAL = torch.tensor([[3.0, NAN, 2, 0.0, -0.0], [INFINITY, 1, 1, NAN, -INFINITY]])
+UNSIGNED = torch.tensor([249, 7, 128, 0, 130], dtype=torch.uint8)
+# What the compiler is known to get wrong runs in PyTorch.
+WRONG: dict[str, tuple[Any, Tensor]] = {
+    "index of a nan": (lambda x: (x.max(1), x.min(1), x.argmax(1)), SPECIAL),
+    "order of a nan": (lambda x: (x.sort(stable=True), x.topk(1)), SPECIAL),
+    "equal to itself": (lambda x: (x == x, x != x, x.isfinite(), x.isnan()), SPECIAL),
+    "zero to a negative power": (lambda x: (x**-1, x**-2, x**-0.5), SPECIAL),
+    "division of infinities": (lambda x: (x // 2, torch.remainder(x, 2)), SPECIAL),
+    "unsigned division": (lambda x: (x // 3, x % 5, x.abs(), x.sum(), x.max()), UNSIGNED),
+    "unsigned comparison": (lambda x: (x > 5, x.float(), x.sort()), UNSIGNED),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_special_values(case: str) -> None:
+    function, x = WRONG[case]
+    agrees(function, lambda: (x,), ops=0)
