@@ -25,7 +25,20 @@ MISTRUSTED = (
     aten.squeeze.dims,
     aten.upsample_bilinear2d,
     aten.upsample_nearest2d,
-    aten.logcumsumexp,
+    aten._trilinear,
+    aten.as_strided_copy,
+    aten.diagonal_copy,
+    aten.expand_copy,
+    aten.narrow_copy,
+    aten.permute_copy,
+    aten.select_copy,
+    aten.squeeze_copy,
+    aten.t_copy,
+    aten.transpose_copy,
+    aten.unbind_copy,
+    aten.unfold_copy,
+    aten.unsqueeze_copy,
+    aten.view_copy,
 )
 
 _scoped: ContextVar[Table | None] = ContextVar("aot_decompositions", default=None)

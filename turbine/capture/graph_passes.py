@@ -1,4 +1,4 @@
-"""Clean a captured graph in place: drop what only guards or annotates, then what is unused."""
+"""Clean a captured graph in place: drop what guards, annotates, computes nothing or is unused."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _GUARDS = {
 def run(graph_module: fx.GraphModule) -> None:
     """Run every pass, in order."""
     drop_guards(graph_module)
+    fill_empty(graph_module)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
 
@@ -28,3 +29,36 @@ def drop_guards(graph_module: fx.GraphModule) -> None:
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and node.target in _GUARDS:
             graph_module.graph.erase_node(node)
+
+
+def fill_empty(graph_module: fx.GraphModule) -> None:
+    """A result without elements needs no computing, and the compiler fails on some that do."""
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op != "call_function" or not _is_empty(value) or not _is_pure(node):
+            continue
+        shape = list(value.shape)
+        with graph.inserting_before(node):
+            fill = graph.call_function(
+                aten.full.default, (shape, 0), {"dtype": value.dtype, "device": value.device}
+            )
+        fill.meta = dict(node.meta)
+        node.replace_all_uses_with(fill)
+        graph.erase_node(node)
+
+
+def _is_empty(value: object) -> bool:
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    sizes = list(value.shape)
+    return all(isinstance(size, int) for size in sizes) and 0 in sizes
+
+
+def _is_pure(node: fx.Node) -> bool:
+    """Whether leaving the op out changes only its result."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target is aten.full.default:
+        return False
+    draws = torch.Tag.nondeterministic_seeded in target.tags
+    return not (draws or target._schema.is_mutable or node.is_impure())

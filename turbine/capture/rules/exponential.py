@@ -111,6 +111,17 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     return (0.5 * wide * (1.0 + torch.tanh(inner))).to(x.dtype)
 
 
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """Each element against the largest of all up to it, which takes the square of the row."""
+    if x.is_complex() or x.dim() == 0 or not isinstance(x.shape[dim], int):
+        return x.clone() if x.dim() == 0 else NotImplemented
+    row = x.movedim(dim, -1).to(torch.promote_types(x.dtype, torch.float32))
+    places = torch.arange(row.shape[-1], device=x.device)
+    seen = places <= places.unsqueeze(-1)
+    held = torch.where(seen, row.unsqueeze(-2), float("-inf"))
+    return torch.logsumexp(held, -1).to(x.dtype).movedim(-1, dim).contiguous()
+
+
 def signbit(x: Tensor) -> Tensor:
     """Whether the sign is set, -0.0 included."""
     return (x < 0) | ((x == 0) & (1.0 / x < 0)) if x.is_floating_point() else x < 0
@@ -134,6 +145,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.erf.default: erf,
     aten.erfc.default: erfc,
     aten.gelu.default: gelu,
+    aten.logcumsumexp.default: logcumsumexp,
     aten.signbit.default: signbit,
     aten.copysign.Tensor: copysign,
 }

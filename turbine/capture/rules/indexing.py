@@ -17,6 +17,35 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
     return flat.view(x.shape)
 
 
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """The compiler wants the indexed axes first."""
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    chosen = [index for index in indices if index is not None]
+    if not axes or axes == list(range(len(axes))) or axes[-1] - axes[0] != len(axes) - 1:
+        return NotImplemented
+    rank = torch.broadcast_shapes(*(index.shape for index in chosen))
+    ahead, behind = x.shape[: axes[0]], x.shape[axes[-1] + 1 :]
+    values = values.expand([*ahead, *rank, *behind])
+    values = values.movedim([axes[0] + k for k in range(len(rank))], list(range(len(rank))))
+    front = list(range(len(axes)))
+    written = x.movedim(axes, front).index_put(tuple(chosen), values, accumulate)
+    return written.movedim(front, axes)
+
+
+def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
+    """Negative amounts cut; the compiler takes only positive ones."""
+    if all(not isinstance(amount, int) or amount >= 0 for amount in pad):
+        return NotImplemented
+    for pair in range(len(pad) // 2):
+        axis = x.dim() - 1 - pair
+        start, end = max(-pad[2 * pair], 0), max(-pad[2 * pair + 1], 0)
+        x = x.narrow(axis, start, x.shape[axis] - start - end)
+    added = [max(amount, 0) for amount in pad]
+    return aten.constant_pad_nd(x, added, value) if any(added) else x.clone()
+
+
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Read places of the flattened tensor."""
     return aten.index.Tensor(x.reshape(-1), [index.reshape(-1)]).view(index.shape)
@@ -147,6 +176,8 @@ _ALONG_AXIS = (
 
 RULES: dict[Any, Callable[..., Any]] = {
     **{op: _on_single_elements(op) for op in _ALONG_AXIS},
+    aten.index_put.default: index_put,
+    aten.constant_pad_nd.default: constant_pad,
     aten.put.default: put,
     aten.take.default: take,
     aten.index_reduce.default: index_reduce,

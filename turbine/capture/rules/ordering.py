@@ -6,7 +6,7 @@ In PyTorch nan is larger than every number. Rows longer than `LONGEST` are left 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -182,6 +182,11 @@ def _extreme(x: Tensor, dim: int | None, keepdim: bool, reduce: Callable[..., Te
     return torch.where(best, places, size).amin(dim, keepdim=keepdim)
 
 
+def amax(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
+    """Of a tensor without axes, itself; the compiler looks for an axis."""
+    return x.clone() if x.dim() == 0 else NotImplemented
+
+
 @_on_short_rows
 def cummax(x: Tensor, dim: int) -> Pair:
     """The largest so far, and the last place it was at."""
@@ -259,6 +264,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.argmin.default: argmin,
     aten.max.dim: max_along,
     aten.min.dim: min_along,
+    aten.amax.default: amax,
+    aten.amin.default: amax,
     aten.cummax.default: cummax,
     aten.cummin.default: cummin,
     aten.searchsorted.Tensor: searchsorted,

@@ -1,0 +1,183 @@
+"""Judging PyTorch's op samples: verdicts mean what they say, and a slice of the ops has no failure.
+
+The whole table is `make coverage`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from turbine import errors
+from turbine.capture.decompositions import extend_aot_decompositions
+from turbine.cli.coverage import page, share
+from turbine.cli.main import main
+from turbine.dynamo import coverage, sweep
+from turbine.dynamo.coverage import (
+    COMPILED,
+    FAILS,
+    FALLS_BACK,
+    FREE,
+    NOT_TRACED,
+    PARTLY,
+    RANDOM,
+    Case,
+    Judged,
+    Verdict,
+    combined,
+    judge_case,
+    unlike,
+)
+
+aten = torch.ops.aten
+X = torch.linspace(-1.0, 1.0, 6)
+SLICE_SECONDS = 25.0
+# Another slice with every change of the seed; CI sets one for each run.
+SEED = int(os.environ.get("COVERAGE_SEED", "0"))
+
+
+def _judge(function: Callable[..., Any], *, training: bool = False) -> Verdict:
+    x = X.clone().requires_grad_(training)
+    return judge_case(Case(function, (x,), {}), training=training)
+
+
+@pytest.fixture(autouse=True)
+def _without_what_dynamo_keeps() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def test_compiled_forward_and_backward() -> None:
+    assert _judge(torch.exp) == Verdict(COMPILED)
+    assert _judge(torch.exp, training=True) == Verdict(COMPILED)
+
+
+def test_a_view_is_free() -> None:
+    assert _judge(lambda x: x.view(2, 3)) == Verdict(FREE)
+
+
+def test_an_op_without_code_falls_back_and_says_why() -> None:
+    verdict = _judge(torch.nonzero)
+    assert verdict.status == FALLS_BACK
+    assert "aten.nonzero" in verdict.reason
+
+
+def test_code_around_such_an_op_is_compiled_in_part() -> None:
+    verdict = _judge(lambda x: ((x + 1) * 2 - x.exp()).nonzero())
+    assert verdict.status == PARTLY
+
+
+def test_random_numbers_are_not_compared() -> None:
+    assert _judge(torch.bernoulli).status != FAILS
+    assert _judge(torch.rand_like) == Verdict(RANDOM)
+
+
+def test_what_pytorch_does_not_trace_does_not_count() -> None:
+    assert _judge(lambda x: torch.allclose(x, x)).status == NOT_TRACED
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (lambda x: x + 1, "not close"),
+        (lambda x: x.exp2().to(torch.float64), "float64"),
+        (lambda x: x.exp2().unsqueeze(0), "[1, 6]"),
+    ],
+    ids=["values", "dtype", "shape"],
+)
+def test_a_wrong_answer_fails(rule: Callable[..., Any], said: str) -> None:
+    with extend_aot_decompositions(add_ops={aten.expm1.default: rule}):
+        verdict = _judge(torch.expm1)
+    assert verdict.status == FAILS
+    assert said in verdict.reason
+
+
+def test_a_wrong_gradient_fails() -> None:
+    with extend_aot_decompositions(add_ops={aten.tanh_backward.default: lambda g, y: g}):
+        verdict = _judge(torch.tanh, training=True)
+    assert verdict.status == FAILS
+
+
+def test_strides_are_compared() -> None:
+    x = torch.ones(2, 3)
+    assert unlike([x], [x.t().contiguous().t()]) is not None
+    assert unlike([x], [x.t().contiguous().t()], strides=False) is None
+
+
+def test_an_argument_that_changes_is_a_wrong_answer() -> None:
+    """Sorting in place of a copy would pass by its results alone."""
+
+    def careless(x: torch.Tensor) -> torch.Tensor:
+        return x.add_(1) if torch.compiler.is_compiling() else x + 1
+
+    assert _judge(careless).status == FAILS
+
+
+def test_an_op_is_as_good_as_its_worst_sample() -> None:
+    verdicts = [Verdict(COMPILED), Verdict(FALLS_BACK, "why"), Verdict(NOT_TRACED)]
+    assert combined(verdicts) == Verdict(FALLS_BACK, "why")
+    assert combined([Verdict(NOT_TRACED), Verdict(COMPILED)]).status == COMPILED
+    assert combined([Verdict(RANDOM), Verdict(COMPILED)]).status == RANDOM
+    assert combined([Verdict(RANDOM), Verdict(FAILS, "why")]).status == FAILS
+
+
+def test_the_share_counts_what_pytorch_traces() -> None:
+    statuses = [COMPILED, FREE, FALLS_BACK, RANDOM, NOT_TRACED, coverage.NO_GRADIENT]
+    assert share(Verdict(status) for status in statuses) == 0.5
+
+
+def test_the_page_has_a_row_for_each_op() -> None:
+    text = page([Judged("fft.fft", Verdict(COMPILED), Verdict(FALLS_BACK, "aten.x: because"))])
+    assert "| `fft.fft` | compiled | falls back |" in text
+    assert "| aten.x: because | 1 | `fft.fft` |" in text
+
+
+def test_a_slice_depends_on_the_seed_alone() -> None:
+    names = [str(n) for n in range(50)]
+    assert sweep.shuffled(names, 1) == sweep.shuffled(names, 1)
+    assert sweep.shuffled(names, 1) != sweep.shuffled(names, 2)
+
+
+def test_a_process_that_ends_is_a_failure_of_its_op() -> None:
+    first, second = sweep.sweep(["no such op", "view"], samples=1)
+    assert first.fails
+    assert "the process ended" in first.forward.reason
+    assert second == Judged("view", Verdict(FREE), Verdict(FREE))
+
+
+def test_an_op_that_takes_too_long_is_a_failure() -> None:
+    (judged,) = sweep.sweep(["view"], limit=0.01)
+    assert "took longer" in judged.forward.reason
+
+
+def test_no_op_of_a_slice_fails() -> None:
+    names = sweep.shuffled(list(coverage.ops()), SEED)
+    judged = list(sweep.sweep(names, seed=SEED, samples=1, seconds=SLICE_SECONDS))
+    assert judged
+    assert not [item for item in judged if item.fails]
+
+
+def test_the_command_prints_counts_and_writes_the_page(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "coverage.md"
+    assert main(["coverage", "--ops", "^view$", "--jobs", "1", "-o", str(path)]) == 0
+    assert "forward" in capsys.readouterr().out
+    assert "| `view` | free | free |" in path.read_text()
+
+
+def test_an_unknown_op_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["coverage", "--ops", "^no such op$"]) == 1
+    assert "no op has" in capsys.readouterr().err
+
+
+def test_missing_samples_are_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "torch.testing._internal.common_methods_invocations", None)
+    with pytest.raises(errors.MissingExtra, match="op samples"):
+        coverage.ops()

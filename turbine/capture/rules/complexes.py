@@ -1,0 +1,125 @@
+"""Complex numbers as pairs of real ones, wherever the compiler has no complex code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import nan, pi
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def _parts(x: Tensor | complex) -> tuple[Any, Any]:
+    """Real and imaginary, as tensors or numbers."""
+    if isinstance(x, Tensor):
+        return (torch.real(x), torch.imag(x)) if x.is_complex() else (x, 0.0)
+    return complex(x).real, complex(x).imag
+
+
+def _made(real: Tensor, imaginary: Tensor, dtype: torch.dtype) -> Tensor:
+    """A complex tensor of two that may differ in shape."""
+    part = dtype.to_real()
+    real, imaginary = torch.broadcast_tensors(real.to(part), imaginary.to(part))
+    return torch.complex(real.contiguous(), imaginary.contiguous())
+
+
+def _is_complex(*values: Any) -> bool:
+    return any(isinstance(v, complex) or (isinstance(v, Tensor) and v.is_complex()) for v in values)
+
+
+def add(a: Tensor, b: Any, alpha: Any = 1) -> Tensor:
+    """Part by part."""
+    if not _is_complex(a, b) or isinstance(alpha, complex):
+        return NotImplemented
+    (ar, ai), (br, bi) = _parts(a), _parts(b)
+    return _made(ar + alpha * br, _sum(ai, alpha * bi, ar), torch.result_type(a, b))
+
+
+def sub(a: Tensor, b: Any, alpha: Any = 1) -> Tensor:
+    """Part by part."""
+    return add(a, b, -alpha) if _is_complex(a, b) else NotImplemented
+
+
+def _sum(a: Any, b: Any, like: Tensor) -> Tensor:
+    total = a + b
+    return total if isinstance(total, Tensor) else torch.full_like(like, total)
+
+
+def mul(a: Tensor, b: Any) -> Tensor:
+    """The four products; with a real number, two."""
+    if not _is_complex(a, b):
+        return NotImplemented
+    (ar, ai), (br, bi) = _parts(a), _parts(b)
+    real, imaginary = ar * br, ai * br
+    if _is_complex(b):
+        real, imaginary = real - ai * bi, imaginary + ar * bi
+    return _made(real, imaginary, torch.result_type(a, b))
+
+
+def neg(x: Tensor) -> Tensor:
+    """Part by part."""
+    return _made(-torch.real(x), -torch.imag(x), x.dtype) if x.is_complex() else NotImplemented
+
+
+def conj(x: Tensor) -> Tensor:
+    """The other side of the real axis."""
+    return _made(torch.real(x), -torch.imag(x), x.dtype)
+
+
+def absolute(x: Tensor) -> Tensor:
+    """The length."""
+    return torch.hypot(torch.real(x), torch.imag(x)) if x.is_complex() else NotImplemented
+
+
+def angle(x: Tensor) -> Tensor:
+    """The direction; of a real number, zero or half a turn."""
+    if x.is_complex():
+        return torch.atan2(torch.imag(x), torch.real(x))
+    dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    turned = torch.where(x < 0, pi, 0.0).to(dtype)
+    return torch.where(x != x, nan, turned) if x.is_floating_point() else turned
+
+
+def polar(length: Tensor, direction: Tensor) -> Tensor:
+    """Length and direction as a number."""
+    real, imaginary = length * torch.cos(direction), length * torch.sin(direction)
+    return torch.complex(real, imaginary)
+
+
+def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """A real number as a complex one."""
+    if x.is_complex() or dtype is None or not dtype.is_complex or dtype == torch.complex32:
+        return NotImplemented
+    real = x.to(dtype.to_real())
+    return torch.complex(real, torch.zeros_like(real))
+
+
+def total(
+    x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """Part by part."""
+    if not x.is_complex() or (dtype is not None and dtype != x.dtype):
+        return NotImplemented
+    real = torch.real(x).sum(dim, keepdim=keepdim)
+    return _made(real, torch.imag(x).sum(dim, keepdim=keepdim), x.dtype)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.add.Tensor: add,
+    aten.add.Scalar: add,
+    aten.sub.Tensor: sub,
+    aten.sub.Scalar: sub,
+    aten.mul.Tensor: mul,
+    aten.mul.Scalar: mul,
+    aten.neg.default: neg,
+    aten.conj_physical.default: conj,
+    aten._conj_physical.default: conj,
+    aten.abs.default: absolute,
+    aten.angle.default: angle,
+    aten.polar.default: polar,
+    aten.sum.dim_IntList: total,
+    aten._to_copy.default: to_copy,
+}

@@ -1,0 +1,113 @@
+"""Fourier transforms of short rows as products with a matrix of cosines and one of sines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import pi, prod, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+Parts = tuple[Tensor, Tensor | None]
+
+# A product takes the square of the row; PyTorch's own transforms are faster on longer ones.
+LONGEST = 256
+_BY_ROOT, _BY_COUNT = 1, 2  # PyTorch's numbers for how a transform is scaled
+
+
+def c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
+    """Complex to complex."""
+    if not _is_short(x, dim) or not dim:
+        return NotImplemented
+    parts: Parts = (torch.real(x), torch.imag(x))
+    for axis in dim:
+        parts = _transformed(parts, axis, x.shape[axis], forward)
+    return _scaled(parts, normalization, [x.shape[axis] for axis in dim])
+
+
+def r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
+    """Real to complex; the second half of the last axis mirrors the first and may be left out."""
+    if not _is_short(x, dim) or not dim:
+        return NotImplemented
+    last = dim[-1]
+    kept = x.shape[last] // 2 + 1 if onesided else x.shape[last]
+    parts = _transformed((x, None), last, kept, True)
+    for axis in dim[:-1]:
+        parts = _transformed(parts, axis, x.shape[axis], True)
+    return _scaled(parts, normalization, [x.shape[axis] for axis in dim])
+
+
+def c2r(x: Tensor, dim: list[int], normalization: int, last_size: int) -> Tensor:
+    """Complex to real, from the first half of a row that mirrors itself."""
+    if not _is_short(x, dim) or not dim or last_size > LONGEST:
+        return NotImplemented
+    parts: Parts = (torch.real(x), torch.imag(x))
+    for axis in dim[:-1]:
+        parts = _transformed(parts, axis, x.shape[axis], False)
+    real, imaginary = (_rows(part, dim[-1]) for part in parts if part is not None)
+    count = last_size // 2 + 1
+    real, imaginary = real.narrow(-1, 0, count), imaginary.narrow(-1, 0, count)
+    # Every element but the first, and the middle one of an even row, stands for two.
+    twice = torch.full([count], 2.0, dtype=real.dtype, device=x.device)
+    place = torch.arange(count, device=x.device)
+    single = (place == 0) | (place * 2 == last_size)
+    weight = torch.where(single, torch.ones_like(twice), twice)
+    cosine, sine = _waves(count, last_size, last_size, real)
+    value = (real * weight) @ cosine - (imaginary * weight) @ sine
+    sizes = [x.shape[axis] for axis in dim[:-1]]
+    value = value * _factor(normalization, [*sizes, last_size])
+    return value.movedim(-1, dim[-1]).contiguous()
+
+
+def _is_short(x: Tensor, dim: list[int]) -> bool:
+    known = all(isinstance(size, int) and size > 0 for size in x.shape)
+    return known and all(x.shape[axis] <= LONGEST for axis in dim)
+
+
+def _transformed(parts: Parts, axis: int, kept: int, forward: bool) -> Parts:
+    """One axis: the sum of x[n] exp(-2 pi i n k / size), with the other sign backward."""
+    real = _rows(parts[0], axis)
+    cosine, sine = _waves(real.shape[-1], kept, real.shape[-1], real)
+    if forward:
+        sine = -sine
+    new_real, new_imaginary = real @ cosine, real @ sine
+    if parts[1] is not None:
+        imaginary = _rows(parts[1], axis)
+        new_real = new_real - imaginary @ sine
+        new_imaginary = new_imaginary + imaginary @ cosine
+    return new_real.movedim(-1, axis), new_imaginary.movedim(-1, axis)
+
+
+def _rows(x: Tensor, axis: int) -> Tensor:
+    return x.movedim(axis, -1)
+
+
+def _waves(rows: int, columns: int, period: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2 pi n k / period; the product is reduced first, which keeps all digits."""
+    n = torch.arange(rows, device=like.device).unsqueeze(1)
+    turns = (n * torch.arange(columns, device=like.device)) % period
+    angle = turns.to(torch.float64) * (2 * pi / period)
+    # A sine is a cosine a quarter turn later: one function to compile.
+    waves = torch.cos(torch.stack([angle, angle - pi / 2])).to(like.dtype)
+    return waves[0], waves[1]
+
+
+def _scaled(parts: Parts, normalization: int, sizes: list[int]) -> Tensor:
+    real, imaginary = parts
+    assert imaginary is not None
+    factor = _factor(normalization, sizes)
+    return torch.complex((real * factor).contiguous(), (imaginary * factor).contiguous())
+
+
+def _factor(normalization: int, sizes: list[int]) -> float:
+    count = prod(sizes)
+    return {_BY_ROOT: 1 / sqrt(count), _BY_COUNT: 1 / count}.get(normalization, 1.0)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten._fft_c2c.default: c2c,
+    aten._fft_r2c.default: r2c,
+    aten._fft_c2r.default: c2r,
+}
