@@ -139,7 +139,7 @@ def test_what_never_compiles_runs_in_pytorch(no_compiler: list[int]) -> None:
         agrees(work, lambda: (torch.randn(4, requires_grad=True),), ops=0)
     assert no_compiler
     assert not any(part.compiled for graph in heard for part in graph.parts)
-    assert any("no compiler today" in op.reason for op in heard[0].left)
+    assert len(heard[0].left) == 4
 
 
 def test_a_fault_of_our_own_runs_in_pytorch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,13 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as torch_pytree
 
 from tests.compiled import Make, agrees, compiled, outcome, same
+from turbine.dynamo import records
+from turbine.dynamo.graphs import compile_graph
+from turbine.runtime.tensor_calling import TensorCall
 
 pytestmark = [
     # Dynamo asks tensors that are not leaves for their gradients,
@@ -101,6 +107,22 @@ def test_a_result_that_aliases_can_be_written_to(case: str) -> None:
     function, _ = ALIASES[case]
     make = lambda: (plain(3, 4) if case == "a view of a result" else plain(3, 3),)  # noqa: E731
     same(outcome(write(compiled(function)), make), outcome(write(function), make))
+
+
+def test_a_result_that_a_rule_makes_a_view_can_be_written_to() -> None:
+    def call(function: Any, x: Tensor) -> Tensor:
+        result: Tensor = function(x)
+        return result.mul_(3)
+
+    def rolled(x: Tensor) -> Tensor:
+        return (x * 2).roll(1)
+
+    roll = compiled(rolled)
+    make = lambda: (grad(3, 4),)  # noqa: E731
+    same(
+        outcome(lambda x: call(roll, x), make),
+        outcome(lambda x: call(rolled, x), make),
+    )
 
 
 LAYOUTS: dict[str, tuple[Any, Make]] = {
@@ -396,3 +418,126 @@ WRONG: dict[str, tuple[Any, Tensor]] = {
 def test_special_values(case: str) -> None:
     function, x = WRONG[case]
     agrees(function, lambda: (x,), ops=0)
+
+
+class Pair(torch.Tensor):
+    """Two tensors that pass for one: every op is done to both."""
+
+    first: Tensor
+    second: Tensor
+
+    @staticmethod
+    def __new__(cls, first: Tensor, second: Tensor) -> Pair:
+        made = torch.Tensor._make_wrapper_subclass(
+            cls, first.shape, dtype=first.dtype, requires_grad=first.requires_grad
+        )
+        assert isinstance(made, Pair)
+        made.first, made.second = first, second
+        return made
+
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        super().__init__()
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["first", "second"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], *_: Any) -> Pair:
+        return Pair(inner["first"], inner["second"])
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return "Pair"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, op: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        def side(name: str) -> Any:
+            pick = lambda t: getattr(t, name) if isinstance(t, Pair) else t  # noqa: E731
+            chosen, named = torch_pytree.tree_map(pick, (args, kwargs or {}))
+            return op(*chosen, **named)
+
+        return torch_pytree.tree_map(Pair, side("first"), side("second"))
+
+
+def test_tensor_subclasses_that_are_made_of_tensors() -> None:
+    def function(x: Any) -> Any:
+        return x * 2 + 1
+
+    pair = Pair(plain(3), plain(3))
+    found, expected = compiled(function)(pair), function(pair)
+    assert isinstance(found, Pair)
+    same([found.first, found.second], [expected.first, expected.second])
+
+
+CHANGES: dict[str, Callable[[torch.nn.Linear], Any]] = {
+    "in place": lambda m: m.weight.data.mul_(2),
+    "copied into": lambda m: m.weight.data.copy_(torch.ones(3, 3)),
+    "from a state dict": lambda m: m.load_state_dict(torch.nn.Linear(3, 3).state_dict()),
+    "other data": lambda m: setattr(m.weight, "data", torch.full((3, 3), 5.0)),
+    "strided data": lambda m: setattr(m.weight, "data", torch.rand(6, 3)[::2]),
+    "strided data in place": lambda m: m.weight.data.mul_(2),
+    "data off alignment": lambda m: setattr(m.weight, "data", torch.rand(10)[1:].view(3, 3)),
+    "another parameter": lambda m: setattr(m, "weight", torch.nn.Parameter(torch.rand(3, 3))),
+}
+
+
+def test_changed_weights_are_seen_by_the_next_call() -> None:
+    model = torch.nn.Linear(3, 3).requires_grad_(False)
+    call = compiled(model)
+    x = plain(2, 3)
+    same(call(x), model(x))
+    for change in CHANGES.values():
+        change(model)
+        same(call(x), model(x))
+
+
+def test_views_of_weights_are_made_once() -> None:
+    model = torch.nn.Linear(3, 3).requires_grad_(False)
+    with records.listening() as heard:
+        call = compiled(model)
+        call(plain(2, 3))
+    (part,) = (part for graph in heard for part in graph.parts)
+    tensor_call = part.settle()
+    assert isinstance(tensor_call, TensorCall)
+    before = {index: known[1] for index, known in tensor_call.known.items()}
+    call(plain(2, 3))
+    assert len(before) == 2
+    assert all(tensor_call.known[index][1] is view for index, view in before.items())
+
+
+def test_nothing_is_held_after_backward() -> None:
+    function = compiled(lambda x: torch.relu(x * 2) * x)
+    x = grad(4)
+    result = function(x)
+    result.sum().backward()
+    held = [weakref.ref(x), weakref.ref(result)]
+    del x, result
+    # At once, not when the garbage collector comes by.
+    assert [reference() for reference in held] == [None, None]
+
+
+def test_a_boxed_call_empties_its_list_and_frees_arguments_after_their_last_use() -> None:
+    alive: list[bool] = []
+    watched: list[weakref.ref[Tensor]] = []
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor]:
+        middle = watch(torch.relu(x * 2) * x)
+        return (torch.relu(middle * 2) * y,)
+
+    @torch.library.custom_op("turbine_tests::watch", mutates_args=())
+    def watch(x: Tensor) -> Tensor:
+        alive.append(watched[0]() is not None)
+        return x.clone()
+
+    @watch.register_fake
+    def _(x: Tensor) -> Tensor:
+        return torch.empty_like(x)
+
+    graph = make_fx(function, tracing_mode="fake")(torch.ones(4), torch.ones(4))
+    call = compile_graph(graph, records.new("inference"), {}, set())
+    args = [plain(4), plain(4)]
+    watched.append(weakref.ref(args[0]))
+    call(args)
+    assert args == []
+    assert alive == [False]

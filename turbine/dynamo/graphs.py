@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from turbine import config, errors
@@ -152,6 +153,7 @@ def _is_proven(error: errors.TurbineError, op_count: int) -> bool:
 
 
 def _boxed(outer: fx.GraphModule) -> Boxed:
+    _hide_views(outer.graph)
     outer.graph.set_codegen(_BoxedCode())
     outer.recompile()
     forward = outer.forward
@@ -162,6 +164,25 @@ def _boxed(outer: fx.GraphModule) -> Boxed:
 
     call._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
     return call
+
+
+def _hide_views(graph: fx.Graph) -> None:
+    """Give views that are results out as tensors of their own.
+
+    Rules of ours end in views where the op they stand for does not, and autograd forbids to write
+    to a view that a function like AOTAutograd's returns. It makes views of what it knows of anew.
+    """
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    for node in output.all_input_nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+            with graph.inserting_before(output):
+                output.replace_input_with(node, graph.call_function(_without_base, (node,)))
+
+
+def _without_base(view: torch.Tensor) -> torch.Tensor:
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        alone: torch.Tensor = torch.ops.aten.alias.default(view)
+        return alone
 
 
 class _BoxedCode(fx.graph.CodeGen):

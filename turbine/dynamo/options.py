@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from turbine import config, errors, target
+from turbine.compiler import strategies
 
 # Knobs of `turbine.config` that make sense for one compiled function.
 OPTIONS = (
@@ -38,12 +39,13 @@ def check(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]
                 hint="docs/torch_compile.md says what each option does",
             )
     with config.override(**knobs):  # refuses values of the wrong type
-        _check_target(config.current().target)
+        _check(config.current().target, config.current().strategy)
     return knobs
 
 
-def _check_target(text: str) -> None:
+def _check(text: str, strategy: str) -> None:
     kind = target.parse(text).kind
+    strategies.choose(strategy, kind)
     if kind != "cpu":
         raise errors.ConfigError(
             f"torch.compile with turbine runs on the CPU, not on target {text!r}",
