@@ -42,7 +42,6 @@ def halves(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 MUTATIONS: dict[str, tuple[Any, Make]] = {
     "data": (lambda x: x.mul_(2) + 1, lambda: (plain(3, 4),)),
-    "data of a leaf's copy": (lambda x: x.clone().mul_(2), lambda: (grad(3, 4),)),
     "data of a non-leaf": (lambda x: x.mul_(2) * 3, lambda: (grad(3, 4) * 1,)),
     "under no_grad": (lambda x: _set_quietly(x), lambda: (grad(3, 4),)),
     "metadata": (lambda x: x.t_() + 1, lambda: (plain(3, 4),)),
@@ -51,12 +50,8 @@ MUTATIONS: dict[str, tuple[Any, Make]] = {
     "one of two": (lambda x, y: (x.add_(y), y * 2), lambda: (plain(3), grad(3))),
     "both halves of one tensor": (lambda x, y: x.mul_(2) + y, lambda: halves(plain(4))),
     "halves of one non-leaf": (lambda x, y: x.mul_(2) + y, lambda: halves(grad(4) * 1)),
-    "the same tensor twice": (lambda x, y: x.mul_(2) + y, lambda: (plain(4),) * 2),
     "a view of an input": (lambda x: x[1].add_(5), lambda: (plain(3, 4),)),
-    "a strided input": (lambda x: x.add_(1).sum(), lambda: (plain(4, 6)[:, ::2],)),
     "copy_ from another": (lambda x, y: (x.copy_(y * 2), None)[1], lambda: (plain(3), plain(3))),
-    "set to zero": (lambda x: (x.zero_(), 3)[1], lambda: (plain(3),)),
-    "integers": (lambda x: x.add_(1), lambda: (torch.arange(5),)),
     "after it was read": (lambda x: (x * 2, x.add_(1), x * 3), lambda: (plain(5),)),
 }
 
@@ -76,7 +71,6 @@ ALIASES: dict[str, tuple[Any, Make]] = {
     "an input": (lambda x: (x, x + 1), lambda: (plain(3),)),
     "an input that needs a gradient": (lambda x: (x, x * 2), lambda: (grad(3),)),
     "a view of an input": (lambda x: (x.t(), x * 2), lambda: (grad(3, 4),)),
-    "one result twice": (lambda x: (y := x * 2, y), lambda: (grad(3),)),
     "a view of a result": (lambda x: (y := x * 2, y.view(-1)), lambda: (grad(3, 4),)),
     "two views of an intermediate": (
         lambda x: ((y := x * 2)[0], y[1:].t()),
@@ -84,7 +78,6 @@ ALIASES: dict[str, tuple[Any, Make]] = {
     ),
     "an expanded result": (lambda x: (x * 2).expand(3, 4), lambda: (grad(4),)),
     "a slice of an intermediate": (lambda x: (x * 2)[:, 1:3], lambda: (grad(3, 4),)),
-    "a result detached": (lambda x: (y := x * 2, y.detach()), lambda: (grad(3),)),
 }
 
 
@@ -128,7 +121,6 @@ def test_a_result_that_a_rule_makes_a_view_can_be_written_to() -> None:
 LAYOUTS: dict[str, tuple[Any, Make]] = {
     "a transposed input": (lambda x: x * 2, lambda: (grad(3, 4).t(),)),
     "a strided input": (lambda x: x * 2 + 1, lambda: (plain(4, 6)[:, ::2],)),
-    "an input with an offset": (lambda x: x * 2, lambda: (plain(5, 4)[1:],)),
     "an expanded input": (lambda x: x * 2, lambda: (plain(4).expand(3, 4),)),
     "channels last": (
         lambda x: x * 2,
@@ -147,7 +139,6 @@ LAYOUTS: dict[str, tuple[Any, Make]] = {
         lambda: (grad(2, 3, 4, 5),),
     ),
     "two layouts together": (lambda x, y: x + y, lambda: (plain(3, 4), plain(4, 3).t())),
-    "a transposed result": (lambda x: (x * 2).t(), lambda: (grad(3, 4),)),
     "a permuted matrix product": (
         lambda x, y: torch.matmul(x.transpose(1, 2), y),
         lambda: (grad(2, 3, 4), grad(2, 3, 5)),
@@ -191,7 +182,6 @@ GRADIENTS: dict[str, tuple[Any, Make]] = {
     ),
     "a dimensionless result": (lambda x: (x * x).sum(), lambda: (grad(3),)),
     "a dimensionless input": (lambda x, y: x * y, lambda: (grad(), grad(3))),
-    "no elements": (lambda x: x * 2 + 1, lambda: (grad(0, 3),)),
 }
 
 
@@ -200,8 +190,8 @@ def test_gradients(case: str) -> None:
     agrees(*GRADIENTS[case])
 
 
-DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8]
-DTYPES += [torch.uint8, torch.bool, torch.complex64, torch.complex128]
+DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8]
+DTYPES += [torch.uint8, torch.bool, torch.complex64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -216,6 +206,10 @@ def test_dtypes(dtype: torch.dtype) -> None:
         return x, x.roll(1).contiguous()
 
     agrees(function, make, ops=0 if dtype.is_complex else 2)
+
+
+def test_tensors_without_elements() -> None:
+    agrees(lambda x: x * 2 + 1, lambda: (grad(0, 3),), ops=0)
 
 
 def test_a_function_without_tensors_in_its_result() -> None:
@@ -252,7 +246,7 @@ def test_autocast() -> None:
             return model(x)
 
     agrees(function, lambda: (grad(2, 4),), tolerance=1e-2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # the same code from the cache
         agrees(model, lambda: (grad(2, 4),), tolerance=1e-2)
 
 
@@ -445,7 +439,7 @@ class Pair(torch.Tensor):
     def __tensor_unflatten__(inner: dict[str, Tensor], *_: Any) -> Pair:
         return Pair(inner["first"], inner["second"])
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return "Pair"
 
     @classmethod
