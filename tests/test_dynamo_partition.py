@@ -200,10 +200,9 @@ def test_obstacles_of_values(node: fx.Node, reason: str) -> None:
 @pytest.mark.parametrize(
     ("op", "reason"),
     [
-        (aten.argmax.default, "other numbers"),
+        (aten.kthvalue.default, "other numbers"),
         (aten.rand.default, "random"),
         (aten.add_.Tensor, "changes its argument"),
-        (aten.nonzero.default, "depends on values"),
         (aten.as_strided.default, "no definition"),
         (aten.linalg_cholesky_ex.default, "no definition"),
         (operator.pow, "not an operator"),
