@@ -25,7 +25,6 @@ MISTRUSTED = (
     aten.squeeze.dims,
     aten.upsample_bilinear2d,
     aten.upsample_nearest2d,
-    aten._trilinear,
     aten.as_strided_copy,
     aten.diagonal_copy,
     aten.expand_copy,
@@ -117,12 +116,8 @@ def _default() -> Table:
 def _helps(op: torch._ops.OpOverload) -> bool:
     """Whether taking an op apart gives ops the dialect has; a prim of its own name is not one."""
     name = op.name()
-    if op in _KEPT:
-        return False
     wraps_a_prim = name.partition("::")[2].partition(".")[0] in _PRIM_NAMES
     return not torch_ops.is_defined(name) and not wraps_a_prim
 
 
 _PRIM_NAMES = frozenset(torch._prims.__all__)
-# Tracing gives these a meaning of its own: a constant of the user's enters the graph here.
-_KEPT = frozenset({aten.lift.default, aten.lift_fresh.default, aten.lift_fresh_copy.default})

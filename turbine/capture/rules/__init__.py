@@ -19,6 +19,7 @@ from turbine.capture.rules import (
     normalization,
     ordering,
     pooling,
+    products,
     shapes,
     trigonometry,
 )
@@ -29,6 +30,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **shapes.RULES,
     **convolution.RULES,
     **pooling.RULES,
+    **products.RULES,
     **embedding.RULES,
     **exponential.RULES,
     **trigonometry.RULES,

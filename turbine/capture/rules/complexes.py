@@ -65,8 +65,8 @@ def neg(x: Tensor) -> Tensor:
 
 
 def conj(x: Tensor) -> Tensor:
-    """The other side of the real axis."""
-    return _made(torch.real(x), -torch.imag(x), x.dtype)
+    """The other side of the real axis; a real number is on it."""
+    return x if not x.is_complex() else _made(torch.real(x), -torch.imag(x), x.dtype)
 
 
 def absolute(x: Tensor) -> Tensor:

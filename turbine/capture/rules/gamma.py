@@ -36,7 +36,8 @@ def lgamma(x: Tensor) -> Tensor:
     rest = polynomial(1.0 / (w * w), tuple(reversed(series))) / w
     value = (w - 0.5) * torch.log(w) - w + 0.5 * log(2 * pi) + rest - torch.log(product)
     sine = torch.sin(pi * (x - torch.floor(x))).abs()
-    reflected = log(pi) - torch.log(sine) - value
+    # Added, not subtracted from: the compiler rounds a number on the left to f32.
+    reflected = log(pi) + (-torch.log(sine) - value)
     value = torch.where(low, reflected, value)
     pole = (x <= 0.0) & (x == torch.floor(x))
     return torch.where(pole | (x.abs() == inf), inf, value)
@@ -73,7 +74,8 @@ def _derivative(x: Tensor, n: int) -> Tensor:
     slope = polynomial(torch.cos(turn) / torch.sin(turn), _cotangent_derivative(n))
     value = torch.where(low, -sign * value - pi ** (n + 1) * slope, value)
     pole = (x <= 0.0) & (x == torch.floor(x))
-    return torch.where(pole, sign * inf, value)
+    value = torch.where(pole, sign * inf, value)
+    return value if n == 1 else torch.where(x == inf, nan, value)
 
 
 def _cotangent_derivative(n: int) -> tuple[float, ...]:

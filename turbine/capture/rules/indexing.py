@@ -63,6 +63,11 @@ def _on_single_elements(op: Any) -> Callable[..., Any]:
     return along_axis
 
 
+def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """Of a tensor without axes, itself as often as it is asked for."""
+    return x.expand(index.shape).clone() if x.dim() == 0 else NotImplemented
+
+
 def index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -180,6 +185,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.constant_pad_nd.default: constant_pad,
     aten.put.default: put,
     aten.take.default: take,
+    aten.gather.default: gather,
     aten.index_reduce.default: index_reduce,
     aten.diagonal_scatter.default: diagonal_scatter,
     aten.as_strided_scatter.default: as_strided_scatter,

@@ -1,0 +1,36 @@
+"""Compiled code leaves its arguments as they were, also where an op could work in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models import compiled
+
+PLACES = torch.tensor([2, 1, 0, 3])
+FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "index_put": lambda x: x.index_put((PLACES,), x[:4] * 2),
+    "scatter": lambda x: x.scatter(0, PLACES.expand(8, 4).t(), x[:4] * 2),
+    "scatter_add": lambda x: x.scatter_add(0, PLACES.expand(8, 4).t(), x[:4] * 2),
+    "of a view": lambda x: x.view(4, 16).index_put((PLACES[:2],), x.view(4, 16)[:2] + 1),
+    "of itself": lambda x: torch.where(x == x, x, x).index_put((PLACES,), x[:4] * 2),
+    "slice_scatter": lambda x: torch.slice_scatter(x, x[:2] + 1, 0, 4, 6),
+    "topk": lambda x: tuple(x.topk(2)),
+    "sort": lambda x: tuple(x.sort()),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
+def test_arguments_are_kept(dtype: torch.dtype) -> None:
+    x = torch.arange(64).flip(0).view(8, 8).to(dtype)
+    before = x.clone()
+    artifact = compiled(lambda x: tuple(f(x) for f in FUNCTIONS.values()), x)
+    found = artifact(x)
+    assert torch.equal(x, before)
+    for name, ours, theirs in zip(
+        FUNCTIONS, found, [f(before) for f in FUNCTIONS.values()], strict=True
+    ):
+        torch.testing.assert_close(tuple(ours), tuple(theirs), msg=name)
