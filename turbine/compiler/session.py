@@ -6,6 +6,7 @@ import ctypes
 import logging
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from turbine.compiler.diagnostics import ERROR, Diagnostic, parse
@@ -44,6 +45,7 @@ def run(request: Request) -> Outcome:
     return Outcome(data, tuple(collected), time.perf_counter() - started)
 
 
+@cache
 def version() -> str:
     """The version of IREE's compiler, without importing it."""
     from importlib.metadata import version as installed
