@@ -90,6 +90,25 @@ def test_special_functions() -> None:
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
+def test_order_with_nan_and_ties() -> None:
+    def all_orders(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pairs = (
+            torch.sort(x, stable=True),
+            torch.sort(x, descending=True, stable=True),
+            x.max(1),
+            x.min(1),
+            x.cummax(1),
+            x.cummin(1),
+        )
+        single = (x.argmax(1), x.argmin(), x.nanmedian(1)[0], x.median(1)[0], x.topk(3)[0])
+        return (*(part for pair in pairs for part in pair), *single)
+
+    x = torch.randint(-3, 3, (4, 9), generator=torch.Generator().manual_seed(0)).to(torch.float32)
+    x[1, 2] = x[1, 5] = x[3, 0] = float("nan")
+    found = compiled(all_orders, x)(x)
+    torch.testing.assert_close(found, all_orders(x), equal_nan=True, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 2])
 def test_embedding_bag(mode: str, padding: int | None) -> None:

@@ -83,7 +83,7 @@ def _median(x: Tensor, dim: int, keepdim: bool, *, skips_nan: bool) -> Pair:
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     row = x.movedim(dim, -1)
-    rank, numbers = _rank(row, False), (row == row).sum(-1, keepdim=True)
+    rank, numbers = _rank(row, False), (~(row != row)).sum(-1, keepdim=True)
     middle = torch.div(numbers - 1, 2, rounding_mode="floor").clamp(min=0)
     # With nan in a row, the first of them; they come after all numbers.
     wanted = middle if skips_nan else torch.where(numbers < row.shape[-1], numbers, middle)
@@ -123,9 +123,10 @@ def _rank(row: Tensor, descending: bool) -> Tensor:
 
 
 def _precedes(a: Tensor, b: Tensor, descending: bool) -> Tensor:
+    # Not a == a: the compiler takes that for true, also of nan.
     if descending:
-        return (a > b) | ((a != a) & (b == b))
-    return (a < b) | ((a == a) & (b != b))
+        return (a > b) | ((a != a) & ~(b != b))
+    return (a < b) | (~(a != a) & (b != b))
 
 
 def _picked(x: Tensor, index: Tensor, dim: int) -> Pair:
