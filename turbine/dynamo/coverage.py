@@ -230,7 +230,8 @@ def _infer(case: Case, function: Callable[..., Any]) -> _Answer:
     _seed(case.seed)
     with torch.no_grad():
         results = function(*args, **kwargs)
-    return _Answer(pytree.tree_leaves(results), [], pytree.tree_leaves((args, kwargs)))
+    tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
+    return _Answer(pytree.tree_leaves(results), [], tensors)
 
 
 def _train(case: Case, function: Callable[..., Any]) -> _Answer:

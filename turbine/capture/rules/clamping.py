@@ -30,6 +30,22 @@ def minimum(a: Tensor, b: Tensor) -> Tensor:
     return torch.where((a <= b) | (a != a), a, b)
 
 
+def fmax(a: Tensor, b: Tensor) -> Tensor:
+    """The larger; the other one where one is nan."""
+    return _of_numbers(a, b, torch.ge)
+
+
+def fmin(a: Tensor, b: Tensor) -> Tensor:
+    """The smaller; the other one where one is nan."""
+    return _of_numbers(a, b, torch.le)
+
+
+def _of_numbers(a: Tensor, b: Tensor, compare: Callable[..., Tensor]) -> Tensor:
+    dtype = torch.result_type(a, b)
+    a, b = torch.broadcast_tensors(a.to(dtype), b.to(dtype))
+    return torch.where(compare(a, b) | (b != b), a, b)
+
+
 def clamp(x: Tensor, min: Bound = None, max: Bound = None) -> Tensor:
     """Bound from below, then from above."""
     bounds = [bound for bound in (min, max) if bound is not None]
@@ -66,6 +82,8 @@ def _like(bound: Tensor | float, value: Tensor) -> Tensor:
 RULES: dict[Any, Callable[..., Any]] = {
     aten.maximum.default: maximum,
     aten.minimum.default: minimum,
+    aten.fmax.default: fmax,
+    aten.fmin.default: fmin,
     aten.clamp.default: clamp,
     aten.clamp.Tensor: clamp,
     aten.clamp_min.default: clamp_min,

@@ -68,6 +68,11 @@ def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> 
     return x.expand(index.shape).clone() if x.dim() == 0 else NotImplemented
 
 
+def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Of a tensor without axes, itself."""
+    return x.clone() if x.dim() == 0 else NotImplemented
+
+
 def index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -186,6 +191,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.put.default: put,
     aten.take.default: take,
     aten.gather.default: gather,
+    aten.index_select.default: index_select,
     aten.index_reduce.default: index_reduce,
     aten.diagonal_scatter.default: diagonal_scatter,
     aten.as_strided_scatter.default: as_strided_scatter,
