@@ -33,19 +33,13 @@ def drop_guards(graph_module: fx.GraphModule) -> None:
 
 def fill_empty(graph_module: fx.GraphModule) -> None:
     """A result without elements needs no computing, and the compiler fails on some that do."""
-    graph = graph_module.graph
-    for node in list(graph.nodes):
+    for node in graph_module.graph.nodes:
         value = node.meta.get("val")
-        if node.op != "call_function" or not _is_empty(value) or not _is_pure(node):
-            continue
-        shape = list(value.shape)
-        with graph.inserting_before(node):
-            fill = graph.call_function(
-                aten.full.default, (shape, 0), {"dtype": value.dtype, "device": value.device}
-            )
-        fill.meta = dict(node.meta)
-        node.replace_all_uses_with(fill)
-        graph.erase_node(node)
+        if node.op == "call_function" and _is_empty(value) and _is_pure(node):
+            # Changed in place: a signature may name the node.
+            node.target = aten.full.default
+            node.args = (list(value.shape), 0)
+            node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 
 def _is_empty(value: object) -> bool:
