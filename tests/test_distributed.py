@@ -81,7 +81,7 @@ def test_a_collective_inside_a_graph_is_left_to_pytorch(outcomes: Outcomes) -> N
         (found, expected), parts, left = rank["collectives"]
         torch.testing.assert_close(found, expected)
         assert parts == 3
-        assert set(left) == {"_c10d_functional.all_reduce.default"}
+        assert {op.split(".")[0] for op in left} == {"_c10d_functional"}
 
 
 def test_collectives_start_in_the_order_of_the_program() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -54,7 +55,15 @@ def current_training_decompositions() -> Table:
     table = current_aot_decompositions()
     # Our own rules for ops that may draw apply only where they do not.
     kept = {op: rule for op, rule in table.items() if op in RULES or not _draws(op)}
-    return {op: rule for op, rule in kept.items() if op not in _LIFTS}
+    kept = {op: rule for op, rule in kept.items() if op not in _LIFTS}
+    return {**kept, **_rules_for_inductor()}
+
+
+def _rules_for_inductor() -> Table:
+    """Dynamo writes optimizers' steps with an op that Inductor brings when it is imported."""
+    inductor = sys.modules.get("torch._inductor.inductor_prims")
+    fma = vars(inductor).get("fma") if inductor is not None else None
+    return {} if fma is None else {fma: lambda a, b, c: a * b + c}
 
 
 # What torch.tensor(3) in a function becomes; taken apart, its value could not be traced.

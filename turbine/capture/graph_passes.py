@@ -55,4 +55,4 @@ def _is_pure(node: fx.Node) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or target is aten.full.default:
         return False
     draws = torch.Tag.nondeterministic_seeded in target.tags
-    return not (draws or target._schema.is_mutable or node.is_impure())
+    return not (draws or target.is_view or target._schema.is_mutable or node.is_impure())

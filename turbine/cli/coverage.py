@@ -37,7 +37,7 @@ def show_coverage(
     The exit code is 1 if an op fails.
 
     example:
-      turbine coverage --ops '^special' --seconds 60
+      turbine coverage --ops softsign
     """
     from turbine.dynamo import coverage, sweep
 
