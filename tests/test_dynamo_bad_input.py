@@ -18,7 +18,7 @@ import turbine
 from tests.compiled import agrees, compiled, same
 from turbine import errors
 from turbine.compiler import pipeline
-from turbine.dynamo import options, parts, records, remembering
+from turbine.dynamo import entry, options, parts, records, remembering
 from turbine.runtime.tensor_calling import TensorCall
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -319,3 +319,24 @@ def test_ctrl_c_while_compiling(tmp_path: Path) -> None:
         """
     done = in_new_process(code, tmp_path)
     assert done.returncode == 3, done.stderr
+
+
+def test_a_long_recurrent_layer_runs_in_pytorch() -> None:
+    layer = torch.nn.GRU(2, 3, batch_first=True)
+    report = turbine.explain(layer, torch.randn(1, 300, 2))
+    assert report.ops_compiled == 0
+    assert {op.reason for op in report.left} == {
+        "a recurrent layer of 300 steps, more than 256, would be unrolled"
+    }
+
+
+def test_what_cannot_be_traced_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("no such luck")
+
+    table = {torch.ops.aten.sin.default: fails}
+    monkeypatch.setattr(entry, "current_training_decompositions", lambda: table)
+    x = torch.randn(3)
+    report = turbine.explain(torch.sin, x)
+    assert [op.reason for op in report.left] == ["not traced: ValueError: no such luck"]
+    assert torch.equal(torch.compile(torch.sin, backend="turbine")(x), x.sin())

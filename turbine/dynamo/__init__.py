@@ -1,5 +1,5 @@
 """The torch.compile front door."""
 
-from turbine.dynamo.backend import backend as backend
 from turbine.dynamo.counting import counters as counters
+from turbine.dynamo.entry import backend as backend
 from turbine.dynamo.explaining import explain as explain

@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from turbine import errors
 from turbine.capture import support
 from turbine.dynamo import records
-from turbine.dynamo.backend import backend
 from turbine.dynamo.counting import counters
+from turbine.dynamo.entry import backend
 from turbine.dynamo.records import GraphRecord
 
 # From best to worst; an op is as good as its worst sample.

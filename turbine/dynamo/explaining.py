@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from turbine.dynamo import records
-from turbine.dynamo.backend import backend
+from turbine.dynamo.entry import backend
 from turbine.dynamo.parts import PartModule
 from turbine.dynamo.records import GraphRecord, LeftOp
 from turbine.tables import table

@@ -7,15 +7,28 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 aten = torch.ops.aten
 
 
 def view(x: Tensor, size: list[int]) -> Tensor:
     """A rule may give a result other strides than the op it replaces; values have none in IR."""
-    if x.is_contiguous():
+    if x.is_contiguous() or _is_a_view(x, size):
         return NotImplemented
     return aten.view.default(x.contiguous(), size)
+
+
+def _is_a_view(x: Tensor, size: list[int]) -> bool:
+    """Whether the strides allow it, where they are known."""
+    if not all(isinstance(number, int) for number in (*x.shape, *x.stride(), *size)):
+        return False
+    with _disable_current_modes():
+        try:
+            torch.empty_strided(x.shape, x.stride(), device="meta").view(size)
+        except RuntimeError:
+            return False
+    return True
 
 
 def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
