@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,3 +107,12 @@ def test_what_autograd_adds_has_the_line_of_its_neighbour() -> None:
     added = graph.call_function(torch.ops.aten.add.Tensor, (x, known))
     assert (_place(added) or "").endswith("test_explain.py:7")
     assert _place(fx.Graph().placeholder("alone")) is None
+
+
+def test_dump_writes_the_stages_of_every_part(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"dump": tmp_path}
+    torch.compile(lambda x: x.sin() * x + 1, backend="turbine", options=options)(torch.ones(3))
+    written = sorted(path.name.partition("_")[2] for path in tmp_path.iterdir())
+    assert written == ["part_1_captured.py", "part_2_lowered.mlir"]
+    [lowered] = tmp_path.glob("*lowered.mlir")
+    assert "torch.aten.mul.Tensor" in lowered.read_text()

@@ -36,6 +36,7 @@ LOOSE = dict.fromkeys(
         "signature",
         "pytree",
         "dims",
+        "dumping",
         "tables",
         "progress",
         "version",

@@ -152,6 +152,8 @@ def _record(type_path: str, items: dict[str | int, Any]) -> Any:
     named = {str(key): value for key, value in items.items()}
     if is_dataclass(made):
         named = {**dict.fromkeys(f.name for f in dataclass_fields(made) if f.init), **named}
+    if vars(made).get("n_sequence_fields") is not None:  # a structseq, such as torch.sort's result
+        return made(tuple(named.values()))
     return made(**named)
 
 

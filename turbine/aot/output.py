@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import os
-import statistics
 import sys
-import time
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +16,7 @@ from turbine.capture import work
 from turbine.capture.program import Program, Weight
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled
+from turbine.dumping import dump
 from turbine.lower.importer import Lowered
 from turbine.lower.weights import SCOPE, raw_bytes
 from turbine.mlir import context as mlir_context
@@ -93,7 +91,7 @@ class ExportOutput:
         _check_places(save_to, archive)
         self.verify()
         source = mlir_context.to_bytecode(self.mlir_module)
-        _dump(self)
+        dump(self.module_name, {"captured.py": self.program.text, "lowered.mlir": self.text})
         compiled = pipeline.compile_ir(
             source,
             targets.parse(config.current().target if target is None else target),
@@ -147,21 +145,14 @@ class ExportOutput:
         return [(prefix + w.name, raw_bytes(w.tensor)) for w in self.lowered.external]
 
     def _measure(self, compiled: Compiled) -> float:
-        """Seconds of one call on the example arguments: the median of a few, after a warm-up."""
+        """Seconds of one call on the example arguments."""
         assert self.program.example is not None
         args, kwargs = copy.deepcopy(self.program.example)
         artifact = Artifact(container.anonymous(self._manifest(compiled), self._sections(compiled)))
-        seconds = []
-        for _ in range(_MEASURED_CALLS):
-            started = time.perf_counter()
-            artifact(*args, **kwargs)
-            seconds.append(time.perf_counter() - started)
-        return statistics.median(seconds[2:])
+        return pipeline.seconds_of(lambda: artifact(*args, **kwargs))
 
 
 VMFB_SUFFIX = ".vmfb"
-_MEASURED_CALLS = 9
-_dump_count = itertools.count()
 
 
 def _check_places(save_to: str | Path | None, archive: str | Path | None) -> None:
@@ -182,14 +173,3 @@ def _weight_facts(weight: Weight, archived: bool) -> dict[str, Any]:
         # In the artifact's own file, the section has it.
         "crc32": zlib.crc32(raw_bytes(weight.tensor).data) if archived else None,
     }
-
-
-def _dump(output: ExportOutput) -> None:
-    """Write each stage to the folder `config.dump` names, numbered in the order they were made."""
-    folder = config.current().dump
-    if folder is None:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    stem = f"{next(_dump_count):03d}_{output.module_name}"
-    (folder / f"{stem}_1_captured.py").write_text(output.program.text())
-    (folder / f"{stem}_2_lowered.mlir").write_text(output.text())

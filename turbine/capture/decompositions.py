@@ -13,7 +13,9 @@ import torch
 import torch._prims
 from torch._decomp import decomposition_table, get_decompositions
 
+from turbine.capture.effects import draws
 from turbine.capture.rules import RULES
+from turbine.capture.rules.ordering import SHORT_ROWS
 from turbine.mlir import torch_ops
 
 Table = dict[Any, Callable[..., Any]]
@@ -54,8 +56,9 @@ def current_training_decompositions() -> Table:
     """The same for graphs of AOTAutograd's, where random numbers stay with PyTorch."""
     table = current_aot_decompositions()
     # Our own rules for ops that may draw apply only where they do not.
-    kept = {op: rule for op, rule in table.items() if op in RULES or not _draws(op)}
+    kept = {op: rule for op, rule in table.items() if op in RULES or not draws(op)}
     kept = {op: rule for op, rule in kept.items() if op not in _LIFTS}
+    kept |= {op: rule for op, rule in SHORT_ROWS.items() if kept.get(op) is RULES[op]}
     return {**kept, **_rules_for_inductor()}
 
 
@@ -68,10 +71,6 @@ def _rules_for_inductor() -> Table:
 
 # What torch.tensor(3) in a function becomes; taken apart, its value could not be traced.
 _LIFTS = {aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default}
-
-
-def _draws(op: Any) -> bool:
-    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
 @contextmanager

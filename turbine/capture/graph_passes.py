@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from turbine.capture.constants import fold_uniform
+from turbine.capture.effects import draws
+
 aten = torch.ops.aten
 
 # Checks that the exported signature (sizes, dtypes, ranges) makes again at every call.
@@ -20,6 +23,7 @@ def run(graph_module: fx.GraphModule) -> None:
     """Run every pass, in order."""
     drop_guards(graph_module)
     fill_empty(graph_module)
+    fold_uniform(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
 
@@ -54,5 +58,4 @@ def _is_pure(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target is aten.full.default:
         return False
-    draws = torch.Tag.nondeterministic_seeded in target.tags
-    return not (draws or target.is_view or target._schema.is_mutable or node.is_impure())
+    return not (draws(target) or target.is_view or target._schema.is_mutable or node.is_impure())

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from turbine.capture.sizes import hint
+
 aten = torch.ops.aten
 # The axes of a tensor in memory, slowest first; None where that is their own order.
 Order = tuple[int, ...] | None
@@ -47,11 +49,6 @@ def memory_order(value: object) -> Order:
 def inverse(order: Order) -> Order:
     """The permutation that leads back."""
     return None if order is None else tuple(sorted(range(len(order)), key=order.__getitem__))
-
-
-def hint(size: int | torch.SymInt) -> int:
-    """A size at the example's values; comparing symbols would restrict the graph to them."""
-    return size if isinstance(size, int) else int(size.node.hint or 1)
 
 
 def _is_dense(sizes: list[int], strides: list[int], order: Sequence[int], exactly: bool) -> bool:

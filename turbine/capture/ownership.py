@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.sizes import expression
+
 aten = torch.ops.aten
 
 # Ops whose result is made in the memory of their first argument.
@@ -57,7 +59,7 @@ def _may_be(node: fx.Node, names: set[str]) -> bool:
 
 def _size(node: fx.Node) -> Any:
     value = node.meta.get("val")
-    return (value.numel(), value.dtype) if isinstance(value, torch.Tensor) else None
+    return (expression(value.numel()), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
 def _copied(graph: fx.Graph, beside: fx.Node, operand: fx.Node) -> fx.Node:

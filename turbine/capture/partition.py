@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.effects import draws, is_ordered, writes
+
 # Fewer ops than this are not worth the way into the compiler and back.
 LEAST_OPS = 3
 
@@ -52,19 +54,10 @@ def is_free(node: fx.Node) -> bool:
         return True
     if not isinstance(target, torch._ops.OpOverload) or not _is_tensor(node):
         return False
-    if target._schema.is_mutable or is_random(node):
+    if target._schema.is_mutable or draws(target):
         return False
     makes = not any(_is_tensor(argument) for argument in node.all_input_nodes)
     return makes or target.is_view or target is torch.ops.aten._unsafe_view.default
-
-
-def is_random(node: fx.Node) -> bool:
-    """Whether the op draws random numbers."""
-    target = node.target
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )
 
 
 def is_compute(node: fx.Node) -> bool:
@@ -151,32 +144,6 @@ def _even(time: int) -> int:
 
 def _odd(time: int) -> int:
     return time + (time + 1) % 2
-
-
-def is_ordered(node: fx.Node) -> bool:
-    """Random numbers, writes and side effects: they stay in the order of the program."""
-    if writes(node) or is_random(node) or is_collective(node):
-        return True
-    higher = isinstance(node.target, torch._ops.HigherOrderOperator)
-    return node.op == "call_function" and (higher or node.is_impure())
-
-
-# Processes may split their graphs differently; all of them have to start these in one order.
-_COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
-
-
-def is_collective(node: fx.Node) -> bool:
-    """Whether the op talks to other processes."""
-    target = node.target
-    return isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES
-
-
-def writes(node: fx.Node) -> bool:
-    """Whether the op may change a tensor it is given."""
-    target = node.target
-    if isinstance(target, torch._ops.OpOverload):
-        return bool(target._schema.is_mutable)
-    return isinstance(target, torch._ops.HigherOrderOperator)
 
 
 class _Assembly:

@@ -28,6 +28,7 @@ from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.index_checks import check_indices
 from turbine.capture.ownership import keep_arguments
 from turbine.capture.reshapes import rewrite_reshapes
+from turbine.capture.small_integers import widen_small_integers
 from turbine.signature import Input, Output, Range, Signature
 
 
@@ -79,6 +80,7 @@ def capture(
     decomposed = _decompose(exported)
     graph_passes.run(decomposed.graph_module)
     program = _program(decomposed, _parameter_names(model, exported))
+    widen_small_integers(program.graph.graph)
     check_indices(program.graph.graph, [*program.inputs, *program.stores])
     rewrite_reshapes(program.graph.graph)
     keep_arguments(program.graph.graph, program.inputs)

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.sizes import expression
+
 aten = torch.ops.aten
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 Size = int | fx.Node
@@ -64,7 +66,8 @@ def _quotient(graph: fx.Graph, sizes: list[Size], divisors: list[Size]) -> Size:
     """The product of sizes over that of divisors; what is in both is in neither."""
     over: list[Size] = []
     for divisor in divisors:
-        same = [i for i, size in enumerate(sizes) if _expression(size) == _expression(divisor)]
+        wanted = expression(_value(divisor))
+        same = [i for i, size in enumerate(sizes) if expression(_value(size)) == wanted]
         if same:
             sizes = _without(sizes, same[0])
         else:
@@ -95,16 +98,10 @@ def _count_same(before: Sequence[Any], after: Sequence[Any]) -> int:
     """How many sizes are the same from the start on."""
     count = 0
     for one, other in zip(before, after, strict=False):
-        if _expression(one) != _expression(other):
+        if expression(one) != expression(other):
             break
         count += 1
     return count
-
-
-def _expression(size: Any) -> Any:
-    # Comparing symbols would restrict the graph to sizes for which the answer holds.
-    value = _value(size)
-    return value if isinstance(value, int) else value.node.expr
 
 
 def _sizes(graph: fx.Graph, source: fx.Node) -> list[Size]:

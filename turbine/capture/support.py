@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from turbine import dtypes, errors
-from turbine.capture.partition import is_random
+from turbine.capture.effects import draws
 from turbine.mlir import torch_ops
 
 aten = torch.ops.aten
@@ -32,53 +32,26 @@ _REFUSED = {aten.as_strided.default, aten.as_strided_scatter.default}
 DRAWS = "draws random numbers from PyTorch's generator"
 
 
-def _is_negative_power(node: fx.Node) -> bool:
-    exponent = node.args[1]
-    return not isinstance(exponent, (int, float)) or exponent < 0
-
-
-def _compares_with_itself(node: fx.Node) -> bool:
-    return node.args[0] is node.args[1] and _reads(node, _is_float)
-
-
-def _is_float(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point
-
-
-def _is_unsigned(dtype: torch.dtype) -> bool:
-    return dtype in _UNSIGNED
-
-
-_UNSIGNED = {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
+# Bytes are computed as larger numbers; see `small_integers`.
+_UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
+_SIGNED_ONLY = {
+    aten.abs.default,
+    aten.div.Scalar_mode,
+    aten.div.Tensor,
+    aten.div.Tensor_mode,
+    aten.floor_divide.default,
+    aten.fmod.Scalar,
+    aten.fmod.Tensor,
+    aten.remainder.Scalar,
+    aten.remainder.Tensor,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+}
 
 
 def _reads_unsigned(node: fx.Node) -> bool:
-    return _reads(node, _is_unsigned)
-
-
-def _divides_wrongly(node: fx.Node) -> bool:
-    return _reads_unsigned(node) or _reads(node, _is_float)
-
-
-def _reads(node: fx.Node, kind: Callable[[torch.dtype], bool]) -> bool:
     values = [argument.meta.get("val") for argument in node.all_input_nodes]
-    return any(isinstance(value, torch.Tensor) and kind(value.dtype) for value in values)
-
-
-# The same for ops that are right otherwise: when, and why.
-_SIGNED_ONLY = (_reads_unsigned, "unsigned numbers are taken for signed ones")
-_WRONG_WHEN: dict[Any, tuple[Callable[[fx.Node], bool], str]] = {
-    aten.pow.Tensor_Scalar: (_is_negative_power, "zero to a negative power has another sign"),
-    aten.eq.Tensor: (_compares_with_itself, "nan equals itself"),
-    aten.div.Tensor_mode: (_divides_wrongly, "of infinities and unsigned numbers"),
-    aten.div.Scalar_mode: (_divides_wrongly, "of infinities and unsigned numbers"),
-    aten.floor_divide.default: (_divides_wrongly, "of infinities and unsigned numbers"),
-    aten.remainder.Tensor: _SIGNED_ONLY,
-    aten.remainder.Scalar: _SIGNED_ONLY,
-    aten.fmod.Tensor: _SIGNED_ONLY,
-    aten.fmod.Scalar: _SIGNED_ONLY,
-    aten.abs.default: _SIGNED_ONLY,
-}
+    return any(isinstance(value, torch.Tensor) and value.dtype in _UNSIGNED for value in values)
 
 
 def obstacle(node: fx.Node) -> str | None:
@@ -96,11 +69,9 @@ def _op_obstacle(node: fx.Node) -> str | None:
         return "not an operator of the compiler's"
     if target in WRONG:
         return f"compiled code gives other numbers: {WRONG[target]}"
-    if target in _WRONG_WHEN:
-        applies, reason = _WRONG_WHEN[target]
-        if applies(node):
-            return f"compiled code gives other numbers: {reason}"
-    if is_random(node):
+    if target in _SIGNED_ONLY and _reads_unsigned(node):
+        return "compiled code gives other numbers: it takes unsigned numbers for signed ones"
+    if draws(target):
         return DRAWS
     if target._schema.is_mutable:
         return "changes its argument"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
 import torch
 from torch import fx
+
+from turbine.capture.sizes import count, hint
 
 aten = torch.ops.aten
 
@@ -17,20 +19,19 @@ def mflop(graph: fx.Graph) -> float:
     return sum(_flop(node) for node in graph.nodes if node.op == "call_function") / 1e6
 
 
+def megabytes(nodes: Iterable[fx.Node]) -> float:
+    """Millions of bytes of the tensors that nodes stand for, at the example's sizes."""
+    values = (node.meta.get("val") for node in nodes)
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return sum(count(tensor) * tensor.element_size() for tensor in tensors) / 1e6
+
+
 def _flop(node: fx.Node) -> int:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return 0
     inner = _INNER.get(node.target)
-    return _count(value) * (2 * inner(node) if inner is not None else 1)
-
-
-def _count(tensor: torch.Tensor) -> int:
-    return prod(_size(d) for d in tensor.shape)
-
-
-def _size(dim: int | torch.SymInt) -> int:
-    return dim if isinstance(dim, int) else int(dim.node.hint or 1)
+    return count(value) * (2 * inner(node) if inner is not None else 1)
 
 
 def _operand(node: fx.Node, index: int) -> torch.Tensor:
@@ -40,12 +41,12 @@ def _operand(node: fx.Node, index: int) -> torch.Tensor:
 
 
 def _contracted(index: int) -> Callable[[fx.Node], int]:
-    return lambda node: _size(_operand(node, index).shape[-1])
+    return lambda node: hint(_operand(node, index).shape[-1])
 
 
 def _convolved(node: fx.Node) -> int:
     weight = _operand(node, 1)
-    return prod(_size(d) for d in weight.shape[1:])
+    return prod(hint(d) for d in weight.shape[1:])
 
 
 # Multiply-adds behind one element of the result.

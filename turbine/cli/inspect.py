@@ -6,7 +6,7 @@ import json as jsons
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from turbine import config, dims, errors
+from turbine import dims, errors
 from turbine.progress import progress
 from turbine.signature import Range, Signature
 from turbine.tables import bytes_text, table
@@ -126,8 +126,9 @@ def _range(limits: Range) -> str:
 
 def _driver(manifest: dict[str, Any]) -> str:
     """The driver `Artifact.driver` would choose; an artifact of another machine cannot be one."""
-    drivers = Target(**manifest["target"]).drivers
-    return drivers[0] if manifest["mflop"] < config.current().sync_limit_mflop else drivers[-1]
+    from turbine.runtime import device
+
+    return device.driver_for(Target(**manifest["target"]), manifest["mflop"])
 
 
 def _archive(contents: Container) -> Path | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -41,6 +43,20 @@ class Failure:
 
 # Times compiled bytes on real inputs; given by a front door, since only it can run them.
 Measure = Callable[[Compiled], float]
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Seconds of one call: the median of a few, after a warm-up."""
+    seconds = []
+    for _ in range(_MEASURED_CALLS):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[_WARMING_CALLS:])
+
+
+_MEASURED_CALLS = 9
+_WARMING_CALLS = 2
 
 
 def compile_ir(

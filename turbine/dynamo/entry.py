@@ -41,6 +41,9 @@ def backend(
     tensor([2., 2.])
     """
     knobs = backend_options.check(options, mode)
+    reason = recurrence.too_long(graph.graph)
+    if reason is not None:
+        return leave_to_pytorch(graph, records.new("eager"), reason)
     compiler = aot_autograd(
         fw_compiler=partial(_compile, "forward", knobs),
         bw_compiler=partial(_compile, "backward", knobs),
@@ -48,9 +51,6 @@ def backend(
         partition_fn=min_cut_rematerialization_partition,
         decompositions=current_training_decompositions(),
     )
-    reason = recurrence.too_long(graph.graph)
-    if reason is not None:
-        return leave_to_pytorch(graph, records.new("eager"), reason)
     try:
         with _without_onednn():
             call: Callable[..., Any] = compiler(graph, example_inputs)

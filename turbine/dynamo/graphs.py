@@ -69,12 +69,7 @@ def _assembled(
 ) -> fx.GraphModule:
     """The graph with a module under compilation in place of each part."""
     with config.override(**whole.knobs):
-        reasons = {
-            node: reason
-            for node in graph.graph.nodes
-            if node.op == "call_function"
-            and (reason := refused.get(node.name) or _obstacle(node)) is not None
-        }
+        reasons = _obstacles(graph, refused)
         split = partition(graph, lambda node: node not in reasons, cut=cut)
         for name, part in split.parts.items():
             module = parts.PartModule(part, whole.fixed, partial(_without_culprit, part, whole))
@@ -84,8 +79,12 @@ def _assembled(
     return split.outer
 
 
-def _obstacle(node: fx.Node) -> str | None:
-    return support.obstacle(node) or remembering.refusal(node)
+def _obstacles(graph: fx.GraphModule, refused: dict[str, str]) -> dict[fx.Node, str]:
+    """Why some nodes have to run in PyTorch."""
+    nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
+    known = {node: refused.get(node.name) or support.obstacle(node) for node in nodes}
+    reasons = {node: reason for node, reason in known.items() if reason is not None}
+    return reasons | remembering.refusals(node for node in nodes if node not in reasons)
 
 
 def _record_left(

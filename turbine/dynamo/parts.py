@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, nullcontext
-from statistics import median
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,13 +19,16 @@ from turbine import config, dtypes, errors
 from turbine import target as targets
 from turbine.capture import work
 from turbine.capture.index_checks import check_indices
-from turbine.capture.layout import Order, hand_over_in_memory_order, hint, inverse
+from turbine.capture.layout import Order, hand_over_in_memory_order, inverse
 from turbine.capture.ownership import keep_arguments
 from turbine.capture.partition import Part, is_compute
 from turbine.capture.program import Region
 from turbine.capture.reshapes import rewrite_reshapes
+from turbine.capture.sizes import hint
+from turbine.capture.small_integers import widen_small_integers
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled, Pending
+from turbine.dumping import dump
 from turbine.dynamo import remembering
 from turbine.dynamo.counting import add
 from turbine.lower.importer import lower
@@ -53,8 +55,9 @@ class PartModule(torch.nn.Module):
         self.eager = part.graph
         self.ops = Counter(str(n.target) for n in part.graph.graph.nodes if is_compute(n))
         self.mflop = work.mflop(part.graph.graph)
-        self.megabytes = sum(_bytes(node) for node in (*part.inputs, *part.results)) / 1e6
-        self.driver = _driver(self.mflop)
+        self.megabytes = work.megabytes((*part.inputs, *part.results))
+        self._target = targets.parse(config.current().target)
+        self.driver = device.driver_for(self._target, self.mflop)
         self.compiled: Compiled | None = None
         self._fixed = fixed
         self._instead = instead
@@ -105,6 +108,8 @@ class PartModule(torch.nn.Module):
             mlir_context.verify(module)
         except (errors.UnsupportedOp, errors.CompileError) as error:
             return error
+        text = partial(mlir_context.to_text, module, large_elements_limit=_SHOWN_ELEMENTS)
+        dump("part", {"captured.py": partial(_code, graph), "lowered.mlir": text})
         fingerprint = mlir_context.fingerprint(module)
         self._name = remembering.part_name(fingerprint, self.eager.graph)
         failure = remembering.part_failure(self._name)
@@ -112,7 +117,7 @@ class PartModule(torch.nn.Module):
             return failure
         return pipeline.begin_ir(
             mlir_context.to_bytecode(module),
-            targets.parse(config.current().target),
+            self._target,
             fingerprint=fingerprint,
         )
 
@@ -137,20 +142,15 @@ class PartModule(torch.nn.Module):
         return TensorCall(executable, self._inputs, self._results)
 
     def _measure(self, compiled: Compiled) -> float:
-        """Seconds of one call on made-up arguments: the median of a few, after a warm-up."""
+        """Seconds of one call on made-up arguments."""
         call = self._loaded(compiled)
         placeholders = [node for node in self.eager.graph.nodes if node.op == "placeholder"]
         args = [_made_up(node.meta["val"]) for node in placeholders]
-        seconds = []
-        for _ in range(_MEASURED_CALLS):
-            started = time.perf_counter()
-            call(args)
-            seconds.append(time.perf_counter() - started)
-        return median(seconds[2:])
+        return pipeline.seconds_of(lambda: call(args))
 
 
-_MEASURED_CALLS = 9
 _QUIET_SECONDS = 2.0
+_SHOWN_ELEMENTS = 50
 
 
 def _progress(op_count: int) -> AbstractContextManager[None]:
@@ -166,6 +166,10 @@ def _surprise(error: Exception) -> errors.TurbineError:
         raise error
     log.warning("a part runs in PyTorch because of a fault in turbine", exc_info=error)
     return errors.TurbineError(f"{type(error).__name__}: {error}")
+
+
+def _code(graph: fx.GraphModule) -> str:
+    return str(graph.print_readable(print_output=False))
 
 
 def _location(node: fx.Node) -> str:
@@ -186,6 +190,7 @@ def _with_slots(
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
     rewrite_reshapes(graph)
+    widen_small_integers(graph)
     names = [node.name for node in placeholders]
     check_indices(graph, names)
     keep_arguments(graph, names)
@@ -208,21 +213,6 @@ def _slot(node: fx.Node, order: Order, fixed: bool = False) -> Slot:
     # A weight of another size could begin at the same address.
     static = all(isinstance(size, int) for size in value.shape)
     return Slot(dtypes.of_torch(value.dtype), order, fixed and static)
-
-
-def _driver(mflop: float) -> str:
-    """Small parts run on the calling thread, large ones on all cores."""
-    return device.SYNC if mflop < config.current().sync_limit_mflop else device.TASK
-
-
-def _bytes(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return 0
-    count = 1
-    for size in value.shape:
-        count *= hint(size)
-    return count * value.element_size()
 
 
 def _made_up(value: Any) -> Any:

@@ -23,7 +23,7 @@ class LeftOp:
 
 @dataclass
 class GraphRecord:
-    """A graph handed over by AOTAutograd: "forward", "backward" or "inference"."""
+    """A graph handed over by AOTAutograd: "forward", "backward" or "inference"; or "eager": not."""
 
     kind: str
     parts: list[PartModule] = field(default_factory=list)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from turbine.capture.layout import hint
+from turbine.capture.sizes import hint
 
 # Steps of all layers and directions together; each becomes some ten ops, and thirty in training.
 LONGEST = 256

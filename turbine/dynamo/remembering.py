@@ -5,6 +5,7 @@ For this version of it alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -13,13 +14,16 @@ from torch import fx
 
 from turbine import config, errors, target
 from turbine.compiler import cache, session
+from turbine.config import Config
 from turbine.version import __version__
 
 
-def refusal(node: fx.Node) -> str | None:
-    """Why the compiler refused an op like this one, if it did."""
-    facts = _read(key(node))
-    return None if facts is None else str(facts["reason"])
+def refusals(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
+    """Why the compiler refused ops like some of these."""
+    knobs = config.current()
+    versions = _versions(knobs)
+    found = {node: _read(_key(node, versions), knobs) for node in nodes}
+    return {node: str(facts["reason"]) for node, facts in found.items() if facts is not None}
 
 
 def remember(node: fx.Node, reason: str) -> None:
@@ -29,12 +33,13 @@ def remember(node: fx.Node, reason: str) -> None:
 
 def part_name(fingerprint: str, graph: fx.Graph) -> str:
     """What a part is known by: its code, and the names by which a failure blames a node."""
-    return cache.key_of([*_versions(), fingerprint, *(node.name for node in graph.nodes)])
+    names = [node.name for node in graph.nodes]
+    return cache.key_of([*_versions(config.current()), fingerprint, *names])
 
 
 def part_failure(name: str) -> errors.CompileError | None:
     """How compiling this very part failed, if it did."""
-    facts = _read(name)
+    facts = _read(name, config.current())
     return None if facts is None else errors.CompileError(facts["reason"], where=facts["where"])
 
 
@@ -62,8 +67,7 @@ def _write(name: str, facts: dict[str, Any]) -> None:
         _read_file.cache_clear()
 
 
-def _read(name: str) -> dict[str, Any] | None:
-    knobs = config.current()
+def _read(name: str, knobs: Config) -> dict[str, Any] | None:
     return _read_file(name, str(knobs.cache_dir)) if knobs.cache else _here.get(name)
 
 
@@ -73,16 +77,19 @@ def _read_file(name: str, folder: str) -> dict[str, Any] | None:
     return None if entry is None else entry.facts
 
 
-def _versions() -> list[str]:
-    knobs = config.current()
+def _versions(knobs: Config) -> list[str]:
     versions = ["refused", session.version(), __version__, target.host_architecture()]
     return [*versions, knobs.target, knobs.strategy]
 
 
 def key(node: fx.Node) -> str:
     """What stands for an op with these types and options, under this version of the compiler."""
+    return _key(node, _versions(config.current()))
+
+
+def _key(node: fx.Node, versions: list[str]) -> str:
     arguments = fx.map_arg((node.args, node.kwargs), lambda n: _typed(n.meta.get("val")))
-    return cache.key_of([*_versions(), str(node.target), repr(arguments)])
+    return cache.key_of([*versions, str(node.target), repr(arguments)])
 
 
 class _Typed(str):

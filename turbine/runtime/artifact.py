@@ -37,7 +37,7 @@ class Artifact:
             self.signature = Signature.from_json(self.manifest["signature"])
             _check_iree(self.manifest["provenance"]["iree-base-compiler"], contents.source)
             contents.check(CODE)
-            self.driver = _driver(self.target, self.manifest["mflop"])
+            self.driver = device.driver_for(self.target, self.manifest["mflop"])
             self._weights = _Weights(contents, weights)
             self._executable = Executable(
                 contents.bytes_of(CODE),
@@ -161,13 +161,6 @@ def _bind(wanted: Target, weights: _Weights) -> list[Any]:
     """What the first call needs; a function of no artifact, which would keep itself alive."""
     _check_host(wanted, weights.contents.source)
     return weights.providers()
-
-
-def _driver(wanted: Target, mflop: float) -> str:
-    """Small programs run on the calling thread, large ones on all cores."""
-    if wanted.kind != "cpu":
-        return wanted.drivers[0]
-    return device.SYNC if mflop < config.current().sync_limit_mflop else device.TASK
 
 
 def _check_host(wanted: Target, source: str) -> None:

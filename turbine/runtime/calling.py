@@ -189,7 +189,8 @@ def _default_library() -> ModuleType:
 def _quick_call(caller: Caller) -> Any:
     from turbine.runtime import quick_calling
 
-    if not quick_calling.serves(caller.signature):
+    is_flat = caller.flat_count >= 0 and caller.single
+    if not is_flat or not quick_calling.is_plain(caller.signature):
         return None
     return quick_calling.QuickCall(caller.executable, caller.fixed_span)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import iree.runtime as iree
 
-from turbine import errors
+from turbine import config, errors
+from turbine.target import Target
 
 SYNC = "local-sync"
 TASK = "local-task"
@@ -28,6 +29,13 @@ _lock = threading.Lock()
 def instance() -> Any:
     """The VM instance of this process."""
     return immortal(iree.VmInstance())
+
+
+def driver_for(wanted: Target, mflop: float) -> str:
+    """Small programs run on the calling thread, large ones on all cores."""
+    if wanted.kind != "cpu":
+        return wanted.drivers[0]
+    return SYNC if mflop < config.current().sync_limit_mflop else TASK
 
 
 def device(driver: str) -> Any:

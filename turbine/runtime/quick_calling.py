@@ -15,7 +15,7 @@ from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 from torch._C._dynamo.guards import TensorGuards
 
-from turbine import dtypes, pytree
+from turbine import dtypes
 from turbine.runtime.executable import Executable
 from turbine.runtime.numpy_buffers import Span
 from turbine.signature import Input, Output, Signature
@@ -25,7 +25,7 @@ _DLPACK_CPU = 1
 
 
 class QuickCall:
-    """Calls an executable whose signature `serves` says is plain."""
+    """Calls an executable with one result and a signature that `is_plain`."""
 
     def __init__(self, executable: Executable, fixed: Span) -> None:
         self.executable = executable
@@ -75,13 +75,10 @@ def _never(*_: Any) -> bool:
 _NOT_SHAREABLE = (RuntimeError, ValueError, IndexError, BufferError)
 
 
-def serves(signature: Signature) -> bool:
-    """Whether every call is by position, of tensors that DLPack carries, with one such result."""
-    positional, keywords = signature.in_tree.children
-    flat = not keywords.children and all(tree == pytree.LEAF for tree in positional.children)
-    single = signature.out_tree == pytree.LEAF and len(signature.outputs) == 1
+def is_plain(signature: Signature) -> bool:
+    """Whether all that is passed and given are tensors that DLPack carries."""
     leaves: list[Input | Output] = [*signature.inputs, *signature.outputs]
-    return flat and single and all(_is_plain(leaf) for leaf in leaves)
+    return all(_is_plain(leaf) for leaf in leaves)
 
 
 def _is_plain(leaf: Input | Output) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from turbine.capture.rules import (
+    arithmetic,
     attention,
     bessel,
     clamping,
@@ -28,6 +29,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **attention.RULES,
     **normalization.RULES,
     **shapes.RULES,
+    **arithmetic.RULES,
     **convolution.RULES,
     **pooling.RULES,
     **products.RULES,

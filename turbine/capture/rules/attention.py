@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turbine.capture.sizes import hint
+
 aten = torch.ops.aten
 
 
@@ -105,14 +107,9 @@ def _factor(query: Tensor, scale: float | None) -> float:
 def _laid_out_like(query: Tensor, result: Tensor) -> Tensor:
     """The fused kernels give a result the memory order of the query, and models view it so."""
     strides = query.stride()
-    order = sorted(range(query.dim()), key=lambda axis: -_hint(strides[axis]))
+    order = sorted(range(query.dim()), key=lambda axis: -hint(strides[axis]))
     back = sorted(range(query.dim()), key=order.__getitem__)
     return result.permute(order).contiguous().permute(back)
-
-
-def _hint(stride: int | torch.SymInt) -> int:
-    """A size at the example's values; comparing symbols would restrict the program to them."""
-    return stride if isinstance(stride, int) else int(stride.node.hint or 0)
 
 
 def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:

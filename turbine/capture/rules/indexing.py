@@ -34,18 +34,6 @@ def index_put(
     return written.movedim(front, axes)
 
 
-def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
-    """Negative amounts cut; the compiler takes only positive ones."""
-    if all(not isinstance(amount, int) or amount >= 0 for amount in pad):
-        return NotImplemented
-    for pair in range(len(pad) // 2):
-        axis = x.dim() - 1 - pair
-        start, end = max(-pad[2 * pair], 0), max(-pad[2 * pair + 1], 0)
-        x = x.narrow(axis, start, x.shape[axis] - start - end)
-    added = [max(amount, 0) for amount in pad]
-    return aten.constant_pad_nd(x, added, value) if any(added) else x.clone()
-
-
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Read places of the flattened tensor."""
     return aten.index.Tensor(x.reshape(-1), [index.reshape(-1)]).view(index.shape)
@@ -166,17 +154,6 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     return (place == steps.unsqueeze(1)).sum(1).to(x.dtype)
 
 
-def fmod(x: Tensor, divisor: Tensor | float) -> Tensor:
-    """The remainder of integers with the sign of the dividend."""
-    dtype = torch.result_type(x, divisor)
-    if dtype.is_floating_point:
-        return NotImplemented
-    if not isinstance(divisor, Tensor):
-        divisor = torch.full((), divisor, dtype=dtype, device=x.device)
-    x, divisor = x.to(dtype), divisor.to(dtype)
-    return x - torch.div(x, divisor, rounding_mode="trunc") * divisor
-
-
 _ALONG_AXIS = (
     aten.scatter.src,
     aten.scatter.value,
@@ -187,7 +164,6 @@ _ALONG_AXIS = (
 RULES: dict[Any, Callable[..., Any]] = {
     **{op: _on_single_elements(op) for op in _ALONG_AXIS},
     aten.index_put.default: index_put,
-    aten.constant_pad_nd.default: constant_pad,
     aten.put.default: put,
     aten.take.default: take,
     aten.gather.default: gather,
@@ -201,6 +177,4 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.replication_pad2d_backward.default: replication_pad_backward,
     aten.replication_pad3d_backward.default: replication_pad_backward,
     aten.histc.default: histc,
-    aten.fmod.Scalar: fmod,
-    aten.fmod.Tensor: fmod,
 }

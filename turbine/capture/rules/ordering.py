@@ -1,7 +1,8 @@
 """Sorting, selecting and extremes by comparing all pairs of a row, which runs on every core.
 
 The compiler's own sort exchanges neighbours on one core and loses nan, as its extremes' indices do.
-In PyTorch nan is larger than every number. Rows longer than `LONGEST` are left alone.
+In PyTorch nan is larger than every number. Where PyTorch can take the op over, `SHORT_ROWS` apply,
+which leave rows longer than `LONGEST` alone.
 """
 
 from __future__ import annotations
@@ -13,26 +14,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turbine.capture.sizes import hint
+
 aten = torch.ops.aten
 Pair = tuple[Tensor, Tensor]
 
+# One step of selecting costs as much as comparing with this many elements.
+_STEP_COST = 4
 LONGEST = 128  # comparing all pairs takes the square of this many steps
 
 
-def _on_short_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply a rule over (row on the last axis, ...) if the axis is of a known, small size."""
+def _on_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply a rule to rows that have elements, of numbers that have an order."""
 
     @wraps(rule)
     def guarded(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        short = all(isinstance(n, int) and 0 < n <= LONGEST for n in x.shape)
-        if not short or x.is_complex():
-            return NotImplemented
-        return rule(x, *args, **kwargs)
+        empty = any(isinstance(n, int) and n == 0 for n in x.shape)
+        return NotImplemented if empty or x.is_complex() else rule(x, *args, **kwargs)
 
     return guarded
 
 
-@_on_short_rows
+@_on_rows
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> Pair:
     """Values in order, and where they were; equal ones keep their order."""
     if x.dim() == 0:
@@ -49,16 +52,18 @@ def stable_sort(
     return sort(x, dim, descending)
 
 
-@_on_short_rows
+@_on_rows
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
     """The first k of them all in order."""
     if x.dim() == 0:
         return sort(x, dim, largest)
+    if isinstance(k, int) and k * _STEP_COST < hint(x.shape[dim]):
+        return _picked(x, _first_few(x.movedim(dim, -1), k, largest).movedim(-1, dim), dim)
     index = _order(x.movedim(dim, -1), largest).movedim(-1, dim)
     return _picked(x, index.narrow(dim, 0, k), dim)
 
 
-@_on_short_rows
+@_on_rows
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     """The k-th smallest, counted from 1."""
     if x.dim() == 0:
@@ -67,13 +72,13 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     return _squeezed(_picked(x, index, dim), dim, keepdim)
 
 
-@_on_short_rows
+@_on_rows
 def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> Pair:
     """The lower of the middle ones; nan if there is one."""
     return _median(x, dim, keepdim, skips_nan=False)
 
 
-@_on_short_rows
+@_on_rows
 def nanmedian(x: Tensor, dim: int = -1, keepdim: bool = False) -> Pair:
     """The lower of the middle ones among numbers; nan if there is no number."""
     return _median(x, dim, keepdim, skips_nan=True)
@@ -92,16 +97,39 @@ def _median(x: Tensor, dim: int, keepdim: bool, *, skips_nan: bool) -> Pair:
     return _squeezed(_picked(x, index.movedim(-1, dim), dim), dim, keepdim)
 
 
-@_on_short_rows
+@_on_rows
 def median_of_all(x: Tensor) -> Tensor:
     """Of a flattened tensor."""
-    return median(x.reshape(-1), 0)[0] if x.numel() <= LONGEST else NotImplemented
+    return median(x.reshape(-1), 0)[0]
 
 
-@_on_short_rows
+@_on_rows
 def nanmedian_of_all(x: Tensor) -> Tensor:
     """Of a flattened tensor, without nan."""
-    return nanmedian(x.reshape(-1), 0)[0] if x.numel() <= LONGEST else NotImplemented
+    return nanmedian(x.reshape(-1), 0)[0]
+
+
+def _first_few(row: Tensor, k: int, largest: bool) -> Tensor:
+    """Where the first k in order lie: k times the foremost of those not taken yet."""
+    places = torch.arange(row.shape[-1], device=row.device)
+    taken = torch.zeros_like(row, dtype=torch.bool)
+    found = []
+    for _ in range(k):
+        found.append(_foremost(row, taken, places, largest))
+        taken = taken | (places == found[-1])
+    return torch.cat(found, -1)
+
+
+def _foremost(row: Tensor, taken: Tensor, places: Tensor, largest: bool) -> Tensor:
+    number = row.to(torch.int32) if row.dtype == torch.bool else row
+    held = torch.where(taken, _bound(number.dtype, smallest=largest), number)
+    held = torch.where(held != held, _bound(number.dtype, smallest=largest), held)
+    best = held.amax(-1, keepdim=True) if largest else held.amin(-1, keepdim=True)
+    chosen = ~taken & (number == best)
+    unordered = ~taken & (number != number)
+    first = unordered if largest else chosen
+    chosen = torch.where(first.any(-1, keepdim=True), first, chosen | unordered)
+    return torch.where(chosen, places, row.shape[-1]).amin(-1, keepdim=True)
 
 
 def _order(row: Tensor, descending: bool) -> Tensor:
@@ -188,13 +216,13 @@ def amax(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
     return x.clone() if x.dim() == 0 else NotImplemented
 
 
-@_on_short_rows
+@_on_rows
 def cummax(x: Tensor, dim: int) -> Pair:
     """The largest so far, and the last place it was at."""
     return _so_far(x, dim, descending=True)
 
 
-@_on_short_rows
+@_on_rows
 def cummin(x: Tensor, dim: int) -> Pair:
     """The smallest so far, and the last place it was at; nan stays."""
     return _so_far(x, dim, descending=False)
@@ -234,9 +262,6 @@ def searchsorted(
     sorter: Tensor | None = None,
 ) -> Tensor:
     """How many elements of a sorted row are smaller, or not larger; all of them for nan."""
-    length = sequence.shape[-1]
-    if not isinstance(length, int) or length > LONGEST:
-        return NotImplemented
     if sorter is not None:
         sequence = sequence.gather(-1, sorter)
     row, each = sequence.unsqueeze(-2), values.unsqueeze(-1)
@@ -271,4 +296,47 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.cummin.default: cummin,
     aten.searchsorted.Tensor: searchsorted,
     aten.searchsorted.Scalar: searchsorted_of_one,
+}
+
+
+def _on_short_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply a rule if every axis is of a known, small size."""
+
+    @wraps(rule)
+    def guarded(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        short = all(isinstance(n, int) and n <= LONGEST for n in x.shape)
+        return rule(x, *args, **kwargs) if short else NotImplemented
+
+    return guarded
+
+
+_OF_ALL_PAIRS = (
+    aten.sort.default,
+    aten.sort.stable,
+    aten.topk.default,
+    aten.kthvalue.default,
+    aten.median.dim,
+    aten.nanmedian.dim,
+    aten.cummax.default,
+    aten.cummin.default,
+    aten.searchsorted.Tensor,
+    aten.searchsorted.Scalar,
+)
+_OF_THE_FLATTENED = (aten.median.default, aten.nanmedian.default)
+
+
+def _on_few_elements(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Apply a rule if there is a known, small number of elements."""
+
+    @wraps(rule)
+    def guarded(x: Tensor) -> Any:
+        count = x.numel()
+        return rule(x) if isinstance(count, int) and count <= LONGEST else NotImplemented
+
+    return guarded
+
+
+SHORT_ROWS: dict[Any, Callable[..., Any]] = {
+    **{op: _on_short_rows(RULES[op]) for op in _OF_ALL_PAIRS},
+    **{op: _on_few_elements(RULES[op]) for op in _OF_THE_FLATTENED},
 }

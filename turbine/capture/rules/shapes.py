@@ -33,13 +33,14 @@ def _is_a_view(x: Tensor, size: list[int]) -> bool:
 
 def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
     """Cut off what a negative amount takes away, then pad: IREE 3.13 gets the two at once wrong."""
-    if all(amount >= 0 for amount in pad):
+    if all(not isinstance(amount, int) or amount >= 0 for amount in pad):
         return NotImplemented
     for index, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         axis = x.dim() - 1 - index
-        start, end = max(-before, 0), x.shape[axis] - max(-behind, 0)
-        x = aten.slice(x, axis, start, end)
-    return aten.constant_pad_nd(x, [max(amount, 0) for amount in pad], value)
+        start, end = max(-before, 0), max(-behind, 0)
+        x = x.narrow(axis, start, x.shape[axis] - start - end)
+    added = [max(amount, 0) for amount in pad]
+    return aten.constant_pad_nd(x, added, value) if any(added) else x.clone()
 
 
 def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:

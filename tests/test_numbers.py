@@ -1,0 +1,149 @@
+"""Arithmetic is PyTorch's in its corners: constants, nan, zeros, infinities, bytes, long rows."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.models import compiled
+from turbine.capture import rules
+
+Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+INF, NAN = float("inf"), float("nan")
+COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Equal up to rounding; nan, infinities and dtypes exactly."""
+    if found.dtype != expected.dtype or found.shape != expected.shape:
+        return False
+    return torch.allclose(found.double(), expected.double(), rtol=2e-5, atol=0, equal_nan=True)
+
+
+def wrong(functions: dict[str, Function], a: torch.Tensor, b: torch.Tensor) -> list[str]:
+    """The functions whose compiled results are others than eager's, all compiled at once."""
+    artifact = compiled(lambda a, b: tuple(f(a, b) for f in functions.values()), a, b)
+    found = zip(functions.items(), artifact(a, b), strict=True)
+    return [name for (name, function), result in found if not same(result, function(a, b))]
+
+
+def pairs(values: Sequence[float], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = zip(*itertools.product(values, values), strict=True)
+    return torch.tensor(first, dtype=dtype), torch.tensor(second, dtype=dtype)
+
+
+def _to_the_power(exponent: float) -> Function:
+    return lambda a, b: a**exponent
+
+
+FLOATS: dict[str, Function] = {
+    "equal to itself": lambda a, b: a == a,
+    "equal to the same sum": lambda a, b: a + b == b + a,
+    **{f"to the power {e}": _to_the_power(e) for e in (-3, -2, -1, -1.5, -0.5, 0.5, 3)},
+    "power": lambda a, b: a**b,
+    "power of a number": lambda a, b: (-2.0) ** b,
+    "floor division": lambda a, b: a // b,
+    "floor division by a number": lambda a, b: a // 3.0,
+    "truncated division": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "remainder": lambda a, b: a % b,
+    "remainder by a number": lambda a, b: a % 3.0,
+    "fmod": torch.fmod,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_floats(dtype: torch.dtype) -> None:
+    values = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 7.0, 1e9, 3e12, INF, -INF, NAN]
+    assert wrong(FLOATS, *pairs(values, dtype)) == []
+
+
+INTEGERS: dict[str, Function] = {
+    "sum": lambda a, b: a.sum(),
+    "product": lambda a, b: a[:3].prod(),
+    "largest": lambda a, b: a.max(),
+    "any": lambda a, b: a.any(),
+    "times a number": lambda a, b: a * 3,
+    "plus": operator.add,
+    "minus": operator.sub,
+    "divided": operator.truediv,
+    "floor division": operator.floordiv,
+    "floor division by a number": lambda a, b: a // 7,
+    "remainder": operator.mod,
+    "remainder by a number": lambda a, b: a % 7,
+    "fmod": torch.fmod,
+    "absolute": lambda a, b: a.abs(),
+    "square": lambda a, b: a**2,
+    "square root": lambda a, b: a**0.5,
+    "shifted": lambda a, b: a >> 1,
+    "inverted": lambda a, b: ~a,
+    "clamped": lambda a, b: a.clamp(3, 100),
+    "with a float": lambda a, b: a.float() * b,
+    "more than a fraction": lambda a, b: a > 2.5,
+    "sorted": lambda a, b: a.sort()[0],
+    "written to": lambda a, b: a.index_put((torch.tensor([1]),), b[:1]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64], ids=str)
+def test_integers(dtype: torch.dtype) -> None:
+    values = [1, 3, 7, 100, 127, *([200, 255] if dtype == torch.uint8 else [-1, -7, -100])]
+    assert wrong(INTEGERS, *pairs(values, dtype)) == []
+
+
+NUMBERS = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
+
+
+@pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+def test_constants_fold_to_what_they_mean(dtype: torch.dtype) -> None:
+    """The compiler folds 3.0 < 0 to true, and 3.0 + -2 to 1.8e19, of a constant and an int."""
+    numbers = [0, 3, -2, 2.5]
+
+    def calculated(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+        held = torch.full((2,), 3, dtype=dtype)
+        results = [compare(held, number) for compare in COMPARISONS for number in numbers]
+        if dtype not in (torch.bool, torch.uint8):
+            results += [held + n for n in numbers] + [held - n for n in numbers]
+            results += [held % n for n in numbers[1:]] + [held // n for n in numbers[1:]]
+        return (x, *results)
+
+    x = torch.ones(2)
+    found = compiled(calculated, x)(x)
+    assert all(map(same, found, calculated(x)))
+
+
+LONG_ROWS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "sort": lambda x: torch.sort(x, stable=True),
+    "descending": lambda x: torch.sort(x, descending=True, stable=True),
+    "topk": lambda x: x.topk(5)[0],
+    "smallest": lambda x: x.topk(5, largest=False)[0],
+    "many of topk": lambda x: x.topk(150)[0],
+    "kthvalue": lambda x: x.kthvalue(20)[0],
+    "nanmedian": lambda x: x.nanmedian(-1)[0],
+    "cummax": lambda x: x.cummax(-1)[0],
+}
+
+
+def test_long_rows_with_nan_and_ties() -> None:
+    x = torch.randn(3, 200, generator=torch.Generator().manual_seed(0))
+    x[0, 5] = x[1, 7] = x[1, 150] = NAN
+    x[2, :50] = 1.0
+    artifact = compiled(lambda x: [f(x) for f in LONG_ROWS.values()], x)
+    for name, found in zip(LONG_ROWS, artifact(x), strict=True):
+        torch.testing.assert_close(found, LONG_ROWS[name](x), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_result_of_torch_sort_keeps_its_type() -> None:
+    x = torch.randn(4)
+    assert type(compiled(torch.sort, x)(x)) is torch.return_types.sort
+
+
+def test_every_op_has_one_rule() -> None:
+    families = [value for value in vars(rules).values() if isinstance(value, ModuleType)]
+    tables = [vars(family).get("RULES", {}) for family in families]
+    assert sum(map(len, tables)) == len(rules.RULES)

@@ -1,0 +1,38 @@
+"""What an op does beside computing its result: it draws random numbers, writes, or talks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+# Processes may split their graphs differently; all of them have to start these in one order.
+_COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
+
+
+def is_ordered(node: fx.Node) -> bool:
+    """Random numbers, writes and side effects: they stay in the order of the program."""
+    if writes(node) or draws(node.target) or is_collective(node.target):
+        return True
+    higher = isinstance(node.target, torch._ops.HigherOrderOperator)
+    return node.op == "call_function" and (higher or node.is_impure())
+
+
+def draws(target: Any) -> bool:
+    """Whether an op draws random numbers."""
+    is_op = isinstance(target, torch._ops.OpOverload)
+    return is_op and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def is_collective(target: Any) -> bool:
+    """Whether an op talks to other processes."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES
+
+
+def writes(node: fx.Node) -> bool:
+    """Whether a node may change a tensor it is given."""
+    target = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return bool(target._schema.is_mutable)
+    return isinstance(target, torch._ops.HigherOrderOperator)

@@ -1,0 +1,192 @@
+"""Arithmetic whose corners the compiler gets wrong: nan, infinities and zeros."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+Number = Tensor | float
+
+
+def equal(a: Tensor, b: Tensor) -> Tensor:
+    """The compiler takes a value for equal to itself, also nan."""
+    return (a != b).logical_not() if _result_type(a, b).is_floating_point else NotImplemented
+
+
+def power_of_scalar(x: Tensor, exponent: float) -> Tensor:
+    """The compiler computes exp(exponent * log(x)), except for whole positive exponents."""
+    dtype = _result_type(x, exponent)
+    if isinstance(exponent, torch.SymInt) or dtype.is_complex:
+        return NotImplemented
+    if not dtype.is_floating_point:
+        return _product_of_itself(x.to(dtype), int(exponent))
+    if dtype != x.dtype:
+        return torch.pow(x.to(dtype), exponent)
+    if exponent in _ROOTS:
+        return _ROOTS[exponent](x)
+    if not math.isfinite(exponent) or exponent != int(exponent):
+        return power(x, torch.full((), exponent, dtype=x.dtype, device=x.device))
+    return NotImplemented if exponent >= 0 else torch.pow(x, -exponent).reciprocal()
+
+
+def _product_of_itself(x: Tensor, times: int) -> Tensor:
+    """By squaring."""
+    if times < 0:
+        return NotImplemented
+    product = torch.ones_like(x)
+    while times:
+        product = product * x if times % 2 else product
+        times //= 2
+        x = x * x if times else x
+    return product
+
+
+def power_of(base: float, exponent: Tensor) -> Tensor:
+    """The same for a number's powers."""
+    dtype = _result_type(exponent, base)
+    if not dtype.is_floating_point:
+        return NotImplemented
+    return power(torch.full((), base, dtype=dtype, device=exponent.device), exponent)
+
+
+def power(a: Tensor, b: Tensor) -> Tensor:
+    """What C's pow gives, for zeros, negative numbers, infinities and nan as well."""
+    dtype = _result_type(a, b)
+    if not dtype.is_floating_point:
+        return NotImplemented
+    a, b = a.to(dtype), b.to(dtype)
+    size, half, infinity = a.abs(), b / 2, float("inf")
+    value = torch.exp(b * torch.log(size))
+    limit = torch.where((size > 1) == (b > 0), infinity, 0.0).to(dtype)
+    bounded = (size == 0) | (size == infinity) | (b.abs() == infinity)
+    value = torch.where(bounded & (b == b) & (a == a), limit, value)
+    is_whole = (b == torch.trunc(b)) & (b.abs() != infinity)
+    is_odd = is_whole & (half != torch.trunc(half))
+    value = torch.where(is_odd & torch.signbit(a), -value, value)
+    has_none = (a < 0) & (size != infinity) & ~is_whole & (b.abs() != infinity)
+    value = torch.where(has_none, float("nan"), value)
+    return torch.where((b == 0) | (a == 1) | ((size == 1) & (b.abs() == infinity)), 1.0, value)
+
+
+_STEPS = 2
+_ROOTS: dict[float, Callable[[Tensor], Tensor]] = {
+    -1.0: torch.reciprocal,
+    -0.5: torch.rsqrt,
+    0.5: torch.sqrt,
+}
+
+
+def divide(a: Tensor, b: Number, *, rounding_mode: str | None) -> Tensor:
+    """Division that is rounded towards zero or down."""
+    if rounding_mode is None:
+        return NotImplemented
+    dtype = _result_type(a, b)
+    a, b = a.to(dtype), _as_tensor(b, a, dtype)
+    if rounding_mode == "floor":
+        return torch.floor_divide(a, b)
+    return torch.trunc(a / b) if dtype.is_floating_point else _truncated(a, b)
+
+
+def _truncated(a: Tensor, b: Tensor) -> Tensor:
+    """From the quotient that is rounded down"""
+    down = torch.floor_divide(a, b)
+    return torch.where((down * b != a) & ((a < 0) != (b < 0)), down + 1, down)
+
+
+def floor_divide(a: Tensor, b: Number) -> Tensor:
+    """Division that is rounded down."""
+    dtype = _result_type(a, b)
+    if not dtype.is_floating_point:
+        return NotImplemented
+    return _floored(a.to(dtype), _as_tensor(b, a, dtype))
+
+
+def _floored(a: Tensor, b: Tensor) -> Tensor:
+    """As PyTorch does it: from the remainder, since the quotient is rounded already."""
+    rest = torch.fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = torch.where((rest != 0) & ((b < 0) != (rest < 0)), quotient - 1, quotient)
+    whole = torch.floor(quotient)
+    whole = torch.where(quotient - whole > 0.5, whole + 1, whole)
+    whole = torch.where(quotient == 0, torch.copysign(torch.zeros_like(whole), a / b), whole)
+    return torch.where(b == 0, a / b, whole)
+
+
+def remainder(a: Tensor, b: Number) -> Tensor:
+    """With the sign of the divisor."""
+    dtype = _result_type(a, b)
+    b = _as_tensor(b, a, dtype)
+    rest = torch.fmod(a.to(dtype), b)
+    return torch.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
+
+
+def fmod(a: Tensor, b: Number) -> Tensor:
+    """The remainder with the sign of the dividend."""
+    dtype = _result_type(a, b)
+    a, b = a.to(dtype), _as_tensor(b, a, dtype)
+    if not dtype.is_floating_point:
+        return a - torch.div(a, b, rounding_mode="trunc") * b
+    return _rest(a.double(), b.double()).to(dtype)
+
+
+def _rest(a: Tensor, b: Tensor) -> Tensor:
+    """Each step is exact while the quotient is, which rounding may have made one too large."""
+    rest = a
+    for _ in range(_STEPS):
+        rest = rest - torch.trunc(rest / b) * b
+    rest = torch.where((rest < 0) != (a < 0), rest + torch.copysign(b, a), rest)
+    rest = torch.where(rest.abs() == b.abs(), torch.zeros_like(rest), rest)
+    unbounded = (b.abs() == float("inf")) & (a.abs() != float("inf"))
+    return torch.copysign(torch.where(unbounded, a, rest), a)
+
+
+def _of_truth(op: Any) -> Callable[..., Tensor]:
+    """Whether any or all numbers are not zero: a number itself for bytes, a truth value else."""
+
+    def reduce(x: Tensor, *args: Any) -> Tensor:
+        if x.dtype != torch.uint8:
+            return NotImplemented
+        return op(x != 0, *args).to(torch.uint8)
+
+    return reduce
+
+
+def _result_type(a: Tensor, b: Number) -> torch.dtype:
+    return torch.result_type(a, b)
+
+
+def _as_tensor(value: Number, like: Tensor, dtype: torch.dtype) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.to(dtype)
+    return torch.full((), value, dtype=dtype, device=like.device)
+
+
+_TRUTHS = (
+    aten.any.default,
+    aten.any.dim,
+    aten.any.dims,
+    aten.all.default,
+    aten.all.dim,
+    aten.all.dims,
+)
+
+RULES: dict[Any, Callable[..., Any]] = {
+    **{op: _of_truth(op) for op in _TRUTHS},
+    aten.eq.Tensor: equal,
+    aten.pow.Tensor_Scalar: power_of_scalar,
+    aten.pow.Scalar: power_of,
+    aten.pow.Tensor_Tensor: power,
+    aten.div.Tensor_mode: divide,
+    aten.div.Scalar_mode: divide,
+    aten.floor_divide.default: floor_divide,
+    aten.floor_divide.Scalar: floor_divide,
+    aten.remainder.Tensor: remainder,
+    aten.remainder.Scalar: remainder,
+    aten.fmod.Tensor: fmod,
+    aten.fmod.Scalar: fmod,
+}

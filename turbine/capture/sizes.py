@@ -1,0 +1,26 @@
+"""Sizes that may be symbols: their values in the example, and as expressions to compare.
+
+Comparing symbols themselves would restrict the program to sizes for which the answer holds.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """A size at the example's values."""
+    return size if isinstance(size, int) else int(size.node.hint or 1)
+
+
+def count(tensor: torch.Tensor) -> int:
+    """How many elements a tensor has at the example's sizes."""
+    return prod(map(hint, tensor.shape))
+
+
+def expression(size: int | torch.SymInt) -> Any:
+    """What two sizes have in common if they are equal whatever the example."""
+    return size if isinstance(size, int) else size.node.expr

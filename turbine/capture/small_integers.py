@@ -1,0 +1,71 @@
+"""Compute with 8-bit integers as larger, signed ones.
+
+The compiler takes unsigned numbers for signed ones, and crashes on 8-bit numbers beside Python's.
+The other unsigned types cannot be converted; `support` leaves what goes wrong with them to PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+WIDER = {torch.int8: torch.int32, torch.uint8: torch.int32}
+
+# They move numbers and do not compute with them; views do not either.
+_MOVES = {
+    aten._to_copy.default,
+    aten.cat.default,
+    aten.clone.default,
+    aten.constant_pad_nd.default,
+    aten.embedding.default,
+    aten.gather.default,
+    aten.index.Tensor,
+    aten.index_select.default,
+}
+
+
+def widen_small_integers(graph: fx.Graph) -> None:
+    """Convert what such an op reads, and its result back, in place."""
+    for node in list(graph.nodes):
+        if _computes(node) and any(_dtype(n) in WIDER for n in (node, *node.all_input_nodes)):
+            with graph.inserting_before(node):
+                _widen(graph, node)
+
+
+def _computes(node: fx.Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload) or target.is_view or target in _MOVES:
+        return False
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _widen(graph: fx.Graph, node: fx.Node) -> None:
+    target: Any = node.target
+    for argument in node.all_input_nodes:
+        if _dtype(argument) in WIDER:
+            wide = _converted(graph, argument, WIDER[_dtype(argument)])
+            node.replace_input_with(argument, wide)
+    narrow = _dtype(node)
+    if narrow not in WIDER:
+        return
+    # The node itself becomes the way back: a signature may name it.
+    kwargs = {k: WIDER[narrow] if v == narrow else v for k, v in node.kwargs.items()}
+    wide = graph.call_function(target, node.args, kwargs)
+    wide.meta = {**node.meta, "val": node.meta["val"].to(WIDER[narrow])}
+    wide.meta.pop("tensor_meta", None)
+    node.target, node.args, node.kwargs = aten._to_copy.default, (wide,), {"dtype": narrow}
+
+
+def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    converted = graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
+    converted.meta["val"] = node.meta["val"].to(dtype)
+    return converted
+
+
+def _dtype(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return value.dtype if isinstance(value, torch.Tensor) else None
