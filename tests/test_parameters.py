@@ -356,12 +356,38 @@ def test_two_weights_of_one_name_are_refused() -> None:
         aot.export(model, args=(X,))
 
 
-def test_state_that_is_written_stays_in_the_code() -> None:
-    model = nn.BatchNorm1d(32)
+class Cache(nn.Module):
+    """Writes rows of a buffer, which compiled code does in place."""
+
+    rows: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(512, 8))
+
+    def forward(self, index: Tensor, row: Tensor) -> Tensor:
+        self.rows.index_put_((index,), row)
+        return self.rows.sum()
+
+
+def test_marked_state_starts_from_the_archive_and_leaves_it_alone(tmp_path: Path) -> None:
+    model, ones = Cache(), torch.ones(1, 8)
     aot.externalize_module_parameters(model, external_scope="s")
-    artifact = aot.export(model, args=(X,)).compile()
+    output = aot.export(model, args=(torch.tensor([0]), ones))
+    output.compile(tmp_path / "cache.turbine")
+    path = save(tmp_path / "started.irpa", {"rows": torch.full((512, 8), 0.5)})
+    for weights, first in ((None, 0), (path, 512 * 8 // 2)):
+        artifact = turbine.load(tmp_path / "cache.turbine", weights=weights)
+        for _ in range(2):
+            sums = [artifact(torch.tensor([i]), ones * 1.5).item() for i in range(3)]
+            step = 12 if weights is None else 8
+            assert sums == [first + step * count for count in (1, 2, 3)]
+            artifact.reset()
+
+
+def test_unmarked_state_stays_in_the_code() -> None:
+    artifact = aot.export(nn.BatchNorm1d(32), args=(X,)).compile()
     assert artifact.weight_names == ["weight", "bias"]
-    torch.testing.assert_close(artifact(X), model(X).detach())
 
 
 # Swapping.
@@ -704,3 +730,12 @@ def test_entries_lie_in_the_mapped_file(tmp_path: Path) -> None:
         archive = open_archive(path)
         owners = {id(entry.data.obj) for entry in archive.entries.values()}
         assert len(owners) == 1
+
+
+def test_elements_at_odd_addresses_are_read(tmp_path: Path) -> None:
+    text = b'{"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'
+    for padding in range(4):
+        path = tmp_path / f"{padding}.safetensors"
+        header = text + b" " * padding
+        path.write_bytes(struct.pack("<Q", len(header)) + header + SMALL.numpy().tobytes())
+        assert torch.equal(tensors(path)["x"], SMALL)

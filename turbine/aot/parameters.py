@@ -23,8 +23,7 @@ def externalize_module_parameters(
     """Make an export find a module's parameters and persistent buffers by name in an archive.
 
     Their names are those of the state dict, after the prefix and a dot if there is a prefix. The
-    marks are on the tensors, whatever module or export they end up in. Buffers that the program
-    writes start from their value now, which stays in the code.
+    marks are on the tensors, whatever module or export they end up in.
 
     >>> import torch, turbine
     >>> model = torch.nn.Linear(4, 2)

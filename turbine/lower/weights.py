@@ -46,9 +46,8 @@ class WeightBuilder:
         mlir_globals.store(weight.name, carried, location)
 
     def is_external(self, weight: Weight) -> bool:
-        """Written state starts from a value in the code: an archive is mapped read-only."""
-        wanted = self.place == "external" or weight.external is not None
-        return wanted and not weight.mutable
+        """Written state starts from a value in the code, unless a user has named another place."""
+        return weight.external is not None or (self.place == "external" and not weight.mutable)
 
     def _may_fold(self, weight: Weight) -> bool:
         # IREE folds an unsigned constant into a literal of a signed type, which it then refuses.

@@ -28,6 +28,7 @@ class Weights:
         self.scopes = list(dict.fromkeys(weight.scope for weight in self.declared))
         self.given = self._by_scope(given)
         self.archives = self._open({**named_archives(contents), **self.given})
+        self._written = set(contents.manifest["state"])
         self._bytes: dict[str, memoryview] = {}
         self._checked = False
         for weight in self.declared:
@@ -78,7 +79,13 @@ class Weights:
         return {"archives": paths, "weights": [asdict(weight) for weight in known]}
 
     def _of_scope(self, scope: str) -> dict[str, memoryview]:
-        return {entry.key: entry.data for entry in self.entries(scope)}
+        weights = [weight for weight in self.declared if weight.scope == scope]
+        return {weight.key: self._bound(weight) for weight in weights}
+
+    def _bound(self, weight: Declared) -> memoryview:
+        # A program may write to its state where it finds it; a reset needs the old values.
+        data = self._bytes_of(weight)
+        return memoryview(bytearray(data)) if weight.name in self._written else data
 
     def _bytes_of(self, weight: Declared) -> memoryview:
         if weight.name not in self._bytes:
