@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -445,10 +444,18 @@ def test_a_killed_save_leaves_the_old_file_whole(saved: Path) -> None:
 # Weights in an archive.
 
 
+def save_bytes(path: Path, state: dict[str, Tensor]) -> None:
+    """An archive that says nothing about its bytes."""
+    builder = turbine.aot.ParameterArchiveBuilder()
+    for name, value in state.items():
+        builder.add_blob(name, value.numpy())
+    builder.save(path)
+
+
 def test_weights_in_an_archive_are_not_in_the_artifact(archived: Path) -> None:
     contents = container.open_file(archived)
     assert list(contents.sections) == ["code"]
-    assert contents.manifest["archive"] == os.path.join("weights", "net.irpa")
+    assert contents.manifest["archives"] == {"model": os.path.join("weights", "net.irpa")}
     assert_right(turbine.load(archived))
 
 
@@ -474,7 +481,7 @@ def test_other_weights_change_the_numbers_without_compiling(
 ) -> None:
     other = tmp_path / "other.irpa"
     state = Net(1).state_dict()
-    parameters.save_archive(other, [(name, value.numpy()) for name, value in state.items()])
+    save_bytes(other, state)
     for path in (archived, saved):
         assert_right(turbine.load(path, weights=other), seed=1)
         assert_right(turbine.load(path))
@@ -502,7 +509,7 @@ def test_saving_elsewhere_still_finds_the_archive(archived: Path, tmp_path: Path
     assert_right(turbine.load(folder / "net.turbine"))
     other = tmp_path / "other.irpa"
     state = Net(1).state_dict()
-    parameters.save_archive(other, [(name, value.numpy()) for name, value in state.items()])
+    save_bytes(other, state)
     turbine.load(archived, weights=other).save(folder / "other.turbine")
     assert_right(turbine.load(folder / "other.turbine"), seed=1)
 
@@ -514,7 +521,7 @@ def test_a_missing_archive_is_named(archived: Path) -> None:
 
 
 def test_every_missing_parameter_is_listed(saved: Path, tmp_path: Path) -> None:
-    parameters.save_archive(tmp_path / "few.irpa", [("first.bias", numpy.zeros(8, "float32"))])
+    save_bytes(tmp_path / "few.irpa", {"first.bias": torch.zeros(8)})
     with pytest.raises(
         errors.ParameterError, match=r"lacks 2 parameters: first\.weight, second\.weight"
     ):
@@ -524,8 +531,8 @@ def test_every_missing_parameter_is_listed(saved: Path, tmp_path: Path) -> None:
 def test_a_parameter_of_another_size_is_named(saved: Path, tmp_path: Path) -> None:
     state = {**Net().state_dict(), "first.bias": torch.zeros(9)}
     path = tmp_path / "odd.irpa"
-    parameters.save_archive(path, [(name, value.numpy()) for name, value in state.items()])
-    with pytest.raises(errors.ParameterError, match=r"first\.bias \(36 bytes, expected 32\)"):
+    save_bytes(path, state)
+    with pytest.raises(errors.ParameterError, match=r"first\.bias \(36 bytes, expected 32 bytes\)"):
         turbine.load(saved, weights=path)
 
 
@@ -545,7 +552,7 @@ def test_an_archive_needs_an_artifact_that_names_it(output: ExportOutput, tmp_pa
 def test_an_archive_of_another_model_is_noticed(archived: Path) -> None:
     state = Net(1).state_dict()
     archive = archived.parent / "weights" / "net.irpa"
-    parameters.save_archive(archive, [(name, value.numpy()) for name, value in state.items()])
+    save_bytes(archive, state)
     artifact = turbine.load(archived)
     with pytest.raises(errors.ParameterError, match="damaged, or was made for another model"):
         artifact(ONES)

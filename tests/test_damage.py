@@ -150,7 +150,7 @@ def test_after_damage_is_reported_every_call_reports_it(folder: Path, tmp_path: 
     assert caught.value.where == str(path)
 
 
-@pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
+@pytest.mark.parametrize("version", [0, 1, 3, 2**32 - 1])
 def test_another_format_version_is_refused(version: int, folder: Path, tmp_path: Path) -> None:
     whole = (folder / "one.turbine").read_bytes()
     path = tmp_path / "future.turbine"

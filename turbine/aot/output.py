@@ -18,12 +18,14 @@ from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.dumping import dump
 from turbine.lower.importer import Lowered
-from turbine.lower.weights import SCOPE, raw_bytes
+from turbine.lower.weights import address, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
 from turbine.mlir.ir import Module
 from turbine.runtime import container, parameters
-from turbine.runtime.artifact import CODE, WEIGHT_PREFIX, Artifact
+from turbine.runtime.artifact import CODE, Artifact
+from turbine.runtime.entries import Declared, Entry
+from turbine.runtime.weights import WEIGHT_PREFIX, check_keys
 from turbine.signature import Signature
 
 
@@ -89,6 +91,8 @@ class ExportOutput:
         `archive` puts the weights in an .irpa file of their own, which the artifact names.
         """
         _check_places(save_to, archive)
+        if archive is not None:
+            check_keys(self._declared(archived=False), str(archive))
         self.verify()
         source = mlir_context.to_bytecode(self.mlir_module)
         dump(self.module_name, {"captured.py": self.program.text, "lowered.mlir": self.text})
@@ -118,12 +122,14 @@ class ExportOutput:
         if archive is None:
             container.save(path, self._manifest(compiled), self._sections(compiled))
             return Artifact(container.open_file(path))
-        parameters.save_archive(Path(archive), self._weight_sections(prefix=""))
+        parameters.save_archive(Path(archive), [_entry(w) for w in self.lowered.external])
         named = os.path.relpath(archive, path.parent)
         container.save(path, self._manifest(compiled, named), [(CODE, compiled.data)])
         return Artifact(container.open_file(path))
 
     def _manifest(self, compiled: Compiled, archive: str | None = None) -> dict[str, Any]:
+        declared = self._declared(archived=archive is not None)
+        scopes = [] if archive is None else [weight.scope for weight in declared]
         return {
             "name": self.module_name,
             "function": self.function_name,
@@ -131,18 +137,18 @@ class ExportOutput:
             "strategy": compiled.strategy,
             "signature": self.signature.to_json(),
             "mflop": work.mflop(self.program.graph.graph),
-            "scope": SCOPE,
-            "archive": archive,
-            "weights": [_weight_facts(w, archive is not None) for w in self.lowered.external],
+            "archives": dict.fromkeys(scopes, archive),
+            "weights": [asdict(weight) for weight in declared],
             "state": sorted(self.program.weights[name].name for name in self.program.stores),
             "provenance": self.provenance,
         }
 
     def _sections(self, compiled: Compiled) -> list[tuple[str, Any]]:
-        return [(CODE, compiled.data), *self._weight_sections(WEIGHT_PREFIX)]
+        weights = [(WEIGHT_PREFIX + w.name, raw_bytes(w.tensor)) for w in self.lowered.external]
+        return [(CODE, compiled.data), *weights]
 
-    def _weight_sections(self, prefix: str) -> list[tuple[str, Any]]:
-        return [(prefix + w.name, raw_bytes(w.tensor)) for w in self.lowered.external]
+    def _declared(self, *, archived: bool) -> list[Declared]:
+        return [_declaration(weight, archived) for weight in self.lowered.external]
 
     def _measure(self, compiled: Compiled) -> float:
         """Seconds of one call on the example arguments."""
@@ -164,12 +170,21 @@ def _check_places(save_to: str | Path | None, archive: str | Path | None) -> Non
             container.check_folder(Path(path))
 
 
-def _weight_facts(weight: Weight, archived: bool) -> dict[str, Any]:
-    return {
-        "name": weight.name,
-        "dtype": dtypes.of_torch(weight.tensor.dtype).name,
-        "shape": list(weight.tensor.shape),
-        "length": weight.tensor.nbytes,
+def _declaration(weight: Weight, archived: bool) -> Declared:
+    scope, key = address(weight)
+    return Declared(
+        name=weight.name,
+        scope=scope,
+        key=key,
+        dtype=dtypes.of_torch(weight.tensor.dtype).name,
+        shape=tuple(weight.tensor.shape),
+        length=weight.tensor.nbytes,
         # In the artifact's own file, the section has it.
-        "crc32": zlib.crc32(raw_bytes(weight.tensor).data) if archived else None,
-    }
+        crc32=zlib.crc32(raw_bytes(weight.tensor).data) if archived else None,
+    )
+
+
+def _entry(weight: Weight) -> Entry:
+    declared = _declaration(weight, archived=False)
+    data = raw_bytes(weight.tensor).data
+    return Entry(declared.key, data, declared.dtype, declared.shape)

@@ -29,6 +29,7 @@ from turbine.capture.index_checks import check_indices
 from turbine.capture.ownership import keep_arguments
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.small_integers import widen_small_integers
+from turbine.capture.traits import ExternalTensorTrait
 from turbine.signature import Input, Output, Range, Signature
 
 
@@ -39,6 +40,7 @@ class Weight:
     name: str
     tensor: torch.Tensor
     mutable: bool = False
+    external: ExternalTensorTrait | None = None  # where it is to be found, if a user has said so
 
 
 @dataclass(frozen=True)
@@ -314,8 +316,10 @@ def _weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> dict[s
         if not isinstance(tensor, torch.Tensor):
             raise errors.ExportError(f"no value for {name}, an input of kind {spec.kind}")
         mutable = spec.arg.name in stores
-        key = (id(spec),) if mutable else _identity(tensor)
-        bound[spec.arg.name] = unique.setdefault(key, Weight(name, tensor.detach(), mutable))
+        external = ExternalTensorTrait.get(tensor)
+        key = (id(spec),) if mutable else (external, *_identity(tensor))
+        weight = Weight(name, tensor.detach(), mutable, external)
+        bound[spec.arg.name] = unique.setdefault(key, weight)
     return bound
 
 

@@ -51,26 +51,34 @@ def _damage(contents: Container) -> dict[str, str]:
             contents.check(name)
         except errors.ArtifactError as error:
             found[name] = error.fact
-    archive = _archive(contents)
-    if archive is not None:
-        from turbine.runtime import parameters
-
-        manifest = contents.manifest
-        lengths = {entry["name"]: entry["length"] for entry in manifest["weights"]}
-        try:
-            parameters.from_archive(manifest["scope"], archive, lengths)
-        except errors.ParameterError as error:
-            found[str(archive)] = error.fact
+    for archive in _archives(contents):
+        fact = _archive_damage(contents, archive)
+        if fact is not None:
+            found[str(archive)] = fact
     return found
+
+
+def _archive_damage(contents: Container, archive: Path) -> str | None:
+    from turbine.runtime.archive import open_archive
+    from turbine.runtime.entries import Declared
+    from turbine.runtime.weights import named_archives
+
+    paths = named_archives(contents)
+    declared = [Declared.from_json(row) for row in contents.manifest["weights"]]
+    try:
+        open_archive(archive).check(w for w in declared if paths.get(w.scope) == archive)
+    except errors.ParameterError as error:
+        return error.fact
+    return None
 
 
 def _verdict(contents: Container, damage: dict[str, str]) -> str:
     if damage:
         return "\n".join(f"FAIL {fact}" for fact in damage.values())
-    archive = _archive(contents)
     # Archives carry no checksums.
-    sizes = f"; weights in {archive} have the right sizes" if archive is not None else ""
-    return f"ok   all checksums match{sizes}"
+    archives = ", ".join(map(str, _archives(contents)))
+    types = f"; weights in {archives} have the right types" if archives else ""
+    return f"ok   all checksums match{types}"
 
 
 def _everything(contents: Container, damage: dict[str, str] | None) -> dict[str, Any]:
@@ -84,7 +92,6 @@ def _text(contents: Container) -> str:
     target = Target(**manifest["target"])
     weights = manifest["weights"]
     total = sum(entry["length"] for entry in weights)
-    archive = _archive(contents)
     facts = {
         "name": manifest["name"],
         "function": manifest["function"],
@@ -96,7 +103,7 @@ def _text(contents: Container) -> str:
         "work": f"{manifest['mflop']:.4g} Mflop",
         "strategy": manifest["strategy"],
         "weights": f"{len(weights)}, {bytes_text(total)}" if weights else "in the code",
-        "archive": str(archive) if archive is not None else "",
+        "archive": ", ".join(map(str, _archives(contents))),
         **{f"from {key}": value or "" for key, value in manifest["provenance"].items()},
     }
     shown = table([(key, str(value)) for key, value in facts.items() if value])
@@ -131,6 +138,7 @@ def _driver(manifest: dict[str, Any]) -> str:
     return device.driver_for(Target(**manifest["target"]), manifest["mflop"])
 
 
-def _archive(contents: Container) -> Path | None:
-    named = contents.manifest["archive"]
-    return Path(contents.source).parent / named if named is not None else None
+def _archives(contents: Container) -> list[Path]:
+    from turbine.runtime.weights import named_archives
+
+    return list(dict.fromkeys(named_archives(contents).values()))

@@ -13,7 +13,7 @@ from torch import fx
 
 from turbine import dtypes, errors
 from turbine.capture.program import Region, Weight
-from turbine.lower.weights import WeightBuilder, builtin_type, check_place
+from turbine.lower.weights import WeightBuilder, builtin_type, check_addresses, check_place
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function, torch_values
 from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
@@ -51,7 +51,9 @@ def lower(
         walk.import_body()
         walk.store_and_return()
     used = {w.name: w for w in region.weights.values() if w.name in walk.weights.defined}
-    return Lowered(module, tuple(w for w in used.values() if walk.weights.is_external(w)))
+    external = tuple(w for w in used.values() if walk.weights.is_external(w))
+    check_addresses(external)
+    return Lowered(module, external)
 
 
 class _Walk:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy
@@ -14,7 +15,7 @@ from turbine.mlir import constants
 from turbine.mlir import globals as mlir_globals
 from turbine.mlir.ir import Attribute, Location, Module, Type, Value
 
-# The scope under which external parameters are named in IR and archives.
+# The scope of external parameters that have not been given one.
 SCOPE = "model"
 
 
@@ -30,8 +31,7 @@ class WeightBuilder:
         """The weight's value at the current insertion point, as a builtin tensor."""
         shape, dtype = _type(weight)
         initial = self._initial(weight)
-        # IREE folds an unsigned constant into a literal of a signed type, which it then refuses.
-        if self.place == "inline" and not weight.mutable and dtype.kind != "uint":
+        if self.place == "inline" and self._may_fold(weight):
             value = constants.constant(initial, location)
         else:
             self._define(weight, initial, location)
@@ -46,15 +46,20 @@ class WeightBuilder:
         mlir_globals.store(weight.name, carried, location)
 
     def is_external(self, weight: Weight) -> bool:
-        """Written state starts from a value in the code: an archive is mapped read-only."""
-        return self.place == "external" and not weight.mutable
+        """Written state starts from a value in the code, unless a user has named another place."""
+        return weight.external is not None or (self.place == "external" and not weight.mutable)
+
+    def _may_fold(self, weight: Weight) -> bool:
+        # IREE folds an unsigned constant into a literal of a signed type, which it then refuses.
+        unsigned = dtypes.of_torch(weight.tensor.dtype).kind == "uint"
+        return not (unsigned or weight.mutable or self.is_external(weight))
 
     def _initial(self, weight: Weight) -> Attribute:
         """Where the value comes from: a parameter archive, or the IR itself."""
         shape, dtype = _type(weight)
         if not self.is_external(weight):
             return constants.dense(weight.name, raw_bytes(weight.tensor), shape, dtype)
-        return mlir_globals.parameter(SCOPE, weight.name, constants.carrier_type(shape, dtype))
+        return mlir_globals.parameter(*address(weight), constants.carrier_type(shape, dtype))
 
     def _define(self, weight: Weight, initial: Attribute, location: Location) -> None:
         if weight.name in self.defined:
@@ -63,6 +68,26 @@ class WeightBuilder:
         mlir_globals.define(
             self.module, weight.name, initial, mutable=weight.mutable, location=location
         )
+
+
+def address(weight: Weight) -> tuple[str, str]:
+    """The scope and the name of a weight in IR and archives, if it is external."""
+    if weight.external is None:
+        return SCOPE, weight.name
+    return weight.external.external_scope, weight.external.external_name
+
+
+def check_addresses(weights: Iterable[Weight]) -> None:
+    """Raise if two weights go by one name."""
+    first: dict[tuple[str, str], Weight] = {}
+    for weight in weights:
+        other = first.setdefault(address(weight), weight)
+        if other is not weight:
+            scope, key = address(weight)
+            raise errors.ExportError(
+                f"{other.name} and {weight.name} are both external as {key!r} of scope {scope!r}",
+                hint="give them names or scopes of their own",
+            )
 
 
 def builtin_type(weight: Weight) -> Type:

@@ -19,7 +19,8 @@ from iree.compiler.ir import (
 
 def parameter(scope: str, key: str, of: Type) -> Attribute:
     """A value found at load time under `key` in a parameter archive."""
-    return Attribute.parse(f"#flow.parameter.named<{_quote(scope)}::{_quote(key)}> : {of}")
+    place = f"{_quote(scope)}::{_quote(key)}" if scope else _quote(key)
+    return Attribute.parse(f"#flow.parameter.named<{place}> : {of}")
 
 
 def define(

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from iree.runtime import version as iree_version
 
-from turbine import config, errors, target
+from turbine import errors, target
 from turbine.runtime import container, device, parameters
-from turbine.runtime.archive import Archive, open_archive
 from turbine.runtime.calling import Caller
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
+from turbine.runtime.weights import Given, Weights
 from turbine.signature import Signature
 from turbine.target import Target
 
 CODE = "code"
-WEIGHT_PREFIX = "weight:"
 
 
 class Artifact:
@@ -29,7 +29,7 @@ class Artifact:
     and the program then derives from them what it needs.
     """
 
-    def __init__(self, contents: Container, weights: Path | None = None) -> None:
+    def __init__(self, contents: Container, weights: Given = None) -> None:
         self._contents = contents
         self.manifest: dict[str, Any] = contents.manifest
         try:
@@ -38,7 +38,7 @@ class Artifact:
             _check_iree(self.manifest["provenance"]["iree-base-compiler"], contents.source)
             contents.check(CODE)
             self.driver = device.driver_for(self.target, self.manifest["mflop"])
-            self._weights = _Weights(contents, weights)
+            self._weights = Weights(contents, weights)
             self._executable = Executable(
                 contents.bytes_of(CODE),
                 self.driver,
@@ -47,7 +47,7 @@ class Artifact:
                 stateful=bool(self.manifest["state"]),
             )
             self._call = Caller(self.signature, self._executable, contents.span).call
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise errors.ArtifactError(
                 f"the manifest makes no sense: {error!r}", where=contents.source
             ) from error
@@ -83,81 +83,45 @@ class Artifact:
         container.save(Path(path), manifest, sections)
 
     def save_vmfb(self, path: str | Path) -> list[Path]:
-        """Write a plain .vmfb (and an .irpa beside it if there are weights) for IREE's tools."""
+        """Write a plain .vmfb for IREE's tools, and an .irpa beside it if there are weights.
+
+        Weights of several scopes go to an .irpa each, with the scope in its name.
+        """
         code = Path(path)
         written = [code]
         with container.replacing(code) as file:
             file.write(self._contents.bytes_of(CODE))
-        if self.weight_names:
-            written.append(code.with_suffix(".irpa"))
-            parameters.save_archive(written[-1], list(self._weights.entries().items()))
+        scopes = self._weights.scopes
+        for scope in scopes:
+            part = f".{quote(scope, safe='')}" if scope and len(scopes) > 1 else ""
+            written.append(code.with_suffix(f"{part}{parameters.WRITTEN_SUFFIX}"))
+            parameters.save_archive(written[-1], self._weights.entries(scope))
         return written
 
 
-class _Weights:
-    """The weights of an artifact: its own, in the archive it names, or in the one given."""
+def load(
+    path: str | Path, *, weights: str | Path | Mapping[str, str | Path] | None = None
+) -> Artifact:
+    """Load an artifact file.
 
-    def __init__(self, contents: Container, given: Path | None) -> None:
-        self.contents = contents
-        self.facts: list[dict[str, Any]] = contents.manifest["weights"]
-        self.given = given
-        self.archive: Archive | None = None
-        self.checked = False
-        self.lengths = {fact["name"]: fact["length"] for fact in self.facts}
-        named = contents.manifest["archive"]
-        if given is not None and not self.facts:
-            raise errors.ParameterError(
-                "the artifact has its weights in its code", where=str(given)
-            )
-        if given is None and named is None:
-            self.entries()  # a section that is missing is missed now
-        elif self.facts:
-            self.archive = open_archive(given or Path(contents.source).parent / named)
-            self.archive.check_sizes(self.lengths)
-
-    def providers(self) -> list[Any]:
-        """For IREE to bind; the weights are compared with their checksums the first time."""
-        if not self.checked and config.current().verify_weights:
-            self._check()
-        self.checked = True
-        scope = self.contents.manifest["scope"]
-        return [parameters.from_memory(scope, self.entries())] if self.facts else []
-
-    def entries(self) -> dict[str, memoryview]:
-        """The bytes of each weight by its name; not copied."""
-        if self.archive is not None:
-            return {name: self.archive.entries[name] for name in self.lengths}
-        return {name: self.contents.bytes_of(WEIGHT_PREFIX + name) for name in self.lengths}
-
-    def as_seen_from(self, folder: Path) -> dict[str, Any]:
-        """What the manifest of an artifact in another folder has to say about them."""
-        if self.archive is None:
-            return {}
-        # Weights that were given are not those the checksums were made from.
-        facts = [{**fact, "crc32": None} for fact in self.facts] if self.given else self.facts
-        return {"archive": os.path.relpath(self.archive.path, folder), "weights": facts}
-
-    def _check(self) -> None:
-        if self.archive is None:
-            for name in self.lengths:
-                self.contents.check(WEIGHT_PREFIX + name)
-        elif self.given is None:
-            known = {f["name"]: f["crc32"] for f in self.facts if f["crc32"] is not None}
-            self.archive.check_bytes(known)
-
-
-def load(path: str | Path, *, weights: str | Path | None = None) -> Artifact:
-    """Load an artifact file. `weights` is an archive to use in place of its own weights.
+    `weights` is an archive (.irpa, .safetensors or .gguf) to use in place of its own weights, or
+    one for each scope whose weights are to be replaced.
 
     >>> import turbine
-    >>> turbine.load("model.turbine")  # doctest: +SKIP
+    >>> turbine.load("model.turbine", weights="tuned.safetensors")  # doctest: +SKIP
     """
-    artifact = Artifact(container.open_file(Path(path)), None if weights is None else Path(weights))
+    artifact = Artifact(container.open_file(Path(path)), _given(weights))
     artifact.check_runs_here()
     return artifact
 
 
-def _bind(wanted: Target, weights: _Weights) -> list[Any]:
+def _given(weights: str | Path | Mapping[str, str | Path] | None) -> Given:
+    if isinstance(weights, Mapping):
+        return {scope: Path(path) for scope, path in weights.items()}
+    return None if weights is None else Path(weights)
+
+
+def _bind(wanted: Target, weights: Weights) -> list[Any]:
     """What the first call needs; a function of no artifact, which would keep itself alive."""
     _check_host(wanted, weights.contents.source)
     return weights.providers()

@@ -25,7 +25,7 @@ import numpy
 from turbine import errors
 
 MAGIC = b"TURBINE\n"
-FORMAT = 1
+FORMAT = 2
 PAGE = 4096
 _HEADER = struct.Struct("<8sIQ32s")
 

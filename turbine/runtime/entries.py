@@ -1,0 +1,94 @@
+"""What an archive holds under a name, what a program declares, and whether the two fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turbine import dtypes
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter of an archive: its bytes, and what the file says they are."""
+
+    key: str
+    data: memoryview
+    dtype: str | None = None  # None where the file does not say, or says what we do not know
+    shape: tuple[int, ...] | None = None
+    blocks: str | None = None  # the block format of quantized elements
+    convertible: bool = False  # to other floating point types, where a program declares one
+
+    @property
+    def text(self) -> str:
+        """The entry's type as a user would write it, or its size."""
+        if self.shape is None:
+            return f"{len(self.data)} bytes"
+        return type_text(self.blocks or self.dtype, self.shape)
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A weight that a program expects under `key` in the archive of a scope."""
+
+    name: str  # in the model's state dict
+    scope: str
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    length: int
+    crc32: int | None = None  # of the bytes it was saved with, where an archive holds them
+
+    @staticmethod
+    def from_json(row: dict[str, Any]) -> Declared:
+        """A declaration as a manifest has it."""
+        return Declared(**{**row, "shape": tuple(row["shape"])})
+
+    def accepts(self, entry: Entry) -> bool:
+        """Whether the entry is of this type, or can be made so."""
+        if entry.shape is None:
+            return len(entry.data) == self.length
+        same = entry.dtype == self.dtype or (entry.convertible and self.dtype in CONVERSIONS)
+        return same and entry.shape == self.shape
+
+    def expected(self, entry: Entry) -> str:
+        """What the entry is, and what it should be."""
+        wanted = type_text(self.dtype, self.shape)
+        return f"{entry.text}, expected {f'{self.length} bytes' if entry.shape is None else wanted}"
+
+
+# What convertible entries are converted to.
+CONVERSIONS = ("float16", "bfloat16", "float32")
+
+
+def type_text(dtype: str | None, shape: Sequence[int]) -> str:
+    """A type as in a signature: "float32[2, 3]"."""
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def plain(key: str, data: memoryview, dtype: str | None, shape: Any) -> Entry:
+    """An entry of a dtype of the table; of one that is not in it, an entry of bytes."""
+    if dtype not in dtypes.BY_NAME:
+        return Entry(key, data)
+    sizes = check_shape(key, shape)
+    expected = math.prod(sizes) * dtypes.named(dtype).itemsize
+    if len(data) != expected:
+        text = type_text(dtype, sizes)
+        raise ValueError(f"{key} has {len(data)} bytes, and {text} takes {expected}")
+    return Entry(key, data, dtype, sizes)
+
+
+def check_shape(key: str, shape: Any) -> tuple[int, ...]:
+    """The shape as sizes, or an error."""
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise ValueError(f"{key} has the shape {shape}")
+    return tuple(shape)
+
+
+def part(data: memoryview, start: int, length: int) -> memoryview:
+    """Bytes of a file, if they are there."""
+    if start < 0 or length < 0 or start + length > len(data):
+        raise ValueError(f"bytes {start} to {start + length} of {len(data)} are not there")
+    return data[start : start + length]

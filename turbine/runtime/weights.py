@@ -1,0 +1,125 @@
+"""The weights of an artifact: where each lies, and what IREE binds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from turbine import config, errors
+from turbine.runtime import parameters
+from turbine.runtime.archive import Archive, open_archive
+from turbine.runtime.container import Container
+from turbine.runtime.entries import Declared, Entry
+
+WEIGHT_PREFIX = "weight:"
+# One archive for all scopes, or one for each of some scopes.
+Given = Path | Mapping[str, Path] | None
+
+
+class Weights:
+    """Each weight is in the artifact, in an archive it names, or in one that was given."""
+
+    def __init__(self, contents: Container, given: Given = None) -> None:
+        self.contents = contents
+        self.declared = [Declared.from_json(row) for row in contents.manifest["weights"]]
+        self.scopes = list(dict.fromkeys(weight.scope for weight in self.declared))
+        self.given = self._by_scope(given)
+        self.archives = self._open({**named_archives(contents), **self.given})
+        self._written = set(contents.manifest["state"])
+        self._bytes: dict[str, memoryview] = {}
+        self._checked = False
+        for weight in self.declared:
+            if weight.scope not in self.archives:
+                contents.bytes_of(WEIGHT_PREFIX + weight.name)  # one that is missing is missed now
+
+    def _by_scope(self, given: Given) -> dict[str, Path]:
+        if given is None:
+            return {}
+        if not self.declared:
+            where = None if isinstance(given, Mapping) else str(given)
+            raise errors.ParameterError("the artifact has its weights in its code", where=where)
+        if not isinstance(given, Mapping):
+            return dict.fromkeys(self.scopes, given)
+        unknown = [scope for scope in given if scope not in self.scopes]
+        if unknown:
+            raise errors.ParameterError(errors.unknown("scope", unknown[0], self.scopes))
+        return dict(given)
+
+    def _open(self, paths: Mapping[str, Path]) -> dict[str, Archive]:
+        archives = {path: open_archive(path) for path in set(paths.values())}
+        for path, archive in archives.items():
+            wanted = [w for w in self.declared if paths.get(w.scope) == path]
+            check_keys(wanted, str(path))
+            archive.check(wanted)
+        return {scope: archives[path] for scope, path in paths.items()}
+
+    def providers(self) -> list[Any]:
+        """For IREE to bind; the weights are compared with their checksums the first time."""
+        if not self._checked and config.current().verify_weights:
+            self._check()
+        self._checked = True
+        return [parameters.from_memory(scope, self._of_scope(scope)) for scope in self.scopes]
+
+    def entries(self, scope: str) -> list[Entry]:
+        """The weights of a scope; not copied, unless converted."""
+        return [
+            Entry(weight.key, self._bytes_of(weight), weight.dtype, weight.shape)
+            for weight in self.declared
+            if weight.scope == scope
+        ]
+
+    def as_seen_from(self, folder: Path) -> dict[str, Any]:
+        """What the manifest of an artifact in another folder has to say about them."""
+        paths = {s: os.path.relpath(archive.path, folder) for s, archive in self.archives.items()}
+        # Weights that were given are not those the checksums were made from.
+        known = [replace(w, crc32=None) if w.scope in self.given else w for w in self.declared]
+        return {"archives": paths, "weights": [asdict(weight) for weight in known]}
+
+    def _of_scope(self, scope: str) -> dict[str, memoryview]:
+        weights = [weight for weight in self.declared if weight.scope == scope]
+        return {weight.key: self._bound(weight) for weight in weights}
+
+    def _bound(self, weight: Declared) -> memoryview:
+        # A program may write to its state where it finds it; a reset needs the old values.
+        data = self._bytes_of(weight)
+        return memoryview(bytearray(data)) if weight.name in self._written else data
+
+    def _bytes_of(self, weight: Declared) -> memoryview:
+        if weight.name not in self._bytes:
+            archive = self.archives.get(weight.scope)
+            self._bytes[weight.name] = (
+                self.contents.bytes_of(WEIGHT_PREFIX + weight.name)
+                if archive is None
+                else archive.bytes_of(weight)
+            )
+        return self._bytes[weight.name]
+
+    def _check(self) -> None:
+        for weight in self.declared:
+            if weight.scope not in self.archives:
+                self.contents.check(WEIGHT_PREFIX + weight.name)
+        for scope in self.archives.keys() - self.given.keys():
+            self.archives[scope].check_bytes(w for w in self.declared if w.scope == scope)
+
+
+def named_archives(contents: Container) -> dict[str, Path]:
+    """The archives that an artifact names, by scope."""
+    folder = Path(contents.source).parent
+    return {scope: folder / path for scope, path in contents.manifest["archives"].items()}
+
+
+def check_keys(weights: Iterable[Declared], where: str) -> None:
+    """Raise if one archive would have to hold several weights under one name."""
+    first: dict[str, Declared] = {}
+    for weight in weights:
+        other = first.setdefault(weight.key, weight)
+        if other is not weight:
+            raise errors.ParameterError(
+                f"the scopes {other.scope!r} and {weight.scope!r} both have a {weight.key!r}, "
+                "which one archive cannot hold",
+                where=where,
+                hint="use an archive for each scope, or names with a prefix",
+            )
