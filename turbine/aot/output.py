@@ -9,21 +9,23 @@ import statistics
 import sys
 import time
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from turbine import config, dtypes, errors
 from turbine import target as targets
+from turbine.aot import transforming
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.lower.importer import Lowered
-from turbine.lower.weights import SCOPE, raw_bytes
+from turbine.lower.weights import raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
 from turbine.mlir.ir import Module
+from turbine.passes import Pass
 from turbine.runtime import container, parameters
 from turbine.runtime.artifact import CODE, WEIGHT_PREFIX, Artifact
 from turbine.signature import Signature
@@ -68,6 +70,18 @@ class ExportOutput:
                 where=unknown[0][1],
                 hint="give them decompositions with turbine.aot.extend_aot_decompositions",
             )
+
+    def transform(self, *passes: Pass) -> ExportOutput:
+        """The export after some passes of `turbine.passes`; its weights follow, this one stays.
+
+        >>> import torch, turbine
+        >>> from turbine.passes import RenameParameters
+        >>> out = turbine.aot.export(torch.nn.Linear(4, 2), args=(torch.ones(3, 4),))
+        >>> renamed = out.transform(RenameParameters({"weight": "w", "bias": "b"}))
+        >>> '#flow.parameter.named<"model"::"w">' in renamed.text()
+        True
+        """
+        return replace(self, lowered=transforming.transform(self.lowered, passes))
 
     def save_mlir(self, path: str | Path) -> None:
         """Write the IR as text, or as bytecode where the name ends in .mlirbc."""
@@ -133,7 +147,7 @@ class ExportOutput:
             "strategy": compiled.strategy,
             "signature": self.signature.to_json(),
             "mflop": work.mflop(self.program.graph.graph),
-            "scope": SCOPE,
+            "scope": self.lowered.scope,
             "archive": archive,
             "weights": [_weight_facts(w, archive is not None) for w in self.lowered.external],
             "state": sorted(self.program.weights[name].name for name in self.program.stores),

@@ -13,7 +13,7 @@ from torch import fx
 
 from turbine import dtypes, errors
 from turbine.capture.program import Region, Weight
-from turbine.lower.weights import WeightBuilder, builtin_type, check_place
+from turbine.lower.weights import SCOPE, WeightBuilder, builtin_type, check_place
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function, torch_values
 from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
@@ -28,6 +28,7 @@ class Lowered:
 
     module: Module
     external: tuple[Weight, ...]
+    scope: str = SCOPE  # of the archive they are in
 
 
 def lower(

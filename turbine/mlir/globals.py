@@ -38,6 +38,19 @@ def define(
         Operation.create("util.global", attributes=attributes, loc=location)
 
 
+def define_before(other: Operation, name: str, initial: Attribute) -> None:
+    """Add a private global before another one."""
+    attributes = {
+        "sym_name": StringAttr.get(name),
+        "sym_visibility": StringAttr.get("private"),
+        "type": TypeAttr.get(initial.type),
+        "initial_value": initial,
+    }
+    Operation.create(
+        "util.global", attributes=attributes, loc=other.location, ip=InsertionPoint(other)
+    )
+
+
 def load(name: str, of: Type, location: Location) -> Value:
     """Read a global at the current insertion point."""
     attributes = {"global": FlatSymbolRefAttr.get(name)}
