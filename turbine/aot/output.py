@@ -68,7 +68,8 @@ class ExportOutput:
             raise errors.UnsupportedOp(
                 f"the compiler has no definition of {', '.join(names)}",
                 where=unknown[0][1],
-                hint="give them decompositions with turbine.aot.extend_aot_decompositions",
+                hint="give them decompositions with turbine.aot.extend_aot_decompositions, "
+                "or IR with turbine.passes.ExpandCustomOps",
             )
 
     def transform(self, *passes: Pass) -> ExportOutput:

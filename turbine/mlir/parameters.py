@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from iree.compiler.ir import Attribute, Module, Operation, StringAttr, Type
+from iree.compiler.ir import Attribute, Module, Operation, Type
 
+from turbine import errors
 from turbine.mlir.matching import GlobalOpMatcher, match_children
 
 SEPARATOR = "::"
-_NAMED = re.compile(r"(?P<kind>#(?:flow|stream)\.parameter\.named)<(?P<inside>.*)> : .*", re.DOTALL)
+_PREFIX = re.compile(r"#(flow|stream)\.parameter\.named<")
+_NAMED = re.compile(
+    r'(?P<kind>#\w+\.parameter\.named)<"(?P<first>[^"]*)"(?:::"(?P<second>[^"]*)")?'
+    r"(?P<settings>, \{.*\})?> : .*",
+    re.DOTALL,
+)
+# IREE writes names without escapes, in text and in bytecode, and cannot read these again.
+_UNWRITABLE = re.compile(r'["\\\x00-\x1f]')
 
 
 @dataclass(frozen=True)
@@ -29,20 +36,14 @@ class Parameter:
 
 def of(initial: Attribute) -> Parameter | None:
     """The parameter an initial value names, or None if it is a value of another kind."""
-    found = _found(initial)
-    return found[0] if found is not None else None
-
-
-def renamed(initial: Attribute, parameter: Parameter) -> Attribute:
-    """The same initial value under another name."""
-    found = _found(initial)
-    assert found is not None
-    return _build(initial, parameter, found[1], initial.type)
-
-
-def typed(initial: Attribute, parameter: Parameter, of: Type) -> Attribute:
-    """An initial value of the same kind under another name, with a type of its own."""
-    return _build(initial, parameter, "", of)
+    text = str(initial)
+    if _PREFIX.match(text) is None:
+        return None
+    named = _NAMED.fullmatch(text)
+    if named is None:
+        raise errors.TransformError(f"cannot read the name of the parameter {text}")
+    first, second = named["first"], named["second"]
+    return Parameter(None, first) if second is None else Parameter(first, second)
 
 
 def by_global(module: Module) -> dict[str, Parameter]:
@@ -54,34 +55,32 @@ def by_global(module: Module) -> dict[str, Parameter]:
     }
 
 
-def _found(initial: Attribute) -> tuple[Parameter, str] | None:
-    """IREE prints names without escapes, so each reading is checked by building it again."""
-    matched = _NAMED.fullmatch(str(initial))
-    if matched is None:
-        return None
-    with initial.context:
-        readings = _readings(matched["inside"])
-        return next((r for r in readings if _build(initial, *r, initial.type) == initial), None)
-
-
-def _readings(inside: str) -> Iterator[tuple[Parameter, str]]:
-    """Every way to take `"scope"::"key", {settings}` apart; the last two pieces are optional."""
-    for end in (found.start() for found in re.finditer(r'"(?=, \{|$)', inside)):
-        name, settings = inside[1:end], inside[end + 1 :]
-        for split in re.finditer('"::"', name):
-            yield Parameter(name[: split.start()], name[split.end() :]), settings
-        yield Parameter(None, name), settings
-
-
-def _build(like: Attribute, parameter: Parameter, settings: str, of: Type) -> Attribute:
-    kind = str(like).partition("<")[0]
-    with like.context:
-        names = [parameter.key] if parameter.scope is None else [parameter.scope, parameter.key]
-        quoted = SEPARATOR.join(str(StringAttr.get(name)) for name in names)
-        return Attribute.parse(f"{kind}<{quoted}{settings}> : {of}")
+def check(parameter: Parameter) -> None:
+    """Raise unless IREE can write the name and read it again."""
+    if _UNWRITABLE.search(parameter.text) is not None:
+        raise errors.TransformError(
+            f"a parameter cannot be named {parameter.text!r}",
+            hint="quotes, backslashes and control characters are not kept when IR is written",
+        )
 
 
 def rename(operation: Operation, parameter: Parameter) -> None:
     """Make a global that has a parameter take its value from another one."""
-    attributes = operation.attributes
-    attributes["initial_value"] = renamed(attributes["initial_value"], parameter)
+    initial = operation.attributes["initial_value"]
+    named = _NAMED.fullmatch(str(initial))
+    assert named is not None
+    settings = named["settings"] or ""
+    operation.attributes["initial_value"] = _build(initial, parameter, settings, initial.type)
+
+
+def typed(initial: Attribute, parameter: Parameter, of: Type) -> Attribute:
+    """An initial value of the same kind under another name, with a type of its own."""
+    return _build(initial, parameter, "", of)
+
+
+def _build(like: Attribute, parameter: Parameter, settings: str, of: Type) -> Attribute:
+    check(parameter)
+    kind = str(like).partition("<")[0]
+    names = [parameter.key] if parameter.scope is None else [parameter.scope, parameter.key]
+    quoted = SEPARATOR.join(f'"{name}"' for name in names)
+    return Attribute.parse(f"{kind}<{quoted}{settings}> : {of}", like.context)

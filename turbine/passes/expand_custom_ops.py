@@ -59,7 +59,7 @@ class ExpandCustomOps(Pass):
         return _inline(op, bodies[name]) if name in bodies else None
 
 
-def _operators(module: Module) -> list[Operation]:
+def _operators(module: Module | Operation) -> list[Operation]:
     matcher: NamedOpMatcher[OpMatchResult] = NamedOpMatcher(_OPERATOR)
     return [match.op for match in match_children(module, matcher)]
 
@@ -70,7 +70,7 @@ def _link(library: Module, module: Module, wanted: set[str]) -> dict[str, Operat
     functions = {symbol_name(m.op): m.op for m in match_children(source, FuncOpMatcher())}
     chosen = {op: found for op in wanted if (found := _function_name(op, functions)) is not None}
     for name in chosen.values():
-        _check_body(name, functions[name])
+        _check_body(name, functions)
     _keep(source, set(chosen.values()))
     merger = Merger(source, module)
     merger.merge()
@@ -97,13 +97,24 @@ def _set_visibility(module: Module, visibility: Callable[[str], str]) -> None:
             symbols.set_visibility(op.operation, visibility(name))
 
 
-def _check_body(name: str, body: Operation) -> None:
+def _check_body(name: str, functions: Mapping[str, Operation]) -> None:
+    body = functions[name]
+    where = function.source_line(body.location)
     if len(list(body.regions[0].blocks)) != 1:
         raise errors.TransformError(
             f"the expansion @{name} is not one block",
-            where=str(body.location),
+            where=where,
             hint="give it a body, with scf ops for branches and loops",
         )
+    for op in _operators(body):
+        # An expansion within itself would never end.
+        inner = function.operator_name(op)
+        if _function_name(inner, functions) is not None:
+            raise errors.TransformError(
+                f"the expansion @{name} uses {inner}, which the library expands",
+                where=where,
+                hint="call the function with func.call",
+            )
 
 
 def _inline(op: Operation, body: Operation) -> list[Value]:

@@ -273,7 +273,7 @@ def _replace(module: Module, layer: _Layer, of: Grouped, initial: Sequence[Attri
             readers = [use.owner.operation for use in load.result.uses]
             for reader in readers:
                 rewriting.replace(reader, [plain])
-            rewriting.erase_unused(module, readers)
+            rewriting.erase_unused(module, [*readers, load])
     op.erase()
 
 

@@ -65,6 +65,9 @@ class RenameParameters(Pass):
         self._check_present(present)
         plan = {old: self._renamed(old) for old in present}
         _check_distinct(plan)
+        for old, new in plan.items():
+            if new != old:
+                parameters.check(new)
         return plan
 
     def _renamed(self, old: Parameter) -> Parameter:
