@@ -28,33 +28,27 @@ class Grouped:
         return -(-self.columns // self.group_size)
 
     @property
-    def padded(self) -> int:
-        """Elements of each row in whole groups."""
-        return self.groups * self.group_size
-
-    @property
-    def packed_shape(self) -> tuple[int, int]:
+    def packed_shape(self) -> tuple[int, int, int]:
         """The shape of the packed integers, in bytes."""
-        return self.rows, self.padded * self.bits // 8
+        return self.rows, self.groups, self.group_size * self.bits // 8
 
     @property
-    def group_shape(self) -> tuple[int, int, int]:
-        """The shape of what each group has one of."""
-        return self.rows, self.groups, 1
+    def scales_shape(self) -> tuple[int, int]:
+        """The shape of the scales."""
+        return self.rows, self.groups
 
 
-def dequantize(of: Grouped, packed: Value, scale: Value, zero: Value, location: Location) -> Value:
-    """(q - zero) * scale, a torch tensor of [rows, columns], from builtin tensors."""
+def dequantize(of: Grouped, packed: Value, scales: Value, location: Location) -> Value:
+    """q * scale, a torch tensor of [rows, columns], from builtin tensors."""
     with location:
-        flat = (of.rows, of.padded)
-        floats = _torch(_floats(of, packed), flat, of.dtype)
         shape = (of.rows, of.groups, of.group_size)
-        grouped = _op("view", [floats, _list(shape)], shape, of.dtype)
-        zeros, scales = (_torch(value, of.group_shape, of.dtype) for value in (zero, scale))
-        shifted = _op("sub.Tensor", [grouped, zeros, _integer(1)], shape, of.dtype)
-        scaled = _op("mul.Tensor", [shifted, scales], shape, of.dtype)
+        integers = _integers(of, packed, shape)
+        each = _torch(scales, of.scales_shape, of.dtype)
+        each = _op("unsqueeze", [each, _integer(2)], (*of.scales_shape, 1), of.dtype)
+        scaled = _op("mul.Tensor", [integers, each], shape, of.dtype)
+        flat = (of.rows, of.groups * of.group_size)
         rows = _op("view", [scaled, _list(flat)], flat, of.dtype)
-        if of.columns == of.padded:
+        if of.columns == flat[1]:
             return rows
         ends = [_integer(number) for number in (1, 0, of.columns, 1)]
         return _op("slice.Tensor", [rows, *ends], (of.rows, of.columns), of.dtype)
@@ -66,15 +60,28 @@ def transpose(value: Value, shape: tuple[int, int], dtype: Dtype, location: Loca
         return _op("permute", [value, _list((1, 0))], shape[::-1], dtype)
 
 
-def _floats(of: Grouped, packed: Value) -> Value:
-    """Unsigned integers of a few bits as floats."""
-    shape = f"{of.rows}x{of.padded}"
-    if of.bits < 8:
-        narrow = Type.parse(f"tensor<{shape}xi{of.bits}>")
-        packed = flow.TensorBitCastOp(narrow, packed, [], []).result
-    wide, floats = (Type.parse(f"tensor<{shape}x{element}>") for element in ("i32", of.dtype.mlir))
-    integers = Operation.create("arith.extui", results=[wide], operands=[packed]).result
-    return Operation.create("arith.uitofp", results=[floats], operands=[integers]).result
+def _integers(of: Grouped, packed: Value, shape: tuple[int, int, int]) -> Value:
+    """The integers as floats, in their order."""
+    if of.bits == 8:
+        return _torch(_floats(packed, shape, of.dtype), shape, of.dtype)
+    # Each byte holds one integer of the group's first half and one of its second half.
+    pairs = (*of.packed_shape, 2)
+    narrow = _builtin(pairs, "i4")
+    floats = _floats(flow.TensorBitCastOp(narrow, packed, [], []).result, pairs, of.dtype)
+    halves = (*shape[:2], 2, of.packed_shape[2])
+    axes = _list((0, 1, 3, 2))
+    ordered = _op("permute", [_torch(floats, pairs, of.dtype), axes], halves, of.dtype)
+    return _op("view", [ordered, _list(shape)], shape, of.dtype)
+
+
+def _floats(integers: Value, shape: Sequence[int], dtype: Dtype) -> Value:
+    wide, floats = _builtin(shape, "i32"), _builtin(shape, dtype.mlir)
+    extended = Operation.create("arith.extsi", results=[wide], operands=[integers]).result
+    return Operation.create("arith.sitofp", results=[floats], operands=[extended]).result
+
+
+def _builtin(shape: Sequence[int], element: str) -> Type:
+    return Type.parse(f"tensor<{''.join(f'{size}x' for size in shape)}{element}>")
 
 
 def _torch(value: Value, shape: Sequence[int], dtype: Dtype) -> Value:

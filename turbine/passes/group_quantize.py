@@ -3,12 +3,14 @@
 Note [Packed groups]
 A linear layer is y = x @ w.T with w of shape [n, k]; a weight of shape [k, n] is transposed first.
 Each row is cut into groups of `group_size` along k, the last one filled up with zeros. A group
-has a scale and a zero, and an element is (q - zero) * scale with q an unsigned integer of `bits`
-bits. Three tensors take the place of a weight named "key":
+has a scale, and an element is q * scale with q a signed integer of `bits` bits. A row shorter than
+a group is one group. Two tensors take the place of a weight named "key":
 
-    key:q      int8 [n, padded k * bits / 8]   two 4-bit integers a byte, the first one low
-    key:scale  [n, groups, 1]                  in the weight's own dtype
-    key:zero   [n, groups, 1]                  likewise: the q of 0, a whole number
+    key.packed  int8 [n, groups, group_size * bits / 8]
+    key.scales  [n, groups], in the weight's own dtype
+
+With 4 bits two integers share a byte: those of the first half of a group are the low halves of
+its bytes, those of the second half the high ones.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from turbine.mlir.matching import (
 from turbine.mlir.parameters import Parameter
 from turbine.passes.base import Pass, Values, as_bytes
 
-PARTS = ("q", "scale", "zero")
+PARTS = ("packed", "scales")
 BITS = (4, 8)
 FLOATS = {row.mlir: row for row in dtypes.TABLE if row.kind == "float" and row.dlpack}
 BYTE = dtypes.named("int8")
@@ -58,7 +60,7 @@ _TO_TORCH = "torch_c.from_builtin_tensor"
 
 @dataclass(frozen=True)
 class GroupQuantize(Pass):
-    """Quantize linear layers to integers of 4 or 8 bits with a scale and a zero for each group.
+    """Quantize linear layers to integers of 4 or 8 bits with a scale for each group.
 
     Weights are those that do nothing but multiply, in `mm`, `addmm`, `linear` or a broadcast
     `bmm`; one that is also an embedding table stays as it is. Note [Packed groups] in this file
@@ -72,10 +74,8 @@ class GroupQuantize(Pass):
     def __post_init__(self) -> None:
         if self.bits not in BITS:
             raise errors.TransformError(f"cannot quantize to {self.bits} bits", hint="use 4 or 8")
-        if self.group_size < 2 or self.group_size % 2:
-            raise errors.TransformError(
-                f"cannot quantize groups of {self.group_size}", hint="use an even number"
-            )
+        if self.group_size < 1:
+            raise errors.TransformError(f"cannot quantize groups of {self.group_size}")
 
     @classmethod
     def parse(cls, text: str) -> GroupQuantize:
@@ -114,7 +114,8 @@ class GroupQuantize(Pass):
 
     def _grouped(self, layer: _Layer) -> Grouped:
         rows, columns = layer.shape if layer.summed == 1 else layer.shape[::-1]
-        return Grouped(rows, columns, self.bits, self.group_size, layer.dtype)
+        size = fitting_size(columns, self.bits, self.group_size)
+        return Grouped(rows, columns, self.bits, size, layer.dtype)
 
     def _pack(self, layer: _Layer, weight: NDArray[Any]) -> tuple[NDArray[Any], ...]:
         if not numpy.isfinite(weight.astype(numpy.float64)).all():
@@ -126,7 +127,7 @@ class GroupQuantize(Pass):
         """What the new globals start from: parameters for a parameter, values for a value."""
         grouped, initial = self._grouped(layer), layer.weight.initial_value
         assert initial is not None
-        kinds = [(grouped.packed_shape, BYTE), *[(grouped.group_shape, layer.dtype)] * 2]
+        kinds = [(grouped.packed_shape, BYTE), (grouped.scales_shape, layer.dtype)]
         with layer.weight.op.location:
             if layer.parameter is not None:
                 return [
@@ -138,32 +139,35 @@ class GroupQuantize(Pass):
             return [constants.dense(name, as_bytes(part), *kind) for name, part, kind in named]
 
 
+def fitting_size(columns: int, bits: int, group_size: int) -> int:
+    """The size of groups in rows of some length: at most one row, and even for 4 bits."""
+    size = min(group_size, columns)
+    return size + size % 2 if bits == 4 else size
+
+
 def quantize(
     rows: NDArray[Any], bits: int, group_size: int
-) -> tuple[NDArray[numpy.int8], NDArray[Any], NDArray[Any]]:
-    """Packed integers, scales and zeros of a matrix, as Note [Packed groups] has them."""
+) -> tuple[NDArray[numpy.int8], NDArray[Any]]:
+    """Packed integers and scales of a matrix, as Note [Packed groups] has them."""
     count, columns = rows.shape
-    padding = -columns % group_size
+    size = fitting_size(columns, bits, group_size)
     wide = numpy.float64 if rows.dtype == numpy.float64 else numpy.float32
-    padded = numpy.pad(rows.astype(wide), ((0, 0), (0, padding)))
-    groups = padded.reshape(count, -1, group_size)
-    # With 0 in every range, zeros stay zeros, and so does the padding.
-    low = numpy.minimum(groups.min(axis=2, keepdims=True), 0)
-    high = numpy.maximum(groups.max(axis=2, keepdims=True), 0)
-    top = 2**bits - 1
-    scale = ((high - low) / top).astype(rows.dtype)
-    scale[scale == 0] = 1
-    used = scale.astype(wide)
-    zero = numpy.clip(numpy.round(-low / used), 0, top)
-    q = numpy.clip(numpy.round(groups / used) + zero, 0, top).astype(numpy.uint8)
-    return _packed(q.reshape(count, -1), bits), scale, zero.astype(rows.dtype)
+    padded = numpy.pad(rows.astype(wide), ((0, 0), (0, -columns % size)))
+    groups = padded.reshape(count, -1, size)
+    # Integers reach one further below zero, so that is where the largest element goes.
+    limit = 2 ** (bits - 1)
+    largest = numpy.abs(groups).argmax(axis=2, keepdims=True)
+    scales = (numpy.take_along_axis(groups, largest, 2) / -limit).astype(rows.dtype)
+    divisors = numpy.where(scales == 0, 1, scales.astype(wide))
+    q = numpy.clip(numpy.round(groups / divisors), -limit, limit - 1).astype(numpy.int8)
+    return _in_bytes(q, bits), scales[:, :, 0]
 
 
-def _packed(q: NDArray[numpy.uint8], bits: int) -> NDArray[numpy.int8]:
-    per_byte = 8 // bits
-    parts = [q[:, first::per_byte] << (first * bits) for first in range(per_byte)]
-    packed: NDArray[numpy.uint8] = numpy.bitwise_or.reduce(parts)
-    return numpy.ascontiguousarray(packed).view(numpy.int8)
+def _in_bytes(q: NDArray[numpy.int8], bits: int) -> NDArray[numpy.int8]:
+    if bits == 8:
+        return q
+    low, high = numpy.split(q, 2, axis=2)
+    return (low & 15) | (high << 4)
 
 
 @dataclass(frozen=True)
@@ -191,18 +195,19 @@ class _Layer:
 
     @property
     def part_names(self) -> list[str]:
-        return [f"{self.name}:{part}" for part in PARTS]
+        return [f"{self.name}.{part}" for part in PARTS]
 
     @property
     def part_parameters(self) -> list[Parameter]:
         parameter = self.parameter
         assert parameter is not None
-        return [Parameter(parameter.scope, f"{parameter.key}:{part}") for part in PARTS]
+        return [Parameter(parameter.scope, f"{parameter.key}.{part}") for part in PARTS]
 
 
 def _layers(module: Module) -> Iterator[_Layer]:
+    known = globals_of(module)
     for name, loads in _loads(module).items():
-        weight = globals_of(module).get(name)
+        weight = known.get(name)
         dtype = _weight_dtype(weight)
         if weight is None or dtype is None:
             continue
@@ -281,10 +286,8 @@ def _plain(load: Operation, layer: _Layer, of: Grouped, initial: Sequence[Attrib
     """The weight as a torch tensor, before a read of it."""
     with InsertionPoint(load):
         named = zip(layer.part_names, initial, strict=True)
-        q, scale, zero = (
-            mlir_globals.load(name, value.type, load.location) for name, value in named
-        )
-        rows = dequantizing.dequantize(of, q, scale, zero, load.location)
+        packed, scales = (mlir_globals.load(name, v.type, load.location) for name, v in named)
+        rows = dequantizing.dequantize(of, packed, scales, load.location)
         if layer.summed == 1:
             return rows
         return dequantizing.transpose(rows, (of.rows, of.columns), of.dtype, load.location)
