@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
 import torch
 from numpy.typing import NDArray
 
@@ -53,5 +52,5 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    raw = torch.from_numpy(numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8))
+    raw = torch.from_numpy(passes_base.as_bytes(array))
     return raw.view(dtypes.of_numpy(array.dtype).torch).reshape(array.shape)

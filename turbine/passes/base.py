@@ -30,7 +30,7 @@ class Pass(ABC):
 
     @abstractmethod
     def run(self, module: Module) -> None:
-        """Change a module in place, or raise and leave it as it was."""
+        """Change a module in place; `run_passes` keeps the old one for when this raises."""
 
     def follow(self, module: Module, values: Values) -> Values:
         """The weights of the transformed module, from those of the module before."""
