@@ -11,6 +11,7 @@ import torch
 
 from turbine import config
 from turbine.dynamo import options
+from turbine.passes import PASSES
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,10 +38,19 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
     assert set(re.findall(r'^\| `"([\w-]+)"` \|', text, re.M)) == set(options.MODES)
 
 
-@pytest.mark.parametrize("page", ["torch_compile", "parameters"])
-def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["torch_compile", "parameters", "transforms"])
+def test_the_code_of_a_page_runs(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / f"{page}.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     (tmp_path / "page.py").write_text("\n".join(blocks))
     with torch.random.fork_rng(devices=[]):
         runpy.run_path(str(tmp_path / "page.py"))
+
+
+def test_every_pass_is_documented() -> None:
+    text = (ROOT / "docs" / "transforms.md").read_text()
+    rows = dict(re.findall(r"^\| `--([\w-]+)=.*?` \| `(\w+)` \|", text, re.M))
+    assert rows == {name: kind.__name__ for name, kind in PASSES.items()}

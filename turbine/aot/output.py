@@ -6,12 +6,13 @@ import copy
 import os
 import sys
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from turbine import config, dtypes, errors
 from turbine import target as targets
+from turbine.aot import transforming
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
 from turbine.compiler import pipeline
@@ -22,6 +23,7 @@ from turbine.lower.weights import address, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
 from turbine.mlir.ir import Module
+from turbine.passes import Pass
 from turbine.runtime import container, parameters
 from turbine.runtime.artifact import CODE, Artifact
 from turbine.runtime.entries import Declared, Entry
@@ -66,8 +68,21 @@ class ExportOutput:
             raise errors.UnsupportedOp(
                 f"the compiler has no definition of {', '.join(names)}",
                 where=unknown[0][1],
-                hint="give them decompositions with turbine.aot.extend_aot_decompositions",
+                hint="give them decompositions with turbine.aot.extend_aot_decompositions, "
+                "or IR with turbine.passes.ExpandCustomOps",
             )
+
+    def transform(self, *passes: Pass) -> ExportOutput:
+        """The export after some passes of `turbine.passes`; its weights follow, this one stays.
+
+        >>> import torch, turbine
+        >>> from turbine.passes import RenameParameters
+        >>> out = turbine.aot.export(torch.nn.Linear(4, 2), args=(torch.ones(3, 4),))
+        >>> renamed = out.transform(RenameParameters({"weight": "w", "bias": "b"}))
+        >>> '#flow.parameter.named<"model"::"w">' in renamed.text()
+        True
+        """
+        return replace(self, lowered=transforming.transform(self.lowered, passes))
 
     def save_mlir(self, path: str | Path) -> None:
         """Write the IR as text, or as bytecode where the name ends in .mlirbc."""

@@ -16,6 +16,7 @@ from turbine.cli.compile import compile_model
 from turbine.cli.coverage import show_coverage
 from turbine.cli.doctor import check_installation
 from turbine.cli.inspect import inspect_artifact
+from turbine.cli.opt import transform_ir
 from turbine.cli.options import Assignment, Verb, add_options, call
 from turbine.cli.run import run_artifact
 from turbine.version import __version__
@@ -25,6 +26,7 @@ VERBS: dict[str, Verb] = {
     "run": run_artifact,
     "bench": bench_artifact,
     "inspect": inspect_artifact,
+    "opt": transform_ir,
     "cache": show_cache,
     "coverage": show_coverage,
     "doctor": check_installation,

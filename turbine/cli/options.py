@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,22 @@ class Assignment:
         if not name or not equals:
             raise ArgumentTypeError(f"{text!r} is not NAME=VALUE")
         return Assignment(name, value)
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The text of an option whose place among other options counts."""
+
+    position: int
+    text: str
+
+    @staticmethod
+    def parse(text: str) -> Ordered:
+        """Number the texts as argparse comes to them, from left to right."""
+        return Ordered(next(_positions), text)
+
+
+_positions = itertools.count()
 
 
 def add_options(parser: ArgumentParser, verb: Verb) -> None:
@@ -96,5 +113,6 @@ SETTINGS: dict[Any, dict[str, Any]] = {
     int: {"type": int},
     float: {"type": float},
     Path: {"type": _path, "metavar": "FILE"},
+    Ordered: {"type": Ordered.parse, "metavar": "TEXT"},
     Assignment: {"type": Assignment.parse, "metavar": "NAME=VALUE"},
 }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 from iree.compiler.dialects import arith, flow
 from iree.compiler.ir import (
     Attribute,
     DenseElementsAttr,
     DenseResourceElementsAttr,
     Location,
+    Module,
     RankedTensorType,
     Type,
     Value,
@@ -100,3 +103,25 @@ def to_carrier(value: Value, shape: tuple[int, ...], dtype: Dtype, location: Loc
     """A value as its carrier holds it."""
     back = carrier(dtype).back
     return value if back is None else back(value, carrier_type(shape, dtype), location)
+
+
+def elements(value: Attribute, dtype: Dtype) -> NDArray[Any]:
+    """The elements of a constant whose type is its own carrier, as an array of its shape."""
+    shape = tuple(value.type.shape)
+    if not isinstance(value, DenseElementsAttr):
+        return _resource_bytes(value).view(dtype.numpy).reshape(shape)
+    try:
+        return numpy.array(value).astype(dtype.numpy).reshape(shape)
+    except TypeError:  # numpy has no type of this name
+        one_by_one = [value[index] for index in range(len(value))]
+        return numpy.array(one_by_one).astype(dtype.numpy).reshape(shape)
+
+
+def _resource_bytes(value: Attribute) -> NDArray[numpy.uint8]:
+    """IREE gives the bytes of a resource only as text, after four bytes for its alignment."""
+    with value.context, Location.unknown():
+        holder = Module.create()
+        holder.operation.attributes["turbine.value"] = value
+    found = re.search(r'"0x([0-9A-Fa-f]*)"', str(holder.operation.get_asm()))
+    assert found is not None
+    return numpy.frombuffer(bytes.fromhex(found[1]), numpy.uint8)[4:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from pathlib import Path
 
 from iree.compiler.ir import Context, MLIRError, Module
@@ -25,7 +26,19 @@ def parse(source: str | bytes, context: Context | None = None) -> Module:
     try:
         return Module.parse(source, context or new_context())
     except MLIRError as error:
-        raise errors.CompileError(f"the IR does not parse: {error}") from error
+        raise _error("the IR does not parse", error) from error
+
+
+def read(path: Path, context: Context | None = None) -> Module:
+    """Parse a file of text or bytecode, whatever it is called."""
+    try:
+        if not path.read_bytes().strip():
+            raise errors.CompileError(f"{path} is empty")
+        return Module.parseFile(str(path), context or new_context())
+    except OSError as error:
+        raise errors.CompileError(f"cannot read {path}: {error.strerror}") from error
+    except MLIRError as error:
+        raise _error("the IR does not parse", error) from error
 
 
 def verify(module: Module) -> None:
@@ -33,7 +46,18 @@ def verify(module: Module) -> None:
     try:
         module.operation.verify()
     except MLIRError as error:
-        raise errors.CompileError(f"the IR is not valid: {error}") from error
+        raise _error("the IR is not valid", error) from error
+
+
+def _error(fact: str, error: MLIRError) -> errors.CompileError:
+    """The first thing MLIR complains of, with its line and column."""
+    first = error.error_diagnostics[0]
+    place = _PLACE.search(str(first.location))
+    where = None if place is None else f"{place['file']}:{place['line']}:{place['column']}"
+    return errors.CompileError(f"{fact}: {first.message.strip()}", where=where)
+
+
+_PLACE = re.compile(r'"(?P<file>[^"]*)":(?P<line>\d+):(?P<column>\d+)')
 
 
 def to_text(
@@ -64,9 +88,13 @@ def fingerprint(module: Module) -> str:
     return hashlib.sha256(to_bytecode(bare)).hexdigest()
 
 
+def to_bytes(module: Module, suffix: str) -> bytes:
+    """What a file with this suffix holds: bytecode for .mlirbc, else text, with locations."""
+    if suffix == BYTECODE_SUFFIX:
+        return to_bytecode(module)
+    return to_text(module, locations=True).encode()
+
+
 def save(module: Module, path: Path) -> None:
     """Write text, or bytecode where the name ends in .mlirbc."""
-    if path.suffix == BYTECODE_SUFFIX:
-        path.write_bytes(to_bytecode(module))
-    else:
-        path.write_text(to_text(module, locations=True))
+    path.write_bytes(to_bytes(module, path.suffix))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from iree.compiler.dialects import func
 from iree.compiler.ir import (
     Block,
+    DictAttr,
     FunctionType,
     InsertionPoint,
     Location,
@@ -15,11 +16,13 @@ from iree.compiler.ir import (
     Operation,
     StringAttr,
     Type,
+    TypeAttr,
     UnitAttr,
     Value,
 )
 
 from turbine import errors
+from turbine.mlir.matching import walk
 
 
 def define(
@@ -47,10 +50,21 @@ def set_module_name(module: Module, name: str) -> None:
 def unknown_torch_ops(module: Module) -> list[tuple[str, str]]:
     """(op name, source line) of each op the torch dialect has no definition for."""
     return [
-        (StringAttr(op.attributes["name"]).value, source_line(op.location) or "unknown place")
-        for op in _walk(module.operation)
+        (operator_name(op), source_line(op.location) or "unknown place")
+        for op in walk(module.operation)
         if op.name == "torch.operator"
     ]
+
+
+def operator_name(op: Operation) -> str:
+    """The name of a torch op that the dialect has no definition for."""
+    return str(StringAttr(op.attributes["name"]).value)
+
+
+def signature(function: Operation) -> tuple[list[Type], list[Type]]:
+    """What a function takes and gives."""
+    kind = FunctionType(TypeAttr(function.attributes["function_type"]).value)
+    return list(kind.inputs), list(kind.results)
 
 
 def source_line(location: Location) -> str | None:
@@ -59,9 +73,18 @@ def source_line(location: Location) -> str | None:
     return errors.user_place([f"{file}:{line}" for file, line in frames])
 
 
-def _walk(operation: Operation) -> Iterator[Operation]:
-    for region in operation.regions:
-        for block in region.blocks:
-            for op in block.operations:
-                yield op.operation
-                yield from _walk(op.operation)
+def add_reflection(function: Operation, texts: Mapping[str, str]) -> None:
+    """Give a function names and texts that are found at run time, beside those it has."""
+    with function.context:
+        has = REFLECTION in function.attributes
+        old = DictAttr(function.attributes[REFLECTION]) if has else DictAttr.get({})
+        kept = {name: old[name] for name in _names(old)}
+        new = {name: StringAttr.get(text) for name, text in texts.items()}
+        function.attributes[REFLECTION] = DictAttr.get({**kept, **new})
+
+
+REFLECTION = "iree.reflection"
+
+
+def _names(attribute: DictAttr) -> list[str]:
+    return [attribute[index].name for index in range(len(attribute))]

@@ -27,6 +27,17 @@ def define(
     module: Module, name: str, initial: Attribute, *, mutable: bool, location: Location
 ) -> None:
     """Add a private global at the top of the module."""
+    with InsertionPoint.at_block_begin(module.body):
+        _create(name, initial, mutable, location)
+
+
+def define_before(other: Operation, name: str, initial: Attribute) -> None:
+    """Add a private global before another one."""
+    with InsertionPoint(other):
+        _create(name, initial, False, other.location)
+
+
+def _create(name: str, initial: Attribute, mutable: bool, location: Location) -> None:
     attributes: dict[str, Attribute] = {
         "sym_name": StringAttr.get(name),
         "sym_visibility": StringAttr.get("private"),
@@ -35,8 +46,7 @@ def define(
     }
     if mutable:
         attributes["is_mutable"] = UnitAttr.get()
-    with InsertionPoint.at_block_begin(module.body):
-        Operation.create("util.global", attributes=attributes, loc=location)
+    Operation.create("util.global", attributes=attributes, loc=location)
 
 
 def load(name: str, of: Type, location: Location) -> Value:

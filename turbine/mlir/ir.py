@@ -5,5 +5,7 @@ from iree.compiler.ir import Context as Context
 from iree.compiler.ir import InsertionPoint as InsertionPoint
 from iree.compiler.ir import Location as Location
 from iree.compiler.ir import Module as Module
+from iree.compiler.ir import Operation as Operation
+from iree.compiler.ir import SymbolTable as SymbolTable
 from iree.compiler.ir import Type as Type
 from iree.compiler.ir import Value as Value

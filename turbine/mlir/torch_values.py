@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from iree.compiler.ir import Location, Operation, StringAttr, Type, Value
+import re
+from collections.abc import Iterator
+
+from iree.compiler.ir import Location, MLIRError, Operation, StringAttr, Type, Value
+
+from turbine import errors
+from turbine.mlir import function
 
 
 def from_builtin(value: Value, to: Type, location: Location) -> Value:
@@ -27,3 +33,68 @@ def check(condition: Value, message: str, location: Location) -> None:
         ).result
         attributes = {"message": StringAttr.get(message)}
         Operation.create("torch.runtime.assert", operands=[truth], attributes=attributes)
+
+
+def convert(value: Value, to: Type, location: Location) -> Value:
+    """A value in another type that holds the same: torch or builtin, its sizes known or not."""
+    if value.type == to:
+        return value
+    converted = _as_builtin(value, location)
+    for name, result in _steps(converted.type, to):
+        operation = Operation.create(name, results=[result], operands=[converted], loc=location)
+        converted = operation.result
+        try:
+            operation.verify()
+        except MLIRError as error:
+            raise _misfit(value.type, to, location) from error
+    if converted.type != to:
+        raise _misfit(value.type, to, location)
+    return converted
+
+
+def _misfit(source: Type, to: Type, location: Location) -> errors.TransformError:
+    where = function.source_line(location)
+    return errors.TransformError(f"a {source} cannot be used as a {to}", where=where)
+
+
+def _as_builtin(value: Value, location: Location) -> Value:
+    source = str(value.type)
+    if source in _SCALARS:
+        name, builtin = _SCALARS[source]
+        return Operation.create(
+            f"torch_c.to_{name}", results=[Type.parse(builtin)], operands=[value], loc=location
+        ).result
+    if not source.startswith("!torch.vtensor<["):
+        return value
+    return to_builtin(value, _builtin_type(value.type), location)
+
+
+# Torch scalars: the ending of their conversions, and the builtin type.
+_SCALARS = {
+    "!torch.int": ("i64", "i64"),
+    "!torch.float": ("f64", "f64"),
+    "!torch.bool": ("i1", "i1"),
+}
+
+
+def _steps(source: Type, to: Type) -> Iterator[tuple[str, Type]]:
+    """Ops from a builtin type to another type, with the types they give."""
+    if str(to) in _SCALARS:
+        name, builtin = _SCALARS[str(to)]
+        if str(source) == builtin:
+            yield f"torch_c.from_{name}", to
+        return
+    is_torch = str(to).startswith("!torch.vtensor<[")
+    between = _builtin_type(to) if is_torch else to
+    if source != between:
+        yield "tensor.cast", between
+    if is_torch:
+        yield "torch_c.from_builtin_tensor", to
+
+
+def _builtin_type(of: Type) -> Type:
+    """The builtin tensor type of a torch tensor type; integers lose their sign."""
+    sizes, _, element = str(of).removeprefix("!torch.vtensor<[").removesuffix(">").partition("],")
+    signless = re.sub(r"^[su]i(?=\d)", "i", element)
+    dims = "".join(f"{size}x" for size in sizes.split(",") if size)
+    return Type.parse(f"tensor<{dims}{signless}>")

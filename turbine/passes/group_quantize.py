@@ -1,0 +1,293 @@
+"""Quantize the weights of linear layers by groups: float globals in, packed integers out.
+
+Note [Packed groups]
+A linear layer is y = x @ w.T with w of shape [n, k]; a weight of shape [k, n] is transposed first.
+Each row is cut into groups of `group_size` along k, the last one filled up with zeros. A group
+has a scale, and an element is q * scale with q a signed integer of `bits` bits. A row shorter than
+a group is one group. Two tensors take the place of a weight named "key":
+
+    key.packed  int8 [n, groups, group_size * bits / 8]
+    key.scales  [n, groups], in the weight's own dtype
+
+With 4 bits two integers share a byte: those of the first half of a group are the low halves of
+its bytes, those of the second half the high ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+from turbine import dtypes, errors
+from turbine.dtypes import Dtype
+from turbine.mlir import constants, dequantizing, parameters, rewriting
+from turbine.mlir import globals as mlir_globals
+from turbine.mlir.dequantizing import Grouped
+from turbine.mlir.ir import Attribute, InsertionPoint, Module, Operation, Value
+from turbine.mlir.matching import (
+    GlobalLoadResult,
+    GlobalOpResult,
+    NamedOpMatcher,
+    OpMatchResult,
+    Transpose2DMatcher,
+    globals_of,
+    match_children,
+    shape,
+)
+from turbine.mlir.parameters import Parameter
+from turbine.passes.base import Pass, Values, as_bytes
+
+PARTS = ("packed", "scales")
+BITS = (4, 8)
+FLOATS = {row.mlir: row for row in dtypes.TABLE if row.kind == "float" and row.dlpack}
+BYTE = dtypes.named("int8")
+# (op, operand): the axis of that operand over which the op sums, counted from its last two.
+_SUMMED = {
+    ("torch.aten.mm", 1): 0,
+    ("torch.aten.matmul", 1): 0,
+    ("torch.aten.bmm", 1): 0,
+    ("torch.aten.addmm", 2): 0,
+    ("torch.aten.linear", 1): 1,
+}
+# Ops that may repeat a matrix along new leading axes.
+_REPEATS = {f"torch.aten.{name}" for name in ("unsqueeze", "expand", "view", "broadcast_to")}
+_TO_TORCH = "torch_c.from_builtin_tensor"
+
+
+@dataclass(frozen=True)
+class GroupQuantize(Pass):
+    """Quantize linear layers to integers of 4 or 8 bits with a scale for each group.
+
+    Weights are those that do nothing but multiply, in `mm`, `addmm`, `linear` or a broadcast
+    `bmm`; one that is also an embedding table stays as it is. Note [Packed groups] in this file
+    has the format.
+    """
+
+    name = "group-quantize"
+    bits: int = 4
+    group_size: int = 128
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise errors.TransformError(f"cannot quantize to {self.bits} bits", hint="use 4 or 8")
+        if self.group_size < 1:
+            raise errors.TransformError(f"cannot quantize groups of {self.group_size}")
+
+    @classmethod
+    def parse(cls, text: str) -> GroupQuantize:
+        """Numbers with commas between them: bits=4,group-size=32."""
+        valid = [item.name.replace("_", "-") for item in fields(cls)]
+        numbers = {}
+        for pair in text.split(","):
+            name, _, value = pair.partition("=")
+            if name not in valid:
+                raise errors.TransformError(errors.unknown(f"option of {cls.name}", name, valid))
+            if not value.isdecimal():
+                raise errors.TransformError(f"--{cls.name}: {name}={value!r} is not a number")
+            numbers[name.replace("-", "_")] = int(value)
+        return cls(**numbers)
+
+    def run(self, module: Module) -> None:
+        """Replace weights and what reads them."""
+        layers = list(_layers(module))
+        if not layers:
+            raise errors.TransformError(
+                "no linear layer to quantize", hint="weights have to be globals or parameters"
+            )
+        initial = [self._initial(layer) for layer in layers]
+        _check_names(module, layers)
+        for layer, values in zip(layers, initial, strict=True):
+            _replace(module, layer, self._grouped(layer), values)
+
+    def follow(self, module: Module, values: Values) -> Values:
+        """Packed weights in place of plain ones."""
+        after = dict(values)
+        for layer in _layers(module):
+            if layer.parameter is not None and layer.parameter in values:
+                plain = after.pop(layer.parameter)
+                after.update(zip(layer.part_parameters, self._pack(layer, plain), strict=True))
+        return after
+
+    def _grouped(self, layer: _Layer) -> Grouped:
+        rows, columns = layer.shape if layer.summed == 1 else layer.shape[::-1]
+        size = fitting_size(columns, self.bits, self.group_size)
+        return Grouped(rows, columns, self.bits, size, layer.dtype)
+
+    def _pack(self, layer: _Layer, weight: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+        if not numpy.isfinite(weight.astype(numpy.float64)).all():
+            raise errors.TransformError(f"cannot quantize {layer.name}: it holds nan or inf")
+        rows = weight if layer.summed == 1 else weight.T
+        return quantize(rows, self.bits, self.group_size)
+
+    def _initial(self, layer: _Layer) -> list[Attribute]:
+        """What the new globals start from: parameters for a parameter, values for a value."""
+        grouped, initial = self._grouped(layer), layer.weight.initial_value
+        assert initial is not None
+        kinds = [(grouped.packed_shape, BYTE), (grouped.scales_shape, layer.dtype)]
+        with layer.weight.op.location:
+            if layer.parameter is not None:
+                return [
+                    parameters.typed(initial, name, constants.tensor_type(*kind))
+                    for name, kind in zip(layer.part_parameters, kinds, strict=True)
+                ]
+            parts = self._pack(layer, constants.elements(initial, layer.dtype))
+            named = zip(layer.part_names, parts, kinds, strict=True)
+            return [constants.dense(name, as_bytes(part), *kind) for name, part, kind in named]
+
+
+def fitting_size(columns: int, bits: int, group_size: int) -> int:
+    """The size of groups in rows of some length: at most one row, and even for 4 bits."""
+    size = min(group_size, columns)
+    return size + size % 2 if bits == 4 else size
+
+
+def quantize(
+    rows: NDArray[Any], bits: int, group_size: int
+) -> tuple[NDArray[numpy.int8], NDArray[Any]]:
+    """Packed integers and scales of a matrix, as Note [Packed groups] has them."""
+    count, columns = rows.shape
+    size = fitting_size(columns, bits, group_size)
+    wide = numpy.float64 if rows.dtype == numpy.float64 else numpy.float32
+    padded = numpy.pad(rows.astype(wide), ((0, 0), (0, -columns % size)))
+    groups = padded.reshape(count, -1, size)
+    # Integers reach one further below zero, so that is where the largest element goes.
+    limit = 2 ** (bits - 1)
+    largest = numpy.abs(groups).argmax(axis=2, keepdims=True)
+    scales = (numpy.take_along_axis(groups, largest, 2) / -limit).astype(rows.dtype)
+    divisors = numpy.where(scales == 0, 1, scales.astype(wide))
+    q = numpy.clip(numpy.round(groups / divisors), -limit, limit - 1).astype(numpy.int8)
+    return _in_bytes(q, bits), scales[:, :, 0]
+
+
+def _in_bytes(q: NDArray[numpy.int8], bits: int) -> NDArray[numpy.int8]:
+    if bits == 8:
+        return q
+    low, high = numpy.split(q, 2, axis=2)
+    return (low & 15) | (high << 4)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A weight that is only ever multiplied with, and the reads of it."""
+
+    weight: GlobalOpResult
+    dtype: Dtype
+    summed: int  # the axis over which products are summed
+    loads: tuple[Operation, ...]
+
+    @property
+    def name(self) -> str:
+        return self.weight.sym_name
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.weight.type.shape
+        return rows, columns
+
+    @property
+    def parameter(self) -> Parameter | None:
+        assert self.weight.initial_value is not None
+        return parameters.of(self.weight.initial_value)
+
+    @property
+    def part_names(self) -> list[str]:
+        return [f"{self.name}.{part}" for part in PARTS]
+
+    @property
+    def part_parameters(self) -> list[Parameter]:
+        parameter = self.parameter
+        assert parameter is not None
+        return [Parameter(parameter.scope, f"{parameter.key}.{part}") for part in PARTS]
+
+
+def _layers(module: Module) -> Iterator[_Layer]:
+    known = globals_of(module)
+    for name, loads in _loads(module).items():
+        weight = known.get(name)
+        dtype = _weight_dtype(weight)
+        if weight is None or dtype is None:
+            continue
+        summed = {axis for load in loads for axis in _summed(load.result, exchanged=False)}
+        if summed == {0} or summed == {1}:
+            yield _Layer(weight, dtype, summed.pop() or 0, tuple(loads))
+
+
+def _loads(module: Module) -> dict[str, list[Operation]]:
+    matcher: NamedOpMatcher[OpMatchResult] = NamedOpMatcher("util.global.load")
+    found: dict[str, list[Operation]] = {}
+    for match in match_children(module, matcher):
+        found.setdefault(GlobalLoadResult(match.op).global_ref, []).append(match.op)
+    return found
+
+
+def _weight_dtype(weight: GlobalOpResult | None) -> Dtype | None:
+    """The dtype of a global that may be a weight: a fixed float matrix."""
+    if weight is None or weight.is_mutable or weight.initial_value is None:
+        return None
+    of: Any = weight.type
+    is_matrix = str(of).startswith("tensor<") and of.rank == 2 and of.has_static_shape
+    return FLOATS.get(str(of.element_type)) if is_matrix else None
+
+
+def _summed(value: Value, *, exchanged: bool) -> Iterator[int | None]:
+    """For each use of a matrix, the axis it is summed over; None for uses of other kinds."""
+    for use in value.uses:
+        op = use.owner.operation
+        if op.name == _TO_TORCH or _repeats(op, use.operand_number):
+            yield from _summed(op.result, exchanged=exchanged)
+        elif Transpose2DMatcher()(op) is not None:
+            yield from _summed(op.result, exchanged=not exchanged)
+        else:
+            axis = _SUMMED.get((op.name, use.operand_number))
+            yield axis if axis is None or not exchanged else 1 - axis
+
+
+def _repeats(op: Operation, operand: int) -> bool:
+    """Whether an op leaves a matrix as it is and adds axes before it."""
+    if op.name not in _REPEATS or operand != 0:
+        return False
+    before, after = shape(op.operands[0].type), shape(op.result.type)
+    return before is not None and after is not None and before[-2:] == after[-2:]
+
+
+def _check_names(module: Module, layers: Sequence[_Layer]) -> None:
+    known: Mapping[str, object] = globals_of(module)
+    named = set(parameters.by_global(module).values())
+    for layer in layers:
+        new = [name for name in layer.part_names if name in known]
+        if layer.parameter is not None:
+            new += [name.text for name in layer.part_parameters if name in named]
+        if new:
+            raise errors.TransformError(
+                f"cannot quantize {layer.name}: there is a {new[0]} already"
+            )
+
+
+def _replace(module: Module, layer: _Layer, of: Grouped, initial: Sequence[Attribute]) -> None:
+    """New globals, and in place of each read what they stand for."""
+    op = layer.weight.op
+    with op.context:
+        for name, value in zip(layer.part_names, initial, strict=True):
+            mlir_globals.define_before(op, name, value)
+        for load in layer.loads:
+            plain = _plain(load, layer, of, initial)
+            readers = [use.owner.operation for use in load.result.uses]
+            for reader in readers:
+                rewriting.replace(reader, [plain])
+            rewriting.erase_unused(module, [*readers, load])
+    op.erase()
+
+
+def _plain(load: Operation, layer: _Layer, of: Grouped, initial: Sequence[Attribute]) -> Value:
+    """The weight as a torch tensor, before a read of it."""
+    with InsertionPoint(load):
+        named = zip(layer.part_names, initial, strict=True)
+        packed, scales = (mlir_globals.load(name, v.type, load.location) for name, v in named)
+        rows = dequantizing.dequantize(of, packed, scales, load.location)
+        if layer.summed == 1:
+            return rows
+        return dequantizing.transpose(rows, (of.rows, of.columns), of.dtype, load.location)
