@@ -17,6 +17,7 @@ from turbine import config, dtypes, errors
 from turbine import target as targets
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
+from turbine.capture.quantization import Report
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.lower.importer import Lowered
@@ -38,6 +39,8 @@ class ExportOutput:
     module_name: str
     function_name: str
     provenance: dict[str, Any]
+    weights: str = "external"  # where they are, as export was told
+    quantization: Report | None = None  # what `quantize` did
 
     @property
     def mlir_module(self) -> Module:

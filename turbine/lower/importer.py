@@ -13,9 +13,10 @@ from torch import fx
 
 from turbine import dtypes, errors
 from turbine.capture.program import Region, Weight
+from turbine.lower import emission
 from turbine.lower.weights import WeightBuilder, builtin_type, check_place
+from turbine.mlir import constants, function, torch_values
 from turbine.mlir import context as mlir_context
-from turbine.mlir import function, torch_values
 from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
 
 # Names a node in the compiler's messages.
@@ -139,9 +140,26 @@ class _Body(GraphNodeImporter):
     def _import_torch_op_overload(
         self, loc: Location, node: fx.Node, concrete_target: Any = None
     ) -> None:
-        if node.target is not torch.ops.aten._assert_async.msg:
+        target: Any = node.target
+        rule = emission.RULES.get(target.name())
+        if rule is not None:
+            self._emit(rule, loc, node)
+        elif target is torch.ops.aten._assert_async.msg:
+            self._check(loc, node)
+        else:
             super()._import_torch_op_overload(loc, node, concrete_target)
-            return
+
+    def _emit(self, rule: emission.Rule, loc: Location, node: fx.Node) -> None:
+        operands = [
+            torch_values.to_builtin(self.resolve_node_value(operand), _builtin_type(operand), loc)
+            for operand in node.all_input_nodes
+        ]
+        with loc:
+            result = rule(self.fx_importer.module, node, operands, loc)
+        of = self._cc.node_val_to_type(node)
+        self.bind_node_value(node, torch_values.from_builtin(result, of, loc))
+
+    def _check(self, loc: Location, node: fx.Node) -> None:
         condition, message = node.args
         assert isinstance(condition, fx.Node)
         where = user_line(node)
@@ -163,6 +181,12 @@ class _Types(ContextCache):
 
     def dtype_to_type(self, dtype: torch.dtype) -> Type:
         return Type.parse(dtypes.of_torch(dtype).torch_mlir, self._c)
+
+
+def _builtin_type(node: fx.Node) -> Type:
+    value = node.meta["val"]
+    shape = [size if isinstance(size, int) else None for size in value.shape]
+    return constants.tensor_type(shape, dtypes.of_torch(value.dtype))
 
 
 def _first_location(cache: Any, nodes: Any) -> Location:
