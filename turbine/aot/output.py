@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from turbine.capture.program import Program, Weight
 from turbine.capture.quantization import Report
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled
-from turbine.lower.importer import Lowered
+from turbine.lower.importer import Lowered, lower
 from turbine.lower.weights import SCOPE, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
@@ -41,6 +41,7 @@ class ExportOutput:
     provenance: dict[str, Any]
     weights: str = "external"  # where they are, as export was told
     quantization: Report | None = None  # what `quantize` did
+    target_kind: str = "cpu"  # the kind of target whose own code the IR may hold
 
     @property
     def mlir_module(self) -> Module:
@@ -94,12 +95,23 @@ class ExportOutput:
         `archive` puts the weights in an .irpa file of their own, which the artifact names.
         """
         _check_places(save_to, archive)
+        chosen = targets.parse(config.current().target if target is None else target)
+        if self.target_kind != chosen.kind and self.quantization is not None:
+            return self._lowered_for(chosen.kind).compile(
+                save_to,
+                target=target,
+                strategy=strategy,
+                archive=archive,
+                timeout=timeout,
+                in_process=in_process,
+                cache=cache,
+            )
         self.verify()
         source = mlir_context.to_bytecode(self.mlir_module)
         _dump(self)
         compiled = pipeline.compile_ir(
             source,
-            targets.parse(config.current().target if target is None else target),
+            chosen,
             strategy=strategy,
             fingerprint=mlir_context.fingerprint(self.mlir_module),
             timeout=timeout,
@@ -108,6 +120,16 @@ class ExportOutput:
             measure=self._measure if self.program.example is not None else None,
         )
         return self._deliver(compiled, save_to, archive)
+
+    def _lowered_for(self, target_kind: str) -> ExportOutput:
+        lowered = lower(
+            self.program,
+            function_name=self.function_name,
+            module_name=self.module_name,
+            weights=self.weights,
+            target_kind=target_kind,
+        )
+        return replace(self, lowered=lowered, target_kind=target_kind)
 
     def _deliver(
         self, compiled: Compiled, save_to: str | Path | None, archive: str | Path | None

@@ -1,6 +1,6 @@
-"""Weights as integers of 4 or 8 bits with a scale for each group, and the op that multiplies them.
+"""Weights as integers of 4 or 8 bits with a scale for each group, and the ops that use them.
 
-The op is an ordinary PyTorch op: in eager mode it unpacks, compiled it does not.
+They are ordinary PyTorch ops: in eager mode they unpack the weight, compiled they do not.
 """
 
 from __future__ import annotations
@@ -73,8 +73,24 @@ def _(x: Tensor, values: Tensor, scales: Tensor, factor: float, columns: int, bi
     return x.new_empty(x.shape[0], values.shape[0])
 
 
-# The op as it stands in graphs.
+@torch.library.custom_op("turbine::grouped_rows", mutates_args=())
+def grouped_rows(
+    indices: Tensor, values: Tensor, scales: Tensor, factor: float, columns: int, bits: int
+) -> Tensor:
+    """Rows of a packed weight, float32: what an embedding looks up."""
+    return unpack(values[indices], scales[indices], factor, columns, bits).clone()
+
+
+@grouped_rows.register_fake
+def _(
+    indices: Tensor, values: Tensor, scales: Tensor, factor: float, columns: int, bits: int
+) -> Tensor:
+    return scales.new_empty((*indices.shape, columns), dtype=torch.float32)
+
+
+# The ops as they stand in graphs.
 GROUPED_PRODUCT = torch.ops.turbine.grouped_product.default
+GROUPED_ROWS = torch.ops.turbine.grouped_rows.default
 
 
 def _factor(groups: Tensor) -> float:

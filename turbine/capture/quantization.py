@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,8 +13,9 @@ from torch import Tensor, fx
 
 from turbine import errors, tables
 from turbine.capture import grouped_product
-from turbine.capture.grouped_product import BITS, GROUPED_PRODUCT, Packed
+from turbine.capture.grouped_product import BITS, GROUPED_PRODUCT, GROUPED_ROWS, Packed
 from turbine.capture.program import Program, Weight
+from turbine.capture.reshapes import rewrite_reshapes
 
 aten = torch.ops.aten
 
@@ -98,6 +99,8 @@ def quantize(
     rewrite = _Rewrite(program, bits, group_size)
     for product in chosen:
         rewrite.replace_product(product)
+    for node in list(program.graph.graph.nodes):
+        rewrite.replace_lookup(node)
     packed = rewrite.finish()
     kept = _kept(packed, found, chosen)
     return packed, Report(tuple(rewrite.layers), kept, before, _bytes(packed))
@@ -161,11 +164,21 @@ def _product(program: Program, node: fx.Node) -> _Product | None:
         placeholder, matrix, views = seen
         matrix = matrix if is_left else matrix.transpose(-1, -2)
         if matrix.dim() == 3 and len(matrix) != 1:
-            return None
+            return None  # a matrix for each of a batch
         matrix = matrix[0] if matrix.dim() == 3 else matrix
         weight = program.weights[placeholder.name]
-        return _Product(node, weight, matrix, (*views, is_left), other, is_left)
+        key = _AS_IT_IS if _is_same(matrix, weight.tensor) else (*views, is_left)
+        return _Product(node, weight, matrix, key, other, is_left)
     return None
+
+
+# How the matrix of a product came from its weight, if they are the same.
+_AS_IT_IS: tuple[Any, ...] = ()
+
+
+def _is_same(matrix: Tensor, tensor: Tensor) -> bool:
+    same_place = matrix.data_ptr() == tensor.data_ptr() and matrix.stride() == tensor.stride()
+    return same_place and matrix.shape == tensor.shape
 
 
 def _weight_behind(
@@ -177,23 +190,38 @@ def _weight_behind(
         if weight is None or weight.mutable or weight.tensor.dtype not in _FLOATS:
             return None
         return node, weight.tensor, ()
-    if node.target not in _VIEWS or len(node.all_input_nodes) != 1:
+    if node.target not in _VIEWS:
         return None
     source = _weight_behind(program, node.all_input_nodes[0])
     if source is None:
         return None
     placeholder, values, views = source
+    if _repeats(node, values):
+        return placeholder, values.reshape(1, *values.shape[-2:]), views
+    if len(node.all_input_nodes) != 1:
+        return None
     target: Any = node.target
     rest = node.args[1:]
     return placeholder, target(values, *rest, **node.kwargs), (*views, target, str(rest))
 
 
+def _repeats(node: fx.Node, values: Tensor) -> bool:
+    """Whether a node is one matrix for all of a batch, whatever the size of that."""
+    if node.target not in (aten.expand.default, aten.view.default) or values.dim() < 2:
+        return False
+    shape = node.meta["val"].shape
+    is_one = all(size == 1 for size in values.shape[:-2])
+    return is_one and len(shape) > 2 and tuple(shape[-2:]) == tuple(values.shape[-2:])
+
+
 def _choose(
     found: Sequence[_Product], include: Sequence[str], exclude: Sequence[str]
 ) -> list[_Product]:
+    if isinstance(include, str) or isinstance(exclude, str):
+        raise errors.ConfigError("include and exclude are each a list of patterns, not a string")
     names = sorted({name for product in found for name in product.names})
     for pattern in (*include, *exclude):
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
             raise errors.ConfigError(
                 errors.unknown("layer to quantize", pattern, names),
                 hint="patterns are as in file names: *.gate, layers.[0-3].*",
@@ -264,19 +292,27 @@ class _Rewrite:
         bound = self._bind(product)
         node = product.node
         build = _Builder(self.program.graph.graph, node)
-        x = product.other
-        if node.target is aten.bmm.default:
-            x = build(aten.select.int, x, 0, 0)
-        if product.is_left:
-            x = build(aten.permute.default, x, [1, 0])
-        y = build(GROUPED_PRODUCT, build.cast(x, torch.float32), *bound.arguments)
-        if product.is_left:
-            y = build(aten.permute.default, y, [1, 0])
-        if node.target is aten.bmm.default:
-            y = build(aten.unsqueeze.default, y, 0)
+        x = build.turned(product.other) if product.is_left else product.other
+        flat = build.flat(build.cast(x, torch.float32))
+        y = build.shaped_like(x, build(GROUPED_PRODUCT, flat, *bound.arguments))
+        y = build.turned(y) if product.is_left else y
         if node.target is aten.addmm.default:
             y = _with_bias(build, node, y)
         self._replace(node, build.cast(y, node.meta["val"].dtype))
+
+    def replace_lookup(self, node: fx.Node) -> None:
+        """Look rows up in the packed form of a weight that a product uses too."""
+        find = _LOOKUPS.get(node.target) if node.op == "call_function" else None
+        indices = find(*node.args) if find is not None else None
+        if indices is None:
+            return
+        table: Any = node.args[0]
+        weight = self.program.weights.get(table.name)
+        bound = self.bound.get((weight.name, _AS_IT_IS)) if weight is not None else None
+        if bound is not None:
+            build = _Builder(self.program.graph.graph, node)
+            rows = build(GROUPED_ROWS, indices, *bound.arguments)
+            self._replace(node, build.cast(rows, node.meta["val"].dtype))
 
     def _bind(self, product: _Product) -> _Bound:
         key = (product.weight.name, product.views)
@@ -310,6 +346,7 @@ class _Rewrite:
         """The program without what nobody uses any more."""
         graph = self.program.graph.graph
         graph.eliminate_dead_code()
+        rewrite_reshapes(graph)
         weights = {**self.program.weights, **self.weights}
         unused = {n.name: n for n in graph.nodes if n.op == "placeholder" and not n.users}
         for name in unused.keys() & (weights.keys() - self.program.stores.keys()):
@@ -340,12 +377,39 @@ class _Builder:
         node.meta = {**kept, "val": target(*values, **kwargs)}
         return node
 
+    def turned(self, node: fx.Node) -> fx.Node:
+        """The last two axes exchanged."""
+        *batch, rows, columns = range(node.meta["val"].dim())
+        return self(aten.permute.default, node, [*batch, columns, rows])
+
+    def flat(self, node: fx.Node) -> fx.Node:
+        """All axes but the last as one."""
+        shape = node.meta["val"].shape
+        return node if len(shape) == 2 else self(aten.reshape.default, node, [-1, shape[-1]])
+
+    def shaped_like(self, node: fx.Node, flat: fx.Node) -> fx.Node:
+        """The axes that `flat` took together, apart again."""
+        *sizes, _ = node.meta["val"].shape
+        if len(sizes) == 1:
+            return flat
+        known = [
+            size if isinstance(size, int) else self(aten.sym_size.int, node, axis)
+            for axis, size in enumerate(sizes)
+        ]
+        return self(aten.reshape.default, flat, [*known, flat.meta["val"].shape[-1]])
+
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         if node.meta["val"].dtype == dtype:
             return node
         return self(aten._to_copy.default, node, dtype=dtype)
 
 
+# The indices of rows that an op looks up in its first argument; None where it does more.
+_LOOKUPS: dict[Any, Callable[..., fx.Node | None]] = {
+    aten.embedding.default: lambda table, indices, *_: indices,
+    aten.index_select.default: lambda table, axis, indices: indices if axis == 0 else None,
+    aten.index.Tensor: lambda table, indices: indices[0] if len(indices) == 1 else None,
+}
 _ABOUT_CODE = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 

@@ -38,16 +38,18 @@ def lower(
     module_name: str = "module",
     weights: str = "external",
     locate: Locate | None = None,
+    target_kind: str = "cpu",
 ) -> Lowered:
     """Lower one graph as one function; `weights` is "external", "global" or "inline".
 
-    Locations are lines of the user's code, or what `locate` says of a node.
+    Locations are lines of the user's code, or what `locate` says of a node. Of ops that have code
+    of their own for one kind of target, `target_kind` chooses it.
     """
     place = check_place(weights)
     module = Module.create(Location.unknown(mlir_context.new_context()))
     with module.context, Location.unknown():
         function.set_module_name(module, module_name)
-        walk = _Walk(region, module, place, function_name, locate)
+        walk = _Walk(region, module, place, function_name, locate, target_kind)
         walk.bind_placeholders()
         walk.import_body()
         walk.store_and_return()
@@ -65,6 +67,7 @@ class _Walk:
         place: str,
         function_name: str,
         locate: Locate | None,
+        target_kind: str,
     ) -> None:
         self.region = region
         self.locate = locate
@@ -82,6 +85,7 @@ class _Walk:
             self.location,
         )
         self.body = _Body(self.importer, module.context, self.cache, self.block)
+        self.body.target_kind = target_kind
 
     def type_of(self, node: fx.Node) -> Type:
         try:
@@ -135,12 +139,14 @@ class _Walk:
 
 
 class _Body(GraphNodeImporter):
-    """IREE's op importer, which drops assertions, with assertions that hold at run time."""
+    """IREE's op importer, with ops of ours, and with assertions (which it drops) at run time."""
+
+    target_kind: str
 
     def _import_torch_op_overload(
         self, loc: Location, node: fx.Node, concrete_target: Any = None
     ) -> None:
-        target: Any = node.target
+        target: Any = node.target if concrete_target is None else concrete_target
         rule = emission.RULES.get(target.name())
         if rule is not None:
             self._emit(rule, loc, node)
@@ -155,7 +161,8 @@ class _Body(GraphNodeImporter):
             for operand in node.all_input_nodes
         ]
         with loc:
-            result = rule(self.fx_importer.module, node, operands, loc)
+            site = emission.Site(self.fx_importer.module, node, operands, loc, self.target_kind)
+            result = rule(site)
         of = self._cc.node_val_to_type(node)
         self.bind_node_value(node, torch_values.from_builtin(result, of, loc))
 

@@ -1,4 +1,4 @@
-"""Products with packed weights: sizes and values in, IR that multiplies without unpacking out.
+"""Packed weights in IR: sizes and values in, calls that multiply and look up without unpacking out.
 
 Note [Products by digits]
 A weight is an integer of 4 or 8 bits times the scale of its group. To turn each one into a float
@@ -22,37 +22,52 @@ from iree.compiler.ir import (
     Location,
     Module,
     Operation,
-    RankedTensorType,
-    ShapedType,
     SymbolTable,
     Value,
+)
+
+from turbine import dtypes
+from turbine.mlir import constants
+from turbine.mlir.grouped_product_text import (
+    BY_BLOCKS,
+    BY_DIGITS,
+    BY_FLOATS,
+    CALL,
+    CHOOSE,
+    MULTIPLY_VECTOR,
+    ROWS,
+    UNPACK,
+    UNPACK_VECTOR,
 )
 
 # Bytes of weights multiplied at once.
 _LANES = 16
 # Past this many weights in a group, sums of bytes times bytes may not fit 32 bits.
 _LONGEST = 1 << 18
-# Outputs that one task computes.
+# Outputs that one task computes, and that are unpacked together for many rows.
 _TILE = 32
+_BLOCK = 512
+# Up to this many rows, unpacking takes longer than it saves.
+_FEW_ROWS = 16
+
+
+Size = int | None  # None where known only at run time
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """[rows, columns] times a packed weight of [outputs, groups, group_size]."""
+class Packed:
+    """The sizes of a packed weight, which stands for [outputs, columns]."""
 
-    rows: int | None  # None where known only at run time
-    columns: int
     outputs: int
+    columns: int
     groups: int
     group_size: int
     bits: int
 
     @property
     def name(self) -> str:
-        """The function's name, unique for the sizes."""
-        rows = "any" if self.rows is None else self.rows
-        sizes = f"{rows}x{self.columns}x{self.outputs}_by_{self.group_size}"
-        return f"grouped_product_{sizes}_of_{self.bits}_bits"
+        """For names of functions, which their sizes make unique."""
+        return f"{self.outputs}x{self.columns}_by_{self.group_size}_of_{self.bits}_bits"
 
     @property
     def group_bytes(self) -> int:
@@ -65,321 +80,135 @@ class Sizes:
         return self.group_bytes % _LANES == 0 and self.group_size <= _LONGEST
 
 
-def call(
-    module: Module, sizes: Sizes, operands: Sequence[Value], factor: float, location: Location
-) -> Value:
-    """Multiply builtin tensors (x, packed values, scales) and a factor, at the insertion point.
-
-    The function that does it is added to the module on its first use.
-    """
-    if sizes.name not in SymbolTable(module.operation):
-        _define(module, sizes)
-    rows = ShapedType.get_dynamic_size() if sizes.rows is None else sizes.rows
-    result = RankedTensorType.get([rows, sizes.outputs], F32Type.get())
-    scalar = arith.ConstantOp(F32Type.get(), factor, loc=location).result
-    attributes = {"callee": FlatSymbolRefAttr.get(sizes.name)}
-    return Operation.create(
-        "util.call", [result], [*operands, scalar], attributes=attributes, loc=location
-    ).result
-
-
-def _define(module: Module, sizes: Sizes) -> None:
-    parsed = Module.parse(text(sizes), module.context)
-    for operation in list(parsed.body.operations):
-        operation.detach_from_parent()
-        module.body.append(operation)
-
-
-def text(sizes: Sizes) -> str:
-    """The function and what it needs, as a module."""
-    values = {
-        "name": sizes.name,
-        "rows": "?" if sizes.rows is None else sizes.rows,
-        "sized": "%rows" if sizes.rows is None else "",
-        "count": "%rows" if sizes.rows is None else sizes.rows,
-        "dynamic": "{%rows}" if sizes.rows is None else "",
-        "columns": sizes.columns,
-        "padding": sizes.groups * sizes.group_size - sizes.columns,
-        "padded": sizes.groups * sizes.group_size,
-        "outputs": sizes.outputs,
-        "groups": sizes.groups,
-        "size": sizes.group_size,
-        "bytes": sizes.group_bytes,
-        "lanes": _LANES,
-        "tile": _TILE,
-        "tiles": -(-sizes.outputs // _TILE),
-    }
-    unpacking = _UNPACKING[sizes.bits]
-    values["multiply_vectors"] = Template(_multiply_vectors(unpacking)).substitute(values)
-    template = _BY_DIGITS if sizes.suits_digits else _BY_FLOATS + _FLOAT_PRODUCT[sizes.bits]
-    return Template(f"module {{{template}}}").substitute(values)
-
-
 @dataclass(frozen=True)
-class _Unpacking:
-    """How a vector of bytes becomes vectors of weights, and where the operands of those begin."""
+class Call:
+    """Where a call goes, and what it passes: an operand, a packed weight, its scales, a factor."""
 
-    text: str
-    parts: tuple[tuple[str, str], ...]  # (vector of weights, position of what they multiply)
+    module: Module
+    operands: Sequence[Value]  # builtin tensors
+    factor: float
+    location: Location
+
+    def emit(self, name: str, text: str, shape: Sequence[Size]) -> Value:
+        """Call a function by its name; its text is added to the module on the first call."""
+        if name not in SymbolTable(self.module.operation):
+            # Held by a name: its ops are only lent until they are detached.
+            parsed = Module.parse(text, self.module.context)
+            for operation in list(parsed.body.operations):
+                operation.detach_from_parent()
+                self.module.body.append(operation)
+        result = constants.tensor_type(shape, dtypes.named("float32"))
+        factor = arith.ConstantOp(F32Type.get(), self.factor, loc=self.location).result
+        attributes = {"callee": FlatSymbolRefAttr.get(name)}
+        return Operation.create(
+            "util.call",
+            [result],
+            [*self.operands, factor],
+            attributes=attributes,
+            loc=self.location,
+        ).result
 
 
-_BYTES = "vector<${lanes}xi8>"
-_WORDS = "vector<${lanes}xi32>"
-# The first half of a group lies in the low halves of its bytes.
-_UNPACKING = {
-    8: _Unpacking("", (("%packed", "%k"),)),
-    4: _Unpacking(
-        f"""
-        %four = arith.constant dense<4> : {_BYTES}
-        %raised = arith.shli %packed, %four : {_BYTES}
-        %low = arith.shrsi %raised, %four : {_BYTES}
-        %high = arith.shrsi %packed, %four : {_BYTES}
-        %half = arith.addi %k, %bytes : index""",
-        (("%low", "%k"), ("%high", "%half")),
-    ),
-}
+def product(call: Call, packed: Packed, rows: Size, *, by_vectors: bool) -> Value:
+    """[rows, columns] times the weight; `by_vectors` allows code that only CPUs can run."""
+    way = "by_digits" if by_vectors and packed.suits_digits else "by_floats"
+    way = "by_blocks" if rows is not None and rows > _FEW_ROWS else way
+    name = f"product_{way}_{_text(rows)}x{packed.name}".replace("?", "any")
+    return call.emit(name, product_text(name, way, packed, rows), [rows, packed.outputs])
 
 
-def _multiply_vectors(unpacking: _Unpacking) -> str:
-    """The body of the innermost loop: each digit's sums grow by digits times weights."""
-    lines = [unpacking.text]
+def rows(call: Call, packed: Packed, shape: Sequence[Size]) -> Value:
+    """The weight's rows at an index tensor of this shape."""
+    name = f"rows_{'x'.join(map(_text, shape))}_of_{packed.name}".replace("?", "any")
+    return call.emit(name, rows_text(name, packed, shape), [*shape, packed.columns])
+
+
+def product_text(name: str, way: str, packed: Packed, rows: Size) -> str:
+    """A function that multiplies, and those it calls, as a module."""
+    templates = [WAYS[way], CALL] if rows is not None else [WAYS[way], BY_BLOCKS, CHOOSE]
+    block = min(_BLOCK, packed.outputs)
+    return _filled(
+        templates,
+        packed,
+        name=name,
+        way=way,
+        x=f"tensor<{_text(rows)}x{packed.columns}xf32>",
+        y=f"tensor<{_text(rows)}x{packed.outputs}xf32>",
+        rows=_text(rows),
+        count="%rows" if rows is None else rows,
+        sized="%rows" if rows is None else "",
+        dynamic="{%rows}" if rows is None else "",
+        few_rows=_FEW_ROWS,
+        padding=packed.groups * packed.group_size - packed.columns,
+        padded=packed.groups * packed.group_size,
+        lanes=_LANES,
+        tile=_TILE,
+        tiles=-(-packed.outputs // _TILE),
+        block=block,
+        last_block=packed.outputs - block,
+        multiply=_multiply(packed.bits),
+    )
+
+
+WAYS = {"by_digits": BY_DIGITS, "by_floats": BY_FLOATS, "by_blocks": BY_BLOCKS}
+
+
+def rows_text(name: str, packed: Packed, shape: Sequence[Size]) -> str:
+    """A function that looks rows up, as a module."""
+    sizes = "".join(f"{_text(size)}x" for size in shape)
+    indices = f"tensor<{sizes}i64>"
+    dynamic = [axis for axis, size in enumerate(shape) if size is None]
+    return _filled(
+        [ROWS],
+        packed,
+        name=name,
+        indices=indices,
+        result=f"tensor<{sizes}{packed.columns}xf32>",
+        dims="\n".join(
+            f"%axis{a} = arith.constant {a} : index\n"
+            f"%size{a} = tensor.dim %indices, %axis{a} : {indices}"
+            for a in dynamic
+        ),
+        sized=", ".join(f"%size{a}" for a in dynamic),
+        axes=", ".join(f"i{a}" for a in range(len(shape))),
+        all_axes=", ".join([*(f"i{a}" for a in range(len(shape))), "c"]),
+        parallel=", ".join(['"parallel"'] * (len(shape) + 1)),
+        rank=len(shape),
+    )
+
+
+def _filled(templates: Sequence[str], packed: Packed, **values: str | int) -> str:
+    """Templates as a module. Values may be templates themselves."""
+    values |= {
+        "w": f"tensor<{packed.outputs}x{packed.groups}x{packed.group_bytes}xi8>",
+        "s": f"tensor<{packed.outputs}x{packed.groups}xf16>",
+        "outputs": packed.outputs,
+        "groups": packed.groups,
+        "size": packed.group_size,
+        "bytes": packed.group_bytes,
+        "bits": packed.bits,
+        "parts": 8 // packed.bits,
+        "unused_bits": 8 - packed.bits,
+        "unpack": UNPACK,
+    }
+    text = Template(f"module {{{''.join(templates)}}}").safe_substitute(values)
+    return Template(text).substitute(values)
+
+
+def _text(size: Size) -> str:
+    return "?" if size is None else str(size)
+
+
+def _multiply(bits: int) -> str:
+    """The innermost loop of BY_DIGITS: each digit's sums grow by its digits times the weights."""
+    lines = []
     sums = ["%sum0", "%sum1", "%sum2"]
-    for part, (weights, position) in enumerate(unpacking.parts):
-        lines.append(f"%w{part} = arith.extsi {weights} : {_BYTES} to {_WORDS}")
+    for part in range(8 // bits):
+        unpack = Template(UNPACK_VECTOR)
+        lines.append(unpack.safe_substitute(part=part, left=8 - bits * (part + 1)))
         for digit, before in enumerate(sums):
-            this = f"{digit}_{part}"
-            sums[digit] = f"%sum{this}"
-            lines.append(
-                f"""
-        %x{this} = vector.transfer_read %x[%m, %g, %c{digit}, {position}], %no_byte
-          {{in_bounds = [true]}} : memref<?x${{groups}}x3x${{size}}xi8>, {_BYTES}
-        %wide{this} = arith.extsi %x{this} : {_BYTES} to {_WORDS}
-        %product{this} = arith.muli %wide{this}, %w{part} : {_WORDS}
-        %sum{this} = llvm.call_intrinsic "llvm.vector.partial.reduce.add"({before}, %product{this})
-          : (vector<4xi32>, {_WORDS}) -> vector<4xi32>"""
-            )
+            sums[digit] = f"%sum{digit}_{part}"
+            multiply = Template(MULTIPLY_VECTOR)
+            lines.append(multiply.safe_substitute(part=part, digit=digit, before=before))
     lines.append(f"scf.yield {', '.join(sums)} : vector<4xi32>, vector<4xi32>, vector<4xi32>")
     return "\n".join(lines)
-
-
-_BY_DIGITS = """
-stream.executable private @${name}_kernel {
-  stream.executable.export public @${name}_kernel workgroups() -> (index, index, index) {
-    %tiles = arith.constant $tiles : index
-    %one = arith.constant 1 : index
-    stream.return %tiles, %one, %one : index, index, index
-  }
-  builtin.module {
-    func.func @${name}_kernel(
-        %rows: index, %x_bound: !stream.binding, %w_bound: !stream.binding,
-        %s_bound: !stream.binding, %unit_bound: !stream.binding, %y_bound: !stream.binding)
-        attributes {translation_info = #iree_codegen.translation_info<
-          pipeline = #iree_cpu.pipeline<BufferOpsTileAndVectorize>>} {
-      %c0 = arith.constant 0 : index
-      %c1 = arith.constant 1 : index
-      %c2 = arith.constant 2 : index
-      %lanes = arith.constant $lanes : index
-      %tile = arith.constant $tile : index
-      %outputs = arith.constant $outputs : index
-      %groups = arith.constant $groups : index
-      %bytes = arith.constant $bytes : index
-      %no_byte = arith.constant 0 : i8
-      %no_sum = arith.constant dense<0> : vector<4xi32>
-      %no_total = arith.constant dense<0.0> : vector<4xf32>
-      %base = arith.constant dense<256.0> : vector<4xf32>
-      %x = stream.binding.subspan %x_bound[%c0]
-        : !stream.binding -> memref<?x${groups}x3x${size}xi8>{%rows}
-      %w = stream.binding.subspan %w_bound[%c0]
-        : !stream.binding -> memref<${outputs}x${groups}x${bytes}xi8>
-      %s = stream.binding.subspan %s_bound[%c0]
-        : !stream.binding -> memref<${outputs}x${groups}xf16>
-      %unit = stream.binding.subspan %unit_bound[%c0] : !stream.binding -> memref<?xf32>{%rows}
-      %y = stream.binding.subspan %y_bound[%c0]
-        : !stream.binding -> memref<?x${outputs}xf32>{%rows}
-      %task = stream.dispatch.workgroup.id[0] : index
-      %first = arith.muli %task, %tile : index
-      %after = arith.addi %first, %tile : index
-      %last = arith.minui %after, %outputs : index
-      scf.for %n = %first to %last step %c1 {
-        scf.for %m = %c0 to %rows step %c1 {
-          %total = scf.for %g = %c0 to %groups step %c1
-              iter_args(%total_before = %no_total) -> (vector<4xf32>) {
-            %sums:3 = scf.for %k = %c0 to %bytes step %lanes
-                iter_args(%sum0 = %no_sum, %sum1 = %no_sum, %sum2 = %no_sum)
-                -> (vector<4xi32>, vector<4xi32>, vector<4xi32>) {
-              %packed = vector.transfer_read %w[%n, %g, %k], %no_byte {in_bounds = [true]}
-                : memref<${outputs}x${groups}x${bytes}xi8>, vector<${lanes}xi8>
-$multiply_vectors
-            }
-            %float0 = arith.sitofp %sums#0 : vector<4xi32> to vector<4xf32>
-            %float1 = arith.sitofp %sums#1 : vector<4xi32> to vector<4xf32>
-            %float2 = arith.sitofp %sums#2 : vector<4xi32> to vector<4xf32>
-            %high = math.fma %float0, %base, %float1 : vector<4xf32>
-            %sum = math.fma %high, %base, %float2 : vector<4xf32>
-            %stored_scale = memref.load %s[%n, %g] : memref<${outputs}x${groups}xf16>
-            %scale = arith.extf %stored_scale : f16 to f32
-            %scales = vector.broadcast %scale : f32 to vector<4xf32>
-            %total_after = math.fma %sum, %scales, %total_before : vector<4xf32>
-            scf.yield %total_after : vector<4xf32>
-          }
-          %whole = vector.reduction <add>, %total : vector<4xf32> into f32
-          %one_unit = memref.load %unit[%m] : memref<?xf32>
-          %result = arith.mulf %whole, %one_unit : f32
-          memref.store %result, %y[%m, %n] : memref<?x${outputs}xf32>
-        }
-      }
-      return
-    }
-  }
-}
-util.func private @$name(
-    %x: tensor<${rows}x${columns}xf32>, %w: tensor<${outputs}x${groups}x${bytes}xi8>,
-    %s: tensor<${outputs}x${groups}xf16>, %factor: f32) -> tensor<${rows}x${outputs}xf32> {
-  %c0 = arith.constant 0 : index
-  %zero = arith.constant 0.0 : f32
-  %rows = tensor.dim %x, %c0 : tensor<${rows}x${columns}xf32>
-  %no_rows = tensor.empty($sized) : tensor<${rows}xf32>
-  %nothing = linalg.fill ins(%zero : f32) outs(%no_rows : tensor<${rows}xf32>)
-    -> tensor<${rows}xf32>
-  %largest = linalg.generic {
-      indexing_maps = [affine_map<(m, k) -> (m, k)>, affine_map<(m, k) -> (m)>],
-      iterator_types = ["parallel", "reduction"]}
-      ins(%x : tensor<${rows}x${columns}xf32>) outs(%nothing : tensor<${rows}xf32>) {
-    ^bb0(%value: f32, %before: f32):
-      %magnitude = math.absf %value : f32
-      %after = arith.maximumf %magnitude, %before : f32
-      linalg.yield %after : f32
-  } -> tensor<${rows}xf32>
-  %unit = linalg.generic {
-      indexing_maps = [affine_map<(m) -> (m)>, affine_map<(m) -> (m)>],
-      iterator_types = ["parallel"]}
-      ins(%largest : tensor<${rows}xf32>) outs(%no_rows : tensor<${rows}xf32>) {
-    ^bb0(%value: f32, %unused: f32):
-      %steps = arith.constant 4194303.0 : f32
-      %step = arith.divf %value, %steps : f32
-      %scaled = arith.mulf %step, %factor : f32
-      linalg.yield %scaled : f32
-  } -> tensor<${rows}xf32>
-  %padded = tensor.pad %x low[0, 0] high[0, $padding] {
-    ^bb0(%i: index, %j: index):
-      tensor.yield %zero : f32
-  } : tensor<${rows}x${columns}xf32> to tensor<${rows}x${padded}xf32>
-  %grouped = tensor.expand_shape %padded [[0], [1, 2]] output_shape [$count, $groups, $size]
-    : tensor<${rows}x${padded}xf32> into tensor<${rows}x${groups}x${size}xf32>
-  %no_digits = tensor.empty($sized) : tensor<${rows}x${groups}x3x${size}xi8>
-  %digits = linalg.generic {
-      indexing_maps = [affine_map<(m, g, d, k) -> (m, g, k)>, affine_map<(m, g, d, k) -> (m)>,
-                       affine_map<(m, g, d, k) -> (m, g, d, k)>],
-      iterator_types = ["parallel", "parallel", "parallel", "parallel"]}
-      ins(%grouped, %largest : tensor<${rows}x${groups}x${size}xf32>, tensor<${rows}xf32>)
-      outs(%no_digits : tensor<${rows}x${groups}x3x${size}xi8>) {
-    ^bb0(%value: f32, %limit: f32, %unused: i8):
-      // In steps of which the largest magnitude has 2^22 - 1.
-      %steps = arith.constant 4194303.0 : f32
-      %most = arith.constant 1.0e38 : f32
-      %per_unit = arith.divf %steps, %limit : f32
-      %bounded = arith.minnumf %per_unit, %most : f32
-      %exact = arith.mulf %value, %bounded : f32
-      // The sum has no room for a fraction: its last bits are the nearest integer.
-      %round = arith.constant 12582912.0 : f32
-      %round_bits = arith.constant 0x4B400000 : i32
-      %rounded = arith.addf %exact, %round : f32
-      %bits = arith.bitcast %rounded : f32 to i32
-      %whole = arith.subi %bits, %round_bits : i32
-      // Digits are signed: half of what lies below is added before it is shifted out.
-      %digit = linalg.index 2 : index
-      %place = arith.index_cast %digit : index to i32
-      %c1 = arith.constant 1 : i32
-      %c2 = arith.constant 2 : i32
-      %c3 = arith.constant 3 : i32
-      %below = arith.subi %c2, %place : i32
-      %shift = arith.shli %below, %c3 : i32
-      %power = arith.shli %c1, %shift : i32
-      %mask = arith.subi %power, %c1 : i32
-      %halves = arith.constant 0x808080 : i32
-      %half = arith.andi %halves, %mask : i32
-      %raised = arith.addi %whole, %half : i32
-      %shifted = arith.shrsi %raised, %shift : i32
-      %byte = arith.trunci %shifted : i32 to i8
-      linalg.yield %byte : i8
-  } -> tensor<${rows}x${groups}x3x${size}xi8>
-  %y = flow.dispatch @${name}_kernel::@${name}_kernel(%rows, %digits, %w, %s, %unit)
-    : (index, tensor<${rows}x${groups}x3x${size}xi8>$dynamic,
-       tensor<${outputs}x${groups}x${bytes}xi8>, tensor<${outputs}x${groups}xf16>,
-       tensor<${rows}xf32>$dynamic) -> tensor<${rows}x${outputs}xf32>$dynamic
-  util.return %y : tensor<${rows}x${outputs}xf32>
-}
-"""
-
-_BY_FLOATS = """
-util.func private @$name(
-    %x: tensor<${rows}x${columns}xf32>, %w: tensor<${outputs}x${groups}x${bytes}xi8>,
-    %s: tensor<${outputs}x${groups}xf16>, %factor: f32) -> tensor<${rows}x${outputs}xf32> {
-  %c0 = arith.constant 0 : index
-  %zero = arith.constant 0.0 : f32
-  %rows = tensor.dim %x, %c0 : tensor<${rows}x${columns}xf32>
-  %padded = tensor.pad %x low[0, 0] high[0, $padding] {
-    ^bb0(%i: index, %j: index):
-      tensor.yield %zero : f32
-  } : tensor<${rows}x${columns}xf32> to tensor<${rows}x${padded}xf32>
-  %grouped = tensor.expand_shape %padded [[0], [1, 2]] output_shape [$count, $groups, $size]
-    : tensor<${rows}x${padded}xf32> into tensor<${rows}x${groups}x${size}xf32>
-  %no_sums = tensor.empty($sized) : tensor<${rows}x${outputs}xf32>
-  %nothing = linalg.fill ins(%zero : f32) outs(%no_sums : tensor<${rows}x${outputs}xf32>)
-    -> tensor<${rows}x${outputs}xf32>
-"""
-_FLOAT_PRODUCT = {
-    8: """
-  %y = linalg.generic {
-      indexing_maps = [affine_map<(m, n, g, k) -> (m, g, k)>, affine_map<(m, n, g, k) -> (n, g, k)>,
-                       affine_map<(m, n, g, k) -> (n, g)>, affine_map<(m, n, g, k) -> (m, n)>],
-      iterator_types = ["parallel", "parallel", "reduction", "reduction"]}
-      ins(%grouped, %w, %s : tensor<${rows}x${groups}x${size}xf32>,
-          tensor<${outputs}x${groups}x${bytes}xi8>, tensor<${outputs}x${groups}xf16>)
-      outs(%nothing : tensor<${rows}x${outputs}xf32>) {
-    ^bb0(%value: f32, %weight: i8, %scale: f16, %before: f32):
-      %wide = arith.extf %scale : f16 to f32
-      %step = arith.mulf %wide, %factor : f32
-      %whole = arith.sitofp %weight : i8 to f32
-      %product = arith.mulf %whole, %value : f32
-      %scaled = arith.mulf %product, %step : f32
-      %after = arith.addf %before, %scaled : f32
-      linalg.yield %after : f32
-  } -> tensor<${rows}x${outputs}xf32>
-  util.return %y : tensor<${rows}x${outputs}xf32>
-}
-""",
-    4: """
-  %first = tensor.extract_slice %grouped[0, 0, 0] [$count, $groups, $bytes] [1, 1, 1]
-    : tensor<${rows}x${groups}x${size}xf32> to tensor<${rows}x${groups}x${bytes}xf32>
-  %second = tensor.extract_slice %grouped[0, 0, $bytes] [$count, $groups, $bytes] [1, 1, 1]
-    : tensor<${rows}x${groups}x${size}xf32> to tensor<${rows}x${groups}x${bytes}xf32>
-  %y = linalg.generic {
-      indexing_maps = [affine_map<(m, n, g, k) -> (m, g, k)>, affine_map<(m, n, g, k) -> (m, g, k)>,
-                       affine_map<(m, n, g, k) -> (n, g, k)>, affine_map<(m, n, g, k) -> (n, g)>,
-                       affine_map<(m, n, g, k) -> (m, n)>],
-      iterator_types = ["parallel", "parallel", "reduction", "reduction"]}
-      ins(%first, %second, %w, %s : tensor<${rows}x${groups}x${bytes}xf32>,
-          tensor<${rows}x${groups}x${bytes}xf32>, tensor<${outputs}x${groups}x${bytes}xi8>,
-          tensor<${outputs}x${groups}xf16>)
-      outs(%nothing : tensor<${rows}x${outputs}xf32>) {
-    ^bb0(%value0: f32, %value1: f32, %packed: i8, %scale: f16, %before: f32):
-      %wide = arith.extf %scale : f16 to f32
-      %step = arith.mulf %wide, %factor : f32
-      %four = arith.constant 4 : i8
-      %raised = arith.shli %packed, %four : i8
-      %low = arith.shrsi %raised, %four : i8
-      %high = arith.shrsi %packed, %four : i8
-      %whole0 = arith.sitofp %low : i8 to f32
-      %whole1 = arith.sitofp %high : i8 to f32
-      %product0 = arith.mulf %whole0, %value0 : f32
-      %product1 = arith.mulf %whole1, %value1 : f32
-      %product = arith.addf %product0, %product1 : f32
-      %scaled = arith.mulf %product, %step : f32
-      %after = arith.addf %before, %scaled : f32
-      linalg.yield %after : f32
-  } -> tensor<${rows}x${outputs}xf32>
-  util.return %y : tensor<${rows}x${outputs}xf32>
-}
-""",
-}
