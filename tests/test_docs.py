@@ -6,6 +6,7 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
 import torch
 
 from turbine import config
@@ -36,8 +37,9 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
     assert set(re.findall(r'^\| `"([\w-]+)"` \|', text, re.M)) == set(options.MODES)
 
 
-def test_the_code_of_the_compile_page_runs(tmp_path: Path) -> None:
-    text = (ROOT / "docs" / "torch_compile.md").read_text()
+@pytest.mark.parametrize("page", ["torch_compile.md", "quantization.md"])
+def test_the_code_of_a_page_runs(tmp_path: Path, page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
     (tmp_path / "page.py").write_text("\n".join(blocks))
     with torch.random.fork_rng(devices=[]):
