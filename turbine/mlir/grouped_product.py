@@ -48,7 +48,7 @@ _LONGEST = 1 << 18
 _TILE = 32
 _BLOCK = 512
 # Up to this many rows, unpacking takes longer than it saves.
-_FEW_ROWS = 16
+_FEW_ROWS = 32
 
 
 Size = int | None  # None where known only at run time
