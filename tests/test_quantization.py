@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import turbine
-from tests.models import assert_alike, relative_error
+from tests.models import Fn, assert_alike, relative_error
 from turbine import errors
 from turbine.aot import ExportOutput
 from turbine.capture import grouped_product
@@ -174,6 +174,38 @@ def test_a_tied_embedding_is_looked_up_in_the_packed_weight() -> None:
     assert "tokens.weight" not in {kept.name for kept in small.quantization.kept}
     (theirs,) = eager(small, *example.args)
     assert_alike(small.compile()(*example.args), theirs, 1e-5)
+
+
+class Lookups(nn.Module):
+    """Every way to look a row up in a weight that a product uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(40, 24))
+
+    def forward(self, ids: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            x @ self.table.t(),
+            functional.embedding(ids % 40, self.table),
+            self.table[ids],
+            self.table.index_select(0, ids[0] % 40),
+        )
+
+
+@pytest.mark.run
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.int64, 4), (torch.int32, 8)])
+def test_rows_are_looked_up_by_any_index(dtype: torch.dtype, bits: int) -> None:
+    args = (torch.tensor([[0, 39, 7], [-1, -40, 3]], dtype=dtype), torch.randn(1, 24))
+    small = turbine.aot.quantize(Lookups(), args=args, bits=bits, group_size=16)
+    assert small.quantization is not None
+    assert not small.quantization.kept
+    assert_alike(small.compile()(*args), eager(small, *args), ROUNDING)
+
+
+def test_a_weight_without_elements_is_kept() -> None:
+    small = turbine.aot.quantize(Fn(lambda x: x @ torch.ones(0, 4)), args=(torch.ones(2, 0),))
+    assert small.quantization is not None
+    assert not small.quantization.layers
 
 
 def test_the_given_export_stays_as_it_was() -> None:

@@ -163,8 +163,8 @@ def _product(program: Program, node: fx.Node) -> _Product | None:
             continue
         placeholder, matrix, views = seen
         matrix = matrix if is_left else matrix.transpose(-1, -2)
-        if matrix.dim() == 3 and len(matrix) != 1:
-            return None  # a matrix for each of a batch
+        if not matrix.numel() or (matrix.dim() == 3 and len(matrix) != 1):
+            return None  # nothing to pack, or a matrix for each of a batch
         matrix = matrix[0] if matrix.dim() == 3 else matrix
         weight = program.weights[placeholder.name]
         key = _AS_IT_IS if _is_same(matrix, weight.tensor) else (*views, is_left)
@@ -304,14 +304,14 @@ class _Rewrite:
         """Look rows up in the packed form of a weight that a product uses too."""
         find = _LOOKUPS.get(node.target) if node.op == "call_function" else None
         indices = find(*node.args) if find is not None else None
-        if indices is None:
+        if indices is None or indices.meta["val"].dtype not in (torch.int32, torch.int64):
             return
         table: Any = node.args[0]
         weight = self.program.weights.get(table.name)
         bound = self.bound.get((weight.name, _AS_IT_IS)) if weight is not None else None
         if bound is not None:
             build = _Builder(self.program.graph.graph, node)
-            rows = build(GROUPED_ROWS, indices, *bound.arguments)
+            rows = build(GROUPED_ROWS, build.cast(indices, torch.int64), *bound.arguments)
             self._replace(node, build.cast(rows, node.meta["val"].dtype))
 
     def _bind(self, product: _Product) -> _Bound:

@@ -310,7 +310,13 @@ $dims
       iterator_types = [$parallel]}
       ins(%indices : $indices) outs(%nothing : $result) {
     ^bb0(%index: i64, %unused_value: f32):
-      %row = arith.index_cast %index : i64 to index
+      // Negative ones count from the end.
+      %zero = arith.constant 0 : i64
+      %outputs = arith.constant $outputs : i64
+      %from_end = arith.addi %index, %outputs : i64
+      %is_negative = arith.cmpi slt, %index, %zero : i64
+      %place = arith.select %is_negative, %from_end, %index : i64
+      %row = arith.index_cast %place : i64 to index
       %column = linalg.index $rank : index
       %group = arith.divui %column, %size : index
       %inside = arith.remui %column, %size : index
