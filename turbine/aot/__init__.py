@@ -7,6 +7,7 @@ from turbine.aot.parameters import ParameterArchiveBuilder as ParameterArchiveBu
 from turbine.aot.parameters import ParameterArchiveEntry as ParameterArchiveEntry
 from turbine.aot.parameters import externalize_module_parameters as externalize_module_parameters
 from turbine.aot.parameters import save_module_parameters as save_module_parameters
+from turbine.aot.quantization import quantize as quantize
 from turbine.capture.decompositions import current_aot_decompositions as current_aot_decompositions
 from turbine.capture.decompositions import extend_aot_decompositions as extend_aot_decompositions
 from turbine.capture.traits import ExternalTensorTrait as ExternalTensorTrait

@@ -53,5 +53,10 @@ def export(
         weights=weights,
     )
     return ExportOutput(
-        program, lowered, module_name or "module", function_name or "main", provenance.of(model)
+        program,
+        lowered,
+        module_name or "module",
+        function_name or "main",
+        provenance.of(model),
+        weights,
     )

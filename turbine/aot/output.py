@@ -15,10 +15,11 @@ from turbine import target as targets
 from turbine.aot import transforming
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
+from turbine.capture.quantization import Report
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.dumping import dump
-from turbine.lower.importer import Lowered
+from turbine.lower.importer import Lowered, lower
 from turbine.lower.weights import address, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
@@ -40,6 +41,9 @@ class ExportOutput:
     module_name: str
     function_name: str
     provenance: dict[str, Any]
+    weights: str = "external"  # where they are, as export was told
+    quantization: Report | None = None  # what `quantize` did
+    target_kind: str = "cpu"  # the kind of target whose own code the IR may hold
 
     @property
     def mlir_module(self) -> Module:
@@ -108,20 +112,35 @@ class ExportOutput:
         _check_places(save_to, archive)
         if archive is not None:
             check_keys(self._declared(archived=False), str(archive))
-        self.verify()
-        source = mlir_context.to_bytecode(self.mlir_module)
-        dump(self.module_name, {"captured.py": self.program.text, "lowered.mlir": self.text})
+        chosen = targets.parse(config.current().target if target is None else target)
+        ready = self._lowered_for(chosen.kind)
+        ready.verify()
+        source = mlir_context.to_bytecode(ready.mlir_module)
+        dump(self.module_name, {"captured.py": self.program.text, "lowered.mlir": ready.text})
         compiled = pipeline.compile_ir(
             source,
-            targets.parse(config.current().target if target is None else target),
+            chosen,
             strategy=strategy,
-            fingerprint=mlir_context.fingerprint(self.mlir_module),
+            fingerprint=mlir_context.fingerprint(ready.mlir_module),
             timeout=timeout,
             in_process=in_process,
             use_cache=cache,
-            measure=self._measure if self.program.example is not None else None,
+            measure=ready._measure if self.program.example is not None else None,
         )
-        return self._deliver(compiled, save_to, archive)
+        return ready._deliver(compiled, save_to, archive)
+
+    def _lowered_for(self, target_kind: str) -> ExportOutput:
+        """Products of quantized weights have code of their own for CPUs."""
+        if self.quantization is None or self.target_kind == target_kind:
+            return self
+        lowered = lower(
+            self.program,
+            function_name=self.function_name,
+            module_name=self.module_name,
+            weights=self.weights,
+            target_kind=target_kind,
+        )
+        return replace(self, lowered=lowered, target_kind=target_kind)
 
     def _deliver(
         self, compiled: Compiled, save_to: str | Path | None, archive: str | Path | None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.grouped_product import GROUPED_PRODUCT
 from turbine.capture.sizes import count, hint
 
 aten = torch.ops.aten
@@ -56,4 +57,5 @@ _INNER: dict[Any, Callable[[fx.Node], int]] = {
     aten.addmm.default: _contracted(1),
     aten.baddbmm.default: _contracted(1),
     aten.convolution.default: _convolved,
+    GROUPED_PRODUCT: _contracted(0),
 }

@@ -13,9 +13,10 @@ from torch import fx
 
 from turbine import dtypes, errors
 from turbine.capture.program import Region, Weight
+from turbine.lower import emission
 from turbine.lower.weights import WeightBuilder, builtin_type, check_addresses, check_place
+from turbine.mlir import constants, function, torch_values
 from turbine.mlir import context as mlir_context
-from turbine.mlir import function, torch_values
 from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
 
 # Names a node in the compiler's messages.
@@ -37,16 +38,18 @@ def lower(
     module_name: str = "module",
     weights: str = "external",
     locate: Locate | None = None,
+    target_kind: str = "cpu",
 ) -> Lowered:
     """Lower one graph as one function; `weights` is "external", "global" or "inline".
 
-    Locations are lines of the user's code, or what `locate` says of a node.
+    Locations are lines of the user's code, or what `locate` says of a node. Of ops that have code
+    of their own for one kind of target, `target_kind` chooses it.
     """
     place = check_place(weights)
     module = Module.create(Location.unknown(mlir_context.new_context()))
     with module.context, Location.unknown():
         function.set_module_name(module, module_name)
-        walk = _Walk(region, module, place, function_name, locate)
+        walk = _Walk(region, module, place, function_name, locate, target_kind)
         walk.bind_placeholders()
         walk.import_body()
         walk.store_and_return()
@@ -66,6 +69,7 @@ class _Walk:
         place: str,
         function_name: str,
         locate: Locate | None,
+        target_kind: str,
     ) -> None:
         self.region = region
         self.locate = locate
@@ -83,6 +87,7 @@ class _Walk:
             self.location,
         )
         self.body = _Body(self.importer, module.context, self.cache, self.block)
+        self.body.target_kind = target_kind
 
     def type_of(self, node: fx.Node) -> Type:
         try:
@@ -136,14 +141,34 @@ class _Walk:
 
 
 class _Body(GraphNodeImporter):
-    """IREE's op importer, which drops assertions, with assertions that hold at run time."""
+    """IREE's op importer, with ops of ours, and with assertions (which it drops) at run time."""
+
+    target_kind: str
 
     def _import_torch_op_overload(
         self, loc: Location, node: fx.Node, concrete_target: Any = None
     ) -> None:
-        if node.target is not torch.ops.aten._assert_async.msg:
+        target: Any = node.target if concrete_target is None else concrete_target
+        rule = emission.RULES.get(target.name())
+        if rule is not None:
+            self._emit(rule, loc, node)
+        elif target is torch.ops.aten._assert_async.msg:
+            self._check(loc, node)
+        else:
             super()._import_torch_op_overload(loc, node, concrete_target)
-            return
+
+    def _emit(self, rule: emission.Rule, loc: Location, node: fx.Node) -> None:
+        operands = [
+            torch_values.to_builtin(self.resolve_node_value(operand), _builtin_type(operand), loc)
+            for operand in node.all_input_nodes
+        ]
+        with loc:
+            site = emission.Site(self.fx_importer.module, node, operands, loc, self.target_kind)
+            result = rule(site)
+        of = self._cc.node_val_to_type(node)
+        self.bind_node_value(node, torch_values.from_builtin(result, of, loc))
+
+    def _check(self, loc: Location, node: fx.Node) -> None:
         condition, message = node.args
         assert isinstance(condition, fx.Node)
         where = user_line(node)
@@ -165,6 +190,12 @@ class _Types(ContextCache):
 
     def dtype_to_type(self, dtype: torch.dtype) -> Type:
         return Type.parse(dtypes.of_torch(dtype).torch_mlir, self._c)
+
+
+def _builtin_type(node: fx.Node) -> Type:
+    value = node.meta["val"]
+    shape = [size if isinstance(size, int) else None for size in value.shape]
+    return constants.tensor_type(shape, dtypes.of_torch(value.dtype))
 
 
 def _first_location(cache: Any, nodes: Any) -> Location:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from iree.compiler.ir import (
     Location,
     Module,
     RankedTensorType,
+    ShapedType,
     Type,
     Value,
 )
@@ -68,9 +69,14 @@ def carrier(dtype: Dtype) -> Carrier:
     return Carrier(dtype)
 
 
-def tensor_type(shape: tuple[int, ...], dtype: Dtype) -> Type:
-    """The builtin tensor type; unsigned elements are signless here, as IREE wants them."""
-    return RankedTensorType.get(list(shape), Type.parse(dtype.mlir))
+def tensor_type(shape: Sequence[int | None], dtype: Dtype) -> Type:
+    """The builtin tensor type; unsigned elements are signless here, as IREE wants them.
+
+    A size of None is known only at run time.
+    """
+    dynamic = ShapedType.get_dynamic_size()
+    sizes = [dynamic if size is None else size for size in shape]
+    return RankedTensorType.get(sizes, Type.parse(dtype.mlir))
 
 
 def carrier_type(shape: tuple[int, ...], dtype: Dtype) -> Type:

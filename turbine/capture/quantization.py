@@ -1,0 +1,476 @@
+"""Pack the weights of products: a program in, one with grouped products and a report out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from turbine import errors, tables
+from turbine.capture import grouped_product
+from turbine.capture.grouped_product import BITS, GROUPED_PRODUCT, GROUPED_ROWS, Packed
+from turbine.capture.program import Program, Weight
+from turbine.capture.reshapes import rewrite_reshapes
+from turbine.capture.traits import ExternalTensorTrait
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One weight that was packed; errors are of its values, against those it had."""
+
+    name: str
+    shape: tuple[int, ...]
+    bits: int
+    group_size: int
+    bytes_before: int
+    bytes_after: int
+    max_error: float
+    rms_error: float  # relative to the weight's own root mean square
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A weight that stayed as it was."""
+
+    name: str
+    nbytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of each weight. `print` shows it as a table."""
+
+    layers: tuple[Layer, ...]
+    kept: tuple[Kept, ...]
+    bytes_before: int  # of all weights
+    bytes_after: int
+
+    def __str__(self) -> str:
+        head = ("weight", "shape", "bits", "before", "after", "max error", "rms error")
+        total = ("total", "", "", _size(self.bytes_before), _size(self.bytes_after), "", "")
+        rows = [head, *(_row(layer) for layer in self.layers), total]
+        return "\n".join([tables.table(rows, right=(2, 3, 4, 5, 6)), *self._kept_lines()])
+
+    def _kept_lines(self) -> list[str]:
+        large = [k for k in self.kept if k.nbytes * 100 >= self.bytes_after]
+        rest = [k for k in self.kept if k not in large]
+        lines = [f"kept {k.name}, {_size(k.nbytes)}: {k.why}" for k in large]
+        if rest:
+            lines.append(f"kept {len(rest)} small ones, {_size(sum(k.nbytes for k in rest))}")
+        return lines
+
+
+def _row(layer: Layer) -> tuple[str, ...]:
+    return (
+        layer.name,
+        "x".join(map(str, layer.shape)),
+        str(layer.bits),
+        _size(layer.bytes_before),
+        _size(layer.bytes_after),
+        f"{layer.max_error:.2g}",
+        f"{layer.rms_error:.2%}",
+    )
+
+
+_size = tables.bytes_text
+
+
+def quantize(
+    program: Program,
+    *,
+    bits: int,
+    group_size: int,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+) -> tuple[Program, Report]:
+    """Replace products with weights by products with packed ones; the program given stays."""
+    _check(bits, group_size)
+    program = _copy(program)
+    found = [p for node in program.graph.graph.nodes if (p := _product(program, node)) is not None]
+    chosen = _choose(found, include, exclude)
+    before = _bytes(program)
+    rewrite = _Rewrite(program, bits, group_size)
+    for product in chosen:
+        rewrite.replace_product(product)
+    for node in list(program.graph.graph.nodes):
+        rewrite.replace_lookup(node)
+    packed = rewrite.finish()
+    kept = _kept(packed, found, chosen)
+    return packed, Report(tuple(rewrite.layers), kept, before, _bytes(packed))
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of which one operand is a weight, perhaps through views."""
+
+    node: fx.Node
+    weight: Weight
+    matrix: Tensor  # the weight's values, [outputs, columns]
+    views: tuple[Any, ...]  # how the matrix came from the weight
+    other: fx.Node
+    is_left: bool  # the weight is the left operand
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What a user may call the layer: its weight, the module that holds or that uses it."""
+        path = self.weight.name.removesuffix(".weight")
+        stack = self.node.meta.get("nn_module_stack") or {}
+        user = [str(entry[0]) for entry in stack.values()][-1:]
+        return tuple(dict.fromkeys((path, self.weight.name, *user)))
+
+
+# Where the two matrices are among the arguments.
+_PRODUCTS: dict[Any, tuple[int, int]] = {
+    aten.mm.default: (0, 1),
+    aten.bmm.default: (0, 1),
+    aten.addmm.default: (1, 2),
+}
+# Ops that only move elements, so that a weight behind them is still that weight.
+_VIEWS = {
+    aten.permute.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.view.default,
+    aten.unsqueeze.default,
+    aten.squeeze.dims,
+    aten.squeeze.dim,
+    aten.expand.default,
+    aten.clone.default,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.alias.default,
+}
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+
+def _product(program: Program, node: fx.Node) -> _Product | None:
+    places = _PRODUCTS.get(node.target) if node.op == "call_function" else None
+    if places is None:
+        return None
+    left, right = (node.args[place] for place in places)
+    for operand, other, is_left in ((right, left, False), (left, right, True)):
+        assert isinstance(operand, fx.Node)
+        assert isinstance(other, fx.Node)
+        seen = _weight_behind(program, operand)
+        if seen is None:
+            continue
+        placeholder, matrix, views = seen
+        matrix = matrix if is_left else matrix.transpose(-1, -2)
+        if not matrix.numel() or (matrix.dim() == 3 and len(matrix) != 1):
+            return None  # nothing to pack, or a matrix for each of a batch
+        matrix = matrix[0] if matrix.dim() == 3 else matrix
+        weight = program.weights[placeholder.name]
+        key = _AS_IT_IS if _is_same(matrix, weight.tensor) else (*views, is_left)
+        return _Product(node, weight, matrix, key, other, is_left)
+    return None
+
+
+# How the matrix of a product came from its weight, if they are the same.
+_AS_IT_IS: tuple[Any, ...] = ()
+
+
+def _is_same(matrix: Tensor, tensor: Tensor) -> bool:
+    same_place = matrix.data_ptr() == tensor.data_ptr() and matrix.stride() == tensor.stride()
+    return same_place and matrix.shape == tensor.shape
+
+
+def _weight_behind(
+    program: Program, node: fx.Node
+) -> tuple[fx.Node, Tensor, tuple[Any, ...]] | None:
+    """The placeholder a node is a view of, and the view of its values."""
+    if node.op == "placeholder":
+        weight = program.weights.get(node.name)
+        if weight is None or weight.mutable or weight.tensor.dtype not in _FLOATS:
+            return None
+        return node, weight.tensor, ()
+    if node.target not in _VIEWS:
+        return None
+    source = _weight_behind(program, node.all_input_nodes[0])
+    if source is None:
+        return None
+    placeholder, values, views = source
+    if _repeats(node, values):
+        return placeholder, values.reshape(1, *values.shape[-2:]), views
+    if len(node.all_input_nodes) != 1:
+        return None
+    target: Any = node.target
+    rest = node.args[1:]
+    return placeholder, target(values, *rest, **node.kwargs), (*views, target, str(rest))
+
+
+def _repeats(node: fx.Node, values: Tensor) -> bool:
+    """Whether a node is one matrix for all of a batch, whatever the size of that."""
+    if node.target not in (aten.expand.default, aten.view.default) or values.dim() < 2:
+        return False
+    shape = node.meta["val"].shape
+    is_one = all(size == 1 for size in values.shape[:-2])
+    return is_one and len(shape) > 2 and tuple(shape[-2:]) == tuple(values.shape[-2:])
+
+
+def _choose(
+    found: Sequence[_Product], include: Sequence[str], exclude: Sequence[str]
+) -> list[_Product]:
+    if isinstance(include, str) or isinstance(exclude, str):
+        raise errors.ConfigError("include and exclude are each a list of patterns, not a string")
+    names = sorted({name for product in found for name in product.names})
+    for pattern in (*include, *exclude):
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+            raise errors.ConfigError(
+                errors.unknown("layer to quantize", pattern, names),
+                hint="patterns are as in file names: *.gate, layers.[0-3].*",
+            )
+    return [p for p in found if _matches(p, include) and not _matches(p, exclude)]
+
+
+def _matches(product: _Product, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in product.names for pattern in patterns)
+
+
+def _check(bits: int, group_size: int) -> None:
+    if bits not in BITS:
+        raise errors.ConfigError(f"cannot quantize to {bits=}", hint="use 4 or 8")
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+        raise errors.ConfigError(
+            f"cannot make groups of {group_size=}", hint="use a whole number, such as 32 or 128"
+        )
+
+
+def _copy(program: Program) -> Program:
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    output: Any = graph.graph_copy(program.graph.graph, copied)
+    graph.output(output)
+    for old, new in copied.items():
+        # Inputs and weights go by their placeholders' names, of which fx would change some.
+        new.name = old.name
+    return replace(
+        program,
+        graph=fx.GraphModule(program.graph, graph),
+        results=tuple(copied[node] for node in program.results),
+        stores={name: copied[node] for name, node in program.stores.items()},
+        weights=dict(program.weights),
+    )
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """A packed weight and the placeholders of its two tensors."""
+
+    packed: Packed
+    values: fx.Node
+    scales: fx.Node
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        packed = self.packed
+        return self.values, self.scales, packed.factor, packed.columns, packed.bits
+
+
+@dataclass
+class _Rewrite:
+    """One program being rewritten; a weight is packed on its first use."""
+
+    program: Program
+    bits: int
+    group_size: int
+    weights: dict[str, Weight] = field(default_factory=dict)  # placeholder -> new weight
+    bound: dict[tuple[Any, ...], _Bound] = field(default_factory=dict)
+    layers: list[Layer] = field(default_factory=list)
+    replaced: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def replace_product(self, product: _Product) -> None:
+        """Compute a product from the packed weight, in float32, and give it its old dtype."""
+        if not bool(product.matrix.isfinite().all()):
+            return
+        bound = self._bind(product)
+        node = product.node
+        build = _Builder(self.program.graph.graph, node)
+        x = build.turned(product.other) if product.is_left else product.other
+        flat = build.flat(build.cast(x, torch.float32))
+        y = build.shaped_like(x, build(GROUPED_PRODUCT, flat, *bound.arguments))
+        y = build.turned(y) if product.is_left else y
+        if node.target is aten.addmm.default:
+            y = _with_bias(build, node, y)
+        self._replace(node, build.cast(y, node.meta["val"].dtype))
+
+    def replace_lookup(self, node: fx.Node) -> None:
+        """Look rows up in the packed form of a weight that a product uses too."""
+        find = _LOOKUPS.get(node.target) if node.op == "call_function" else None
+        indices = find(*node.args) if find is not None else None
+        if indices is None or indices.meta["val"].dtype not in (torch.int32, torch.int64):
+            return
+        table: Any = node.args[0]
+        weight = self.program.weights.get(table.name)
+        bound = self.bound.get((weight.name, _AS_IT_IS)) if weight is not None else None
+        if bound is not None:
+            build = _Builder(self.program.graph.graph, node)
+            rows = build(GROUPED_ROWS, build.cast(indices, torch.int64), *bound.arguments)
+            self._replace(node, build.cast(rows, node.meta["val"].dtype))
+
+    def _bind(self, product: _Product) -> _Bound:
+        key = (product.weight.name, product.views)
+        if key not in self.bound:
+            packed = grouped_product.pack(product.matrix, self.bits, self.group_size)
+            self.layers.append(_layer(product, packed))
+            name = product.weight.name
+            count = sum(1 for other, _ in self.bound if other == name)
+            stem = f"{name}.{count}" if count else name
+            values = self._placeholder(f"{stem}.packed", packed.values, product)
+            scales = self._placeholder(f"{stem}.scales", packed.scales, product)
+            self.bound[key] = _Bound(packed, values, scales)
+        return self.bound[key]
+
+    def _placeholder(self, name: str, tensor: Tensor, product: _Product) -> fx.Node:
+        graph = self.program.graph.graph
+        with graph.inserting_before(next(iter(graph.nodes))):
+            node = graph.placeholder(re.sub(r"\W", "_", f"q_{name}"))
+        node.meta["val"] = product.node.meta["val"].fake_mode.from_tensor(
+            tensor, static_shapes=True
+        )
+        self.weights[node.name] = Weight(name, tensor, external=_mark(product.weight, name))
+        return node
+
+    def _replace(self, node: fx.Node, by: fx.Node) -> None:
+        node.replace_all_uses_with(by)
+        self.replaced[node] = by
+        self.program.graph.graph.erase_node(node)
+
+    def finish(self) -> Program:
+        """The program without what nobody uses any more."""
+        graph = self.program.graph.graph
+        graph.eliminate_dead_code()
+        rewrite_reshapes(graph)
+        weights = {**self.program.weights, **self.weights}
+        unused = {n.name: n for n in graph.nodes if n.op == "placeholder" and not n.users}
+        for name in unused.keys() & (weights.keys() - self.program.stores.keys()):
+            del weights[name]
+            graph.erase_node(unused[name])
+        self.program.graph.recompile()
+        now = self.replaced
+        return replace(
+            self.program,
+            weights=weights,
+            results=tuple(now.get(node, node) for node in self.program.results),
+            stores={name: now.get(node, node) for name, node in self.program.stores.items()},
+        )
+
+
+def _mark(weight: Weight, name: str) -> ExternalTensorTrait | None:
+    """Where a user wants the weight, for a part of it."""
+    if weight.external is None:
+        return None
+    suffix = name.removeprefix(weight.name)
+    return replace(weight.external, external_name=weight.external.external_name + suffix)
+
+
+@dataclass(frozen=True)
+class _Builder:
+    """Adds nodes before another one, with what it knows of the user's code."""
+
+    graph: fx.Graph
+    before: fx.Node
+
+    def __call__(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        with self.graph.inserting_before(self.before):
+            node = self.graph.call_function(target, args, kwargs)
+        values: Any = fx.map_arg(args, lambda argument: argument.meta["val"])
+        kept = {k: v for k, v in self.before.meta.items() if k in _ABOUT_CODE}
+        node.meta = {**kept, "val": target(*values, **kwargs)}
+        return node
+
+    def turned(self, node: fx.Node) -> fx.Node:
+        """The last two axes exchanged."""
+        *batch, rows, columns = range(node.meta["val"].dim())
+        return self(aten.permute.default, node, [*batch, columns, rows])
+
+    def flat(self, node: fx.Node) -> fx.Node:
+        """All axes but the last as one."""
+        shape = node.meta["val"].shape
+        return node if len(shape) == 2 else self(aten.reshape.default, node, [-1, shape[-1]])
+
+    def shaped_like(self, node: fx.Node, flat: fx.Node) -> fx.Node:
+        """The axes that `flat` took together, apart again."""
+        *sizes, _ = node.meta["val"].shape
+        if len(sizes) == 1:
+            return flat
+        known = [
+            size if isinstance(size, int) else self(aten.sym_size.int, node, axis)
+            for axis, size in enumerate(sizes)
+        ]
+        return self(aten.reshape.default, flat, [*known, flat.meta["val"].shape[-1]])
+
+    def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        if node.meta["val"].dtype == dtype:
+            return node
+        return self(aten._to_copy.default, node, dtype=dtype)
+
+
+# The indices of rows that an op looks up in its first argument; None where it does more.
+_LOOKUPS: dict[Any, Callable[..., fx.Node | None]] = {
+    aten.embedding.default: lambda table, indices, *_: indices,
+    aten.index_select.default: lambda table, axis, indices: indices if axis == 0 else None,
+    aten.index.Tensor: lambda table, indices: indices[0] if len(indices) == 1 else None,
+}
+_ABOUT_CODE = ("stack_trace", "nn_module_stack", "source_fn_stack")
+
+
+def _with_bias(build: _Builder, node: fx.Node, product: fx.Node) -> fx.Node:
+    alpha, beta = node.kwargs.get("alpha", 1), node.kwargs.get("beta", 1)
+    if alpha != 1:
+        product = build(aten.mul.Tensor, product, alpha)
+    if beta == 0:
+        return product
+    return build(aten.add.Tensor, product, node.args[0], alpha=beta)
+
+
+def _layer(product: _Product, packed: Packed) -> Layer:
+    exact = product.matrix.detach().float()
+    error = packed.unpacked() - exact
+    rms = exact.square().mean().sqrt().item()
+    return Layer(
+        product.weight.name,
+        tuple(product.matrix.shape),
+        packed.bits,
+        packed.values.shape[-1] * 8 // packed.bits,
+        product.matrix.numel() * product.matrix.element_size(),
+        packed.nbytes,
+        error.abs().max().item(),
+        error.square().mean().sqrt().item() / rms if rms > 0 else 0.0,
+    )
+
+
+def _kept(
+    packed: Program, found: Sequence[_Product], chosen: Sequence[_Product]
+) -> tuple[Kept, ...]:
+    """The weights left as they were, and why, largest first."""
+    in_products = {p.weight.name for p in found}
+    in_chosen = {p.weight.name for p in chosen}
+    weights = {w.name: w for w in packed.weights.values()}
+    old = [w for w in weights.values() if not w.name.endswith(_SUFFIXES)]
+    return tuple(
+        Kept(w.name, w.tensor.nbytes, _why_kept(w.name, in_products, in_chosen))
+        for w in sorted(old, key=lambda w: -w.tensor.nbytes)
+    )
+
+
+_SUFFIXES = (".packed", ".scales")
+
+
+def _why_kept(name: str, in_products: set[str], in_chosen: set[str]) -> str:
+    if name in in_chosen:
+        return "not finite, or also used outside of products"
+    return "left out as asked" if name in in_products else "not the weight of a product"
+
+
+def _bytes(program: Program) -> int:
+    used = {node.name for node in program.graph.graph.nodes if node.users}
+    weights = {w.name: w for name, w in program.weights.items() if name in used}
+    return sum(w.tensor.nbytes for w in weights.values())

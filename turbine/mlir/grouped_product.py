@@ -1,0 +1,214 @@
+"""Packed weights in IR: sizes and values in, calls that multiply and look up without unpacking out.
+
+Note [Products by digits]
+A weight is an integer of 4 or 8 bits times the scale of its group. To turn each one into a float
+takes longer than to read it. So the other operand is turned into integers instead, once: each row
+is divided by its largest magnitude and written in three digits of base 256. Digits times weights
+are dot products of bytes, which are exact and for which CPUs have instructions; the sum of a
+group is then scaled as a float. What is lost is what rounding a row to 23 bits of its largest
+magnitude loses: as much as float32 itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import Template
+
+from iree.compiler.dialects import arith
+from iree.compiler.ir import (
+    F32Type,
+    FlatSymbolRefAttr,
+    Location,
+    Module,
+    Operation,
+    SymbolTable,
+    Value,
+)
+
+from turbine import dtypes
+from turbine.mlir import constants
+from turbine.mlir.grouped_product_text import (
+    BY_BLOCKS,
+    BY_DIGITS,
+    BY_FLOATS,
+    CALL,
+    CHOOSE,
+    MULTIPLY_VECTOR,
+    ROWS,
+    UNPACK,
+    UNPACK_VECTOR,
+)
+
+# Bytes of weights multiplied at once.
+_LANES = 16
+# Past this many weights in a group, sums of bytes times bytes may not fit 32 bits.
+_LONGEST = 1 << 18
+# Outputs that one task computes, and that are unpacked together for many rows.
+_TILE = 32
+_BLOCK = 512
+# Up to this many rows, unpacking takes longer than it saves.
+_FEW_ROWS = 32
+
+
+Size = int | None  # None where known only at run time
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The sizes of a packed weight, which stands for [outputs, columns]."""
+
+    outputs: int
+    columns: int
+    groups: int
+    group_size: int
+    bits: int
+
+    @property
+    def name(self) -> str:
+        """For names of functions, which their sizes make unique."""
+        return f"{self.outputs}x{self.columns}_by_{self.group_size}_of_{self.bits}_bits"
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes in which the weights of a group lie."""
+        return self.group_size * self.bits // 8
+
+    @property
+    def suits_digits(self) -> bool:
+        """Whether groups fill vectors, and their sums fit."""
+        return self.group_bytes % _LANES == 0 and self.group_size <= _LONGEST
+
+
+@dataclass(frozen=True)
+class Call:
+    """Where a call goes, and what it passes: an operand, a packed weight, its scales, a factor."""
+
+    module: Module
+    operands: Sequence[Value]  # builtin tensors
+    factor: float
+    location: Location
+
+    def emit(self, name: str, text: str, shape: Sequence[Size]) -> Value:
+        """Call a function by its name; its text is added to the module on the first call."""
+        if name not in SymbolTable(self.module.operation):
+            # Held by a name: its ops are only lent until they are detached.
+            parsed = Module.parse(text, self.module.context)
+            for operation in list(parsed.body.operations):
+                operation.detach_from_parent()
+                self.module.body.append(operation)
+        result = constants.tensor_type(shape, dtypes.named("float32"))
+        factor = arith.ConstantOp(F32Type.get(), self.factor, loc=self.location).result
+        attributes = {"callee": FlatSymbolRefAttr.get(name)}
+        return Operation.create(
+            "util.call",
+            [result],
+            [*self.operands, factor],
+            attributes=attributes,
+            loc=self.location,
+        ).result
+
+
+def product(call: Call, packed: Packed, rows: Size, *, by_vectors: bool) -> Value:
+    """[rows, columns] times the weight; `by_vectors` allows code that only CPUs can run."""
+    way = "by_digits" if by_vectors and packed.suits_digits else "by_floats"
+    way = "by_blocks" if rows is not None and rows > _FEW_ROWS else way
+    name = f"product_{way}_{_text(rows)}x{packed.name}".replace("?", "any")
+    return call.emit(name, product_text(name, way, packed, rows), [rows, packed.outputs])
+
+
+def rows(call: Call, packed: Packed, shape: Sequence[Size]) -> Value:
+    """The weight's rows at an index tensor of this shape."""
+    name = f"rows_{'x'.join(map(_text, shape))}_of_{packed.name}".replace("?", "any")
+    return call.emit(name, rows_text(name, packed, shape), [*shape, packed.columns])
+
+
+def product_text(name: str, way: str, packed: Packed, rows: Size) -> str:
+    """A function that multiplies, and those it calls, as a module."""
+    templates = [WAYS[way], CALL] if rows is not None else [WAYS[way], BY_BLOCKS, CHOOSE]
+    block = min(_BLOCK, packed.outputs)
+    return _filled(
+        templates,
+        packed,
+        name=name,
+        way=way,
+        x=f"tensor<{_text(rows)}x{packed.columns}xf32>",
+        y=f"tensor<{_text(rows)}x{packed.outputs}xf32>",
+        rows=_text(rows),
+        count="%rows" if rows is None else rows,
+        sized="%rows" if rows is None else "",
+        dynamic="{%rows}" if rows is None else "",
+        few_rows=_FEW_ROWS,
+        padding=packed.groups * packed.group_size - packed.columns,
+        padded=packed.groups * packed.group_size,
+        lanes=_LANES,
+        tile=_TILE,
+        tiles=-(-packed.outputs // _TILE),
+        block=block,
+        last_block=packed.outputs - block,
+        multiply=_multiply(packed.bits),
+    )
+
+
+WAYS = {"by_digits": BY_DIGITS, "by_floats": BY_FLOATS, "by_blocks": BY_BLOCKS}
+
+
+def rows_text(name: str, packed: Packed, shape: Sequence[Size]) -> str:
+    """A function that looks rows up, as a module."""
+    sizes = "".join(f"{_text(size)}x" for size in shape)
+    indices = f"tensor<{sizes}i64>"
+    dynamic = [axis for axis, size in enumerate(shape) if size is None]
+    return _filled(
+        [ROWS],
+        packed,
+        name=name,
+        indices=indices,
+        result=f"tensor<{sizes}{packed.columns}xf32>",
+        dims="\n".join(
+            f"%axis{a} = arith.constant {a} : index\n"
+            f"%size{a} = tensor.dim %indices, %axis{a} : {indices}"
+            for a in dynamic
+        ),
+        sized=", ".join(f"%size{a}" for a in dynamic),
+        axes=", ".join(f"i{a}" for a in range(len(shape))),
+        all_axes=", ".join([*(f"i{a}" for a in range(len(shape))), "c"]),
+        parallel=", ".join(['"parallel"'] * (len(shape) + 1)),
+        rank=len(shape),
+    )
+
+
+def _filled(templates: Sequence[str], packed: Packed, **values: str | int) -> str:
+    """Templates as a module. Values may be templates themselves."""
+    values |= {
+        "w": f"tensor<{packed.outputs}x{packed.groups}x{packed.group_bytes}xi8>",
+        "s": f"tensor<{packed.outputs}x{packed.groups}xf16>",
+        "outputs": packed.outputs,
+        "groups": packed.groups,
+        "size": packed.group_size,
+        "bytes": packed.group_bytes,
+        "bits": packed.bits,
+        "parts": 8 // packed.bits,
+        "unused_bits": 8 - packed.bits,
+        "unpack": UNPACK,
+    }
+    text = Template(f"module {{{''.join(templates)}}}").safe_substitute(values)
+    return Template(text).substitute(values)
+
+
+def _text(size: Size) -> str:
+    return "?" if size is None else str(size)
+
+
+def _multiply(bits: int) -> str:
+    """The innermost loop of BY_DIGITS: each digit's sums grow by its digits times the weights."""
+    lines = []
+    sums = ["%sum0", "%sum1", "%sum2"]
+    for part in range(8 // bits):
+        unpack = Template(UNPACK_VECTOR)
+        lines.append(unpack.safe_substitute(part=part, left=8 - bits * (part + 1)))
+        for digit, before in enumerate(sums):
+            sums[digit] = f"%sum{digit}_{part}"
+            multiply = Template(MULTIPLY_VECTOR)
+            lines.append(multiply.safe_substitute(part=part, digit=digit, before=before))
+    lines.append(f"scf.yield {', '.join(sums)} : vector<4xi32>, vector<4xi32>, vector<4xi32>")
+    return "\n".join(lines)

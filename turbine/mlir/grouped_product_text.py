@@ -1,0 +1,332 @@
+"""IR of products with packed weights, as templates; grouped_product.py fills them in.
+
+$x, $y, $w and $s are the types of the operand, the result, the packed weight and its scales. A
+byte holds $parts weights: the first lies in its lowest bits, and belongs to the first part of
+its group.
+"""
+
+BY_DIGITS = """
+stream.executable private @${name}_kernel {
+  stream.executable.export public @${name}_kernel workgroups() -> (index, index, index) {
+    %tiles = arith.constant $tiles : index
+    %one = arith.constant 1 : index
+    stream.return %tiles, %one, %one : index, index, index
+  }
+  builtin.module {
+    func.func @${name}_kernel(
+        %rows: index, %x_bound: !stream.binding, %w_bound: !stream.binding,
+        %s_bound: !stream.binding, %unit_bound: !stream.binding, %y_bound: !stream.binding)
+        attributes {translation_info = #iree_codegen.translation_info<
+          pipeline = #iree_cpu.pipeline<BufferOpsTileAndVectorize>>} {
+      %c0 = arith.constant 0 : index
+      %c1 = arith.constant 1 : index
+      %c2 = arith.constant 2 : index
+      %lanes = arith.constant $lanes : index
+      %tile = arith.constant $tile : index
+      %outputs = arith.constant $outputs : index
+      %groups = arith.constant $groups : index
+      %bytes = arith.constant $bytes : index
+      %no_byte = arith.constant 0 : i8
+      %no_sum = arith.constant dense<0> : vector<4xi32>
+      %no_total = arith.constant dense<0.0> : vector<4xf32>
+      %base = arith.constant dense<256.0> : vector<4xf32>
+      %x = stream.binding.subspan %x_bound[%c0]
+        : !stream.binding -> memref<?x${groups}x3x${size}xi8>{%rows}
+      %w = stream.binding.subspan %w_bound[%c0]
+        : !stream.binding -> memref<${outputs}x${groups}x${bytes}xi8>
+      %s = stream.binding.subspan %s_bound[%c0]
+        : !stream.binding -> memref<${outputs}x${groups}xf16>
+      %unit = stream.binding.subspan %unit_bound[%c0] : !stream.binding -> memref<?xf32>{%rows}
+      %y = stream.binding.subspan %y_bound[%c0]
+        : !stream.binding -> memref<?x${outputs}xf32>{%rows}
+      %task = stream.dispatch.workgroup.id[0] : index
+      %first = arith.muli %task, %tile : index
+      %after = arith.addi %first, %tile : index
+      %last = arith.minui %after, %outputs : index
+      scf.for %n = %first to %last step %c1 {
+        scf.for %m = %c0 to %rows step %c1 {
+          %total = scf.for %g = %c0 to %groups step %c1
+              iter_args(%total_before = %no_total) -> (vector<4xf32>) {
+            %sums:3 = scf.for %k = %c0 to %bytes step %lanes
+                iter_args(%sum0 = %no_sum, %sum1 = %no_sum, %sum2 = %no_sum)
+                -> (vector<4xi32>, vector<4xi32>, vector<4xi32>) {
+              %packed = vector.transfer_read %w[%n, %g, %k], %no_byte {in_bounds = [true]}
+                : memref<${outputs}x${groups}x${bytes}xi8>, vector<${lanes}xi8>
+$multiply
+            }
+            %float0 = arith.sitofp %sums#0 : vector<4xi32> to vector<4xf32>
+            %float1 = arith.sitofp %sums#1 : vector<4xi32> to vector<4xf32>
+            %float2 = arith.sitofp %sums#2 : vector<4xi32> to vector<4xf32>
+            %high = math.fma %float0, %base, %float1 : vector<4xf32>
+            %sum = math.fma %high, %base, %float2 : vector<4xf32>
+            %stored_scale = memref.load %s[%n, %g] : memref<${outputs}x${groups}xf16>
+            %scale = arith.extf %stored_scale : f16 to f32
+            %scales = vector.broadcast %scale : f32 to vector<4xf32>
+            %total_after = math.fma %sum, %scales, %total_before : vector<4xf32>
+            scf.yield %total_after : vector<4xf32>
+          }
+          %whole = vector.reduction <add>, %total : vector<4xf32> into f32
+          %one_unit = memref.load %unit[%m] : memref<?xf32>
+          %result = arith.mulf %whole, %one_unit : f32
+          memref.store %result, %y[%m, %n] : memref<?x${outputs}xf32>
+        }
+      }
+      return
+    }
+  }
+}
+util.func private @${name}_by_digits(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
+  %c0 = arith.constant 0 : index
+  %zero = arith.constant 0.0 : f32
+  %rows = tensor.dim %x, %c0 : $x
+  %no_rows = tensor.empty($sized) : tensor<${rows}xf32>
+  %nothing = linalg.fill ins(%zero : f32) outs(%no_rows : tensor<${rows}xf32>)
+    -> tensor<${rows}xf32>
+  %largest = linalg.generic {
+      indexing_maps = [affine_map<(m, k) -> (m, k)>, affine_map<(m, k) -> (m)>],
+      iterator_types = ["parallel", "reduction"]}
+      ins(%x : $x) outs(%nothing : tensor<${rows}xf32>) {
+    ^bb0(%value: f32, %before: f32):
+      %magnitude = math.absf %value : f32
+      %after = arith.maximumf %magnitude, %before : f32
+      linalg.yield %after : f32
+  } -> tensor<${rows}xf32>
+  %unit = linalg.generic {
+      indexing_maps = [affine_map<(m) -> (m)>, affine_map<(m) -> (m)>],
+      iterator_types = ["parallel"]}
+      ins(%largest : tensor<${rows}xf32>) outs(%no_rows : tensor<${rows}xf32>) {
+    ^bb0(%value: f32, %unused: f32):
+      %steps = arith.constant 4194303.0 : f32
+      %step = arith.divf %value, %steps : f32
+      %scaled = arith.mulf %step, %factor : f32
+      linalg.yield %scaled : f32
+  } -> tensor<${rows}xf32>
+  %padded = tensor.pad %x low[0, 0] high[0, $padding] {
+    ^bb0(%i: index, %j: index):
+      tensor.yield %zero : f32
+  } : $x to tensor<${rows}x${padded}xf32>
+  %grouped = tensor.expand_shape %padded [[0], [1, 2]] output_shape [$count, $groups, $size]
+    : tensor<${rows}x${padded}xf32> into tensor<${rows}x${groups}x${size}xf32>
+  %no_digits = tensor.empty($sized) : tensor<${rows}x${groups}x3x${size}xi8>
+  %digits = linalg.generic {
+      indexing_maps = [affine_map<(m, g, d, k) -> (m, g, k)>, affine_map<(m, g, d, k) -> (m)>,
+                       affine_map<(m, g, d, k) -> (m, g, d, k)>],
+      iterator_types = ["parallel", "parallel", "parallel", "parallel"]}
+      ins(%grouped, %largest : tensor<${rows}x${groups}x${size}xf32>, tensor<${rows}xf32>)
+      outs(%no_digits : tensor<${rows}x${groups}x3x${size}xi8>) {
+    ^bb0(%value: f32, %limit: f32, %unused: i8):
+      // In steps of which the largest magnitude has 2^22 - 1.
+      %steps = arith.constant 4194303.0 : f32
+      %most = arith.constant 1.0e38 : f32
+      %per_unit = arith.divf %steps, %limit : f32
+      %bounded = arith.minnumf %per_unit, %most : f32
+      %exact = arith.mulf %value, %bounded : f32
+      // The sum has no room for a fraction: its last bits are the nearest integer.
+      %round = arith.constant 12582912.0 : f32
+      %round_bits = arith.constant 0x4B400000 : i32
+      %rounded = arith.addf %exact, %round : f32
+      %bits = arith.bitcast %rounded : f32 to i32
+      %whole = arith.subi %bits, %round_bits : i32
+      // Digits are signed: half of what lies below is added before it is shifted out.
+      %digit = linalg.index 2 : index
+      %place = arith.index_cast %digit : index to i32
+      %c1 = arith.constant 1 : i32
+      %c2 = arith.constant 2 : i32
+      %c3 = arith.constant 3 : i32
+      %below = arith.subi %c2, %place : i32
+      %shift = arith.shli %below, %c3 : i32
+      %power = arith.shli %c1, %shift : i32
+      %mask = arith.subi %power, %c1 : i32
+      %halves = arith.constant 0x808080 : i32
+      %half = arith.andi %halves, %mask : i32
+      %raised = arith.addi %whole, %half : i32
+      %shifted = arith.shrsi %raised, %shift : i32
+      %byte = arith.trunci %shifted : i32 to i8
+      linalg.yield %byte : i8
+  } -> tensor<${rows}x${groups}x3x${size}xi8>
+  %y = flow.dispatch @${name}_kernel::@${name}_kernel(%rows, %digits, %w, %s, %unit)
+    : (index, tensor<${rows}x${groups}x3x${size}xi8>$dynamic, $w, $s, tensor<${rows}xf32>$dynamic)
+    -> $y$dynamic
+  util.return %y : $y
+}
+"""
+
+# In the innermost loop: the weights of one part of a group, and one digit times them.
+UNPACK_VECTOR = """
+              %up$part = arith.constant dense<$left> : vector<${lanes}xi8>
+              %down$part = arith.constant dense<$unused_bits> : vector<${lanes}xi8>
+              %raised$part = arith.shli %packed, %up$part : vector<${lanes}xi8>
+              %whole$part = arith.shrsi %raised$part, %down$part : vector<${lanes}xi8>
+              %w$part = arith.extsi %whole$part : vector<${lanes}xi8> to vector<${lanes}xi32>
+              %before$part = arith.constant $part : index
+              %bytes_before$part = arith.muli %before$part, %bytes : index
+              %k$part = arith.addi %k, %bytes_before$part : index"""
+MULTIPLY_VECTOR = """
+              %x${digit}_$part = vector.transfer_read %x[%m, %g, %c$digit, %k$part], %no_byte
+                {in_bounds = [true]} : memref<?x${groups}x3x${size}xi8>, vector<${lanes}xi8>
+              %wide${digit}_$part = arith.extsi %x${digit}_$part
+                : vector<${lanes}xi8> to vector<${lanes}xi32>
+              %product${digit}_$part = arith.muli %wide${digit}_$part, %w$part
+                : vector<${lanes}xi32>
+              %sum${digit}_$part = llvm.call_intrinsic "llvm.vector.partial.reduce.add"(
+                  $before, %product${digit}_$part)
+                : (vector<4xi32>, vector<${lanes}xi32>) -> vector<4xi32>"""
+
+# Each weight becomes a float where it is used: for groups that do not fill vectors.
+BY_FLOATS = """
+util.func private @${name}_by_floats(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
+  %c0 = arith.constant 0 : index
+  %zero = arith.constant 0.0 : f32
+  %rows = tensor.dim %x, %c0 : $x
+  %padded = tensor.pad %x low[0, 0] high[0, $padding] {
+    ^bb0(%i: index, %j: index):
+      tensor.yield %zero : f32
+  } : $x to tensor<${rows}x${padded}xf32>
+  %grouped = tensor.expand_shape %padded [[0], [1, 2, 3]]
+    output_shape [$count, $groups, $parts, $bytes]
+    : tensor<${rows}x${padded}xf32> into tensor<${rows}x${groups}x${parts}x${bytes}xf32>
+  %no_sums = tensor.empty($sized) : $y
+  %nothing = linalg.fill ins(%zero : f32) outs(%no_sums : $y) -> $y
+  %y = linalg.generic {
+      indexing_maps = [affine_map<(m, n, g, p, k) -> (m, g, p, k)>,
+                       affine_map<(m, n, g, p, k) -> (n, g, k)>,
+                       affine_map<(m, n, g, p, k) -> (n, g)>,
+                       affine_map<(m, n, g, p, k) -> (m, n)>],
+      iterator_types = ["parallel", "parallel", "reduction", "reduction", "reduction"]}
+      ins(%grouped, %w, %s : tensor<${rows}x${groups}x${parts}x${bytes}xf32>, $w, $s)
+      outs(%nothing : $y) {
+    ^bb0(%value: f32, %packed: i8, %stored_scale: f16, %before: f32):
+      %part = linalg.index 3 : index
+$unpack
+      %scaled = arith.mulf %weight, %value : f32
+      %after = arith.addf %before, %scaled : f32
+      linalg.yield %after : f32
+  } -> $y
+  util.return %y : $y
+}
+"""
+
+# The bits of %packed that belong to %part, times the scale.
+UNPACK = """
+      %bits = arith.constant $bits : index
+      %unused = arith.constant $unused_bits : index
+      %below = arith.muli %part, %bits : index
+      %left = arith.subi %unused, %below : index
+      %up = arith.index_cast %left : index to i8
+      %down = arith.constant $unused_bits : i8
+      %raised = arith.shli %packed, %up : i8
+      %whole = arith.shrsi %raised, %down : i8
+      %float = arith.sitofp %whole : i8 to f32
+      %scale = arith.extf %stored_scale : f16 to f32
+      %step = arith.mulf %scale, %factor : f32
+      %weight = arith.mulf %float, %step : f32"""
+
+# For many rows: blocks of the weight become floats, one after the other, and are multiplied as
+# matrices. Only one block is in memory.
+BY_BLOCKS = """
+util.func private @${name}_by_blocks(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
+  %c0 = arith.constant 0 : index
+  %zero = arith.constant 0.0 : f32
+  %rows = tensor.dim %x, %c0 : $x
+  %padded = tensor.pad %x low[0, 0] high[0, $padding] {
+    ^bb0(%i: index, %j: index):
+      tensor.yield %zero : f32
+  } : $x to tensor<${rows}x${padded}xf32>
+  %nothing = tensor.empty($sized) : $y
+  %block = arith.constant $block : index
+  %outputs = arith.constant $outputs : index
+  // The last block overlaps the one before rather than being smaller.
+  %last = arith.constant $last_block : index
+  %y = scf.for %first = %c0 to %outputs step %block iter_args(%y_before = %nothing) -> ($y) {
+    %n = arith.minui %first, %last : index
+    %w_block = tensor.extract_slice %w[%n, 0, 0] [$block, $groups, $bytes] [1, 1, 1]
+      : $w to tensor<${block}x${groups}x${bytes}xi8>
+    %s_block = tensor.extract_slice %s[%n, 0] [$block, $groups] [1, 1]
+      : $s to tensor<${block}x${groups}xf16>
+    %no_weights = tensor.empty() : tensor<${block}x${groups}x${parts}x${bytes}xf32>
+    %weights = linalg.generic {
+        indexing_maps = [affine_map<(n, g, p, k) -> (n, g, k)>, affine_map<(n, g, p, k) -> (n, g)>,
+                         affine_map<(n, g, p, k) -> (n, g, p, k)>],
+        iterator_types = ["parallel", "parallel", "parallel", "parallel"]}
+        ins(%w_block, %s_block : tensor<${block}x${groups}x${bytes}xi8>,
+            tensor<${block}x${groups}xf16>)
+        outs(%no_weights : tensor<${block}x${groups}x${parts}x${bytes}xf32>) {
+      ^bb0(%packed: i8, %stored_scale: f16, %none: f32):
+      %part = linalg.index 2 : index
+$unpack
+      linalg.yield %weight : f32
+    } -> tensor<${block}x${groups}x${parts}x${bytes}xf32>
+    %matrix = tensor.collapse_shape %weights [[0], [1, 2, 3]]
+      : tensor<${block}x${groups}x${parts}x${bytes}xf32> into tensor<${block}x${padded}xf32>
+    %no_sums = tensor.empty($sized) : tensor<${rows}x${block}xf32>
+    %no_products = linalg.fill ins(%zero : f32) outs(%no_sums : tensor<${rows}x${block}xf32>)
+      -> tensor<${rows}x${block}xf32>
+    %products = linalg.matmul
+      indexing_maps = [affine_map<(m, n, k) -> (m, k)>, affine_map<(m, n, k) -> (n, k)>,
+                       affine_map<(m, n, k) -> (m, n)>]
+      ins(%padded, %matrix : tensor<${rows}x${padded}xf32>, tensor<${block}x${padded}xf32>)
+      outs(%no_products : tensor<${rows}x${block}xf32>) -> tensor<${rows}x${block}xf32>
+    %y_after = tensor.insert_slice %products into %y_before[0, %n] [$count, $block] [1, 1]
+      : tensor<${rows}x${block}xf32> into $y
+    scf.yield %y_after : $y
+  }
+  util.return %y : $y
+}
+"""
+
+# The function itself: few rows and many rows go different ways.
+CALL = """
+util.func private @$name(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
+  %y = util.call @${name}_$way(%x, %w, %s, %factor) : ($x, $w, $s, f32) -> $y
+  util.return %y : $y
+}
+"""
+CHOOSE = """
+util.func private @$name(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
+  %c0 = arith.constant 0 : index
+  %limit = arith.constant $few_rows : index
+  %rows = tensor.dim %x, %c0 : $x
+  %are_few = arith.cmpi ule, %rows, %limit : index
+  %y = scf.if %are_few -> ($y) {
+    %few = util.call @${name}_$way(%x, %w, %s, %factor) : ($x, $w, $s, f32) -> $y
+    scf.yield %few : $y
+  } else {
+    %many = util.call @${name}_by_blocks(%x, %w, %s, %factor) : ($x, $w, $s, f32) -> $y
+    scf.yield %many : $y
+  }
+  util.return %y : $y
+}
+"""
+
+# Rows looked up by an index tensor of any rank.
+ROWS = """
+util.func private @$name(%indices: $indices, %w: $w, %s: $s, %factor: f32) -> $result {
+$dims
+  %nothing = tensor.empty($sized) : $result
+  %size = arith.constant $size : index
+  %bytes = arith.constant $bytes : index
+  %y = linalg.generic {
+      indexing_maps = [affine_map<($all_axes) -> ($axes)>, affine_map<($all_axes) -> ($all_axes)>],
+      iterator_types = [$parallel]}
+      ins(%indices : $indices) outs(%nothing : $result) {
+    ^bb0(%index: i64, %unused_value: f32):
+      // Negative ones count from the end.
+      %zero = arith.constant 0 : i64
+      %outputs = arith.constant $outputs : i64
+      %from_end = arith.addi %index, %outputs : i64
+      %is_negative = arith.cmpi slt, %index, %zero : i64
+      %place = arith.select %is_negative, %from_end, %index : i64
+      %row = arith.index_cast %place : i64 to index
+      %column = linalg.index $rank : index
+      %group = arith.divui %column, %size : index
+      %inside = arith.remui %column, %size : index
+      %part = arith.divui %inside, %bytes : index
+      %byte = arith.remui %inside, %bytes : index
+      %packed = tensor.extract %w[%row, %group, %byte] : $w
+      %stored_scale = tensor.extract %s[%row, %group] : $s
+$unpack
+      linalg.yield %weight : f32
+  } -> $result
+  util.return %y : $result
+}
+"""
