@@ -99,7 +99,7 @@ def test_one_file_holds_everything(artifact: turbine.Artifact, tmp_path: Path) -
 
 def test_the_manifest_says_what_the_program_is(saved: Path, output: ExportOutput) -> None:
     manifest = container.open_file(saved).manifest
-    assert (manifest["name"], manifest["function"]) == ("net", "main")
+    assert (manifest["name"], list(manifest["functions"])) == ("net", ["main"])
     assert manifest["target"]["architecture"] == target.host_architecture()
     assert [w["name"] for w in manifest["weights"]] == [
         "first.weight",
@@ -270,11 +270,12 @@ def test_code_that_iree_cannot_read_is_refused(saved: Path) -> None:
 
 
 def test_an_entry_point_that_is_not_there_is_refused(saved: Path) -> None:
+    functions = container.open_file(saved).manifest["functions"]
     with pytest.raises(errors.ArtifactError, match="unknown entry point 'mian'; valid: main"):
-        turbine.load(edited(saved, function="mian"))
+        turbine.load(edited(saved, functions={"mian": functions["main"]}))
 
 
-@pytest.mark.parametrize("key", ["target", "signature", "weights", "provenance", "state"])
+@pytest.mark.parametrize("key", ["target", "functions", "weights", "provenance", "state"])
 def test_a_manifest_that_lacks_something_is_refused(key: str, saved: Path) -> None:
     contents = container.open_file(saved)
     sections = [(name, contents.bytes_of(name)) for name in contents.sections]
@@ -284,7 +285,7 @@ def test_a_manifest_that_lacks_something_is_refused(key: str, saved: Path) -> No
         turbine.load(saved)
 
 
-@pytest.mark.parametrize("key", ["target", "signature", "weights", "provenance", "function"])
+@pytest.mark.parametrize("key", ["target", "functions", "weights", "provenance", "state"])
 def test_a_manifest_with_nonsense_in_it_is_refused(key: str, saved: Path) -> None:
     with pytest.raises(errors.ArtifactError, match="the manifest makes no sense"):
         turbine.load(edited(saved, **{key: 3}))

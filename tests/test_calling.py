@@ -73,12 +73,12 @@ def test_a_tensor_reaches_the_program_and_returns_without_a_copy(
     every_dtype: turbine.Artifact,
 ) -> None:
     tensors = [zeros_and_ones(row) for row in dtypes.TABLE]
-    executable = every_dtype._executable
-    device = executable.device()
+    entry = every_dtype.functions["main"].entry
+    device = entry.device()
     arguments = iree.VmVariantList(len(tensors))
     for row, tensor in zip(dtypes.TABLE, tensors, strict=True):
         arguments.push_ref(torch_buffers.to_view(device, tensor, row, []))
-    results = executable.invoke(arguments, len(tensors) + len(INTEGERS))
+    results = entry.invoke(arguments, len(tensors) + len(INTEGERS))
     for k, (row, tensor) in enumerate(zip(dtypes.TABLE, tensors, strict=True)):
         view = results.get_as_object(k, iree.HalBufferView)
         found = torch_buffers.from_view(device, view, row)
@@ -555,7 +555,7 @@ def test_what_the_trace_took_for_granted_of_sizes_is_checked(plus: turbine.Artif
     name = plus.signature.inputs[0].shape[0]
     conditions = (f"Eq(Mod({name}, 2), 0)", f"{name} <= 100")
     signature = replace(plus.signature, conditions=conditions)
-    caller = Caller(signature, plus._executable, plus._contents.span)
+    caller = Caller(signature, plus.functions["main"].entry, plus._contents.span)
     assert caller.call((torch.ones(4, 5), torch.ones(4, 5)), {}).shape == (4, 5)
     for rows, condition in ((5, conditions[0]), (102, conditions[1])):
         x = torch.ones(rows, 5)
@@ -591,9 +591,9 @@ def test_run_time_ints_are_checked() -> None:
 
 
 def test_after_a_failure_at_run_time_the_next_call_works(picky: turbine.Artifact) -> None:
-    executable = picky._executable
+    entry = picky.functions["main"].entry
     with pytest.raises(errors.RunError, match="the compiled program failed"):
-        executable.invoke(iree.VmVariantList(1), 1)
+        entry.invoke(iree.VmVariantList(1), 1)
     x = torch.ones(2, 3)
     found = picky(x, (x, 0 * x), scale=torch.tensor(2.0), mode="sum")
     assert torch.equal(found, FOURS)

@@ -390,7 +390,7 @@ def test_json_of_odd_floats_is_valid(turbine: Turbine, compiled: Callable[[str],
 
 def test_run_sizes_dynamic_inputs_as_told(turbine: Turbine, compiled: Callable[[str], str]) -> None:
     path = compiled("dynamic")
-    (symbol,) = json.loads(turbine("inspect", path, "--json").out)["signature"]["symbols"]
+    (symbol,) = json.loads(turbine("inspect", path, "--json").out)["functions"]["main"]["symbols"]
     answer = turbine("run", path, "--size", f"{symbol}=5", "--json")
     assert results(answer)[0]["shape"] == [5, 3]
     assert "out of range" in turbine("run", path, "--size", f"{symbol}=9").err

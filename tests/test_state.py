@@ -78,7 +78,7 @@ def test_a_refused_argument_does_not_count(counter_file: Path) -> None:
 
 
 def test_the_manifest_names_the_state(counter_file: Path) -> None:
-    assert turbine.load(counter_file).manifest["state"] == ["count"]
+    assert turbine.load(counter_file).state.keys() == {"count"}
 
 
 def test_batch_statistics_follow_those_of_eager() -> None:
@@ -89,7 +89,7 @@ def test_batch_statistics_follow_those_of_eager() -> None:
     for _ in range(3):
         x = torch.randn(3, 4, generator=random)
         torch.testing.assert_close(artifact(x), model(x).detach())
-    assert "1.running_mean" in artifact.manifest["state"]
+    torch.testing.assert_close(artifact.state["1.running_mean"], model.get_buffer("1.running_mean"))
 
 
 class Memory(nn.Module):
@@ -330,3 +330,26 @@ ones = numpy.ones((3, 4), "float32")
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_state_is_read_and_set_by_name(counter_file: Path) -> None:
+    artifact = turbine.load(counter_file)
+    count(artifact)
+    seen = artifact.state["count"]
+    assert int(seen) == 1
+    value = seen + 40
+    artifact.state["count"] = value
+    value.fill_(0)
+    assert count(artifact) == 42
+    assert (int(seen), int(artifact.state["count"])) == (1, 42)
+    assert turbine.load(counter_file).state["count"] == 0
+
+
+def test_state_refuses_other_names_and_types(counter_file: Path) -> None:
+    artifact = turbine.load(counter_file)
+    with pytest.raises(errors.StateError, match="unknown state 'cuont'; valid: count"):
+        artifact.state["cuont"]
+    with pytest.raises(errors.ArgumentError, match="count"):
+        artifact.state["count"] = torch.zeros(2, dtype=torch.int64)
+    assert "other" not in artifact.state
+    assert count(artifact) == 1

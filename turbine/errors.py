@@ -74,6 +74,12 @@ class ArgumentError(TurbineError, ValueError):
     """A call with an argument of the wrong structure, shape, dtype, device or range."""
 
 
+class StateError(TurbineError, KeyError):
+    """A name of state that the program does not keep."""
+
+    __str__ = TurbineError.__str__
+
+
 class ArtifactError(TurbineError):
     """A file that is not a whole, unharmed artifact."""
 

@@ -121,6 +121,11 @@ class Signature:
         return tuple(named[name] for name in wanted[:count]), {key: named[key] for key in keys}
 
 
+def state_functions(index: int) -> tuple[str, str]:
+    """The functions of a program that read and set the value it keeps at an index."""
+    return f"__get_state_{index}", f"__set_state_{index}"
+
+
 def _leaf_text(leaf: Input | Output) -> str:
     if leaf.kind == "tensor":
         return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"

@@ -11,7 +11,7 @@ from turbine import errors
 from turbine.aot import provenance
 from turbine.aot.output import ExportOutput
 from turbine.capture.program import capture
-from turbine.lower.importer import lower
+from turbine.lower.importer import DEFAULT_NAME, lower_all
 
 
 def export(
@@ -46,17 +46,7 @@ def export(
         dynamic_shapes=dynamic_shapes,
         strict=strict_export,
     )
-    lowered = lower(
-        program,
-        function_name=function_name or "main",
-        module_name=module_name or "module",
-        weights=weights,
-    )
-    return ExportOutput(
-        program,
-        lowered,
-        module_name or "module",
-        function_name or "main",
-        provenance.of(model),
-        weights,
-    )
+    programs = {function_name or DEFAULT_NAME: program}
+    name = module_name or "module"
+    lowered = lower_all(programs, module_name=name, weights=weights)
+    return ExportOutput(programs, lowered, name, provenance.of(model), weights)

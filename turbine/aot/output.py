@@ -6,7 +6,9 @@ import copy
 import os
 import sys
 import zlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from turbine.capture.quantization import Report
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.dumping import dump
-from turbine.lower.importer import Lowered, lower
+from turbine.lower.importer import Lowered, lower_all
 from turbine.lower.weights import address, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
@@ -28,18 +30,18 @@ from turbine.passes import Pass
 from turbine.runtime import container, parameters
 from turbine.runtime.artifact import CODE, Artifact
 from turbine.runtime.entries import Declared, Entry
+from turbine.runtime.state import Kept
 from turbine.runtime.weights import WEIGHT_PREFIX, check_keys
 from turbine.signature import Signature
 
 
 @dataclass(frozen=True)
 class ExportOutput:
-    """An exported program, before it is compiled."""
+    """An exported program, before it is compiled. Its entry points are `programs`, by name."""
 
-    program: Program
+    programs: Mapping[str, Program]
     lowered: Lowered
     module_name: str
-    function_name: str
     provenance: dict[str, Any]
     weights: str = "external"  # where they are, as export was told
     quantization: Report | None = None  # what `quantize` did
@@ -51,8 +53,19 @@ class ExportOutput:
         return self.lowered.module
 
     @property
+    def program(self) -> Program:
+        """The captured program, if there is one entry point."""
+        if len(self.programs) != 1:
+            raise errors.ExportError(
+                f"the export has {len(self.programs)} entry points",
+                hint=f"ask for one of .programs by its name: {', '.join(self.programs)}",
+            )
+        (only,) = self.programs.values()
+        return only
+
+    @property
     def signature(self) -> Signature:
-        """What the program takes and gives."""
+        """What the program takes and gives, if there is one entry point."""
         return self.program.signature
 
     def text(self, *, large_elements_limit: int = 50) -> str:
@@ -116,7 +129,8 @@ class ExportOutput:
         ready = self._lowered_for(chosen.kind)
         ready.verify()
         source = mlir_context.to_bytecode(ready.mlir_module)
-        dump(self.module_name, {"captured.py": self.program.text, "lowered.mlir": ready.text})
+        captured = {f"{name}.py": program.text for name, program in self.programs.items()}
+        dump(self.module_name, {**captured, "lowered.mlir": ready.text})
         compiled = pipeline.compile_ir(
             source,
             chosen,
@@ -125,7 +139,7 @@ class ExportOutput:
             timeout=timeout,
             in_process=in_process,
             use_cache=cache,
-            measure=ready._measure if self.program.example is not None else None,
+            measure=ready._measure if self._has_examples else None,
         )
         return ready._deliver(compiled, save_to, archive)
 
@@ -133,9 +147,8 @@ class ExportOutput:
         """Products of quantized weights have code of their own for CPUs."""
         if self.quantization is None or self.target_kind == target_kind:
             return self
-        lowered = lower(
-            self.program,
-            function_name=self.function_name,
+        lowered = lower_all(
+            self.programs,
             module_name=self.module_name,
             weights=self.weights,
             target_kind=target_kind,
@@ -166,14 +179,13 @@ class ExportOutput:
         scopes = [] if archive is None else [weight.scope for weight in declared]
         return {
             "name": self.module_name,
-            "function": self.function_name,
             "target": asdict(compiled.target),
             "strategy": compiled.strategy,
-            "signature": self.signature.to_json(),
-            "mflop": work.mflop(self.program.graph.graph),
+            "functions": {name: p.signature.to_json() for name, p in self.programs.items()},
+            "mflop": max(work.mflop(p.graph.graph) for p in self.programs.values()),
             "archives": dict.fromkeys(scopes, archive),
             "weights": [asdict(weight) for weight in declared],
-            "state": sorted(self.program.weights[name].name for name in self.program.stores),
+            "state": [asdict(_kept(weight)) for weight in self.lowered.state],
             "provenance": self.provenance,
         }
 
@@ -184,12 +196,19 @@ class ExportOutput:
     def _declared(self, *, archived: bool) -> list[Declared]:
         return [_declaration(weight, archived) for weight in self.lowered.external]
 
+    @property
+    def _has_examples(self) -> bool:
+        return all(program.example is not None for program in self.programs.values())
+
     def _measure(self, compiled: Compiled) -> float:
-        """Seconds of one call on the example arguments."""
-        assert self.program.example is not None
-        args, kwargs = copy.deepcopy(self.program.example)
+        """Seconds of one call of each function on its example arguments."""
         artifact = Artifact(container.anonymous(self._manifest(compiled), self._sections(compiled)))
-        return pipeline.seconds_of(lambda: artifact(*args, **kwargs))
+        seconds = 0.0
+        for name, program in self.programs.items():
+            args, kwargs = copy.deepcopy(program.example or ((), {}))
+            call = artifact.functions[name].call
+            seconds += pipeline.seconds_of(partial(call, args, kwargs))
+        return seconds
 
 
 VMFB_SUFFIX = ".vmfb"
@@ -216,6 +235,11 @@ def _declaration(weight: Weight, archived: bool) -> Declared:
         # In the artifact's own file, the section has it.
         crc32=zlib.crc32(raw_bytes(weight.tensor).data) if archived else None,
     )
+
+
+def _kept(weight: Weight) -> Kept:
+    dtype = dtypes.of_torch(weight.tensor.dtype).name
+    return Kept(weight.name, dtype, tuple(weight.tensor.shape))
 
 
 def _entry(weight: Weight) -> Entry:

@@ -13,7 +13,7 @@ from turbine import errors
 from turbine.aot.exporting import export
 from turbine.aot.output import ExportOutput
 from turbine.capture import quantization
-from turbine.lower.importer import lower
+from turbine.lower.importer import lower_all
 
 
 def quantize(
@@ -41,16 +41,11 @@ def quantize(
     [('weight', 8192, 1152)]
     """
     output = _exported(source, exporting)
-    program, report = quantization.quantize(
-        output.program, bits=bits, group_size=group_size, include=include, exclude=exclude
+    programs, report = quantization.quantize(
+        output.programs, bits=bits, group_size=group_size, include=include, exclude=exclude
     )
-    lowered = lower(
-        program,
-        function_name=output.function_name,
-        module_name=output.module_name,
-        weights=output.weights,
-    )
-    return replace(output, program=program, lowered=lowered, quantization=report)
+    lowered = lower_all(programs, module_name=output.module_name, weights=output.weights)
+    return replace(output, programs=programs, lowered=lowered, quantization=report)
 
 
 def _exported(

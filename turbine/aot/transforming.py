@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,9 +33,8 @@ def transform(lowered: Lowered, passes: Sequence[Pass]) -> Lowered:
             hint="only weights of the exported model are at hand",
         )
     keys = Counter(parameter.key for parameter in named)
-    return Lowered(
-        module, tuple(_weight(p, _tensor(after[p]), is_alone=keys[p.key] == 1) for p in named)
-    )
+    weights = [_weight(p, _tensor(after[p]), is_alone=keys[p.key] == 1) for p in named]
+    return replace(lowered, module=module, external=tuple(weights))
 
 
 def _parameter(weight: Weight) -> Parameter:

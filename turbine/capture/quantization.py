@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -84,30 +84,47 @@ _size = tables.bytes_text
 
 
 def quantize(
-    program: Program,
+    programs: Mapping[str, Program],
     *,
     bits: int,
     group_size: int,
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
-) -> tuple[Program, Report]:
-    """Replace products with weights by products with packed ones; the program given stays."""
+) -> tuple[dict[str, Program], Report]:
+    """Replace products with weights by products with packed ones; the programs given stay.
+
+    A weight that several programs use is packed once.
+    """
     _check(bits, group_size)
-    program = _copy(program)
-    found = [p for node in program.graph.graph.nodes if (p := _product(program, node)) is not None]
-    chosen = _choose(found, include, exclude)
-    before = _bytes(program)
-    rewrite = _Rewrite(program, bits, group_size)
+    before = _bytes(programs.values())
+    copies = {name: _copy(program) for name, program in programs.items()}
+    found = {name: _products(program) for name, program in copies.items()}
+    everything = [product for products in found.values() for product in products]
+    chosen = _choose(everything, include, exclude)
+    packing = _Packing(bits, group_size)
+    packed = {
+        name: _rewritten(program, packing, [p for p in found[name] if p in chosen])
+        for name, program in copies.items()
+    }
+    kept = _kept(packed.values(), everything, chosen)
+    return packed, Report(tuple(packing.layers), kept, before, _bytes(packed.values()))
+
+
+def _products(program: Program) -> list[_Product]:
+    nodes = program.graph.graph.nodes
+    return [product for node in nodes if (product := _product(program, node)) is not None]
+
+
+def _rewritten(program: Program, packing: _Packing, chosen: Sequence[_Product]) -> Program:
+    rewrite = _Rewrite(program, packing)
     for product in chosen:
         rewrite.replace_product(product)
     for node in list(program.graph.graph.nodes):
         rewrite.replace_lookup(node)
-    packed = rewrite.finish()
-    kept = _kept(packed, found, chosen)
-    return packed, Report(tuple(rewrite.layers), kept, before, _bytes(packed))
+    return rewrite.finish()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Product:
     """A product of which one operand is a weight, perhaps through views."""
 
@@ -260,6 +277,27 @@ def _copy(program: Program) -> Program:
     )
 
 
+@dataclass
+class _Packing:
+    """The packed weights of all programs; each is packed on its first use."""
+
+    bits: int
+    group_size: int
+    layers: list[Layer] = field(default_factory=list)
+    packed: dict[tuple[Any, ...], tuple[str, Packed]] = field(default_factory=dict)
+
+    def pack(self, product: _Product) -> tuple[str, Packed]:
+        """A name for the packed weight, and the weight."""
+        key = (product.weight.name, product.views)
+        if key not in self.packed:
+            packed = grouped_product.pack(product.matrix, self.bits, self.group_size)
+            self.layers.append(_layer(product, packed))
+            name = product.weight.name
+            count = sum(1 for other, _ in self.packed if other == name)
+            self.packed[key] = f"{name}.{count}" if count else name, packed
+        return self.packed[key]
+
+
 @dataclass(frozen=True)
 class _Bound:
     """A packed weight and the placeholders of its two tensors."""
@@ -276,14 +314,12 @@ class _Bound:
 
 @dataclass
 class _Rewrite:
-    """One program being rewritten; a weight is packed on its first use."""
+    """One program being rewritten."""
 
     program: Program
-    bits: int
-    group_size: int
+    packing: _Packing
     weights: dict[str, Weight] = field(default_factory=dict)  # placeholder -> new weight
     bound: dict[tuple[Any, ...], _Bound] = field(default_factory=dict)
-    layers: list[Layer] = field(default_factory=list)
     replaced: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def replace_product(self, product: _Product) -> None:
@@ -318,11 +354,7 @@ class _Rewrite:
     def _bind(self, product: _Product) -> _Bound:
         key = (product.weight.name, product.views)
         if key not in self.bound:
-            packed = grouped_product.pack(product.matrix, self.bits, self.group_size)
-            self.layers.append(_layer(product, packed))
-            name = product.weight.name
-            count = sum(1 for other, _ in self.bound if other == name)
-            stem = f"{name}.{count}" if count else name
+            stem, packed = self.packing.pack(product)
             values = self._placeholder(f"{stem}.packed", packed.values, product)
             scales = self._placeholder(f"{stem}.scales", packed.scales, product)
             self.bound[key] = _Bound(packed, values, scales)
@@ -448,12 +480,12 @@ def _layer(product: _Product, packed: Packed) -> Layer:
 
 
 def _kept(
-    packed: Program, found: Sequence[_Product], chosen: Sequence[_Product]
+    packed: Iterable[Program], found: Sequence[_Product], chosen: Sequence[_Product]
 ) -> tuple[Kept, ...]:
     """The weights left as they were, and why, largest first."""
     in_products = {p.weight.name for p in found}
     in_chosen = {p.weight.name for p in chosen}
-    weights = {w.name: w for w in packed.weights.values()}
+    weights = {w.name: w for program in packed for w in program.weights.values()}
     old = [w for w in weights.values() if not w.name.endswith(_SUFFIXES)]
     return tuple(
         Kept(w.name, w.tensor.nbytes, _why_kept(w.name, in_products, in_chosen))
@@ -470,7 +502,9 @@ def _why_kept(name: str, in_products: set[str], in_chosen: set[str]) -> str:
     return "left out as asked" if name in in_products else "not the weight of a product"
 
 
-def _bytes(program: Program) -> int:
-    used = {node.name for node in program.graph.graph.nodes if node.users}
-    weights = {w.name: w for name, w in program.weights.items() if name in used}
+def _bytes(programs: Iterable[Program]) -> int:
+    weights: dict[str, Weight] = {}
+    for program in programs:
+        used = {node.name for node in program.graph.graph.nodes if node.users}
+        weights |= {w.name: w for name, w in program.weights.items() if name in used}
     return sum(w.tensor.nbytes for w in weights.values())

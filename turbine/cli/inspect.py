@@ -94,9 +94,8 @@ def _text(contents: Container) -> str:
     total = sum(entry["length"] for entry in weights)
     facts = {
         "name": manifest["name"],
-        "function": manifest["function"],
-        "signature": Signature.from_json(manifest["signature"]).text(),
-        "sizes": _sizes(Signature.from_json(manifest["signature"])),
+        **_functions(manifest),
+        "state": ", ".join(f"{s['name']}: {s['dtype']}{s['shape']}" for s in manifest["state"]),
         "target": f"{target.text} {target.architecture}".strip(),
         "features": target.features,
         "driver": _driver(manifest),
@@ -108,6 +107,14 @@ def _text(contents: Container) -> str:
     }
     shown = table([(key, str(value)) for key, value in facts.items() if value])
     return f"{shown}\n\n{_sections(contents)}"
+
+
+def _functions(manifest: dict[str, Any]) -> dict[str, str]:
+    facts: dict[str, str] = {}
+    for name, data in manifest["functions"].items():
+        signature = Signature.from_json(data)
+        facts |= {f"function {name}": signature.text(), f"sizes of {name}": _sizes(signature)}
+    return facts
 
 
 def _sections(contents: Container) -> str:

@@ -31,7 +31,7 @@ from turbine.compiler.pipeline import Compiled, Pending
 from turbine.dumping import dump
 from turbine.dynamo import remembering
 from turbine.dynamo.counting import add
-from turbine.lower.importer import lower
+from turbine.lower.importer import DEFAULT_NAME, lower
 from turbine.mlir import context as mlir_context
 from turbine.progress import progress
 from turbine.runtime import device
@@ -138,8 +138,8 @@ class PartModule(torch.nn.Module):
         return call
 
     def _loaded(self, compiled: Compiled) -> TensorCall:
-        executable = Executable(aligned(compiled.data), self.driver, list)
-        return TensorCall(executable, self._inputs, self._results)
+        entry = Executable(aligned(compiled.data), self.driver, list).entry(DEFAULT_NAME)
+        return TensorCall(entry, self._inputs, self._results)
 
     def _measure(self, compiled: Compiled) -> float:
         """Seconds of one call on made-up arguments."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from turbine.lower.weights import WeightBuilder, builtin_type, check_addresses, 
 from turbine.mlir import constants, function, torch_values
 from turbine.mlir import context as mlir_context
 from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
+from turbine.signature import state_functions
 
 # Names a node in the compiler's messages.
 Locate = Callable[[fx.Node], str]
@@ -25,38 +26,71 @@ Locate = Callable[[fx.Node], str]
 
 @dataclass(frozen=True)
 class Lowered:
-    """A module, and the weights it expects to find in an archive."""
+    """A module, the weights it expects to find in an archive, and the state it keeps."""
 
     module: Module
     external: tuple[Weight, ...]
+    state: tuple[Weight, ...] = ()
+
+
+DEFAULT_NAME = "main"
 
 
 def lower(
     region: Region,
     *,
-    function_name: str = "main",
+    locate: Locate | None = None,
+) -> Lowered:
+    """Lower one graph as the only function."""
+    return lower_all({DEFAULT_NAME: region}, locate=locate)
+
+
+def lower_all(
+    regions: Mapping[str, Region],
+    *,
     module_name: str = "module",
     weights: str = "external",
     locate: Locate | None = None,
     target_kind: str = "cpu",
 ) -> Lowered:
-    """Lower one graph as one function; `weights` is "external", "global" or "inline".
+    """Lower graphs as functions of one module, which share weights and state by name.
 
-    Locations are lines of the user's code, or what `locate` says of a node. Of ops that have code
-    of their own for one kind of target, `target_kind` chooses it.
+    `weights` is "external", "global" or "inline". Locations are lines of the user's code, or what
+    `locate` says of a node. Of ops that have code of their own for one kind of target,
+    `target_kind` chooses it.
     """
     place = check_place(weights)
     module = Module.create(Location.unknown(mlir_context.new_context()))
     with module.context, Location.unknown():
         function.set_module_name(module, module_name)
-        walk = _Walk(region, module, place, function_name, locate, target_kind)
-        walk.bind_placeholders()
-        walk.import_body()
-        walk.store_and_return()
-    used = {w.name: w for w in region.weights.values() if w.name in walk.weights.defined}
-    external = tuple(w for w in used.values() if walk.weights.is_external(w))
+        builder = WeightBuilder(module, place)
+        for name, region in regions.items():
+            walk = _Walk(region, builder, name, locate, target_kind)
+            walk.bind_placeholders()
+            walk.import_body()
+            walk.store_and_return()
+        kept = tuple(weight for weight in builder.defined.values() if weight.mutable)
+        for index, weight in enumerate(kept):
+            _define_accessors(builder, index, weight)
+    external = tuple(w for w in builder.defined.values() if builder.is_external(w))
     check_addresses(external)
-    return Lowered(module, external)
+    return Lowered(module, external, kept)
+
+
+def _define_accessors(builder: WeightBuilder, index: int, weight: Weight) -> None:
+    """Functions that read and replace a value the program keeps."""
+    getter, setter = state_functions(index)
+    location = Location.unknown()
+    row = dtypes.of_torch(weight.tensor.dtype)
+    of = Type.parse(f"!torch.vtensor<{list(weight.tensor.shape)},{row.torch_mlir}>")
+    with InsertionPoint(function.define(builder.module, getter, [], [of], location)):
+        value = builder.load(weight, location)
+        function.return_values([torch_values.from_builtin(value, of, location)], location)
+    block = function.define(builder.module, setter, [of], [], location)
+    with InsertionPoint(block):
+        new = torch_values.to_builtin(block.arguments[0], builtin_type(weight), location)
+        builder.store(weight, new, location)
+        function.return_values([], location)
 
 
 class _Walk:
@@ -65,15 +99,15 @@ class _Walk:
     def __init__(
         self,
         region: Region,
-        module: Module,
-        place: str,
+        weights: WeightBuilder,
         function_name: str,
         locate: Locate | None,
         target_kind: str,
     ) -> None:
         self.region = region
         self.locate = locate
-        self.weights = WeightBuilder(module, place)
+        self.weights = weights
+        module = weights.module
         self.nodes = {node.name: node for node in region.graph.graph.nodes}
         self.importer = FxImporter(module=module)
         self.cache = self.importer._cc = _Types(module.context, locate)

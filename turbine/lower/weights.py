@@ -25,7 +25,7 @@ class WeightBuilder:
 
     module: Module
     place: str
-    defined: set[str] = field(default_factory=set)
+    defined: dict[str, Weight] = field(default_factory=dict)
 
     def load(self, weight: Weight, location: Location) -> Value:
         """The weight's value at the current insertion point, as a builtin tensor."""
@@ -64,7 +64,7 @@ class WeightBuilder:
     def _define(self, weight: Weight, initial: Attribute, location: Location) -> None:
         if weight.name in self.defined:
             return
-        self.defined.add(weight.name)
+        self.defined[weight.name] = weight
         mlir_globals.define(
             self.module, weight.name, initial, mutable=weight.mutable, location=location
         )

@@ -15,6 +15,8 @@ from turbine.runtime import container, device, parameters
 from turbine.runtime.calling import Caller
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
+from turbine.runtime.numpy_buffers import Span
+from turbine.runtime.state import Kept, State
 from turbine.runtime.weights import Given, Weights
 from turbine.signature import Signature
 from turbine.target import Target
@@ -22,11 +24,28 @@ from turbine.target import Target
 CODE = "code"
 
 
+class Function:
+    """One entry point of an artifact."""
+
+    def __init__(self, executable: Executable, name: str, signature: Signature, span: Span) -> None:
+        self.name = name
+        self.signature = signature
+        self.entry = executable.entry(name)
+        self.call = Caller(signature, self.entry, span).call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<turbine function {self.name}{self.signature.text()}>"
+
+
 class Artifact:
     """A compiled model. Call it as the model was called; torch in, torch out, numpy likewise.
 
     Loading maps the file and checks everything but the weights. The first call checks those,
-    and the program then derives from them what it needs.
+    and the program then derives from them what it needs. Several entry points are called by name,
+    `artifact.decode(x)`; `artifact.state` is what the program keeps between calls.
     """
 
     def __init__(self, contents: Container, weights: Given = None) -> None:
@@ -34,7 +53,6 @@ class Artifact:
         self.manifest: dict[str, Any] = contents.manifest
         try:
             self.target = Target(**self.manifest["target"])
-            self.signature = Signature.from_json(self.manifest["signature"])
             _check_iree(self.manifest["provenance"]["iree-base-compiler"], contents.source)
             contents.check(CODE)
             self.driver = device.driver_for(self.target, self.manifest["mflop"])
@@ -43,21 +61,56 @@ class Artifact:
                 contents.bytes_of(CODE),
                 self.driver,
                 partial(_bind, self.target, self._weights),
-                self.manifest["function"],
                 stateful=bool(self.manifest["state"]),
             )
-            self._call = Caller(self.signature, self._executable, contents.span).call
+            self.functions = {
+                name: Function(self._executable, name, Signature.from_json(data), contents.span)
+                for name, data in self.manifest["functions"].items()
+            }
+            kept = [Kept.from_json(row) for row in self.manifest["state"]]
+            self.state = State(self._executable, kept, contents.span)
         except (KeyError, TypeError, AttributeError) as error:
             raise errors.ArtifactError(
                 f"the manifest makes no sense: {error!r}", where=contents.source
             ) from error
 
+        self._call = self._only().call if len(self.functions) == 1 else self._refuse
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(args, kwargs)
 
+    def __getattr__(self, name: str) -> Function:
+        """An entry point by its name: `artifact.decode(x)`."""
+        functions: dict[str, Function] = self.__dict__.get("functions", {})
+        if name not in functions:
+            raise AttributeError(errors.unknown("entry point", name, functions), obj=self)
+        return functions[name]
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self.functions]
+
     def __repr__(self) -> str:
-        name = self.manifest["name"]
-        return f"<turbine artifact {name}{self.signature.text()} for {self.target.text}>"
+        texts = [f"{name}{f.signature.text()}" for name, f in self.functions.items()]
+        if len(texts) == 1:
+            texts = [self.manifest["name"] + self.signature.text()]
+        return f"<turbine artifact {', '.join(texts)} for {self.target.text}>"
+
+    @property
+    def signature(self) -> Signature:
+        """What the artifact takes and gives, if it has one entry point."""
+        return self._only().signature
+
+    def _only(self) -> Function:
+        if len(self.functions) != 1:
+            raise errors.ArgumentError(
+                f"the artifact has {len(self.functions)} entry points",
+                hint=f"use one by its name: {', '.join(self.functions)}",
+            )
+        (only,) = self.functions.values()
+        return only
+
+    def _refuse(self, args: Any, kwargs: Any) -> Any:
+        return self._only()
 
     def check_runs_here(self) -> None:
         """Raise unless this machine has the CPU features or the device the code needs."""
@@ -70,7 +123,7 @@ class Artifact:
         return [entry["name"] for entry in self.manifest["weights"]]
 
     def reset(self) -> None:
-        """Put mutated buffers back to the values they were exported with."""
+        """Put state back to the values it was exported with."""
         self._executable.reset()
 
     def save(self, path: str | Path) -> None:

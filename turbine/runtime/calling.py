@@ -14,19 +14,17 @@ from turbine import dims, dtypes, errors, pytree
 from turbine.dims import Dim
 from turbine.dtypes import Dtype
 from turbine.runtime import numpy_buffers
-from turbine.runtime.executable import Executable
+from turbine.runtime.executable import EntryPoint
 from turbine.runtime.numpy_buffers import Span
 from turbine.signature import Input, Output, Signature
 
 
 class Caller:
-    """Calls one executable as its signature says. What can be worked out once, is."""
+    """Calls one function as its signature says. What can be worked out once, is."""
 
-    def __init__(
-        self, signature: Signature, executable: Executable, code_and_weights: Span
-    ) -> None:
+    def __init__(self, signature: Signature, entry: EntryPoint, code_and_weights: Span) -> None:
         self.signature = signature
-        self.executable = executable
+        self.entry = entry
         self.fixed_span = code_and_weights
         self.flat_count = _flat_count(signature)
         self.inputs = [(spec, _row(spec), _static_shape(spec)) for spec in signature.inputs]
@@ -47,7 +45,7 @@ class Caller:
         leaves: Sequence[Any] = args
         if kwargs or len(args) != self.flat_count:
             leaves = self.signature.leaves(args, kwargs)
-        device = self.executable.device()
+        device = self.entry.device()
         symbols: dict[str, int] = {}
         taken = [self.fixed_span]
         arguments, library = self._arguments(device, leaves, symbols, taken)
@@ -56,7 +54,7 @@ class Caller:
             self.quick = _quick_call(self)
         if self.quick is not None and leaves is args:
             self.quick.remember(args)
-        results = self.executable.invoke(arguments, self.result_count)
+        results = self.entry.invoke(arguments, self.result_count)
         written = self._written(device, leaves, results, taken) if self.mutated else ()
         values = self._values(device, library, results, taken)
         # Last, since a result may have been taken from an argument's memory.
@@ -192,7 +190,7 @@ def _quick_call(caller: Caller) -> Any:
     is_flat = caller.flat_count >= 0 and caller.single
     if not is_flat or not quick_calling.is_plain(caller.signature):
         return None
-    return quick_calling.QuickCall(caller.executable, caller.fixed_span)
+    return quick_calling.QuickCall(caller.entry, caller.fixed_span)
 
 
 def _torch_buffers() -> ModuleType:

@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -19,7 +20,7 @@ Providers = Callable[[], list[Any]]
 
 
 class Executable:
-    """One VM context and one entry point. Calls from several threads take turns.
+    """One VM context, with the state it keeps. Calls from several threads take turns.
 
     Making one checks the code; `providers` is asked for the weights on the first call. A
     `stateful` program keeps values between calls.
@@ -30,7 +31,6 @@ class Executable:
         code: memoryview,
         driver: str,
         providers: Providers,
-        function: str = "main",
         *,
         stateful: bool = False,
     ) -> None:
@@ -39,10 +39,18 @@ class Executable:
         self._providers = providers
         self._stateful = stateful
         self._lost_state = False
-        self._module, self._function = _entry_point(code, function)
+        self._module = _module(code)
         self._context: Any = None
         self._lock = threading.RLock()
         _alive.add(self)
+
+    def entry(self, name: str) -> EntryPoint:
+        """A function of the program, by its name."""
+        function = self._module.lookup_function(name)
+        if function is None:
+            known = self._module.function_names
+            raise errors.ArtifactError(errors.unknown("entry point", name, known))
+        return EntryPoint(self, function)
 
     def device(self) -> Any:
         """The device to make arguments on; the first time, the program is loaded on it."""
@@ -51,7 +59,7 @@ class Executable:
                 self._load()
         return self._device
 
-    def invoke(self, arguments: Any, result_count: int) -> Any:
+    def invoke(self, function: Any, arguments: Any, result_count: int) -> Any:
         """Call with a VM list of buffer views and ints; gives back the list of results.
 
         A failed call leaves IREE's state undefined, so the program is loaded anew after one.
@@ -61,7 +69,7 @@ class Executable:
             if self._context is None:
                 self._load()
             try:
-                self._context.invoke(self._function, arguments, results)
+                self._context.invoke(function, arguments, results)
             except _FAILURES as error:
                 self._context = None
                 raise errors.RunError(
@@ -109,6 +117,14 @@ class Executable:
             raise _refusal(error) from error
 
 
+class EntryPoint:
+    """One function of an executable."""
+
+    def __init__(self, executable: Executable, function: Any) -> None:
+        self.device = executable.device
+        self.invoke = partial(executable.invoke, function)
+
+
 def aligned(code: bytes) -> memoryview:
     """A copy of compiled bytes at an address IREE takes."""
     memory = mmap.mmap(-1, len(code))
@@ -125,15 +141,11 @@ _FAILURES = (RuntimeError, ValueError, IndexError, KeyError)
 _alive: WeakSet[Executable] = WeakSet()
 
 
-def _entry_point(code: memoryview, name: str) -> tuple[Any, Any]:
+def _module(code: memoryview) -> Any:
     try:
-        module = iree.VmModule.wrap_buffer(devices.instance(), code)
+        return iree.VmModule.wrap_buffer(devices.instance(), code)
     except _FAILURES as error:
         raise _refusal(error) from error
-    function = module.lookup_function(name)
-    if function is None:
-        raise errors.ArtifactError(errors.unknown("entry point", name, module.function_names))
-    return module, function
 
 
 def _refusal(error: Exception) -> errors.ArtifactVersionError:

@@ -16,7 +16,7 @@ from torch._C import _to_dlpack as to_dlpack
 from torch._C._dynamo.guards import TensorGuards
 
 from turbine import dtypes
-from turbine.runtime.executable import Executable
+from turbine.runtime.executable import EntryPoint
 from turbine.runtime.numpy_buffers import Span
 from turbine.signature import Input, Output, Signature
 
@@ -25,10 +25,10 @@ _DLPACK_CPU = 1
 
 
 class QuickCall:
-    """Calls an executable with one result and a signature that `is_plain`."""
+    """Calls a function with one result and a signature that `is_plain`."""
 
-    def __init__(self, executable: Executable, fixed: Span) -> None:
-        self.executable = executable
+    def __init__(self, entry: EntryPoint, fixed: Span) -> None:
+        self.entry = entry
         self.fixed_start, self.fixed_end = fixed
         self.is_alike: Callable[..., bool] = _never
 
@@ -43,7 +43,7 @@ class QuickCall:
         """The result, or None if the general way has to look at the arguments."""
         if not self.is_alike(*args):
             return None
-        device = self.executable.device()
+        device = self.entry.device()
         arguments = iree.VmVariantList(len(args))
         spans = []
         try:
@@ -55,7 +55,7 @@ class QuickCall:
                 arguments.push_ref(device.from_dlpack_capsule(to_dlpack(tensor)))
         except _NOT_SHAREABLE:
             return None
-        results = self.executable.invoke(arguments, 1)
+        results = self.entry.invoke(arguments, 1)
         view = results.get_as_object(0, _VIEW)
         value: Tensor = from_dlpack(device.create_dlpack_capsule(view, _DLPACK_CPU, 0))
         address = value.data_ptr()

@@ -17,7 +17,7 @@ from torch._C import _AutoDispatchBelowADInplaceOrView
 from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.runtime import torch_buffers
-from turbine.runtime.executable import Executable
+from turbine.runtime.executable import EntryPoint
 from turbine.runtime.numpy_buffers import Span
 
 _VIEW = iree.HalBufferView
@@ -33,12 +33,10 @@ class Slot:
 
 
 class TensorCall:
-    """Calls an executable that takes and gives flat lists."""
+    """Calls a function that takes and gives flat lists."""
 
-    def __init__(
-        self, executable: Executable, inputs: Sequence[Slot], results: Sequence[Slot]
-    ) -> None:
-        self.executable = executable
+    def __init__(self, entry: EntryPoint, inputs: Sequence[Slot], results: Sequence[Slot]) -> None:
+        self.entry = entry
         self.inputs = inputs
         self.results = results
         self.dtypes = [slot.dtype for slot in results if slot.dtype is not None]
@@ -47,7 +45,7 @@ class TensorCall:
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """The results, as tensors of their own."""
-        device = self.executable.device()
+        device = self.entry.device()
         arguments = iree.VmVariantList(len(args))
         shared: list[Span] = []
         for index, (slot, argument) in enumerate(zip(self.inputs, args, strict=True)):
@@ -57,7 +55,7 @@ class TensorCall:
                 arguments.push_ref(self._view_in_place(device, index, argument, shared))
             else:
                 arguments.push_ref(_view(device, slot, argument, shared))
-        results = self.executable.invoke(arguments, len(self.results))
+        results = self.entry.invoke(arguments, len(self.results))
         values = [
             torch_buffers.from_view(device, results.get_as_object(index, _VIEW), dtype)
             for index, dtype in enumerate(self.dtypes)

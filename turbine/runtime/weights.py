@@ -28,7 +28,7 @@ class Weights:
         self.scopes = list(dict.fromkeys(weight.scope for weight in self.declared))
         self.given = self._by_scope(given)
         self.archives = self._open({**named_archives(contents), **self.given})
-        self._written = set(contents.manifest["state"])
+        self._written = {row["name"] for row in contents.manifest["state"]}
         self._bytes: dict[str, memoryview] = {}
         self._checked = False
         for weight in self.declared:

@@ -1,0 +1,89 @@
+"""What a loaded program keeps between calls: read and set by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from turbine import errors
+from turbine.pytree import LEAF, Tree
+from turbine.runtime.calling import Caller
+from turbine.runtime.executable import Executable
+from turbine.runtime.numpy_buffers import Span
+from turbine.signature import Input, Output, Signature, state_functions
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value that a program keeps."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def from_json(row: dict[str, Any]) -> Kept:
+        """From a row of a manifest."""
+        return Kept(row["name"], row["dtype"], tuple(row["shape"]))
+
+
+class State(Mapping[str, Any]):
+    """The values that one loaded program keeps. Reading gives a copy, and setting takes one.
+
+    >>> import torch, turbine
+    >>> counter = torch.nn.BatchNorm1d(2)
+    >>> artifact = turbine.aot.export(counter, args=(torch.ones(4, 2),)).compile()
+    >>> artifact.state["num_batches_tracked"] = torch.tensor(3)
+    >>> _ = artifact(torch.ones(4, 2))
+    >>> artifact.state["num_batches_tracked"]
+    tensor(4)
+    """
+
+    def __init__(self, executable: Executable, kept: Sequence[Kept], span: Span) -> None:
+        self._executable = executable
+        self._kept = {value.name: (index, value) for index, value in enumerate(kept)}
+        self._span = span
+
+    def __getitem__(self, name: str) -> Any:
+        index, kept = self._known(name)
+        getter, _ = state_functions(index)
+        output = Output("tensor", kept.dtype, kept.shape)
+        return _copy(self._caller(getter, (), (output,)).call((), {}))
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        index, kept = self._known(name)
+        _, setter = state_functions(index)
+        given = Input(name, "tensor", kept.dtype, kept.shape)
+        # The program keeps the memory that it is given.
+        self._caller(setter, (given,), ()).call((_copy(value),), {})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._kept)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __repr__(self) -> str:
+        rows = [f"{kept.name}: {kept.dtype}{list(kept.shape)}" for _, kept in self._kept.values()]
+        return f"<state {', '.join(rows)}>"
+
+    def _known(self, name: str) -> tuple[int, Kept]:
+        if name not in self._kept:
+            raise errors.StateError(errors.unknown("state", str(name), self._kept))
+        return self._kept[name]
+
+    def _caller(
+        self, function: str, inputs: tuple[Input, ...], outputs: tuple[Output, ...]
+    ) -> Caller:
+        taken = Tree("tuple", (Tree("tuple", (LEAF,) * len(inputs)), Tree("dict", ())))
+        given = LEAF if outputs else Tree("tuple", ())
+        names = tuple(item.name for item in inputs)
+        signature = Signature(inputs, outputs, taken, given, {}, names)
+        return Caller(signature, self._executable.entry(function), self._span)
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if isinstance(value, numpy.ndarray) else value.clone()
