@@ -1,6 +1,8 @@
 """Ahead of time: export a model, compile it, ship and call the artifact."""
 
 from turbine.aot.exporting import export as export
+from turbine.aot.fx_programs import FxPrograms as FxPrograms
+from turbine.aot.fx_programs import FxProgramsBuilder as FxProgramsBuilder
 from turbine.aot.output import ExportOutput as ExportOutput
 from turbine.aot.parameters import ParameterArchive as ParameterArchive
 from turbine.aot.parameters import ParameterArchiveBuilder as ParameterArchiveBuilder

@@ -9,13 +9,14 @@ from torch.export import ExportedProgram
 
 from turbine import errors
 from turbine.aot import provenance
+from turbine.aot.fx_programs import FxPrograms, FxProgramsBuilder
 from turbine.aot.output import ExportOutput
-from turbine.capture.program import capture
+from turbine.capture.program import capture, share_weights
 from turbine.lower.importer import DEFAULT_NAME, lower_all
 
 
 def export(
-    model: torch.nn.Module | ExportedProgram,
+    model: torch.nn.Module | ExportedProgram | FxPrograms,
     /,
     *example_args: Any,
     args: tuple[Any, ...] | None = None,
@@ -39,6 +40,9 @@ def export(
     """
     if example_args and args is not None:
         raise errors.ExportError("example arguments given twice", hint="use args=(...) alone")
+    name = module_name or "module"
+    if isinstance(model, FxPrograms):
+        return _export_several(model, name, weights)
     program = capture(
         model,
         args if args is not None else example_args,
@@ -47,6 +51,15 @@ def export(
         strict=strict_export,
     )
     programs = {function_name or DEFAULT_NAME: program}
-    name = module_name or "module"
     lowered = lower_all(programs, module_name=name, weights=weights)
     return ExportOutput(programs, lowered, name, provenance.of(model), weights)
+
+
+def _export_several(model: FxPrograms, name: str, weights: str) -> ExportOutput:
+    """Programs of one root module, with each of its tensors once."""
+    if not model.programs:
+        raise errors.ExportError("there is no program to export", hint="export_program adds one")
+    programs = share_weights({entry: capture(p) for entry, p in model.programs.items()})
+    lowered = lower_all(programs, module_name=name, weights=weights)
+    root = model.root_module if isinstance(model, FxProgramsBuilder) else model
+    return ExportOutput(programs, lowered, name, provenance.of(root), weights)

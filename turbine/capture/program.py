@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,7 +78,7 @@ def capture(
     """Export, decompose and clean a model."""
     exported = model
     if not isinstance(exported, ExportedProgram):
-        exported = _export(exported, args, kwargs or {}, dynamic_shapes, strict)
+        exported = export_program(exported, args, kwargs or {}, dynamic_shapes, strict)
     decomposed = _decompose(exported)
     graph_passes.run(decomposed.graph_module)
     program = _program(decomposed, _parameter_names(model, exported))
@@ -90,13 +90,15 @@ def capture(
     return replace(program, signature=named)
 
 
-def _export(
+def export_program(
     model: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     dynamic_shapes: Any,
     strict: bool,
+    name: str | None = None,
 ) -> ExportedProgram:
+    """Export a model with PyTorch; errors speak of it by its class, or by `name`."""
     if not isinstance(model, torch.nn.Module):
         raise errors.ExportError(
             f"cannot export a {type(model).__name__}",
@@ -112,7 +114,7 @@ def _export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
     except Exception as error:
-        raise _capture_error(model, error) from error
+        raise _capture_error(name or type(model).__name__, error) from error
 
 
 def _without_repeats(arguments: Any) -> Any:
@@ -132,10 +134,10 @@ def _without_repeats(arguments: Any) -> Any:
     return torch_pytree.tree_map(own, arguments)
 
 
-def _capture_error(model: torch.nn.Module, error: Exception) -> errors.ExportError:
+def _capture_error(name: str, error: Exception) -> errors.ExportError:
     first_line = str(error).strip().split("\n\n")[0]
     return errors.ExportError(
-        f"PyTorch could not export {type(model).__name__}: {type(error).__name__}: {first_line}",
+        f"PyTorch could not export {name}: {type(error).__name__}: {first_line}",
         hint="the full reason is in the chained exception; torch.export's documentation lists "
         "what a model may do while it is traced",
     )
@@ -159,15 +161,26 @@ def _parameter_names(
     model: torch.nn.Module | ExportedProgram, exported: ExportedProgram
 ) -> tuple[str, ...]:
     """What a caller may call the positional arguments."""
-    count = len(trees.arguments(exported.call_spec.in_spec).children)
-    forward: Callable[..., Any] | None = (
-        None if isinstance(model, ExportedProgram) else model.forward
-    )
-    if forward is None:
-        return tuple(f"arg{i}" for i in range(count))
+    arguments = trees.arguments(exported.call_spec.in_spec).children
+    if isinstance(model, ExportedProgram):
+        return _placeholder_names(exported, arguments)
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in inspect.signature(forward).parameters.values() if p.kind in positional]
-    return (*names, *(f"arg{i}" for i in range(len(names), count)))
+    declared = inspect.signature(model.forward).parameters.values()
+    names = [parameter.name for parameter in declared if parameter.kind in positional]
+    return (*names, *(f"arg{i}" for i in range(len(names), len(arguments))))
+
+
+def _placeholder_names(
+    exported: ExportedProgram, arguments: Sequence[pytree.Tree]
+) -> tuple[str, ...]:
+    """PyTorch calls the input of an argument that is one leaf as the function does."""
+    specs = exported.graph_signature.input_specs
+    inputs = iter([spec.arg.name for spec in specs if spec.kind == InputKind.USER_INPUT])
+    names = []
+    for index, tree in enumerate(arguments):
+        leaves = [next(inputs) for _ in pytree.paths(tree, "")]
+        names.append(leaves[0] if tree == pytree.LEAF else f"arg{index}")
+    return tuple(names)
 
 
 def _program(exported: ExportedProgram, parameters: tuple[str, ...]) -> Program:
@@ -321,6 +334,31 @@ def _weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> dict[s
         weight = Weight(name, tensor.detach(), mutable, external)
         bound[spec.arg.name] = unique.setdefault(key, weight)
     return bound
+
+
+def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
+    """Let programs of one root module hold one Weight for one tensor, and state by its name."""
+    written = {
+        program.weights[place].name for program in programs.values() for place in program.stores
+    }
+    shared: dict[tuple[Any, ...], Weight] = {}
+    taken: dict[str, Weight] = {}
+
+    def unified(entry: str, weight: Weight) -> Weight:
+        key = (weight.name,) if weight.name in written else _identity(weight.tensor)
+        if key not in shared:
+            # Constants that PyTorch lifts have one name in every program.
+            name = weight.name if weight.name not in taken else f"{entry}.{weight.name}"
+            shared[key] = replace(weight, name=name, mutable=weight.name in written)
+            taken[name] = shared[key]
+        return shared[key]
+
+    return {
+        entry: replace(
+            program, weights={place: unified(entry, w) for place, w in program.weights.items()}
+        )
+        for entry, program in programs.items()
+    }
 
 
 def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:

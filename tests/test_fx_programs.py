@@ -1,0 +1,184 @@
+"""Several entry points over one module share its weights and state, and can be saved and moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import turbine
+from turbine import errors
+from turbine.aot import FxPrograms, FxProgramsBuilder
+
+
+class Reader(nn.Module):
+    """Keeps the sum of what it was fed, and answers with its weights tied."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("total", torch.zeros(8))
+
+    def feed(self, tokens: Tensor) -> Tensor:
+        self.total.add_(self.embed(tokens).sum(0))
+        return self.total * torch.tensor([2.0] * 8)
+
+    def answer(self, scale: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.total) * scale + torch.tensor([3.0] * 16)
+        return logits
+
+
+def built(model: nn.Module) -> FxProgramsBuilder:
+    builder = FxProgramsBuilder(model)
+    length = {0: Dim("length", min=2)}
+
+    @builder.export_program(args=(torch.arange(3),), dynamic_shapes={"tokens": length})
+    def feed(module: Reader, tokens: Tensor) -> Tensor:
+        return module.feed(tokens)
+
+    @builder.export_program(args=(), kwargs={"scale": torch.ones(())}, name="answer")
+    def given_another_name(module: Reader, scale: Tensor) -> Tensor:
+        return module.answer(scale)
+
+    return builder
+
+
+@pytest.fixture
+def model() -> Reader:
+    torch.manual_seed(0)
+    return Reader().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("programs") / "reader.turbine"
+    torch.manual_seed(0)
+    turbine.aot.export(built(Reader())).compile(path)
+    return path
+
+
+def agrees(artifact: turbine.Artifact, model: Reader) -> None:
+    """Entry points called in turn give what the module does."""
+    for tokens in (torch.tensor([1, 2]), torch.arange(16)):
+        torch.testing.assert_close(artifact.feed(tokens), model.feed(tokens))
+        scale = torch.tensor(2.0)
+        torch.testing.assert_close(artifact.answer(scale=scale), model.answer(scale))
+    torch.testing.assert_close(artifact.state["total"], model.total)
+
+
+def test_entry_points_are_called_by_name_and_share_state(file: Path, model: Reader) -> None:
+    agrees(turbine.load(file), model)
+
+
+def test_exporting_leaves_the_module_as_it_was(model: Reader) -> None:
+    built(model)
+    assert model.total.sum() == 0
+    assert "forward" not in vars(model)
+
+
+def test_a_tensor_is_held_once(file: Path) -> None:
+    artifact = turbine.load(file)
+    sizes = [weight["length"] for weight in artifact.manifest["weights"]]
+    assert sizes.count(16 * 8 * 4) == 1  # tied, and used by both
+
+
+def test_constants_of_one_name_are_told_apart(file: Path, model: Reader) -> None:
+    """PyTorch calls the lifted constant of either program the same."""
+    artifact = turbine.load(file)
+    assert torch.equal(artifact.answer(scale=torch.zeros(())), torch.full((16,), 3.0))
+
+
+def test_state_is_of_one_load(file: Path) -> None:
+    first, second = turbine.load(file), turbine.load(file)
+    first.feed(torch.tensor([1, 2]))
+    assert second.state["total"].sum() == 0
+    first.reset()
+    assert first.state["total"].sum() == 0
+
+
+def test_one_has_to_say_which_entry_point(file: Path) -> None:
+    artifact = turbine.load(file)
+    with pytest.raises(errors.ArgumentError, match="2 entry points"):
+        artifact(torch.arange(3))
+    with pytest.raises(AttributeError, match="unknown entry point 'anwser'; valid: answer"):
+        artifact.anwser(torch.arange(3))
+    assert "answer" in dir(artifact)
+
+
+def test_saved_programs_may_move(model: Reader, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    assert built(model).save(here / "reader.json") >= 2
+    here.rename(there)
+    loaded = FxPrograms.load(there / "reader.json")
+    assert list(loaded.programs) == ["feed", "answer"]
+    output = turbine.aot.export(loaded)
+    assert len(output.lowered.external) == len(turbine.aot.export(built(model)).lowered.external)
+    agrees(output.compile(), model)
+
+
+def test_saving_writes_each_tensor_once(tmp_path: Path) -> None:
+    big = nn.Linear(512, 512)
+    builder = FxProgramsBuilder(big)
+    for name in ("one", "two", "three"):
+        builder.export_program(lambda module, x: module(x), args=(torch.ones(1, 512),), name=name)
+    assert builder.save(tmp_path / "big.json") == 4
+    total = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert total < 1.5 * big.weight.nbytes
+    assert big.weight.sum() != 0  # saving took nothing away
+
+
+def test_quantized_entry_points_share_packed_weights(model: Reader) -> None:
+    small = turbine.aot.quantize(turbine.aot.export(built(model)), bits=8)
+    names = [weight.name for weight in small.lowered.external]
+    assert names.count("embed.weight.packed") == 1
+    artifact = small.compile()
+    tokens = torch.tensor([1, 2])
+    torch.testing.assert_close(artifact.feed(tokens), model.feed(tokens), rtol=0.02, atol=0.02)
+    scale = torch.ones(())
+    torch.testing.assert_close(
+        artifact.answer(scale=scale), model.answer(scale), rtol=0.05, atol=0.05
+    )
+
+
+# Bad input.
+
+
+def test_two_programs_of_one_name_are_refused(model: Reader) -> None:
+    builder = built(model)
+    with pytest.raises(errors.ExportError, match="there is a program 'feed' already"):
+        builder.export_program(lambda module, x: x, args=(torch.ones(2),), name="feed")
+
+
+def test_what_pytorch_cannot_export_names_the_function(model: Reader) -> None:
+    def doubtful(module: Reader, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(errors.ExportError, match="could not export doubtful"):
+        FxProgramsBuilder(model).export_program(doubtful, args=(torch.ones(2),))
+
+
+def test_no_programs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(errors.ExportError, match="no program to export"):
+        turbine.aot.export(FxPrograms())
+    with pytest.raises(errors.ExportError, match="no program to save"):
+        FxPrograms().save(tmp_path / "none.json")
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_and_missing_files_are_named(model: Reader, tmp_path: Path) -> None:
+    built(model).save(tmp_path / "reader.json")
+    (tmp_path / "reader.tensors.pt").write_bytes(b"damaged")
+    with pytest.raises(errors.ExportError, match="cannot read programs"):
+        FxPrograms.load(tmp_path / "reader.json")
+    with pytest.raises(errors.ExportError, match="cannot read programs"):
+        FxPrograms.load(tmp_path / "other.json")
+    with pytest.raises(errors.ExportError, match=r"ends in \.json"):
+        FxPrograms.load(tmp_path / "reader")

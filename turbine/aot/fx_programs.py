@@ -1,0 +1,216 @@
+"""Several entry points over one root module: functions in, a named set of ExportedPrograms out."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from turbine import errors
+from turbine.capture.program import export_program
+from turbine.runtime import container
+
+INDEX_SUFFIX = ".json"
+_FORMAT = 1
+
+
+class FxPrograms:
+    """Programs by name. Tensors that several of them hold are saved, and exported, once.
+
+    >>> import torch, turbine
+    >>> builder = turbine.aot.FxProgramsBuilder(torch.nn.Linear(4, 2))
+    >>> @builder.export_program(args=(torch.ones(3, 4),))
+    ... def forward(module, x):
+    ...     return module(x)
+    >>> @builder.export_program(args=(torch.ones(3, 4),))
+    ... def doubled(module, x):
+    ...     return 2 * module(x)
+    >>> artifact = turbine.aot.export(builder).compile()
+    >>> artifact.doubled(torch.ones(3, 4)).shape
+    torch.Size([3, 2])
+    """
+
+    def __init__(self) -> None:
+        self.programs: dict[str, ExportedProgram] = {}
+
+    def save(self, path: str | Path) -> int:
+        """Write an index to `path`, and beside it a .pt2 file a program and one file of tensors.
+
+        Gives the number of tensors that were not written again. The files may move together.
+        """
+        index = _check_index(Path(path))
+        if not self.programs:
+            raise errors.ExportError("there is no program to save", hint="export_program adds one")
+        files = {name: f"{index.stem}.{name}.pt2" for name in self.programs}
+        tensors = {name: _tensors(program) for name, program in self.programs.items()}
+        with container.replacing(index.with_name(_tensor_file(index))) as file:
+            torch.save(tensors, file)  # tensors that share memory still do when they are read
+        for name, program in self.programs.items():
+            place = index.with_name(files[name])
+            with _without_tensors(program), container.replacing(place) as file:
+                torch.export.save(program, file)
+        text = json.dumps({"format": _FORMAT, "programs": files, "tensors": _tensor_file(index)})
+        with container.replacing(index) as file:
+            file.write(text.encode())
+        places = Counter(_place(t) for held in tensors.values() for t in held.values())
+        return sum(count - 1 for count in places.values())
+
+    @staticmethod
+    def load(path: str | Path) -> FxPrograms:
+        """Read what `save` wrote."""
+        index = _check_index(Path(path))
+        loaded = FxPrograms()
+        try:
+            facts = json.loads(index.read_text())
+            tensors = torch.load(index.with_name(facts["tensors"]), weights_only=True, mmap=True)
+            for name, file in facts["programs"].items():
+                program = torch.export.load(index.with_name(file))
+                _fill(program, tensors[name])
+                loaded.programs[name] = program
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise errors.ExportError(
+                f"cannot read programs: {type(error).__name__}: {str(error).splitlines()[0]}",
+                where=str(index),
+                hint="the index, the .pt2 files and the file of tensors belong together",
+            ) from error
+        return loaded
+
+
+class FxProgramsBuilder(FxPrograms):
+    """Exports functions of a root module; `export_program` is a decorator."""
+
+    def __init__(self, root_module: nn.Module) -> None:
+        super().__init__()
+        self.root_module = root_module
+
+    def export_program(
+        self,
+        f: Callable[..., Any] | None = None,
+        *,
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        dynamic_shapes: Any = None,
+        strict: bool = False,
+        name: str | None = None,
+    ) -> Callable[..., Any]:
+        """Export `f(root_module, *args, **kwargs)` as an entry point called like the function.
+
+        `dynamic_shapes` names the arguments after the module, as torch.export wants them.
+        """
+
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            entry = name or function.__name__
+            if entry in self.programs:
+                raise errors.ExportError(
+                    f"there is a program {entry!r} already", hint="give this one name=..."
+                )
+            self.programs[entry] = _exported(
+                self.root_module, function, args or (), kwargs, dynamic_shapes, strict
+            )
+            return function
+
+        return add if f is None else add(f)
+
+
+class _Entry(nn.Module):
+    """A function of a root module as a module that holds the root's own tensors by their names."""
+
+    def __init__(self, root: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        # The very same dictionaries: what torch.export puts in their place, the root sees too.
+        self._parameters = root._parameters
+        self._buffers = root._buffers
+        self._modules = root._modules
+        self._non_persistent_buffers_set = root._non_persistent_buffers_set
+        self.training = root.training
+        self.__dict__["forward"] = _bound(root, function)
+
+
+def _bound(root: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with its first argument given, and the names of the others."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(root, *args, **kwargs)
+
+    signature = inspect.signature(function)
+    names = list(signature.parameters.values())
+    if not names:
+        raise errors.ExportError(
+            f"{function.__name__} takes no argument, expected the module as its first"
+        )
+    forward.__dict__["__signature__"] = signature.replace(parameters=names[1:])
+    return forward
+
+
+def _exported(
+    root: nn.Module,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    dynamic_shapes: Any,
+    strict: bool,
+) -> ExportedProgram:
+    entry = _Entry(root, function)
+    return export_program(entry, args, kwargs or {}, dynamic_shapes, strict, function.__name__)
+
+
+def _check_index(path: Path) -> Path:
+    if path.suffix != INDEX_SUFFIX:
+        raise errors.ExportError(
+            f"programs are saved under a name that ends in {INDEX_SUFFIX}, not {path.name!r}"
+        )
+    return path
+
+
+def _tensor_file(index: Path) -> str:
+    return f"{index.stem}.tensors.pt"
+
+
+def _tensors(program: ExportedProgram) -> dict[str, Tensor]:
+    """All that the program holds by name: parameters, buffers and constants."""
+    constants = {k: v for k, v in program.constants.items() if isinstance(v, Tensor)}
+    return {name: t.detach() for name, t in (program.state_dict | constants).items()}
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+@contextmanager
+def _without_tensors(program: ExportedProgram) -> Iterator[None]:
+    """Leave the values of tensors out while the program is saved."""
+    state, constants = program._state_dict, program._constants
+    program._state_dict = {name: _hollow(tensor) for name, tensor in state.items()}
+    program._constants = {
+        name: _hollow(value) if isinstance(value, Tensor) else value
+        for name, value in constants.items()
+    }
+    try:
+        yield
+    finally:
+        program._state_dict, program._constants = state, constants
+
+
+def _hollow(tensor: Tensor) -> Tensor:
+    """A tensor without elements, of the same type."""
+    return _like(tensor, torch.empty(0, dtype=tensor.dtype))
+
+
+def _like(tensor: Tensor, values: Tensor) -> Tensor:
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(values, tensor.requires_grad) if is_parameter else values
+
+
+def _fill(program: ExportedProgram, tensors: dict[str, Tensor]) -> None:
+    for name, value in program.state_dict.items():
+        program.state_dict[name] = _like(value, tensors[name])
+    for name in program.constants.keys() & tensors.keys():
+        program.constants[name] = tensors[name]
