@@ -454,7 +454,14 @@ def test_inspect_shows_what_an_artifact_is(
 ) -> None:
     answer = turbine("inspect", compiled("dynamic"), "--verify")
     assert answer.code == 0
-    for line in ("name ", "signature ", "strategy ", "driver ", "weight:w ", "ok   all checksums"):
+    for line in (
+        "name ",
+        "function main ",
+        "strategy ",
+        "driver ",
+        "weight:w ",
+        "ok   all checksums",
+    ):
         assert f"\n{line}" in f"\n{answer.out}"
     assert " 2 to 8\n" in answer.out
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.export import Dim
 
 from tests.models import compiled
 from turbine.capture import rules
@@ -147,3 +148,30 @@ def test_every_op_has_one_rule() -> None:
     families = [value for value in vars(rules).values() if isinstance(value, ModuleType)]
     tables = [vars(family).get("RULES", {}) for family in families]
     assert sum(map(len, tables)) == len(rules.RULES)
+
+
+def _products_of_normalized_rows(*pairs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    results = []
+    for x, y in zip(pairs[::2], pairs[1::2], strict=True):
+        normalized = torch.nn.functional.layer_norm(x, (x.shape[-1],))
+        results += [normalized @ y, (x * x.sum(-1, keepdim=True)) @ y]
+    return tuple(results)
+
+
+def test_batched_products_of_normalized_rows_of_any_count() -> None:
+    """Data tiling of IREE 3.13 gets 3, 7, 15 and 31 rows wrong, in all batches but the first."""
+    counts = (1, 3, 7, 8, 15, 20, 31, 33)
+    pairs = [t for rows in counts for t in (torch.randn(3, rows, 24), torch.randn(3, 24, 40))]
+    found = compiled(_products_of_normalized_rows, *pairs)(*pairs)
+    # Sums of 24 products that are as large as a hundred.
+    torch.testing.assert_close(found, _products_of_normalized_rows(*pairs), rtol=1e-5, atol=1e-3)
+
+
+def test_batched_products_of_a_dynamic_count_of_rows() -> None:
+    x, y = torch.randn(3, 8, 24), torch.randn(3, 24, 40)
+    shapes = {"args": ({1: Dim("rows", max=64)}, None)}
+    artifact = compiled(_products_of_normalized_rows, x, y, dynamic_shapes=shapes)
+    for rows in (2, 15, 16, 20, 33):
+        x = torch.randn(3, rows, 24)
+        expected = _products_of_normalized_rows(x, y)
+        torch.testing.assert_close(artifact(x, y), expected, rtol=1e-5, atol=1e-3)

@@ -28,6 +28,7 @@ from turbine.mlir import function
 from turbine.mlir.ir import Module
 from turbine.passes import Pass
 from turbine.runtime import container, parameters
+from turbine.runtime.archive import open_archive
 from turbine.runtime.artifact import CODE, Artifact
 from turbine.runtime.entries import Declared, Entry
 from turbine.runtime.state import Kept
@@ -120,11 +121,14 @@ class ExportOutput:
 
         An artifact for a machine unlike this one is written, and refuses to be called here.
         A name that ends in .vmfb is saved as IREE's own format (weights beside it as .irpa).
-        `archive` puts the weights in an .irpa file of their own, which the artifact names.
+        `archive` puts the weights in an .irpa file of their own, which the artifact names; it may
+        also be a .safetensors or .gguf file that has them already.
         """
         _check_places(save_to, archive)
         if archive is not None:
             check_keys(self._declared(archived=False), str(archive))
+            if not _is_written(archive):
+                open_archive(Path(archive)).check(self._declared(archived=False))
         chosen = targets.parse(config.current().target if target is None else target)
         ready = self._lowered_for(chosen.kind)
         ready.verify()
@@ -169,13 +173,14 @@ class ExportOutput:
         if archive is None:
             container.save(path, self._manifest(compiled), self._sections(compiled))
             return Artifact(container.open_file(path))
-        parameters.save_archive(Path(archive), [_entry(w) for w in self.lowered.external])
+        if _is_written(archive):
+            parameters.save_archive(Path(archive), [_entry(w) for w in self.lowered.external])
         named = os.path.relpath(archive, path.parent)
         container.save(path, self._manifest(compiled, named), [(CODE, compiled.data)])
         return Artifact(container.open_file(path))
 
     def _manifest(self, compiled: Compiled, archive: str | None = None) -> dict[str, Any]:
-        declared = self._declared(archived=archive is not None)
+        declared = self._declared(archived=archive is not None and _is_written(archive))
         scopes = [] if archive is None else [weight.scope for weight in declared]
         return {
             "name": self.module_name,
@@ -212,6 +217,10 @@ class ExportOutput:
 
 
 VMFB_SUFFIX = ".vmfb"
+
+
+def _is_written(archive: str | Path) -> bool:
+    return Path(archive).suffix == parameters.WRITTEN_SUFFIX
 
 
 def _check_places(save_to: str | Path | None, archive: str | Path | None) -> None:
