@@ -54,7 +54,7 @@ ABSENT = {
     "ops": "Turbine has no custom ops of its own yet",
     "runtime.op_reg": "Turbine has no custom ops of its own yet; turbine.passes.ExpandCustomOps "
     "puts IR in the place of any op",
-    "tools": "Turbine has no interpreter of MLIR; `turbine compile` and `turbine run` execute IR",
+    "tools": "Turbine has no interpreter of MLIR; iree-compile and iree-run-module execute IR",
 }
 _SHELVES = {old[:at] for old in MOVED for at, letter in enumerate(old) if letter == "."} - {*MOVED}
 
