@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from turbine import config
+from turbine import config, redirects
 from turbine.dynamo import options
 from turbine.passes import PASSES
 
@@ -38,7 +38,9 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
     assert set(re.findall(r'^\| `"([\w-]+)"` \|', text, re.M)) == set(options.MODES)
 
 
-@pytest.mark.parametrize("page", ["torch_compile", "parameters", "transforms", "quantization"])
+@pytest.mark.parametrize(
+    "page", ["torch_compile", "parameters", "transforms", "quantization", "moving_over"]
+)
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,3 +56,10 @@ def test_every_pass_is_documented() -> None:
     text = (ROOT / "docs" / "transforms.md").read_text()
     rows = dict(re.findall(r"^\| `--([\w-]+)=.*?` \| `(\w+)` \|", text, re.M))
     assert rows == {name: kind.__name__ for name, kind in PASSES.items()}
+
+
+def test_every_redirect_is_documented() -> None:
+    text = (ROOT / "docs" / "moving_over.md").read_text()
+    moved = re.findall(r"^\| `([\w.]+)` \| `(turbine[\w.]*)` \|", text, re.M)
+    absent = re.findall(r"^\| `([\w.]+)` \| ([^`].*) \|", text, re.M)
+    assert (dict(moved), dict(absent)) == (redirects.MOVED, redirects.ABSENT)

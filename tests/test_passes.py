@@ -31,10 +31,13 @@ from turbine.passes import (
     Merger,
     Pass,
     RenameParameters,
-    peer_names,
     run_passes,
 )
 from turbine.passes.group_quantize import quantize
+from turbine.peer.add_metadata import AddMetadataPass
+from turbine.peer.mm_group_quant import MMGroupQuantRewriterPass
+from turbine.peer.rename_parameters import RenameParametersPass
+from turbine.peer.rewriter import Pass as PeerPass
 
 
 @torch.library.custom_op("turbine_passes::scaled", mutates_args=())
@@ -566,11 +569,11 @@ def test_patterns_that_never_settle_are_refused() -> None:
 
 def test_passes_run_under_the_names_of_the_peer() -> None:
     module = parse()
-    peer_names.RenameParametersPass(
+    RenameParametersPass(
         module.operation, rename_map={("model", "a"): ("s", "x"), "absent": "y"}
     ).run()
-    assert peer_names.AddMetadataPass(module, {"n": 1}, "main").run() is module
-    peer = peer_names.Pass(module)
+    assert AddMetadataPass(module, {"n": 1}, "main").run() is module
+    peer = PeerPass(module)
     other = context.parse("func.func private @helper() { return }", module.context)
     assert peer.merge_module(other.operation).translate_symbol("helper") == "helper_1"
     peer.cleanup()
@@ -580,7 +583,7 @@ def test_passes_run_under_the_names_of_the_peer() -> None:
 
 def test_group_quantization_under_the_name_of_the_peer() -> None:
     module = parse(LINEAR)
-    peer_names.MMGroupQuantRewriterPass(module.operation, group_size=32).run()
+    MMGroupQuantRewriterPass(module.operation, group_size=32).run()
     assert "tensor<8x1x16xi8>" in str(module)
 
 

@@ -50,6 +50,10 @@ class Config:
     )
     in_process: bool = _knob(False, "compile in this process, for debugging the compiler")
     dump: Path | None = _knob(None, "folder that receives every stage's IR, numbered")
+    debug: str = _knob(
+        "", "flags of turbine.peer.debugging: log_level=debug,-asserts,runtime_trace_dir=DIR"
+    )
+    log_level: str = _knob("", "short for log_level among the debug flags")
     verify_weights: bool = _knob(True, "check weights against their checksums on the first call")
     sync_limit_mflop: float = _knob(
         1.0, "programs below this much work run on the calling thread", least=0

@@ -104,6 +104,10 @@ class MissingExtra(TurbineError, ImportError):
     """An optional library is needed for this and is not installed."""
 
 
+class UnknownModule(TurbineError, ModuleNotFoundError):
+    """An import path of iree-turbine that has no counterpart here."""
+
+
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     """The sentence for a name that does not exist: valid names, nearest first."""
     names = sorted(valid)

@@ -1,0 +1,199 @@
+"""Names of iree-turbine whose form differs from ours do what they did, on our tables."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import turbine
+from turbine import config, dtypes, errors
+from turbine.mlir import context
+from turbine.peer import conversions, debugging, decompositions, exceptions, tools
+from turbine.peer.builder import Builder
+from turbine.peer.ir import InsertionPoint, IrType, Location
+
+# Dtypes
+
+
+@pytest.mark.parametrize("row", dtypes.TABLE, ids=lambda row: row.name)
+def test_dtypes_are_columns_of_our_table(row: dtypes.Dtype) -> None:
+    with context.new_context():
+        assert str(conversions.TORCH_DTYPE_TO_IREE_TYPE[row.torch]()) == row.mlir
+    assert int(conversions.dtype_to_element_type(row.torch)) == row.hal
+    assert conversions.torch_dtype_to_numpy(row.torch) == row.numpy
+    signed = conversions.TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM[row.torch]
+    assert conversions.SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE[signed] == row.torch
+
+
+def test_integers_without_a_sign_are_signed_ones() -> None:
+    assert conversions.IREE_TYPE_ASM_TO_TORCH_DTYPE["i8"] == torch.int8
+
+
+def test_a_dtype_without_a_row_is_an_error_under_its_old_name() -> None:
+    with pytest.raises(exceptions.UnknownDTypeError):
+        conversions.dtype_to_element_type(torch.qint8)
+
+
+def test_shapes_are_written_as_iree_writes_them() -> None:
+    write = conversions.torch_dtyped_shape_to_iree_format
+    assert write(torch.ones(2, 3, dtype=torch.bfloat16)) == "2x3xbf16"
+    assert write((), torch.int64) == "i64"
+    with pytest.raises(errors.ArgumentError, match="without a dtype"):
+        write([1])
+
+
+# Decompositions
+
+
+def test_adding_the_default_decompositions_changes_nothing() -> None:
+    listed = decompositions.DEFAULT_DECOMPOSITIONS
+    before = turbine.aot.current_aot_decompositions()
+    with turbine.aot.extend_aot_decompositions(add_ops=listed) as table:
+        assert listed
+        assert table == before
+
+
+# Files for IREE's tools
+
+TENSORS = [
+    torch.arange(6.0).reshape(2, 3).t(),
+    torch.tensor(1.5, dtype=torch.bfloat16),
+    torch.tensor([True, False]),
+    torch.ones(0, 3),
+    torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    torch.tensor([1.5, -2.0]).to(torch.float8_e5m2),
+    torch.ones(2, requires_grad=True),
+]
+
+
+@pytest.mark.parametrize("tensor", TENSORS, ids=lambda t: f"{tuple(t.shape)} {t.dtype}")
+def test_a_raw_tensor_is_read_as_it_was_written(tmp_path: Path, tensor: Tensor) -> None:
+    (text,) = tools.iree_tool_prepare_input_args([tensor], file_path_prefix=tmp_path / "x")
+    assert text.endswith(f"=@{tmp_path / 'x0.bin'}")
+    read = tools.read_raw_tensor(text)
+    assert (read.dtype, read.shape) == (tensor.dtype, tensor.shape)
+    assert torch.equal(read.to(torch.complex64), tensor.to(torch.complex64))
+
+
+def test_a_raw_tensor_of_another_size_is_an_error(tmp_path: Path) -> None:
+    tools.write_raw_tensor(torch.ones(2), tmp_path / "x.bin")
+    with pytest.raises(errors.ArgumentError, match="has 8 bytes"):
+        tools.read_raw_tensor(f"3xf32=@{tmp_path / 'x.bin'}")
+    with pytest.raises(errors.ArgumentError, match="does not describe a file"):
+        tools.read_raw_tensor("3xf32")
+
+
+def test_files_are_named_in_one_way(tmp_path: Path) -> None:
+    with pytest.raises(errors.ArgumentError, match="one of file_paths and file_path_prefix"):
+        tools.iree_tool_prepare_input_args([torch.ones(1)])
+    with pytest.raises(errors.ArgumentError, match="1 tensors and 0 file_paths"):
+        tools.iree_tool_prepare_input_args([torch.ones(1)], file_paths=[])
+
+
+class Mixed(nn.Module):
+    def forward(self, x: Tensor, mask: Tensor, bytes: Tensor) -> Tensor:
+        return torch.where(mask, x, bytes.to(x.dtype))
+
+
+@pytest.mark.run
+def test_iree_run_module_takes_the_files(tmp_path: Path) -> None:
+    x = torch.linspace(-1, 1, 4)
+    args = (x, torch.tensor([True, False, True, False]), torch.tensor([0, 200, 0, 255]).byte())
+    turbine.aot.export(Mixed(), args=args).compile(tmp_path / "mixed.vmfb")
+    inputs = tools.iree_tool_prepare_input_args(args, file_path_prefix=tmp_path / "arg")
+    ended = subprocess.run(
+        [
+            Path(sys.executable).parent / "iree-run-module",
+            "--device=local-sync",
+            f"--module={tmp_path / 'mixed.vmfb'}",
+            "--function=main",
+            *(f"--input={text}" for text in inputs),
+            f"--output=@{tmp_path / 'y.npy'}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert numpy.array_equal(numpy.load(tmp_path / "y.npy"), Mixed()(*args).numpy())
+
+
+# Debugging, logging and IR
+
+
+def test_debug_flags_are_read_from_their_knob() -> None:
+    with config.override(debug="log_level=info, -asserts,runtime_trace_dir=x", log_level="debug"):
+        flags = debugging._from_knobs(config.current())
+    assert flags == debugging.DebugFlags(logging.DEBUG, False, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("assert", "unknown debug flag 'assert'; valid: asserts"),
+        ("log_level=loud", "log level 'loud'"),
+    ],
+)
+def test_a_wrong_debug_flag_is_an_error(text: str, complaint: str) -> None:
+    with pytest.raises(errors.ConfigError, match=complaint):
+        debugging.DebugFlags.parse(text)
+
+
+def test_a_traced_tensor_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(debugging.flags, "runtime_trace_dir", str(tmp_path))
+    debugging.trace_tensor_callback("x", torch.ones(2))
+    assert numpy.load(tmp_path / "x.npy").tolist() == [1, 1]
+
+
+def test_loggers_talk_when_the_flags_say_so() -> None:
+    program = (
+        "from turbine import config; config.set(debug='log_level=info')\n"
+        "from turbine.peer.logging import aot_logger\n"
+        "aot_logger.info('heard'); aot_logger.debug('not heard')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.stderr.count("heard") == 1
+    assert ended.stderr.endswith("] heard\n")
+
+
+def test_a_builder_calls_functions_over_builtin_types() -> None:
+    module = context.parse(
+        "func.func private @native(tensor<?x4xi8>) -> tensor<?x4xi8>\n"
+        "func.func @main(%x: !torch.vtensor<[?,4],si8>) -> !torch.vtensor<[?,4],si8> {\n"
+        "  return %x : !torch.vtensor<[?,4],si8>\n"
+        "}"
+    )
+    block = module.body.operations[1].regions[0].blocks[0]
+    builder = Builder(module.context)
+    with module.context, Location.unknown(), InsertionPoint.at_block_begin(block):
+        kind = IrType.parse("!torch.vtensor<[?,4],si8>")
+        (result,) = builder.call_native("native", [kind], block.arguments[0])
+        assert builder.get_tensor_dims(kind) == [None, 4]
+        assert str(builder.get_tensor_element_type(kind)) == "i8"
+    context.verify(module)
+    assert result.type == kind
+    assert "call @native" in str(module)
+
+
+@pytest.mark.parametrize("name", ["conversions", "debugging", "tools"])
+def test_examples_in_the_documentation_run(name: str) -> None:
+    module = importlib.import_module(f"turbine.peer.{name}")
+    failed, tried = doctest.testmod(module)
+    assert (failed, tried > 0) == (0, True)

@@ -1,0 +1,25 @@
+"""`turbine.passes.AddMetadata` with a module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from turbine.mlir.ir import Module
+from turbine.passes.add_metadata import AddMetadata
+from turbine.peer.rewriter import Pass
+
+
+class AddMetadataPass(Pass):
+    """`turbine.passes.AddMetadata`, which gives the module back."""
+
+    def __init__(
+        self, mlir_module: Module, inp_metadata: Mapping[str, object], func_name: str
+    ) -> None:
+        super().__init__(mlir_module)
+        self.mlir_module = mlir_module
+        self.metadata = AddMetadata(func_name, inp_metadata)
+
+    def run(self) -> Module:
+        """Add the metadata."""
+        self.metadata.run(self.module)
+        return self.mlir_module

@@ -1,0 +1,61 @@
+"""Dtypes under the names of iree-turbine: each table is a column of `turbine.dtypes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import torch
+from iree.compiler.ir import Type
+from iree.runtime import HalElementType
+
+from turbine import dtypes, errors
+
+
+def _parser(text: str) -> Callable[[], Type]:
+    """A type is made in the context of whoever asks for it."""
+    return lambda: Type.parse(text)
+
+
+TORCH_DTYPE_TO_IREE_TYPE = {row.torch: _parser(row.mlir) for row in dtypes.TABLE}
+TORCH_DTYPE_TO_IREE_TYPE_ASM = {row.torch: row.mlir for row in dtypes.TABLE}
+TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM = {row.torch: row.torch_mlir for row in dtypes.TABLE}
+TORCH_DTYPE_TO_MLIR_TYPE_ASM = TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM
+# IREE's integers have no sign; going back, they are taken for signed ones.
+IREE_TYPE_ASM_TO_TORCH_DTYPE = {row.mlir: row.torch for row in reversed(dtypes.TABLE)}
+SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE = {row.torch_mlir: row.torch for row in dtypes.TABLE}
+MLIR_TYPE_ASM_TO_TORCH_DTYPE = SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE
+DTYPE_TO_ELEMENT_TYPE = {row.torch: HalElementType(row.hal) for row in dtypes.TABLE}
+TORCH_DTYPE_TO_NUMPY = {row.torch: row.numpy for row in dtypes.TABLE}
+
+
+def dtype_to_element_type(dtype: torch.dtype) -> HalElementType:
+    """What IREE's runtime calls a torch dtype."""
+    return HalElementType(dtypes.of_torch(dtype).hal)
+
+
+def torch_dtype_to_numpy(torch_dtype: torch.dtype) -> numpy.dtype[Any]:
+    """The numpy (or ml_dtypes) dtype with the elements of a torch dtype."""
+    return dtypes.of_torch(torch_dtype).numpy
+
+
+def torch_dtyped_shape_to_iree_format(
+    shape_or_tensor: torch.Tensor | Sequence[int], dtype: torch.dtype | None = None, /
+) -> str:
+    """A shape and dtype as IREE's tools write them.
+
+    >>> import torch
+    >>> from turbine.peer.conversions import torch_dtyped_shape_to_iree_format
+    >>> torch_dtyped_shape_to_iree_format([1, 2], torch.float32)
+    '1x2xf32'
+    """
+    if isinstance(shape_or_tensor, torch.Tensor):
+        return _format(shape_or_tensor.shape, dtype or shape_or_tensor.dtype)
+    if dtype is None:
+        raise errors.ArgumentError(f"the shape {tuple(shape_or_tensor)} comes without a dtype")
+    return _format(shape_or_tensor, dtype)
+
+
+def _format(shape: Sequence[int], dtype: torch.dtype) -> str:
+    return "x".join([*map(str, shape), dtypes.of_torch(dtype).mlir])

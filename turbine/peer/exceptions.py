@@ -1,0 +1,15 @@
+"""The errors of iree-turbine's that Turbine raises too, under their old names."""
+
+from turbine.errors import ArgumentError as UnsupportedTorchDeviceError
+from turbine.errors import ArgumentError as UnsupportedTypeError
+from turbine.errors import ExportError as ApiSequencingError
+from turbine.errors import TurbineError as GeneralError
+from turbine.errors import UnsupportedDtype as UnknownDTypeError
+
+__all__ = [
+    "ApiSequencingError",
+    "GeneralError",
+    "UnknownDTypeError",
+    "UnsupportedTorchDeviceError",
+    "UnsupportedTypeError",
+]

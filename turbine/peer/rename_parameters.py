@@ -1,0 +1,31 @@
+"""`turbine.passes.RenameParameters` with a root op."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from turbine.mlir.ir import Module, Operation
+from turbine.passes.rename_parameters import Callback, Name, RenameParameters
+from turbine.peer.rewriter import Pass, pass_main
+
+
+class RenameParametersPass(Pass):
+    """`turbine.passes.RenameParameters`, where names that are not there are no error."""
+
+    def __init__(
+        self,
+        root_op: Module | Operation,
+        *,
+        rename_map: Mapping[Name, Name] | None = None,
+        rename_callback: Callback | None = None,
+    ) -> None:
+        super().__init__(root_op)
+        self.renames = RenameParameters(rename_map or {}, rename_callback, missing_ok=True)
+
+    def run(self) -> None:
+        """Rename the parameters."""
+        self.renames.run(self.module)
+
+
+if __name__ == "__main__":
+    pass_main(RenameParametersPass)

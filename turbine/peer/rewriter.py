@@ -1,0 +1,86 @@
+"""Passes as users of iree-turbine write them: a root op in, `run()` changes it."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from turbine.mlir import context as mlir_context
+from turbine.mlir import rewriting
+from turbine.mlir.ir import Module, Operation, Value
+from turbine.mlir.matching import ConstantIntMatcher as ConstantIntMatcher
+from turbine.mlir.matching import FuncOpMatcher as FuncOpMatcher
+from turbine.mlir.matching import GlobalLoadMatcher as GlobalLoadMatcher
+from turbine.mlir.matching import GlobalOpMatcher as GlobalOpMatcher
+from turbine.mlir.matching import GlobalsDict, globals_of
+from turbine.mlir.matching import NamedOpMatcher as NamedOpMatcher
+from turbine.mlir.matching import OpMatcher as OpMatcher
+from turbine.mlir.matching import OpMatchResult as OpMatchResult
+from turbine.mlir.matching import Transpose2DMatcher as Transpose2DMatcher
+from turbine.mlir.matching import match_children as match_children
+from turbine.peer.builder import Builder as Builder
+from turbine.peer.merger import Merger as Merger
+from turbine.peer.merger import module_of
+
+
+class Pass:
+    """A base for passes that hold the module they change; a subclass has `run`."""
+
+    def __init__(self, root_op: Module | Operation) -> None:
+        self.root_op: Operation = root_op.operation
+        self.module = module_of(root_op)
+
+    def run(self) -> Any:
+        """Change the module."""
+        raise NotImplementedError
+
+    @property
+    def funcs(self) -> list[OpMatchResult]:
+        """The functions of the module."""
+        return match_children(self.root_op, FuncOpMatcher())
+
+    @property
+    def globals(self) -> GlobalsDict:
+        """The globals of the module by their names."""
+        return globals_of(self.root_op)
+
+    def merge_module(self, source_module: Module | Operation) -> Merger:
+        """Move what is in another module into this one."""
+        merger = Merger(source_module, self.root_op)
+        merger.merge()
+        return merger
+
+    def inline(self) -> None:
+        """Put functions in the place of their calls."""
+        rewriting.run_pipeline(self.module, "inline")
+
+    def cleanup(self) -> None:
+        """Simplify, and drop private symbols that nobody uses."""
+        rewriting.run_pipeline(self.module, "canonicalize,symbol-dce")
+
+    def replace_op(self, old_op: Operation, *new_results: Value) -> None:
+        """Let values stand in for an op's results, and erase the op."""
+        rewriting.replace(old_op.operation, new_results)
+        self.erase_unused_op(old_op)
+
+    def erase_unused_op(self, op: Operation) -> None:
+        """Erase an op that nobody reads, and what only it has read."""
+        rewriting.erase_unused(self.module, [op.operation])
+
+
+def pass_main(pass_class: type[Pass], *, argv: Sequence[str] | None = None) -> None:
+    """Read IR from a file, run a pass and print the IR, or write it with -o."""
+    parser = ArgumentParser(description=pass_class.__doc__)
+    parser.add_argument("input", type=Path)
+    parser.add_argument("-o", "--output", type=Path)
+    options = parser.parse_args(argv)
+    module = mlir_context.read(options.input)
+    pass_class(module).run()
+    mlir_context.verify(module)
+    if options.output is None:
+        sys.stdout.write(mlir_context.to_text(module))
+    else:
+        mlir_context.save(module, options.output)

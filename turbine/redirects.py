@@ -1,0 +1,142 @@
+"""Imports under the names of iree-turbine: an old path in, a module of Turbine's out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import CodeType, ModuleType
+
+from turbine import errors
+
+# Old path below a root (`iree.turbine`, `shark_turbine`) -> our module. What has no row of its own
+# but is below one is looked for below our module: aot.output is turbine.aot.output.
+MOVED = {
+    "aot": "turbine.aot",
+    "aot.decompositions": "turbine.capture.decompositions",
+    "aot.exporter": "turbine.aot.exporting",
+    "aot.params": "turbine.aot.parameters",
+    "aot.tensor_traits": "turbine.capture.traits",
+    "dynamo": "turbine.dynamo",
+    "dynamo.backends.base": "turbine.dynamo.entry",
+    "dynamo.backends.cpu": "turbine.dynamo.entry",
+    "dynamo.decompositions": "turbine.peer.decompositions",
+    "dynamo.passes": "turbine.peer.decompositions",
+    "importers.ir": "turbine.peer.ir",
+    "runtime": "turbine.runtime",
+    "support.conversions": "turbine.peer.conversions",
+    "support.debugging": "turbine.peer.debugging",
+    "support.exceptions": "turbine.peer.exceptions",
+    "support.ir_imports": "turbine.peer.ir",
+    "support.logging": "turbine.peer.logging",
+    "support.tools": "turbine.peer.tools",
+    "transforms.builder": "turbine.peer.builder",
+    "transforms.general.add_metadata": "turbine.peer.add_metadata",
+    "transforms.general.custom_op_expansion": "turbine.peer.custom_op_expansion",
+    "transforms.general.rename_parameters": "turbine.peer.rename_parameters",
+    "transforms.merger": "turbine.peer.merger",
+    "transforms.quantization.mm_group_quant": "turbine.peer.mm_group_quant",
+    "transforms.rewriter": "turbine.peer.rewriter",
+}
+# Old path -> why there is nothing, there and below.
+ABSENT = {
+    "kernel": "Turbine has no kernel language yet",
+    "kernel.boo": "Turbine has no bag of ops; torch.compile(model, backend='turbine') leaves to "
+    "PyTorch what it does not compile",
+    "kernel.wave": "Wave is a project of its own, iree-org/wave",
+    "dynamo.backends.boo": "torch.compile(model, backend='turbine') leaves to PyTorch what it "
+    "does not compile",
+    "ops": "Turbine has no custom ops of its own yet",
+    "runtime.op_reg": "Turbine has no custom ops of its own yet; turbine.passes.ExpandCustomOps "
+    "puts IR in the place of any op",
+    "tools": "Turbine has no interpreter of MLIR; iree-compile and iree-run-module execute IR",
+}
+_SHELVES = {old[:at] for old in MOVED for at, letter in enumerate(old) if letter == "."} - {*MOVED}
+
+
+def install(root: str) -> None:
+    """Let imports below a root find our modules."""
+    finder = Redirects(root)
+    if finder not in sys.meta_path:
+        # First, as Python would otherwise load our files again under the old names.
+        sys.meta_path.insert(0, finder)
+
+
+@dataclass(frozen=True)
+class Redirects(MetaPathFinder):
+    """Answers for every path below a root, with an error where there is nothing."""
+
+    root: str
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """How to import an old path; None for paths that are not below the root."""
+        if not fullname.startswith(f"{self.root}."):
+            return None
+        old = fullname.removeprefix(f"{self.root}.")
+        if old in _SHELVES:
+            return ModuleSpec(fullname, None, is_package=True)
+        ours = _spec_of_ours(old)
+        if ours is None:
+            near = get_close_matches(fullname, [f"{self.root}.{path}" for path in MOVED], cutoff=0)
+            raise errors.UnknownModule(
+                f"no module named {fullname!r}: {_why_absent(old)}",
+                hint=f"nearest: {', '.join(near)}; docs/moving_over.md says what is where",
+            )
+        is_package = ours.submodule_search_locations is not None
+        return ModuleSpec(fullname, _Redirect(old, ours), origin=ours.name, is_package=is_package)
+
+
+@dataclass(frozen=True)
+class _Redirect(InspectLoader):
+    old: str
+    ours: ModuleSpec
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Put our module in the place of the empty one that Python made."""
+        sys.modules[module.__name__] = import_module(self.ours.name)
+        # `from root.aot import params` asks our module, which calls it by another name.
+        for child in _children(self.old):
+            import_module(f"{module.__name__}.{child}")
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """What `python -m` runs."""
+        loader = self.ours.loader
+        return loader.get_code(self.ours.name) if isinstance(loader, InspectLoader) else None
+
+    def get_source(self, fullname: str) -> str | None:
+        """The text of our module."""
+        loader = self.ours.loader
+        return loader.get_source(self.ours.name) if isinstance(loader, InspectLoader) else None
+
+
+def _spec_of_ours(old: str) -> ModuleSpec | None:
+    row = next((path for path in _upward(old) if path in MOVED or path in ABSENT), None)
+    return None if row not in MOVED else find_spec(MOVED[row] + old.removeprefix(row))
+
+
+def _why_absent(old: str) -> str:
+    row = next((path for path in _upward(old) if path in ABSENT), None)
+    if row is None:
+        return "Turbine has nothing in its place"
+    # Python imports a package before what is in it, so the package speaks for both.
+    below = (f"{path}: {why}" for path, why in ABSENT.items() if path.startswith(f"{row}."))
+    return "; ".join([ABSENT[row], *below])
+
+
+def _upward(path: str) -> Iterator[str]:
+    """A path and those it is below, the longest first."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _children(old: str) -> list[str]:
+    below = (path.removeprefix(f"{old}.") for path in MOVED if path.startswith(f"{old}."))
+    return list(dict.fromkeys(path.partition(".")[0] for path in below))
