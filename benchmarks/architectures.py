@@ -4,7 +4,7 @@ Every architecture is built from a tiny configuration with random weights, expla
 with eager. The exit code is 1 if an answer differs, or if an op is left to PyTorch that neither
 draws random numbers nor has a size that depends on values.
 
-    pip install transformers
+    pip install turbine[models]
     python benchmarks/architectures.py --models bert,llama --training
 """
 
@@ -167,7 +167,7 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
         import transformers
     except ImportError as error:
         raise errors.MissingExtra(
-            "transformers is not installed", hint="pip install transformers"
+            "transformers is not installed", hint="pip install turbine[models]"
         ) from error
     if name not in MODELS:
         raise errors.ConfigError(errors.unknown("model", name, MODELS))
@@ -185,8 +185,9 @@ def answer(call: Any, model: nn.Module, given: dict[str, Any]) -> list[Tensor]:
     if not result.requires_grad:
         return [result]
     result.square().mean().backward()
-    grads = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
-    return [result.detach(), torch.cat(grads)]
+    # A parameter of results that the loss does not use gets zeros from compiled graphs.
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return [result.detach(), torch.cat([grad.flatten() for grad in grads])]
 
 
 def apart(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
