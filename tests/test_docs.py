@@ -38,7 +38,9 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
     assert set(re.findall(r'^\| `"([\w-]+)"` \|', text, re.M)) == set(options.MODES)
 
 
-@pytest.mark.parametrize("page", ["torch_compile", "parameters", "transforms", "quantization"])
+@pytest.mark.parametrize(
+    "page", ["torch_compile", "parameters", "transforms", "quantization", "compiled_module"]
+)
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,13 +9,14 @@ from torch.export import ExportedProgram
 
 from turbine import errors
 from turbine.aot import provenance
-from turbine.aot.output import ExportOutput
+from turbine.aot.compiled_module import CompiledModule
+from turbine.aot.output import Exported, ExportOutput
 from turbine.capture.program import capture
 from turbine.lower.importer import DEFAULT_NAME, lower_all
 
 
 def export(
-    model: torch.nn.Module | ExportedProgram,
+    model: torch.nn.Module | ExportedProgram | CompiledModule | type[CompiledModule],
     /,
     *example_args: Any,
     args: tuple[Any, ...] | None = None,
@@ -26,7 +27,7 @@ def export(
     strict_export: bool = False,
     weights: str = "external",
 ) -> ExportOutput:
-    """Export a model with example arguments.
+    """Export a model with example arguments, or a compiled module without.
 
     `dynamic_shapes` is what torch.export takes. `weights` says where parameters go: "external"
     (beside the code in the artifact, mapped at load), "global" (named values in the IR) or
@@ -37,6 +38,10 @@ def export(
     >>> out.signature.text()
     '(input: float32[3, 4]) -> float32[3, 2]'
     """
+    if isinstance(model, CompiledModule):
+        return _export_module(model)
+    if isinstance(model, type):
+        return _export_module(_instance(model, weights))
     if example_args and args is not None:
         raise errors.ExportError("example arguments given twice", hint="use args=(...) alone")
     program = capture(
@@ -49,4 +54,31 @@ def export(
     programs = {function_name or DEFAULT_NAME: program}
     name = module_name or "module"
     lowered = lower_all(programs, module_name=name, weights=weights)
-    return ExportOutput(programs, lowered, name, provenance.of(model), weights)
+    entry_points = {name: Exported.of(program) for name, program in programs.items()}
+    return ExportOutput(entry_points, lowered, name, provenance.of(model), weights)
+
+
+def _instance(model: type, weights: str) -> CompiledModule:
+    if not issubclass(model, CompiledModule):
+        raise errors.ExportError(
+            f"cannot export the class {model.__name__}",
+            hint="pass an nn.Module, an ExportedProgram or a subclass of CompiledModule",
+        )
+    return model(weights=weights)
+
+
+def _export_module(instance: CompiledModule) -> ExportOutput:
+    """What an instance has built, as an export."""
+    info = CompiledModule.get_info(instance)
+    if not info.signatures:
+        raise errors.ExportError(
+            f"{type(instance).__name__} has no entry points",
+            hint="write a procedure, a function whose name begins with no underscore",
+        )
+    return ExportOutput(
+        {name: Exported(signature, info.mflop) for name, signature in info.signatures.items()},
+        info.lowered,
+        info.class_info.export_name,
+        provenance.of(instance),
+        info.weights,
+    )

@@ -66,7 +66,7 @@ def _as_builtin(value: Value, location: Location) -> Value:
         ).result
     if not source.startswith("!torch.vtensor<["):
         return value
-    return to_builtin(value, _builtin_type(value.type), location)
+    return to_builtin(value, builtin_type(value.type), location)
 
 
 # Torch scalars: the ending of their conversions, and the builtin type.
@@ -85,15 +85,17 @@ def _steps(source: Type, to: Type) -> Iterator[tuple[str, Type]]:
             yield f"torch_c.from_{name}", to
         return
     is_torch = str(to).startswith("!torch.vtensor<[")
-    between = _builtin_type(to) if is_torch else to
+    between = builtin_type(to) if is_torch else to
     if source != between:
         yield "tensor.cast", between
     if is_torch:
         yield "torch_c.from_builtin_tensor", to
 
 
-def _builtin_type(of: Type) -> Type:
-    """The builtin tensor type of a torch tensor type; integers lose their sign."""
+def builtin_type(of: Type) -> Type:
+    """The builtin type of a torch tensor or number; integers lose their sign."""
+    if str(of) in _SCALARS:
+        return Type.parse(_SCALARS[str(of)][1])
     sizes, _, element = str(of).removeprefix("!torch.vtensor<[").removesuffix(">").partition("],")
     signless = re.sub(r"^[su]i(?=\d)", "i", element)
     dims = "".join(f"{size}x" for size in sizes.split(",") if size)
