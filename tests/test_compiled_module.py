@@ -26,6 +26,8 @@ from turbine.aot import (
     export_global,
     jittable,
 )
+from turbine.cli.main import main
+from turbine.zoo.odd import ODD
 
 torch.manual_seed(0)
 LINEAR = nn.Linear(8, 8)
@@ -280,6 +282,8 @@ def test_example_values_stand_for_their_types(numbers: turbine.Artifact) -> None
 
 BUFFERED = nn.BatchNorm1d(8)
 TENSOR = torch.arange(8.0)
+# Alike in print, where numpy leaves out the middle.
+ZEROS, ONE = numpy.zeros(5000), numpy.eye(1, 5000, 2500)[0]
 
 
 class Tensors(CompiledModule):
@@ -335,6 +339,21 @@ class Tensors(CompiledModule):
     def in_place(self):
         self.fill(self.cache)
 
+    def whole(self, x=AbstractTensor(2, 3)):
+        part = IREE.tensor_reshape(IREE.tensor_slice(x, (0, 2)), 3, 2)
+        return IREE.tensor_update(part, IREE.tensor_splat(1, 2, value=7), 0, 0)
+
+    def changed(self):
+        weight = self.given["weight"]
+        return IREE.tensor_update(weight, IREE.tensor_splat(3, 1, value=7), 0, 0), weight
+
+    def constants(self, x=AbstractTensor(2)):
+        return self.plus_sum(x, ZEROS), self.plus_sum(x, ONE), self.plus_sum(x, ZEROS)
+
+    @jittable
+    def plus_sum(x, array):
+        return x + float(array.sum())
+
     @jittable
     def one_more(x):
         return x + 1
@@ -371,6 +390,25 @@ def test_an_update_leaves_its_argument_alone(tensors: turbine.Artifact) -> None:
     assert not x.any()
     x[1:3, 2:4] = 1
     assert torch.equal(found, x)
+
+
+def test_a_part_that_is_the_whole_argument_is_not_written(tensors: turbine.Artifact) -> None:
+    x = torch.zeros(2, 3)
+    assert tensors.whole(x).flatten().tolist() == [7, 7, 0, 0, 0, 0]
+    assert not x.any()
+
+
+def test_an_update_of_a_weight_leaves_the_weight_alone(tensors: turbine.Artifact) -> None:
+    for _ in range(2):
+        changed, weight = tensors.changed()
+        assert torch.equal(weight, HEAD.weight.detach())
+        assert (changed[:, 0] == 7).all()
+        assert torch.equal(changed[:, 1:], weight[:, 1:])
+
+
+def test_constants_of_a_jittable_are_told_apart(tensors: turbine.Artifact) -> None:
+    found = tensors.constants(torch.zeros(2))
+    assert [float(value[0]) for value in found] == [0, 1, 0]
 
 
 @pytest.mark.parametrize("start", [(3, 0), (0, 4), (-1, 0)])
@@ -456,6 +494,45 @@ def test_external_globals_have_scopes_and_mapped_names(tensors: turbine.Artifact
 
 def test_outside_of_a_procedure_a_jittable_is_pytorch() -> None:
     assert torch.equal(Tensors.add(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
+
+
+class Scaler(CompiledModule):
+    """A module of one procedure."""
+
+    count = export_global(AbstractIndex, mutable=True)
+
+    def scale(self, x=AbstractTensor(None), *, by=AbstractF32):
+        self.count = self.count + 1
+        return {"y": self.times(x, by), "n": self.count}
+
+    times = jittable(lambda x, by: x * by)
+
+
+def test_the_command_line_runs_a_procedure_and_shows_its_state(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "scaler.turbine")
+    aot.export(Scaler).compile(path)
+    assert main(["run", path, "--input", "2xf32=3", "--input", "f32=2.5", "--json"]) == 0
+    assert "[7.5, 7.5]" in capsys.readouterr().out
+    assert main(["run", path, "--size", "x_0=2"]) == 0
+    assert main(["inspect", path]) == 0
+    assert "count: index\n" in capsys.readouterr().out
+
+
+def test_programs_and_procedures_share_the_state_of_a_model() -> None:
+    example = ODD["counter"]()
+    exported = torch.export.export(example.model, example.args)
+
+    def again(self: Any, x: Any = example.args[0]) -> Any:
+        return self._add(x)
+
+    members = {"add": exported, "_add": exported, "again": again}
+    artifact = aot.export(CompiledModule.create_from_dict("Shared", members)).compile()
+    zeros = torch.zeros_like(example.args[0])
+    calls = (artifact.add, artifact.again, artifact.add)
+    assert [int(call(zeros)[0, 0]) for call in calls] == [1, 2, 3]
+    assert artifact.state["count"] == 3
 
 
 # Classes.
@@ -577,6 +654,10 @@ def test_name_collisions_list_both() -> None:
     refused(match="wrong.a and the global wrong.b are both named 'x'", a=one, b=two)
     clash = export_global(torch.ones(2), name="run")
     refused(match="global wrong.a and the procedure Wrong.run", a=clash, run=procedure(None))
+
+
+def test_a_name_that_the_artifact_has_is_refused() -> None:
+    refused(match="wrong.reset would be hidden by `reset` of the artifact", reset=procedure(None))
 
 
 def test_a_parameter_of_which_nothing_is_known_is_named() -> None:

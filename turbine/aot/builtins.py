@@ -80,7 +80,7 @@ class IREE:
             _check_part(tensor, axis, starts[axis], lengths[axis])
         shape, of, _ = _made(lengths, tensor.dtype)
         value = flow.extract(tensor.value, _places(starts), _places(lengths), of, tracing.here())
-        return IrTensor(value, shape, tensor.row, is_own=True)
+        return IrTensor(value, shape, tensor.row, is_own=tensor.is_own)
 
     @staticmethod
     def tensor_update(target: Any, update: Any, *start_indices: Any) -> IrTensor:

@@ -130,15 +130,16 @@ def _check_sizes(signature: Signature, arguments: Sequence[Any]) -> dict[str, Si
         expected: Any = dims.evaluate(dim, sizes)  # type: ignore[arg-type]
         if expected is not None:
             require_size(argument, axis, expected, f"argument {spec.name!r}")
-    _check_limits(signature, sizes)
+    _check_limits(signature, sizes, names)
     return sizes
 
 
-def _check_limits(signature: Signature, sizes: dict[str, Size]) -> None:
+def _check_limits(signature: Signature, sizes: dict[str, Size], names: dict[str, Any]) -> None:
+    """Check the ranges of sizes, unless the caller's size has the same one, and conditions."""
     trace = tracing.required("a call")
     for name, limits in signature.symbols.items():
         size = sizes.get(name)
-        if size is None or trace.limits.get(name) == limits:
+        if size is None or trace.limits.get(str(names.get(name))) == limits:
             continue
         # PyTorch takes 2 for the least size of a trace; what it found out about 0 and 1 is below.
         if limits.minimum > 2:

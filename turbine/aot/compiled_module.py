@@ -24,9 +24,15 @@ from turbine.lower.weights import Number, WeightBuilder, check_place
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function as mlir_function
 from turbine.mlir.ir import Location, Module
+from turbine.runtime.artifact import Artifact
 from turbine.signature import Signature
 
 IMPORT_PIPELINE = "builtin.module(torch-to-iree)"
+
+# What an artifact has beside its entry points.
+ARTIFACT_NAMES = {name for name in vars(Artifact) if not name.startswith("_")} | {
+    *("driver", "functions", "manifest", "state", "target"),
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class CompiledModule:
     ...     def step(self, by=aot.AbstractIndex):
     ...         self.count = self.count + by
     ...         return self.count
-    >>> aot.CompiledModule.signature_info(Counter())["step"].text()
+    >>> aot.CompiledModule.get_info(Counter()).signatures["step"].text()
     '(by: index) -> index'
     """
 
@@ -128,11 +134,6 @@ class CompiledModule:
     def get_mlir_module(inst: CompiledModule) -> Module:
         """The IR of an instance."""
         return inst._instance_info.lowered.module
-
-    @staticmethod
-    def signature_info(inst: CompiledModule) -> Mapping[str, Signature]:
-        """What each entry point of an instance takes and gives."""
-        return inst._instance_info.signatures
 
     @staticmethod
     def save_mlir(inst: CompiledModule, path: str | Path) -> None:
@@ -203,6 +204,12 @@ def _declare(trace: Trace, info: ClassInfo) -> None:
                 continue
             trace.weights.declare(held, Location.unknown())
             trace.know(held)
+    for name in (*info.procedures, *info.programs):
+        if name in ARTIFACT_NAMES:
+            raise errors.ProcedureError(
+                f"{info.export_name}.{name} would be hidden by `{name}` of the artifact",
+                hint="give the procedure another name",
+            )
     for procedure in info.procedures.values():
         trace.claim(procedure.name, f"the procedure {procedure.owner}.{procedure.name}")
     for program in info.programs.values():

@@ -173,9 +173,24 @@ def _value(leaf: Any) -> Any:
 
 
 def _type(argument: Any) -> Any:
-    if not isinstance(argument, IrTensor):
+    if isinstance(argument, IrTensor):
+        return argument.row, argument.shape
+    if argument is None or isinstance(argument, (bool, int, float, str)):
         return type(argument), repr(argument)
-    return argument.row, argument.shape
+    return _Same(argument)
+
+
+class _Same:
+    """Equal to itself alone, and as long as it lives nothing else has its id."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def _examples(

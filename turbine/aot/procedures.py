@@ -71,7 +71,7 @@ class Procedure:
         is_replaced = inspect.getattr_static(type(instance), self.name) is not self
         name = f"{self.owner}.{self.name}" if is_replaced else self.name
         trace.claim(name, f"the procedure {self.owner}.{self.name}")
-        taken = _Parameters(self, trace)
+        taken = _Parameters(self)
         location = _location(self.function)
         block = mlir_function.define(
             trace.weights.module,
@@ -81,7 +81,7 @@ class Procedure:
             location,
             visibility=PRIVATE if is_replaced else PUBLIC,
         )
-        with InsertionPoint(block):
+        with InsertionPoint(block), trace.sizes_within(taken.symbols):
             args, kwargs = taken.nested(list(block.arguments))
             result = self._run(instance, args, kwargs)
             values, outputs, out_tree = self._results(result)
@@ -104,7 +104,8 @@ class Procedure:
         except errors.TurbineError as error:
             raise self._failure(error.fact, error, error.hint) from error
         except Exception as error:
-            raise self._failure(f"{type(error).__name__}: {error}", error, None) from error
+            hint = "jittables compute with tensors" if isinstance(error, TypeError) else None
+            raise self._failure(f"{type(error).__name__}: {error}", error, hint) from error
 
     def _failure(self, fact: str, error: Exception, hint: str | None) -> errors.ProcedureError:
         return errors.ProcedureError(
@@ -139,15 +140,15 @@ class Procedure:
 class _Parameters:
     """What a procedure takes: its leaves as a signature and IR have them."""
 
-    def __init__(self, procedure: Procedure, trace: Trace) -> None:
+    def __init__(self, procedure: Procedure) -> None:
         self.symbols: dict[str, Range] = {}
         self.inputs: list[Input] = []
         self.types: list[Type] = []
-        self._trace = trace
         abstract: dict[str, dict[str, Any]] = {"args": {}, "kwargs": {}}
         for parameter in _parameters(procedure):
             place = "kwargs" if parameter.kind is inspect.Parameter.KEYWORD_ONLY else "args"
             abstract[place][parameter.name] = _abstract(procedure, parameter)
+        self._given = _named_sizes(abstract)
         self.positional = tuple(abstract["args"])
         positional = tuple(self._add(*item) for item in abstract["args"].items())
         keywords = tuple(self._add(*item) for item in abstract["kwargs"].items())
@@ -177,14 +178,25 @@ class _Parameters:
         """Sizes, with a name for each one that is not known."""
         stem = re.sub(r"\W+", "_", path).strip("_")
         shape = tuple(
-            f"{stem}_{axis}" if size is None else size for axis, size in enumerate(leaf.size)
+            self._unique(f"{stem}_{axis}") if size is None else size
+            for axis, size in enumerate(leaf.size)
         )
         for size in shape:
             if isinstance(size, str):
-                limits = leaf.limits.get(size, Range(0, None))
-                self.symbols.setdefault(size, limits)
-                self._trace.limits.setdefault(size, limits)
+                self.symbols.setdefault(size, leaf.limits.get(size, Range(0, None)))
         return shape
+
+    def _unique(self, name: str) -> str:
+        """A name for a size that no other size has, and that no user gave."""
+        while name in self.symbols or name in self._given:
+            name += "_"
+        return name
+
+
+def _named_sizes(abstract: Any) -> set[str]:
+    leaves = torch_pytree.tree_leaves(abstract)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, AbstractTensor)]
+    return {size for tensor in tensors for size in tensor.size if isinstance(size, str)}
 
 
 def _bound(spec: Input, value: Value) -> IrTensor | IrScalar:

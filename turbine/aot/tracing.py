@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -38,7 +38,7 @@ class Trace:
     functions: dict[Any, Function] = field(default_factory=dict)  # by what they were made from
     in_progress: list[Any] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # symbol -> what has it
-    limits: dict[str, Range] = field(default_factory=dict)  # of sizes by their names
+    limits: Mapping[str, Range] = field(default_factory=dict)  # of the procedure's named sizes
     mflop: float = 0.0
     _known: dict[tuple[Any, ...], Weight] = field(default_factory=dict)
 
@@ -59,6 +59,13 @@ class Trace:
             name = f"{wanted}_{count}"
         self.names[name] = owner
         return name
+
+    @contextmanager
+    def sizes_within(self, limits: Mapping[str, Range]) -> Iterator[None]:
+        """Trace a procedure whose sizes have these names; names of another mean others."""
+        before, self.limits = self.limits, limits
+        yield
+        self.limits = before
 
     def know(self, weight: Weight) -> None:
         """Make the weight stand for its tensor wherever that is met."""
