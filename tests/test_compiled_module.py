@@ -598,6 +598,10 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda self, x, n: setattr(self, "stete", x),
         "unknown global 'stete'; valid: state, fixed, number",
     ),
+    "an undefined global that is read": (
+        lambda self, x, n: self.stete,
+        "unknown global or procedure 'stete'; valid: state, other",
+    ),
     "an immutable global": (
         lambda self, x, n: setattr(self, "fixed", x),
         "the global 'fixed' is not mutable",
@@ -669,12 +673,13 @@ def test_attributes_of_globals_that_clash_are_refused() -> None:
         export_global(AbstractTensor(2), mutable=True, external=True, uninitialized=True)
     with pytest.raises(errors.ProcedureError, match="has to be mutable"):
         export_global(AbstractTensor(2), uninitialized=True)
+    refused(match="the global 'x' cannot be a str", x=export_global("text"))
     refused(match="'x' has sizes that are not known", x=export_global(AbstractTensor(None)))
 
 
 def test_values_of_the_program_are_not_at_hand_outside() -> None:
     instance = CompiledModule.create_from_dict("Small", {"x": export_global(1)})()
     with pytest.raises(errors.ProcedureError, match="the global 'x' was used outside"):
-        _ = instance.x  # type: ignore[attr-defined]
+        _ = instance.x
     with pytest.raises(errors.ExportError, match="Small has no entry points"):
         aot.export(instance)

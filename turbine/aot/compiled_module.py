@@ -104,6 +104,11 @@ class CompiledModule:
             )
         object.__setattr__(self, name, value)
 
+    def __getattr__(self, name: str) -> Any:
+        info = self._class_info
+        known = (*info.globals, *info.procedures, *info.programs, *info.jittables)
+        raise AttributeError(errors.unknown("global or procedure", name, known), obj=self)
+
     @staticmethod
     def create_from_dict(
         name: str,

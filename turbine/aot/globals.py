@@ -11,7 +11,7 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import dtypes, errors
 from turbine.aot import tracing
-from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify
+from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify, is_abstract
 from turbine.aot.calls import as_number, as_tensor, require_size
 from turbine.aot.values import IrScalar, IrTensor
 from turbine.capture import trees
@@ -187,6 +187,11 @@ def _held(name: str, value: Any, attributes: GlobalAttributes) -> Weight | Numbe
     mutable = bool(attributes.mutable)
     if isinstance(value, torch.Tensor):
         return _weight(name, value, attributes)
+    if not is_abstract(value):
+        raise errors.ProcedureError(
+            f"the global {name!r} cannot be a {type(value).__name__}",
+            hint="give a tensor, a number, AbstractTensor(4, 8), or AbstractIndex and its kin",
+        )
     abstract = abstractify(value)
     if isinstance(abstract, AbstractTensor):
         return _weight(name, _zeros(name, abstract), attributes)
