@@ -64,6 +64,30 @@ TABLE = (
     Dtype("complex128", "complex<f64>", "complex<f64>", 0x23000080, 128, "complex"),
 )
 BY_NAME = {row.name: row for row in TABLE}
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number that is passed, returned or kept by itself; `python` is what a caller sees."""
+
+    name: str
+    mlir: str
+    bits: int
+    python: type
+
+
+# In the order of arithmetic: of two numbers, the result is of the later kind.
+SCALARS = {
+    row.name: row
+    for row in (
+        Scalar("bool", "i1", 1, bool),
+        Scalar("int32", "i32", 32, int),
+        Scalar("index", "index", 64, int),
+        Scalar("int64", "i64", 64, int),
+        Scalar("float32", "f32", 32, float),
+        Scalar("float64", "f64", 64, float),
+    )
+}
 # Short spellings for the command line: f32, bf16, si64, ui8; a plain i8 is signed.
 BY_SPELLING = {
     **{row.mlir: row for row in reversed(TABLE)},

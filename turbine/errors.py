@@ -50,6 +50,10 @@ class UnsupportedOp(ExportError):
     """Operators that cannot be brought into the compiler's IR; all of them are named."""
 
 
+class ProcedureError(ExportError):
+    """A compiled module whose declarations clash, or a procedure that cannot be traced."""
+
+
 class TransformError(TurbineError, ValueError):
     """A transform of IR that cannot be done as asked; the IR is left as it was."""
 

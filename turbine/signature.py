@@ -13,10 +13,10 @@ from turbine.pytree import Tree
 
 @dataclass(frozen=True)
 class Input:
-    """One leaf of the arguments: a tensor, a run-time int, or a value fixed at export."""
+    """One leaf of the arguments: a tensor, a number, a size, or a value fixed at export."""
 
     name: str
-    kind: str  # "tensor", "int" or "constant"
+    kind: str  # "tensor", "scalar", "int" (which binds a symbol) or "constant"
     dtype: str = ""
     shape: tuple[Dim, ...] = ()
     value: Any = None  # a constant's value, or the symbol an int binds
@@ -131,4 +131,6 @@ def _leaf_text(leaf: Input | Output) -> str:
         return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
     if leaf.kind == "constant":
         return repr(leaf.value)
+    if leaf.kind == "scalar":
+        return leaf.dtype
     return f"{leaf.kind} {leaf.value}" if leaf.value is not None else leaf.kind

@@ -1,8 +1,24 @@
 """Ahead of time: export a model, compile it, ship and call the artifact."""
 
+from turbine.aot.abstract import AbstractBool as AbstractBool
+from turbine.aot.abstract import AbstractF32 as AbstractF32
+from turbine.aot.abstract import AbstractF64 as AbstractF64
+from turbine.aot.abstract import AbstractI32 as AbstractI32
+from turbine.aot.abstract import AbstractI64 as AbstractI64
+from turbine.aot.abstract import AbstractIndex as AbstractIndex
+from turbine.aot.abstract import AbstractTensor as AbstractTensor
+from turbine.aot.abstract import abstractify as abstractify
+from turbine.aot.builtins import IREE as IREE
+from turbine.aot.compiled_module import CompiledModule as CompiledModule
 from turbine.aot.exporting import export as export
 from turbine.aot.fx_programs import FxPrograms as FxPrograms
 from turbine.aot.fx_programs import FxProgramsBuilder as FxProgramsBuilder
+from turbine.aot.globals import GlobalAttributes as GlobalAttributes
+from turbine.aot.globals import export_buffers as export_buffers
+from turbine.aot.globals import export_global as export_global
+from turbine.aot.globals import export_global_tree as export_global_tree
+from turbine.aot.globals import export_parameters as export_parameters
+from turbine.aot.jittable import jittable as jittable
 from turbine.aot.output import ExportOutput as ExportOutput
 from turbine.aot.parameters import ParameterArchive as ParameterArchive
 from turbine.aot.parameters import ParameterArchiveBuilder as ParameterArchiveBuilder
@@ -10,6 +26,8 @@ from turbine.aot.parameters import ParameterArchiveEntry as ParameterArchiveEntr
 from turbine.aot.parameters import externalize_module_parameters as externalize_module_parameters
 from turbine.aot.parameters import save_module_parameters as save_module_parameters
 from turbine.aot.quantization import quantize as quantize
+from turbine.aot.values import IrScalar as IrScalar
+from turbine.aot.values import IrTensor as IrTensor
 from turbine.capture.decompositions import current_aot_decompositions as current_aot_decompositions
 from turbine.capture.decompositions import extend_aot_decompositions as extend_aot_decompositions
 from turbine.capture.traits import ExternalTensorTrait as ExternalTensorTrait

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,14 +10,15 @@ from torch.export import ExportedProgram
 
 from turbine import errors
 from turbine.aot import provenance
+from turbine.aot.compiled_module import CompiledModule
 from turbine.aot.fx_programs import FxPrograms, FxProgramsBuilder
-from turbine.aot.output import ExportOutput
-from turbine.capture.program import capture, share_weights
+from turbine.aot.output import Exported, ExportOutput
+from turbine.capture.program import Program, capture, share_weights
 from turbine.lower.importer import DEFAULT_NAME, lower_all
 
 
 def export(
-    model: torch.nn.Module | ExportedProgram | FxPrograms,
+    model: torch.nn.Module | ExportedProgram | FxPrograms | CompiledModule | type[CompiledModule],
     /,
     *example_args: Any,
     args: tuple[Any, ...] | None = None,
@@ -27,7 +29,7 @@ def export(
     strict_export: bool = False,
     weights: str = "external",
 ) -> ExportOutput:
-    """Export a model with example arguments.
+    """Export a model with example arguments, or a compiled module without.
 
     `dynamic_shapes` is what torch.export takes. `weights` says where parameters go: "external"
     (beside the code in the artifact, mapped at load), "global" (named values in the IR) or
@@ -38,6 +40,10 @@ def export(
     >>> out.signature.text()
     '(input: float32[3, 4]) -> float32[3, 2]'
     """
+    if isinstance(model, CompiledModule):
+        return _export_module(model)
+    if isinstance(model, type):
+        return _export_module(_instance(model, weights))
     if example_args and args is not None:
         raise errors.ExportError("example arguments given twice", hint="use args=(...) alone")
     name = module_name or "module"
@@ -51,8 +57,7 @@ def export(
         strict=strict_export,
     )
     programs = {function_name or DEFAULT_NAME: program}
-    lowered = lower_all(programs, module_name=name, weights=weights)
-    return ExportOutput(programs, lowered, name, provenance.of(model), weights)
+    return _output(programs, name, model, weights)
 
 
 def _export_several(model: FxPrograms, name: str, weights: str) -> ExportOutput:
@@ -60,6 +65,39 @@ def _export_several(model: FxPrograms, name: str, weights: str) -> ExportOutput:
     if not model.programs:
         raise errors.ExportError("there is no program to export", hint="export_program adds one")
     programs = share_weights({entry: capture(p) for entry, p in model.programs.items()})
-    lowered = lower_all(programs, module_name=name, weights=weights)
     root = model.root_module if isinstance(model, FxProgramsBuilder) else model
-    return ExportOutput(programs, lowered, name, provenance.of(root), weights)
+    return _output(programs, name, root, weights)
+
+
+def _output(
+    programs: Mapping[str, Program], name: str, source: object, weights: str
+) -> ExportOutput:
+    lowered = lower_all(programs, module_name=name, weights=weights)
+    entry_points = {entry: Exported.of(program) for entry, program in programs.items()}
+    return ExportOutput(entry_points, lowered, name, provenance.of(source), weights)
+
+
+def _instance(model: type, weights: str) -> CompiledModule:
+    if not issubclass(model, CompiledModule):
+        raise errors.ExportError(
+            f"cannot export the class {model.__name__}",
+            hint="pass an nn.Module, an ExportedProgram or a subclass of CompiledModule",
+        )
+    return model(weights=weights)
+
+
+def _export_module(instance: CompiledModule) -> ExportOutput:
+    """What an instance has built, as an export."""
+    info = CompiledModule.get_info(instance)
+    if not info.signatures:
+        raise errors.ExportError(
+            f"{type(instance).__name__} has no entry points",
+            hint="write a procedure, a function whose name begins with no underscore",
+        )
+    return ExportOutput(
+        {name: Exported(signature, info.mflop) for name, signature in info.signatures.items()},
+        info.lowered,
+        info.class_info.export_name,
+        provenance.of(instance),
+        info.weights,
+    )

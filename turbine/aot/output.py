@@ -22,7 +22,7 @@ from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.dumping import dump
 from turbine.lower.importer import Lowered, lower_all
-from turbine.lower.weights import address, raw_bytes
+from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
 from turbine.mlir.ir import Module
@@ -37,10 +37,29 @@ from turbine.signature import Signature
 
 
 @dataclass(frozen=True)
-class ExportOutput:
-    """An exported program, before it is compiled. Its entry points are `programs`, by name."""
+class Exported:
+    """One entry point: how it is called, and the captured program where it is one."""
 
-    programs: Mapping[str, Program]
+    signature: Signature
+    mflop: float = 0.0
+    program: Program | None = None
+
+    @staticmethod
+    def of(program: Program) -> Exported:
+        """The entry point of a captured program."""
+        return Exported(program.signature, work.mflop(program.graph.graph), program)
+
+    @property
+    def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Arguments to measure a call with."""
+        return None if self.program is None else self.program.example
+
+
+@dataclass(frozen=True)
+class ExportOutput:
+    """An exported program, before it is compiled, with its entry points by name."""
+
+    entry_points: Mapping[str, Exported]
     lowered: Lowered
     module_name: str
     provenance: dict[str, Any]
@@ -54,20 +73,37 @@ class ExportOutput:
         return self.lowered.module
 
     @property
+    def programs(self) -> dict[str, Program]:
+        """The captured program of each entry point, if all of them are captured ones."""
+        captured = {name: entry.program for name, entry in self.entry_points.items()}
+        traced = [name for name, program in captured.items() if program is None]
+        if traced:
+            raise errors.ExportError(
+                f"{', '.join(traced)} of {self.module_name}: no captured program, but a procedure",
+                hint="export an nn.Module or an ExportedProgram for this",
+            )
+        return {name: program for name, program in captured.items() if program is not None}
+
+    @property
     def program(self) -> Program:
         """The captured program, if there is one entry point."""
-        if len(self.programs) != 1:
-            raise errors.ExportError(
-                f"the export has {len(self.programs)} entry points",
-                hint=f"ask for one of .programs by its name: {', '.join(self.programs)}",
-            )
+        self._check_single()
         (only,) = self.programs.values()
         return only
 
     @property
     def signature(self) -> Signature:
         """What the program takes and gives, if there is one entry point."""
-        return self.program.signature
+        self._check_single()
+        (only,) = self.entry_points.values()
+        return only.signature
+
+    def _check_single(self) -> None:
+        if len(self.entry_points) != 1:
+            raise errors.ExportError(
+                f"the export has {len(self.entry_points)} entry points",
+                hint=f"ask for one of .entry_points by its name: {', '.join(self.entry_points)}",
+            )
 
     def text(self, *, large_elements_limit: int = 50) -> str:
         """The IR as text; longer constants are elided."""
@@ -133,7 +169,11 @@ class ExportOutput:
         ready = self._lowered_for(chosen.kind)
         ready.verify()
         source = mlir_context.to_bytecode(ready.mlir_module)
-        captured = {f"{name}.py": program.text for name, program in self.programs.items()}
+        captured = {
+            f"{name}.py": entry.program.text
+            for name, entry in self.entry_points.items()
+            if entry.program is not None
+        }
         dump(self.module_name, {**captured, "lowered.mlir": ready.text})
         compiled = pipeline.compile_ir(
             source,
@@ -186,8 +226,8 @@ class ExportOutput:
             "name": self.module_name,
             "target": asdict(compiled.target),
             "strategy": compiled.strategy,
-            "functions": {name: p.signature.to_json() for name, p in self.programs.items()},
-            "mflop": max(work.mflop(p.graph.graph) for p in self.programs.values()),
+            "functions": {name: e.signature.to_json() for name, e in self.entry_points.items()},
+            "mflop": max(entry.mflop for entry in self.entry_points.values()),
             "archives": dict.fromkeys(scopes, archive),
             "weights": [asdict(weight) for weight in declared],
             "state": [asdict(_kept(weight)) for weight in self.lowered.state],
@@ -203,14 +243,14 @@ class ExportOutput:
 
     @property
     def _has_examples(self) -> bool:
-        return all(program.example is not None for program in self.programs.values())
+        return all(entry.example is not None for entry in self.entry_points.values())
 
     def _measure(self, compiled: Compiled) -> float:
         """Seconds of one call of each function on its example arguments."""
         artifact = Artifact(container.anonymous(self._manifest(compiled), self._sections(compiled)))
         seconds = 0.0
-        for name, program in self.programs.items():
-            args, kwargs = copy.deepcopy(program.example or ((), {}))
+        for name, entry in self.entry_points.items():
+            args, kwargs = copy.deepcopy(entry.example or ((), {}))
             call = artifact.functions[name].call
             seconds += pipeline.seconds_of(partial(call, args, kwargs))
         return seconds
@@ -246,9 +286,11 @@ def _declaration(weight: Weight, archived: bool) -> Declared:
     )
 
 
-def _kept(weight: Weight) -> Kept:
-    dtype = dtypes.of_torch(weight.tensor.dtype).name
-    return Kept(weight.name, dtype, tuple(weight.tensor.shape))
+def _kept(value: Weight | Number) -> Kept:
+    if isinstance(value, Number):
+        return Kept(value.name, value.dtype, None)
+    dtype = dtypes.of_torch(value.tensor.dtype).name
+    return Kept(value.name, dtype, tuple(value.tensor.shape))
 
 
 def _entry(weight: Weight) -> Entry:

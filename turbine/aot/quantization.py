@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from turbine import errors
 from turbine.aot.exporting import export
-from turbine.aot.output import ExportOutput
+from turbine.aot.output import Exported, ExportOutput
 from turbine.capture import quantization
 from turbine.lower.importer import lower_all
 
@@ -45,7 +45,8 @@ def quantize(
         output.programs, bits=bits, group_size=group_size, include=include, exclude=exclude
     )
     lowered = lower_all(programs, module_name=output.module_name, weights=output.weights)
-    return replace(output, programs=programs, lowered=lowered, quantization=report)
+    entry_points = {name: Exported.of(program) for name, program in programs.items()}
+    return replace(output, entry_points=entry_points, lowered=lowered, quantization=report)
 
 
 def _exported(

@@ -41,6 +41,8 @@ class Weight:
     tensor: torch.Tensor
     mutable: bool = False
     external: ExternalTensorTrait | None = None  # where it is to be found, if a user has said so
+    in_code: bool = False  # its value is part of the code, wherever others are
+    uninitialized: bool = False  # it has no value before the program writes one
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,12 @@ def _given(wanted: Sequence[Input], texts: Sequence[str], signature: Signature) 
 
 
 def _restored(value: Any, spec: Input) -> Any:
-    """Numpy stores bfloat16 and fp8 as bytes without a meaning; the signature says which it is."""
+    """Numpy stores bfloat16 and fp8 as bytes without a meaning; the signature says which it is.
+
+    A number may be given as an array of one, "f32=2.5" or "i1=1".
+    """
+    if spec.kind == "scalar" and not isinstance(value, int) and value.ndim == 0:
+        return value.item()
     if spec.kind != "tensor" or isinstance(value, int) or value.dtype.kind != "V":
         return value
     dtype = dtypes.named(spec.dtype).numpy
@@ -103,6 +108,9 @@ def _made_up(
     for spec in wanted:
         if spec.kind == "int":
             values.append(dims.evaluate(spec.value, symbols))
+            continue
+        if spec.kind == "scalar":
+            values.append(dtypes.SCALARS[spec.dtype].python())
             continue
         shape = [dims.evaluate(dim, symbols) for dim in spec.shape]
         known = tuple(size for size in shape if size is not None)
@@ -129,7 +137,7 @@ def _symbols(
 
 
 def _dims(spec: Input) -> tuple[dims.Dim, ...]:
-    return spec.shape if spec.kind == "tensor" else (spec.value,)
+    return (spec.value,) if spec.kind == "int" else spec.shape
 
 
 def _random(shape: tuple[int, ...], dtype: Dtype, random: Generator) -> Array:

@@ -95,7 +95,7 @@ def _text(contents: Container) -> str:
     facts = {
         "name": manifest["name"],
         **_functions(manifest),
-        "state": ", ".join(f"{s['name']}: {s['dtype']}{s['shape']}" for s in manifest["state"]),
+        "state": _state(manifest),
         "target": f"{target.text} {target.architecture}".strip(),
         "features": target.features,
         "driver": _driver(manifest),
@@ -115,6 +115,13 @@ def _functions(manifest: dict[str, Any]) -> dict[str, str]:
         signature = Signature.from_json(data)
         facts |= {f"function {name}": signature.text(), f"sizes of {name}": _sizes(signature)}
     return facts
+
+
+def _state(manifest: dict[str, Any]) -> str:
+    from turbine.runtime.state import Kept
+
+    kept = [Kept.from_json(row) for row in manifest["state"]]
+    return ", ".join(f"{value.name}: {value.text()}" for value in kept)
 
 
 def _sections(contents: Container) -> str:

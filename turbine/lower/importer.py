@@ -14,7 +14,13 @@ from torch import fx
 from turbine import dtypes, errors
 from turbine.capture.program import Region, Weight
 from turbine.lower import emission
-from turbine.lower.weights import WeightBuilder, builtin_type, check_addresses, check_place
+from turbine.lower.weights import (
+    Number,
+    WeightBuilder,
+    builtin_type,
+    check_addresses,
+    check_place,
+)
 from turbine.mlir import constants, function, torch_values
 from turbine.mlir import context as mlir_context
 from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
@@ -30,7 +36,7 @@ class Lowered:
 
     module: Module
     external: tuple[Weight, ...]
-    state: tuple[Weight, ...] = ()
+    state: tuple[Weight | Number, ...] = ()
 
 
 DEFAULT_NAME = "main"
@@ -65,16 +71,59 @@ def lower_all(
         function.set_module_name(module, module_name)
         builder = WeightBuilder(module, place)
         for name, region in regions.items():
-            walk = _Walk(region, builder, name, locate, target_kind)
-            walk.bind_placeholders()
-            walk.import_body()
-            walk.store_and_return()
-        kept = tuple(weight for weight in builder.defined.values() if weight.mutable)
-        for index, weight in enumerate(kept):
-            _define_accessors(builder, index, weight)
-    external = tuple(w for w in builder.defined.values() if builder.is_external(w))
+            define_function(builder, name, region, locate=locate, target_kind=target_kind)
+        return finish(builder)
+
+
+def define_function(
+    builder: WeightBuilder,
+    name: str,
+    region: Region,
+    *,
+    locate: Locate | None = None,
+    target_kind: str = "cpu",
+    visibility: str = "public",
+    callable_inside: bool = False,
+) -> FunctionTypes:
+    """Lower one graph as a function of a module; gives the types it takes and gives.
+
+    A function that is `callable_inside` takes builtin types, as other functions of the module do.
+    """
+    walk = _Walk(region, builder, name, locate, target_kind, visibility, callable_inside)
+    walk.bind_placeholders()
+    walk.import_body()
+    walk.store_and_return()
+    return walk.input_types, walk.result_types
+
+
+# The types a function takes, and those it gives.
+FunctionTypes = tuple[list[Type], list[Type]]
+
+
+def finish(builder: WeightBuilder) -> Lowered:
+    """Give state its functions, and list what lies outside the module that was built."""
+    kept = tuple(weight for weight in builder.defined.values() if weight.mutable)
+    for index, value in enumerate(kept):
+        if isinstance(value, Number):
+            _define_number_accessors(builder, index, value)
+        else:
+            _define_accessors(builder, index, value)
+    weights = [w for w in builder.defined.values() if isinstance(w, Weight)]
+    external = tuple(weight for weight in weights if builder.is_external(weight))
     check_addresses(external)
-    return Lowered(module, external, kept)
+    return Lowered(builder.module, external, kept)
+
+
+def _define_number_accessors(builder: WeightBuilder, index: int, number: Number) -> None:
+    getter, setter = state_functions(index)
+    location = Location.unknown()
+    of = Type.parse(dtypes.SCALARS[number.dtype].mlir)
+    with InsertionPoint(function.define(builder.module, getter, [], [of], location)):
+        function.return_values([builder.load_number(number, location)], location)
+    block = function.define(builder.module, setter, [of], [], location)
+    with InsertionPoint(block):
+        builder.store_number(number, block.arguments[0], location)
+        function.return_values([], location)
 
 
 def _define_accessors(builder: WeightBuilder, index: int, weight: Weight) -> None:
@@ -103,6 +152,8 @@ class _Walk:
         function_name: str,
         locate: Locate | None,
         target_kind: str,
+        visibility: str,
+        callable_inside: bool,
     ) -> None:
         self.region = region
         self.locate = locate
@@ -112,13 +163,17 @@ class _Walk:
         self.importer = FxImporter(module=module)
         self.cache = self.importer._cc = _Types(module.context, locate)
         self.location = _first_location(self.cache, self.nodes.values())
+        outside = torch_values.builtin_type if callable_inside else _unchanged
         inputs = [self.nodes[name] for name in region.inputs]
+        self.input_types = [outside(self.type_of(node)) for node in inputs]
+        self.result_types = [outside(self.type_of(node)) for node in region.results]
         self.block = function.define(
             module,
             function_name,
-            [self.type_of(node) for node in inputs],
-            [self.type_of(node) for node in region.results],
+            self.input_types,
+            self.result_types,
             self.location,
+            visibility=visibility,
         )
         self.body = _Body(self.importer, module.context, self.cache, self.block)
         self.body.target_kind = target_kind
@@ -138,7 +193,10 @@ class _Walk:
 
     def bind_placeholders(self) -> None:
         for name, argument in zip(self.region.inputs, self.block.arguments, strict=True):
-            self.body.bind_node_value(self.nodes[name], argument)
+            of = self.type_of(self.nodes[name])
+            with InsertionPoint(self.block):
+                value = torch_values.convert(argument, of, self.location)
+            self.body.bind_node_value(self.nodes[name], value)
         for name, value in self.region.constants.items():
             if self.nodes[name].users:
                 self.body.import_constant(self.location, self.nodes[name], value)
@@ -171,7 +229,15 @@ class _Walk:
                 new = self.body.resolve_node_value(node)
                 value = torch_values.to_builtin(new, builtin_type(weight), self.location)
                 self.weights.store(weight, value, self.location)
-            function.return_values(results, self.location)
+            given = [
+                torch_values.convert(value, of, self.location)
+                for value, of in zip(results, self.result_types, strict=True)
+            ]
+            function.return_values(given, self.location)
+
+
+def _unchanged(of: Type) -> Type:
+    return of
 
 
 class _Body(GraphNodeImporter):

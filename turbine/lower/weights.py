@@ -11,9 +11,20 @@ import torch
 from turbine import dtypes, errors
 from turbine.capture.program import Weight
 from turbine.dtypes import Dtype
-from turbine.mlir import constants
+from turbine.mlir import constants, scalars
 from turbine.mlir import globals as mlir_globals
 from turbine.mlir.ir import Attribute, Location, Module, Type, Value
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number that the program keeps by itself, not in a tensor."""
+
+    name: str
+    dtype: str  # a key of dtypes.SCALARS
+    value: bool | int | float
+    mutable: bool = False
+
 
 # The scope of external parameters that have not been given one.
 SCOPE = "model"
@@ -25,7 +36,7 @@ class WeightBuilder:
 
     module: Module
     place: str
-    defined: dict[str, Weight] = field(default_factory=dict)
+    defined: dict[str, Weight | Number] = field(default_factory=dict)
 
     def load(self, weight: Weight, location: Location) -> Value:
         """The weight's value at the current insertion point, as a builtin tensor."""
@@ -45,9 +56,31 @@ class WeightBuilder:
         carried = constants.to_carrier(value, shape, dtype, location)
         mlir_globals.store(weight.name, carried, location)
 
+    def load_number(self, number: Number, location: Location) -> Value:
+        """The number's value at the current insertion point."""
+        initial = self.declare_number(number, location)
+        return mlir_globals.load(number.name, initial.type, location)
+
+    def store_number(self, number: Number, value: Value, location: Location) -> None:
+        """Replace the number for what comes after."""
+        self.declare_number(number, location)
+        mlir_globals.store(number.name, value, location)
+
+    def declare(self, weight: Weight, location: Location) -> None:
+        """Define the weight's global, used or not."""
+        self._define(weight, self._initial(weight), location)
+
+    def declare_number(self, number: Number, location: Location) -> Attribute:
+        """Define the number's global if it is not there; gives its initial value."""
+        initial = scalars.attribute(number.value, dtypes.SCALARS[number.dtype])
+        self._define(number, initial, location)
+        return initial
+
     def is_external(self, weight: Weight) -> bool:
         """Written state starts from a value in the code, unless a user has named another place."""
-        return weight.external is not None or (self.place == "external" and not weight.mutable)
+        if weight.external is not None:
+            return True
+        return self.place == "external" and not (weight.mutable or weight.in_code)
 
     def _may_fold(self, weight: Weight) -> bool:
         # IREE folds an unsigned constant into a literal of a signed type, which it then refuses.
@@ -57,11 +90,13 @@ class WeightBuilder:
     def _initial(self, weight: Weight) -> Attribute:
         """Where the value comes from: a parameter archive, or the IR itself."""
         shape, dtype = _type(weight)
+        if weight.uninitialized:
+            return mlir_globals.uninitialized(constants.carrier_type(shape, dtype))
         if not self.is_external(weight):
             return constants.dense(weight.name, raw_bytes(weight.tensor), shape, dtype)
         return mlir_globals.parameter(*address(weight), constants.carrier_type(shape, dtype))
 
-    def _define(self, weight: Weight, initial: Attribute, location: Location) -> None:
+    def _define(self, weight: Weight | Number, initial: Attribute, location: Location) -> None:
         if weight.name in self.defined:
             return
         self.defined[weight.name] = weight

@@ -80,6 +80,21 @@ def to_bytecode(module: Module) -> bytes:
     return buffer.getvalue()
 
 
+def run_pipeline(module: Module, pipeline: str, *, print_ir: bool = False) -> None:
+    """Run passes of MLIR's and IREE's own on a module, "builtin.module(canonicalize)"."""
+    try:
+        with module.context:
+            manager = PassManager.parse(pipeline)
+            if print_ir:
+                module.context.enable_multithreading(False)
+                manager.enable_ir_printing()
+            manager.run(module.operation)
+    except MLIRError as error:
+        raise _error(f"the pipeline {pipeline} failed", error) from error
+    except ValueError as error:
+        raise errors.CompileError(f"the pipeline {pipeline} does not parse: {error}") from error
+
+
 def fingerprint(module: Module) -> str:
     """A digest of what the module computes: equal programs from different files agree."""
     bare = parse(to_bytecode(module), module.context)

@@ -9,6 +9,7 @@ from iree.compiler.dialects import func
 from iree.compiler.ir import (
     Block,
     DictAttr,
+    FlatSymbolRefAttr,
     FunctionType,
     InsertionPoint,
     Location,
@@ -22,16 +23,25 @@ from iree.compiler.ir import (
 )
 
 from turbine import errors
+from turbine.mlir import symbols
 from turbine.mlir.matching import walk
 
 
 def define(
-    module: Module, name: str, inputs: Sequence[Type], results: Sequence[Type], location: Location
+    module: Module,
+    name: str,
+    inputs: Sequence[Type],
+    results: Sequence[Type],
+    location: Location,
+    *,
+    visibility: str = "public",
 ) -> Block:
-    """Add a public function and give back its entry block."""
+    """Add a function and give back its entry block."""
     signature = FunctionType.get(list(inputs), list(results))
     with location:
         operation = func.FuncOp(name, signature, ip=InsertionPoint(module.body))
+        if visibility != "public":
+            symbols.set_visibility(operation.operation, visibility)
         # Graphs from torch.export never broadcast a symbolic size against 1.
         operation.attributes["torch.assume_strict_symbolic_shapes"] = UnitAttr.get()
         return Block.create_at_start(operation.body, list(inputs))
@@ -40,6 +50,22 @@ def define(
 def return_values(values: Sequence[Value], location: Location) -> None:
     """End the function at the current insertion point."""
     func.ReturnOp(list(values), loc=location)
+
+
+def set_results(block: Block, results: Sequence[Type]) -> None:
+    """Say what the function around an entry block gives, once that is known."""
+    operation = block.owner
+    inputs = [argument.type for argument in block.arguments]
+    signature = FunctionType.get(inputs, list(results))
+    operation.attributes["function_type"] = TypeAttr.get(signature)
+
+
+def call(
+    name: str, arguments: Sequence[Value], results: Sequence[Type], location: Location
+) -> list[Value]:
+    """Call a function of the module at the current insertion point."""
+    callee = FlatSymbolRefAttr.get(name)
+    return list(func.CallOp(list(results), callee, list(arguments), loc=location).results)
 
 
 def set_module_name(module: Module, name: str) -> None:

@@ -23,6 +23,11 @@ def parameter(scope: str, key: str, of: Type) -> Attribute:
     return Attribute.parse(f"#flow.parameter.named<{place}> : {of}")
 
 
+def uninitialized(of: Type) -> Attribute:
+    """No value in particular."""
+    return Attribute.parse(f"#util.uninitialized : {of}")
+
+
 def define(
     module: Module, name: str, initial: Attribute, *, mutable: bool, location: Location
 ) -> None:

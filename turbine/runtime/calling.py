@@ -73,7 +73,9 @@ class Caller:
         for k, leaf in enumerate(leaves):
             spec, row, shape = self.inputs[k]
             if row is None:
-                if _is_passed(spec, leaf, symbols):
+                if spec.kind == "scalar":
+                    _push_number(arguments, spec, leaf)
+                elif _is_passed(spec, leaf, symbols):
                     arguments.push_int(leaf)
                 continue
             library = _LIBRARIES.get(type(leaf)) or _library_of(spec, leaf)
@@ -139,7 +141,7 @@ class Caller:
         values = []
         for k, (output, row) in enumerate(self.returned):
             if row is None:
-                values.append(_SCALARS[output.dtype](results.get_variant(k)))
+                values.append(dtypes.SCALARS[output.dtype].python(results.get_variant(k)))
                 continue
             value = library.from_view(device, results.get_as_object(k, _VIEW), row)
             span = library.span(value)
@@ -164,7 +166,6 @@ class Caller:
 
 
 _VIEW = iree.HalBufferView
-_SCALARS: dict[str, type] = {"int64": int, "float64": float, "bool": bool}
 # Which module handles an argument, by its type; torch's is added when a tensor is first seen.
 _LIBRARIES: dict[type, ModuleType] = {numpy.ndarray: numpy_buffers}
 
@@ -240,6 +241,30 @@ def _check_shape(spec: Input, shape: tuple[int, ...]) -> None:
     for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)):
         if isinstance(dim, int) and dim != size:
             raise _refusal(spec, f"has size {size} along axis {axis}, expected {dim}")
+
+
+def _push_number(arguments: Any, spec: Input, leaf: Any) -> None:
+    """Pass a number by itself; an int will do for a float, but not the other way round."""
+    wanted = dtypes.SCALARS[spec.dtype]
+    is_bool = isinstance(leaf, bool | numpy.bool_)
+    fits = isinstance(leaf, _NUMBERS[wanted.python])
+    if not fits or is_bool != (wanted.python is bool):
+        raise _refusal(spec, f"is a {type(leaf).__name__}, expected a {wanted.python.__name__}")
+    if wanted.python is float:
+        arguments.push_float(float(leaf))
+        return
+    limit = 2 ** (wanted.bits - 1)
+    if wanted.python is int and not -limit <= leaf < limit:
+        raise _refusal(spec, f"is {leaf}, expected an int of {wanted.bits} bits")
+    arguments.push_int(int(leaf))
+
+
+# What may be passed for a number, by its Python type.
+_NUMBERS: dict[type, tuple[type, ...]] = {
+    bool: (bool, numpy.bool_),
+    int: (int, numpy.integer),
+    float: (float, int, numpy.floating, numpy.integer),
+}
 
 
 def _is_passed(spec: Input, leaf: Any, symbols: dict[str, int]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,12 +23,22 @@ class Kept:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...] | None  # None is a number by itself
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Kept:
         """From a row of a manifest."""
-        return Kept(row["name"], row["dtype"], tuple(row["shape"]))
+        shape = None if row["shape"] is None else tuple(row["shape"])
+        return Kept(row["name"], row["dtype"], shape)
+
+    @property
+    def kind(self) -> str:
+        """What a signature calls it."""
+        return "scalar" if self.shape is None else "tensor"
+
+    def text(self) -> str:
+        """As a signature writes it."""
+        return self.dtype if self.shape is None else f"{self.dtype}{list(self.shape)}"
 
 
 class State(Mapping[str, Any]):
@@ -50,13 +61,13 @@ class State(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         index, kept = self._known(name)
         getter, _ = state_functions(index)
-        output = Output("tensor", kept.dtype, kept.shape)
+        output = Output(kept.kind, kept.dtype, kept.shape or ())
         return _copy(self._caller(getter, (), (output,)).call((), {}))
 
     def __setitem__(self, name: str, value: Any) -> None:
         index, kept = self._known(name)
         _, setter = state_functions(index)
-        given = Input(name, "tensor", kept.dtype, kept.shape)
+        given = Input(name, kept.kind, kept.dtype, kept.shape or ())
         # The program keeps the memory that it is given.
         self._caller(setter, (given,), ()).call((_copy(value),), {})
 
@@ -67,7 +78,7 @@ class State(Mapping[str, Any]):
         return len(self._kept)
 
     def __repr__(self) -> str:
-        rows = [f"{kept.name}: {kept.dtype}{list(kept.shape)}" for _, kept in self._kept.values()]
+        rows = [f"{kept.name}: {kept.text()}" for _, kept in self._kept.values()]
         return f"<state {', '.join(rows)}>"
 
     def _known(self, name: str) -> tuple[int, Kept]:
@@ -86,4 +97,8 @@ class State(Mapping[str, Any]):
 
 
 def _copy(value: Any) -> Any:
-    return value.copy() if isinstance(value, numpy.ndarray) else value.clone()
+    if isinstance(value, numpy.ndarray):
+        return value.copy()
+    torch = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(value, torch.Tensor)
+    return value.clone() if is_tensor else value

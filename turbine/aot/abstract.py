@@ -1,0 +1,106 @@
+"""What a procedure takes, without values: tensors by size and dtype, numbers by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import Dim
+from torch.utils import _pytree as torch_pytree
+
+from turbine import dtypes, errors
+from turbine.dtypes import Scalar
+from turbine.signature import Range
+
+
+class AbstractTensor:
+    """A tensor of which size and dtype are known.
+
+    A size is an int, None where it is known only at run time, or a name or a torch.export.Dim:
+    sizes of one name are equal.
+
+    >>> import torch
+    >>> AbstractTensor(None, "batch", 8, dtype=torch.int64)
+    AbstractTensor(None, 'batch', 8, dtype=torch.int64)
+    """
+
+    def __init__(self, *size: Any, dtype: torch.dtype = torch.float32) -> None:
+        self.size = tuple(_size(item) for item in size)
+        self.limits = dict(_limits(size))
+        self.dtype = dtype
+
+    def __repr__(self) -> str:
+        sizes = "".join(f"{size!r}, " for size in self.size)
+        return f"AbstractTensor({sizes}dtype={self.dtype})"
+
+
+@dataclass(frozen=True)
+class AbstractScalar:
+    """A number of which the kind is known."""
+
+    scalar: Scalar
+
+    def __repr__(self) -> str:
+        return f"AbstractScalar({self.scalar.name})"
+
+
+AbstractBool = AbstractScalar(dtypes.SCALARS["bool"])
+AbstractI32 = AbstractScalar(dtypes.SCALARS["int32"])
+AbstractI64 = AbstractScalar(dtypes.SCALARS["int64"])
+AbstractIndex = AbstractScalar(dtypes.SCALARS["index"])
+AbstractF32 = AbstractScalar(dtypes.SCALARS["float32"])
+AbstractF64 = AbstractScalar(dtypes.SCALARS["float64"])
+_OF_NUMBERS = {bool: AbstractBool, int: AbstractI64, float: AbstractF64}
+
+
+def abstractify(tree: Any) -> Any:
+    """A nest of tensors and numbers as a nest of what stands for them in a signature.
+
+    >>> abstractify({"n": 3})
+    {'n': AbstractScalar(int64)}
+    """
+    return torch_pytree.tree_map(_abstract, tree)
+
+
+def is_abstract(tree: Any) -> bool:
+    """Whether every leaf can stand in a signature."""
+    leaves = torch_pytree.tree_leaves(tree)
+    return all(isinstance(leaf, _KNOWN) for leaf in leaves)
+
+
+_KNOWN = (AbstractTensor, AbstractScalar, torch.Tensor, bool, int, float)
+
+
+def _abstract(leaf: Any) -> AbstractTensor | AbstractScalar:
+    if isinstance(leaf, (AbstractTensor, AbstractScalar)):
+        return leaf
+    if isinstance(leaf, torch.Tensor):
+        return AbstractTensor(*leaf.shape, dtype=leaf.dtype)
+    if type(leaf) in _OF_NUMBERS:
+        return _OF_NUMBERS[type(leaf)]
+    raise errors.ProcedureError(
+        f"a {type(leaf).__name__} cannot stand in a signature",
+        hint="use AbstractTensor, AbstractIndex and its kin, or a tensor or number as an example",
+    )
+
+
+def _size(item: Any) -> int | str | None:
+    name = item.__name__ if isinstance(item, Dim) else item
+    is_size = isinstance(name, int) and not isinstance(name, bool) and name >= 0
+    if not (name is None or is_size or (isinstance(name, str) and name.isidentifier())):
+        raise errors.ProcedureError(
+            f"{item!r} is no size",
+            hint="give an int, None, a name such as 'batch', or a torch.export.Dim",
+        )
+    return name if name is None or isinstance(name, str) else int(name)
+
+
+def _limits(size: tuple[Any, ...]) -> Iterator[tuple[str, Range]]:
+    """What the Dims among some sizes say of themselves."""
+    for item in size:
+        if not isinstance(item, Dim):
+            continue
+        maximum = int(item.max)
+        yield item.__name__, Range(int(item.min), None if maximum >= 2**62 else maximum)

@@ -1,0 +1,211 @@
+"""The IREE namespace: what procedures do with tensors without PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from turbine import dtypes, errors
+from turbine.aot import tracing
+from turbine.aot.abstract import AbstractScalar
+from turbine.aot.calls import as_tensor
+from turbine.aot.values import (
+    INDEX,
+    IrScalar,
+    IrTensor,
+    as_scalar,
+    check,
+    from_tensor,
+    size_product,
+    tensor_type,
+)
+from turbine.dtypes import Dtype
+from turbine.mlir import flow, scalars
+from turbine.mlir.ir import Type, Value
+
+# A size or place: a Python int, or a number of the program.
+Size = int | IrScalar
+
+
+class IREE:
+    """Builtins of procedures. Sizes and places are ints or numbers of the program."""
+
+    @staticmethod
+    def tensor_dim(source: Any, index: int, *, dtype: AbstractScalar | None = None) -> IrScalar:
+        """The size of a tensor along an axis, as an index or a number of another kind."""
+        size = _tensor(source).get_dim_value(index)
+        return size if dtype is None else size.to(dtype)
+
+    @staticmethod
+    def tensor_empty(*dims: Any, dtype: torch.dtype = torch.float32) -> IrTensor:
+        """A tensor that has no values yet."""
+        shape, of, sizes = _made(_sizes(dims), dtype)
+        made = flow.empty(of, sizes, tracing.here())
+        return IrTensor(made, shape, dtypes.of_torch(dtype), is_own=True)
+
+    @staticmethod
+    def tensor_splat(*dims: Any, value: Any, dtype: torch.dtype = torch.float32) -> IrTensor:
+        """A tensor of one value."""
+        row, location = dtypes.of_torch(dtype), tracing.here()
+        number = _element(value, row)
+        shape, of, sizes = _made(_sizes(dims), dtype)
+        wide = tensor_type(shape, dtypes.named(number.scalar.name))
+        filled = flow.splat(number.value, wide, sizes, location)
+        made = scalars.narrow(filled, of, number.scalar, location)
+        return IrTensor(made, shape, row, is_own=True)
+
+    @staticmethod
+    def tensor_reshape(source: Any, *dims: Any) -> IrTensor:
+        """The same elements in another shape of as many."""
+        tensor, wanted = _tensor(source), _sizes(dims)
+        _check_count(tensor, wanted)
+        shape, of, sizes = _made(wanted, tensor.dtype)
+        value = flow.reshape(tensor.value, tensor.unknown_sizes(), of, sizes, tracing.here())
+        return IrTensor(value, shape, tensor.row, is_own=tensor.is_own)
+
+    @staticmethod
+    def tensor_slice(source: Any, *indices: Any) -> IrTensor:
+        """A part of a tensor: for each axis a place, or a (start, length); the rest is whole.
+
+        The axes stay: at a place, the length is one.
+        """
+        tensor = _tensor(source)
+        if len(indices) > tensor.rank:
+            raise _refusal(f"{len(indices)} indices for the axes of a {tensor.text()}")
+        starts = [*(_start(index) for index in indices), *[0] * (tensor.rank - len(indices))]
+        whole = [tensor.size(axis) for axis in range(len(indices), tensor.rank)]
+        lengths = [*(_length(index) for index in indices), *whole]
+        for axis in range(len(indices)):
+            _check_part(tensor, axis, starts[axis], lengths[axis])
+        shape, of, _ = _made(lengths, tensor.dtype)
+        value = flow.extract(tensor.value, _places(starts), _places(lengths), of, tracing.here())
+        return IrTensor(value, shape, tensor.row, is_own=tensor.is_own)
+
+    @staticmethod
+    def tensor_update(target: Any, update: Any, *start_indices: Any) -> IrTensor:
+        """A tensor with a part of it replaced, from a start for each axis."""
+        tensor = _owned(_tensor(target))
+        unknown = (None,) * tensor.rank
+        part = as_tensor(update, tensor.row, unknown, "the update")
+        if len(start_indices) != tensor.rank:
+            raise _refusal(f"{len(start_indices)} starts for the axes of a {tensor.text()}")
+        starts = _sizes(start_indices)
+        for axis, start in enumerate(starts):
+            _check_part(tensor, axis, start, part.size(axis))
+        lengths = [part.size(axis) for axis in range(part.rank)]
+        value = flow.update(
+            tensor.value, _places(starts), part.value, _places(lengths), tracing.here()
+        )
+        return IrTensor(value, tensor.shape, tensor.row, is_own=True)
+
+    @staticmethod
+    def tensor_trace(key: str, *tensors: Any) -> None:
+        """Print tensors to stderr where the program runs, under a key."""
+        values = [_tensor(tensor) for tensor in tensors]
+        sizes = [size for tensor in values for size in tensor.unknown_sizes()]
+        flow.trace(key, [tensor.value for tensor in values], sizes, tracing.here())
+
+
+def _refusal(fact: str) -> errors.ProcedureError:
+    return errors.ProcedureError(fact, where=tracing.line())
+
+
+def _tensor(value: Any) -> IrTensor:
+    tracing.required("a builtin")
+    if isinstance(value, torch.Tensor):
+        return from_tensor(value)
+    if not isinstance(value, IrTensor):
+        raise _refusal(f"a {type(value).__name__} is no tensor")
+    return value
+
+
+def _owned(tensor: IrTensor) -> IrTensor:
+    """A tensor that can be written: IREE would do so in the memory of an argument."""
+    if tensor.is_own:
+        return tensor
+    sizes = [tensor.size(axis) for axis in range(tensor.rank)]
+    count = size_product(sizes)
+    flat = IREE.tensor_reshape(tensor, count)
+    room = IREE.tensor_empty(count + 1, dtype=tensor.dtype)
+    copied = flow.copy_by(
+        room.value, room.unknown_sizes(), flat.value, flat.unknown_sizes(), tracing.here()
+    )
+    made = IREE.tensor_reshape(IrTensor(copied, flat.shape, tensor.row), *sizes)
+    return IrTensor(made.value, tensor.shape, tensor.row, is_own=True)
+
+
+def _size(size: Any) -> Size:
+    is_int = isinstance(size, int) and not isinstance(size, bool)
+    if is_int and size >= 0:
+        return int(size)
+    if isinstance(size, IrScalar) and size.scalar.python is int:
+        return size.to(AbstractScalar(INDEX))
+    raise _refusal(f"{size!r} is no size or place")
+
+
+def _sizes(sizes: tuple[Any, ...]) -> list[Size]:
+    tracing.required("a builtin")
+    return [_size(size) for size in sizes]
+
+
+def _places(sizes: list[Size]) -> list[int | Value]:
+    return [size if isinstance(size, int) else size.value for size in sizes]
+
+
+def _made(
+    sizes: list[Size], dtype: torch.dtype
+) -> tuple[tuple[int | None, ...], Type, list[Value]]:
+    """The shape and the type of a new tensor, and the sizes that its type does not say."""
+    shape = tuple(size if isinstance(size, int) else None for size in sizes)
+    unknown = [size for size in sizes if isinstance(size, IrScalar)]
+    for size in unknown:
+        check(size >= 0, "a tensor of a negative size")
+    return shape, tensor_type(shape, dtypes.of_torch(dtype)), [size.value for size in unknown]
+
+
+def _start(index: Any) -> Size:
+    if isinstance(index, tuple) and len(index) == 2:
+        return _size(index[0])
+    return _size(index)
+
+
+def _length(index: Any) -> Size:
+    return _size(index[1]) if isinstance(index, tuple) else 1
+
+
+def _check_part(tensor: IrTensor, axis: int, start: Size, length: Size) -> None:
+    """A part lies in its tensor; what is not known now is checked at run time."""
+    size = tensor.size(axis)
+    end = start + length
+    if isinstance(end, int) and isinstance(size, int):
+        if end > size:
+            raise _refusal(f"out of range along {axis=}: {start=} {length=} {size=}")
+        return
+    inside = as_scalar(end, INDEX) <= size
+    for place in (start, length):
+        if isinstance(place, IrScalar):
+            inside = inside & (place >= 0)
+    check(inside, f"a part of a tensor is out of range along axis {axis}")
+
+
+def _check_count(tensor: IrTensor, sizes: list[Size]) -> None:
+    old = size_product([tensor.size(axis) for axis in range(tensor.rank)])
+    new = size_product(sizes)
+    if isinstance(old, int) and isinstance(new, int):
+        if old != new:
+            raise _refusal(f"a {tensor.text()} has {old} elements, the new shape has {new}")
+        return
+    check(as_scalar(old, INDEX) == new, "a reshape to another number of elements")
+
+
+def _element(value: Any, row: Dtype) -> IrScalar:
+    """The number to fill a tensor with; IREE has narrow numbers only as elements."""
+    kind = row.name if row.name in dtypes.SCALARS else _WIDER.get(row.kind)
+    if kind is None or not isinstance(value, (bool, int, float, IrScalar)):
+        raise _refusal(f"{value!r} cannot fill a tensor of {row.name}")
+    return as_scalar(value, dtypes.SCALARS[kind])
+
+
+# By kind of element: the number that narrower elements are made from.
+_WIDER = {"int": "int32", "uint": "int64", "float": "float32"}

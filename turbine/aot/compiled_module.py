@@ -1,0 +1,221 @@
+"""Procedural modules: a class of procedures, state and PyTorch functions in, one IR module out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from turbine import errors
+from turbine.aot import tracing
+from turbine.aot.globals import Global
+from turbine.aot.jittable import Jittable
+from turbine.aot.jittable import jittable as make_jittable
+from turbine.aot.procedures import Procedure, ProgramMember
+from turbine.aot.tracing import Trace
+from turbine.lower import importer
+from turbine.lower.importer import Lowered
+from turbine.lower.weights import Number, WeightBuilder, check_place
+from turbine.mlir import context as mlir_context
+from turbine.mlir import function as mlir_function
+from turbine.mlir.ir import Location, Module
+from turbine.runtime.artifact import Artifact
+from turbine.signature import Signature
+
+IMPORT_PIPELINE = "builtin.module(torch-to-iree)"
+
+# What an artifact has beside its entry points.
+ARTIFACT_NAMES = {name for name in vars(Artifact) if not name.startswith("_")} | {
+    *("driver", "functions", "manifest", "state", "target"),
+}
+
+
+@dataclass(frozen=True)
+class ClassInfo:
+    """What the class of a compiled module declares, with what it inherits."""
+
+    export_name: str
+    procedures: Mapping[str, Procedure]
+    globals: Mapping[str, Global]
+    programs: Mapping[str, ProgramMember]
+    jittables: Mapping[str, Jittable]
+
+
+@dataclass(frozen=True)
+class InstanceInfo:
+    """What was built from a class: the IR and how its entry points are called."""
+
+    class_info: ClassInfo
+    lowered: Lowered
+    signatures: Mapping[str, Signature]
+    mflop: float
+    weights: str
+
+
+class CompiledModule:
+    """A program written as a class; making an instance traces it.
+
+    Functions of the class are procedures, which run once, on values that stand for those of a
+    call; their parameters say by default values what they take. Those whose names begin with an
+    underscore are plain Python, run where they are called.
+
+    >>> from turbine import aot
+    >>> class Counter(aot.CompiledModule):
+    ...     count = aot.export_global(aot.AbstractIndex, mutable=True)
+    ...     def step(self, by=aot.AbstractIndex):
+    ...         self.count = self.count + by
+    ...         return self.count
+    >>> aot.CompiledModule.get_info(Counter()).signatures["step"].text()
+    '(by: index) -> index'
+    """
+
+    _class_info: ClassInfo
+    _instance_info: InstanceInfo
+
+    def __init_subclass__(
+        cls, *, export_name: str | None = None, options: Any = None, **others: Any
+    ) -> None:
+        super().__init_subclass__(**others)
+        del options
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, FunctionType) and not name.startswith("_"):
+                setattr(cls, name, Procedure(value, name, cls.__name__))
+            elif isinstance(value, ExportedProgram):
+                setattr(cls, name, ProgramMember(value, name, cls.__name__))
+            elif isinstance(value, Global):
+                value.declare(cls.__name__, name)
+        cls._class_info = _class_info(cls, export_name or _snake(cls.__name__))
+
+    def __init__(self, *, weights: str = "external") -> None:
+        object.__setattr__(self, "_instance_info", _build(self, check_place(weights)))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = self._class_info.globals
+        if name not in known:
+            raise errors.ProcedureError(
+                errors.unknown("global", name, known),
+                where=tracing.line(),
+                hint="declare it in the class with export_global(..., mutable=True)",
+            )
+        object.__setattr__(self, name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        info = self._class_info
+        known = (*info.globals, *info.procedures, *info.programs, *info.jittables)
+        raise AttributeError(errors.unknown("global or procedure", name, known), obj=self)
+
+    @staticmethod
+    def create_from_dict(
+        name: str,
+        dct: Mapping[str, Any],
+        *,
+        export_name: str | None = None,
+        options: Any = None,
+    ) -> type[CompiledModule]:
+        """A class from its members, without a class statement."""
+        return type(name, (CompiledModule,), dict(dct), export_name=export_name, options=options)
+
+    @staticmethod
+    def get_class_info(cls: type[CompiledModule]) -> ClassInfo:
+        """What a class declares."""
+        return cls._class_info
+
+    @staticmethod
+    def get_info(inst: CompiledModule) -> InstanceInfo:
+        """What was built for an instance."""
+        return inst._instance_info
+
+    @staticmethod
+    def get_module_builder(inst: CompiledModule) -> InstanceInfo:
+        """The same as `get_info`: a module is built once, with its instance."""
+        return inst._instance_info
+
+    @staticmethod
+    def get_mlir_module(inst: CompiledModule) -> Module:
+        """The IR of an instance."""
+        return inst._instance_info.lowered.module
+
+    @staticmethod
+    def save_mlir(inst: CompiledModule, path: str | Path) -> None:
+        """Write the IR as text, or as bytecode where the name ends in .mlirbc."""
+        mlir_context.save(CompiledModule.get_mlir_module(inst), Path(path))
+
+    @staticmethod
+    def run_pass_pipeline(
+        inst: CompiledModule, pipeline: str, enable_ir_printing: bool = False
+    ) -> None:
+        """Run a pipeline of MLIR's own passes, "builtin.module(canonicalize)", on the IR."""
+        module = CompiledModule.get_mlir_module(inst)
+        mlir_context.run_pipeline(module, pipeline, print_ir=enable_ir_printing)
+
+    @staticmethod
+    def run_import(inst: CompiledModule) -> None:
+        """Take the IR from the torch dialect to those that IREE takes as input."""
+        CompiledModule.run_pass_pipeline(inst, IMPORT_PIPELINE)
+
+    jittable = staticmethod(make_jittable)
+
+
+def _class_info(cls: type[CompiledModule], export_name: str) -> ClassInfo:
+    members: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if issubclass(base, CompiledModule) and base is not CompiledModule:
+            members.update(vars(base))
+    return ClassInfo(
+        export_name,
+        {name: value for name, value in members.items() if isinstance(value, Procedure)},
+        {name: value for name, value in members.items() if isinstance(value, Global)},
+        {name: value for name, value in members.items() if isinstance(value, ProgramMember)},
+        {name: value for name, value in members.items() if isinstance(value, Jittable)},
+    )
+
+
+def _snake(name: str) -> str:
+    """DecoderModule -> decoder."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return words.removesuffix("_module") or words
+
+
+def _build(instance: CompiledModule, place: str) -> InstanceInfo:
+    """Trace every procedure of an instance into a new module."""
+    info = instance._class_info
+    module = Module.create(Location.unknown(mlir_context.new_context()))
+    with module.context, Location.unknown():
+        mlir_function.set_module_name(module, info.export_name)
+        trace = Trace(WeightBuilder(module, place))
+        with tracing.tracing(trace):
+            _declare(trace, info)
+            functions = [program.define(trace) for program in info.programs.values()]
+            functions = [function for function in functions if not function.name.startswith("_")]
+            functions += [p.define(trace, instance) for p in info.procedures.values()]
+        lowered = importer.finish(trace.weights)
+    mlir_context.verify(module)
+    signatures = {function.name: function.signature for function in functions}
+    return InstanceInfo(info, lowered, signatures, trace.mflop, place)
+
+
+def _declare(trace: Trace, info: ClassInfo) -> None:
+    """Define every global, used or not, and keep the names of entry points for them."""
+    for declared in info.globals.values():
+        for held in declared.held:
+            trace.claim(held.name, f"the global {info.export_name}.{declared.attribute}")
+            if isinstance(held, Number):
+                trace.weights.declare_number(held, Location.unknown())
+                continue
+            trace.weights.declare(held, Location.unknown())
+            trace.know(held)
+    for name in (*info.procedures, *info.programs):
+        if name in ARTIFACT_NAMES:
+            raise errors.ProcedureError(
+                f"{info.export_name}.{name} would be hidden by `{name}` of the artifact",
+                hint="give the procedure another name",
+            )
+    for procedure in info.procedures.values():
+        trace.claim(procedure.name, f"the procedure {procedure.owner}.{procedure.name}")
+    for program in info.programs.values():
+        trace.claim(program.name, f"the program {program.owner}.{program.name}")

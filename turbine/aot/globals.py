@@ -1,0 +1,359 @@
+"""Values that a compiled module holds: declared in its class, read and written by procedures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils import _pytree as torch_pytree
+
+from turbine import dtypes, errors
+from turbine.aot import tracing
+from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify, is_abstract
+from turbine.aot.calls import as_number, as_tensor, require_size
+from turbine.aot.values import IrScalar, IrTensor
+from turbine.capture import trees
+from turbine.capture.program import Weight
+from turbine.capture.traits import ExternalTensorTrait
+from turbine.lower.weights import SCOPE, Number
+from turbine.pytree import Tree, flatten
+
+NameMapper = Callable[[str], str | None]
+
+
+@dataclass(frozen=True)
+class GlobalAttributes:
+    """How globals are held. An external one is found by name in an archive of parameters."""
+
+    mutable: bool | None = None
+    external: bool | None = None  # False is in the code; None is where the export puts weights
+    external_scope: str | None = None
+    name_mapper: NameMapper | None = None  # from a global's name to its name in the archive
+    uninitialized: bool | None = None
+
+    def check(self) -> None:
+        """Raise if what is asked for cannot be had together."""
+        if self.external and self.uninitialized:
+            raise errors.ProcedureError("a global cannot be both external and uninitialized")
+        if self.uninitialized and not self.mutable:
+            raise errors.ProcedureError(
+                "a global that is uninitialized has to be mutable", hint="give it mutable=True"
+            )
+
+
+def export_global(
+    value: Any,
+    *,
+    name: str = "global",
+    mutable: bool | None = None,
+    external: bool | None = None,
+    external_scope: str | None = None,
+    name_mapper: NameMapper | None = None,
+    uninitialized: bool | None = None,
+    attrs: GlobalAttributes | None = None,
+) -> Any:
+    """Declare one tensor or number that a compiled module holds.
+
+    An abstract value, `AbstractIndex` or `AbstractTensor(4, 8)`, starts at zero. The global has
+    the name of the class attribute unless it is given one.
+    """
+    given = _attributes(attrs, mutable, external, external_scope, name_mapper, uninitialized)
+    return Global(value, given, None if name == "global" else name)
+
+
+def export_global_tree(
+    tree: Any,
+    *,
+    name: str = "global",
+    mutable: bool | None = None,
+    external: bool | None = None,
+    external_scope: str | None = None,
+    name_mapper: NameMapper | None = None,
+    uninitialized: bool | None = None,
+    attrs: GlobalAttributes | None = None,
+) -> Any:
+    """Declare a nest of dicts, lists and tuples of tensors and numbers."""
+    given = _attributes(attrs, mutable, external, external_scope, name_mapper, uninitialized)
+    return Global(tree, given, None if name == "global" else name)
+
+
+def export_parameters(
+    nn_module: torch.nn.Module,
+    *,
+    mutable: bool | None = None,
+    external: bool | None = None,
+    external_scope: str | None = None,
+    name_mapper: NameMapper | None = None,
+    uninitialized: bool | None = None,
+    attrs: GlobalAttributes | None = None,
+) -> Any:
+    """Declare the parameters of a PyTorch module, as a dict by their names."""
+    given = _attributes(attrs, mutable, external, external_scope, name_mapper, uninitialized)
+    return Global(dict(nn_module.named_parameters()), given, None)
+
+
+def export_buffers(
+    nn_module: torch.nn.Module,
+    *,
+    mutable: bool | None = None,
+    external: bool | None = None,
+    external_scope: str | None = None,
+    name_mapper: NameMapper | None = None,
+    uninitialized: bool | None = None,
+    attrs: GlobalAttributes | None = None,
+) -> Any:
+    """Declare the buffers of a PyTorch module, as a dict by their names."""
+    given = _attributes(attrs, mutable, external, external_scope, name_mapper, uninitialized)
+    return Global(dict(nn_module.named_buffers()), given, None)
+
+
+def _attributes(
+    start: GlobalAttributes | None,
+    mutable: bool | None,
+    external: bool | None,
+    external_scope: str | None,
+    name_mapper: NameMapper | None,
+    uninitialized: bool | None,
+) -> GlobalAttributes:
+    named = {
+        "mutable": mutable,
+        "external": external,
+        "external_scope": external_scope,
+        "name_mapper": name_mapper,
+        "uninitialized": uninitialized,
+    }
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    attributes = replace(start or GlobalAttributes(), **given)
+    attributes.check()
+    return attributes
+
+
+class Global:
+    """The declaration of a value or a nest of values; in a procedure, the values themselves."""
+
+    def __init__(self, value: Any, attributes: GlobalAttributes, name: str | None) -> None:
+        leaves, spec = torch_pytree.tree_flatten(value)
+        self.values = leaves
+        self.tree = trees.from_spec(spec)
+        self.attributes = attributes
+        self.name = name
+        self.attribute = ""
+        self.held: list[Weight | Number] = []
+
+    def declare(self, owner: str, attribute: str) -> None:
+        """Take a place in a class. Not __set_name__, whose errors Python hides in others."""
+        if self.attribute and self.attribute != attribute:
+            raise errors.ProcedureError(
+                f"{owner}.{self.attribute} and {owner}.{attribute} are one declaration",
+                hint="declare a global for each",
+            )
+        self.attribute = attribute
+        root = self.name or attribute
+        names = [root + path for path in _dotted(self.tree)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise errors.ProcedureError(
+                f"two values of the global {attribute!r} are both named {', '.join(twice)}",
+                hint="keys that hold dots can spell the same path twice",
+            )
+        self.held = [
+            _held(name, value, self.attributes)
+            for name, value in zip(names, self.values, strict=True)
+        ]
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        tracing.required(f"the global {self.attribute!r}")
+        return _live(self.tree, self.held)
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        tracing.required(f"the global {self.attribute!r}")
+        _store_tree(self.tree, self.held, value, self.attribute)
+
+
+def _dotted(tree: Tree) -> list[str]:
+    """The path to each leaf: ".a", ".b.0"; of a leaf itself, nothing."""
+    if tree.kind == "leaf":
+        return [""]
+    keys = tree.keys or tuple(range(len(tree.children)))
+    pairs = zip(keys, tree.children, strict=True)
+    return [f".{key}{path}" for key, child in pairs for path in _dotted(child)]
+
+
+def _held(name: str, value: Any, attributes: GlobalAttributes) -> Weight | Number:
+    mutable = bool(attributes.mutable)
+    if isinstance(value, torch.Tensor):
+        return _weight(name, value, attributes)
+    if not is_abstract(value):
+        raise errors.ProcedureError(
+            f"the global {name!r} cannot be a {type(value).__name__}",
+            hint="give a tensor, a number, AbstractTensor(4, 8), or AbstractIndex and its kin",
+        )
+    abstract = abstractify(value)
+    if isinstance(abstract, AbstractTensor):
+        return _weight(name, _zeros(name, abstract), attributes)
+    if attributes.external:
+        raise errors.ProcedureError(
+            f"the number {name!r} cannot be external", hint="archives hold tensors"
+        )
+    start = 0 if isinstance(value, AbstractScalar) else value
+    return Number(name, abstract.scalar.name, start, mutable)
+
+
+def _zeros(name: str, abstract: AbstractTensor) -> torch.Tensor:
+    sizes = [size for size in abstract.size if isinstance(size, int)]
+    if len(sizes) != len(abstract.size):
+        raise errors.ProcedureError(
+            f"the global {name!r} has sizes that are not known: {abstract}",
+            hint="a global has one shape for good; use its largest one",
+        )
+    return torch.zeros(sizes, dtype=abstract.dtype)
+
+
+def _weight(name: str, tensor: torch.Tensor, attributes: GlobalAttributes) -> Weight:
+    return Weight(
+        name,
+        tensor.detach(),
+        mutable=bool(attributes.mutable),
+        external=_external(name, tensor, attributes),
+        in_code=attributes.external is False,
+        uninitialized=bool(attributes.uninitialized),
+    )
+
+
+def _external(
+    name: str, tensor: torch.Tensor, attributes: GlobalAttributes
+) -> ExternalTensorTrait | None:
+    if not attributes.external:
+        return None if attributes.external is False else ExternalTensorTrait.get(tensor)
+    mapper = attributes.name_mapper
+    mapped = mapper(name) if mapper is not None else None
+    scope = SCOPE if attributes.external_scope is None else attributes.external_scope
+    return ExternalTensorTrait(scope, name if mapped is None else mapped)
+
+
+def load(held: Weight | Number) -> IrTensor | IrScalar:
+    """The value of a global where the procedure is now."""
+    builder, location = tracing.required(f"the global {held.name!r}").weights, tracing.here()
+
+    def write(value: Any) -> None:
+        store(held, value)
+
+    if isinstance(held, Number):
+        value = builder.load_number(held, location)
+        return IrScalar(value, dtypes.SCALARS[held.dtype], write)
+    row = dtypes.of_torch(held.tensor.dtype)
+    return IrTensor(builder.load(held, location), tuple(held.tensor.shape), row, write)
+
+
+def store(held: Weight | Number, value: Any) -> None:
+    """Give a global another value, which has to be what was declared."""
+    builder, location = tracing.required(f"the global {held.name!r}").weights, tracing.here()
+    if not held.mutable:
+        raise errors.ProcedureError(
+            f"the global {held.name!r} is not mutable",
+            where=tracing.line(),
+            hint="declare it with mutable=True",
+        )
+    what = f"the value stored to the global {held.name!r}"
+    if isinstance(held, Number):
+        number = as_number(value, dtypes.SCALARS[held.dtype], what)
+        builder.store_number(held, number.value, location)
+        return
+    shape = tuple(held.tensor.shape)
+    tensor = as_tensor(value, dtypes.of_torch(held.tensor.dtype), shape, what)
+    for axis, size in enumerate(shape):
+        require_size(tensor, axis, size, what)
+    builder.store(held, tensor.as_type(shape).value, location)
+
+
+def _store_tree(tree: Tree, held: Sequence[Weight | Number], value: Any, path: str) -> None:
+    try:
+        leaves = flatten(tree, snapshot(value), path)
+    except errors.ArgumentError as error:
+        raise errors.ProcedureError(
+            f"the value stored to the global {path!r} is nested otherwise: {error.fact}",
+            where=tracing.line(),
+        ) from error
+    for one, leaf in zip(held, leaves, strict=True):
+        store(one, leaf)
+
+
+def _live(tree: Tree, held: Sequence[Weight | Number]) -> Any:
+    if tree.kind == "leaf":
+        return load(held[0])
+    if tree.kind in ("tuple", "list"):
+        return LiveSequence(tree, held)
+    return LiveMapping(tree, held)
+
+
+def _part(tree: Tree, held: Sequence[Any], place: int) -> tuple[Tree, Sequence[Any]]:
+    """A child of a tree, and what is held below it."""
+    counts = [len(_dotted(child)) for child in tree.children]
+    start = sum(counts[:place])
+    return tree.children[place], held[start : start + counts[place]]
+
+
+class LiveMapping(Mapping[Any, Any]):
+    """Globals by key. Reading loads a value, and setting stores one."""
+
+    def __init__(self, tree: Tree, held: Sequence[Weight | Number]) -> None:
+        self.tree = tree
+        self.held = held
+
+    def __getitem__(self, key: Any) -> Any:
+        return _live(*_part(self.tree, self.held, self._place(key)))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        tree, held = _part(self.tree, self.held, self._place(key))
+        _store_tree(tree, held, value, str(key))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.tree.keys)
+
+    def __len__(self) -> int:
+        return len(self.tree.keys)
+
+    def _place(self, key: Any) -> int:
+        if key not in self.tree.keys:
+            fact = errors.unknown("global", str(key), map(str, self.tree.keys))
+            raise errors.ProcedureError(fact, where=tracing.line())
+        return self.tree.keys.index(key)
+
+
+class LiveSequence(Sequence[Any]):
+    """Globals by place. Reading loads a value, and setting stores one."""
+
+    def __init__(self, tree: Tree, held: Sequence[Weight | Number]) -> None:
+        self.tree = tree
+        self.held = held
+
+    def __getitem__(self, place: Any) -> Any:
+        chosen = range(len(self))[place]
+        if isinstance(chosen, range):
+            return [self[index] for index in chosen]
+        return _live(*_part(self.tree, self.held, chosen))
+
+    def __setitem__(self, place: int, value: Any) -> None:
+        tree, held = _part(self.tree, self.held, range(len(self))[place])
+        _store_tree(tree, held, value, str(place))
+
+    def __len__(self) -> int:
+        return len(self.tree.children)
+
+
+def snapshot(tree: Any) -> Any:
+    """A nest with plain dicts and lists in the place of live ones."""
+    return torch_pytree.tree_map(_plain, tree)
+
+
+def _plain(leaf: Any) -> Any:
+    if isinstance(leaf, LiveMapping):
+        return {key: _plain(value) for key, value in leaf.items()}
+    if isinstance(leaf, LiveSequence):
+        items = [_plain(value) for value in leaf]
+        return tuple(items) if leaf.tree.kind == "tuple" else items
+    return leaf

@@ -1,0 +1,223 @@
+"""PyTorch functions that procedures call: captured for the types they are called with."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, overload
+
+import torch
+from torch.export import Dim
+from torch.utils import _pytree as torch_pytree
+
+from turbine import errors, pytree
+from turbine.aot import calls, tracing
+from turbine.aot.globals import snapshot
+from turbine.aot.tracing import Function, Trace
+from turbine.aot.values import IrScalar, IrTensor, from_number, from_tensor
+from turbine.capture import trees
+from turbine.capture.decompositions import extend_aot_decompositions
+from turbine.capture.program import Program, capture
+from turbine.lower import importer
+from turbine.signature import Range
+
+
+@overload
+def jittable(
+    f: Callable[..., Any],
+    *,
+    decompose_ops: Iterable[Any] | None = ...,
+    decomposition_table: Mapping[Any, Callable[..., Any]] | None = ...,
+    dynamic_shapes: Mapping[str, Any] | None = ...,
+    function_name: str | None = ...,
+    passes: Sequence[str] = ...,
+) -> Jittable: ...
+
+
+@overload
+def jittable(
+    f: None = None,
+    *,
+    decompose_ops: Iterable[Any] | None = ...,
+    decomposition_table: Mapping[Any, Callable[..., Any]] | None = ...,
+    dynamic_shapes: Mapping[str, Any] | None = ...,
+    function_name: str | None = ...,
+    passes: Sequence[str] = ...,
+) -> Callable[[Callable[..., Any]], Jittable]: ...
+
+
+def jittable(
+    f: Callable[..., Any] | None = None,
+    *,
+    decompose_ops: Iterable[Any] | None = None,
+    decomposition_table: Mapping[Any, Callable[..., Any]] | None = None,
+    dynamic_shapes: Mapping[str, Any] | None = None,
+    function_name: str | None = None,
+    passes: Sequence[str] = ("functorch_functionalize",),
+) -> Jittable | Callable[[Callable[..., Any]], Jittable]:
+    """Make a function of tensors callable in procedures; elsewhere it runs in PyTorch as ever.
+
+    `decompose_ops` are taken apart by PyTorch's rules and those of `decomposition_table` by yours.
+    Sizes that are not known where it is called are dynamic, so `dynamic_shapes` and `passes`, which
+    other packages need, say nothing more here.
+    """
+    del dynamic_shapes, passes
+    rules = dict(decomposition_table or {})
+    ops = tuple(decompose_ops or ())
+
+    def wrap(function: Callable[..., Any]) -> Jittable:
+        return Jittable(function, function_name or _name(function), ops, rules)
+
+    return wrap if f is None else wrap(f)
+
+
+def _name(function: Any) -> str:
+    named = isinstance(function, type) or hasattr(function, "__name__")
+    name = str(function.__name__) if named else type(function).__name__
+    return name if name.isidentifier() else "function"
+
+
+@dataclass(frozen=True, eq=False)
+class Jittable:
+    """A function of tensors that procedures can call."""
+
+    function: Callable[..., Any]
+    name: str
+    decompose_ops: tuple[Any, ...] = ()
+    decomposition_table: Mapping[Any, Callable[..., Any]] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        trace = tracing.current()
+        if trace is None:
+            return self.function(*args, **kwargs)
+        leaves, spec = torch_pytree.tree_flatten(snapshot((args, kwargs)))
+        arguments = [_value(leaf) for leaf in leaves]
+        tensors = [argument for argument in arguments if isinstance(argument, IrTensor)]
+        key = (self, str(spec), tuple(_type(argument) for argument in arguments))
+        if key not in trace.functions:
+            paths = pytree.paths(trees.from_spec(spec))
+            trace.functions[key] = self._define(trace, _Call(self.function, arguments, spec), paths)
+        return calls.call(trace.functions[key], tensors)
+
+    def _define(self, trace: Trace, call: _Call, paths: list[str]) -> Function:
+        program = self._capture(call, trace)
+        name = trace.unique(self.name, f"the jittable {self.name}")
+        adopted = trace.adopt(program, name)
+        types = importer.define_function(
+            trace.weights, name, adopted, visibility="private", callable_inside=True
+        )
+        places = [p for p, a in zip(paths, call.arguments, strict=True) if isinstance(a, IrTensor)]
+        named = zip(program.signature.inputs, places, strict=True)
+        inputs = tuple(replace(spec, name=f"{self.name}{place}") for spec, place in named)
+        return Function(name, replace(program.signature, inputs=inputs), *types)
+
+    def _capture(self, call: _Call, trace: Trace) -> Program:
+        tensors = [argument for argument in call.arguments if isinstance(argument, IrTensor)]
+        examples, shapes = _examples(tensors, trace)
+        with ExitStack() as stack:
+            stack.enter_context(self._named())
+            if self.decompose_ops:
+                stack.enter_context(extend_aot_decompositions(add_ops=self.decompose_ops))
+            if self.decomposition_table:
+                rules = dict(self.decomposition_table)
+                stack.enter_context(extend_aot_decompositions(add_ops=rules))
+            return capture(call, examples, dynamic_shapes=(shapes,) if shapes else None)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Say of what PyTorch refuses which function it is in, and where it was called."""
+        try:
+            yield
+        except errors.ExportError as error:
+            fact = error.fact.replace(_Call.__name__, "it")
+            raise errors.ProcedureError(
+                f"jittable {self.name!r}: {fact}", where=tracing.line(), hint=error.hint
+            ) from error
+
+
+class _Call(torch.nn.Module):
+    """A call of a function as a module that takes the tensors among its arguments."""
+
+    def __init__(self, function: Any, arguments: Sequence[Any], spec: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.arguments = list(arguments)
+        self.spec = spec
+        # Buffers of a module may be written if PyTorch finds it among the modules of this one.
+        for name, module in _closed_over(function).items():
+            self.add_module(name if name not in dir(self) else f"{name}_", module)
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(a, IrTensor) else a for a in self.arguments]
+        args, kwargs = torch_pytree.tree_unflatten(leaves, self.spec)
+        return self.function(*args, **kwargs)
+
+
+def _closed_over(function: Any) -> dict[str, torch.nn.Module]:
+    """The modules that a function uses without taking them, by the names it has for them."""
+    if not inspect.isfunction(function):
+        return {}
+    outside = inspect.getclosurevars(function)
+    named = {**outside.globals, **outside.nonlocals}
+    return {name: value for name, value in named.items() if isinstance(value, torch.nn.Module)}
+
+
+def _value(leaf: Any) -> Any:
+    """Tensors and numbers of the program are passed; all else is part of the function."""
+    if isinstance(leaf, IrScalar):
+        return from_number(leaf)
+    return from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
+
+
+def _type(argument: Any) -> Any:
+    if isinstance(argument, IrTensor):
+        return argument.row, argument.shape
+    if argument is None or isinstance(argument, (bool, int, float, str)):
+        return type(argument), repr(argument)
+    return _Same(argument)
+
+
+class _Same:
+    """Equal to itself alone, and as long as it lives nothing else has its id."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _examples(
+    tensors: Sequence[IrTensor], trace: Trace
+) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
+    """Tensors to trace with, and which of their sizes PyTorch is to keep open.
+
+    Unknown sizes are alike, and unlike all that are known: those that have to agree then do in the
+    trace, which says so, and a call is checked for it.
+    """
+    known = {size for tensor in tensors for size in tensor.shape if isinstance(size, int)}
+    usual = next(size for size in range(_USUAL, _USUAL + len(known) + 1) if size not in known)
+    examples, shapes = [], []
+    for tensor in tensors:
+        sizes = [_within(trace.limits.get(str(size)), usual, size) for size in tensor.shape]
+        examples.append(torch.empty(sizes, dtype=tensor.dtype))
+        unknown = [axis for axis, size in enumerate(tensor.shape) if not isinstance(size, int)]
+        shapes.append(dict.fromkeys(unknown, Dim.AUTO))
+    return tuple(examples), tuple(shapes)
+
+
+_USUAL = 11
+
+
+def _within(limits: Range | None, usual: int, size: int | str | None) -> int:
+    if isinstance(size, int):
+        return size
+    if limits is None:
+        return usual
+    return max(limits.minimum, min(usual, usual if limits.maximum is None else limits.maximum))

@@ -1,0 +1,173 @@
+"""The module that procedures are traced into: what it holds so far, and the user's line now."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turbine import errors
+from turbine.capture import work
+from turbine.capture.program import Program, Weight
+from turbine.lower.weights import WeightBuilder
+from turbine.mlir.ir import Location, Type
+from turbine.signature import Range, Signature
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the module that procedures can call."""
+
+    name: str
+    signature: Signature
+    input_types: list[Type]
+    result_types: list[Type]
+
+
+@dataclass
+class Trace:
+    """A module under construction."""
+
+    weights: WeightBuilder
+    functions: dict[Any, Function] = field(default_factory=dict)  # by what they were made from
+    in_progress: list[Any] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)  # symbol -> what has it
+    limits: Mapping[str, Range] = field(default_factory=dict)  # of the procedure's named sizes
+    mflop: float = 0.0
+    _known: dict[tuple[Any, ...], Weight] = field(default_factory=dict)
+
+    def claim(self, name: str, owner: str) -> None:
+        """Take a name of the module, or say who has it."""
+        other = self.names.setdefault(name, owner)
+        if other != owner:
+            raise errors.ProcedureError(
+                f"{other} and {owner} are both named {name!r} in the module",
+                hint="give one of them another name",
+            )
+
+    def unique(self, wanted: str, owner: str) -> str:
+        """Take a name that nothing else has."""
+        name, count = wanted, 0
+        while name in self.names:
+            count += 1
+            name = f"{wanted}_{count}"
+        self.names[name] = owner
+        return name
+
+    @contextmanager
+    def sizes_within(self, limits: Mapping[str, Range]) -> Iterator[None]:
+        """Trace a procedure whose sizes have these names; names of another mean others."""
+        before, self.limits = self.limits, limits
+        yield
+        self.limits = before
+
+    def know(self, weight: Weight) -> None:
+        """Make the weight stand for its tensor wherever that is met."""
+        self._known[_identity(weight.tensor)] = weight
+
+    def weight_of(self, tensor: torch.Tensor, name: str) -> Weight:
+        """The weight of a tensor that a procedure uses as it is."""
+        return self._adopt(Weight(name, tensor.detach()))
+
+    def adopt(self, program: Program, prefix: str) -> Program:
+        """The program with weights of this module: one for each tensor, by names not taken."""
+        self.mflop += work.mflop(program.graph.graph)
+        weights = {
+            placeholder: self._adopt(weight, prefix)
+            for placeholder, weight in program.weights.items()
+        }
+        return replace(program, weights=weights)
+
+    def _adopt(self, weight: Weight, prefix: str = "") -> Weight:
+        known = self._known.get(_identity(weight.tensor))
+        if known is None:
+            wanted = weight.name if weight.name not in self.names else f"{prefix}.{weight.name}"
+            name = self.unique(wanted, f"a weight of {prefix}")
+            known = replace(weight, name=name)
+            self.know(known)
+        if weight.mutable and not known.mutable:
+            raise errors.ProcedureError(
+                f"{weight.name} is written by {prefix or 'a procedure'}, "
+                f"but the module holds it as {known.name}, which is not mutable",
+                hint="declare it with export_buffers(module, mutable=True)",
+            )
+        return known
+
+
+def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if not tensor.numel():
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+_current: ContextVar[Trace | None] = ContextVar("trace", default=None)
+
+
+def current() -> Trace | None:
+    """The module that is being traced into, if one is."""
+    return _current.get()
+
+
+def required(what: str) -> Trace:
+    """The module that is being traced into; `what` can only be used there."""
+    trace = _current.get()
+    if trace is None:
+        raise errors.ProcedureError(
+            f"{what} was used outside of a procedure",
+            hint="compile the module and use the artifact: its functions and its .state",
+        )
+    return trace
+
+
+@contextmanager
+def tracing(trace: Trace) -> Iterator[None]:
+    """Trace into a module in a `with` block."""
+    token = _current.set(trace)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+def line() -> str:
+    """The line of the user's code that is running, as file:line."""
+    file, number = _frame()
+    return f"{file}:{number}"
+
+
+def here() -> Location:
+    """The line of the user's code that is running."""
+    file, number = _frame()
+    return Location.file(file, number, 0)
+
+
+def _frame() -> tuple[str, int]:
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _is_ours(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_PACKAGE) or "/torch/" in file or file.endswith("contextlib.py")
+
+
+def line_of(error: BaseException) -> str | None:
+    """The innermost line of the user's code that an exception came through."""
+    places = []
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not _is_ours(file):
+            places.append(f"{file}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return places[-1] if places else None

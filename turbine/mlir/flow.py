@@ -1,0 +1,103 @@
+"""Tensors by shape and place: sizes, parts, new ones and traces of them, at the insertion point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from iree.compiler.dialects import cf, flow, tensor
+from iree.compiler.ir import Location, RankedTensorType, ShapedType, Type, Value
+
+from turbine import dtypes
+from turbine.mlir import scalars
+
+_INDEX = dtypes.SCALARS["index"]
+
+
+def dim(value: Value, axis: int, location: Location) -> Value:
+    """The size of a tensor along an axis."""
+    return tensor.DimOp(value, scalars.constant(axis, _INDEX, location), loc=location).result
+
+
+def cast(value: Value, to: Type, location: Location) -> Value:
+    """The same tensor with more or less known of its sizes."""
+    return value if value.type == to else tensor.CastOp(to, value, loc=location).result
+
+
+def from_number(value: Value, location: Location) -> Value:
+    """A tensor without axes."""
+    of = RankedTensorType.get([], value.type)
+    return tensor.FromElementsOp(of, [value], loc=location).result
+
+
+def empty(of: Type, sizes: Sequence[Value], location: Location) -> Value:
+    """A tensor of no values in particular; `sizes` are those its type does not say."""
+    return flow.TensorEmptyOp(of, sizes, loc=location).result
+
+
+def splat(number: Value, of: Type, sizes: Sequence[Value], location: Location) -> Value:
+    """A tensor of one repeated value."""
+    return flow.TensorSplatOp(of, number, sizes, loc=location).result
+
+
+def reshape(
+    value: Value, sizes: Sequence[Value], of: Type, new_sizes: Sequence[Value], location: Location
+) -> Value:
+    """The same elements in another shape."""
+    return flow.TensorReshapeOp(of, value, sizes, new_sizes, loc=location).result
+
+
+# A place that is a number of the program, among those that are known.
+Places = Sequence[int | Value]
+
+
+def extract(value: Value, starts: Places, lengths: Places, of: Type, location: Location) -> Value:
+    """A part of a tensor. `flow.tensor.slice` is only right for parts that lie in one piece."""
+    return tensor.ExtractSliceOp(of, value, *_places(starts, lengths), loc=location).result
+
+
+def update(
+    target: Value, starts: Places, part: Value, lengths: Places, location: Location
+) -> Value:
+    """A tensor with a part of it replaced."""
+    return tensor.InsertSliceOp(part, target, *_places(starts, lengths), loc=location).result
+
+
+def _places(starts: Places, lengths: Places) -> list[Any]:
+    """Values, then ints, each for starts, lengths and steps."""
+    rows = (starts, lengths, [1] * len(starts))
+    unknown = ShapedType.get_dynamic_size()
+    values = [[place for place in row if not isinstance(place, int)] for row in rows]
+    known = [[place if isinstance(place, int) else unknown for place in row] for row in rows]
+    return [*values, *known]
+
+
+def copy_by(
+    room: Value,
+    room_sizes: Sequence[Value],
+    flat: Value,
+    sizes: Sequence[Value],
+    location: Location,
+) -> Value:
+    """A copy of a tensor of one axis, made in a larger one.
+
+    IREE 3.13 sees through a copy into a tensor of the same size, and through `tensor.insert_slice`.
+    """
+    start = scalars.constant(0, _INDEX, location)
+    length = dim(flat, 0, location)
+    filled = flow.TensorUpdateOp(
+        room, room_sizes, [start], flat, sizes, results=[room.type], loc=location
+    ).result
+    return flow.TensorSliceOp(
+        flat.type, filled, room_sizes, [start], [length], sizes, loc=location
+    ).result
+
+
+def trace(key: str, values: Sequence[Value], sizes: Sequence[Value], location: Location) -> None:
+    """Print tensors where the program runs."""
+    flow.TensorTraceOp(key, values, sizes, loc=location)
+
+
+def check(condition: Value, message: str, location: Location) -> None:
+    """Make the call fail with a message unless a condition holds."""
+    cf.AssertOp(condition, message, loc=location)
