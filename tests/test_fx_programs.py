@@ -12,6 +12,7 @@ from torch.export import Dim
 import turbine
 from turbine import errors
 from turbine.aot import FxPrograms, FxProgramsBuilder
+from turbine.cli.main import main
 
 
 class Reader(nn.Module):
@@ -182,3 +183,22 @@ def test_damaged_and_missing_files_are_named(model: Reader, tmp_path: Path) -> N
         FxPrograms.load(tmp_path / "other.json")
     with pytest.raises(errors.ExportError, match=r"ends in \.json"):
         FxPrograms.load(tmp_path / "reader")
+
+
+def test_the_command_line_runs_one_entry_point(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", str(file), "--function", "feed", "--input", "3xi64=2"]) == 0
+    assert "float32" in capsys.readouterr().out
+    assert main(["bench", str(file), "-f", "answer", "--seconds", "0"]) == 0
+    assert main(["run", str(file)]) == 1
+    assert "answer" in capsys.readouterr().err
+
+
+def test_ir_may_be_imported_before_it_is_compiled(model: Reader) -> None:
+    output = turbine.aot.export(built(model))
+    output.import_to("import")
+    assert "torch.aten" not in output.text()
+    agrees(output.compile(), model)
+    with pytest.raises(errors.ConfigError, match="unknown phase of the import 'imprt'"):
+        output.import_to("imprt")

@@ -12,7 +12,7 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from turbine import errors
-from turbine.aot import tracing
+from turbine.aot import importing, tracing
 from turbine.aot.globals import Global
 from turbine.aot.jittable import Jittable
 from turbine.aot.jittable import jittable as make_jittable
@@ -23,11 +23,9 @@ from turbine.lower.importer import Lowered
 from turbine.lower.weights import Number, WeightBuilder, check_place
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function as mlir_function
-from turbine.mlir.ir import Location, Module
+from turbine.mlir.ir import Context, Location, Module
 from turbine.runtime.artifact import Artifact
 from turbine.signature import Signature
-
-IMPORT_PIPELINE = "builtin.module(torch-to-iree)"
 
 # What an artifact has beside its entry points.
 ARTIFACT_NAMES = {name for name in vars(Artifact) if not name.startswith("_")} | {
@@ -91,8 +89,16 @@ class CompiledModule:
                 value.declare(cls.__name__, name)
         cls._class_info = _class_info(cls, export_name or _snake(cls.__name__))
 
-    def __init__(self, *, weights: str = "external") -> None:
-        object.__setattr__(self, "_instance_info", _build(self, check_place(weights)))
+    def __init__(
+        self,
+        context: Context | None = None,
+        *,
+        import_to: str = "torch_ir",
+        weights: str = "external",
+    ) -> None:
+        built = _build(self, check_place(weights), context or mlir_context.new_context())
+        importing.import_to(built.lowered.module, import_to)
+        object.__setattr__(self, "_instance_info", built)
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = self._class_info.globals
@@ -156,7 +162,7 @@ class CompiledModule:
     @staticmethod
     def run_import(inst: CompiledModule) -> None:
         """Take the IR from the torch dialect to those that IREE takes as input."""
-        CompiledModule.run_pass_pipeline(inst, IMPORT_PIPELINE)
+        importing.import_to(CompiledModule.get_mlir_module(inst), "import")
 
     jittable = staticmethod(make_jittable)
 
@@ -181,10 +187,10 @@ def _snake(name: str) -> str:
     return words.removesuffix("_module") or words
 
 
-def _build(instance: CompiledModule, place: str) -> InstanceInfo:
+def _build(instance: CompiledModule, place: str, context: Context) -> InstanceInfo:
     """Trace every procedure of an instance into a new module."""
     info = instance._class_info
-    module = Module.create(Location.unknown(mlir_context.new_context()))
+    module = Module.create(Location.unknown(context))
     with module.context, Location.unknown():
         mlir_function.set_module_name(module, info.export_name)
         trace = Trace(WeightBuilder(module, place))

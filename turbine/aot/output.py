@@ -14,7 +14,7 @@ from typing import Any
 
 from turbine import config, dtypes, errors
 from turbine import target as targets
-from turbine.aot import transforming
+from turbine.aot import importing, transforming
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
 from turbine.capture.quantization import Report
@@ -137,6 +137,10 @@ class ExportOutput:
         True
         """
         return replace(self, lowered=transforming.transform(self.lowered, passes))
+
+    def import_to(self, phase: str) -> None:
+        """Take the IR, in place, to "torch_ir", "custom_op_expansion", "import" or "full"."""
+        importing.import_to(self.mlir_module, phase)
 
     def save_mlir(self, path: str | Path) -> None:
         """Write the IR as text, or as bytecode where the name ends in .mlirbc."""

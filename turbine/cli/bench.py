@@ -20,6 +20,7 @@ def bench_artifact(
     artifact: Annotated[Path, "file that `turbine compile` wrote"],
     *,
     input: Annotated[tuple[str, ...], "an input: x.npy, x.npz, 8x3xf32 or 8x3xf32=2.5", "-i"] = (),
+    function: Annotated[str | None, "which entry point, if there are several", "-f"] = None,
     size: Annotated[tuple[Assignment, ...], "a dynamic size, for inputs that are made up"] = (),
     weights: Annotated[Path | None, "an archive to use in place of the artifact's weights"] = None,
     seconds: Annotated[float, "how long to measure"] = 2.0,
@@ -38,10 +39,11 @@ def bench_artifact(
     if seconds < 0 or warmup < 0:
         raise errors.ConfigError(f"cannot measure: {seconds=} {warmup=}", hint="use 0 or more")
     with progress(f"timing {artifact.name}"):
-        program = load(artifact, weights=weights)
+        loaded = load(artifact, weights=weights)
+        program = loaded.function(function)
         args, kwargs = arguments(program.signature, input, size)
         timings = measure(lambda: program(*args, **kwargs), seconds=seconds, warmup=warmup)
-    facts: dict[str, str | float] = {"artifact": str(artifact), "driver": program.driver}
+    facts: dict[str, str | float] = {"artifact": str(artifact), "driver": loaded.driver}
     facts |= summary(timings)
     print(jsons.dumps(facts, indent=2) if json else _text(facts))
     return 0

@@ -18,7 +18,7 @@ from turbine.progress import progress
 from turbine.signature import Signature
 
 if TYPE_CHECKING:
-    from turbine.runtime.artifact import Artifact
+    from turbine.runtime.artifact import Function
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ def run_artifact(
     *,
     input: Annotated[tuple[str, ...], "an input: x.npy, x.npz, 8x3xf32 or 8x3xf32=2.5", "-i"] = (),
     output: Annotated[tuple[Path, ...], "save a result as .npy, or all as .npz", "-o"] = (),
+    function: Annotated[str | None, "which entry point, if there are several", "-f"] = None,
     size: Annotated[tuple[Assignment, ...], "a dynamic size, for inputs that are made up"] = (),
     weights: Annotated[Path | None, "an archive to use in place of the artifact's weights"] = None,
     json: Annotated[bool, "print the results as JSON, in full"] = False,
@@ -52,7 +53,7 @@ def run_artifact(
 
     # Making a result may import the user's module; what that prints is talk.
     with progress(f"running {artifact.name}"), contextlib.redirect_stdout(sys.stderr):
-        program = load(artifact, weights=weights)
+        program = load(artifact, weights=weights).function(function)
         _check_outputs(output, program.signature)
         args, kwargs = arguments(program.signature, input, size)
         results = _results(program, args, kwargs)
@@ -78,7 +79,7 @@ def _check_outputs(paths: Sequence[Path], signature: Signature) -> None:
         )
 
 
-def _results(program: Artifact, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Result]:
+def _results(program: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Result]:
     """What the call gives, and after that the inputs it wrote to."""
     signature = program.signature
     given = program(*args, **kwargs)

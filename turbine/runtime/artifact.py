@@ -74,7 +74,7 @@ class Artifact:
                 f"the manifest makes no sense: {error!r}", where=contents.source
             ) from error
 
-        self._call = self._only().call if len(self.functions) == 1 else self._refuse
+        self._call = self.function().call if len(self.functions) == 1 else self._refuse
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(args, kwargs)
@@ -98,9 +98,14 @@ class Artifact:
     @property
     def signature(self) -> Signature:
         """What the artifact takes and gives, if it has one entry point."""
-        return self._only().signature
+        return self.function().signature
 
-    def _only(self) -> Function:
+    def function(self, name: str | None = None) -> Function:
+        """An entry point by its name, or the only one."""
+        if name is not None:
+            if name not in self.functions:
+                raise errors.ArgumentError(errors.unknown("entry point", name, self.functions))
+            return self.functions[name]
         if len(self.functions) != 1:
             raise errors.ArgumentError(
                 f"the artifact has {len(self.functions)} entry points",
@@ -110,7 +115,7 @@ class Artifact:
         return only
 
     def _refuse(self, args: Any, kwargs: Any) -> Any:
-        return self._only()
+        return self.function()
 
     def check_runs_here(self) -> None:
         """Raise unless this machine has the CPU features or the device the code needs."""
