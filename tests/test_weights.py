@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 import turbine
-from turbine import dtypes
+from turbine import dtypes, errors
 
 SHAPES = {"empty": (0, 3), "scalar": (), "one": (1, 1), "small": (2, 3), "large": (48, 40)}
 
@@ -60,3 +62,13 @@ def test_tied_weights_are_stored_once() -> None:
 def test_an_unknown_place_for_weights_lists_the_places() -> None:
     with pytest.raises(turbine.errors.ConfigError, match="external, global, inline"):
         turbine.aot.export(torch.nn.Linear(2, 2), args=(torch.ones(1, 2),), weights="cloud")
+
+
+def test_a_target_may_be_named_as_iree_names_it(tmp_path: Path) -> None:
+    output = turbine.aot.export(torch.nn.ReLU(), args=(torch.ones(2),))
+    output.compile(tmp_path / "relu.vmfb", target_backends="llvm-cpu")
+    assert (tmp_path / "relu.vmfb").stat().st_size
+    with pytest.raises(errors.ConfigError, match="unknown target backend 'llvm_cpu'"):
+        output.compile(target_backends="llvm_cpu")
+    with pytest.raises(errors.ConfigError, match="one target at a time"):
+        output.compile(target="cpu", target_backends=["llvm-cpu"])

@@ -63,7 +63,8 @@ class Attention(nn.Module):
         return joined
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.size.head)).transpose(0, 1)
+        heads: Tensor = x.unflatten(-1, (-1, self.size.head)).transpose(0, 1)
+        return heads
 
 
 def rotated(x: Tensor, angles: Tensor) -> Tensor:

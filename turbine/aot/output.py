@@ -6,7 +6,7 @@ import copy
 import os
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -151,6 +151,7 @@ class ExportOutput:
         save_to: str | Path | None = None,
         *,
         target: str | None = None,
+        target_backends: str | Sequence[str] | None = None,
         strategy: str | None = None,
         archive: str | Path | None = None,
         timeout: float | None = None,
@@ -162,9 +163,11 @@ class ExportOutput:
         An artifact for a machine unlike this one is written, and refuses to be called here.
         A name that ends in .vmfb is saved as IREE's own format (weights beside it as .irpa).
         `archive` puts the weights in an .irpa file of their own, which the artifact names; it may
-        also be a .safetensors or .gguf file that has them already.
+        also be a .safetensors or .gguf file that has them already. `target_backends` names the
+        target as IREE's compiler does, "llvm-cpu".
         """
         _check_places(save_to, archive)
+        target = _target(target, target_backends)
         if archive is not None:
             check_keys(self._declared(archived=False), str(archive))
             if not _is_written(archive):
@@ -261,6 +264,24 @@ class ExportOutput:
 
 
 VMFB_SUFFIX = ".vmfb"
+
+
+# IREE's names of what it compiles for, and ours.
+_BACKENDS = {"llvm-cpu": "cpu", "cuda": "cuda", "rocm": "hip", "vulkan-spirv": "vulkan"}
+
+
+def _target(target: str | None, backends: str | Sequence[str] | None) -> str | None:
+    if backends is None:
+        return target
+    names = [backends] if isinstance(backends, str) else list(backends)
+    if target is not None or len(names) != 1:
+        raise errors.ConfigError(
+            f"one target at a time, not {target=} target_backends={names}",
+            hint="compile once for each",
+        )
+    if names[0] not in _BACKENDS:
+        raise errors.ConfigError(errors.unknown("target backend", names[0], _BACKENDS))
+    return _BACKENDS[names[0]]
 
 
 def _is_written(archive: str | Path) -> bool:
