@@ -661,7 +661,9 @@ def test_name_collisions_list_both() -> None:
 
 
 def test_a_name_that_the_artifact_has_is_refused() -> None:
-    refused(match="wrong.reset would be hidden by `reset` of the artifact", reset=procedure(None))
+    refused(
+        match="in wrong, 'reset' would be hidden by `reset` of the artifact", reset=procedure(None)
+    )
 
 
 def test_a_parameter_of_which_nothing_is_known_is_named() -> None:

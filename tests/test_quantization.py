@@ -334,3 +334,15 @@ def test_weights_are_not_unpacked_in_memory(tmp_path: Path, rows: int) -> None:
     command = [sys.executable, "-c", GROWTH, *paths, str(rows)]
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert grown < model.weight.nbytes * {1: 0.25, 64: 0.5}[rows]
+
+
+def test_a_row_with_inf_is_nan_and_the_others_are_right() -> None:
+    layer = nn.Linear(64, 6, bias=False).requires_grad_(False)
+    x = torch.randn(3, 64)
+    small = turbine.aot.quantize(layer, args=(x,), bits=8).compile()
+    expected = small(x)
+    for value in (float("inf"), float("-inf"), float("nan")):
+        x[1, 5] = value
+        found = small(x)
+        assert found[1].isnan().all()
+        torch.testing.assert_close(found[::2], expected[::2])

@@ -199,7 +199,7 @@ def test_a_path_below_one_that_is_not_there_has_its_reason() -> None:
 
 @pytest.mark.parametrize(
     ("old", "nearest"),
-    [("aot.parms", "aot.params"), ("importers.utils", "importers.ir"), ("dynama", "dynamo")],
+    [("aot.parms", "aot.params"), ("importers.irr", "importers.ir"), ("dynama", "dynamo")],
 )
 def test_a_path_that_nobody_knows_names_the_nearest(old: str, nearest: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=rf"'shark_turbine\.{old}'") as caught:

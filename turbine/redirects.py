@@ -45,6 +45,10 @@ MOVED = {
 }
 # Old path -> why there is nothing, there and below.
 ABSENT = {
+    "aot.build_actions": "Turbine has no actions for iree.build; turbine compile is a command",
+    "aot.passes": "turbine.aot.jittable functionalizes what it captures by itself",
+    "aot.support": "the tracing of procedures is not public; turbine.aot has what programs use",
+    "importers.utils": "turbine.mlir holds what builds IR",
     "kernel": "Turbine has no kernel language yet",
     "kernel.boo": "Turbine has no bag of ops; torch.compile(model, backend='turbine') leaves to "
     "PyTorch what it does not compile",

@@ -24,13 +24,8 @@ from turbine.lower.weights import Number, WeightBuilder, check_place
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function as mlir_function
 from turbine.mlir.ir import Context, Location, Module
-from turbine.runtime.artifact import Artifact
+from turbine.runtime.artifact import name_problem
 from turbine.signature import Signature
-
-# What an artifact has beside its entry points.
-ARTIFACT_NAMES = {name for name in vars(Artifact) if not name.startswith("_")} | {
-    *("driver", "functions", "manifest", "state", "target"),
-}
 
 
 @dataclass(frozen=True)
@@ -216,10 +211,10 @@ def _declare(trace: Trace, info: ClassInfo) -> None:
             trace.weights.declare(held, Location.unknown())
             trace.know(held)
     for name in (*info.procedures, *info.programs):
-        if name in ARTIFACT_NAMES:
+        problem = None if name.startswith("_") else name_problem(name)
+        if problem is not None:
             raise errors.ProcedureError(
-                f"{info.export_name}.{name} would be hidden by `{name}` of the artifact",
-                hint="give the procedure another name",
+                f"in {info.export_name}, {problem}", hint="give the procedure another name"
             )
     for procedure in info.procedures.values():
         trace.claim(procedure.name, f"the procedure {procedure.owner}.{procedure.name}")

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from turbine import errors
 from turbine.capture.program import export_program
 from turbine.runtime import container
+from turbine.runtime.artifact import name_problem
 
 INDEX_SUFFIX = ".json"
 _FORMAT = 1
@@ -107,7 +108,10 @@ class FxProgramsBuilder(FxPrograms):
         """
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
-            entry = name or function.__name__
+            entry = function.__name__ if name is None else name
+            problem = name_problem(entry)
+            if problem is not None:
+                raise errors.ExportError(problem, hint="give the program another name=...")
             if entry in self.programs:
                 raise errors.ExportError(
                     f"there is a program {entry!r} already", hint="give this one name=..."

@@ -96,7 +96,8 @@ class GroupQuantize(Pass):
         layers = list(_layers(module))
         if not layers:
             raise errors.TransformError(
-                "no linear layer to quantize", hint="weights have to be globals or parameters"
+                "no linear layer to quantize",
+                hint="weights have to be globals that a product reads in the same function",
             )
         initial = [self._initial(layer) for layer in layers]
         _check_names(module, layers)

@@ -157,6 +157,20 @@ class Artifact:
         return written
 
 
+def name_problem(name: str) -> str | None:
+    """Why a function cannot be called by a name on an artifact."""
+    if not name.isidentifier() or name.startswith("_"):
+        return f"{name!r} is not a name that a method may have"
+    if name in _TAKEN:
+        return f"{name!r} would be hidden by `{name}` of the artifact"
+    return None
+
+
+_TAKEN = {name for name in vars(Artifact) if not name.startswith("_")} | {
+    *("driver", "functions", "manifest", "state", "target"),
+}
+
+
 def load(
     path: str | Path, *, weights: str | Path | Mapping[str, str | Path] | None = None
 ) -> Artifact:
