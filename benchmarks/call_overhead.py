@@ -99,7 +99,7 @@ def floor_calls(path: Path, artifact: Artifact, x: Tensor, y: Tensor) -> dict[st
     instance, device = devices.instance(), devices.device(artifact.driver)
     module = iree.VmModule.wrap_buffer(instance, container.open_file(path).bytes_of(CODE))
     context = iree.VmContext(instance, [iree.create_hal_module(instance, device), module])
-    function = module.lookup_function(artifact.manifest["function"])
+    function = module.lookup_function(artifact.function().name)
 
     def share() -> list[Any]:
         return [device.from_dlpack_capsule(to_dlpack(tensor)) for tensor in (x, y)]

@@ -57,7 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     model = decoder(size)
     with tempfile.TemporaryDirectory() as folder:
-        places = {name: compile_to(Path(folder), model, size, bits) for name, bits in BITS.items()}
+        kinds = {name: BITS[name] for name in options.kinds}
+        places = {name: compile_to(Path(folder), model, size, bits) for name, bits in kinds.items()}
         print(tables.table(rows(model, places, Path(folder), options), right=range(1, 6)))
     return 0
 
@@ -70,6 +71,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--width", type=int, default=1024, help="a multiple of 64")
+    parser.add_argument("--kinds", nargs="+", choices=BITS, default=list(BITS))
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=15.0)
     return parser.parse_args(arguments)

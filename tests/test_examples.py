@@ -178,11 +178,11 @@ def test_a_llama_whose_weights_file_lacks_some_is_refused(tmp_path: Path) -> Non
     assert not (tmp_path / "llama.turbine").exists()
 
 
-def test_the_decode_benchmark_prints_a_row_for_each_kind_of_weights() -> None:
+def test_the_decode_benchmark_prints_a_row_for_a_kind_of_weights() -> None:
     script = str(ROOT / "benchmarks" / "llama_decode.py")
-    small = ["--width", "64", "--layers", "1", "--seconds", "0.1"]
+    small = ["--width", "64", "--layers", "1", "--seconds", "0.1", "--kinds", "int4"]
     done = subprocess.run(
         [sys.executable, script, *small], capture_output=True, text=True, check=True
     )
     rows = [line.split()[0] for line in done.stdout.splitlines()]
-    assert rows == ["weights", "eager", "float32", "int8", "int4"]
+    assert rows == ["weights", "eager", "int4"]

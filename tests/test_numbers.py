@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.export import Dim
 
+import turbine
 from tests.models import compiled
 from turbine.capture import rules
 
@@ -175,3 +176,14 @@ def test_batched_products_of_a_dynamic_count_of_rows() -> None:
         x = torch.randn(3, rows, 24)
         expected = _products_of_normalized_rows(x, y)
         torch.testing.assert_close(artifact(x, y), expected, rtol=1e-5, atol=1e-3)
+
+
+def test_constants_fold_under_torch_compile() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.full((2,), 3.0).lt(0) + torch.full((2,), 0.5) ** torch.full((), 2.0)
+
+    x = torch.ones(2)
+    report = turbine.explain(function, x)
+    assert not report.left
+    found = torch.compile(function, backend="turbine")(x)
+    torch.testing.assert_close(found, function(x))

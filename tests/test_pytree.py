@@ -167,7 +167,7 @@ def test_a_signature_survives_json() -> None:
 def test_a_signature_reads_as_one_line() -> None:
     assert SIGNATURE.text() == (
         "(x: float32[n, 2], pair[0]: int8[2*n], pair[1]: None, count: int n, mode: 'fast') "
-        "-> (uint8[3], size n, 1.5, scalar)"
+        "-> (uint8[3], size n, 1.5, float64)"
     )
 
 

@@ -18,16 +18,20 @@ _REPEATS = {aten.full.default, aten.scalar_tensor.default}
 
 def fold_uniform(graph: fx.Graph) -> None:
     """Make a fill, in place, of every op on constants that gives one value in all places."""
-    known: dict[fx.Node, torch.Tensor] = {}
-    for node in graph.nodes:
-        value = _value(node, known)
-        if value is None:
-            continue
-        known[node] = value
-        if node.target not in _REPEATS and value.dtype not in _UNSIGNED:
-            shape = list(node.meta["val"].shape)
-            node.target, node.args = aten.full.default, (shape, value.item())
-            node.kwargs = {"dtype": value.dtype, "device": node.meta["val"].device}
+    with _disable_current_modes():  # under torch.compile, tensors are fake otherwise
+        known: dict[fx.Node, torch.Tensor] = {}
+        for node in graph.nodes:
+            value = _value(node, known)
+            if value is not None:
+                known[node] = value
+                _fill(node, value)
+
+
+def _fill(node: fx.Node, value: torch.Tensor) -> None:
+    if node.target not in _REPEATS and value.dtype not in _UNSIGNED:
+        like = node.meta["val"]
+        node.target, node.args = aten.full.default, (list(like.shape), value.item())
+        node.kwargs = {"dtype": value.dtype, "device": like.device}
 
 
 def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
@@ -43,8 +47,7 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | 
     if not isinstance(node.target, torch._ops.OpOverload) or not _is_elementwise(node.target):
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
-    with _disable_current_modes():
-        result: Any = known[inputs[0]] if node.target.is_view else node.target(*args, **kwargs)
+    result: Any = known[inputs[0]] if node.target.is_view else node.target(*args, **kwargs)
     return _kept(result.item(), node.meta["val"].dtype)
 
 
@@ -73,5 +76,4 @@ _UNTAGGED = {
 
 
 def _kept(number: float, dtype: torch.dtype) -> torch.Tensor | None:
-    with _disable_current_modes():
-        return torch.tensor(number, dtype=dtype) if math.isfinite(number) else None
+    return torch.tensor(number, dtype=dtype) if math.isfinite(number) else None
