@@ -17,6 +17,7 @@ from tests.models import Fn, assert_alike, relative_error
 from turbine import errors
 from turbine.aot import ExportOutput
 from turbine.capture import grouped_product
+from turbine.passes import RenameParameters
 from turbine.zoo import decoder
 
 ROUNDING = 2e-6
@@ -346,3 +347,10 @@ def test_a_row_with_inf_is_nan_and_the_others_are_right() -> None:
         found = small(x)
         assert found[1].isnan().all()
         torch.testing.assert_close(found[::2], expected[::2])
+
+
+def test_transforms_last_when_the_target_changes() -> None:
+    layer = nn.Linear(64, 6, bias=False)
+    small = turbine.aot.quantize(layer, args=(torch.ones(1, 64),), bits=8)
+    renamed = small.transform(RenameParameters({"weight.packed": "packed"}))
+    assert '"packed"' in renamed._lowered_for("cuda").text()

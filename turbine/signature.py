@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from turbine import errors, pytree
+from turbine import dims, errors, pytree
 from turbine.dims import Dim
 from turbine.pytree import Tree
 
@@ -98,6 +98,18 @@ class Signature:
         for tree, key in zip(keywords.children, keywords.keys, strict=True):
             leaves += pytree.flatten(tree, kwargs[str(key)], str(key))
         return leaves
+
+    def result_leaves(self, returned: Iterable[Any], sizes: Mapping[str, Any]) -> list[Any]:
+        """The leaves of the results: what the program returned, and what its sizes tell."""
+        values = iter(returned)
+        return [
+            next(values)
+            if output.kind in ("tensor", "scalar")
+            else output.value
+            if output.kind == "constant"
+            else dims.evaluate(output.value, sizes)
+            for output in self.outputs
+        ]
 
     def _rearrange(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -10,7 +10,16 @@ import torch
 from turbine import dims, dtypes, errors, pytree
 from turbine.aot import tracing
 from turbine.aot.tracing import Function
-from turbine.aot.values import INT64, IrScalar, IrTensor, as_scalar, check, from_tensor, type_text
+from turbine.aot.values import (
+    INT64,
+    IrScalar,
+    IrTensor,
+    as_scalar,
+    check,
+    from_tensor,
+    type_text,
+    without_names,
+)
 from turbine.dtypes import Dtype, Scalar
 from turbine.mlir import function as mlir_function
 from turbine.mlir.ir import Value
@@ -35,7 +44,7 @@ def call(function: Function, leaves: Sequence[Any]) -> Any:
     given = [_result(output, value, named) for output, value in _returned(signature, results)]
     written = results[len(given) :]
     _write_back(signature, arguments, written)
-    return pytree.unflatten(signature.out_tree, _leaves(signature, given, sizes))
+    return pytree.unflatten(signature.out_tree, signature.result_leaves(given, sizes))
 
 
 def as_tensor(leaf: Any, row: Dtype, shape: Sequence[int | str | None], what: str) -> IrTensor:
@@ -104,8 +113,7 @@ def _typed(spec: Input, argument: Any, sizes: dict[str, Size]) -> Any:
     if spec.kind != "tensor":
         return argument
     assert isinstance(argument, IrTensor)
-    wanted = tuple(size if isinstance(size, int) else None for size in spec.shape)
-    return argument.as_type(wanted)
+    return argument.as_type(without_names(spec.shape))
 
 
 def _check_sizes(signature: Signature, arguments: Sequence[Any]) -> dict[str, Size]:
@@ -176,27 +184,13 @@ def _result(output: Output, value: Value, names: dict[str, Any]) -> IrTensor | I
     if output.kind == "scalar":
         return IrScalar(value, dtypes.SCALARS[output.dtype])
     row = dtypes.named(output.dtype)
-    unnamed = tuple(size if isinstance(size, int) else None for size in output.shape)
     known = tuple(size if isinstance(size, int) else names.get(size) for size in output.shape)
-    return IrTensor(value, unnamed, row).as_type(known)
+    return IrTensor(value, without_names(output.shape), row).as_type(known)
 
 
 def _write_back(signature: Signature, arguments: Sequence[Any], written: Sequence[Value]) -> None:
     """Arguments that the function writes in place have their new values from now on."""
     mutated = [a for s, a in zip(signature.inputs, arguments, strict=True) if s.mutated]
     for argument, value in zip(mutated, written, strict=True):
-        unnamed = tuple(size if isinstance(size, int) else None for size in argument.shape)
-        new = IrTensor(value, unnamed, argument.row)
+        new = IrTensor(value, without_names(argument.shape), argument.row)
         argument.become(new.as_type(argument.shape))
-
-
-def _leaves(signature: Signature, given: list[Any], sizes: dict[str, Size]) -> list[Any]:
-    returned = iter(given)
-    return [
-        next(returned)
-        if output.kind in ("tensor", "scalar")
-        else output.value
-        if output.kind == "constant"
-        else dims.evaluate(output.value, sizes)  # type: ignore[arg-type]
-        for output in signature.outputs
-    ]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from turbine import errors
-from turbine.capture.program import export_program
+from turbine.capture.program import export_program, identity
 from turbine.runtime import container
 from turbine.runtime.artifact import name_problem
 
@@ -61,7 +61,7 @@ class FxPrograms:
         text = json.dumps({"format": _FORMAT, "programs": files, "tensors": _tensor_file(index)})
         with container.replacing(index) as file:
             file.write(text.encode())
-        places = Counter(_place(t) for held in tensors.values() for t in held.values())
+        places = Counter(identity(t) for held in tensors.values() for t in held.values())
         return sum(count - 1 for count in places.values())
 
     @staticmethod
@@ -182,10 +182,6 @@ def _tensors(program: ExportedProgram) -> dict[str, Tensor]:
     """All that the program holds by name: parameters, buffers and constants."""
     constants = {k: v for k, v in program.constants.items() if isinstance(v, Tensor)}
     return {name: t.detach() for name, t in (program.state_dict | constants).items()}
-
-
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 @contextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch.utils import _pytree as torch_pytree
@@ -43,89 +43,49 @@ class GlobalAttributes:
             )
 
 
-def export_global(
-    value: Any,
-    *,
-    name: str = "global",
-    mutable: bool | None = None,
-    external: bool | None = None,
-    external_scope: str | None = None,
-    name_mapper: NameMapper | None = None,
-    uninitialized: bool | None = None,
-    attrs: GlobalAttributes | None = None,
-) -> Any:
+class Settings(TypedDict, total=False):
+    """Fields of `GlobalAttributes` by name, which win over those of `attrs`."""
+
+    mutable: bool | None
+    external: bool | None
+    external_scope: str | None
+    name_mapper: NameMapper | None
+    uninitialized: bool | None
+    attrs: GlobalAttributes | None
+
+
+def export_global(value: Any, *, name: str = "global", **settings: Unpack[Settings]) -> Any:
     """Declare one tensor or number that a compiled module holds.
 
     An abstract value, `AbstractIndex` or `AbstractTensor(4, 8)`, starts at zero. The global has
     the name of the class attribute unless it is given one.
     """
-    given = _attributes(attrs, mutable, external, external_scope, name_mapper, uninitialized)
-    return Global(value, given, None if name == "global" else name)
+    return Global(value, _attributes(settings), None if name == "global" else name)
 
 
-def export_global_tree(
-    tree: Any,
-    *,
-    name: str = "global",
-    mutable: bool | None = None,
-    external: bool | None = None,
-    external_scope: str | None = None,
-    name_mapper: NameMapper | None = None,
-    uninitialized: bool | None = None,
-    attrs: GlobalAttributes | None = None,
-) -> Any:
+def export_global_tree(tree: Any, *, name: str = "global", **settings: Unpack[Settings]) -> Any:
     """Declare a nest of dicts, lists and tuples of tensors and numbers."""
-    given = _attributes(attrs, mutable, external, external_scope, name_mapper, uninitialized)
-    return Global(tree, given, None if name == "global" else name)
+    return Global(tree, _attributes(settings), None if name == "global" else name)
 
 
-def export_parameters(
-    nn_module: torch.nn.Module,
-    *,
-    mutable: bool | None = None,
-    external: bool | None = None,
-    external_scope: str | None = None,
-    name_mapper: NameMapper | None = None,
-    uninitialized: bool | None = None,
-    attrs: GlobalAttributes | None = None,
-) -> Any:
+def export_parameters(nn_module: torch.nn.Module, **settings: Unpack[Settings]) -> Any:
     """Declare the parameters of a PyTorch module, as a dict by their names."""
-    given = _attributes(attrs, mutable, external, external_scope, name_mapper, uninitialized)
-    return Global(dict(nn_module.named_parameters()), given, None)
+    return Global(dict(nn_module.named_parameters()), _attributes(settings), None)
 
 
-def export_buffers(
-    nn_module: torch.nn.Module,
-    *,
-    mutable: bool | None = None,
-    external: bool | None = None,
-    external_scope: str | None = None,
-    name_mapper: NameMapper | None = None,
-    uninitialized: bool | None = None,
-    attrs: GlobalAttributes | None = None,
-) -> Any:
+def export_buffers(nn_module: torch.nn.Module, **settings: Unpack[Settings]) -> Any:
     """Declare the buffers of a PyTorch module, as a dict by their names."""
-    given = _attributes(attrs, mutable, external, external_scope, name_mapper, uninitialized)
-    return Global(dict(nn_module.named_buffers()), given, None)
+    return Global(dict(nn_module.named_buffers()), _attributes(settings), None)
 
 
-def _attributes(
-    start: GlobalAttributes | None,
-    mutable: bool | None,
-    external: bool | None,
-    external_scope: str | None,
-    name_mapper: NameMapper | None,
-    uninitialized: bool | None,
-) -> GlobalAttributes:
-    named = {
-        "mutable": mutable,
-        "external": external,
-        "external_scope": external_scope,
-        "name_mapper": name_mapper,
-        "uninitialized": uninitialized,
-    }
-    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    attributes = replace(start or GlobalAttributes(), **given)
+def _attributes(settings: Settings) -> GlobalAttributes:
+    start = settings.get("attrs") or GlobalAttributes()
+    given = {k: v for k, v in settings.items() if k != "attrs" and v is not None}
+    known = [field.name for field in fields(GlobalAttributes)]
+    for name in given:
+        if name not in known:
+            raise errors.ProcedureError(errors.unknown("setting of a global", name, known))
+    attributes = replace(start, **given)  # type: ignore[arg-type]  # names are checked
     attributes.check()
     return attributes
 

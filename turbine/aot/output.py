@@ -66,6 +66,7 @@ class ExportOutput:
     weights: str = "external"  # where they are, as export was told
     quantization: Report | None = None  # what `quantize` did
     target_kind: str = "cpu"  # the kind of target whose own code the IR may hold
+    passes: tuple[Pass, ...] = ()  # what `transform` ran
 
     @property
     def mlir_module(self) -> Module:
@@ -136,7 +137,8 @@ class ExportOutput:
         >>> '#flow.parameter.named<"model"::"w">' in renamed.text()
         True
         """
-        return replace(self, lowered=transforming.transform(self.lowered, passes))
+        lowered = transforming.transform(self.lowered, passes)
+        return replace(self, lowered=lowered, passes=(*self.passes, *passes))
 
     def import_to(self, phase: str) -> None:
         """Take the IR, in place, to "torch_ir", "custom_op_expansion", "import" or "full"."""
@@ -169,9 +171,10 @@ class ExportOutput:
         _check_places(save_to, archive)
         target = _target(target, target_backends)
         if archive is not None:
-            check_keys(self._declared(archived=False), str(archive))
+            declared = self._declared(archived=False)
+            check_keys(declared, str(archive))
             if not _is_written(archive):
-                open_archive(Path(archive)).check(self._declared(archived=False))
+                open_archive(Path(archive)).check(declared)
         chosen = targets.parse(config.current().target if target is None else target)
         ready = self._lowered_for(chosen.kind)
         ready.verify()
@@ -204,6 +207,7 @@ class ExportOutput:
             weights=self.weights,
             target_kind=target_kind,
         )
+        lowered = transforming.transform(lowered, self.passes)
         return replace(self, lowered=lowered, target_kind=target_kind)
 
     def _deliver(

@@ -14,7 +14,7 @@ import torch
 
 from turbine import errors
 from turbine.capture import work
-from turbine.capture.program import Program, Weight
+from turbine.capture.program import Program, Weight, identity
 from turbine.lower.weights import WeightBuilder
 from turbine.mlir.ir import Location, Type
 from turbine.signature import Range, Signature
@@ -69,7 +69,7 @@ class Trace:
 
     def know(self, weight: Weight) -> None:
         """Make the weight stand for its tensor wherever that is met."""
-        self._known[_identity(weight.tensor)] = weight
+        self._known[identity(weight.tensor)] = weight
 
     def weight_of(self, tensor: torch.Tensor, name: str) -> Weight:
         """The weight of a tensor that a procedure uses as it is."""
@@ -85,7 +85,7 @@ class Trace:
         return replace(program, weights=weights)
 
     def _adopt(self, weight: Weight, prefix: str = "") -> Weight:
-        known = self._known.get(_identity(weight.tensor))
+        known = self._known.get(identity(weight.tensor))
         if known is None:
             wanted = weight.name if weight.name not in self.names else f"{prefix}.{weight.name}"
             name = self.unique(wanted, f"a weight of {prefix}")
@@ -98,12 +98,6 @@ class Trace:
                 hint="declare it with export_buffers(module, mutable=True)",
             )
         return known
-
-
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if not tensor.numel():
-        return (id(tensor),)
-    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
 _current: ContextVar[Trace | None] = ContextVar("trace", default=None)

@@ -365,7 +365,12 @@ def type_text(row: Dtype, shape: tuple[Any, ...]) -> str:
 
 def tensor_type(shape: tuple[int | str | None, ...], row: Dtype) -> Type:
     """The IR type; sizes with names are known at run time."""
-    return constants.tensor_type([s if isinstance(s, int) else None for s in shape], row)
+    return constants.tensor_type(without_names(shape), row)
+
+
+def without_names(shape: tuple[int | str | None, ...]) -> tuple[int | None, ...]:
+    """The sizes that are known, and None for those known only at run time."""
+    return tuple(size if isinstance(size, int) else None for size in shape)
 
 
 def from_tensor(tensor: torch.Tensor) -> IrTensor:

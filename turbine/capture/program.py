@@ -332,7 +332,7 @@ def _weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> dict[s
             raise errors.ExportError(f"no value for {name}, an input of kind {spec.kind}")
         mutable = spec.arg.name in stores
         external = ExternalTensorTrait.get(tensor)
-        key = (id(spec),) if mutable else (external, *_identity(tensor))
+        key = (id(spec),) if mutable else (external, *identity(tensor))
         weight = Weight(name, tensor.detach(), mutable, external)
         bound[spec.arg.name] = unique.setdefault(key, weight)
     return bound
@@ -347,7 +347,7 @@ def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
     taken: dict[str, Weight] = {}
 
     def unified(entry: str, weight: Weight) -> Weight:
-        key = (weight.name,) if weight.name in written else _identity(weight.tensor)
+        key = (weight.name,) if weight.name in written else identity(weight.tensor)
         if key not in shared:
             # Constants that PyTorch lifts have one name in every program.
             name = weight.name if weight.name not in taken else f"{entry}.{weight.name}"
@@ -363,5 +363,8 @@ def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
     }
 
 
-def _identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same elements in the same memory."""
+    if not tensor.numel():
+        return (id(tensor),)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

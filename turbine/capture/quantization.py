@@ -331,8 +331,7 @@ class _Rewrite:
         build = _Builder(self.program.graph.graph, node)
         x = build.turned(product.other) if product.is_left else product.other
         flat = build.flat(build.cast(x, torch.float32))
-        y = build.or_nan(flat, build(GROUPED_PRODUCT, flat, *bound.arguments))
-        y = build.shaped_like(x, y)
+        y = build.shaped_like(x, build(GROUPED_PRODUCT, flat, *bound.arguments))
         y = build.turned(y) if product.is_left else y
         if node.target is aten.addmm.default:
             y = _with_bias(build, node, y)
@@ -439,12 +438,6 @@ class _Builder:
             for axis, size in enumerate(sizes)
         ]
         return self(aten.reshape.default, flat, [*known, flat.meta["val"].shape[-1]])
-
-    def or_nan(self, rows: fx.Node, result: fx.Node) -> fx.Node:
-        """The result, but nan for rows that hold inf: compiled code takes inf for a number."""
-        size = self(aten.amax.default, self(aten.abs.default, rows), [-1], True)
-        finite = self(aten.lt.Scalar, size, float("inf"))
-        return self(aten.where.ScalarOther, finite, result, float("nan"))
 
     def cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         if node.meta["val"].dtype == dtype:

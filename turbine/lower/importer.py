@@ -20,6 +20,7 @@ from turbine.lower.weights import (
     builtin_type,
     check_addresses,
     check_place,
+    kept_type,
 )
 from turbine.mlir import constants, function, torch_values
 from turbine.mlir import context as mlir_context
@@ -42,11 +43,7 @@ class Lowered:
 DEFAULT_NAME = "main"
 
 
-def lower(
-    region: Region,
-    *,
-    locate: Locate | None = None,
-) -> Lowered:
+def lower(region: Region, *, locate: Locate | None = None) -> Lowered:
     """Lower one graph as the only function."""
     return lower_all({DEFAULT_NAME: region}, locate=locate)
 
@@ -104,42 +101,33 @@ def finish(builder: WeightBuilder) -> Lowered:
     """Give state its functions, and list what lies outside the module that was built."""
     kept = tuple(weight for weight in builder.defined.values() if weight.mutable)
     for index, value in enumerate(kept):
-        if isinstance(value, Number):
-            _define_number_accessors(builder, index, value)
-        else:
-            _define_accessors(builder, index, value)
+        _define_accessors(builder, index, value)
     weights = [w for w in builder.defined.values() if isinstance(w, Weight)]
     external = tuple(weight for weight in weights if builder.is_external(weight))
     check_addresses(external)
     return Lowered(builder.module, external, kept)
 
 
-def _define_number_accessors(builder: WeightBuilder, index: int, number: Number) -> None:
-    getter, setter = state_functions(index)
-    location = Location.unknown()
-    of = Type.parse(dtypes.SCALARS[number.dtype].mlir)
-    with InsertionPoint(function.define(builder.module, getter, [], [of], location)):
-        function.return_values([builder.load_number(number, location)], location)
-    block = function.define(builder.module, setter, [of], [], location)
-    with InsertionPoint(block):
-        builder.store_number(number, block.arguments[0], location)
-        function.return_values([], location)
-
-
-def _define_accessors(builder: WeightBuilder, index: int, weight: Weight) -> None:
+def _define_accessors(builder: WeightBuilder, index: int, kept: Weight | Number) -> None:
     """Functions that read and replace a value the program keeps."""
     getter, setter = state_functions(index)
     location = Location.unknown()
-    row = dtypes.of_torch(weight.tensor.dtype)
-    of = Type.parse(f"!torch.vtensor<{list(weight.tensor.shape)},{row.torch_mlir}>")
+    of = _outer_type(kept)
     with InsertionPoint(function.define(builder.module, getter, [], [of], location)):
-        value = builder.load(weight, location)
-        function.return_values([torch_values.from_builtin(value, of, location)], location)
+        value = builder.load_kept(kept, location)
+        function.return_values([torch_values.convert(value, of, location)], location)
     block = function.define(builder.module, setter, [of], [], location)
     with InsertionPoint(block):
-        new = torch_values.to_builtin(block.arguments[0], builtin_type(weight), location)
-        builder.store(weight, new, location)
+        new = torch_values.convert(block.arguments[0], kept_type(kept), location)
+        builder.store_kept(kept, new, location)
         function.return_values([], location)
+
+
+def _outer_type(kept: Weight | Number) -> Type:
+    if isinstance(kept, Number):
+        return kept_type(kept)
+    row = dtypes.of_torch(kept.tensor.dtype)
+    return Type.parse(f"!torch.vtensor<{list(kept.tensor.shape)},{row.torch_mlir}>")
 
 
 class _Walk:

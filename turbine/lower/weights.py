@@ -66,6 +66,19 @@ class WeightBuilder:
         self.declare_number(number, location)
         mlir_globals.store(number.name, value, location)
 
+    def load_kept(self, kept: Weight | Number, location: Location) -> Value:
+        """The value of a tensor or number."""
+        if isinstance(kept, Number):
+            return self.load_number(kept, location)
+        return self.load(kept, location)
+
+    def store_kept(self, kept: Weight | Number, value: Value, location: Location) -> None:
+        """Replace a tensor or number."""
+        if isinstance(kept, Number):
+            self.store_number(kept, value, location)
+        else:
+            self.store(kept, value, location)
+
     def declare(self, weight: Weight, location: Location) -> None:
         """Define the weight's global, used or not."""
         self._define(weight, self._initial(weight), location)
@@ -128,6 +141,13 @@ def check_addresses(weights: Iterable[Weight]) -> None:
 def builtin_type(weight: Weight) -> Type:
     """The builtin tensor type of a weight."""
     return constants.tensor_type(*_type(weight))
+
+
+def kept_type(kept: Weight | Number) -> Type:
+    """The builtin type of a tensor or number."""
+    if isinstance(kept, Number):
+        return Type.parse(dtypes.SCALARS[kept.dtype].mlir)
+    return builtin_type(kept)
 
 
 def raw_bytes(tensor: torch.Tensor) -> numpy.ndarray:

@@ -6,7 +6,7 @@ takes longer than to read it. So the other operand is turned into integers inste
 is divided by its largest magnitude and written in three digits of base 256. Digits times weights
 are dot products of bytes, which are exact and for which CPUs have instructions; the sum of a
 group is then scaled as a float. What is lost is what rounding a row to 23 bits of its largest
-magnitude loses: as much as float32 itself.
+magnitude loses; a row that holds inf or nan gives nan.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from turbine.mlir.grouped_product_text import (
     CALL,
     CHOOSE,
     MULTIPLY_VECTOR,
+    PAD,
     ROWS,
     UNPACK,
     UNPACK_VECTOR,
@@ -190,6 +191,7 @@ def _filled(templates: Sequence[str], packed: Packed, **values: str | int) -> st
         "parts": 8 // packed.bits,
         "unused_bits": 8 - packed.bits,
         "unpack": UNPACK,
+        "pad": PAD,
     }
     text = Template(f"module {{{''.join(templates)}}}").safe_substitute(values)
     return Template(text).substitute(values)

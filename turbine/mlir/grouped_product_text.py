@@ -5,6 +5,13 @@ byte holds $parts weights: the first lies in its lowest bits, and belongs to the
 its group.
 """
 
+# The operand with zeros where the last group has no weights.
+PAD = """
+  %padded = tensor.pad %x low[0, 0] high[0, $padding] {
+    ^bb0(%i: index, %j: index):
+      tensor.yield %zero : f32
+  } : $x to tensor<${rows}x${padded}xf32>"""
+
 BY_DIGITS = """
 stream.executable private @${name}_kernel {
   stream.executable.export public @${name}_kernel workgroups() -> (index, index, index) {
@@ -99,12 +106,14 @@ util.func private @${name}_by_digits(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y
       %steps = arith.constant 4194303.0 : f32
       %step = arith.divf %value, %steps : f32
       %scaled = arith.mulf %step, %factor : f32
-      linalg.yield %scaled : f32
+      // A row with inf has no steps to be written in.
+      %infinity = arith.constant 0x7F800000 : f32
+      %nan = arith.constant 0x7FC00000 : f32
+      %is_finite = arith.cmpf olt, %value, %infinity : f32
+      %known = arith.select %is_finite, %scaled, %nan : f32
+      linalg.yield %known : f32
   } -> tensor<${rows}xf32>
-  %padded = tensor.pad %x low[0, 0] high[0, $padding] {
-    ^bb0(%i: index, %j: index):
-      tensor.yield %zero : f32
-  } : $x to tensor<${rows}x${padded}xf32>
+$pad
   %grouped = tensor.expand_shape %padded [[0], [1, 2]] output_shape [$count, $groups, $size]
     : tensor<${rows}x${padded}xf32> into tensor<${rows}x${groups}x${size}xf32>
   %no_digits = tensor.empty($sized) : tensor<${rows}x${groups}x3x${size}xi8>
@@ -178,10 +187,7 @@ util.func private @${name}_by_floats(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y
   %c0 = arith.constant 0 : index
   %zero = arith.constant 0.0 : f32
   %rows = tensor.dim %x, %c0 : $x
-  %padded = tensor.pad %x low[0, 0] high[0, $padding] {
-    ^bb0(%i: index, %j: index):
-      tensor.yield %zero : f32
-  } : $x to tensor<${rows}x${padded}xf32>
+$pad
   %grouped = tensor.expand_shape %padded [[0], [1, 2, 3]]
     output_shape [$count, $groups, $parts, $bytes]
     : tensor<${rows}x${padded}xf32> into tensor<${rows}x${groups}x${parts}x${bytes}xf32>
@@ -228,10 +234,7 @@ util.func private @${name}_by_blocks(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y
   %c0 = arith.constant 0 : index
   %zero = arith.constant 0.0 : f32
   %rows = tensor.dim %x, %c0 : $x
-  %padded = tensor.pad %x low[0, 0] high[0, $padding] {
-    ^bb0(%i: index, %j: index):
-      tensor.yield %zero : f32
-  } : $x to tensor<${rows}x${padded}xf32>
+$pad
   %nothing = tensor.empty($sized) : $y
   %block = arith.constant $block : index
   %outputs = arith.constant $outputs : index

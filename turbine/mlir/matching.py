@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -34,7 +35,7 @@ Result = TypeVar("Result", bound=OpMatchResult, covariant=True)
 MaybeOperation: TypeAlias = Value | OpMatchResult | Operation | OpView | None
 
 
-class OpMatcher(Generic[Result]):
+class OpMatcher(ABC, Generic[Result]):
     """Asks whether an op is of a kind; a subclass says so in `match`.
 
     >>> from turbine.mlir import context, matching
@@ -51,9 +52,9 @@ class OpMatcher(Generic[Result]):
     def _match(self, op: Operation) -> Result | None:
         return self.match(op)
 
+    @abstractmethod
     def match(self, op: Operation) -> Result | None:
         """The match of an op, or None."""
-        raise NotImplementedError
 
 
 class NamedOpMatcher(OpMatcher[Result]):

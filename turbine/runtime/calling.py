@@ -62,7 +62,9 @@ class Caller:
             _LIBRARIES[type(leaf)].write(leaf, value)
         if self.single:
             return values[0]
-        return pytree.unflatten(self.signature.out_tree, self._leaves_out(values, symbols))
+        return pytree.unflatten(
+            self.signature.out_tree, self.signature.result_leaves(values, symbols)
+        )
 
     def _arguments(
         self, device: Any, leaves: Sequence[Any], symbols: dict[str, int], taken: list[Span]
@@ -152,17 +154,6 @@ class Caller:
                 taken.append(span)
             values.append(value)
         return values
-
-    def _leaves_out(self, values: list[Any], symbols: dict[str, int]) -> list[Any]:
-        returned = iter(values)
-        return [
-            next(returned)
-            if output.kind in ("tensor", "scalar")
-            else output.value
-            if output.kind == "constant"
-            else dims.evaluate(output.value, symbols)
-            for output in self.signature.outputs
-        ]
 
 
 _VIEW = iree.HalBufferView

@@ -15,12 +15,12 @@ Number = Tensor | float
 
 def equal(a: Tensor, b: Tensor) -> Tensor:
     """The compiler takes a value for equal to itself, also nan."""
-    return (a != b).logical_not() if _result_type(a, b).is_floating_point else NotImplemented
+    return (a != b).logical_not() if torch.result_type(a, b).is_floating_point else NotImplemented
 
 
 def power_of_scalar(x: Tensor, exponent: float) -> Tensor:
     """The compiler computes exp(exponent * log(x)), except for whole positive exponents."""
-    dtype = _result_type(x, exponent)
+    dtype = torch.result_type(x, exponent)
     if isinstance(exponent, torch.SymInt) or dtype.is_complex:
         return NotImplemented
     if not dtype.is_floating_point:
@@ -48,7 +48,7 @@ def _product_of_itself(x: Tensor, times: int) -> Tensor:
 
 def power_of(base: float, exponent: Tensor) -> Tensor:
     """The same for a number's powers."""
-    dtype = _result_type(exponent, base)
+    dtype = torch.result_type(exponent, base)
     if not dtype.is_floating_point:
         return NotImplemented
     return power(torch.full((), base, dtype=dtype, device=exponent.device), exponent)
@@ -56,7 +56,7 @@ def power_of(base: float, exponent: Tensor) -> Tensor:
 
 def power(a: Tensor, b: Tensor) -> Tensor:
     """What C's pow gives, for zeros, negative numbers, infinities and nan as well."""
-    dtype = _result_type(a, b)
+    dtype = torch.result_type(a, b)
     if not dtype.is_floating_point:
         return NotImplemented
     a, b = a.to(dtype), b.to(dtype)
@@ -85,7 +85,7 @@ def divide(a: Tensor, b: Number, *, rounding_mode: str | None) -> Tensor:
     """Division that is rounded towards zero or down."""
     if rounding_mode is None:
         return NotImplemented
-    dtype = _result_type(a, b)
+    dtype = torch.result_type(a, b)
     a, b = a.to(dtype), _as_tensor(b, a, dtype)
     if rounding_mode == "floor":
         return torch.floor_divide(a, b)
@@ -100,7 +100,7 @@ def _truncated(a: Tensor, b: Tensor) -> Tensor:
 
 def floor_divide(a: Tensor, b: Number) -> Tensor:
     """Division that is rounded down."""
-    dtype = _result_type(a, b)
+    dtype = torch.result_type(a, b)
     if not dtype.is_floating_point:
         return NotImplemented
     return _floored(a.to(dtype), _as_tensor(b, a, dtype))
@@ -119,7 +119,7 @@ def _floored(a: Tensor, b: Tensor) -> Tensor:
 
 def remainder(a: Tensor, b: Number) -> Tensor:
     """With the sign of the divisor."""
-    dtype = _result_type(a, b)
+    dtype = torch.result_type(a, b)
     b = _as_tensor(b, a, dtype)
     rest = torch.fmod(a.to(dtype), b)
     return torch.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
@@ -127,7 +127,7 @@ def remainder(a: Tensor, b: Number) -> Tensor:
 
 def fmod(a: Tensor, b: Number) -> Tensor:
     """The remainder with the sign of the dividend."""
-    dtype = _result_type(a, b)
+    dtype = torch.result_type(a, b)
     a, b = a.to(dtype), _as_tensor(b, a, dtype)
     if not dtype.is_floating_point:
         return a - torch.div(a, b, rounding_mode="trunc") * b
@@ -154,10 +154,6 @@ def _of_truth(op: Any) -> Callable[..., Tensor]:
         return op(x != 0, *args).to(torch.uint8)
 
     return reduce
-
-
-def _result_type(a: Tensor, b: Number) -> torch.dtype:
-    return torch.result_type(a, b)
 
 
 def _as_tensor(value: Number, like: Tensor, dtype: torch.dtype) -> Tensor:
