@@ -19,9 +19,9 @@ FLOORS = (
     ("cli", "peer"),
     ("aot", "dynamo", "eager"),
     ("kernel",),
+    ("ops",),
     ("compiler", "runtime"),
     ("capture", "lower", "passes"),
-    ("ops",),
     ("mlir",),
     ("facts",),
 )
@@ -236,7 +236,7 @@ ALLOWED = [
     ("__main__.py", "from turbine.cli.main import main"),
     ("cli/x.py", "from turbine.zoo import catalog\nfrom turbine import aot, dynamo, errors"),
     ("kernel/x.py", "import turbine.compiler, turbine.runtime, torch"),
-    ("lower/x.py", "from turbine.capture.program import Program\nimport turbine.ops"),
+    ("lower/x.py", "from turbine.capture.program import Program\nimport turbine.mlir"),
     ("lower/x.py", "from iree.compiler.extras.fx_importer import FxImporter"),
     ("compiler/x.py", "from iree.compiler import api\nfrom turbine.passes import pipeline"),
     ("runtime/x.py", "def f():\n    import torch\nif TYPE_CHECKING:\n    import torch"),
@@ -252,12 +252,12 @@ def test_a_downward_import_is_not_reported(path: str, text: str) -> None:
 
 def test_torch_is_found_behind_another_file() -> None:
     house = {
-        "turbine/ops/__init__.py": "from turbine.ops.add import add as add",
-        "turbine/ops/add.py": "import torch",
-        "turbine/compiler/x.py": "from turbine.ops.names import NAMES",
+        "turbine/mlir/__init__.py": "from turbine.mlir.add import add as add",
+        "turbine/mlir/add.py": "import torch",
+        "turbine/compiler/x.py": "from turbine.mlir.names import NAMES",
     }
     assert violations(house) == [
-        "turbine/compiler/x.py:1 imports turbine.ops.names.NAMES (torch at load)"
+        "turbine/compiler/x.py:1 imports turbine.mlir.names.NAMES (torch at load)"
     ]
 
 

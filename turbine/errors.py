@@ -58,6 +58,10 @@ class TransformError(TurbineError, ValueError):
     """A transform of IR that cannot be done as asked; the IR is left as it was."""
 
 
+class CustomOpError(TurbineError, RuntimeError):
+    """A custom op whose declaration, emission or call does not hold together."""
+
+
 class CompileError(TurbineError):
     """Every strategy failed; the message holds the first diagnostic and its source line."""
 

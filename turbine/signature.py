@@ -8,6 +8,7 @@ from typing import Any
 
 from turbine import dims, errors, pytree
 from turbine.dims import Dim
+from turbine.dtypes import Dtype
 from turbine.pytree import Tree
 
 
@@ -131,6 +132,15 @@ class Signature:
                 hint=f"the signature is {self.text()}",
             )
         return tuple(named[name] for name in wanted[:count]), {key: named[key] for key in keys}
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor of a flat call: its dtype, the order of its axes, and whether it stays in place."""
+
+    dtype: Dtype | None  # None: an int
+    order: tuple[int, ...] | None = None
+    fixed: bool = False
 
 
 def state_functions(index: int) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import torch
 import torch._prims
 from torch._decomp import decomposition_table, get_decompositions
 
+from turbine.capture.declared_ops import MEANINGS
 from turbine.capture.effects import draws
 from turbine.capture.rules import RULES
 from turbine.capture.rules.ordering import SHORT_ROWS
@@ -49,15 +50,20 @@ _scoped: ContextVar[Table | None] = ContextVar("aot_decompositions", default=Non
 def current_aot_decompositions() -> Table:
     """A copy of the table in force for this thread and scope."""
     scoped = _scoped.get()
-    return dict(_default() if scoped is None else scoped)
+    return {**_default(), **MEANINGS} if scoped is None else dict(scoped)
 
 
-def current_training_decompositions() -> Table:
-    """The same for graphs of AOTAutograd's, where random numbers stay with PyTorch."""
+def current_tracing_decompositions() -> Table:
+    """The same for functions that are traced, where random numbers stay with PyTorch."""
     table = current_aot_decompositions()
     # Our own rules for ops that may draw apply only where they do not.
     kept = {op: rule for op, rule in table.items() if op in RULES or not draws(op)}
-    kept = {op: rule for op, rule in kept.items() if op not in _LIFTS}
+    return {op: rule for op, rule in kept.items() if op not in _LIFTS}
+
+
+def current_training_decompositions() -> Table:
+    """The same for graphs of AOTAutograd's, where long rows are sorted by PyTorch."""
+    kept = current_tracing_decompositions()
     kept |= {op: rule for op, rule in SHORT_ROWS.items() if kept.get(op) is RULES[op]}
     return {**kept, **_rules_for_inductor()}
 

@@ -284,8 +284,12 @@ def _output(argument: Any, nodes: dict[str, fx.Node]) -> Output:
     )
 
 
+# How PyTorch names ints and floats that it cannot know before the program runs.
+_DATA_DEPENDENT = ("u", "zuf")
+
+
 def _is_data_dependent(value: torch.SymInt) -> bool:
-    return any(str(s).startswith("u") for s in value.node.expr.free_symbols)
+    return any(str(s).startswith(_DATA_DEPENDENT) for s in value.node.expr.free_symbols)
 
 
 def _tensor_type(value: torch.Tensor, name: str) -> tuple[str, tuple[int | str, ...]]:
@@ -299,7 +303,7 @@ def _symbols(exported: ExportedProgram) -> dict[str, Range]:
     return {
         str(symbol): Range(int(limits.lower), _bound(limits.upper))
         for symbol, limits in exported.range_constraints.items()
-        if symbol.is_Symbol
+        if symbol.is_Symbol and not str(symbol).startswith(_DATA_DEPENDENT)
     }
 
 

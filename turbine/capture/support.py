@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from turbine import dtypes, errors
+from turbine.capture.declared_ops import EMITTED
 from turbine.capture.effects import draws
 from turbine.mlir import torch_ops
 
@@ -77,7 +78,8 @@ def _op_obstacle(node: fx.Node) -> str | None:
         return "changes its argument"
     if torch.Tag.dynamic_output_shape in target.tags and _has_new_sizes(node):
         return "the size of its result depends on values"
-    if target in _REFUSED or not torch_ops.is_defined(target.name()):
+    is_known = torch_ops.is_defined(target.name()) or target.name() in EMITTED
+    if target in _REFUSED or not is_known:
         return "the compiler has no definition of it"
     return None
 

@@ -15,17 +15,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from turbine import config, dtypes, errors
+from turbine import config, errors
 from turbine import target as targets
 from turbine.capture import work
-from turbine.capture.index_checks import check_indices
-from turbine.capture.layout import Order, hand_over_in_memory_order, inverse
-from turbine.capture.ownership import keep_arguments
+from turbine.capture.flat_call import flattened
 from turbine.capture.partition import Part, is_compute
 from turbine.capture.program import Region
-from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.sizes import hint
-from turbine.capture.small_integers import widen_small_integers
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled, Pending
 from turbine.dumping import dump
@@ -36,7 +32,7 @@ from turbine.mlir import context as mlir_context
 from turbine.progress import progress
 from turbine.runtime import device
 from turbine.runtime.executable import Executable, aligned
-from turbine.runtime.tensor_calling import Slot, TensorCall
+from turbine.runtime.tensor_calling import TensorCall
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +95,7 @@ class PartModule(torch.nn.Module):
             return _surprise(error)
 
     def _lowered(self) -> Pending | errors.TurbineError:
-        graph, self._inputs, self._results = _with_slots(self.eager, self._fixed)
+        graph, self._inputs, self._results = flattened(self.eager, self._fixed)
         placeholders = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
         (output,) = (node for node in graph.graph.nodes if node.op == "output")
         region = Region(graph, placeholders, tuple(output.args[0]))
@@ -179,40 +175,6 @@ def _location(node: fx.Node) -> str:
 def located(where: str | None) -> str | None:
     """The name of the node that a place in the compiler's messages stands for."""
     return where[1:].partition(":")[0] if where is not None and where[:1] == "%" else None
-
-
-def _with_slots(
-    eager: fx.GraphModule, fixed: AbstractSet[str]
-) -> tuple[fx.GraphModule, list[Slot], list[Slot]]:
-    """A copy of the graph that is safe to compile, and how to call it."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(eager.graph, {}))
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    (output,) = (node for node in graph.nodes if node.op == "output")
-    rewrite_reshapes(graph)
-    widen_small_integers(graph)
-    names = [node.name for node in placeholders]
-    check_indices(graph, names)
-    keep_arguments(graph, names)
-    taken, given = hand_over_in_memory_order(graph)
-    inputs = [
-        _slot(node, order, node.name in fixed)
-        for node, order in zip(placeholders, taken, strict=True)
-    ]
-    results = [
-        _slot(node, inverse(order)) for node, order in zip(output.args[0], given, strict=True)
-    ]
-    assert names == [node.name for node in graph.nodes if node.op == "placeholder"]
-    return fx.GraphModule(torch.nn.Module(), graph), inputs, results
-
-
-def _slot(node: fx.Node, order: Order, fixed: bool = False) -> Slot:
-    value = node.meta["val"]
-    if not isinstance(value, torch.Tensor):
-        return Slot(None)
-    # A weight of another size could begin at the same address.
-    static = all(isinstance(size, int) for size in value.shape)
-    return Slot(dtypes.of_torch(value.dtype), order, fixed and static)
 
 
 def _made_up(value: Any) -> Any:

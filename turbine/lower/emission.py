@@ -1,4 +1,4 @@
-"""Ops of ours that the torch dialect lacks: a table from an op's name to the rule that emits it."""
+"""Ops that the torch dialect lacks: what a rule that emits one is given, and rules of our own."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ from typing import Any
 
 from torch import fx
 
+from turbine.capture.declared_ops import EMITTED
 from turbine.mlir import grouped_product
 from turbine.mlir.grouped_product import Call, Packed
-from turbine.mlir.ir import Location, Module, Value
+from turbine.mlir.ir import Location, Module, Type, Value
 
 
 @dataclass(frozen=True)
 class Site:
-    """A node to emit at the insertion point, and the builtin tensors it takes, in order."""
+    """A node to emit at the insertion point, and its arguments by the schema, defaults filled in.
+
+    Tensors are builtin tensors and sizes known at run time are numbers of 64 bits; all else is as
+    Python has it. `results` are the types to give, None for what is None.
+    """
 
     module: Module
     node: fx.Node
-    operands: Sequence[Value]
+    arguments: Sequence[Any]
+    results: Sequence[Type | None]
     location: Location
     target_kind: str
+
+
+# From a node to its results, builtin values: one, or several in order, those of lists in line.
+Rule = Callable[[Site], Value | Sequence[Value | None]]
 
 
 def emit_grouped_product(site: Site) -> Value:
@@ -36,17 +46,13 @@ def emit_grouped_rows(site: Site) -> Value:
     return grouped_product.rows(_call(site), _packed(site.node), _shape(site.node.args[0]))
 
 
-# From a node to its value, a builtin tensor.
-Rule = Callable[[Site], Value]
-RULES: dict[str, Rule] = {
-    "turbine::grouped_product": emit_grouped_product,
-    "turbine::grouped_rows": emit_grouped_rows,
-}
+EMITTED["turbine::grouped_product"] = emit_grouped_product
+EMITTED["turbine::grouped_rows"] = emit_grouped_rows
 
 
 def _call(site: Site) -> Call:
-    factor: Any = site.node.args[3]
-    return Call(site.module, site.operands, factor, site.location)
+    operand, values, scales, factor, _, _ = site.arguments
+    return Call(site.module, (operand, values, scales), factor, site.location)
 
 
 def _packed(node: fx.Node) -> Packed:

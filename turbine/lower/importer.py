@@ -12,6 +12,7 @@ from iree.compiler.extras.fx_importer import ContextCache, FxImporter, GraphNode
 from torch import fx
 
 from turbine import dtypes, errors
+from turbine.capture.declared_ops import EMITTED
 from turbine.capture.program import Region, Weight
 from turbine.lower import emission
 from turbine.lower.weights import (
@@ -22,8 +23,8 @@ from turbine.lower.weights import (
     check_place,
     kept_type,
 )
-from turbine.mlir import constants, function, torch_values
 from turbine.mlir import context as mlir_context
+from turbine.mlir import function, torch_values
 from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
 from turbine.signature import state_functions
 
@@ -237,24 +238,42 @@ class _Body(GraphNodeImporter):
         self, loc: Location, node: fx.Node, concrete_target: Any = None
     ) -> None:
         target: Any = node.target if concrete_target is None else concrete_target
-        rule = emission.RULES.get(target.name())
+        rule = EMITTED.get(target.name())
         if rule is not None:
-            self._emit(rule, loc, node)
+            self._emit(rule, loc, node, target)
         elif target is torch.ops.aten._assert_async.msg:
             self._check(loc, node)
         else:
             super()._import_torch_op_overload(loc, node, concrete_target)
 
-    def _emit(self, rule: emission.Rule, loc: Location, node: fx.Node) -> None:
-        operands = [
-            torch_values.to_builtin(self.resolve_node_value(operand), _builtin_type(operand), loc)
-            for operand in node.all_input_nodes
-        ]
+    def _emit(self, rule: emission.Rule, loc: Location, node: fx.Node, target: Any) -> None:
+        given = declared_arguments(node, target._schema)
+        declared = [self._result_type(value) for value in _result_values(node, target._schema)]
         with loc:
-            site = emission.Site(self.fx_importer.module, node, operands, loc, self.target_kind)
-            result = rule(site)
-        of = self._cc.node_val_to_type(node)
-        self.bind_node_value(node, torch_values.from_builtin(result, of, loc))
+            results = [None if of is None else torch_values.builtin_type(of) for of in declared]
+            arguments = [self._argument(value, loc) for value in given]
+            module = self.fx_importer.module
+            made = rule(emission.Site(module, node, arguments, results, loc, self.target_kind))
+        values = [made] if isinstance(made, Value) else list(made)
+        if not isinstance(node.meta["val"], torch.Tensor):
+            self._multi_result_nodes.add(node)
+        for index, (value, of) in enumerate(zip(values, declared, strict=True)):
+            self.bind_node_value(
+                node, None if of is None else torch_values.convert(value, of, loc), index
+            )
+
+    def _argument(self, value: Any, loc: Location) -> Any:
+        if isinstance(value, (list, tuple)):
+            return [self._argument(one, loc) for one in value]
+        if not isinstance(value, fx.Node):
+            return value
+        resolved = self.resolve_node_value(value)
+        return torch_values.convert(resolved, torch_values.builtin_type(resolved.type), loc)
+
+    def _result_type(self, value: Any) -> Type | None:
+        if isinstance(value, torch.Tensor):
+            return self._cc.get_vtensor_type(value.size(), value.dtype)
+        return None if value is None else Type.parse(_NUMBERS[type(value)])
 
     def _check(self, loc: Location, node: fx.Node) -> None:
         condition, message = node.args
@@ -280,10 +299,31 @@ class _Types(ContextCache):
         return Type.parse(dtypes.of_torch(dtype).torch_mlir, self._c)
 
 
-def _builtin_type(node: fx.Node) -> Type:
+_NUMBERS = {
+    int: "!torch.int",
+    torch.SymInt: "!torch.int",
+    float: "!torch.float",
+    torch.SymFloat: "!torch.float",
+    bool: "!torch.bool",
+    torch.SymBool: "!torch.bool",
+}
+
+
+def declared_arguments(node: fx.Node, schema: Any) -> list[Any]:
+    """The arguments of a node in the schema's order, with the defaults it was called without."""
+    named = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
+    return [named.get(a.name, a.default_value) for a in schema.arguments]
+
+
+def _result_values(node: fx.Node, schema: Any) -> list[Any]:
+    """What a node gives, the elements of lists in line."""
+    if not schema.returns:
+        return []
     value = node.meta["val"]
-    shape = [size if isinstance(size, int) else None for size in value.shape]
-    return constants.tensor_type(shape, dtypes.of_torch(value.dtype))
+    leaves = value if isinstance(value, (tuple, list)) else [value]
+    if any(isinstance(leaf, (tuple, list)) for leaf in leaves):
+        raise NotImplementedError("a list among several results")
+    return list(leaves)
 
 
 def _first_location(cache: Any, nodes: Any) -> Location:

@@ -24,6 +24,18 @@ def cast(value: Value, to: Type, location: Location) -> Value:
     return value if value.type == to else tensor.CastOp(to, value, loc=location).result
 
 
+def agree(one: Type, other: Type) -> bool:
+    """Whether values of both types may be one tensor, of which more or less is known."""
+    if not RankedTensorType.isinstance(one) or not RankedTensorType.isinstance(other):
+        return False
+    a, b = RankedTensorType(one), RankedTensorType(other)
+    if a.rank != b.rank or a.element_type != b.element_type:
+        return False
+    unknown = ShapedType.get_dynamic_size()
+    sizes = zip(a.shape, b.shape, strict=True)
+    return all(unknown in pair or len(set(pair)) == 1 for pair in sizes)
+
+
 def from_number(value: Value, location: Location) -> Value:
     """A tensor without axes."""
     of = RankedTensorType.get([], value.type)

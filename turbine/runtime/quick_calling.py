@@ -16,6 +16,7 @@ from torch._C import _to_dlpack as to_dlpack
 from torch._C._dynamo.guards import TensorGuards
 
 from turbine import dtypes
+from turbine.dtypes import Dtype
 from turbine.runtime.executable import EntryPoint
 from turbine.runtime.numpy_buffers import Span
 from turbine.signature import Input, Output, Signature
@@ -84,6 +85,10 @@ def is_plain(signature: Signature) -> bool:
 def _is_plain(leaf: Input | Output) -> bool:
     if leaf.kind != "tensor" or (isinstance(leaf, Input) and leaf.mutated):
         return False
-    row = dtypes.named(leaf.dtype)
+    return is_shareable(dtypes.named(leaf.dtype))
+
+
+def is_shareable(row: Dtype) -> bool:
+    """Whether DLPack carries tensors of a dtype both ways just as they are."""
     # Unsigned results come back signless, and a complex tensor may be lazily conjugated.
     return row.dlpack and row.kind not in ("uint", "complex")

@@ -7,7 +7,6 @@ types do under torch.compile; memory is shared or copied as each tensor's layout
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import iree.runtime as iree
@@ -15,21 +14,13 @@ from torch import Tensor
 from torch._C import _AutoDispatchBelowADInplaceOrView
 
 from turbine import errors
-from turbine.dtypes import Dtype
 from turbine.runtime import torch_buffers
 from turbine.runtime.executable import EntryPoint
 from turbine.runtime.numpy_buffers import Span
+from turbine.signature import Slot
 
 _VIEW = iree.HalBufferView
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A tensor that is passed: its dtype, the order of its axes, and whether it stays in place."""
-
-    dtype: Dtype | None  # None: an int
-    order: tuple[int, ...] | None = None
-    fixed: bool = False
+_NOWHERE: Span = (0, 0)
 
 
 class TensorCall:
@@ -39,7 +30,7 @@ class TensorCall:
         self.entry = entry
         self.inputs = inputs
         self.results = results
-        self.dtypes = [slot.dtype for slot in results if slot.dtype is not None]
+        self.dtypes = [slot.dtype for slot in results]
         # The view of each tensor that stays in place, and the address it is a view of.
         self.known: dict[int, tuple[int, Any, list[Span]]] = {}
 
@@ -57,7 +48,9 @@ class TensorCall:
                 arguments.push_ref(_view(device, slot, argument, shared))
         results = self.entry.invoke(arguments, len(self.results))
         values = [
-            torch_buffers.from_view(device, results.get_as_object(index, _VIEW), dtype)
+            results.get_variant(index)
+            if dtype is None
+            else torch_buffers.from_view(device, results.get_as_object(index, _VIEW), dtype)
             for index, dtype in enumerate(self.dtypes)
         ]
         values = _made_own(values, shared)
@@ -96,9 +89,9 @@ def _view(device: Any, slot: Slot, argument: Tensor, shared: list[Span]) -> Any:
     return view
 
 
-def _made_own(values: list[Tensor], shared: list[Span]) -> list[Tensor]:
+def _made_own(values: list[Any], shared: list[Span]) -> list[Any]:
     """Copy results that IREE gave the memory of an argument or of one another."""
-    spans = [torch_buffers.span(value) for value in values]
+    spans = [torch_buffers.span(v) if isinstance(v, Tensor) else _NOWHERE for v in values]
     if not _any_overlap(spans, shared):
         return values
     taken = list(shared)

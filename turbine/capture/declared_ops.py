@@ -1,0 +1,11 @@
+"""Ops declared outside PyTorch, by what stands for each in compiled code: two tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# An op's overload -> PyTorch ops that mean the same, written into its place.
+MEANINGS: dict[Any, Callable[..., Any]] = {}
+# An op's name -> the rule that builds its IR; `turbine.lower.emission` says what a rule is.
+EMITTED: dict[str, Callable[..., Any]] = {}

@@ -1,0 +1,160 @@
+"""An op's IR by a function of the user's: builtin values in, values of the declared types out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from turbine import dtypes, errors
+from turbine.lower.emission import Rule, Site
+from turbine.mlir import context as mlir_context
+from turbine.mlir import flow, function, scalars, symbols, torch_values
+from turbine.mlir.ir import Location, Module, Operation, SymbolTable, Type, Value
+from turbine.mlir.matching import FuncOpMatcher, match_children
+from turbine.mlir.symbols import symbol_name
+from turbine.ops.schema import Schema
+from turbine.passes.merge import Merger
+
+# A builder and the op's arguments in, its values out: one, several, or none.
+Emit = Callable[..., Any]
+_INDEX = dtypes.SCALARS["index"]
+_INT64 = dtypes.SCALARS["int64"]
+
+
+@dataclass(frozen=True)
+class Builder:
+    """Where an op is emitted: IR that is built without saying where goes there.
+
+    `results` are the types that the shape rule declares, None for a result that is None.
+    """
+
+    op: str
+    module: Module
+    location: Location
+    results: Sequence[Type | None]
+    target_kind: str
+
+    def index(self, number: int) -> Value:
+        """A constant of type index."""
+        return scalars.constant(number, _INDEX, self.location)
+
+    def dim(self, tensor: Value, axis: int) -> Value:
+        """The size of a tensor along an axis, of type index."""
+        return flow.dim(tensor, axis, self.location)
+
+    def call(self, text: str, *operands: Value, name: str | None = None) -> list[Value]:
+        """Call a function of a text, by name if the text has several.
+
+        The text becomes part of the module once, however often it is called.
+        """
+        source = mlir_context.parse(text, self.module.context)
+        wanted = _wanted(self.op, source, name)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        inside = f"{wanted}_{digest}"
+        table = SymbolTable(self.module.operation)
+        if inside not in table:
+            _bring_in(source, self.module, {wanted: inside})
+            table = SymbolTable(self.module.operation)
+        takes, gives = function.signature(table[inside].operation)
+        if len(takes) != len(operands):
+            raise errors.CustomOpError(
+                f"{self.op}: @{wanted} takes {len(takes)} values and is given {len(operands)}"
+            )
+        fitting = [
+            _fit(self.op, f"operand {place} of @{wanted}", value, to, self.location)
+            for place, (value, to) in enumerate(zip(operands, takes, strict=True))
+        ]
+        return function.call(inside, fitting, gives, self.location)
+
+
+def rule(schema: Schema, emit: Emit) -> Rule:
+    """What the importer calls for a node of the op."""
+
+    def build(site: Site) -> list[Value | None]:
+        builder = Builder(
+            schema.qualified, site.module, site.location, site.results, site.target_kind
+        )
+        pairs = zip(schema.arguments, site.arguments, strict=True)
+        args = [_sized(value, builder) if a.kind == "SymInt" else value for a, value in pairs]
+        try:
+            made = schema.call(partial(emit, builder), args)
+        except errors.TurbineError:
+            raise
+        except Exception as error:
+            raise errors.CustomOpError(
+                f"{schema.qualified}: its emission raised {type(error).__name__}: {error}",
+                where=place(emit),
+            ) from error
+        return _checked(schema.qualified, _flat(made), site.results, site.location)
+
+    return build
+
+
+def _sized(value: Any, builder: Builder) -> Any:
+    """A size as a number of the program, known or not."""
+    if isinstance(value, list):
+        return [_sized(one, builder) for one in value]
+    return scalars.constant(value, _INT64, builder.location) if isinstance(value, int) else value
+
+
+def _flat(made: Any) -> list[Any]:
+    if isinstance(made, (list, tuple)):
+        return [value for one in made for value in _flat(one)]
+    if isinstance(made, Operation):
+        return list(made.results)
+    return [made]
+
+
+def _checked(
+    op: str, values: Sequence[Any], types: Sequence[Type | None], location: Location
+) -> list[Value | None]:
+    if not types and list(values) == [None]:
+        return []
+    if len(values) != len(types):
+        raise errors.CustomOpError(
+            f"{op}: its emission gave {len(values)} values, its schema has {len(types)} results"
+        )
+    return [
+        None if to is None else _fit(op, f"result {place}", value, to, location)
+        for place, (value, to) in enumerate(zip(values, types, strict=True))
+    ]
+
+
+def _fit(op: str, what: str, value: Any, to: Type, location: Location) -> Value:
+    """The value as the type that is declared, of which some sizes may be known better."""
+    if not isinstance(value, Value):
+        raise errors.CustomOpError(
+            f"{op}: {what} is a {type(value).__name__}, expected a value of type {to}"
+        )
+    if value.type != to and not flow.agree(value.type, to):
+        raise errors.CustomOpError(f"{op}: {what} is declared as {to} and emitted as {value.type}")
+    return torch_values.convert(value, to, location)
+
+
+def _wanted(op: str, source: Module, name: str | None) -> str:
+    functions = [symbol_name(match.op) for match in match_children(source, FuncOpMatcher())]
+    if name is None and len(functions) == 1:
+        return functions[0]
+    wanted = op.partition("::")[2] if name is None else name
+    if wanted not in functions:
+        raise errors.CustomOpError(
+            f"{op}: {errors.unknown('function of its text', wanted, functions)}",
+            hint="name it after the op, or say which to call",
+        )
+    return wanted
+
+
+def _bring_in(source: Module, module: Module, renames: dict[str, str]) -> None:
+    """Move a text's functions into a module; none of them is an entry point there."""
+    for match in match_children(source, FuncOpMatcher()):
+        symbols.set_visibility(match.op, "private")
+    Merger(source, module, user_rename_map=renames).merge()
+
+
+def place(called: Any) -> str | None:
+    """Where a function of the user's begins."""
+    code = getattr(called, "__code__", None)
+    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"

@@ -1,0 +1,89 @@
+"""Gradients and vmap for an op: given by rules, else derived from its PyTorch function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as torch_pytree
+
+from turbine.ops.schema import Schema
+
+Function = Callable[..., Any]
+
+
+def derived(schema: Schema, function: Function) -> tuple[Function, Function]:
+    """A backward and a setup_context that differentiate the op's function, computed again."""
+
+    def setup_context(
+        ctx: Any, inputs: Sequence[Any], output: Any, keyword_only_inputs: Any = None
+    ) -> None:
+        args = schema.filled(inputs, keyword_only_inputs or {})
+        leaves, ctx.tree = torch_pytree.tree_flatten(args)
+        ctx.save_for_backward(*[leaf for leaf in leaves if isinstance(leaf, torch.Tensor)])
+        ctx.rest = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        ctx.places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        saved = dict(zip(ctx.places, ctx.saved_tensors, strict=True))
+        wanted = [place for place, tensor in saved.items() if _is_differentiable(tensor)]
+        given = iter(torch_pytree.tree_leaves(list(grads)))
+        cotangents: list[Any] = []
+
+        def of_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            own = saved | dict(zip(wanted, tensors, strict=True))
+            leaves = [own.get(place, leaf) for place, leaf in enumerate(ctx.rest)]
+            results = function(*torch_pytree.tree_unflatten(leaves, ctx.tree))
+            pairs = list(zip(torch_pytree.tree_leaves(results), given, strict=True))
+            cotangents.extend(grad for result, grad in pairs if _is_differentiable(result))
+            return tuple(result for result, _ in pairs if _is_differentiable(result))
+
+        outputs, vjp, *_ = torch.func.vjp(of_tensors, *[saved[place] for place in wanted])
+        filled = [
+            torch.zeros_like(output) if grad is None else grad
+            for output, grad in zip(outputs, cotangents, strict=True)
+        ]
+        by_place = dict(zip(wanted, vjp(tuple(filled)), strict=True))
+        gradients = torch_pytree.tree_unflatten(
+            [by_place.get(place) for place in range(len(ctx.rest))], ctx.tree
+        )
+        pairs = zip(gradients, schema.arguments, strict=True)
+        return tuple(gradient for gradient, argument in pairs if not argument.keyword_only)
+
+    return backward, setup_context
+
+
+def _is_differentiable(value: Any) -> bool:
+    is_tensor = isinstance(value, torch.Tensor)
+    return is_tensor and (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def loop(op: Function) -> Function:
+    """A vmap rule that calls the op once for each element of the batch."""
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **keywords: Any) -> tuple[Any, Any]:
+        def element(index: int) -> Any:
+            picked = [_picked(a, d, index) for a, d in zip(args, in_dims, strict=True)]
+            return op(*picked, **keywords)
+
+        results = [element(index) for index in range(info.batch_size)]
+        leaves = [torch_pytree.tree_flatten(result)[0] for result in results]
+        tree = torch_pytree.tree_structure(results[0])
+        stacked = [
+            torch.stack(same) if isinstance(same[0], torch.Tensor) else same[0]
+            for same in zip(*leaves, strict=True)
+        ]
+        dims = [0 if isinstance(leaf, torch.Tensor) else None for leaf in stacked]
+        return (
+            torch_pytree.tree_unflatten(stacked, tree),
+            torch_pytree.tree_unflatten(dims, tree),
+        )
+
+    return rule
+
+
+def _picked(argument: Any, dim: Any, index: int) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return [_picked(one, d, index) for one, d in zip(argument, dim, strict=True)]
+    return argument if dim is None else argument.select(dim, index)

@@ -1,0 +1,171 @@
+"""Call an op on CPU tensors: the first call of a kind compiles, later ones find the code."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as torch_pytree
+
+from turbine import config, errors
+from turbine import target as targets
+from turbine.capture import work
+from turbine.capture.effects import draws
+from turbine.capture.flat_call import flattened
+from turbine.capture.program import Region
+from turbine.compiler import pipeline
+from turbine.dumping import dump
+from turbine.lower.importer import DEFAULT_NAME, lower
+from turbine.mlir import context as mlir_context
+from turbine.mlir.ir import Module
+from turbine.ops import specializing
+from turbine.ops.repeating import Repeat
+from turbine.ops.schema import Schema
+from turbine.ops.specializing import Leaf, Static, Traced
+from turbine.runtime import device
+from turbine.runtime.executable import Executable, aligned
+from turbine.runtime.tensor_calling import TensorCall
+from turbine.signature import Slot
+
+log = logging.getLogger(__name__)
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Code for the calls that its trace serves, compiled or, where that failed, in PyTorch."""
+
+    traced: Traced
+    call: TensorCall | Function
+
+    def __call__(self, args: Sequence[Any], values: Sequence[Leaf]) -> Any:
+        """The results, nested as the op gives them."""
+        if not isinstance(self.call, TensorCall):
+            return self.call(*args)
+        computed = iter(self.call([leaf.value for leaf in values if leaf.is_passed]))
+        fixed, places = self.traced.fixed, range(self.traced.tree.num_leaves)
+        leaves = [fixed[place] if place in fixed else next(computed) for place in places]
+        for place in self.traced.truths:
+            leaves[place] = bool(leaves[place])
+        return torch_pytree.tree_unflatten(leaves, self.traced.tree)
+
+
+@dataclass
+class Launcher:
+    """The kernels of one op. `instead` is what to call where nothing compiles, if there is."""
+
+    schema: Schema
+    op: Any
+    static: Static
+    instead: Function | None = None
+    kernels: dict[Hashable, list[Kernel]] = field(default_factory=dict)
+    repeat: Repeat | None = None
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Run the op."""
+        repeat = self.repeat
+        if repeat is not None:
+            result = repeat(args, keywords)
+            if result is not None:
+                return result
+        return self._general(args, keywords)
+
+    def lowered(self, args: Sequence[Any]) -> Module:
+        """The IR that a call compiles."""
+        return self._lowered(self._traced(args, specializing.leaves(self.schema, args)))[0]
+
+    def _general(self, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        args = self.schema.filled(given, keywords)
+        values = specializing.leaves(self.schema, args)
+        key = specializing.key_of(args, values, self.static)
+        sizes = specializing.sizes_of(values)
+        kernel = self._known(key, sizes)
+        if kernel is None:
+            with self.lock:
+                kernel = self._known(key, sizes) or self._made(key, args, values)
+        results = kernel(args, values)
+        if isinstance(kernel.call, TensorCall) and not kernel.traced.fixed:
+            self.repeat = Repeat.of(self.schema, kernel.call, given, keywords)
+        return results
+
+    def _known(self, key: Hashable, sizes: Sequence[int]) -> Kernel | None:
+        for kernel in self.kernels.get(key, ()):
+            if kernel.traced.serves(sizes):
+                return kernel
+        return None
+
+    def _made(self, key: Hashable, args: Sequence[Any], values: Sequence[Leaf]) -> Kernel:
+        traced = self._traced(args, values)
+        kernel = Kernel(traced, self._compiled(traced))
+        if self.instead is None:
+            self._check_sizes(args, kernel(args, values))
+        self.kernels.setdefault(key, []).append(kernel)
+        return kernel
+
+    def _traced(self, args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
+        name = self.schema.qualified
+        try:
+            called = partial(self.schema.call, self.op)
+            return specializing.trace(called, args, values, self.static)
+        except errors.TurbineError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".strip()
+            raise errors.CustomOpError(f"{name}: tracing it failed: {reason}") from error
+
+    def _compiled(self, traced: Traced) -> TensorCall | Function:
+        if self.instead is None:
+            return self._loaded(traced)
+        drawing = [str(n.target) for n in traced.graph.graph.nodes if draws(n.target)]
+        if drawing:
+            return self._in_pytorch(f"{drawing[0]} draws random numbers")
+        try:
+            return self._loaded(traced)
+        except (errors.CompileError, errors.UnsupportedOp) as error:
+            return self._in_pytorch(str(error))
+
+    def _in_pytorch(self, reason: str) -> Function:
+        assert self.instead is not None
+        log.warning("%s runs in PyTorch: %s", self.schema.qualified, reason)
+        return self.instead
+
+    def _loaded(self, traced: Traced) -> TensorCall:
+        module, inputs, results = self._lowered(traced)
+        target = targets.parse(config.current().target)
+        fingerprint = mlir_context.fingerprint(module)
+        compiled = pipeline.compile_ir(
+            mlir_context.to_bytecode(module), target, fingerprint=fingerprint
+        )
+        driver = device.driver_for(target, work.mflop(traced.graph.graph))
+        entry = Executable(aligned(compiled.data), driver, list).entry(DEFAULT_NAME)
+        return TensorCall(entry, inputs, results)
+
+    def _lowered(self, traced: Traced) -> tuple[Module, list[Slot], list[Slot]]:
+        graph, inputs, results = flattened(traced.graph)
+        nodes = list(graph.graph.nodes)
+        names = [node.name for node in nodes if node.op == "placeholder"]
+        passed = [name for name in names if name not in traced.weights]
+        region = Region(graph, tuple(passed), tuple(nodes[-1].args[0]), traced.weights)
+        module = lower(region, locate=lambda node: self.schema.qualified).module
+        mlir_context.verify(module)
+        text = partial(mlir_context.to_text, module)
+        dump(self.schema.name, {"lowered.mlir": text})
+        slots = [slot for slot, name in zip(inputs, names, strict=True) if name in passed]
+        return module, slots, results
+
+    def _check_sizes(self, args: Sequence[Any], results: Any) -> None:
+        """Compare the first results with the shape rule: later ones have the same code."""
+        meta = torch_pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), list(args))
+        declared = torch_pytree.tree_leaves(self.schema.call(self.op, meta))
+        for said, given in zip(declared, torch_pytree.tree_leaves(results), strict=True):
+            if isinstance(given, torch.Tensor) and said.shape != given.shape:
+                raise errors.CustomOpError(
+                    f"{self.schema.qualified}: its emission gave a tensor of {list(given.shape)}, "
+                    f"its shape rule says {list(said.shape)}"
+                )

@@ -1,0 +1,191 @@
+"""What of a call an op's code depends on: arguments in, a key and a traced graph out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.source import ConstantSource
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils import _pytree as torch_pytree
+
+from turbine.capture import graph_passes
+from turbine.capture.decompositions import current_tracing_decompositions
+from turbine.capture.program import Weight
+from turbine.ops.schema import Argument, Schema
+
+# Of an argument by name: the axes whose sizes are part of the code, or True for all of them.
+Static = dict[str, Collection[int] | bool]
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One value of a call, an element of a list by itself."""
+
+    value: Any
+    argument: Argument
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether compiled code is given it; other values are part of the code."""
+        return isinstance(self.value, torch.Tensor) or self.is_size
+
+    @property
+    def is_size(self) -> bool:
+        """Whether it is an int that may differ from call to call."""
+        return self.argument.kind == "SymInt" and isinstance(self.value, int)
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The graph of calls that have one key, and what else they must have in common."""
+
+    graph: fx.GraphModule
+    weights: dict[str, Weight]  # placeholders that are no arguments -> constants of the code
+    tree: Any  # nests the results
+    fixed: dict[int, Any]  # results that are part of the code, by their place among the leaves
+    truths: frozenset[int]  # places of results that are bools
+    symbols: tuple[Any, ...]  # sympy's name for each size of a call; None for one that is fixed
+    conditions: tuple[Any, ...]
+
+    def serves(self, sizes: Sequence[int]) -> bool:
+        """Whether the code is right for a call with these sizes."""
+        if not self.conditions:
+            return True
+        named = zip(self.symbols, sizes, strict=True)
+        values = {symbol: size for symbol, size in named if symbol is not None}
+        return all(bool(condition.xreplace(values)) for condition in self.conditions)
+
+
+def leaves(schema: Schema, args: Sequence[Any]) -> list[Leaf]:
+    """The values of a call in order, lists in line."""
+    return [
+        Leaf(value, argument)
+        for argument, given in zip(schema.arguments, args, strict=True)
+        for value in (given if isinstance(given, (list, tuple)) else (given,))
+    ]
+
+
+def key_of(args: Sequence[Any], values: Sequence[Leaf], static: Static) -> Hashable:
+    """Equal for calls that may share code: same dtypes, ranks, constants, equalities of sizes."""
+    numbers: dict[int, int] = {}
+    lengths = tuple(len(a) if isinstance(a, (list, tuple)) else -1 for a in args)
+    return lengths, tuple(_key(leaf, static, numbers) for leaf in values)
+
+
+def _key(leaf: Leaf, static: Static, numbers: dict[int, int]) -> Hashable:
+    if not leaf.is_passed:
+        value = leaf.value
+        # Equal is not enough: True == 1, 0.0 == -0.0, and nan differs from itself.
+        return type(value), repr(value) if isinstance(value, float) else value
+    if leaf.is_size:
+        return _size_key(leaf.value, numbers)
+    fixed = fixed_axes(leaf, static)
+    sizes = enumerate(leaf.value.shape)
+    dims = [size if axis in fixed else _size_key(size, numbers) for axis, size in sizes]
+    return leaf.value.dtype, tuple(dims)
+
+
+def _size_key(size: int, numbers: dict[int, int]) -> Hashable:
+    """PyTorch tells 0 and 1 from other sizes, and gives equal sizes one name."""
+    return size if size in (0, 1) else ("size", numbers.setdefault(size, len(numbers)))
+
+
+def fixed_axes(leaf: Leaf, static: Static) -> Collection[int]:
+    """The axes of a tensor whose sizes are part of the code."""
+    axes = static.get(leaf.argument.name, False)
+    if isinstance(axes, bool):
+        return range(leaf.value.ndim) if axes else ()
+    return {axis % leaf.value.ndim for axis in axes if -leaf.value.ndim <= axis < leaf.value.ndim}
+
+
+def sizes_of(values: Sequence[Leaf]) -> list[int]:
+    """Every size of a call in order, for conditions to be checked with."""
+    return [
+        size
+        for leaf in values
+        if leaf.is_passed
+        for size in ([leaf.value] if leaf.is_size else leaf.value.shape)
+    ]
+
+
+def trace(
+    function: Callable[..., Any], args: Sequence[Any], values: Sequence[Leaf], static: Static
+) -> Traced:
+    """Trace a call of a function that takes a list, for all calls that have its key."""
+    shape_env = ShapeEnv()
+    symbols: list[Any] = []
+    passed_leaves = [leaf for leaf in values if leaf.is_passed]
+    mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
+    inputs = [_symbolic(mode, leaf, static, symbols) for leaf in passed_leaves]
+    found: dict[str, Any] = {}
+
+    def flat(*passed: Any) -> list[Any]:
+        passing = iter(passed)
+        filled = iter([next(passing) if leaf.is_passed else leaf.value for leaf in values])
+        results = function([_refilled(argument, filled) for argument in args])
+        given, found["tree"] = torch_pytree.tree_flatten(results)
+        found["fixed"] = {i: v for i, v in enumerate(given) if not _is_computed(v)}
+        found["truths"] = frozenset(i for i, v in enumerate(given) if isinstance(v, torch.SymBool))
+        return [value for value in given if _is_computed(value)]
+
+    graph: Any = aot_export_joint_simple(
+        flat, tuple(inputs), trace_joint=False, decompositions=current_tracing_decompositions()
+    )
+    graph_passes.run(graph)
+    weights = _lift_constants(graph)
+    conditions = tuple(guard.expr for guard in shape_env.guards)
+    return Traced(graph, weights, symbols=tuple(symbols), conditions=conditions, **found)
+
+
+def _symbolic(mode: FakeTensorMode, leaf: Leaf, static: Static, symbols: list[Any]) -> Any:
+    """A size without a value, or a tensor without data; its sizes' names are added to `symbols`."""
+    if leaf.is_size:
+        return _named(mode.shape_env, leaf.value, symbols)
+    fixed = fixed_axes(leaf, static)
+    shape = []
+    for axis, size in enumerate(leaf.value.shape):
+        if axis in fixed:
+            symbols.append(None)
+            shape.append(size)
+        else:
+            shape.append(_named(mode.shape_env, size, symbols))
+    with mode:
+        return torch.empty(shape, dtype=leaf.value.dtype)
+
+
+def _named(shape_env: Any, size: int, symbols: list[Any]) -> Any:
+    source = ConstantSource(f"size_{len(symbols)}")
+    symbol = shape_env.create_symbol(size, source=source, dynamic_dim=DimDynamic.DUCK)
+    symbols.append(symbol if symbol.is_Symbol else None)
+    return shape_env.create_symintnode(symbol, hint=size, source=source)
+
+
+def _refilled(argument: Any, leaves: Iterator[Any]) -> Any:
+    """The argument with its leaves in place of its own."""
+    if isinstance(argument, (list, tuple)):
+        return [next(leaves) for _ in argument]
+    return next(leaves)
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _lift_constants(graph: fx.GraphModule) -> dict[str, Weight]:
+    """Make placeholders of the tensors that the graph holds."""
+    weights = {}
+    first = next(iter(graph.graph.nodes))
+    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        with graph.graph.inserting_before(first):
+            place = graph.graph.placeholder(node.target)
+        place.meta["val"] = node.meta["val"]
+        weights[place.name] = Weight(node.target, graph.get_buffer(node.target), in_code=True)
+        node.replace_all_uses_with(place)
+        graph.graph.erase_node(node)
+    return weights
