@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.overrides import TorchFunctionMode
 
 # An op's overload -> PyTorch ops that mean the same, written into its place.
 MEANINGS: dict[Any, Callable[..., Any]] = {}
 # An op's name -> the rule that builds its IR; `turbine.lower.emission` says what a rule is.
 EMITTED: dict[str, Callable[..., Any]] = {}
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """What ops mean, for graphs: a function may write to what it has made, they do not."""
+    return {op: dispatch_functionalize(meaning) for op, meaning in MEANINGS.items()}
+
+
+class Expanding(TorchFunctionMode):
+    """Within it, what an op means is called in its place.
+
+    PyTorch does not take constants that a decomposition brings into an exported program.
+    """
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the op, or what it means."""
+        packet = isinstance(function, torch._ops.OpOverloadPacket)
+        op = function.default if packet and "default" in function.overloads() else function
+        return MEANINGS.get(op, function)(*args, **(kwargs or {}))

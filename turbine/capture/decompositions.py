@@ -13,7 +13,7 @@ import torch
 import torch._prims
 from torch._decomp import decomposition_table, get_decompositions
 
-from turbine.capture.declared_ops import MEANINGS
+from turbine.capture import declared_ops
 from turbine.capture.effects import draws
 from turbine.capture.rules import RULES
 from turbine.capture.rules.ordering import SHORT_ROWS
@@ -50,7 +50,7 @@ _scoped: ContextVar[Table | None] = ContextVar("aot_decompositions", default=Non
 def current_aot_decompositions() -> Table:
     """A copy of the table in force for this thread and scope."""
     scoped = _scoped.get()
-    return {**_default(), **MEANINGS} if scoped is None else dict(scoped)
+    return {**_default(), **declared_ops.decompositions()} if scoped is None else dict(scoped)
 
 
 def current_tracing_decompositions() -> Table:

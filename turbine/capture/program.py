@@ -24,6 +24,7 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import dims, dtypes, errors, pytree
 from turbine.capture import dim_names, graph_passes, trees
+from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.index_checks import check_indices
 from turbine.capture.ownership import keep_arguments
@@ -112,9 +113,10 @@ def export_program(
         )
     args, kwargs = _without_repeats((args, kwargs))
     try:
-        return torch.export.export(
-            model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
-        )
+        with Expanding():
+            return torch.export.export(
+                model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
+            )
     except Exception as error:
         raise _capture_error(name or type(model).__name__, error) from error
 

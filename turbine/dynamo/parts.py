@@ -102,7 +102,7 @@ class PartModule(torch.nn.Module):
         try:
             module = lower(region, locate=_location).module
             mlir_context.verify(module)
-        except (errors.UnsupportedOp, errors.CompileError) as error:
+        except (errors.UnsupportedOp, errors.CompileError, errors.CustomOpError) as error:
             return error
         text = partial(mlir_context.to_text, module, large_elements_limit=_SHOWN_ELEMENTS)
         dump("part", {"captured.py": partial(_code, graph), "lowered.mlir": text})

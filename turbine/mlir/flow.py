@@ -26,13 +26,12 @@ def cast(value: Value, to: Type, location: Location) -> Value:
 
 def agree(one: Type, other: Type) -> bool:
     """Whether values of both types may be one tensor, of which more or less is known."""
-    if not RankedTensorType.isinstance(one) or not RankedTensorType.isinstance(other):
+    if not isinstance(one, RankedTensorType) or not isinstance(other, RankedTensorType):
         return False
-    a, b = RankedTensorType(one), RankedTensorType(other)
-    if a.rank != b.rank or a.element_type != b.element_type:
+    if one.rank != other.rank or one.element_type != other.element_type:
         return False
     unknown = ShapedType.get_dynamic_size()
-    sizes = zip(a.shape, b.shape, strict=True)
+    sizes = zip(one.shape, other.shape, strict=True)
     return all(unknown in pair or len(set(pair)) == 1 for pair in sizes)
 
 

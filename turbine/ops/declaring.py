@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._library.autograd import Info, make_autograd_impl
 from torch._library.utils import lookup_op
-from torch._subclasses.functional_tensor import dispatch_functionalize
+from torch.fx.operator_schemas import _SCHEMA_TO_SIGNATURE_CACHE
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
 from turbine.capture.declared_ops import EMITTED, MEANINGS
 from turbine.mlir import context as mlir_context
-from turbine.ops import emitting, gradients, schema
+from turbine.ops import emitting, gradients, schema, templates
 from turbine.ops.launching import Launcher
 from turbine.ops.repeating import Repeat
 from turbine.ops.schema import Schema
@@ -78,18 +79,53 @@ class DeclaredOp(ABC):
     def remove(self) -> None:
         """Take the op back, as if it had not been declared."""
         DECLARED.pop(self.schema.qualified, None)
+        # PyTorch remembers schemas by name, and would take the next op's for this one's.
+        _SCHEMA_TO_SIGNATURE_CACHE.pop((self.schema.qualified, ""), None)
         self.library._destroy()
+
+    @property
+    @abstractmethod
+    def core(self) -> PureOp:
+        """The op that computes, which writes nothing."""
 
     @abstractmethod
     def _implement(self) -> None:
         """Give the op its kernels."""
 
-    @abstractmethod
     def register_emission(self, emit: emitting.Emit) -> emitting.Emit:
         """Give the op IR of its own: `emit(builder, *arguments)` gives its values.
 
         Of an op that writes, it gives the new values of what is written after the results.
         """
+        self.core.emit_by(emit)
+        return emit
+
+    def register_template(
+        self,
+        text: str,
+        *,
+        engine: str | None = None,
+        function: str | None = None,
+        example: Sequence[Any] | None = None,
+    ) -> None:
+        """Give the op IR of its own by a text: a function of its tensors and sizes, in order.
+
+        With the engine "format" (of str) or "jinja" it has blanks, which `turbine.ops.templates`
+        describes. It is parsed and checked now: one with blanks, for `example` arguments. Of
+        several functions, `function` says which is the op; else it has its name.
+        """
+        emit = templates.emission(self.schema, text, engine, function)
+        if engine is not None and example is None:
+            raise errors.CustomOpError(
+                f"{self.schema.qualified}: a template with blanks is checked for arguments",
+                hint="give some, example=(torch.ones(2, 3),)",
+            )
+        if example is None:
+            emitting.parsed(self.schema.qualified, text, mlir_context.new_context())
+        with _put_back_on_failure(self.core):
+            self.register_emission(emit)
+            if example is not None:
+                self.check(*example)
 
     @abstractmethod
     def register_autograd(
@@ -97,17 +133,23 @@ class DeclaredOp(ABC):
     ) -> None:
         """Give the op a gradient, as torch.library.register_autograd takes it."""
 
-    @abstractmethod
     def register_vmap(self, rule: Function) -> Function:
         """Give the op a vmap rule, as torch.library.register_vmap takes it."""
+        self.core.batch = rule
+        return rule
 
-    @abstractmethod
     def check(self, *args: Any, **keywords: Any) -> str:
         """Emit the op for such arguments without compiling it; gives the IR as text."""
+        launcher = self.core.launcher
+        return mlir_context.to_text(launcher.lowered(self.schema.filled(args, keywords)))
 
 
 class PureOp(DeclaredOp):
     """An op that only gives results."""
+
+    @property
+    def core(self) -> PureOp:
+        return self
 
     def _implement(self) -> None:
         name, library = self.schema.name, self.library
@@ -117,9 +159,10 @@ class PureOp(DeclaredOp):
         self.direct: Repeat | None = None
         self.has_meaning = True
         MEANINGS[self.op] = self._expanded
-        backward, setup_context = gradients.derived(self.schema, self._meaning)
-        self.register_autograd(backward, setup_context=setup_context)
-        self.register_vmap(gradients.loop(self.op))
+        self.has_own_gradient = False
+        self.autograd = make_autograd_impl(self.op, gradients.derived(self.schema, self._meaning))
+        self.batch = gradients.loop(self.op)
+        torch.library.register_vmap(self.schema.qualified, self._batched, lib=library)
         torch.library.register_fake(self.schema.qualified, self._shaped, lib=library)
         library.impl(name, self._launch, "CPU")
         library.impl(name, self._elsewhere, "CompositeExplicitAutograd")
@@ -138,31 +181,28 @@ class PureOp(DeclaredOp):
         self.direct = self._repeat_of(args)
         return results
 
-    def register_emission(self, emit: emitting.Emit) -> emitting.Emit:
-        self._forget()
+    def emit_by(self, emit: emitting.Emit) -> None:
+        """Take the function for a shape rule from now on, and the emission for the code."""
+        self.forget()
         self.has_meaning = False
         EMITTED[self.schema.qualified] = emitting.rule(self.schema, emit)
         self.launcher = Launcher(self.schema, self.op, self.static)
-        self.register_autograd(self._no_gradient)
-        return emit
+        self.repeat = self.direct = None
+        if not self.has_own_gradient:
+            self.autograd = make_autograd_impl(self.op, Info(self._no_gradient, None))
 
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
     ) -> None:
         self.autograd = make_autograd_impl(self.op, Info(backward, setup_context))
-
-    def register_vmap(self, rule: Function) -> Function:
-        torch.library.register_vmap(self.schema.qualified, rule, lib=self.library)
-        return rule
-
-    def check(self, *args: Any, **keywords: Any) -> str:
-        return mlir_context.to_text(self.launcher.lowered(self.schema.filled(args, keywords)))
+        self.has_own_gradient = True
 
     def remove(self) -> None:
-        self._forget()
+        self.forget()
         super().remove()
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Take back what stands for the op in compiled code."""
         EMITTED.pop(self.schema.qualified, None)
         MEANINGS.pop(self.op, None)
 
@@ -177,17 +217,10 @@ class PureOp(DeclaredOp):
 
     def _expanded(self, *args: Any, **keywords: Any) -> Any:
         """The function's ops in place of the op, with results such as compiled code gives."""
-        leaves, tree = torch_pytree.tree_flatten(self.schema.filled(args, keywords))
-        places = [place for place, leaf in enumerate(leaves) if _is_tensor(leaf)]
-
-        def of_tensors(*tensors: torch.Tensor) -> Any:
-            own = dict(zip(places, tensors, strict=True))
-            filled = [own.get(place, leaf) for place, leaf in enumerate(leaves)]
-            results = self._meaning(*torch_pytree.tree_unflatten(filled, tree))
-            return torch_pytree.tree_map_only(torch.Tensor, lambda t: _own(t, tensors), results)
-
-        # A function may write to what it has made; graphs do not.
-        return dispatch_functionalize(of_tensors)(*[leaves[place] for place in places])
+        filled = self.schema.filled(args, keywords)
+        inputs = [leaf for leaf in torch_pytree.tree_leaves(filled) if _is_tensor(leaf)]
+        results = self._meaning(*filled)
+        return torch_pytree.tree_map_only(torch.Tensor, lambda t: _own(t, inputs), results)
 
     def _launch(self, *args: Any, **keywords: Any) -> Any:
         return self.launcher(*args, **keywords)
@@ -223,6 +256,9 @@ class PureOp(DeclaredOp):
             return None
         return below.again(args)
 
+    def _batched(self, info: Any, in_dims: Any, *args: Any, **keywords: Any) -> Any:
+        return self.batch(info, in_dims, *args, **keywords)
+
     def _no_gradient(self, ctx: Any, *grads: Any) -> Any:
         raise errors.CustomOpError(
             f"{self.schema.qualified} has no gradient", hint="give it one with register_autograd"
@@ -232,12 +268,13 @@ class PureOp(DeclaredOp):
 class WritingOp(DeclaredOp):
     """An op that writes to arguments: one that gives their new values does the work."""
 
+    @property
+    def core(self) -> PureOp:
+        return self.pure
+
     def _implement(self) -> None:
         self.pure = PureOp(self.schema.functional(), self._computed, self.static)
         self.library.impl(self.schema.name, self._write, "CompositeImplicitAutograd")
-
-    def register_emission(self, emit: emitting.Emit) -> emitting.Emit:
-        return self.pure.register_emission(emit)
 
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
@@ -246,13 +283,6 @@ class WritingOp(DeclaredOp):
             f"{self.schema.qualified} writes to arguments, and so has no gradient of its own",
             hint="declare an op that returns what this one writes",
         )
-
-    def register_vmap(self, rule: Function) -> Function:
-        torch.library.register_vmap(self.schema.qualified, rule, lib=self.library)
-        return rule
-
-    def check(self, *args: Any, **keywords: Any) -> str:
-        return self.pure.check(*self.schema.filled(args, keywords))
 
     def remove(self) -> None:
         functional = DECLARED.get(self.schema.functional().qualified)
@@ -279,6 +309,21 @@ class WritingOp(DeclaredOp):
         return values[0] if count == 1 else values[:count] or None
 
 
+@contextmanager
+def _put_back_on_failure(op: PureOp) -> Iterator[None]:
+    """Leave the op as it was if what is tried fails."""
+    name, before = op.schema.qualified, dict(vars(op))
+    emitted, meaning = EMITTED.get(name), MEANINGS.get(op.op)
+    try:
+        yield
+    except BaseException:
+        vars(op).update(before)
+        op.forget()
+        EMITTED.update({name: emitted} if emitted is not None else {})
+        MEANINGS.update({op.op: meaning} if meaning is not None else {})
+        raise
+
+
 def _check(parsed: Schema, function: Function, static: Static) -> None:
     """Refuse a declaration that cannot hold, before anything of it is registered."""
     name = parsed.qualified
@@ -291,7 +336,11 @@ def _check(parsed: Schema, function: Function, static: Static) -> None:
     for wrong in sorted(set(static) - set(names)):
         raise errors.CustomOpError(f"{name}: static: {errors.unknown('argument', wrong, names)}")
     try:
-        parsed.call(inspect.signature(function).bind, names)
+        takes = inspect.signature(function)
+    except ValueError:
+        return  # a function of C's
+    try:
+        parsed.call(takes.bind, names)
     except TypeError as error:
         raise errors.CustomOpError(
             f"{name}: its function does not take the arguments of its schema: {error}",

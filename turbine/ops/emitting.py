@@ -12,7 +12,7 @@ from turbine import dtypes, errors
 from turbine.lower.emission import Rule, Site
 from turbine.mlir import context as mlir_context
 from turbine.mlir import flow, function, scalars, symbols, torch_values
-from turbine.mlir.ir import Location, Module, Operation, SymbolTable, Type, Value
+from turbine.mlir.ir import Context, Location, Module, Operation, SymbolTable, Type, Value
 from turbine.mlir.matching import FuncOpMatcher, match_children
 from turbine.mlir.symbols import symbol_name
 from turbine.ops.schema import Schema
@@ -50,7 +50,7 @@ class Builder:
 
         The text becomes part of the module once, however often it is called.
         """
-        source = mlir_context.parse(text, self.module.context)
+        source = parsed(self.op, text, self.module.context)
         wanted = _wanted(self.op, source, name)
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         inside = f"{wanted}_{digest}"
@@ -68,6 +68,23 @@ class Builder:
             for place, (value, to) in enumerate(zip(operands, takes, strict=True))
         ]
         return function.call(inside, fitting, gives, self.location)
+
+
+def parsed(op: str, text: str, context: Context) -> Module:
+    """A text of an op as a module; errors show the line."""
+    try:
+        return mlir_context.parse(text, context)
+    except errors.CompileError as error:
+        raise errors.CustomOpError(f"{op}: {error.fact}", where=_line(text, error.where)) from error
+
+
+def _line(text: str, where: str | None) -> str | None:
+    """The line and column that MLIR names, with what stands there."""
+    if where is None:
+        return None
+    _, line, column = where.rsplit(":", 2)
+    shown = text.splitlines()[int(line) - 1].strip() if int(line) <= text.count("\n") + 1 else ""
+    return f"line {line}, column {column} of its text: {shown}"
 
 
 def rule(schema: Schema, emit: Emit) -> Rule:
@@ -127,10 +144,10 @@ def _fit(op: str, what: str, value: Any, to: Type, location: Location) -> Value:
     """The value as the type that is declared, of which some sizes may be known better."""
     if not isinstance(value, Value):
         raise errors.CustomOpError(
-            f"{op}: {what} is a {type(value).__name__}, expected a value of type {to}"
+            f"{op}: {what} is declared as {to} and given as a {type(value).__name__}"
         )
     if value.type != to and not flow.agree(value.type, to):
-        raise errors.CustomOpError(f"{op}: {what} is declared as {to} and emitted as {value.type}")
+        raise errors.CustomOpError(f"{op}: {what} is declared as {to} and given as {value.type}")
     return torch_values.convert(value, to, location)
 
 

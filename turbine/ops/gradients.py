@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._library.autograd import Info
 from torch.utils import _pytree as torch_pytree
 
 from turbine.ops.schema import Schema
@@ -13,8 +14,8 @@ from turbine.ops.schema import Schema
 Function = Callable[..., Any]
 
 
-def derived(schema: Schema, function: Function) -> tuple[Function, Function]:
-    """A backward and a setup_context that differentiate the op's function, computed again."""
+def derived(schema: Schema, function: Function) -> Info:
+    """A backward that differentiates the op's function, which is computed again for it."""
 
     def setup_context(
         ctx: Any, inputs: Sequence[Any], output: Any, keyword_only_inputs: Any = None
@@ -51,7 +52,7 @@ def derived(schema: Schema, function: Function) -> tuple[Function, Function]:
         pairs = zip(gradients, schema.arguments, strict=True)
         return tuple(gradient for gradient, argument in pairs if not argument.keyword_only)
 
-    return backward, setup_context
+    return Info(backward, setup_context)
 
 
 def _is_differentiable(value: Any) -> bool:

@@ -1,0 +1,558 @@
+"""Custom ops give what their functions say: eager, under torch.compile, and in artifacts."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from iree.compiler.dialects import arith
+from torch import Tensor
+
+import turbine
+from tests.models import Fn, assert_alike
+from turbine import errors, ops
+from turbine.capture import declared_ops
+from turbine.ops.declaring import DECLARED
+
+ROUNDING = 2e-6
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+Y = torch.linspace(2, 3, 12).reshape(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def leave_no_ops() -> Iterator[None]:
+    before = dict(DECLARED)
+    torch.compiler.reset()
+    yield
+    for name, op in list(DECLARED.items()):
+        if name not in before and not name.endswith("_functional"):
+            op.remove()
+    assert before == DECLARED
+
+
+def declare(schema: str, function: Callable[..., Any], **options: Any) -> ops.DeclaredOp:
+    return ops.custom_op(f"test::{schema}", **options)(function)
+
+
+# Every kind of argument and result
+
+
+def numbers(x: Tensor, n: int, a: float, b: bool, s: str, d: torch.dtype, k: float) -> Tensor:
+    assert s == "mean"
+    return (x * n + a).mean(int(b)).to(d) * k
+
+
+def lists(
+    x: Tensor, n: list[int], a: list[float], b: list[bool], s: list[str], sizes: list[int]
+) -> Tensor:
+    kept = [axis for axis, keep in enumerate(b) if keep]
+    return (x * n[0] + a[1]).sum(kept).reshape(sizes) + len(s[0])
+
+
+def write(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(y)
+    return x * 2
+
+
+def write_list(xs: list[Tensor]) -> None:
+    for x in xs:
+        x.mul_(2)
+
+
+def write_inside(x: Tensor) -> Tensor:
+    copied = x.clone()
+    copied[0] = 7
+    return copied
+
+
+KINDS: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
+    "optional tensor": (
+        "f(Tensor x, Tensor? y) -> Tensor",
+        lambda x, y: x if y is None else x - y,
+        (X, Y),
+    ),
+    "no optional tensor": (
+        "f(Tensor x, Tensor? y=None) -> Tensor",
+        lambda x, y: -x if y is None else x - y,
+        (X,),
+    ),
+    "tensor lists": (
+        "f(Tensor[] xs, Tensor?[] ys) -> Tensor",
+        lambda xs, ys: sum(xs) * ys[1],
+        ([X, Y, X], [None, Y]),
+    ),
+    "size": ("f(Tensor x, SymInt n) -> Tensor", lambda x, n: torch.arange(n) + x.sum(), (X, 5)),
+    "lists of numbers": (
+        "f(Tensor x, int[] n, float[] a, bool[] b, str[] s, SymInt[] sizes) -> Tensor",
+        lists,
+        (X, [3], [0.0, 2.5], [True, False], ["four"], [2, 2]),
+    ),
+    "several results": (
+        "f(Tensor x) -> (Tensor, Tensor)",
+        lambda x: (x.sum(0), x.to(torch.int32)),
+        (X,),
+    ),
+    "optional results": (
+        "f(Tensor x) -> (Tensor?, Tensor?)",
+        lambda x: (None, x + 1),
+        (X,),
+    ),
+    "list of results": ("f(Tensor x) -> Tensor[]", lambda x: list((x + 1).unbind(0)), (X,)),
+    "list among results": (
+        "f(Tensor x) -> (Tensor[], Tensor)",
+        lambda x: (list((x + 1).unbind(0)), x * 3),
+        (X,),
+    ),
+    "size and tensor": (
+        "f(Tensor x) -> (Tensor, SymInt)",
+        lambda x: (x + 1, x.shape[0] * 2),
+        (X,),
+    ),
+    "number from data": ("f(Tensor x) -> SymInt", lambda x: (x > 0).sum().item(), (X,)),
+    "no result": ("f(Tensor x) -> ()", lambda x: None, (X,)),
+    "written": ("f(Tensor(a!) x, Tensor y) -> Tensor", write, (X, Y)),
+    "written list": ("f(Tensor(a!)[] xs) -> ()", write_list, ([X, Y],)),
+    "written inside": ("f(Tensor x) -> Tensor", write_inside, (X,)),
+    "view of an argument": ("f(Tensor x) -> Tensor", lambda x: x.t(), (X,)),
+    "argument itself": ("f(Tensor x) -> Tensor", lambda x: x, (X,)),
+    "complex": ("f(Tensor x) -> Tensor", lambda x: x * x, (torch.complex(X, Y),)),
+    "bytes": (
+        "f(Tensor x) -> Tensor",
+        lambda x: x + x,
+        (torch.tensor([1, 200], dtype=torch.uint8),),
+    ),
+    "half precision": ("f(Tensor x) -> Tensor", lambda x: x * 3, (X.bfloat16(),)),
+    "empty": ("f(Tensor x) -> Tensor", lambda x: x + 1, (X[:0],)),
+    "no axes": ("f(Tensor x) -> Tensor", lambda x: x + 1, (X[0, 0],)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_is_the_same_in_every_form(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    schema, function, args = KINDS[kind]
+    op = declare(schema, function)
+    expected_args = copy.deepcopy(args)
+    expected = function(*op.schema.filled(expected_args, {}))
+    forms = {
+        "eager": op.op,
+        "compiled": torch.compile(Fn(op.op), backend="turbine", fullgraph=True),
+        "exported": turbine.aot.export(Fn(op.op), args=copy.deepcopy(args)).compile(),
+    }
+    for form in forms.values():
+        own = copy.deepcopy(args)
+        found = form(*own)
+        found = tuple(found) if isinstance(expected, tuple) else found
+        assert_alike((found, own), (expected, expected_args), ROUNDING)
+    assert "runs in PyTorch" not in caplog.text
+    torch.library.opcheck(op.op, copy.deepcopy(args))
+
+
+def test_numbers_dtypes_and_keywords_are_the_same_in_every_form() -> None:
+    op = declare(
+        "f(Tensor x, int n, float a, bool b, str s, ScalarType d, *, float k=2.0) -> Tensor",
+        lambda x, n, a, b, s, d, *, k: numbers(x, n, a, b, s, d, k),
+    )
+    given = (X, 3, 0.5, True, "mean", torch.float64)
+    expected = numbers(*given, 4.0)
+
+    def used(x: Tensor) -> Any:
+        return op.op(x, *given[1:], k=4.0)
+
+    forms = (
+        used,
+        torch.compile(used, backend="turbine", fullgraph=True),
+        turbine.aot.export(Fn(used), args=(X,)).compile(),
+    )
+    for form in forms:
+        assert_alike(form(X), expected, ROUNDING)
+    torch.library.opcheck(op.op, given, {"k": 4.0})
+
+
+def test_results_are_contiguous_and_their_own_in_every_form() -> None:
+    op = declare("f(Tensor x) -> (Tensor, Tensor)", lambda x: (x.t(), x))
+    for form in (op.op, torch.compile(op.op, backend="turbine", fullgraph=True)):
+        turned, same = form(X)
+        assert turned.is_contiguous()
+        assert same.data_ptr() != X.data_ptr()
+
+
+# Sizes
+
+
+def kernel_count(op: ops.DeclaredOp) -> int:
+    return sum(map(len, op.core.launcher.kernels.values()))
+
+
+def test_a_new_size_does_not_compile_again() -> None:
+    op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y)
+    for rows in (2, 3, 5, 8):
+        torch.testing.assert_close(op(X[:1].expand(rows, 4), Y[0]), X[:1].expand(rows, 4) + Y[0])
+    assert kernel_count(op) == 1
+
+
+def test_a_static_axis_compiles_for_each_size() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x * x.shape[1], static={"x": [-1]})
+    for rows, columns in ((2, 3), (3, 3), (3, 5)):
+        x = torch.ones(rows, columns)
+        torch.testing.assert_close(op(x), x * columns)
+    assert kernel_count(op) == 2
+
+
+def test_a_branch_on_a_size_gets_code_for_both_sides() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x * 2 if x.shape[0] > 3 else x + 1)
+    for size in (2, 3, 4, 9, 2):
+        x = torch.ones(size)
+        torch.testing.assert_close(op(x), x * 2 if size > 3 else x + 1)
+    assert kernel_count(op) == 2
+
+
+def test_numbers_that_are_equal_and_not_the_same_have_code_of_their_own() -> None:
+    op = declare(
+        "f(Tensor x, float a) -> Tensor", lambda x, a: torch.copysign(x, torch.full((), a))
+    )
+    for value in (0.0, -0.0, 0.0):
+        torch.testing.assert_close(op(X, value), torch.copysign(X, torch.tensor(value)))
+
+
+def test_strided_and_shifted_arguments_are_read_as_they_are() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x + 1)
+    storage = torch.arange(40.0)
+    for x in (storage[1:13].reshape(3, 4), storage[::2], X.t(), storage[3:4].expand(5)):
+        for _ in range(3):
+            torch.testing.assert_close(op(x), x + 1)
+
+
+# Gradients and vmap
+
+
+def test_a_gradient_is_derived_twice() -> None:
+    op = declare("f(Tensor x, Tensor[] ys, float a) -> (Tensor, Tensor)", _two)
+    x, y = X.double().requires_grad_(), Y.double().requires_grad_()
+
+    def used(x: Tensor, y: Tensor) -> Any:
+        return op.op(x, [y, x.detach()], 2.0)
+
+    assert torch.autograd.gradcheck(used, (x, y))
+    assert torch.autograd.gradgradcheck(used, (x, y))
+
+
+def _two(x: Tensor, ys: list[Tensor], a: float) -> tuple[Tensor, Tensor]:
+    return x.sin() * ys[0] * a, (ys[0] > 2.5).to(torch.int32)
+
+
+def test_a_gradient_under_torch_compile_is_that_of_eager() -> None:
+    op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: (x * y).exp())
+    grads = []
+    for function in (op.op, torch.compile(op.op, backend="turbine", fullgraph=True)):
+        x = X.clone().requires_grad_()
+        function(x, Y).sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[0], grads[1])
+    torch.testing.assert_close(grads[0], Y * (X * Y).exp())
+
+
+def test_a_given_backward_is_used() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x * 2)
+    op.register_autograd(
+        lambda ctx, grad: grad * ctx.saved_tensors[0],
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0]),
+    )
+    x = X.clone().requires_grad_()
+    op(x).sum().backward()
+    torch.testing.assert_close(x.grad, X)
+
+
+def test_vmap_goes_through_the_batch_and_takes_a_rule() -> None:
+    op = declare("f(Tensor x, Tensor y, float a=2.0) -> Tensor", lambda x, y, a: (x * y).sum() * a)
+    torch.testing.assert_close(torch.vmap(op.op)(X, Y), (X * Y).sum(1) * 2)
+    torch.testing.assert_close(
+        torch.vmap(op.op, (1, None))(X, X[:, 0]), (X.t() * X[:, 0]).sum(1) * 2
+    )
+    op.register_vmap(lambda info, dims, x, y, a=2.0: (torch.full((info.batch_size,), 5.0), 0))
+    assert torch.vmap(op.op)(X, Y).tolist() == [5.0] * 3
+
+
+def test_transforms_of_torch_func_go_through() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: (x**3).sum())
+    found = torch.func.vmap(torch.func.grad(op.op))(X)
+    torch.testing.assert_close(found, 3 * X**2)
+
+
+def test_a_call_that_needs_gradients_after_one_that_does_not() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x * 2)
+    for _ in range(3):
+        assert not op(X).requires_grad
+        assert not op.op(X).requires_grad
+    assert op(X.clone().requires_grad_()).requires_grad
+    assert op.op(X.clone().requires_grad_()).requires_grad
+
+
+# Emission
+
+
+ADD = """
+func.func @add(%x: tensor<?x?xf32>, %y: tensor<?x?xf32>) -> tensor<?x?xf32> {
+  %sum = arith.addf %x, %y : tensor<?x?xf32>
+  return %sum : tensor<?x?xf32>
+}
+"""
+FILL = """
+func.func @fill(%x: {x}, %n: i64) -> {result} {{
+  %zero = arith.constant 0 : index
+  %value = arith.constant {value} : {x.element}
+  %rows = tensor.dim %x, %zero : {x}
+  %columns = arith.index_cast %n : i64 to index
+  %room = tensor.empty(%rows, %columns) : tensor<?x?x{x.element}>
+  %full = linalg.fill ins(%value : {x.element}) outs(%room : tensor<?x?x{x.element}>)
+    -> tensor<?x?x{x.element}>
+  %given = tensor.cast %full : tensor<?x?x{x.element}> to {result}
+  return %given : {result}
+}}
+"""
+
+
+def add_op() -> ops.DeclaredOp:
+    return declare("add(Tensor x, Tensor y) -> Tensor", lambda x, y: torch.empty_like(x))
+
+
+def fill_op() -> ops.DeclaredOp:
+    return declare(
+        "fill(Tensor x, float value, SymInt n) -> Tensor",
+        lambda x, value, n: x.new_empty(x.shape[0], n),
+    )
+
+
+def test_an_emission_by_builders_is_the_same_in_every_form() -> None:
+    op = declare(
+        "f(Tensor x, Tensor[] ys, bool negate=False) -> (Tensor, Tensor)",
+        lambda x, ys, negate: (torch.empty_like(x), torch.empty_like(x)),
+    )
+
+    @op.register_emission
+    def _(builder: ops.Builder, x: Any, ys: list[Any], negate: bool) -> tuple[Any, Any]:
+        return arith.mulf(x, ys[1]), arith.negf(ys[0]) if negate else ys[0]
+
+    def used(x: Tensor, y: Tensor) -> Any:
+        product, negative = op.op(x, [x, y], True)
+        return (product + 1).relu() + negative
+
+    expected = (X * Y + 1).relu() - X
+    rows = torch.export.Dim("rows")
+    export = turbine.aot.export(Fn(used), args=(X, Y), dynamic_shapes=(({0: rows}, {0: rows}),))
+    compiled = torch.compile(used, backend="turbine", fullgraph=True)
+    assert_alike(used(X, Y), expected, ROUNDING)
+    assert_alike(compiled(X, Y), expected, ROUNDING)
+    assert_alike(export.compile()(X[:2], Y[:2]), expected[:2], ROUNDING)
+    assert "0 ops in PyTorch" in str(turbine.explain(compiled, X, Y))
+    torch.library.opcheck(op.op, (X, [X, Y], True))
+
+
+def test_an_op_that_writes_has_an_emission_of_new_values() -> None:
+    op = declare("f(Tensor(a!) x, Tensor y) -> ()", lambda x, y: None)
+    op.register_emission(lambda builder, x, y: arith.AddFOp(x, y).result)
+    x = X.clone()
+    op(x, Y)
+    torch.testing.assert_close(x, X + Y)
+
+
+def test_a_text_is_the_op_in_every_form() -> None:
+    op = add_op()
+    op.register_template(ADD)
+    torch.testing.assert_close(op(X, Y), X + Y)
+    compiled: Any = torch.compile(op.op, backend="turbine", fullgraph=True)
+    torch.testing.assert_close(compiled(X, Y), X + Y)
+    twice = turbine.aot.export(Fn(lambda x, y: op.op(op.op(x, y), y)), args=(X, Y))
+    assert twice.text().count("arith.addf") == 1
+    torch.testing.assert_close(twice.compile()(X, Y), X + Y + Y)
+
+
+@pytest.mark.parametrize("engine", ["format", "jinja"])
+def test_blanks_are_types_and_numbers(engine: str) -> None:
+    op = fill_op()
+    text = FILL
+    if engine == "jinja":
+        text = text.replace("{{", "<").replace("}}", ">").replace("{", "{{").replace("}", "}}")
+        text = text.replace("-> {{result}} <", "-> {{result}} {").replace("\n>", "\n}")
+    op.register_template(text, engine=engine, example=(X, 1.5, 4))
+    for dtype, columns in ((torch.float32, 5), (torch.float64, 6)):
+        found = op(X.to(dtype), 2.5, columns)
+        torch.testing.assert_close(found, torch.full((3, columns), 2.5, dtype=dtype))
+
+
+# PyTorch where the compiler gives up
+
+
+def test_what_does_not_compile_runs_in_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+    op = declare("f(Tensor x) -> Tensor", torch.linalg.eigvals)
+    x = torch.tensor([[2.0, 1.0], [0.0, 3.0]])
+    with caplog.at_level(logging.WARNING):
+        torch.testing.assert_close(op(x), torch.linalg.eigvals(x))
+    assert "test::f runs in PyTorch" in caplog.text
+
+
+def test_random_numbers_are_those_of_pytorch() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x + torch.rand_like(x))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        found = op(X)
+        torch.manual_seed(7)
+        torch.testing.assert_close(found, X + torch.rand_like(X))
+
+
+# Threads
+
+
+def test_calls_from_four_threads_give_their_own_results() -> None:
+    op = declare("f(Tensor x, float a) -> Tensor", lambda x, a: x * a + x.shape[0])
+    wrong: list[Any] = []
+
+    def work(seed: int) -> None:
+        for step in range(60):
+            x = torch.full((2 + (seed + step) % 5,), float(seed))
+            a = float(1 + step % 3)
+            found = op(x, a) if step % 2 else op.op(x, a)
+            if not torch.equal(found, x * a + x.shape[0]):
+                wrong.append((seed, step, found))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("f(Tensor x) -> Tensor", "does not begin with a name in a namespace"),
+        ("a::f(Tenso x) -> Tensor", "does not parse: unknown type specifier"),
+        ("a::f(Tensor x", r"does not parse: expected \)"),
+        ("a::f(Device x) -> Tensor", "unknown type of argument x 'Device'; valid: "),
+        ("a::f(Tensor(a) x) -> Tensor(a)", "a result shares memory"),
+        ("a::f.out(Tensor x) -> Tensor", "has an overload name, 'out'"),
+    ],
+)
+def test_a_schema_that_cannot_be_is_refused(schema: str, message: str) -> None:
+    with pytest.raises(errors.CustomOpError, match=message):
+        ops.custom_op(schema)
+
+
+def test_a_name_is_declared_once_and_free_when_removed() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x + 1)
+    with pytest.raises(errors.CustomOpError, match="test::f exists already"):
+        declare("f(Tensor x) -> Tensor", lambda x: x + 2)
+    torch.testing.assert_close(op(X), X + 1)
+    op.remove()
+    torch.testing.assert_close(declare("f(Tensor x) -> Tensor", lambda x: x + 2)(X), X + 2)
+
+
+def test_a_function_that_does_not_take_the_arguments_is_refused() -> None:
+    with pytest.raises(errors.CustomOpError, match="missing a required argument: 'z'"):
+        declare("f(Tensor x) -> Tensor", lambda y, z: y)
+    assert "test::f" not in DECLARED
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda x: (x, x), "result 0 of its function is a tuple, its schema says Tensor"),
+        (lambda x: None, "result 0 of its function is a NoneType"),
+        (lambda x: x @ x, r"tracing it failed: RuntimeError"),
+    ],
+)
+def test_a_function_that_fails_or_gives_something_else_is_named(given: Any, message: str) -> None:
+    op = declare("f(Tensor x) -> Tensor", given)
+    with pytest.raises(errors.CustomOpError, match=f"test::f: {message}"):
+        op(X)
+
+
+def _raise(*_: Any) -> Any:
+    raise ValueError("oops")
+
+
+@pytest.mark.parametrize(
+    ("emit", "message"),
+    [
+        (_raise, "its emission raised ValueError: oops"),
+        (lambda b, x, y: 3, r"result 0 is declared as tensor<\?x\?xf32> and given as a int"),
+        (lambda b, x, y: [x, y], "its emission gave 2 values, its schema has 1 results"),
+        (
+            lambda b, x, y: arith.cmpf(arith.CmpFPredicate.OEQ, x, y),
+            r"result 0 is declared as tensor<\?x\?xf32> and given as tensor<\?x\?xi1>",
+        ),
+        (lambda b, x, y: b.call(ADD, x), "@add takes 2 values and is given 1"),
+        (lambda b, x, y: b.call(ADD, x, y, name="sub"), "unknown function of its text 'sub'"),
+    ],
+)
+def test_an_emission_that_does_not_fit_is_named(emit: Any, message: str) -> None:
+    op = add_op()
+    op.register_emission(emit)
+    with pytest.raises(errors.CustomOpError, match=f"test::add: {message}"):
+        op(X, Y)
+    sizes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("columns")}
+    with pytest.raises(errors.CustomOpError, match=f"test::add: {message}"):
+        turbine.aot.export(Fn(op.op), args=(X, Y), dynamic_shapes=((sizes, sizes),))
+
+
+def test_an_emission_of_other_sizes_than_the_shape_rule_says_is_named() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x.new_empty(x.shape[0] + 1))
+    op.register_emission(lambda builder, x: x)
+    with pytest.raises(errors.CustomOpError, match=r"gave a tensor of \[4\], .* says \[5\]"):
+        op(X[0])
+
+
+@pytest.mark.parametrize(
+    ("engine", "text", "message", "where"),
+    [
+        (None, ADD.replace("%x, %y :", "%x %y :"), "expected ','", "line 3, column"),
+        (None, "func.func @a() { return } func.func @b() { return }", "of its text 'add'", None),
+        ("format", "\nfunc.func @add(%x: {z})", "unknown blank 'z'; valid: ", "line 2 of the"),
+        ("format", "func.func @add(%x: {x}", "expected", "line 1, column"),
+        ("jinja", "\n\n{% for i in %}", "Expected an expression", "line 3 of the"),
+        ("jinja", "\nfunc.func @add(%x: {{ z }})", "unknown blank 'z'; valid: ", "line 2 of the"),
+        ("chalk", ADD, "unknown template engine 'chalk'; valid: format, jinja", None),
+    ],
+)
+def test_a_template_that_cannot_be_is_refused_at_once(
+    engine: str | None, text: str, message: str, where: str | None
+) -> None:
+    op = declare("add(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y)
+    with pytest.raises(errors.CustomOpError, match=message) as caught:
+        op.register_template(text, engine=engine, example=(X, Y))
+    assert (caught.value.where or "").startswith(where or "")
+    # The op is what it was.
+    torch.testing.assert_close(op(X, Y), X + Y)
+    assert "test::add" not in declared_ops.EMITTED
+
+
+def test_a_template_with_blanks_needs_an_example() -> None:
+    with pytest.raises(errors.CustomOpError, match="with blanks is checked for arguments"):
+        add_op().register_template(ADD, engine="jinja")
+
+
+def test_an_emission_without_gradient_says_so() -> None:
+    op = add_op()
+    op.register_template(ADD)
+    total = op(X.clone().requires_grad_(), Y).sum()
+    with pytest.raises(errors.CustomOpError, match="test::add has no gradient"):
+        total.backward()
+
+
+def test_a_static_argument_that_does_not_exist_is_named() -> None:
+    with pytest.raises(errors.CustomOpError, match="static: unknown argument 'z'; valid: x"):
+        declare("f(Tensor x) -> Tensor", lambda x: x, static={"z": True})
+
+
+def test_a_gradient_for_an_op_that_writes_is_refused() -> None:
+    op = declare("f(Tensor(a!) x, Tensor y) -> Tensor", write)
+    with pytest.raises(errors.CustomOpError, match="test::f writes to arguments"):
+        op.register_autograd(lambda ctx, grad: (grad, None))

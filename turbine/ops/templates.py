@@ -1,0 +1,148 @@
+"""An op's IR by a text: MLIR with blanks for types and numbers in, an emission out.
+
+A blank has the name of an argument. For a tensor it is the type, `{x}`, or a part of it:
+`{x.element}`, `{x.rank}`, `{x.sizes}`. For a number, a text or a dtype it is the value. `{result}`
+is the type of the only result, `{results[0]}` that of the first of several.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from string import Formatter
+from typing import Any
+
+import torch
+
+from turbine import dtypes, errors
+from turbine.mlir.ir import Type, Value
+from turbine.ops.emitting import Builder, Emit
+from turbine.ops.schema import Schema
+
+# Blanks and their values in, the text out.
+Render = Callable[[Mapping[str, Any]], str]
+
+
+@dataclass(frozen=True)
+class TypeBlank:
+    """A tensor type in a template; printed, it is the type itself."""
+
+    text: str
+
+    @property
+    def sizes(self) -> list[str]:
+        """Its sizes, "?" for one that is known only at run time."""
+        return re.findall(r"(\d+|\?)x", self._inside)
+
+    @property
+    def rank(self) -> int:
+        """How many axes it has."""
+        return len(self.sizes)
+
+    @property
+    def element(self) -> str:
+        """The type of its elements."""
+        return re.sub(r"^(\d+x|\?x)*", "", self._inside)
+
+    @property
+    def _inside(self) -> str:
+        return self.text.removeprefix("tensor<").removesuffix(">")
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def emission(schema: Schema, text: str, engine: str | None, name: str | None) -> Emit:
+    """An emission that fills the blanks and calls the text's function."""
+    if engine is not None and engine not in _ENGINES:
+        raise errors.CustomOpError(
+            f"{schema.qualified}: {errors.unknown('template engine', engine, _ENGINES)}"
+        )
+    render = _as_it_is(text) if engine is None else _ENGINES[engine](schema, text)
+
+    def emit(builder: Builder, *args: Any, **keywords: Any) -> list[Value]:
+        given = schema.filled(args, keywords)
+        values = {a.name: _blank(v) for a, v in zip(schema.arguments, given, strict=True)}
+        results = [None if of is None else TypeBlank(str(of)) for of in builder.results]
+        filled = render({**values, "results": results, "result": next(iter(results), None)})
+        return builder.call(filled, *_operands(given), name=name)
+
+    return emit
+
+
+def _operands(values: Sequence[Any]) -> list[Value]:
+    """The values of the program among the arguments, lists in line."""
+    flat = [one for v in values for one in (v if isinstance(v, (list, tuple)) else [v])]
+    return [value for value in flat if isinstance(value, Value)]
+
+
+def _blank(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_blank(one) for one in value]
+    if isinstance(value, Value):
+        of: Type = value.type
+        return TypeBlank(str(of))
+    if isinstance(value, torch.dtype):
+        return dtypes.of_torch(value).mlir
+    # MLIR has bools in lower case, and floats with a point.
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _as_it_is(text: str) -> Render:
+    return lambda values: text
+
+
+def _by_format(schema: Schema, text: str) -> Render:
+    known = _names(schema)
+    try:
+        for before, name, _, _ in Formatter().parse(text):
+            if name is not None and re.split(r"[.\[]", name)[0] not in known:
+                line = text[: text.index(before) + len(before)].count("\n") + 1
+                raise _fault(schema, errors.unknown("blank", name, known), line)
+    except ValueError as error:
+        raise _fault(
+            schema, f"{error}; braces of MLIR's own are doubled", text.count("\n") + 1
+        ) from error
+    return lambda values: text.format(**values)
+
+
+def _by_jinja(schema: Schema, text: str) -> Render:
+    from jinja2 import Environment, StrictUndefined, TemplateSyntaxError, UndefinedError, meta
+
+    environment = Environment(undefined=StrictUndefined, autoescape=False)
+    known = _names(schema)
+    try:
+        tree = environment.parse(text)
+    except TemplateSyntaxError as error:
+        raise _fault(schema, str(error.message), error.lineno) from error
+    for name in sorted(meta.find_undeclared_variables(tree) - set(known)):
+        raise _fault(schema, errors.unknown("blank", name, known), _line_of(text, name))
+    template = environment.from_string(text)
+
+    def render(values: Mapping[str, Any]) -> str:
+        try:
+            return template.render(values)
+        except UndefinedError as error:
+            raise _fault(schema, str(error), 1) from error
+
+    return render
+
+
+_ENGINES: dict[str, Callable[[Schema, str], Render]] = {"format": _by_format, "jinja": _by_jinja}
+
+
+def _names(schema: Schema) -> list[str]:
+    return [*(argument.name for argument in schema.arguments), "result", "results"]
+
+
+def _line_of(text: str, name: str) -> int:
+    lines = text.splitlines()
+    found = (n for n, line in enumerate(lines, 1) if re.search(rf"\b{re.escape(name)}\b", line))
+    return next(found, 1)
+
+
+def _fault(schema: Schema, fact: str, line: int) -> errors.CustomOpError:
+    return errors.CustomOpError(
+        f"{schema.qualified}: its template: {fact}", where=f"line {line} of the template"
+    )
