@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ TensorCallback = Callable[[str, Any], None]
 def folder() -> Path | None:
     """Where traces go, None if nowhere; takes a while, so do not ask at every call."""
     knobs = config.current()
-    return knobs.trace_dir or _old_flag(knobs.debug)
+    found = knobs.trace_dir or _old_flag(knobs.debug)
+    return None if found is None else found.absolute()
 
 
 def kernel(name: str, ir: Callable[[], str] | None, binary: bytes | memoryview) -> Path | None:
@@ -110,6 +111,46 @@ def keep_tensor(key: str, tensor: Any) -> None:
         numpy.save(file, tensor if library is None else library.to_numpy(tensor))
 
 
+class RuntimeTracer:
+    """The functions above as scripts for iree-turbine call them; messages go to the logger."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is traced."""
+        return folder() is not None
+
+    def save_jit_kernel_artifacts(
+        self, *, cache_key: str, module_asm: bytes, binary: bytes | memoryview
+    ) -> str:
+        """Keep the IR and code of a kernel; gives the name it is kept under."""
+        label = kernel(cache_key, module_asm.decode, binary)
+        return cache_key if label is None else label.name
+
+    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Say something."""
+        log.info(msg, *args, **kwargs)
+
+    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Say that something went wrong."""
+        log.error(msg, *args, **kwargs)
+
+    def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Say that something went wrong, and how it came to that."""
+        log.exception(msg, *args, **kwargs)
+
+    def log_structured(self, *, tag: str, msg: str, columns: Sequence[Any]) -> None:
+        """Say something that has columns."""
+        log.info("%s\n::%s\t%s", msg, tag, "\t".join(map(str, columns)))
+
+
+class DirectoryTracer(RuntimeTracer):
+    """A tracer that chooses the folder for the whole process."""
+
+    def __init__(self, dir: str | Path) -> None:
+        config.set(trace_dir=dir)
+
+
+tracer = RuntimeTracer()
 _tensor_callback: TensorCallback = keep_tensor
 _NOT_IN_FILES = re.compile(r"[^\w.$=,+-]")
 _OLD_FLAG = re.compile(r"(?:^|,)\s*runtime_trace_dir=([^,]+)")
