@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import os
-import select
-import signal
 import subprocess
 import sys
 import textwrap
@@ -21,6 +18,7 @@ import pytest
 import torch
 
 import turbine
+from tests.forked import in_child
 from turbine import errors, target
 from turbine.compiler import pipeline
 from turbine.mlir import context
@@ -291,6 +289,14 @@ def test_what_is_not_a_program_is_refused() -> None:
         Launchable.from_vm_module(lambda device: None).preload("cpu")
 
 
+@pytest.mark.parametrize("place", [0.1, 0.3, 0.5, 0.7, 0.9])
+def test_a_changed_byte_is_noticed(place: float) -> None:
+    damaged = bytearray(code(MUL))
+    damaged[int(place * len(damaged))] ^= 0x10
+    with pytest.raises(errors.ArtifactError, match=r"damaged|could not load"):
+        Launchable.from_bytes(bytes(damaged))
+
+
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(errors.DeviceError, match="unknown driver 'nope'"):
         shared(MUL)(X, X, device="nope")
@@ -470,31 +476,6 @@ def test_four_threads_count_together() -> None:
 
     in_threads(4, work)
     assert sorted(seen) == list(range(1, 401))
-
-
-def in_child(work: Callable[[], str]) -> str:
-    """What `work` gives in a forked child, which must not hang."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        answer = "no answer"
-        try:
-            answer = work()
-        except BaseException as error:
-            answer = f"{type(error).__name__}: {error}"
-        finally:
-            os.write(writer, answer.encode()[:4000])
-            os._exit(0)
-    os.close(writer)
-    try:
-        ready, _, _ = select.select([reader], [], [], 60)
-        if not ready:
-            os.kill(child, signal.SIGKILL)
-            return "the child hung"
-        return os.read(reader, 4000).decode() or "the child died"
-    finally:
-        os.close(reader)
-        os.waitpid(child, 0)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
+import struct
 import threading
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -245,7 +249,32 @@ def _loader(entry_point: str, code: Callable[[Device], bytes]) -> Loader:
 def _module(code: bytes) -> Any:
     if not code:
         raise errors.ArtifactError("the code has no bytes")
+    _check(code)
     return load_module(aligned(code))
+
+
+def _check(code: bytes) -> None:
+    """Raise if code is damaged: IREE checks its form only, but writes it as a zip of its parts."""
+    if not code.startswith(_ZIP):
+        return
+    try:
+        damaged = zipfile.ZipFile(io.BytesIO(code)).testzip()
+    except _NO_ZIP as error:
+        raise errors.ArtifactError(f"the code is damaged: {error}") from error
+    if damaged is not None:
+        raise errors.ArtifactError(f"the code is damaged in {damaged!r}")
+
+
+_ZIP = b"PK\3\4"
+_NO_ZIP = (
+    zipfile.BadZipFile,
+    RuntimeError,
+    ValueError,
+    EOFError,
+    OSError,
+    zlib.error,
+    struct.error,
+)
 
 
 def _compiled(source: bytes, folder: CodeFolder | None, device: Device) -> bytes:
