@@ -19,10 +19,10 @@ import ml_dtypes
 import numpy
 import pytest
 
-from turbine import progress, tables
+from turbine import config, progress, tables
 from turbine.cli import options
 from turbine.cli.main import VERBS, main
-from turbine.runtime import container
+from turbine.runtime import container, tracing
 
 MODELS = '''
 from dataclasses import dataclass
@@ -160,6 +160,8 @@ def test_the_module_runs_as_a_command() -> None:
 
 def test_the_examples_in_the_help_texts_run(turbine: Turbine) -> None:
     assert turbine("compile", "turbine.zoo:lenet", "-o", "lenet.mlir").code == 0
+    with config.override(trace_dir="traces"):
+        tracing.kernel("scale", None, b"code")
     examples = [shlex.split(turbine(verb, "--help").out.splitlines()[-1]) for verb in VERBS]
     assert [words[:2] for words in examples] == [["turbine", verb] for verb in VERBS]
     assert [turbine(*words[1:]).code for words in examples] == [0] * len(VERBS)

@@ -9,17 +9,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import iree.runtime as iree
 import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 
 import turbine
-from turbine import config, dtypes, errors
+from turbine import config, dtypes, errors, target
+from turbine.compiler import pipeline
 from turbine.mlir import context
 from turbine.peer import conversions, debugging, decompositions, exceptions, tools
 from turbine.peer.builder import Builder
+from turbine.peer.invoke import invoke_vm_function
 from turbine.peer.ir import InsertionPoint, IrType, Location
+from turbine.runtime import Device
 
 # Dtypes
 
@@ -153,6 +157,33 @@ def test_a_traced_tensor_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(debugging.flags, "runtime_trace_dir", str(tmp_path))
     debugging.trace_tensor_callback("x", torch.ones(2))
     assert numpy.load(tmp_path / "x.npy").tolist() == [1, 1]
+
+
+MUL = """
+func.func @main(%a: !torch.vtensor<[3],f32>, %b: !torch.vtensor<[3],f32>)
+    -> !torch.vtensor<[3],f32> {
+  %0 = torch.aten.mul.Tensor %a, %b
+    : !torch.vtensor<[3],f32>, !torch.vtensor<[3],f32> -> !torch.vtensor<[3],f32>
+  return %0 : !torch.vtensor<[3],f32>
+}
+"""
+
+
+@pytest.mark.parametrize("name", ["main", "main$async"])
+def test_a_function_is_invoked_with_and_without_fences(name: str) -> None:
+    device, x = Device("local-task"), torch.arange(3.0)
+    code = pipeline.compile_ir(MUL.encode(), target.parse("cpu")).data
+    module = iree.VmModule.copy_buffer(device.vm_instance, code)
+    vm_context = iree.VmContext(device.vm_instance, [device.create_hal_module(), module])
+    arguments, results = iree.VmVariantList(2), iree.VmVariantList(1)
+    for tensor in (x, x):
+        arguments.push_ref(device.import_torch_tensor(tensor))
+    function, ticks = module.lookup_function(name), iter([1.0, 3.5])
+    moved_on = invoke_vm_function(
+        device, name != "main", vm_context, function, arguments, results, timer=lambda: next(ticks)
+    )
+    view = results.get_as_object(0, iree.HalBufferView)
+    assert (moved_on, device.export_torch_tensor(view, x).tolist()) == (2.5, [0, 1, 4])
 
 
 def test_loggers_talk_when_the_flags_say_so() -> None:

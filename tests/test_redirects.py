@@ -40,6 +40,13 @@ NAMES = {
     "dynamo.decompositions": "DEFAULT_DECOMPOSITIONS DEFAULT_DECOMPOSITION_TABLE",
     "dynamo.passes": "DEFAULT_DECOMPOSITIONS",
     "importers.ir": "Attribute Context InsertionPoint IrType Location Module Operation func_d",
+    "runtime": "Device Launchable get_vm_instance",
+    "runtime.device": """
+        Device DeviceState get_vm_instance lookup_device_from_torch get_device_from_torch
+        """,
+    "runtime.invoke": "invoke_vm_function",
+    "runtime.launch": "Launchable",
+    "runtime.tracing": "tracer RuntimeTracer DirectoryTracer",
     "support.conversions": """
         TORCH_DTYPE_TO_IREE_TYPE TORCH_DTYPE_TO_IREE_TYPE_ASM IREE_TYPE_ASM_TO_TORCH_DTYPE
         TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE
@@ -51,7 +58,7 @@ NAMES = {
         """,
     "support.exceptions": """
         GeneralError UnsupportedTorchDeviceError UnsupportedTypeError ApiSequencingError
-        UnknownDTypeError
+        UnknownDTypeError NoCurrentDeviceError MismatchedDeviceSetClearError
         """,
     "support.ir_imports": "IrType RankedTensorType",
     "support.logging": "get_logger aot_logger runtime_logger DefaultFormatter",

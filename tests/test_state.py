@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
 import subprocess
 import sys
 import textwrap
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import turbine
+from tests.forked import in_child
 from turbine import errors
 from turbine.runtime import device as devices
 from turbine.zoo.odd import ODD
@@ -199,32 +198,6 @@ def test_memory_that_cannot_be_written_is_refused_before_the_call(
 
 
 # Processes: forks and exits.
-
-
-def in_child(work: Callable[[], str]) -> str:
-    """What `work` gives in a forked child, which must not hang."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        answer = "no answer"
-        try:
-            answer = work()
-        except BaseException as error:
-            answer = f"{type(error).__name__}: {error}"
-        finally:
-            os.write(writer, answer.encode()[:4000])
-            os._exit(0)
-    os.close(writer)
-    try:
-        ready, _, _ = select.select([reader], [], [], TIMEOUT)
-        if not ready:
-            os.kill(child, signal.SIGKILL)
-            return "the child hung"
-        answer = os.read(reader, 4000).decode()
-        return answer or "the child died"
-    finally:
-        os.close(reader)
-        os.waitpid(child, 0)
 
 
 @pytest.fixture(scope="module")

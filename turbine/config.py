@@ -50,6 +50,9 @@ class Config:
     )
     in_process: bool = _knob(False, "compile in this process, for debugging the compiler")
     dump: Path | None = _knob(None, "folder that receives every stage's IR, numbered")
+    trace_dir: Path | None = _knob(
+        None, "folder that receives each kernel's IR and code, and a log of calls"
+    )
     debug: str = _knob(
         "", "flags of turbine.peer.debugging: log_level=debug,-asserts,runtime_trace_dir=DIR"
     )

@@ -100,6 +100,10 @@ class ArtifactTargetError(ArtifactError):
     """An artifact compiled for a machine unlike this one."""
 
 
+class DeviceError(ArtifactTargetError):
+    """A driver or device that is not here or cannot be used so, or no current device."""
+
+
 class ParameterError(TurbineError):
     """Weights that are missing, or unlike what the program declares."""
 

@@ -29,6 +29,7 @@ MOVED = {
     "dynamo.passes": "turbine.peer.decompositions",
     "importers.ir": "turbine.peer.ir",
     "runtime": "turbine.runtime",
+    "runtime.invoke": "turbine.peer.invoke",
     "support.conversions": "turbine.peer.conversions",
     "support.debugging": "turbine.peer.debugging",
     "support.exceptions": "turbine.peer.exceptions",

@@ -19,6 +19,7 @@ from turbine.cli.inspect import inspect_artifact
 from turbine.cli.opt import transform_ir
 from turbine.cli.options import Assignment, Verb, add_options, call
 from turbine.cli.run import run_artifact
+from turbine.cli.trace import show_trace
 from turbine.version import __version__
 
 VERBS: dict[str, Verb] = {
@@ -28,6 +29,7 @@ VERBS: dict[str, Verb] = {
     "inspect": inspect_artifact,
     "opt": transform_ir,
     "cache": show_cache,
+    "trace": show_trace,
     "coverage": show_coverage,
     "doctor": check_installation,
 }

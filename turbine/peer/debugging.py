@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass, fields
-from pathlib import Path
-
-import numpy
-import torch
+from types import ModuleType
 
 from turbine import config, errors
+from turbine.runtime import tracing
 
-TraceTensorCallback = Callable[[str, torch.Tensor], None]
 _FALSE = {"FALSE", "OFF", "0"}
 
 
@@ -63,15 +60,41 @@ def _from_knobs(knobs: config.Config) -> DebugFlags:
     return DebugFlags.parse(knobs.debug + level)
 
 
-flags = _from_knobs(config.current())
+class ProcessFlags(DebugFlags):
+    """The flags of this process; their folder of traces is the knob `trace_dir`."""
+
+    def __init__(self, told: DebugFlags) -> None:
+        self.log_level = told.log_level
+        self.asserts = told.asserts
+
+    @property
+    def runtime_trace_dir(self) -> str | None:
+        """Where `turbine.runtime.tracing` writes."""
+        folder = tracing.folder()
+        return None if folder is None else str(folder)
+
+    @runtime_trace_dir.setter
+    def runtime_trace_dir(self, folder: str | None) -> None:
+        config.set(trace_dir=folder)
+
+
+class _Debugging(ModuleType):
+    """This module, where setting `trace_tensor_callback` is heard by those who trace tensors."""
+
+    @property
+    def trace_tensor_callback(self) -> tracing.TensorCallback:
+        """Where traced tensors go."""
+        return tracing.tensor_callback()
+
+    @trace_tensor_callback.setter
+    def trace_tensor_callback(self, callback: tracing.TensorCallback) -> None:
+        tracing.set_tensor_callback(callback)
+
+
+TraceTensorCallback = tracing.TensorCallback
+trace_tensor_to_npy = default_trace_tensor_callback = tracing.keep_tensor
+flags = ProcessFlags(_from_knobs(config.current()))
 NDEBUG = not flags.asserts
-
-
-def trace_tensor_to_npy(key: str, tensor: torch.Tensor) -> None:
-    """Write a tensor to KEY.npy in `flags.runtime_trace_dir`, if that is set."""
-    if flags.runtime_trace_dir is not None:
-        numpy.save(Path(flags.runtime_trace_dir) / f"{key}.npy", tensor.detach().cpu().numpy())
-
-
-default_trace_tensor_callback: TraceTensorCallback = trace_tensor_to_npy
+# To be found by name; what is read and set is the property.
 trace_tensor_callback: TraceTensorCallback = default_trace_tensor_callback
+sys.modules[__name__].__class__ = _Debugging

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -13,7 +12,7 @@ import numpy
 from turbine import dims, dtypes, errors, pytree
 from turbine.dims import Dim
 from turbine.dtypes import Dtype
-from turbine.runtime import numpy_buffers
+from turbine.runtime import libraries, numpy_buffers
 from turbine.runtime.executable import EntryPoint
 from turbine.runtime.numpy_buffers import Span
 from turbine.signature import Input, Output, Signature
@@ -94,7 +93,7 @@ class Caller:
                 made_of = library
         if self.sizes or symbols:
             self._check_symbols(leaves, symbols)
-        return arguments, made_of or _default_library()
+        return arguments, made_of or libraries.default()
 
     def _check_symbols(self, leaves: Sequence[Any], symbols: dict[str, int]) -> None:
         """Sizes that must agree or are computed from others, and the ranges of all of them."""
@@ -132,7 +131,7 @@ class Caller:
             library = _LIBRARIES[type(leaves[index])]
             value = library.from_view(device, results.get_as_object(k, _VIEW), row)
             # Two arguments may have traded places: neither is to be read after it is written.
-            if _overlaps(library.span(value), taken):
+            if overlaps(library.span(value), taken):
                 value = library.copy(value)
             pairs.append((leaves[index], value))
         return pairs
@@ -148,7 +147,7 @@ class Caller:
             value = library.from_view(device, results.get_as_object(k, _VIEW), row)
             span = library.span(value)
             # IREE may hand back an argument's memory, a weight's, or one buffer twice.
-            if _overlaps(span, taken):
+            if overlaps(span, taken):
                 value = library.copy(value)
             else:
                 taken.append(span)
@@ -157,23 +156,15 @@ class Caller:
 
 
 _VIEW = iree.HalBufferView
-# Which module handles an argument, by its type; torch's is added when a tensor is first seen.
-_LIBRARIES: dict[type, ModuleType] = {numpy.ndarray: numpy_buffers}
+# Which module handles an argument, by its type.
+_LIBRARIES = libraries.BY_TYPE
 
 
 def _library_of(spec: Input, leaf: Any) -> ModuleType:
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(leaf, torch.Tensor):
-        _LIBRARIES[type(leaf)] = _torch_buffers()
-    elif isinstance(leaf, numpy.ndarray):
-        _LIBRARIES[type(leaf)] = numpy_buffers
-    else:
+    library = libraries.of(leaf)
+    if library is None:
         raise _refusal(spec, f"is a {type(leaf).__name__}, expected a tensor")
-    return _LIBRARIES[type(leaf)]
-
-
-def _default_library() -> ModuleType:
-    return _torch_buffers() if "torch" in sys.modules else numpy_buffers
+    return library
 
 
 def _quick_call(caller: Caller) -> Any:
@@ -185,13 +176,8 @@ def _quick_call(caller: Caller) -> Any:
     return quick_calling.QuickCall(caller.entry, caller.fixed_span)
 
 
-def _torch_buffers() -> ModuleType:
-    from turbine.runtime import torch_buffers
-
-    return torch_buffers
-
-
-def _overlaps(span: Span, taken: list[Span]) -> bool:
+def overlaps(span: Span, taken: list[Span]) -> bool:
+    """Whether the span and one that is taken have memory in common."""
     first, last = span
     for start, end in taken:  # noqa: SIM110 - half the time of any() on this path
         if first < end and start < last:

@@ -1,17 +1,26 @@
-"""IREE devices of this process: made once per driver and never torn down."""
+"""IREE devices of this process: a URI or a torch device in, one that is never torn down out."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import os
+import sys
 import threading
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import iree.runtime as iree
+from iree.runtime import version as iree_version
 
-from turbine import config, errors
+from turbine import config, errors, target
 from turbine.target import Target
+
+if TYPE_CHECKING:
+    import torch
 
 SYNC = "local-sync"
 TASK = "local-task"
@@ -31,6 +40,270 @@ def instance() -> Any:
     return immortal(iree.VmInstance())
 
 
+get_vm_instance = instance  # as scripts for iree-turbine call it
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceState:
+    """A HAL device, and what is known about it; without one, the default of a driver."""
+
+    driver: Any  # its name, or IREE's object
+    device: Any = None
+    vm_instance: Any = None
+    enumerated_info: Mapping[str, Any] | None = None
+    torch_device: Any = None
+    torch_stream: Any = None
+    dlpack_device_type_code: int = 0
+
+    def __post_init__(self) -> None:
+        named = isinstance(self.driver, str)
+        chosen = driver(self.driver) if named else self.driver
+        own = device(self.driver) if named else None
+        filled = {
+            "driver": chosen,
+            "device": self.device or own or immortal(chosen.create_default_device()),
+            "vm_instance": self.vm_instance or instance(),
+            "enumerated_info": self.enumerated_info or {},
+        }
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
+
+    @staticmethod
+    def from_uri(uri: str) -> DeviceState:
+        """The state of the device of a URI."""
+        name, _, path = uri.partition("://")
+        hal = device(uri)
+        listed = driver(name).query_available_devices()
+        ours = [info for n, info in enumerate(listed) if path in (info["path"], str(n))]
+        info: dict[str, Any] = next(iter([*ours, *listed]), {})
+        return DeviceState(driver=driver(name), device=hal, enumerated_info=info)
+
+
+class Device:
+    """A device that programs run on; the same URI gives the same one.
+
+    `with device:` makes it the current one of this thread, which `Launchable` then runs on.
+
+    >>> from turbine.runtime import Device
+    >>> with Device("local-task"):
+    ...     Device.current()
+    <turbine device local-task>
+    """
+
+    uri: str
+    _state: DeviceState | None
+
+    def __new__(cls, uri: str | None = None, *, device_state: DeviceState | None = None) -> Device:
+        """The device of a URI, or one for a state of the caller's own."""
+        if (uri is None) == (device_state is None):
+            raise errors.ArgumentError("a device is made from one of uri and device_state")
+        uri = None if uri is None else uri.removesuffix("://")
+        if uri is not None and uri in _known:
+            return _known[uri]
+        made = super().__new__(cls)
+        made._state = device_state
+        if uri is None:
+            made.uri = repr(made.hal_device)
+            return made
+        made.uri = uri
+        device(uri)  # a URI that leads nowhere is refused now
+        return _known.setdefault(uri, made)
+
+    def __repr__(self) -> str:
+        return f"<turbine device {self.uri}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Device, (self.uri,)
+
+    @property
+    def state(self) -> DeviceState:
+        """IREE's objects for the device; see Note [After a fork]."""
+        return self._state or DeviceState.from_uri(self.uri)
+
+    @property
+    def hal_device(self) -> Any:
+        """IREE's object for the device, in this process."""
+        return device(self.uri) if self._state is None else self._state.device
+
+    @property
+    def vm_instance(self) -> Any:
+        """The VM instance that programs of the device belong to."""
+        return instance() if self._state is None else self._state.vm_instance
+
+    @property
+    def driver_id(self) -> str:
+        """The name of the device's driver."""
+        return self.uri.partition(":")[0]
+
+    @property
+    def sync(self) -> bool:
+        """Whether the results of a call are there when it returns, which they always are."""
+        return True
+
+    @property
+    def compile_target_flags(self) -> tuple[str, ...]:
+        """Flags with which IREE's compiler makes code for the device."""
+        return self.target.flags
+
+    @property
+    def target(self) -> Target:
+        """What to compile for, as `turbine.target` has it."""
+        kinds = [kind for kind in target.KINDS.values() if self.driver_id in kind.drivers]
+        if not kinds:
+            raise errors.DeviceError(f"Turbine has no target for driver {self.driver_id!r}")
+        return target.parse(kinds[0].name)
+
+    @property
+    def instance_cache_key(self) -> str:
+        """Differs between devices."""
+        return self.uri if self._state is None else f"{self.uri}:{id(self._state.device)}"
+
+    @property
+    def type_cache_key(self) -> str:
+        """Differs where code for one device may not run on the other."""
+        host = target.host_fingerprint() if self.target.kind == "cpu" else ""
+        release = str(iree_version.VERSION)
+        return ";".join([release, *self.compile_target_flags, host])
+
+    def get_type_key_hash(self) -> str:
+        """A short name for `type_cache_key`; files of compiled code are called so."""
+        return hashlib.sha256(self.type_cache_key.encode()).hexdigest()[:40]
+
+    def dump_device_info(self) -> str:
+        """What is known about the device, a line for each fact."""
+        facts = {"uri": self.uri, **(self.state.enumerated_info or {})}
+        lines = [f"{name}: {value}" for name, value in facts.items()]
+        number = facts.get("device_id")
+        details = "" if number is None else self.state.driver.dump_device_info(number)
+        return "\n".join([*lines, *details.splitlines()])
+
+    def create_hal_module(self) -> Any:
+        """The module through which programs in a VM context use the device."""
+        return iree.create_hal_module(self.vm_instance, self.hal_device)
+
+    def import_torch_tensor(self, tensor: torch.Tensor) -> Any:
+        """A tensor as a buffer view: of the same memory, or a copy where IREE cannot take it."""
+        from turbine.runtime import torch_buffers
+
+        self.check_shares_tensors()
+        row = torch_buffers.dtype_of(tensor)
+        view = torch_buffers.to_view(self.hal_device, tensor, row, [])
+        if view is None:
+            raise errors.ArgumentError(f"the tensor {torch_buffers.problem(tensor, row)}")
+        return view
+
+    def export_torch_tensor(self, view: Any, like: torch.Tensor) -> torch.Tensor:
+        """A buffer view as a tensor of the same memory, with the dtype of another."""
+        from turbine.runtime import torch_buffers
+
+        self.check_shares_tensors()
+        row = torch_buffers.dtype_of(like)
+        if list(view.shape) != list(like.shape) or view.byte_length != like.nbytes:
+            raise errors.ArgumentError(f"the buffer {view} cannot be a {row.name}{[*like.shape]}")
+        return torch_buffers.from_view(self.hal_device, view, row)
+
+    def check_shares_tensors(self) -> None:
+        """Raise unless tensors can be passed to the device."""
+        if self.driver_id not in target.KINDS["cpu"].drivers:
+            raise errors.DeviceError(
+                f"tensors cannot be passed to {self.uri} yet",
+                hint=f"devices that take tensors: {', '.join(target.KINDS['cpu'].drivers)}",
+            )
+
+    def setup_iree_action(self) -> None:
+        """Let IREE read what PyTorch wrote: on the CPU it is there already."""
+        self.check_shares_tensors()
+
+    def finalize_iree_action(self, external_timepoint: None = None) -> None:
+        """Let PyTorch read what IREE wrote: calls have waited for it already."""
+        self.check_shares_tensors()
+
+    @staticmethod
+    def current() -> Device:
+        """The device that was set last in this thread."""
+        device = current_or_none()
+        if device is None:
+            raise errors.DeviceError(
+                "no current device", hint="set one: `with Device('local-task'):`"
+            )
+        return device
+
+    def set(self) -> Device:
+        """Make this the current device, until it is cleared."""
+        _stack.set((*_stack.get(), self))
+        return self
+
+    def clear(self) -> None:
+        """Make the device before this one the current one again."""
+        if current_or_none() is not self:
+            raise errors.DeviceError(
+                f"{self} is not the current device, which is {current_or_none()}",
+                hint="clear devices in the reverse order of setting them",
+            )
+        _stack.set(_stack.get()[:-1])
+
+    def __enter__(self) -> Device:
+        return self.set()
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+
+_known: dict[str, Device] = {}
+_stack: ContextVar[tuple[Device, ...]] = ContextVar("turbine_devices", default=())
+
+
+def current_or_none() -> Device | None:
+    """The current device of this thread, if one was set."""
+    return next(reversed(_stack.get()), None)
+
+
+def lookup_device_from_torch(
+    torch_device: torch.device | str, *, create: bool = True
+) -> Device | None:
+    """The device for tensors of a torch device; None where there is none, or none was made yet."""
+    uri = _uri_of_torch(torch_device)
+    if uri is None or (not create and uri not in _known):
+        return None
+    return Device(uri)
+
+
+def get_device_from_torch(torch_device: torch.device | str) -> Device:
+    """The device for tensors of a torch device.
+
+    >>> from turbine.runtime.device import get_device_from_torch
+    >>> get_device_from_torch("cpu")
+    <turbine device local-task>
+    """
+    found = lookup_device_from_torch(torch_device)
+    if found is None:
+        raise errors.ArgumentError(errors.unknown("torch device", str(torch_device), _OF_TORCH))
+    return found
+
+
+# Types of torch devices and the drivers of their hardware.
+_OF_TORCH = {"cpu": TASK, "cuda": "cuda", "hip": "hip"}
+
+
+def find(place: Device | torch.device | str) -> Device:
+    """The device that a URI or a torch device stands for; "cpu" and "cuda:0" are torch devices."""
+    if isinstance(place, Device):
+        return place
+    text = str(place)
+    is_uri = isinstance(place, str) and ("://" in text or text.partition(":")[0] not in _OF_TORCH)
+    return Device(text) if is_uri else get_device_from_torch(place)
+
+
+def _uri_of_torch(torch_device: torch.device | str) -> str | None:
+    kind, _, number = str(torch_device).partition(":")
+    torch = sys.modules.get("torch")
+    # PyTorch calls AMD's devices "cuda" too.
+    if kind == "cuda" and torch is not None and torch.version.hip:
+        kind = "hip"
+    driver = _OF_TORCH.get(kind)
+    return driver if driver is None or kind == "cpu" else f"{driver}://{number or 0}"
+
+
 def driver_for(wanted: Target, mflop: float) -> str:
     """Small programs run on the calling thread, large ones on all cores."""
     if wanted.kind != "cpu":
@@ -38,10 +311,16 @@ def driver_for(wanted: Target, mflop: float) -> str:
     return SYNC if mflop < config.current().sync_limit_mflop else TASK
 
 
-def device(driver: str) -> Any:
-    """The default device of a driver."""
+def device(uri: str) -> Any:
+    """The device of a URI, such as "cuda://0"; a driver's name alone is its default device."""
     with _lock:
-        return _device(driver)
+        return _device(uri)
+
+
+def driver(name: str) -> Any:
+    """A driver by its name."""
+    with _lock:
+        return _driver(name)
 
 
 def immortal(thing: Any) -> Any:
@@ -51,19 +330,33 @@ def immortal(thing: Any) -> Any:
 
 
 @cache
-def _device(driver: str) -> Any:
-    if driver not in iree.query_available_drivers():
-        raise errors.ArtifactTargetError(
-            errors.unknown("driver", driver, iree.query_available_drivers()),
+def _driver(name: str) -> Any:
+    known = iree.query_available_drivers()
+    if name not in known:
+        raise errors.DeviceError(
+            errors.unknown("driver", name, known),
             hint="install a build of the IREE runtime that has this driver",
         )
     try:
         # A driver of its own: those that IREE shares hold threads; see Note [After a fork].
-        return immortal(immortal(iree._binding.create_hal_driver(driver)).create_default_device())
+        return immortal(iree._binding.create_hal_driver(name))
     except (RuntimeError, ValueError) as error:
-        raise errors.ArtifactTargetError(
-            f"driver {driver!r} has no device here: {error}"
-        ) from error
+        raise _no_device(name, error) from error
+
+
+@cache
+def _device(uri: str) -> Any:
+    name, _, path = uri.partition("://")
+    driver = _driver(name)
+    try:
+        found = driver.create_device_by_uri(uri) if path else driver.create_default_device()
+    except (RuntimeError, ValueError) as error:
+        raise _no_device(uri, error) from error
+    return immortal(found)
+
+
+def _no_device(uri: str, error: Exception) -> errors.DeviceError:
+    return errors.DeviceError(f"driver {uri!r} has no device here: {error}")
 
 
 # Note [After a fork]
@@ -73,6 +366,7 @@ def _start_over() -> None:
     global _lock
     _lock = threading.Lock()
     _device.cache_clear()
+    _driver.cache_clear()
 
 
 os.register_at_fork(after_in_child=_start_over)

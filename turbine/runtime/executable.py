@@ -22,24 +22,25 @@ Providers = Callable[[], list[Any]]
 class Executable:
     """One VM context, with the state it keeps. Calls from several threads take turns.
 
-    Making one checks the code; `providers` is asked for the weights on the first call. A
+    Making one checks the code, which is bytes or a module that IREE made of them; `providers` is
+    asked for the weights on the first call. `driver` is a device's URI, or gives the device. A
     `stateful` program keeps values between calls.
     """
 
     def __init__(
         self,
-        code: memoryview,
-        driver: str,
+        code: Any,
+        driver: str | Callable[[], Any],
         providers: Providers,
         *,
         stateful: bool = False,
     ) -> None:
-        self._driver = driver
+        self._find_device = partial(devices.device, driver) if isinstance(driver, str) else driver
         self._device: Any = None
         self._providers = providers
         self._stateful = stateful
         self._lost_state = False
-        self._module = _module(code)
+        self._module = code if isinstance(code, iree.VmModule) else load_module(code)
         self._context: Any = None
         self._lock = threading.RLock()
         _alive.add(self)
@@ -106,7 +107,7 @@ class Executable:
                 hint="load the artifact again in this process, or call reset()",
             )
         providers = self._providers()
-        self._device = devices.device(self._driver)
+        self._device = self._find_device()
         instance = devices.instance()
         try:
             modules = [iree.create_hal_module(instance, self._device)]
@@ -141,7 +142,8 @@ _FAILURES = (RuntimeError, ValueError, IndexError, KeyError)
 _alive: WeakSet[Executable] = WeakSet()
 
 
-def _module(code: memoryview) -> Any:
+def load_module(code: memoryview) -> Any:
+    """Compiled bytes as a module of the VM."""
     try:
         return iree.VmModule.wrap_buffer(devices.instance(), code)
     except _FAILURES as error:

@@ -31,18 +31,26 @@ def to_view(device: Any, array: Array, dtype: Dtype, shared: list[Span]) -> Any:
     """
     if array.dtype != dtype.numpy:
         return None
+    if not array.size:
+        return empty_view(device, array.shape, dtype)
     flags = array.flags
     start = -1
-    if flags.c_contiguous and flags.writeable and array.size:
+    if flags.c_contiguous and flags.writeable:
         start = _address(array)
     if start % ALIGNMENT:
-        array = _aligned_copy(array)
+        array = plain_copy(array)
     else:
         shared.append((start, start + array.nbytes))
     if dtype.name in _NATIVE:
         return device.from_dlpack_capsule(array.__dlpack__())
     view = device.from_dlpack_capsule(_bytes(array).__dlpack__())
     return relabelled(view, array.shape, dtype)
+
+
+def empty_view(device: Any, shape: Sequence[int], dtype: Dtype) -> Any:
+    """A view without elements, of memory that is not empty: on local-task IREE reads it."""
+    memory = plain_copy(numpy.zeros(ALIGNMENT, numpy.uint8))
+    return relabelled(device.from_dlpack_capsule(memory.__dlpack__()), shape, dtype)
 
 
 def from_view(device: Any, view: Any, dtype: Dtype) -> Array:
@@ -55,6 +63,16 @@ def from_view(device: Any, view: Any, dtype: Dtype) -> Array:
 def relabelled(view: Any, shape: Sequence[int], dtype: Dtype) -> Any:
     """The same buffer as a view of another type."""
     return iree.HalBufferView(view.get_buffer(), list(shape), dtype.hal)
+
+
+def dtype_of(array: Array) -> Dtype:
+    """The row of an array's dtype."""
+    return dtypes.of_numpy(array.dtype)
+
+
+def place_of(array: Array) -> str:
+    """The device an array is on."""
+    return "cpu"
 
 
 def problem(array: Array, dtype: Dtype) -> str:
@@ -71,6 +89,11 @@ def span(array: Array) -> Span:
     """The addresses a contiguous array occupies."""
     start = _address(array) if array.size else 0
     return start, start + array.nbytes
+
+
+def to_numpy(array: Array) -> Array:
+    """The array."""
+    return array
 
 
 def copy(array: Array) -> Array:
@@ -92,7 +115,8 @@ def _bytes(array: Array) -> Array:
     return array.reshape(-1).view(numpy.uint8)
 
 
-def _aligned_copy(array: Array) -> Array:
+def plain_copy(array: Array) -> Array:
+    """The same values in memory that IREE takes as it is."""
     raw = numpy.empty(array.nbytes + ALIGNMENT, numpy.uint8)
     # In two steps: numpy does not move the start of an empty slice.
     raw = raw[-_address(raw) % ALIGNMENT :][: array.nbytes]

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 
-from turbine.dtypes import TABLE, Dtype, named
+from turbine.dtypes import TABLE, Dtype, named, of_torch
 from turbine.runtime import numpy_buffers
 from turbine.runtime.numpy_buffers import ALIGNMENT, Span
 
@@ -32,11 +32,13 @@ def to_view(device: Any, tensor: Tensor, dtype: Dtype, shared: list[Span]) -> An
         if tensor.dtype is not _DTYPES[dtype.name] or not tensor.is_cpu:
             return None
         start, size = tensor.data_ptr(), tensor.nbytes
-        if size and not start:
+        if not size:
+            return numpy_buffers.empty_view(device, tensor.shape, dtype)
+        if not start:
             return None
         lazy = tensor.is_neg() or (dtype.kind == "complex" and tensor.is_conj())
-        if lazy or not size or start % ALIGNMENT or not tensor.is_contiguous():
-            tensor = _plain_copy(tensor)
+        if lazy or start % ALIGNMENT or not tensor.is_contiguous():
+            tensor = plain_copy(tensor)
         else:
             shared.append((start, start + size))
         if dtype.dlpack:
@@ -56,6 +58,16 @@ def from_view(device: Any, view: Any, dtype: Dtype) -> Tensor:
     tensor = from_dlpack(device.create_dlpack_capsule(view, _DLPACK_CPU, 0))
     wanted = _DTYPES[dtype.name]
     return tensor if tensor.dtype is wanted else tensor.view(wanted)
+
+
+def dtype_of(tensor: Tensor) -> Dtype:
+    """The row of a tensor's dtype."""
+    return of_torch(tensor.dtype)
+
+
+def place_of(tensor: Tensor) -> torch.device:
+    """The device a tensor is on."""
+    return tensor.device
 
 
 def problem(tensor: Tensor, dtype: Dtype) -> str:
@@ -83,6 +95,12 @@ def span(tensor: Tensor) -> Span:
     return start, start + tensor.nbytes
 
 
+def to_numpy(tensor: Tensor) -> Any:
+    """The values as an array, of the table's numpy type."""
+    raw = plain_copy(tensor.cpu()).reshape(-1).view(torch.uint8).numpy()
+    return raw.view(of_torch(tensor.dtype).numpy).reshape(tensor.shape)
+
+
 def copy(tensor: Tensor) -> Tensor:
     """The same values in memory of their own."""
     return tensor.clone()
@@ -94,6 +112,7 @@ def write(into: Tensor, value: Tensor) -> None:
         into.copy_(value)
 
 
-def _plain_copy(tensor: Tensor) -> Tensor:
+def plain_copy(tensor: Tensor) -> Tensor:
+    """The same values in memory that IREE takes as it is."""
     resolved = tensor.detach().resolve_conj().resolve_neg()
     return resolved.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,36 @@
+"""Work in a forked child: a function in, what it gives there out."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from collections.abc import Callable
+
+TIMEOUT = 60
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What `work` gives in a forked child, which must not hang."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        answer = "no answer"
+        try:
+            answer = work()
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writer, answer.encode()[:4000])
+            os._exit(0)
+    os.close(writer)
+    try:
+        ready, _, _ = select.select([reader], [], [], TIMEOUT)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+            return "the child hung"
+        answer = os.read(reader, 4000).decode()
+        return answer or "the child died"
+    finally:
+        os.close(reader)
+        os.waitpid(child, 0)

@@ -1,0 +1,180 @@
+"""Devices are found by URI and torch device, can be current, and share memory with tensors."""
+
+from __future__ import annotations
+
+import doctest
+import pickle
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from turbine import errors, target
+from turbine.runtime import Device, get_vm_instance
+from turbine.runtime import device as devices
+from turbine.runtime.device import DeviceState, get_device_from_torch, lookup_device_from_torch
+
+LOCAL = [devices.SYNC, devices.TASK]
+
+
+@pytest.mark.parametrize("uri", LOCAL)
+def test_a_uri_gives_one_device(uri: str) -> None:
+    device = Device(uri)
+    assert device is Device(uri) is Device(f"{uri}://")
+    assert (device.uri, device.driver_id, device.instance_cache_key) == (uri, uri, uri)
+    assert device.hal_device is devices.device(uri)
+    assert device.vm_instance is get_vm_instance()
+    assert pickle.loads(pickle.dumps(device)) is device
+    assert device.dump_device_info().splitlines()[0] == f"uri: {uri}"
+
+
+def test_the_example_of_the_module_is_true() -> None:
+    assert doctest.testmod(devices).failed == 0
+
+
+@pytest.mark.parametrize("uri", ["nope", "nope://0", "", "://"])
+def test_an_unknown_driver_is_refused_with_those_there_are(uri: str) -> None:
+    with pytest.raises(errors.DeviceError, match=r"unknown driver .*local-sync, local-task"):
+        Device(uri)
+
+
+@pytest.mark.parametrize("uri", ["local-task://7", "local-sync://default"])
+def test_a_path_that_leads_nowhere_is_refused(uri: str) -> None:
+    with pytest.raises(errors.DeviceError, match=f"{uri}' has no device here"):
+        Device(uri)
+
+
+@pytest.mark.parametrize("driver", ["cuda", "hip", "vulkan"])
+def test_a_driver_without_hardware_is_refused(driver: str) -> None:
+    try:
+        devices.driver(driver).query_available_devices()
+    except errors.DeviceError:
+        with pytest.raises(errors.DeviceError, match=f"'{driver}' has no device here"):
+            Device(f"{driver}://0")
+    else:
+        pytest.skip(f"this machine has a {driver} driver; one without it refuses")
+
+
+def test_a_device_is_made_from_one_thing() -> None:
+    with pytest.raises(errors.ArgumentError, match="one of uri and device_state"):
+        Device()
+    with pytest.raises(errors.ArgumentError, match="one of uri and device_state"):
+        Device("local-task", device_state=DeviceState(driver="local-task"))
+
+
+def test_a_state_of_ones_own_makes_a_device_of_its_own() -> None:
+    state = DeviceState(driver="local-sync", enumerated_info={"name": "mine"})
+    device = Device(device_state=state)
+    assert device is not Device("local-sync")
+    assert device.hal_device is state.device
+    assert device.instance_cache_key != Device("local-sync").instance_cache_key
+    assert device.type_cache_key == Device("local-sync").type_cache_key
+    assert DeviceState.from_uri("local-sync").enumerated_info is not None
+
+
+def test_flags_compile_for_the_device() -> None:
+    assert Device("local-task").compile_target_flags == target.parse("cpu").flags
+
+
+def test_devices_that_run_the_same_code_have_one_type() -> None:
+    sync, task = (Device(uri) for uri in LOCAL)
+    assert sync.type_cache_key == task.type_cache_key
+    assert sync.get_type_key_hash() == task.get_type_key_hash()
+    assert target.host_fingerprint() in sync.type_cache_key
+
+
+# Torch devices
+
+
+def test_the_cpu_runs_on_all_cores() -> None:
+    assert get_device_from_torch(torch.device("cpu")) is Device("local-task")
+    assert devices.find(torch.device("cpu")) is devices.find("cpu") is Device("local-task")
+    assert devices.find("local-sync") is Device("local-sync")
+
+
+def test_a_torch_device_without_a_driver_is_none_or_an_error() -> None:
+    assert lookup_device_from_torch(torch.device("meta")) is None
+    with pytest.raises(errors.ArgumentError, match=r"unknown torch device 'meta'; valid: .*cpu"):
+        get_device_from_torch(torch.device("meta"))
+
+
+def test_a_device_is_not_made_unless_asked_for() -> None:
+    assert lookup_device_from_torch(torch.device("cuda", 7), create=False) is None
+
+
+# The current device
+
+
+def test_the_innermost_device_is_current() -> None:
+    sync, task = (Device(uri) for uri in LOCAL)
+    with sync as entered:
+        assert entered is sync is Device.current()
+        with task:
+            assert Device.current() is task
+        assert Device.current() is sync
+    with pytest.raises(errors.DeviceError, match="no current device"):
+        Device.current()
+
+
+def test_devices_are_cleared_in_reverse_order() -> None:
+    sync, task = (Device(uri) for uri in LOCAL)
+    assert sync.set() is sync
+    task.set()
+    with pytest.raises(errors.DeviceError, match="local-sync> is not the current device"):
+        sync.clear()
+    task.clear()
+    sync.clear()
+    with pytest.raises(errors.DeviceError, match="which is None"):
+        sync.clear()
+
+
+def test_each_thread_has_a_current_device_of_its_own() -> None:
+    seen = []
+    with Device("local-sync"):
+        thread = threading.Thread(target=lambda: seen.append(devices.current_or_none()))
+        thread.start()
+        thread.join()
+    assert seen == [None]
+
+
+# Tensors
+
+
+@pytest.mark.parametrize("uri", LOCAL)
+def test_a_tensor_comes_back_in_the_same_memory(uri: str) -> None:
+    device, tensor = Device(uri), torch.arange(6.0).reshape(2, 3)
+    back = device.export_torch_tensor(device.import_torch_tensor(tensor), tensor)
+    assert back.data_ptr() == tensor.data_ptr()
+    assert torch.equal(back, tensor)
+
+
+COPIED: list[Callable[[], torch.Tensor]] = [
+    lambda: torch.arange(6.0).reshape(2, 3).t(),
+    lambda: torch.arange(7.0)[1:],
+    lambda: torch.tensor([1 + 2j]).conj(),
+]
+
+
+@pytest.mark.parametrize("make", COPIED, ids=["strided", "not aligned", "conjugated"])
+def test_what_iree_cannot_take_is_copied(make: Callable[[], torch.Tensor]) -> None:
+    device, tensor = Device("local-sync"), make()
+    back = device.export_torch_tensor(device.import_torch_tensor(tensor), tensor)
+    assert back.data_ptr() != tensor.data_ptr()
+    assert torch.equal(back, tensor)
+
+
+def test_tensors_that_are_not_in_memory_are_refused() -> None:
+    with pytest.raises(errors.ArgumentError, match="is on device meta, expected cpu"):
+        Device("local-sync").import_torch_tensor(torch.ones(2, device="meta"))
+
+
+def test_a_buffer_is_not_taken_for_one_of_another_size() -> None:
+    device = Device("local-sync")
+    view = device.import_torch_tensor(torch.ones(2, 3))
+    for wrong in (torch.ones(3, 2), torch.ones(2, 3, dtype=torch.float64)):
+        with pytest.raises(errors.ArgumentError, match="cannot be a float"):
+            device.export_torch_tensor(view, wrong)
+    assert (
+        device.export_torch_tensor(view, torch.ones(2, 3, dtype=torch.int32)).dtype is torch.int32
+    )

@@ -1,0 +1,75 @@
+"""Compiled code in a folder of the user's: a file and a note for each type of device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from turbine import errors
+from turbine.runtime import container
+from turbine.runtime.device import Device
+
+
+@dataclass(frozen=True)
+class CodeFolder:
+    """Files called by `Device.get_type_key_hash`. The note says of what source the code is."""
+
+    path: Path
+
+    def read(self, device: Device, source: bytes) -> bytes | None:
+        """The code that was made of a source; None where there is none that is whole."""
+        note = self._note(device)
+        if note.get("source") != _digest(source):
+            return None
+        try:
+            code = self._code(device).read_bytes()
+        except OSError:
+            return None
+        return code if note.get("code") == _digest(code) else None
+
+    def only(self, device: Device) -> bytes:
+        """The code for a device, whatever it was made of; without a note it is taken as it is."""
+        path = self._code(device)
+        try:
+            code = path.read_bytes()
+        except OSError as error:
+            there = ", ".join(sorted(p.name for p in self.path.glob("*.vmfb"))) or "no .vmfb files"
+            raise errors.ArtifactError(
+                f"the folder has no code for {device}: {error.strerror}: {path.name}",
+                where=str(self.path),
+                hint=f"compile with jit_compile(file_cache_dir=...) on this machine; found {there}",
+            ) from error
+        expected = self._note(device).get("code")
+        if expected is not None and expected != _digest(code):
+            raise errors.ArtifactError(
+                "the code is damaged", where=str(path), hint="remove the file and compile again"
+            )
+        return code
+
+    def write(self, device: Device, source: bytes, code: bytes) -> None:
+        """Keep code; files of that name stay whole until the end."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        note = {"source": _digest(source), "code": _digest(code), "device": device.type_cache_key}
+        with container.replacing(self._code(device)) as file:
+            file.write(code)
+        with container.replacing(self._note_path(device)) as file:
+            file.write(json.dumps(note, indent=1).encode())
+
+    def _code(self, device: Device) -> Path:
+        return self.path / f"{device.get_type_key_hash()}.vmfb"
+
+    def _note_path(self, device: Device) -> Path:
+        return self._code(device).with_suffix(".json")
+
+    def _note(self, device: Device) -> dict[str, str]:
+        try:
+            note = json.loads(self._note_path(device).read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return note if isinstance(note, dict) else {}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,102 @@
+"""How a function of compiled code is called: a VM function in, kinds of values out.
+
+IREE passes what it is given: an int for a float arrives as 0. The kinds are therefore known here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turbine import errors
+from turbine.dtypes import TABLE, Dtype
+
+REF, FLOATS = "r", "fF"
+BITS_OF_INT = {"i": 32, "I": 64}
+ASYNC = "$async"
+FENCES = 2  # what to wait for, and what to signal: the last two arguments
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """What a function says about a tensor it takes."""
+
+    element: str  # as MLIR writes it
+    shape: tuple[int | None, ...]
+
+    def problem(self, row: Dtype, shape: Sequence[int]) -> str | None:
+        """Why a tensor is not of this type."""
+        if row.mlir != self.element:
+            names = " or ".join(known.name for known in TABLE if known.mlir == self.element)
+            return f"has dtype {row.name}, expected {names or self.element}"
+        if len(shape) != len(self.shape):
+            return f"has {len(shape)} dims {tuple(shape)}, expected {len(self.shape)}"
+        for axis, (size, wanted) in enumerate(zip(shape, self.shape, strict=True)):
+            if wanted is not None and size != wanted:
+                return f"has size {size} along axis {axis}, expected {wanted}"
+        return None
+
+
+@dataclass(frozen=True)
+class Convention:
+    """A letter for each argument and result: r is a tensor, i and I ints, f and F floats."""
+
+    name: str
+    arguments: str  # without fences
+    results: str
+    types: dict[int, TensorType]  # of the arguments that the function says it of
+    storage: dict[int, int]  # arguments that results are written to, and which
+    fenced: bool
+
+    @staticmethod
+    def of(function: Any) -> Convention:
+        """The convention of a function of a VM module."""
+        # The letters are nowhere but in the text.
+        letters = _LETTERS.search(repr(function))
+        assert letters is not None, function
+        reflection: dict[str, str] = function.reflection
+        fenced = function.name.endswith(ASYNC) or reflection.get(_MODEL) == _FENCED
+        arguments = letters["arguments"].removeprefix("v")
+        declared = dict(_INPUT.findall(reflection.get(_DECLARATION, "")))
+        storage = {int(n): _STORAGE.search(text) for n, text in declared.items()}
+        return Convention(
+            function.name,
+            arguments[:-FENCES] if fenced else arguments,
+            letters["results"].removeprefix("v"),
+            {int(n): t for n, text in declared.items() if (t := _tensor_type(text)) is not None},
+            {n: int(found[1]) for n, found in storage.items() if found is not None},
+            fenced,
+        )
+
+    def places_of(self, args: Sequence[Any], outputs: Sequence[Any]) -> dict[int, int]:
+        """Which arguments outputs are passed as: {argument: output}; none if they are copied to."""
+        given, taken, tensors = len(args), len(self.arguments), self.results.count(REF)
+        places = {}
+        if outputs and given != taken:
+            places = self.storage or {given + n: n for n in range(len(outputs))}
+        if given + len(places) != taken:
+            raise errors.ArgumentError(
+                f"{self.name} takes {taken} arguments, this call has {given + len(places)}"
+            )
+        if outputs and len(outputs) != tensors and (tensors or not places):
+            raise errors.ArgumentError(
+                f"{self.name} gives {tensors} tensors, this call has {len(outputs)} outputs"
+            )
+        return places
+
+
+_LETTERS = re.compile(r"\(0(?P<arguments>\w+)_(?P<results>\w+)\)")
+_DECLARATION, _MODEL, _FENCED = "iree.abi.declaration", "iree.abi.model", "coarse-fences"
+_INPUT = re.compile(r"%input(\d+): ([^%]*)")
+_STORAGE = re.compile(r"iree\.abi\.output = (\d+)")
+_TENSOR = re.compile(r"tensor<(?P<sizes>(?:(?:\d+|\?)x)*)(?P<element>\w+(?:<\w+>)?)>")
+
+
+def _tensor_type(text: str) -> TensorType | None:
+    found = _TENSOR.match(text)
+    if found is None:
+        return None
+    sizes = found["sizes"].split("x")[:-1]
+    return TensorType(found["element"], tuple(None if s == "?" else int(s) for s in sizes))

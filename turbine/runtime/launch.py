@@ -1,0 +1,337 @@
+"""Compiled programs without a signature: IR, bytes or a VM module in, something to call out."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import threading
+import time
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+from weakref import WeakSet
+
+import iree.runtime as iree
+
+from turbine import errors
+from turbine.runtime import libraries, tracing
+from turbine.runtime.archive import open_archive
+from turbine.runtime.code_folder import CodeFolder
+from turbine.runtime.convention import ASYNC, Convention
+from turbine.runtime.device import Device, current_or_none, find
+from turbine.runtime.executable import Executable, aligned, load_module
+from turbine.runtime.parameters import index
+from turbine.runtime.untyped_calling import UntypedCall
+
+DEFAULT_ENTRY = "main$async"
+# The entry point and the module for a device.
+Loader = Callable[[Device], tuple[str, Any]]
+
+
+@runtime_checkable
+class HasIndex(Protocol):
+    """What lists parameters for IREE, such as `turbine.aot.ParameterArchive`."""
+
+    @property
+    def index(self) -> Any:
+        """An `iree.runtime.ParameterIndex`."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A program on one device."""
+
+    executable: Executable
+    call: UntypedCall
+    label: Path | None  # of its calls in a trace
+
+
+class Launchable:
+    """A program that runs on the device its tensors are on, or that is current or named.
+
+    It is called with tensors (or numpy arrays) and numbers; nothing else is known about it than
+    what IREE keeps in compiled code. `loader` gives the entry point and the VM module for a device;
+    whether an entry point takes fences is asked of the code, not of `is_async`. A program that is
+    called from several threads runs one call at a time, with one state.
+
+    >>> import torch
+    >>> from turbine.runtime import Launchable
+    >>> double = Launchable.jit_compile('''
+    ... func.func @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+    ...   %y = arith.addf %x, %x : tensor<3xf32>
+    ...   return %y : tensor<3xf32>
+    ... }''')
+    >>> double(torch.ones(3))
+    tensor([2., 2., 2.])
+    """
+
+    def __init__(
+        self,
+        loader: Loader,
+        parameter_providers: Any = (),
+        is_async: bool = True,
+        *,
+        ir: Callable[[], str] | None = None,
+    ) -> None:
+        self._loader = loader
+        self._providers = providers_of(parameter_providers)
+        self._ir = ir
+        self._loaded: dict[str, Loaded] = {}
+        self._loading = threading.RLock()
+        _alive.add(self)
+
+    @staticmethod
+    def jit_compile(
+        source: str | bytes,
+        *,
+        parameter_providers: Any = (),
+        entry_point: str = DEFAULT_ENTRY,
+        file_cache_dir: str | Path | None = None,
+    ) -> Launchable:
+        """A program from MLIR, as text or bytecode, compiled for a device when it is first needed.
+
+        Compiled code is kept in Turbine's cache, and in a folder of your own if you name one, which
+        `from_file_cache_only` then reads where there is no compiler.
+        """
+        if not isinstance(source, str | bytes | bytearray | memoryview):
+            raise errors.ArgumentError(
+                f"the source is a {type(source).__name__}, expected MLIR as text or bytes"
+            )
+        ir = source.encode() if isinstance(source, str) else bytes(source)
+        folder = None if file_cache_dir is None else CodeFolder(Path(file_cache_dir))
+        return Launchable(
+            _loader(entry_point, partial(_compiled, ir, folder)),
+            parameter_providers,
+            ir=partial(_text, ir),
+        )
+
+    @staticmethod
+    def from_file_cache_only(
+        file_cache_dir: str | Path,
+        *,
+        parameter_providers: Any = (),
+        entry_point: str = DEFAULT_ENTRY,
+    ) -> Launchable:
+        """A program from a folder that `jit_compile` filled; nothing is compiled."""
+        folder = Path(file_cache_dir)
+        if not folder.is_dir():
+            raise errors.ArgumentError(f"no folder at {folder}")
+        return Launchable(_loader(entry_point, CodeFolder(folder).only), parameter_providers)
+
+    @staticmethod
+    def from_file(
+        path: str | Path, *, parameter_providers: Any = (), entry_point: str = DEFAULT_ENTRY
+    ) -> Launchable:
+        """A program from a .vmfb file, which runs on devices it was compiled for."""
+        try:
+            code = Path(path).read_bytes()
+        except OSError as error:
+            raise errors.ArtifactError(f"cannot read the code: {error}", where=str(path)) from error
+        return Launchable.from_bytes(
+            code, parameter_providers=parameter_providers, entry_point=entry_point
+        )
+
+    @staticmethod
+    def from_bytes(
+        code: bytes, *, parameter_providers: Any = (), entry_point: str = DEFAULT_ENTRY
+    ) -> Launchable:
+        """A program from the bytes of a .vmfb file."""
+        module = _module(bytes(code))
+        return Launchable.from_vm_module(
+            lambda device: module, parameter_providers=parameter_providers, entry_point=entry_point
+        )
+
+    @staticmethod
+    def from_vm_module(
+        vm_module_callback: Callable[[Device], Any],
+        *,
+        parameter_providers: Any = (),
+        entry_point: str = DEFAULT_ENTRY,
+    ) -> Launchable:
+        """A program from a function that gives an `iree.runtime.VmModule` for a device."""
+        return Launchable(lambda d: (entry_point, vm_module_callback(d)), parameter_providers)
+
+    def preload(self, device: Any) -> None:
+        """Compile and load for a device before the first call."""
+        self._on(find(device)).executable.device()
+
+    def reset(self) -> None:
+        """Put the program's state back to what it was when it was loaded."""
+        for loaded in list(self._loaded.values()):
+            loaded.executable.reset()
+
+    def __call__(self, *args: Any, device: Any = None, outputs: Sequence[Any] = ()) -> Any:
+        """The result, None if there is none, or a list of several.
+
+        `device` is a URI, a torch device or a `Device`; without it the current device is used, or
+        the one for the tensors. `outputs` are tensors for the results: the program writes to them
+        where it was compiled so, otherwise results are copied.
+        """
+        loaded = self._on(_place(device, [*args, *outputs]))
+        if loaded.label is None:
+            results = loaded.call(args, outputs)
+        else:
+            started = time.perf_counter()
+            results = loaded.call(args, outputs)
+            elapsed = (time.perf_counter() - started) * 1e3
+            tracing.call(loaded.label, [*args, *outputs], elapsed)
+        return results[0] if len(results) == 1 else results or None
+
+    def leave_parent(self) -> None:
+        """Start over with locking; see Note [After a fork]."""
+        self._loading = threading.RLock()
+
+    def _on(self, device: Device) -> Loaded:
+        key = device.instance_cache_key
+        loaded = self._loaded.get(key)
+        if loaded is None:
+            with self._loading:
+                loaded = self._loaded.get(key) or self._load(device)
+                self._loaded[key] = loaded
+        return loaded
+
+    def _load(self, device: Device) -> Loaded:
+        device.check_shares_tensors()
+        wanted, module = self._loader(device)
+        if not isinstance(module, iree.VmModule):
+            raise errors.ArgumentError(
+                f"the loader gave a {type(module).__name__}, expected an iree.runtime.VmModule"
+            )
+        name = _entry_point(module, wanted)
+        # Whether a program keeps state cannot be asked, so none is lost silently.
+        executable = Executable(
+            module, lambda: device.hal_device, lambda: self._providers, stateful=True
+        )
+        convention = Convention.of(module.lookup_function(name))
+        call = UntypedCall(executable.entry(name), convention, keeps_weights=bool(self._providers))
+        code = module.stashed_flatbuffer_blob
+        label = tracing.kernel(name.removesuffix(ASYNC), self._ir, b"" if code is None else code)
+        return Loaded(executable, call, label)
+
+
+def providers_of(given: Any) -> list[Any]:
+    """What IREE binds, of what a caller has: one of these, several, or one for each scope.
+
+    Providers and indices of IREE's, archives of ours, and paths to archives.
+    """
+    if isinstance(given, Mapping):
+        return [_provider(value, scope) for scope, value in given.items()]
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    return [_provider(value, "") for value in several]
+
+
+def _provider(value: Any, scope: str) -> Any:
+    if isinstance(value, iree.ParameterProvider):
+        return value
+    if isinstance(value, iree.ParameterIndex):
+        return value.create_provider(scope=scope)
+    if isinstance(value, HasIndex):
+        return value.index.create_provider(scope=scope)
+    if isinstance(value, str | Path):
+        found = open_archive(Path(value)).entries.values()
+        return index(found).create_provider(scope=scope)
+    raise errors.ParameterError(
+        f"a {type(value).__name__} holds no parameters",
+        hint="give a ParameterArchive, a path to one, or an index or provider of iree.runtime",
+    )
+
+
+def _loader(entry_point: str, code: Callable[[Device], bytes]) -> Loader:
+    return lambda device: (entry_point, _module(code(device)))
+
+
+def _module(code: bytes) -> Any:
+    if not code:
+        raise errors.ArtifactError("the code has no bytes")
+    _check(code)
+    return load_module(aligned(code))
+
+
+def _check(code: bytes) -> None:
+    """Raise if code is damaged: IREE checks its form only, but writes it as a zip of its parts."""
+    if not code.startswith(_ZIP):
+        return
+    try:
+        damaged = zipfile.ZipFile(io.BytesIO(code)).testzip()
+    except _NO_ZIP as error:
+        raise errors.ArtifactError(f"the code is damaged: {error}") from error
+    if damaged is not None:
+        raise errors.ArtifactError(f"the code is damaged in {damaged!r}")
+
+
+_ZIP = b"PK\3\4"
+_NO_ZIP = (
+    zipfile.BadZipFile,
+    RuntimeError,
+    ValueError,
+    EOFError,
+    OSError,
+    zlib.error,
+    struct.error,
+)
+
+
+def _compiled(source: bytes, folder: CodeFolder | None, device: Device) -> bytes:
+    """The one place where what runs code asks for some to be made."""
+    known = None if folder is None else folder.read(device, source)
+    if known is not None:
+        return known
+    if find_spec("iree.compiler") is None:
+        raise errors.MissingExtra(
+            "there is no compiler here",
+            hint="install iree-base-compiler, or use from_file_cache_only with a filled folder",
+        )
+    from turbine.compiler import pipeline
+
+    code = pipeline.compile_ir(source, device.target).data
+    if folder is not None:
+        folder.write(device, source, code)
+    return code
+
+
+def _text(source: bytes) -> str:
+    """The IR of a source for reading."""
+    try:
+        return source.decode()
+    except UnicodeDecodeError:  # bytecode
+        from turbine.mlir import context
+
+        return context.to_text(context.parse(source))
+
+
+def _entry_point(module: Any, wanted: str) -> str:
+    """The function to call for a name; with and without fences, one gives what the other does."""
+    names = [name for name in module.function_names if not name.startswith("__")]
+    plain = wanted.removesuffix(ASYNC)
+    for name in (plain, f"{plain}{ASYNC}"):
+        if name in names:
+            return name
+    raise errors.ArgumentError(errors.unknown("entry point", wanted, names))
+
+
+def _place(device: Any, values: Sequence[Any]) -> Device:
+    if device is not None:
+        return find(device)
+    current = current_or_none()
+    if current is not None:
+        return current
+    libraried = ((libraries.of(value), value) for value in values)
+    tensors = (library.place_of(value) for library, value in libraried if library is not None)
+    return find(next(tensors, "cpu"))
+
+
+_alive: WeakSet[Launchable] = WeakSet()
+
+
+def _leave_parent() -> None:
+    for launchable in list(_alive):
+        launchable.leave_parent()
+
+
+os.register_at_fork(after_in_child=_leave_parent)

@@ -1,0 +1,38 @@
+"""Which library a tensor is of: a value in, the module that passes it to IREE out."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy
+
+from turbine.runtime import numpy_buffers
+
+# By the type of a value; torch's are added when a tensor is first seen.
+BY_TYPE: dict[type, ModuleType] = {numpy.ndarray: numpy_buffers}
+
+
+def of(value: Any) -> ModuleType | None:
+    """The module for a tensor or an array, None for what is neither."""
+    known = BY_TYPE.get(type(value))
+    if known is not None:
+        return known
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        BY_TYPE[type(value)] = _torch_buffers()
+    elif isinstance(value, numpy.ndarray):
+        BY_TYPE[type(value)] = numpy_buffers
+    return BY_TYPE.get(type(value))
+
+
+def default() -> ModuleType:
+    """The module for results of a call without tensors."""
+    return _torch_buffers() if "torch" in sys.modules else numpy_buffers
+
+
+def _torch_buffers() -> ModuleType:
+    from turbine.runtime import torch_buffers
+
+    return torch_buffers

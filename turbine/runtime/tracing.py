@@ -1,0 +1,202 @@
+"""What compiled kernels do, for reading: kernels, calls and tensors in, files of a folder out.
+
+The folder is the knob `trace_dir`. Reading a knob takes longer than a small call, so it is read
+when a kernel is loaded: `kernel` gives what to log its calls under, or None if nothing is traced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from turbine import config
+from turbine.runtime import libraries
+from turbine.runtime.entries import type_text
+
+log = logging.getLogger(__name__)
+
+CALLS = "calls.jsonl"  # a line for each call, of every process
+IR, BINARY, TENSOR = ".mlir", ".vmfb", ".npy"
+
+TensorCallback = Callable[[str, Any], None]
+
+
+def folder() -> Path | None:
+    """Where traces go, None if nowhere; takes a while, so do not ask at every call."""
+    knobs = config.current()
+    found = knobs.trace_dir or _old_flag(knobs.debug)
+    return None if found is None else found.absolute()
+
+
+def kernel(name: str, ir: Callable[[], str] | None, binary: bytes | memoryview) -> Path | None:
+    """Keep a kernel's IR and code; gives what to log its calls under, None if nothing is traced.
+
+    A name that another kernel has gets a part of the code's checksum behind it. `ir` is asked for
+    only if it is written.
+
+    >>> from turbine import config
+    >>> from turbine.runtime import tracing
+    >>> with config.override(trace_dir="trace"):  # doctest: +SKIP
+    ...     label = tracing.kernel("scale", lambda: "module {}", b"code")
+    >>> tracing.call(label, [2.5], milliseconds=0.1)  # doctest: +SKIP
+    """
+    into = folder()
+    if into is None:
+        return None
+    label = into / _NOT_IN_FILES.sub("_", name)
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        label = _settled(label, bytes(binary))
+        if ir is not None:
+            _with_suffix(label, IR).write_text(ir())
+    except OSError as error:
+        log.warning("cannot trace %s: %s", label, error)
+    return label
+
+
+def call(label: Path, args: Iterable[Any], milliseconds: float) -> None:
+    """Add a line to the log: the kernel, what it was given, and how long it took."""
+    row = {
+        "kernel": label.name,
+        "args": [_described(argument) for argument in args],
+        "ms": round(milliseconds, 6),
+        "time": time.time(),
+        "process": os.getpid(),
+    }
+    try:
+        # One write to a file opened for appending lands in one piece, whoever else is writing.
+        with (label.parent / CALLS).open("ab", buffering=0) as file:
+            file.write(json.dumps(row).encode() + b"\n")
+    except OSError as error:
+        log.warning("cannot trace a call of %s: %s", label, error)
+
+
+def trace_tensor(key: str, tensor: Any) -> None:
+    """Show a tensor to the callback; the default one writes KEY.npy into the trace folder."""
+    _tensor_callback(key, tensor)
+
+
+def set_tensor_callback(callback: TensorCallback | None) -> TensorCallback:
+    """Send traced tensors elsewhere, None for the default; gives the callback there was."""
+    global _tensor_callback
+    before, _tensor_callback = _tensor_callback, callback or keep_tensor
+    return before
+
+
+def tensor_callback() -> TensorCallback:
+    """Where traced tensors go."""
+    return _tensor_callback
+
+
+def keep_tensor(key: str, tensor: Any) -> None:
+    """Write a tensor to KEY.npy, KEY-1.npy ... in the trace folder; without one, log it."""
+    into = folder()
+    if into is None:
+        log.info("%s: %s", key, tensor)
+        return
+    into.mkdir(parents=True, exist_ok=True)
+    stem = into / _NOT_IN_FILES.sub("_", key)
+    with _unused(stem, TENSOR).open("wb") as file:
+        library = libraries.of(tensor)
+        numpy.save(file, tensor if library is None else library.to_numpy(tensor))
+
+
+class RuntimeTracer:
+    """The functions above as scripts for iree-turbine call them; messages go to the logger."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is traced."""
+        return folder() is not None
+
+    def save_jit_kernel_artifacts(
+        self, *, cache_key: str, module_asm: bytes, binary: bytes | memoryview
+    ) -> str:
+        """Keep the IR and code of a kernel; gives the name it is kept under."""
+        label = kernel(cache_key, module_asm.decode, binary)
+        return cache_key if label is None else label.name
+
+    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Say something."""
+        log.info(msg, *args, **kwargs)
+
+    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Say that something went wrong."""
+        log.error(msg, *args, **kwargs)
+
+    def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Say that something went wrong, and how it came to that."""
+        log.exception(msg, *args, **kwargs)
+
+    def log_structured(self, *, tag: str, msg: str, columns: Sequence[Any]) -> None:
+        """Say something that has columns."""
+        log.info("%s\n::%s\t%s", msg, tag, "\t".join(map(str, columns)))
+
+
+class DirectoryTracer(RuntimeTracer):
+    """A tracer that chooses the folder for the whole process."""
+
+    def __init__(self, dir: str | Path) -> None:
+        config.set(trace_dir=dir)
+
+
+tracer = RuntimeTracer()
+_tensor_callback: TensorCallback = keep_tensor
+_NOT_IN_FILES = re.compile(r"[^\w.$=,+-]")
+_OLD_FLAG = re.compile(r"(?:^|,)\s*runtime_trace_dir=([^,]+)")
+
+
+def _old_flag(debug: str) -> Path | None:
+    found = _OLD_FLAG.search(debug)
+    return None if found is None else Path(found[1]).expanduser()
+
+
+def _settled(label: Path, binary: bytes) -> Path:
+    """Write the code under the label, or where other code has that name, under one of its own."""
+    path = _with_suffix(label, BINARY)
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent) as file:
+            file.write(binary)
+            file.flush()
+            os.link(file.name, path)
+        return label
+    except FileExistsError:
+        if path.read_bytes() == binary:
+            return label
+    own = label.with_name(f"{label.name}-{hashlib.sha256(binary).hexdigest()[:8]}")
+    _with_suffix(own, BINARY).write_bytes(binary)
+    return own
+
+
+def _unused(stem: Path, suffix: str) -> Path:
+    """A new, empty file; another process that wants the name gets the next one."""
+    number = 0
+    while True:
+        path = _with_suffix(stem, f"-{number}{suffix}" if number else suffix)
+        try:
+            path.touch(exist_ok=False)
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def _with_suffix(stem: Path, suffix: str) -> Path:
+    # Names may have dots of their own, which Path.with_suffix would take for a suffix.
+    return stem.with_name(stem.name + suffix)
+
+
+def _described(value: Any) -> str:
+    """A tensor as "float32[2, 3]", anything else by its type."""
+    if libraries.of(value) is None:
+        return type(value).__name__
+    return type_text(str(value.dtype).removeprefix("torch."), value.shape)

@@ -1,0 +1,218 @@
+"""Call a function that came without a signature: what can be checked is, dtypes follow results."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from numbers import Integral, Real
+from types import ModuleType
+from typing import Any
+
+import iree.runtime as iree
+
+from turbine import dtypes, errors
+from turbine.dtypes import Dtype
+from turbine.runtime import libraries, numpy_buffers
+from turbine.runtime.calling import overlaps
+from turbine.runtime.convention import BITS_OF_INT, FLOATS, REF, Convention
+from turbine.runtime.executable import EntryPoint
+from turbine.runtime.numpy_buffers import Span
+
+_VIEW = iree.HalBufferView
+
+
+class UntypedCall:
+    """Calls one function with tensors, arrays and numbers.
+
+    Results that may be the memory of a weight are copied: `keeps_weights` says if there are any.
+    """
+
+    def __init__(self, entry: EntryPoint, convention: Convention, *, keeps_weights: bool) -> None:
+        self.entry = entry
+        self.convention = convention
+        self.keeps_weights = keeps_weights
+        self.fencing = threading.Lock()
+
+    def __call__(self, args: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """The results; a tensor among them is the output given for it, if any are given."""
+        places = self.convention.places_of(args, outputs)
+        device = self.entry.device()
+        taken: list[Span] = []
+        positions = range(len(self.convention.arguments))
+        plain = [n for n in positions if n not in places]
+        made = {n: self._argument(device, n, args[k], taken) for k, n in enumerate(plain)}
+        storage = {k: self._storage(device, n, outputs[k], taken) for n, k in places.items()}
+        for n, k in places.items():
+            made[n] = storage[k][0]
+        results = self._invoke(device, [made[n] for n in positions])
+        values = self._values(device, results, [*args, *outputs], taken)
+        if not outputs:
+            return values
+        copies = {k: copy for k, (_, copy) in storage.items()}
+        return _written(values, outputs, copies)
+
+    def _argument(self, device: Any, position: int, value: Any, taken: list[Span]) -> Any:
+        letter = self.convention.arguments[position]
+        if letter != REF:
+            return _number(letter, position, value)
+        library = libraries.of(value)
+        if library is None:
+            raise _refusal(position, f"is a {type(value).__name__}, expected a tensor")
+        return self._view(device, position, value, library, taken)
+
+    def _view(
+        self, device: Any, position: int, value: Any, library: ModuleType, taken: list[Span]
+    ) -> Any:
+        row = library.dtype_of(value)
+        expected = self.convention.types.get(position)
+        reason = expected.problem(row, value.shape) if expected is not None else None
+        view = library.to_view(device, value, row, taken) if reason is None else None
+        if view is None:
+            raise _refusal(position, reason or library.problem(value, row))
+        return view
+
+    def _storage(
+        self, device: Any, position: int, output: Any, taken: list[Span]
+    ) -> tuple[Any, Any]:
+        """A view for a result to be written to, and what it is of if not of the output itself."""
+        library = _library_of_output(output)
+        shared: list[Span] = []
+        view = self._view(device, position, output, library, shared)
+        # An argument that is written while it is read would change what is read.
+        if shared and not overlaps(shared[0], taken):
+            return view, None
+        copy = library.plain_copy(output)
+        return self._view(device, position, copy, library, []), copy
+
+    def _invoke(self, device: Any, values: Sequence[Any]) -> Any:
+        arguments = iree.VmVariantList(len(values))
+        for letter, value in zip(self.convention.arguments, values, strict=True):
+            _PUSH[letter](arguments, value)
+        try:
+            if self.convention.fenced:
+                return self._invoke_fenced(device, arguments)
+            return self.entry.invoke(arguments, len(self.convention.results))
+        except errors.RunError as error:
+            refused = _REFUSED.search(error.fact)
+            if refused is None:
+                raise
+            raise errors.ArgumentError(
+                f"{self.convention.name} refuses its arguments: {refused[1]}", hint=error.hint
+            ) from error
+
+    def _invoke_fenced(self, device: Any, arguments: Any) -> Any:
+        """Call a function that returns before its work is done, and wait for that."""
+        with self.fencing:
+            done = push_fences(device, arguments)
+            results = self.entry.invoke(arguments, len(self.convention.results))
+            try:
+                done.wait()
+            except (RuntimeError, ValueError) as error:
+                raise errors.RunError(f"the compiled program failed: {error}") from error
+        return results
+
+    def _values(
+        self, device: Any, results: Any, given: Sequence[Any], taken: list[Span]
+    ) -> list[Any]:
+        library = _library_for(given)
+        values = []
+        for index, letter in enumerate(self.convention.results):
+            if letter != REF:
+                values.append(results.get_variant(index))
+                continue
+            view = results.get_as_object(index, _VIEW)
+            value = library.from_view(device, view, _row(view))
+            span = library.span(value)
+            # IREE may hand back an argument's memory, a weight's, or one buffer twice.
+            if self.keeps_weights or overlaps(span, taken):
+                value = library.copy(value)
+            taken.append(span)
+            values.append(value)
+        return values
+
+
+def push_fences(device: Any, arguments: Any) -> Any:
+    """Add the fences of a function that takes them; gives the one to wait for."""
+    timeline = device.create_semaphore(0)
+    done = iree.HalFence.create_at(timeline, 1)
+    arguments.push_ref(iree.HalFence.create_at(timeline, 0))
+    arguments.push_ref(done)
+    return done
+
+
+_PUSH: dict[str, Any] = {
+    REF: lambda arguments, value: arguments.push_ref(value),
+    **dict.fromkeys(BITS_OF_INT, lambda arguments, value: arguments.push_int(value)),
+    **dict.fromkeys(FLOATS, lambda arguments, value: arguments.push_float(value)),
+}
+# What IREE says of a tensor that is not of the type a function was compiled for.
+_REFUSED = re.compile(r"INVALID_ARGUMENT; ((?:input\d+|tensor) .*? mismatch.*?)(?:; while|$)")
+# Integers without a sign count as signed ones.
+_SIGNLESS = {row.hal & 0xF0FFFFFF: row for row in dtypes.TABLE if row.kind == "int"}
+_ROWS = {**_SIGNLESS, **{row.hal: row for row in dtypes.TABLE}}
+
+
+def _row(view: Any) -> Dtype:
+    code = int(view.element_type)
+    if code not in _ROWS:
+        raise errors.UnsupportedDtype(f"a result is of IREE's element type {code:#x}")
+    return _ROWS[code]
+
+
+def _number(letter: str, position: int, value: Any) -> int | float:
+    if letter in FLOATS:
+        if isinstance(value, Real):
+            return float(value)
+        raise _refusal(position, f"is a {type(value).__name__}, expected a float")
+    if not isinstance(value, Integral):
+        raise _refusal(position, f"is a {type(value).__name__}, expected an int")
+    limit = 2 ** (BITS_OF_INT[letter] - 1)
+    if not -limit <= value < limit:
+        raise _refusal(position, f"is {value}, expected an int of {BITS_OF_INT[letter]} bits")
+    return int(value)
+
+
+def _refusal(position: int, reason: str) -> errors.ArgumentError:
+    return errors.ArgumentError(f"argument {position} {reason}")
+
+
+def _library_of_output(output: Any) -> ModuleType:
+    library = libraries.of(output)
+    if library is None:
+        raise errors.ArgumentError(f"an output is a {type(output).__name__}, expected a tensor")
+    if not library.is_writable(output):
+        raise errors.ArgumentError("an output cannot be written to")
+    return library
+
+
+def _library_for(given: Sequence[Any]) -> ModuleType:
+    """The library to make results with; torch wins over numpy where a call has both."""
+    found = {library for value in given if (library := libraries.of(value)) is not None}
+    return next(iter(found - {numpy_buffers}), numpy_buffers) if found else libraries.default()
+
+
+def _written(values: list[Any], outputs: Sequence[Any], copies: dict[int, Any]) -> list[Any]:
+    """Put results into the outputs where they are not there yet; gives results with outputs."""
+    tensors = [n for n, value in enumerate(values) if libraries.of(value) is not None]
+    if not tensors:
+        for k, copy in copies.items():
+            if copy is not None:
+                _library_of_output(outputs[k]).write(outputs[k], copy)
+        return [*values, *outputs]
+    for n, output in zip(tensors, outputs, strict=True):
+        _write(output, values[n])
+        values[n] = output
+    return values
+
+
+def _write(output: Any, value: Any) -> None:
+    library = _library_of_output(output)
+    made_by = _library_for([value])
+    wanted, row = library.dtype_of(output), made_by.dtype_of(value)
+    if tuple(output.shape) != tuple(value.shape) or wanted.mlir != row.mlir:
+        raise errors.ArgumentError(
+            f"an output is {wanted.name}{[*output.shape]}, the result {row.name}{[*value.shape]}"
+        )
+    if library is not made_by or library.span(output) != library.span(value):
+        library.write(output, value)
