@@ -82,6 +82,9 @@ class DeclaredOp(ABC):
         # PyTorch remembers schemas by name, and would take the next op's for this one's.
         _SCHEMA_TO_SIGNATURE_CACHE.pop((self.schema.qualified, ""), None)
         self.library._destroy()
+        # Once the library is garbage, PyTorch would take these back again, from the next op.
+        self.library._op_defs.clear()
+        self.library._op_impls.clear()
 
     @property
     @abstractmethod
@@ -153,7 +156,7 @@ class PureOp(DeclaredOp):
 
     def _implement(self) -> None:
         name, library = self.schema.name, self.library
-        self.launcher = Launcher(self.schema, self.op, self.static, instead=self._meaning)
+        self.launcher = Launcher(self.schema, self.op, self.static, instead=self._expanded)
         # Calls to repeat without the layers below: at the dispatcher's autograd, and before it.
         self.repeat: Repeat | None = None
         self.direct: Repeat | None = None
@@ -229,7 +232,7 @@ class PureOp(DeclaredOp):
         """On devices that are not CPUs, PyTorch runs the function if it is written for that."""
         filled = self.schema.filled(args, keywords)
         if self.has_meaning:
-            return self._meaning(*filled)
+            return self._expanded(*filled)
         devices = {str(t.device) for t in torch_pytree.tree_leaves(filled) if _is_tensor(t)}
         raise errors.CustomOpError(
             f"{self.schema.qualified} was called with tensors on {', '.join(sorted(devices))}",
@@ -244,7 +247,7 @@ class PureOp(DeclaredOp):
                 return result
         if self.has_meaning and torch._C._functorch.maybe_current_level() is not None:
             # torch.func's transforms do not take ops with gradients of their own.
-            return self._meaning(*self.schema.filled(args, keywords))
+            return self._expanded(*args, **keywords)
         results = self.autograd(keyset, *args, **keywords)
         self.repeat = None if keywords else self._repeat_of(args)
         return results

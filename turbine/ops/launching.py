@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ from turbine.ops import specializing
 from turbine.ops.repeating import Repeat
 from turbine.ops.schema import Schema
 from turbine.ops.specializing import Leaf, Static, Traced
-from turbine.runtime import device
+from turbine.runtime import device, tracing
 from turbine.runtime.executable import Executable, aligned
 from turbine.runtime.tensor_calling import TensorCall
 from turbine.signature import Slot
@@ -42,17 +44,29 @@ class Kernel:
 
     traced: Traced
     call: TensorCall | Function
+    label: Path | None = None  # what calls are logged under, if they are
 
     def __call__(self, args: Sequence[Any], values: Sequence[Leaf]) -> Any:
         """The results, nested as the op gives them."""
         if not isinstance(self.call, TensorCall):
             return self.call(*args)
-        computed = iter(self.call([leaf.value for leaf in values if leaf.is_passed]))
+        passed = [leaf.value for leaf in values if leaf.is_passed]
+        started = time.perf_counter()
+        computed = iter(self.call(passed))
+        if self.label is not None:
+            tracing.call(self.label, passed, 1e3 * (time.perf_counter() - started))
         fixed, places = self.traced.fixed, range(self.traced.tree.num_leaves)
         leaves = [fixed[place] if place in fixed else next(computed) for place in places]
         for place in self.traced.truths:
             leaves[place] = bool(leaves[place])
         return torch_pytree.tree_unflatten(leaves, self.traced.tree)
+
+    @property
+    def repeatable(self) -> TensorCall | None:
+        """The compiled code, if its results are all that a call is about."""
+        if not isinstance(self.call, TensorCall) or self.traced.fixed or self.label is not None:
+            return None
+        return self.call
 
 
 @dataclass
@@ -90,8 +104,8 @@ class Launcher:
             with self.lock:
                 kernel = self._known(key, sizes) or self._made(key, args, values)
         results = kernel(args, values)
-        if isinstance(kernel.call, TensorCall) and not kernel.traced.fixed:
-            self.repeat = Repeat.of(self.schema, kernel.call, given, keywords)
+        if kernel.repeatable is not None:
+            self.repeat = Repeat.of(self.schema, kernel.repeatable, given, keywords)
         return results
 
     def _known(self, key: Hashable, sizes: Sequence[int]) -> Kernel | None:
@@ -102,7 +116,7 @@ class Launcher:
 
     def _made(self, key: Hashable, args: Sequence[Any], values: Sequence[Leaf]) -> Kernel:
         traced = self._traced(args, values)
-        kernel = Kernel(traced, self._compiled(traced))
+        kernel = self._kernel(traced)
         if self.instead is None:
             self._check_sizes(args, kernel(args, values))
         self.kernels.setdefault(key, []).append(kernel)
@@ -119,32 +133,33 @@ class Launcher:
             reason = f"{type(error).__name__}: {error}".strip()
             raise errors.CustomOpError(f"{name}: tracing it failed: {reason}") from error
 
-    def _compiled(self, traced: Traced) -> TensorCall | Function:
+    def _kernel(self, traced: Traced) -> Kernel:
         if self.instead is None:
-            return self._loaded(traced)
+            return self._compiled(traced)
         drawing = [str(n.target) for n in traced.graph.graph.nodes if draws(n.target)]
         if drawing:
-            return self._in_pytorch(f"{drawing[0]} draws random numbers")
+            return self._in_pytorch(traced, f"{drawing[0]} draws random numbers")
         try:
-            return self._loaded(traced)
+            return self._compiled(traced)
         except (errors.CompileError, errors.UnsupportedOp) as error:
-            return self._in_pytorch(str(error))
+            return self._in_pytorch(traced, str(error))
 
-    def _in_pytorch(self, reason: str) -> Function:
+    def _in_pytorch(self, traced: Traced, reason: str) -> Kernel:
         assert self.instead is not None
         log.warning("%s runs in PyTorch: %s", self.schema.qualified, reason)
-        return self.instead
+        return Kernel(traced, self.instead)
 
-    def _loaded(self, traced: Traced) -> TensorCall:
+    def _compiled(self, traced: Traced) -> Kernel:
         module, inputs, results = self._lowered(traced)
         target = targets.parse(config.current().target)
-        fingerprint = mlir_context.fingerprint(module)
         compiled = pipeline.compile_ir(
-            mlir_context.to_bytecode(module), target, fingerprint=fingerprint
+            mlir_context.to_bytecode(module), target, fingerprint=mlir_context.fingerprint(module)
         )
+        text = partial(mlir_context.to_text, module)
+        label = tracing.kernel(self.schema.qualified.replace("::", "."), text, compiled.data)
         driver = device.driver_for(target, work.mflop(traced.graph.graph))
         entry = Executable(aligned(compiled.data), driver, list).entry(DEFAULT_NAME)
-        return TensorCall(entry, inputs, results)
+        return Kernel(traced, TensorCall(entry, inputs, results), label)
 
     def _lowered(self, traced: Traced) -> tuple[Module, list[Slot], list[Slot]]:
         graph, inputs, results = flattened(traced.graph)
