@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ from iree.compiler.dialects import arith
 from torch import Tensor
 
 import turbine
+from tests.forked import in_child
 from tests.models import Fn, assert_alike
 from turbine import errors, ops
 from turbine.capture import declared_ops
+from turbine.cli.main import main
 from turbine.ops.declaring import DECLARED
 
 ROUNDING = 2e-6
@@ -371,6 +375,30 @@ def test_a_text_is_the_op_in_every_form() -> None:
     torch.testing.assert_close(twice.compile()(X, Y), X + Y + Y)
 
 
+INSERT = """
+func.func @insert(%x: tensor<?xf32>, %y: tensor<?xf32>) -> tensor<?xf32> {
+  %zero = arith.constant 0 : index
+  %size = tensor.dim %y, %zero : tensor<?xf32>
+  %new = tensor.insert_slice %y into %x[0] [%size] [1] : tensor<?xf32> into tensor<?xf32>
+  return %new : tensor<?xf32>
+}
+"""
+
+
+def test_an_emission_cannot_change_what_the_caller_passed() -> None:
+    op = declare("insert(Tensor x, Tensor y) -> Tensor", lambda x, y: torch.empty_like(x))
+    op.register_template(INSERT)
+    forms: list[Any] = [
+        op.op,
+        torch.compile(op.op, backend="turbine", fullgraph=True),
+        turbine.aot.export(Fn(op.op), args=(torch.zeros(6), torch.ones(2))).compile(),
+    ]
+    for form in forms:
+        x = torch.zeros(6)
+        assert form(x, torch.ones(2)).tolist() == [1, 1, 0, 0, 0, 0]
+        assert x.tolist() == [0] * 6
+
+
 @pytest.mark.parametrize("engine", ["format", "jinja"])
 def test_blanks_are_types_and_numbers(engine: str) -> None:
     op = fill_op()
@@ -425,6 +453,27 @@ def test_calls_from_four_threads_give_their_own_results() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_a_child_process_calls_an_op_that_its_parent_called() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x * 2)
+    op(X)
+    assert in_child(lambda: str(torch.equal(op(X), X * 2))) == "True"
+
+
+# Seeing it
+
+
+def test_kernels_and_calls_are_traced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with turbine.config.override(trace_dir=tmp_path):
+        op = declare("f(Tensor x) -> Tensor", lambda x: x * 2)
+        for rows in (2, 2, 3):
+            op(X[:rows])
+    assert "func.func @main" in (tmp_path / "test.f.mlir").read_text()
+    assert main(["trace", str(tmp_path), "--json"]) == 0
+    (kernel,) = json.loads(capsys.readouterr().out)["kernels"]
+    assert (kernel["name"], kernel["calls"]) == ("test.f", 3)
+    assert kernel["shapes"] == {"float32[2, 4]": 2, "float32[3, 4]": 1}
 
 
 # Bad input

@@ -48,6 +48,7 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
         "moving_over",
         "compiled_module",
         "runtime",
+        "custom_ops",
     ],
 )
 def test_the_code_of_a_page_runs(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from examples import dynamic_batch, no_torch, quickstart
+from examples import custom_op, dynamic_batch, no_torch, quickstart
 from turbine import errors
 
 pytestmark = pytest.mark.run
@@ -37,6 +37,11 @@ def test_quickstart_fails_when_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "argv", ["quickstart.py", "--tiny"])
     monkeypatch.setattr(quickstart, "run", lambda name, *_: quickstart.Row(name, 1e-3, 1, 1, 1))
     assert quickstart.main() == 1
+
+
+def test_a_custom_op_is_the_same_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+    assert custom_op.main() == 0
+    assert capsys.readouterr().out.count("same as PyTorch") == 4
 
 
 def test_dynamic_batch_takes_every_size_in_range(capsys: pytest.CaptureFixture[str]) -> None:

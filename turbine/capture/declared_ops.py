@@ -14,6 +14,14 @@ MEANINGS: dict[Any, Callable[..., Any]] = {}
 # An op's name -> the rule that builds its IR; `turbine.lower.emission` says what a rule is.
 EMITTED: dict[str, Callable[..., Any]] = {}
 
+# Of these, the ones whose IR is known not to change an operand, as `tensor.insert_slice` may.
+KEEP_OPERANDS: set[str] = set()
+
+
+def may_overwrite(name: str) -> bool:
+    """Whether compiled code for an op could change its arguments."""
+    return name in EMITTED and name not in KEEP_OPERANDS
+
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """What ops mean, for graphs: a function may write to what it has made, they do not."""

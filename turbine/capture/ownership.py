@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.declared_ops import may_overwrite
 from turbine.capture.sizes import expression
 
 aten = torch.ops.aten
@@ -37,11 +38,22 @@ def keep_arguments(graph: fx.Graph, arguments: Iterable[str]) -> None:
     """Give every op that works in place a copy, if it could be given one of these placeholders."""
     names = set(arguments)
     for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in IN_PLACE:
-            operand = node.args[0]
+        for operand in _at_risk(node):
             if _may_be(operand, names):
                 with graph.inserting_before(node):
-                    node.args = (_copied(graph, node, operand), *node.args[1:])
+                    node.replace_input_with(operand, _copied(graph, node, operand))
+
+
+def _at_risk(node: fx.Node) -> list[fx.Node]:
+    """The operands in whose memory a node's result may be made."""
+    if node.op != "call_function":
+        return []
+    if node.target in IN_PLACE:
+        return [node.args[0]]  # type: ignore[list-item]
+    if not isinstance(node.target, torch._ops.OpOverload) or not may_overwrite(node.target.name()):
+        return []
+    operands = node.all_input_nodes
+    return [one for one in operands if isinstance(one.meta.get("val"), torch.Tensor)]
 
 
 def _may_be(node: fx.Node, names: set[str]) -> bool:

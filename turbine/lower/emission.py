@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from turbine.capture.declared_ops import EMITTED
+from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS
 from turbine.mlir import grouped_product
 from turbine.mlir.grouped_product import Call, Packed
 from turbine.mlir.ir import Location, Module, Type, Value
@@ -48,6 +48,7 @@ def emit_grouped_rows(site: Site) -> Value:
 
 EMITTED["turbine::grouped_product"] = emit_grouped_product
 EMITTED["turbine::grouped_rows"] = emit_grouped_rows
+KEEP_OPERANDS.update(EMITTED)
 
 
 def _call(site: Site) -> Call:

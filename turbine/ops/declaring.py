@@ -15,7 +15,7 @@ from torch.fx.operator_schemas import _SCHEMA_TO_SIGNATURE_CACHE
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
-from turbine.capture.declared_ops import EMITTED, MEANINGS
+from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS
 from turbine.mlir import context as mlir_context
 from turbine.ops import emitting, gradients, schema, templates
 from turbine.ops.launching import Launcher
@@ -95,12 +95,18 @@ class DeclaredOp(ABC):
     def _implement(self) -> None:
         """Give the op its kernels."""
 
-    def register_emission(self, emit: emitting.Emit) -> emitting.Emit:
+    def register_emission(
+        self, emit: emitting.Emit, *, keeps_operands: bool = False
+    ) -> emitting.Emit:
         """Give the op IR of its own: `emit(builder, *arguments)` gives its values.
 
-        Of an op that writes, it gives the new values of what is written after the results.
+        Of an op that writes, it gives the new values of what is written after the results. IREE
+        may let some IR, such as `tensor.insert_slice`, change its operand, so tensors of the
+        caller's are copied first, unless the IR is known to be none of that.
         """
         self.core.emit_by(emit)
+        if keeps_operands:
+            KEEP_OPERANDS.add(self.core.schema.qualified)
         return emit
 
     def register_template(
@@ -207,6 +213,7 @@ class PureOp(DeclaredOp):
     def forget(self) -> None:
         """Take back what stands for the op in compiled code."""
         EMITTED.pop(self.schema.qualified, None)
+        KEEP_OPERANDS.discard(self.schema.qualified)
         MEANINGS.pop(self.op, None)
 
     def _meaning(self, *args: Any) -> Any:
