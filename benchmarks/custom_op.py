@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from timing import Call, round_robin, warn_if_busy
@@ -57,15 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         over = 1e6 * (timing.best - base.best)
         print(f"{name:36}{1e6 * timing.median:8.1f}{1e6 * timing.best:8.1f}{over:16.1f}")
     print(f"{'goal':36}{'':16}{GOAL_US:16.1f}")
-    print(_peer())
     return 0
-
-
-def _peer() -> str:
-    try:
-        return f"iree-turbine {version('iree-turbine')} is installed; its names lead here, so run "
-    except PackageNotFoundError:
-        return "iree-turbine is not installed: no figure of it"
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ def test_a_path_that_leads_nowhere_is_refused(uri: str) -> None:
 def test_a_driver_without_hardware_is_refused(driver: str) -> None:
     try:
         devices.driver(driver).query_available_devices()
-    except errors.DeviceError:
+    # The library may be there, and find no hardware.
+    except (errors.DeviceError, RuntimeError):
         with pytest.raises(errors.DeviceError, match=f"'{driver}' has no device here"):
             Device(f"{driver}://0")
     else:
