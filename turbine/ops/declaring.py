@@ -32,7 +32,8 @@ def custom_op(text: str, *, static: Static | None = None) -> Callable[[Function]
     Written with PyTorch's ops, the function is compiled, and gradients are derived from it. Where
     the op has an emission of its own (`register_emission`, `register_template`), the function is
     the shape rule: it is run on tensors without data. `static` names axes whose sizes are part of
-    the code, `{"x": [1], "weight": True}`; code serves any size of the others.
+    the code, `{"x": [1], "weight": True}`, or is called with a call's arguments to say so; code
+    serves any size of the others.
 
     >>> import torch, turbine.ops
     >>> @turbine.ops.custom_op("docs::scaled_add(Tensor x, Tensor y, float alpha=1.0) -> Tensor")
@@ -288,7 +289,7 @@ def _check(parsed: Schema, function: Function, static: Static) -> None:
             f"{name} exists already", hint=hint if name in DECLARED else "choose another name"
         )
     names = [argument.name for argument in parsed.arguments]
-    for wrong in sorted(set(static) - set(names)):
+    for wrong in sorted(set() if callable(static) else set(static) - set(names)):
         raise errors.CustomOpError(f"{name}: static: {errors.unknown('argument', wrong, names)}")
     try:
         parsed.call(inspect.signature(function).bind, names)
