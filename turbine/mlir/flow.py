@@ -26,7 +26,7 @@ def cast(value: Value, to: Type, location: Location) -> Value:
 
 def agree(one: Type, other: Type) -> bool:
     """Whether values of both types may be one tensor, of which more or less is known."""
-    if not RankedTensorType.isinstance(one) or not RankedTensorType.isinstance(other):
+    if not isinstance(one, RankedTensorType) or not isinstance(other, RankedTensorType):
         return False
     a, b = RankedTensorType(one), RankedTensorType(other)
     if a.rank != b.rank or a.element_type != b.element_type:
