@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,14 +27,17 @@ Function = Callable[..., Any]
 DECLARED: dict[str, DeclaredOp] = {}
 
 
-def custom_op(text: str, *, static: Static | None = None) -> Callable[[Function], DeclaredOp]:
+def custom_op(
+    text: str, *, static: Static | None = None, leave: Collection[str] = ()
+) -> Callable[[Function], DeclaredOp]:
     """Declare an op by its schema; the function below it says what it means.
 
     Written with PyTorch's ops, the function is compiled, and gradients are derived from it. Where
     the op has an emission of its own (`register_emission`, `register_template`), the function is
     the shape rule: it is run on tensors without data. `static` names axes whose sizes are part of
     the code, `{"x": [1], "weight": True}`, or is called with a call's arguments to say so; code
-    serves any size of the others.
+    serves any size of the others. `leave` names kernels that the caller registers with
+    torch.library, "Meta" and "CPU".
 
     >>> import torch, turbine.ops
     >>> @turbine.ops.custom_op("docs::scaled_add(Tensor x, Tensor y, float alpha=1.0) -> Tensor")
@@ -47,7 +51,7 @@ def custom_op(text: str, *, static: Static | None = None) -> Callable[[Function]
 
     def declare(function: Function) -> DeclaredOp:
         kind = WritingOp if parsed.written else PureOp
-        return kind(parsed, function, static or {})
+        return kind(parsed, function, static or {}, leave)
 
     return declare
 
@@ -57,11 +61,14 @@ class DeclaredOp(ABC):
 
     op: Any = None
 
-    def __init__(self, parsed: Schema, function: Function, static: Static) -> None:
+    def __init__(
+        self, parsed: Schema, function: Function, static: Static, leave: Collection[str] = ()
+    ) -> None:
         _check(parsed, function, static)
         self.schema = parsed
         self.function = function
         self.static = static
+        self.leave = leave
         self.library = torch.library.Library(parsed.namespace, "FRAGMENT")
         try:
             self.library.define(parsed.text, tags=(torch.Tag.pt2_compliant_tag,))
@@ -93,6 +100,10 @@ class DeclaredOp(ABC):
         """
 
     @abstractmethod
+    def register_eager(self, execute: Function) -> Function:
+        """Let a function take calls on tensors; for NotImplemented the op's code is run."""
+
+    @abstractmethod
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
     ) -> None:
@@ -117,13 +128,16 @@ class PureOp(DeclaredOp):
         self.repeat: Repeat | None = None
         self.direct: Repeat | None = None
         self.has_meaning = True
+        self.eager: Function | None = None
         MEANINGS[self.op] = self._expanded
         backward, setup_context = gradients.derived(self.schema, self._meaning)
         self.register_autograd(backward, setup_context=setup_context)
         self.register_vmap(gradients.loop(self.op))
-        torch.library.register_fake(self.schema.qualified, self._shaped, lib=library)
-        library.impl(name, self._launch, "CPU")
-        library.impl(name, self._elsewhere, "CompositeExplicitAutograd")
+        if "Meta" not in self.leave:
+            torch.library.register_fake(self.schema.qualified, self._shaped, lib=library)
+        if "CPU" not in self.leave:
+            library.impl(name, self._launch, "CPU")
+            library.impl(name, self._elsewhere, "CompositeExplicitAutograd")
         library.impl(name, self._differentiable, "Autograd", with_keyset=True)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -146,6 +160,11 @@ class PureOp(DeclaredOp):
         self.launcher = Launcher(self.schema, self.op, self.static)
         self.register_autograd(self._no_gradient)
         return emit
+
+    def register_eager(self, execute: Function) -> Function:
+        self.eager = execute
+        self.repeat = self.direct = None
+        return execute
 
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
@@ -191,11 +210,27 @@ class PureOp(DeclaredOp):
         return dispatch_functionalize(of_tensors)(*[leaves[place] for place in places])
 
     def _launch(self, *args: Any, **keywords: Any) -> Any:
-        return self.launcher(*args, **keywords)
+        if self.eager is None:
+            return self.launcher(*args, **keywords)
+        results = self._executed(self.eager, self.schema.filled(args, keywords))
+        return self.launcher(*args, **keywords) if results is NotImplemented else results
+
+    def _executed(self, eager: Function, filled: Sequence[Any]) -> Any:
+        """What the function for tensors gives, in memory of its own."""
+        results = self.schema.call(eager, filled)
+        if results is NotImplemented:
+            return results
+        taken = {_address(t) for t in torch_pytree.tree_leaves(list(filled)) if _is_tensor(t)}
+        conforming = self.schema.conforming(results)
+        return torch_pytree.tree_map_only(torch.Tensor, lambda t: _apart(t, taken), conforming)
 
     def _elsewhere(self, *args: Any, **keywords: Any) -> Any:
         """On devices that are not CPUs, PyTorch runs the function if it is written for that."""
         filled = self.schema.filled(args, keywords)
+        if self.eager is not None:
+            results = self._executed(self.eager, filled)
+            if results is not NotImplemented:
+                return results
         if self.has_meaning:
             return self._meaning(*filled)
         devices = {str(t.device) for t in torch_pytree.tree_leaves(filled) if _is_tensor(t)}
@@ -220,7 +255,7 @@ class PureOp(DeclaredOp):
     def _repeat_of(self, args: tuple[Any, ...]) -> Repeat | None:
         """The call that the launcher remembers, if it was this one."""
         below = self.launcher.repeat
-        if below is None or torch._C._any_requires_grad(*args):
+        if below is None or self.eager is not None or torch._C._any_requires_grad(*args):
             return None
         return below.again(args)
 
@@ -234,11 +269,16 @@ class WritingOp(DeclaredOp):
     """An op that writes to arguments: one that gives their new values does the work."""
 
     def _implement(self) -> None:
-        self.pure = PureOp(self.schema.functional(), self._computed, self.static)
+        computed = partial(self._computed, self.function)
+        self.pure = PureOp(self.schema.functional(), computed, self.static)
         self.library.impl(self.schema.name, self._write, "CompositeImplicitAutograd")
 
     def register_emission(self, emit: emitting.Emit) -> emitting.Emit:
         return self.pure.register_emission(emit)
+
+    def register_eager(self, execute: Function) -> Function:
+        self.pure.register_eager(partial(self._computed, execute))
+        return execute
 
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
@@ -261,11 +301,14 @@ class WritingOp(DeclaredOp):
             functional.remove()
         super().remove()
 
-    def _computed(self, *args: Any) -> Any:
-        """The results of the function on copies of what it writes, and those copies."""
+    def _computed(self, function: Function, *args: Any) -> Any:
+        """The results of a function on copies of what it writes, and those copies."""
         pairs = list(zip(self.schema.arguments, args, strict=True))
         own = [_copied(value) if argument.is_written else value for argument, value in pairs]
-        results = self.schema.conforming(self.schema.call(self.function, own))
+        results = self.schema.call(function, own)
+        if results is NotImplemented:
+            return results
+        results = self.schema.conforming(results)
         written = [v for a, v in zip(self.schema.arguments, own, strict=True) if a.is_written]
         values = (*self.schema.as_tuple(results), *written)
         return values[0] if len(values) == 1 else values
@@ -317,6 +360,17 @@ def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
 def _own(result: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """A result in memory of its own, in the order of its axes."""
     if result._is_view() or any(result is one for one in inputs):
+        return result.clone(memory_format=torch.contiguous_format)
+    return result.contiguous()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _apart(result: torch.Tensor, taken: Collection[int]) -> torch.Tensor:
+    """A result in none of the memory that is taken, in the order of its axes."""
+    if _address(result) in taken:
         return result.clone(memory_format=torch.contiguous_format)
     return result.contiguous()
 

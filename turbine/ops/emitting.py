@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -100,11 +101,16 @@ def rule(schema: Schema, emit: Emit) -> Rule:
         except Exception as error:
             raise errors.CustomOpError(
                 f"{schema.qualified}: its emission raised {type(error).__name__}: {error}",
-                where=place(emit),
+                where=_raised_at(error),
             ) from error
         return _checked(schema.qualified, _flat(made), site.results, site.location)
 
     return build
+
+
+def _raised_at(error: Exception) -> str | None:
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return errors.user_place([f"{frame.filename}:{frame.lineno}" for frame in frames])
 
 
 def _sized(value: Any, builder: Builder) -> Any:
