@@ -18,10 +18,12 @@ from turbine import errors
 from turbine.capture.declared_ops import EMITTED, MEANINGS
 from turbine.mlir import context as mlir_context
 from turbine.ops import emitting, gradients, schema
+from turbine.ops.expanding import expansion
 from turbine.ops.launching import Launcher
 from turbine.ops.repeating import Repeat
 from turbine.ops.schema import Schema
 from turbine.ops.specializing import Static
+from turbine.passes import expand_custom_ops
 
 Function = Callable[..., Any]
 DECLARED: dict[str, DeclaredOp] = {}
@@ -157,6 +159,9 @@ class PureOp(DeclaredOp):
         self._forget()
         self.has_meaning = False
         EMITTED[self.schema.qualified] = emitting.rule(self.schema, emit)
+        expand_custom_ops.DECLARED[self.schema.dotted] = expansion(
+            self.schema, self.schema.qualified
+        )
         self.launcher = Launcher(self.schema, self.op, self.static)
         self.register_autograd(self._no_gradient)
         return emit
@@ -184,6 +189,7 @@ class PureOp(DeclaredOp):
 
     def _forget(self) -> None:
         EMITTED.pop(self.schema.qualified, None)
+        expand_custom_ops.DECLARED.pop(self.schema.dotted, None)
         MEANINGS.pop(self.op, None)
 
     def _meaning(self, *args: Any) -> Any:
@@ -274,6 +280,8 @@ class WritingOp(DeclaredOp):
         self.library.impl(self.schema.name, self._write, "CompositeImplicitAutograd")
 
     def register_emission(self, emit: emitting.Emit) -> emitting.Emit:
+        own = expansion(self.schema, self.pure.schema.qualified)
+        expand_custom_ops.DECLARED[self.schema.dotted] = own
         return self.pure.register_emission(emit)
 
     def register_eager(self, execute: Function) -> Function:
@@ -296,14 +304,16 @@ class WritingOp(DeclaredOp):
         return self.pure.check(*self.schema.filled(args, keywords))
 
     def remove(self) -> None:
+        expand_custom_ops.DECLARED.pop(self.schema.dotted, None)
         functional = DECLARED.get(self.schema.functional().qualified)
         if functional is not None:
             functional.remove()
         super().remove()
 
-    def _computed(self, function: Function, *args: Any) -> Any:
+    def _computed(self, function: Function, *args: Any, **keywords: Any) -> Any:
         """The results of a function on copies of what it writes, and those copies."""
-        pairs = list(zip(self.schema.arguments, args, strict=True))
+        filled = self.schema.filled(args, keywords)
+        pairs = list(zip(self.schema.arguments, filled, strict=True))
         own = [_copied(value) if argument.is_written else value for argument, value in pairs]
         results = self.schema.call(function, own)
         if results is NotImplemented:
@@ -315,7 +325,7 @@ class WritingOp(DeclaredOp):
 
     def _write(self, *args: Any, **keywords: Any) -> Any:
         filled = self.schema.filled(args, keywords)
-        values = self.pure.schema.as_tuple(self.pure.op(*filled))
+        values = self.pure.schema.as_tuple(self.schema.call(self.pure.op, filled))
         count = len(self.schema.results)
         pairs = zip(self.schema.arguments, filled, strict=True)
         written = [value for argument, value in pairs if argument.is_written]
