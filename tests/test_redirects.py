@@ -47,6 +47,15 @@ NAMES = {
     "runtime.invoke": "invoke_vm_function",
     "runtime.launch": "Launchable",
     "runtime.tracing": "tracer RuntimeTracer DirectoryTracer",
+    "runtime.op_reg": """
+        CustomOp KernelSelection KernelBuilder FreeFuncKernelBuilder ArgDescriptor AttrArg IntArg
+        TensorArg TensorListArg EmptyOptionalTensorArg def_library impl_helper
+        """,
+    "runtime.op_reg.base": "ALL_CUSTOM_OP_REGS CustomOp KernelSelection TensorArg def_library",
+    "runtime.op_reg.eager": "eager_dispatch",
+    "runtime.op_reg.impl_helper": """
+        TemplateLoader ASMLoader StrFormatTemplateLoader JinjaTemplateLoader call_function
+        """,
     "support.conversions": """
         TORCH_DTYPE_TO_IREE_TYPE TORCH_DTYPE_TO_IREE_TYPE_ASM IREE_TYPE_ASM_TO_TORCH_DTYPE
         TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE
@@ -60,7 +69,7 @@ NAMES = {
         GeneralError UnsupportedTorchDeviceError UnsupportedTypeError ApiSequencingError
         UnknownDTypeError NoCurrentDeviceError MismatchedDeviceSetClearError
         """,
-    "support.ir_imports": "IrType RankedTensorType",
+    "support.ir_imports": "IrType RankedTensorType arith_d builtin_d flow_d linalg_d tensor_d",
     "support.logging": "get_logger aot_logger runtime_logger DefaultFormatter",
     "support.tools": """
         iree_tool_format_cli_input_arg iree_tool_prepare_input_args

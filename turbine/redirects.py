@@ -30,6 +30,7 @@ MOVED = {
     "importers.ir": "turbine.peer.ir",
     "runtime": "turbine.runtime",
     "runtime.invoke": "turbine.peer.invoke",
+    "runtime.op_reg": "turbine.peer.op_reg",
     "support.conversions": "turbine.peer.conversions",
     "support.debugging": "turbine.peer.debugging",
     "support.exceptions": "turbine.peer.exceptions",
@@ -57,8 +58,8 @@ ABSENT = {
     "dynamo.backends.boo": "torch.compile(model, backend='turbine') leaves to PyTorch what it "
     "does not compile",
     "ops": "Turbine has no custom ops of its own yet",
-    "runtime.op_reg": "Turbine has no custom ops of its own yet; turbine.passes.ExpandCustomOps "
-    "puts IR in the place of any op",
+    "runtime.op_reg.compiler": "ops compile on their first call; runtime.op_reg."
+    "FreeFuncKernelBuilder.create_module gives the IR of a kernel",
     "tools": "Turbine has no interpreter of MLIR; iree-compile and iree-run-module execute IR",
 }
 _SHELVES = {old[:at] for old in MOVED for at, letter in enumerate(old) if letter == "."} - {*MOVED}

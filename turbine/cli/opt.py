@@ -25,7 +25,9 @@ def transform_ir(
     rename_parameters: Annotated[Steps, """a JSON object of names, '{"old": "new"}'"""] = (),
     add_metadata: Annotated[Steps, """a function and its facts, '{"main": {"a": "b"}}'"""] = (),
     merge: Annotated[Steps, "another module, and new names for it: other.mlir,old=new"] = (),
-    expand_custom_ops: Annotated[Steps, "a library with a function for each op: lib.mlir"] = (),
+    expand_custom_ops: Annotated[
+        Steps, "a library with a function for each op, lib.mlir, or a program that declares them"
+    ] = (),
     group_quantize: Annotated[Steps, "how to quantize linear layers: bits=4,group-size=32"] = (),
 ) -> int:
     """Transform IR and print it, or write it to a file.

@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import fx
-
 from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS
 from turbine.mlir import grouped_product
 from turbine.mlir.grouped_product import Call, Packed
@@ -16,34 +14,35 @@ from turbine.mlir.ir import Location, Module, Type, Value
 
 @dataclass(frozen=True)
 class Site:
-    """A node to emit at the insertion point, and its arguments by the schema, defaults filled in.
+    """An op to emit at the insertion point, and its arguments by the schema, defaults filled in.
 
     Tensors are builtin tensors and sizes known at run time are numbers of 64 bits; all else is as
-    Python has it. `results` are the types to give, None for what is None.
+    Python has it. `examples` are the arguments as they were traced, tensors without data among
+    them. `results` are the types to give, None for what is None.
     """
 
     module: Module
-    node: fx.Node
     arguments: Sequence[Any]
+    examples: Sequence[Any]
     results: Sequence[Type | None]
     location: Location
     target_kind: str
 
 
-# From a node to its results, builtin values: one, or several in order, those of lists in line.
+# From a site to the op's results, builtin values: one, or several in order, those of lists in line.
 Rule = Callable[[Site], Value | Sequence[Value | None]]
 
 
 def emit_grouped_product(site: Site) -> Value:
     """A product with a packed weight: [rows, columns] in, [rows, outputs] out."""
-    rows, _ = _shape(site.node.args[0])
+    rows, _ = _shape(site.examples[0])
     by_vectors = site.target_kind == "cpu"
-    return grouped_product.product(_call(site), _packed(site.node), rows, by_vectors=by_vectors)
+    return grouped_product.product(_call(site), _packed(site), rows, by_vectors=by_vectors)
 
 
 def emit_grouped_rows(site: Site) -> Value:
     """Rows of a packed weight: indices in, rows out."""
-    return grouped_product.rows(_call(site), _packed(site.node), _shape(site.node.args[0]))
+    return grouped_product.rows(_call(site), _packed(site), _shape(site.examples[0]))
 
 
 EMITTED["turbine::grouped_product"] = emit_grouped_product
@@ -56,12 +55,11 @@ def _call(site: Site) -> Call:
     return Call(site.module, (operand, values, scales), factor, site.location)
 
 
-def _packed(node: fx.Node) -> Packed:
-    arguments: Any = node.args
-    _, values, _, _, columns, bits = arguments
-    outputs, groups, group_bytes = values.meta["val"].shape
+def _packed(site: Site) -> Packed:
+    _, values, _, _, columns, bits = site.examples
+    outputs, groups, group_bytes = values.shape
     return Packed(outputs, columns, groups, group_bytes * 8 // bits, bits)
 
 
-def _shape(node: Any) -> list[int | None]:
-    return [size if isinstance(size, int) else None for size in node.meta["val"].shape]
+def _shape(tensor: Any) -> list[int | None]:
+    return [size if isinstance(size, int) else None for size in tensor.shape]

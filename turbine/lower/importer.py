@@ -253,7 +253,8 @@ class _Body(GraphNodeImporter):
             results = [None if of is None else torch_values.builtin_type(of) for of in declared]
             arguments = [self._argument(value, loc) for value in given]
             module = self.fx_importer.module
-            made = rule(emission.Site(module, node, arguments, results, loc, self.target_kind))
+            examples = list(fx.map_arg(given, lambda one: one.meta["val"]))
+            made = rule(emission.Site(module, arguments, examples, results, loc, self.target_kind))
         values = [made] if isinstance(made, Value) else list(made)
         if not isinstance(node.meta["val"], torch.Tensor):
             self._multi_result_nodes.add(node)

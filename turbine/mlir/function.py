@@ -68,6 +68,23 @@ def call(
     return list(func.CallOp(list(results), callee, list(arguments), loc=location).results)
 
 
+def invoke(callee: Operation, arguments: Sequence[Value], location: Location) -> list[Value]:
+    """Call a function, be it a func.func or a util.func, at the current insertion point."""
+    symbol = FlatSymbolRefAttr.get(symbols.symbol_name(callee))
+    return list(
+        Operation.create(
+            _CALLS[callee.name],
+            results=signature(callee)[1],
+            operands=list(arguments),
+            attributes={"callee": symbol},
+            loc=location,
+        ).results
+    )
+
+
+_CALLS = {"func.func": "func.call", "util.func": "util.call"}
+
+
 def set_module_name(module: Module, name: str) -> None:
     """Name the module; IREE's tools show functions as <module>.<function>."""
     module.operation.attributes["sym_name"] = StringAttr.get(name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from iree.compiler.ir import Location, MLIRError, Operation, StringAttr, Type, Value
 
 from turbine import errors
 from turbine.mlir import function
+from turbine.mlir.matching import operation_of
 
 
 def from_builtin(value: Value, to: Type, location: Location) -> Value:
@@ -94,12 +96,43 @@ def _steps(source: Type, to: Type) -> Iterator[tuple[str, Type]]:
 
 def builtin_type(of: Type) -> Type:
     """The builtin type of a torch tensor or scalar; integers lose their sign."""
-    text = str(of)
-    if text in _SCALARS:
-        return Type.parse(_SCALARS[text][1])
-    if not text.startswith("!torch.vtensor<["):
+    if str(of) in _SCALARS:
+        return Type.parse(_SCALARS[str(of)][1])
+    parts = tensor_parts(of)
+    if parts is None:
         return of
-    sizes, _, element = text.removeprefix("!torch.vtensor<[").removesuffix(">").partition("],")
-    signless = re.sub(r"^[su]i(?=\d)", "i", element)
-    dims = "".join(f"{size}x" for size in sizes.split(",") if size)
+    signless = re.sub(r"^[su]i(?=\d)", "i", parts[1])
+    dims = "".join(f"{size}x" for size in parts[0])
     return Type.parse(f"tensor<{dims}{signless}>")
+
+
+def tensor_parts(of: Type) -> tuple[list[str], str] | None:
+    """The sizes of a torch tensor, "?" for one that is not known, and the type of its elements."""
+    text = str(of)
+    if not text.startswith("!torch.vtensor<["):
+        return None
+    sizes, _, element = text.removeprefix("!torch.vtensor<[").removesuffix(">").partition("],")
+    return [size for size in sizes.split(",") if size], element
+
+
+def literal(value: Value) -> Any:
+    """What the IR says a value is, in Python's terms, or else the value itself."""
+    op = operation_of(value)
+    if op is None:
+        return value
+    if op.name == "torch.prim.ListConstruct":
+        return [literal(one) for one in op.operands]
+    if op.name == "torch.derefine":
+        return literal(op.operands[0])
+    if op.name == "torch.constant.none":
+        return None
+    return op.attributes["value"].value if op.name in _CONSTANTS else value
+
+
+_CONSTANTS = {f"torch.constant.{kind}" for kind in ("int", "float", "bool", "str")}
+
+
+def none(location: Location) -> Value:
+    """None, as torch ops take it."""
+    of = Type.parse("!torch.none", location.context)
+    return Operation.create("torch.constant.none", results=[of], loc=location).result

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,22 +19,28 @@ from turbine import errors
 from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS
 from turbine.mlir import context as mlir_context
 from turbine.ops import emitting, gradients, schema, templates
+from turbine.ops.expanding import expansion
 from turbine.ops.launching import Launcher
 from turbine.ops.repeating import Repeat
 from turbine.ops.schema import Schema
 from turbine.ops.specializing import Static
+from turbine.passes import expand_custom_ops
 
 Function = Callable[..., Any]
 DECLARED: dict[str, DeclaredOp] = {}
 
 
-def custom_op(text: str, *, static: Static | None = None) -> Callable[[Function], DeclaredOp]:
+def custom_op(
+    text: str, *, static: Static | None = None, leave: Collection[str] = ()
+) -> Callable[[Function], DeclaredOp]:
     """Declare an op by its schema; the function below it says what it means.
 
     Written with PyTorch's ops, the function is compiled, and gradients are derived from it. Where
     the op has an emission of its own (`register_emission`, `register_template`), the function is
     the shape rule: it is run on tensors without data. `static` names axes whose sizes are part of
-    the code, `{"x": [1], "weight": True}`; code serves any size of the others.
+    the code, `{"x": [1], "weight": True}`, or is called with a call's arguments to say so; code
+    serves any size of the others. `leave` names kernels that the caller registers with
+    torch.library, "Meta" and "CPU".
 
     >>> import torch, turbine.ops
     >>> @turbine.ops.custom_op("docs::scaled_add(Tensor x, Tensor y, float alpha=1.0) -> Tensor")
@@ -47,7 +54,7 @@ def custom_op(text: str, *, static: Static | None = None) -> Callable[[Function]
 
     def declare(function: Function) -> DeclaredOp:
         kind = WritingOp if parsed.written else PureOp
-        return kind(parsed, function, static or {})
+        return kind(parsed, function, static or {}, leave)
 
     return declare
 
@@ -57,11 +64,14 @@ class DeclaredOp(ABC):
 
     op: Any = None
 
-    def __init__(self, parsed: Schema, function: Function, static: Static) -> None:
+    def __init__(
+        self, parsed: Schema, function: Function, static: Static, leave: Collection[str] = ()
+    ) -> None:
         _check(parsed, function, static)
         self.schema = parsed
         self.function = function
         self.static = static
+        self.leave = leave
         self.library = torch.library.Library(parsed.namespace, "FRAGMENT")
         try:
             self.library.define(parsed.text, tags=(torch.Tag.pt2_compliant_tag,))
@@ -79,6 +89,7 @@ class DeclaredOp(ABC):
     def remove(self) -> None:
         """Take the op back, as if it had not been declared."""
         DECLARED.pop(self.schema.qualified, None)
+        expand_custom_ops.DECLARED.pop(self.schema.dotted, None)
         # PyTorch remembers schemas by name, and would take the next op's for this one's.
         _SCHEMA_TO_SIGNATURE_CACHE.pop((self.schema.qualified, ""), None)
         self.library._destroy()
@@ -105,6 +116,8 @@ class DeclaredOp(ABC):
         caller's are copied first, unless the IR is known to be none of that.
         """
         self.core.emit_by(emit)
+        own = expansion(self.schema, self.core.schema.qualified)
+        expand_custom_ops.DECLARED[self.schema.dotted] = own
         if keeps_operands:
             KEEP_OPERANDS.add(self.core.schema.qualified)
         return emit
@@ -131,10 +144,14 @@ class DeclaredOp(ABC):
             )
         if example is None:
             emitting.parsed(self.schema.qualified, text, mlir_context.new_context())
-        with _put_back_on_failure(self.core):
+        with _put_back_on_failure(self):
             self.register_emission(emit)
             if example is not None:
                 self.check(*example)
+
+    @abstractmethod
+    def register_eager(self, execute: Function) -> Function:
+        """Let a function take calls on tensors; for NotImplemented the op's code is run."""
 
     @abstractmethod
     def register_autograd(
@@ -167,14 +184,17 @@ class PureOp(DeclaredOp):
         self.repeat: Repeat | None = None
         self.direct: Repeat | None = None
         self.has_meaning = True
+        self.eager: Function | None = None
         MEANINGS[self.op] = self._expanded
         self.has_own_gradient = False
         self.autograd = make_autograd_impl(self.op, gradients.derived(self.schema, self._meaning))
         self.batch = gradients.loop(self.op)
         torch.library.register_vmap(self.schema.qualified, self._batched, lib=library)
-        torch.library.register_fake(self.schema.qualified, self._shaped, lib=library)
-        library.impl(name, self._launch, "CPU")
-        library.impl(name, self._elsewhere, "CompositeExplicitAutograd")
+        if "Meta" not in self.leave:
+            torch.library.register_fake(self.schema.qualified, self._shaped, lib=library)
+        if "CPU" not in self.leave:
+            library.impl(name, self._launch, "CPU")
+            library.impl(name, self._elsewhere, "CompositeExplicitAutograd")
         library.impl(name, self._differentiable, "Autograd", with_keyset=True)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -199,6 +219,11 @@ class PureOp(DeclaredOp):
         self.repeat = self.direct = None
         if not self.has_own_gradient:
             self.autograd = make_autograd_impl(self.op, Info(self._no_gradient, None))
+
+    def register_eager(self, execute: Function) -> Function:
+        self.eager = execute
+        self.repeat = self.direct = None
+        return execute
 
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
@@ -233,11 +258,27 @@ class PureOp(DeclaredOp):
         return torch_pytree.tree_map_only(torch.Tensor, lambda t: _own(t, inputs), results)
 
     def _launch(self, *args: Any, **keywords: Any) -> Any:
-        return self.launcher(*args, **keywords)
+        if self.eager is None:
+            return self.launcher(*args, **keywords)
+        results = self._executed(self.eager, self.schema.filled(args, keywords))
+        return self.launcher(*args, **keywords) if results is NotImplemented else results
+
+    def _executed(self, eager: Function, filled: Sequence[Any]) -> Any:
+        """What the function for tensors gives, in memory of its own."""
+        results = self.schema.call(eager, filled)
+        if results is NotImplemented:
+            return results
+        taken = {_address(t) for t in torch_pytree.tree_leaves(list(filled)) if _is_tensor(t)}
+        conforming = self.schema.conforming(results)
+        return torch_pytree.tree_map_only(torch.Tensor, lambda t: _apart(t, taken), conforming)
 
     def _elsewhere(self, *args: Any, **keywords: Any) -> Any:
         """On devices that are not CPUs, PyTorch runs the function if it is written for that."""
         filled = self.schema.filled(args, keywords)
+        if self.eager is not None:
+            results = self._executed(self.eager, filled)
+            if results is not NotImplemented:
+                return results
         if self.has_meaning:
             return self._expanded(*filled)
         devices = {str(t.device) for t in torch_pytree.tree_leaves(filled) if _is_tensor(t)}
@@ -262,7 +303,7 @@ class PureOp(DeclaredOp):
     def _repeat_of(self, args: tuple[Any, ...]) -> Repeat | None:
         """The call that the launcher remembers, if it was this one."""
         below = self.launcher.repeat
-        if below is None or torch._C._any_requires_grad(*args):
+        if below is None or self.eager is not None or torch._C._any_requires_grad(*args):
             return None
         return below.again(args)
 
@@ -283,8 +324,13 @@ class WritingOp(DeclaredOp):
         return self.pure
 
     def _implement(self) -> None:
-        self.pure = PureOp(self.schema.functional(), self._computed, self.static)
+        computed = partial(self._computed, self.function)
+        self.pure = PureOp(self.schema.functional(), computed, self.static)
         self.library.impl(self.schema.name, self._write, "CompositeImplicitAutograd")
+
+    def register_eager(self, execute: Function) -> Function:
+        self.pure.register_eager(partial(self._computed, execute))
+        return execute
 
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
@@ -300,18 +346,22 @@ class WritingOp(DeclaredOp):
             functional.remove()
         super().remove()
 
-    def _computed(self, *args: Any) -> Any:
-        """The results of the function on copies of what it writes, and those copies."""
-        pairs = list(zip(self.schema.arguments, args, strict=True))
+    def _computed(self, function: Function, *args: Any, **keywords: Any) -> Any:
+        """The results of a function on copies of what it writes, and those copies."""
+        filled = self.schema.filled(args, keywords)
+        pairs = list(zip(self.schema.arguments, filled, strict=True))
         own = [_copied(value) if argument.is_written else value for argument, value in pairs]
-        results = self.schema.conforming(self.schema.call(self.function, own))
+        results = self.schema.call(function, own)
+        if results is NotImplemented:
+            return results
+        results = self.schema.conforming(results)
         written = [v for a, v in zip(self.schema.arguments, own, strict=True) if a.is_written]
         values = (*self.schema.as_tuple(results), *written)
         return values[0] if len(values) == 1 else values
 
     def _write(self, *args: Any, **keywords: Any) -> Any:
         filled = self.schema.filled(args, keywords)
-        values = self.pure.schema.as_tuple(self.pure.op(*filled))
+        values = self.pure.schema.as_tuple(self.schema.call(self.pure.op, filled))
         count = len(self.schema.results)
         pairs = zip(self.schema.arguments, filled, strict=True)
         written = [value for argument, value in pairs if argument.is_written]
@@ -320,17 +370,23 @@ class WritingOp(DeclaredOp):
 
 
 @contextmanager
-def _put_back_on_failure(op: PureOp) -> Iterator[None]:
+def _put_back_on_failure(op: DeclaredOp) -> Iterator[None]:
     """Leave the op as it was if what is tried fails."""
-    name, before = op.schema.qualified, dict(vars(op))
-    emitted, meaning = EMITTED.get(name), MEANINGS.get(op.op)
+    core = op.core
+    facts = dict(vars(core))
+    rows: list[tuple[dict[Any, Any], Any]] = [
+        (EMITTED, core.schema.qualified),
+        (MEANINGS, core.op),
+        (expand_custom_ops.DECLARED, op.schema.dotted),
+    ]
+    before = [table.get(key) for table, key in rows]
     try:
         yield
     except BaseException:
-        vars(op).update(before)
-        op.forget()
-        EMITTED.update({name: emitted} if emitted is not None else {})
-        MEANINGS.update({op.op: meaning} if meaning is not None else {})
+        vars(core).update(facts)
+        for (table, key), value in zip(rows, before, strict=True):
+            table.pop(key, None)
+            table.update({} if value is None else {key: value})
         raise
 
 
@@ -343,7 +399,7 @@ def _check(parsed: Schema, function: Function, static: Static) -> None:
             f"{name} exists already", hint=hint if name in DECLARED else "choose another name"
         )
     names = [argument.name for argument in parsed.arguments]
-    for wrong in sorted(set(static) - set(names)):
+    for wrong in sorted(set() if callable(static) else set(static) - set(names)):
         raise errors.CustomOpError(f"{name}: static: {errors.unknown('argument', wrong, names)}")
     try:
         takes = inspect.signature(function)
@@ -375,6 +431,17 @@ def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
 def _own(result: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """A result in memory of its own, in the order of its axes."""
     if result._is_view() or any(result is one for one in inputs):
+        return result.clone(memory_format=torch.contiguous_format)
+    return result.contiguous()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _apart(result: torch.Tensor, taken: Collection[int]) -> torch.Tensor:
+    """A result in none of the memory that is taken, in the order of its axes."""
+    if _address(result) in taken:
         return result.clone(memory_format=torch.contiguous_format)
     return result.contiguous()
 

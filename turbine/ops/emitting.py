@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +29,14 @@ _INT64 = dtypes.SCALARS["int64"]
 class Builder:
     """Where an op is emitted: IR that is built without saying where goes there.
 
-    `results` are the types that the shape rule declares, None for a result that is None.
+    `results` are the types that the shape rule declares, None for a result that is None;
+    `examples` are the op's arguments as they were traced, tensors without data among them.
     """
 
     op: str
     module: Module
     location: Location
+    examples: Sequence[Any]
     results: Sequence[Type | None]
     target_kind: str
 
@@ -50,24 +53,31 @@ class Builder:
 
         The text becomes part of the module once, however often it is called.
         """
-        source = parsed(self.op, text, self.module.context)
-        wanted = _wanted(self.op, source, name)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        inside = f"{wanted}_{digest}"
-        table = SymbolTable(self.module.operation)
-        if inside not in table:
-            _bring_in(source, self.module, {wanted: inside})
-            table = SymbolTable(self.module.operation)
-        takes, gives = function.signature(table[inside].operation)
+        callee = bring_in(text, self.module, op=self.op, name=name)
+        takes, _ = function.signature(callee)
+        called = f"@{symbol_name(callee)}"
         if len(takes) != len(operands):
             raise errors.CustomOpError(
-                f"{self.op}: @{wanted} takes {len(takes)} values and is given {len(operands)}"
+                f"{self.op}: {called} takes {len(takes)} values and is given {len(operands)}"
             )
         fitting = [
-            _fit(self.op, f"operand {place} of @{wanted}", value, to, self.location)
+            _fit(self.op, f"operand {place} of {called}", value, to, self.location)
             for place, (value, to) in enumerate(zip(operands, takes, strict=True))
         ]
-        return function.call(inside, fitting, gives, self.location)
+        return function.invoke(callee, fitting, self.location)
+
+
+def bring_in(text: str, module: Module, *, op: str, name: str | None = None) -> Operation:
+    """Make a text part of a module, unless it is already, and give the function of this name."""
+    source = parsed(op, text, module.context)
+    wanted = _wanted(op, source, name)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+    inside = f"{wanted}_{digest}"
+    if inside not in SymbolTable(module.operation):
+        for match in match_children(source, FuncOpMatcher()):
+            symbols.set_visibility(match.op, "private")  # none of them is an entry point
+        Merger(source, module, user_rename_map={wanted: inside}).merge()
+    return SymbolTable(module.operation)[inside].operation
 
 
 def parsed(op: str, text: str, context: Context) -> Module:
@@ -92,7 +102,12 @@ def rule(schema: Schema, emit: Emit) -> Rule:
 
     def build(site: Site) -> list[Value | None]:
         builder = Builder(
-            schema.qualified, site.module, site.location, site.results, site.target_kind
+            op=schema.qualified,
+            module=site.module,
+            location=site.location,
+            examples=site.examples,
+            results=site.results,
+            target_kind=site.target_kind,
         )
         pairs = zip(schema.arguments, site.arguments, strict=True)
         args = [_sized(value, builder) if a.kind == "SymInt" else value for a, value in pairs]
@@ -103,11 +118,16 @@ def rule(schema: Schema, emit: Emit) -> Rule:
         except Exception as error:
             raise errors.CustomOpError(
                 f"{schema.qualified}: its emission raised {type(error).__name__}: {error}",
-                where=place(emit),
+                where=_raised_at(error),
             ) from error
         return _checked(schema.qualified, _flat(made), site.results, site.location)
 
     return build
+
+
+def _raised_at(error: Exception) -> str | None:
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    return errors.user_place([f"{frame.filename}:{frame.lineno}" for frame in frames])
 
 
 def _sized(value: Any, builder: Builder) -> Any:
@@ -162,13 +182,6 @@ def _wanted(op: str, source: Module, name: str | None) -> str:
             hint="name it after the op, or say which to call",
         )
     return wanted
-
-
-def _bring_in(source: Module, module: Module, renames: dict[str, str]) -> None:
-    """Move a text's functions into a module; none of them is an entry point there."""
-    for match in match_children(source, FuncOpMatcher()):
-        symbols.set_visibility(match.op, "private")
-    Merger(source, module, user_rename_map=renames).merge()
 
 
 def place(called: Any) -> str | None:

@@ -92,12 +92,13 @@ class Launcher:
 
     def lowered(self, args: Sequence[Any]) -> Module:
         """The IR that a call compiles."""
-        return self._lowered(self._traced(args, specializing.leaves(self.schema, args)))[0]
+        values = specializing.leaves(self.schema, args, self.static)
+        return self._lowered(self._traced(args, values))[0]
 
     def _general(self, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         args = self.schema.filled(given, keywords)
-        values = specializing.leaves(self.schema, args)
-        key = specializing.key_of(args, values, self.static)
+        values = specializing.leaves(self.schema, args, self.static)
+        key = specializing.key_of(args, values)
         sizes = specializing.sizes_of(values)
         kernel = self._known(key, sizes)
         if kernel is None:
@@ -126,7 +127,7 @@ class Launcher:
         name = self.schema.qualified
         try:
             called = partial(self.schema.call, self.op)
-            return specializing.trace(called, args, values, self.static)
+            return specializing.trace(called, args, values)
         except errors.TurbineError:
             raise
         except Exception as error:

@@ -64,6 +64,11 @@ class Schema:
         return f"{self.namespace}::{self.name}"
 
     @property
+    def dotted(self) -> str:
+        """namespace.name, as IR has it."""
+        return f"{self.namespace}.{self.name}"
+
+    @property
     def text(self) -> str:
         """What torch.library defines: the schema without its namespace."""
         return str(self.parsed).partition("::")[2]

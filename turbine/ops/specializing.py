@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +19,11 @@ from turbine.capture.decompositions import current_tracing_decompositions
 from turbine.capture.program import Weight
 from turbine.ops.schema import Argument, Schema
 
-# Of an argument by name: the axes whose sizes are part of the code, or True for all of them.
-Static = dict[str, Collection[int] | bool]
+# The axes of an argument whose sizes are part of the code, or True for all of them; of a size, True
+# if it is.
+Axes = Collection[int] | bool
+# Axes of arguments by name, or what says so of the arguments of a call.
+Static = Mapping[str, Axes] | Callable[[Sequence[Any]], Mapping[str, Axes]]
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Leaf:
 
     value: Any
     argument: Argument
+    static: Axes
 
     @property
     def is_passed(self) -> bool:
@@ -38,7 +42,16 @@ class Leaf:
     @property
     def is_size(self) -> bool:
         """Whether it is an int that may differ from call to call."""
-        return self.argument.kind == "SymInt" and isinstance(self.value, int)
+        is_int = self.argument.kind == "SymInt" and isinstance(self.value, int)
+        return is_int and self.static is not True
+
+    @property
+    def fixed_axes(self) -> Collection[int]:
+        """The axes of a tensor whose sizes are part of the code."""
+        rank = self.value.ndim
+        if isinstance(self.static, bool):
+            return range(rank) if self.static else ()
+        return {axis % rank for axis in self.static if -rank <= axis < rank}
 
 
 @dataclass(frozen=True)
@@ -62,30 +75,31 @@ class Traced:
         return all(bool(condition.xreplace(values)) for condition in self.conditions)
 
 
-def leaves(schema: Schema, args: Sequence[Any]) -> list[Leaf]:
+def leaves(schema: Schema, args: Sequence[Any], static: Static) -> list[Leaf]:
     """The values of a call in order, lists in line."""
+    axes = static(args) if callable(static) else static
     return [
-        Leaf(value, argument)
+        Leaf(value, argument, axes.get(argument.name, False))
         for argument, given in zip(schema.arguments, args, strict=True)
         for value in (given if isinstance(given, (list, tuple)) else (given,))
     ]
 
 
-def key_of(args: Sequence[Any], values: Sequence[Leaf], static: Static) -> Hashable:
+def key_of(args: Sequence[Any], values: Sequence[Leaf]) -> Hashable:
     """Equal for calls that may share code: same dtypes, ranks, constants, equalities of sizes."""
     numbers: dict[int, int] = {}
     lengths = tuple(len(a) if isinstance(a, (list, tuple)) else -1 for a in args)
-    return lengths, tuple(_key(leaf, static, numbers) for leaf in values)
+    return lengths, tuple(_key(leaf, numbers) for leaf in values)
 
 
-def _key(leaf: Leaf, static: Static, numbers: dict[int, int]) -> Hashable:
+def _key(leaf: Leaf, numbers: dict[int, int]) -> Hashable:
     if not leaf.is_passed:
         value = leaf.value
         # Equal is not enough: True == 1, 0.0 == -0.0, and nan differs from itself.
         return type(value), repr(value) if isinstance(value, float) else value
     if leaf.is_size:
         return _size_key(leaf.value, numbers)
-    fixed = fixed_axes(leaf, static)
+    fixed = leaf.fixed_axes
     sizes = enumerate(leaf.value.shape)
     dims = [size if axis in fixed else _size_key(size, numbers) for axis, size in sizes]
     return leaf.value.dtype, tuple(dims)
@@ -94,14 +108,6 @@ def _key(leaf: Leaf, static: Static, numbers: dict[int, int]) -> Hashable:
 def _size_key(size: int, numbers: dict[int, int]) -> Hashable:
     """PyTorch tells 0 and 1 from other sizes, and gives equal sizes one name."""
     return size if size in (0, 1) else ("size", numbers.setdefault(size, len(numbers)))
-
-
-def fixed_axes(leaf: Leaf, static: Static) -> Collection[int]:
-    """The axes of a tensor whose sizes are part of the code."""
-    axes = static.get(leaf.argument.name, False)
-    if isinstance(axes, bool):
-        return range(leaf.value.ndim) if axes else ()
-    return {axis % leaf.value.ndim for axis in axes if -leaf.value.ndim <= axis < leaf.value.ndim}
 
 
 def sizes_of(values: Sequence[Leaf]) -> list[int]:
@@ -114,15 +120,13 @@ def sizes_of(values: Sequence[Leaf]) -> list[int]:
     ]
 
 
-def trace(
-    function: Callable[..., Any], args: Sequence[Any], values: Sequence[Leaf], static: Static
-) -> Traced:
+def trace(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
     """Trace a call of a function that takes a list, for all calls that have its key."""
     shape_env = ShapeEnv()
     symbols: list[Any] = []
     passed_leaves = [leaf for leaf in values if leaf.is_passed]
     mode = FakeTensorMode(shape_env=shape_env, allow_non_fake_inputs=True)
-    inputs = [_symbolic(mode, leaf, static, symbols) for leaf in passed_leaves]
+    inputs = [_symbolic(mode, leaf, symbols) for leaf in passed_leaves]
     found: dict[str, Any] = {}
 
     def flat(*passed: Any) -> list[Any]:
@@ -143,14 +147,13 @@ def trace(
     return Traced(graph, weights, symbols=tuple(symbols), conditions=conditions, **found)
 
 
-def _symbolic(mode: FakeTensorMode, leaf: Leaf, static: Static, symbols: list[Any]) -> Any:
+def _symbolic(mode: FakeTensorMode, leaf: Leaf, symbols: list[Any]) -> Any:
     """A size without a value, or a tensor without data; its sizes' names are added to `symbols`."""
     if leaf.is_size:
         return _named(mode.shape_env, leaf.value, symbols)
-    fixed = fixed_axes(leaf, static)
     shape = []
     for axis, size in enumerate(leaf.value.shape):
-        if axis in fixed:
+        if axis in leaf.fixed_axes:
             symbols.append(None)
             shape.append(size)
         else:

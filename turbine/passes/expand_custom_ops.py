@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,8 @@ from turbine.passes.merge import Merger, copy_into
 # Where to build, the op's operands and the types of its results in, the results out. The
 # position and the op's location are in force during the call.
 Emit = Callable[[InsertionPoint, Sequence[Value], Sequence[Type]], Sequence[Value]]
+# Ops declared in this process, by name.
+DECLARED: dict[str, Emit] = {}
 _OPERATOR = "torch.operator"
 _PREFIX = "torch."
 
@@ -26,19 +29,26 @@ _PREFIX = "torch."
 class ExpandCustomOps(Pass):
     """Replace custom ops by what `expansions` emits for them, or by functions of a `library`.
 
-    Ops are named "namespace.name". In a library, the function is @namespace.name or
+    Without `expansions`, ops that are declared in this process (turbine.ops) are expanded. Ops
+    are named "namespace.name". In a library, the function is @namespace.name or
     @namespace__name, takes builtin or torch types and is written into the place of each use;
     the globals and functions it needs come with it. Ops that neither has are left alone.
     """
 
     name = "expand-custom-ops"
-    expansions: Mapping[str, Emit] = field(default_factory=dict)
+    expansions: Mapping[str, Emit] = field(default_factory=lambda: DECLARED)
     library: Module | None = None
 
     @classmethod
     def parse(cls, text: str) -> ExpandCustomOps:
-        """A library file of text or bytecode: library.mlir."""
-        return cls(library=mlir_context.read(Path(text).expanduser()))
+        """A library of text or bytecode, library.mlir, or a program that declares ops, ops.py."""
+        path = Path(text).expanduser()
+        if path.suffix != ".py":
+            return cls(library=mlir_context.read(path))
+        if not path.is_file():
+            raise errors.TransformError(f"--{cls.name}: there is no file {path}")
+        runpy.run_path(str(path))
+        return cls()
 
     def run(self, module: Module) -> None:
         """Expand every op that is known."""

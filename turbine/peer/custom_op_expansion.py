@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from turbine.mlir.ir import Module, Operation
-from turbine.passes.expand_custom_ops import Emit, ExpandCustomOps
+from turbine.passes.expand_custom_ops import DECLARED, Emit, ExpandCustomOps
+from turbine.peer.op_reg.base import ALL_CUSTOM_OP_REGS, CustomOp
+from turbine.peer.op_reg.building import InlineKernelBuilder as InlineKernelBuilder
 from turbine.peer.rewriter import Pass
 
 
 class ExpandCustomOpsPass(Pass):
-    """`turbine.passes.ExpandCustomOps` with a table of expansions."""
+    """`turbine.passes.ExpandCustomOps` with a table of ops, or of what stands for them."""
 
-    def __init__(self, root_op: Module | Operation, reg: Mapping[str, Emit]) -> None:
+    def __init__(
+        self, root_op: Module | Operation, reg: Mapping[str, CustomOp | Emit] = ALL_CUSTOM_OP_REGS
+    ) -> None:
         super().__init__(root_op)
         self.reg = reg
 
     def run(self) -> None:
         """Expand the ops."""
-        ExpandCustomOps(self.reg).run(self.module)
+        expansions = {
+            name: DECLARED[entry.qualified] if isinstance(entry, CustomOp) else entry
+            for name, entry in self.reg.items()
+        }
+        ExpandCustomOps(expansions).run(self.module)

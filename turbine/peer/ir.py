@@ -1,6 +1,12 @@
-"""Classes of MLIR and the dialect of functions, as iree-turbine hands them on."""
+"""Classes and dialects of MLIR, as iree-turbine hands them on."""
 
+from iree.compiler.dialects import arith as arith_d
+from iree.compiler.dialects import builtin as builtin_d
+from iree.compiler.dialects import flow as flow_d
 from iree.compiler.dialects import func as func_d
+from iree.compiler.dialects import linalg as linalg_d
+from iree.compiler.dialects import tensor as tensor_d
+from iree.compiler.dialects import util as util_d
 from iree.compiler.ir import (
     AffineMap,
     Attribute,
@@ -77,5 +83,11 @@ __all__ = [
     "TypeAttr",
     "UnitAttr",
     "Value",
+    "arith_d",
+    "builtin_d",
+    "flow_d",
     "func_d",
+    "linalg_d",
+    "tensor_d",
+    "util_d",
 ]

@@ -1,0 +1,1 @@
+THIS IS NO MLIR

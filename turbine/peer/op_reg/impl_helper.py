@@ -1,0 +1,114 @@
+"""Bodies of ops as texts: a template and its values in, a function of the module out."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from turbine import errors
+from turbine.mlir import context as mlir_context
+from turbine.mlir import function
+from turbine.mlir.ir import Location, Operation, Value
+from turbine.ops.emitting import bring_in
+from turbine.peer.op_reg.building import KernelBuilder
+
+
+class TemplateLoader(ABC):
+    """Gives MLIR by the name of a template."""
+
+    @abstractmethod
+    def render(self, name: str, **kwargs: Any) -> str:
+        """The text of a template, filled in."""
+
+    def load_template(self, kb: KernelBuilder, name: str, **kwargs: Any) -> Operation:
+        """A template as a module by itself."""
+        return self._parsed(kb, name, self.render(name, **kwargs)).operation
+
+    def inline_template_function(
+        self, kb: KernelBuilder, template_file: str, function_name: str, **kwargs: Any
+    ) -> Operation:
+        """A function of a template, as part of the module that is built."""
+        text = self.render(template_file, **kwargs)
+        self._parsed(kb, template_file, text)
+        return bring_in(text, kb.module, op=kb.ksel.op.qualified, name=function_name)
+
+    def _parsed(self, kb: KernelBuilder, name: str, text: str) -> Any:
+        try:
+            return mlir_context.parse(text, kb.context)
+        except errors.CompileError as error:
+            lines = "\n".join(f"{n:>5}: {line}" for n, line in enumerate(text.splitlines(), 1))
+            raise errors.CustomOpError(
+                f"{kb.ksel.op.qualified}: the template {name!r}: {error.fact}\n{lines}",
+                where=error.where,
+            ) from error
+
+
+class ASMLoader(TemplateLoader):
+    """One text, under every name."""
+
+    def __init__(self, asm: str) -> None:
+        self.asm = asm
+
+    def render(self, name: str, **kwargs: Any) -> str:
+        """The text as it is."""
+        return self.asm
+
+
+class _FileLoader(TemplateLoader):
+    """Files in a folder beside a module."""
+
+    def __init__(
+        self, package_name: str, package_path: str = "templates", *, suffix: str = ".mlir"
+    ) -> None:
+        self.folder = _folder(package_name) / package_path
+        self.suffix = suffix
+
+    def render(self, name: str, **kwargs: Any) -> str:
+        """The file, filled in."""
+        path = self.folder / f"{name}{self.suffix}"
+        if not path.is_file():
+            valid = [file.name.removesuffix(self.suffix) for file in self.folder.glob("*")]
+            raise errors.CustomOpError(
+                errors.unknown("template", name, valid), where=str(self.folder)
+            )
+        return self._filled(path.read_text(), kwargs)
+
+    @abstractmethod
+    def _filled(self, text: str, values: Mapping[str, Any]) -> str: ...
+
+
+class StrFormatTemplateLoader(_FileLoader):
+    """Files beside a module, `templates/<name>.mlir`, filled in by `str.format`."""
+
+    def _filled(self, text: str, values: Mapping[str, Any]) -> str:
+        return text.format(**values)
+
+
+class JinjaTemplateLoader(_FileLoader):
+    """Files beside a module, `templates/<name>.mlir`, filled in by Jinja."""
+
+    def _filled(self, text: str, values: Mapping[str, Any]) -> str:
+        import jinja2
+
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(self.folder), undefined=jinja2.StrictUndefined
+        )
+        return environment.from_string(text).render(**values)
+
+
+def call_function(target_function: Operation, *operands: Value | list[Value] | None) -> list[Value]:
+    """Call a function; lists are passed in line, and what is None is left out."""
+    nested = (one if isinstance(one, list) else [one] for one in operands)
+    given = [value for values in nested for value in values if value is not None]
+    return function.invoke(target_function.operation, given, Location.current)
+
+
+def _folder(module_name: str) -> Path:
+    module = sys.modules.get(module_name) or import_module(module_name)
+    if module.__file__ is None:
+        raise errors.CustomOpError(f"the module {module_name} is no file with templates beside it")
+    return Path(module.__file__).parent
