@@ -25,7 +25,7 @@ from torch.utils import _pytree as torch_pytree
 from turbine import dims, dtypes, errors, pytree
 from turbine.capture import dim_names, graph_passes, trees
 from turbine.capture.decompositions import current_aot_decompositions
-from turbine.capture.index_checks import check_indices
+from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.ownership import keep_arguments
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.small_integers import widen_small_integers
@@ -86,6 +86,7 @@ def capture(
     program = _program(decomposed, _parameter_names(model, exported))
     widen_small_integers(program.graph.graph)
     check_indices(program.graph.graph, [*program.inputs, *program.stores])
+    check_early(program.graph.graph)
     rewrite_reshapes(program.graph.graph)
     keep_arguments(program.graph.graph, program.inputs)
     named = dim_names.with_user_names(program.signature, dynamic_shapes)

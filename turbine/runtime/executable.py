@@ -6,7 +6,7 @@ import atexit
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -22,8 +22,8 @@ Providers = Callable[[], list[Any]]
 class Executable:
     """One VM context, with the state it keeps. Calls from several threads take turns.
 
-    Making one checks the code; `providers` is asked for the weights on the first call. A
-    `stateful` program keeps values between calls.
+    Making one checks the code; `providers` is asked for the weights on the first call. `state`
+    has the names of the functions that read and set each value kept between calls.
     """
 
     def __init__(
@@ -32,13 +32,14 @@ class Executable:
         driver: str,
         providers: Providers,
         *,
-        stateful: bool = False,
+        state: Sequence[tuple[str, str]] = (),
     ) -> None:
         self._driver = driver
         self._device: Any = None
         self._providers = providers
-        self._stateful = stateful
-        self._lost_state = False
+        self._state = state
+        self._saved: list[Any] = []  # of a context that failed, for the next one
+        self._lost: str | None = None  # why state is neither there nor saved
         self._module = _module(code)
         self._context: Any = None
         self._lock = threading.RLock()
@@ -62,7 +63,8 @@ class Executable:
     def invoke(self, function: Any, arguments: Any, result_count: int) -> Any:
         """Call with a VM list of buffer views and ints; gives back the list of results.
 
-        A failed call leaves IREE's state undefined, so the program is loaded anew after one.
+        IREE promises nothing of a context after a failed call, so the program is loaded anew, and
+        given the state that is found in the old one.
         """
         results = iree.VmVariantList(result_count)
         with self._lock:
@@ -71,10 +73,9 @@ class Executable:
             try:
                 self._context.invoke(function, arguments, results)
             except _FAILURES as error:
-                self._context = None
+                self._leave_failed()
                 raise errors.RunError(
-                    f"the compiled program failed: {str(error).splitlines()[0]}",
-                    hint="the program is loaded anew; state it kept between calls is reset",
+                    f"the compiled program failed: {str(error).splitlines()[0]}", hint=self._lost
                 ) from error
         return results
 
@@ -82,14 +83,17 @@ class Executable:
         """Put the program's state back to what it was when it was loaded."""
         with self._lock:
             self._context = None
-            self._lost_state = False
+            self._saved = []
+            self._lost = None
 
     def leave_parent(self) -> None:
         """Forget what belongs to the parent process; see Note [After a fork]."""
-        self._lost_state = self._stateful and self._context is not None
-        # Freeing it could wait for the parent's threads.
-        devices.immortal(self._context)
+        if self._state and (self._context is not None or self._saved):
+            self._lost = "the program keeps state, and was called before this process was forked"
+        # Freeing them could wait for the parent's threads.
+        devices.immortal((self._context, self._saved))
         self._context = None
+        self._saved = []
         self._lock = threading.RLock()
 
     def stop(self) -> None:
@@ -100,10 +104,9 @@ class Executable:
         """Bind the weights. What the program derives from them alone is computed here."""
         if self._context is not None:
             return
-        if self._lost_state:
+        if self._lost is not None:
             raise errors.RunError(
-                "the program keeps state, and was called before this process was forked",
-                hint="load the artifact again in this process, or call reset()",
+                self._lost, hint="load the artifact again in this process, or call reset()"
             )
         providers = self._providers()
         self._device = devices.device(self._driver)
@@ -112,9 +115,30 @@ class Executable:
             modules = [iree.create_hal_module(instance, self._device)]
             if providers:
                 modules.append(iree.create_io_parameters_module(instance, *providers))
-            self._context = iree.VmContext(instance, [*modules, self._module])
+            context = iree.VmContext(instance, [*modules, self._module])
         except _FAILURES as error:
             raise _refusal(error) from error
+        self._restore(context)
+        self._context = context
+
+    def _leave_failed(self) -> None:
+        """Save the state of a context that failed, where it can be read, and drop the context."""
+        context, self._context = self._context, None
+        nothing = iree.VmVariantList(0)
+        try:
+            for getter, _ in self._state:
+                self._saved.append(iree.VmVariantList(1))
+                context.invoke(self._module.lookup_function(getter), nothing, self._saved[-1])
+        except _FAILURES:
+            self._saved = []
+            self._lost = "the program's state was lost in a call that failed"
+
+    def _restore(self, context: Any) -> None:
+        """Give saved state to a new context, which keeps the memory that it is given."""
+        for (_, setter), value in zip(self._state, self._saved, strict=False):
+            function = self._module.lookup_function(setter)
+            context.invoke(function, value, iree.VmVariantList(0))
+        self._saved = []
 
 
 class EntryPoint:
