@@ -18,6 +18,8 @@ from turbine.aot.jittable import Jittable
 from turbine.aot.jittable import jittable as make_jittable
 from turbine.aot.procedures import Procedure, ProgramMember
 from turbine.aot.tracing import Trace
+from turbine.capture.program import Weight
+from turbine.capture.quantization import Quantizer
 from turbine.lower import importer
 from turbine.lower.importer import Lowered
 from turbine.lower.weights import Number, WeightBuilder, check_place
@@ -91,7 +93,7 @@ class CompiledModule:
         import_to: str = "torch_ir",
         weights: str = "external",
     ) -> None:
-        built = _build(self, check_place(weights), context or mlir_context.new_context())
+        built = build(self, check_place(weights), context=context)
         importing.import_to(built.lowered.module, import_to)
         object.__setattr__(self, "_instance_info", built)
 
@@ -182,18 +184,25 @@ def _snake(name: str) -> str:
     return words.removesuffix("_module") or words
 
 
-def _build(instance: CompiledModule, place: str, context: Context) -> InstanceInfo:
-    """Trace every procedure of an instance into a new module."""
+def build(
+    instance: CompiledModule,
+    place: str,
+    quantizer: Quantizer | None = None,
+    target_kind: str = "cpu",
+    context: Context | None = None,
+) -> InstanceInfo:
+    """Trace every procedure of an instance into a new module; a quantizer packs its weights."""
     info = instance._class_info
-    module = Module.create(Location.unknown(context))
+    module = Module.create(Location.unknown(context or mlir_context.new_context()))
     with module.context, Location.unknown():
         mlir_function.set_module_name(module, info.export_name)
-        trace = Trace(WeightBuilder(module, place))
+        trace = Trace(WeightBuilder(module, place), quantizer, target_kind)
         with tracing.tracing(trace):
             _declare(trace, info)
             functions = [program.define(trace) for program in info.programs.values()]
             functions = [function for function in functions if not function.name.startswith("_")]
             functions += [p.define(trace, instance) for p in info.procedures.values()]
+            _declare_fixed(trace, info)
         lowered = importer.finish(trace.weights)
     mlir_context.verify(module)
     signatures = {function.name: function.signature for function in functions}
@@ -201,15 +210,16 @@ def _build(instance: CompiledModule, place: str, context: Context) -> InstanceIn
 
 
 def _declare(trace: Trace, info: ClassInfo) -> None:
-    """Define every global, used or not, and keep the names of entry points for them."""
+    """Define the state and take every name, of globals and of entry points."""
     for declared in info.globals.values():
         for held in declared.held:
             trace.claim(held.name, f"the global {info.export_name}.{declared.attribute}")
             if isinstance(held, Number):
                 trace.weights.declare_number(held, Location.unknown())
                 continue
-            trace.weights.declare(held, Location.unknown())
             trace.know(held)
+            if held.mutable:
+                trace.weights.declare(held, Location.unknown())
     for name in (*info.procedures, *info.programs):
         problem = None if name.startswith("_") else name_problem(name)
         if problem is not None:
@@ -220,3 +230,16 @@ def _declare(trace: Trace, info: ClassInfo) -> None:
         trace.claim(procedure.name, f"the procedure {procedure.owner}.{procedure.name}")
     for program in info.programs.values():
         trace.claim(program.name, f"the program {program.owner}.{program.name}")
+
+
+def _declare_fixed(trace: Trace, info: ClassInfo) -> None:
+    """Define the globals that are never written, used or not; not those that are packed now."""
+    held = [value for declared in info.globals.values() for value in declared.held]
+    weights = [weight for weight in held if isinstance(weight, Weight)]
+    packed = trace.packed_names
+    for weight in weights:
+        if weight.name not in packed:
+            trace.weights.declare(weight, Location.unknown())
+    if trace.quantizer is not None:
+        defined = trace.weights.defined.values()
+        trace.quantizer.see(weight for weight in defined if isinstance(weight, Weight))

@@ -100,4 +100,5 @@ def _export_module(instance: CompiledModule) -> ExportOutput:
         info.class_info.export_name,
         provenance.of(instance),
         info.weights,
+        module=instance,
     )

@@ -13,7 +13,7 @@ from turbine import dtypes, errors
 from turbine.aot import tracing
 from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify, is_abstract
 from turbine.aot.calls import as_number, as_tensor, require_size
-from turbine.aot.values import IrScalar, IrTensor
+from turbine.aot.values import IrScalar, IrTensor, from_weight
 from turbine.capture import trees
 from turbine.capture.program import Weight
 from turbine.capture.traits import ExternalTensorTrait
@@ -197,16 +197,15 @@ def _external(
 
 def load(held: Weight | Number) -> IrTensor | IrScalar:
     """The value of a global where the procedure is now."""
-    builder, location = tracing.required(f"the global {held.name!r}").weights, tracing.here()
+    trace = tracing.required(f"the global {held.name!r}")
 
     def write(value: Any) -> None:
         store(held, value)
 
     if isinstance(held, Number):
-        value = builder.load_number(held, location)
+        value = trace.weights.load_number(held, tracing.here())
         return IrScalar(value, dtypes.SCALARS[held.dtype], write)
-    row = dtypes.of_torch(held.tensor.dtype)
-    return IrTensor(builder.load(held, location), tuple(held.tensor.shape), row, write)
+    return from_weight(held, write)
 
 
 def store(held: Weight | Number, value: Any) -> None:

@@ -15,9 +15,10 @@ from typing import Any
 from turbine import config, dtypes, errors
 from turbine import target as targets
 from turbine.aot import importing, transforming
+from turbine.aot.compiled_module import CompiledModule, build
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
-from turbine.capture.quantization import Report
+from turbine.capture.quantization import Quantizer, Report
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.dumping import dump
@@ -64,7 +65,9 @@ class ExportOutput:
     module_name: str
     provenance: dict[str, Any]
     weights: str = "external"  # where they are, as export was told
-    quantization: Report | None = None  # what `quantize` did
+    module: CompiledModule | None = None  # whose procedures were traced, if it is one
+    quantizer: Quantizer | None = None  # what packed the weights, if `quantize` was asked to
+    quantization: Report | None = None  # what it did
     target_kind: str = "cpu"  # the kind of target whose own code the IR may hold
     passes: tuple[Pass, ...] = ()  # what `transform` ran
 
@@ -201,14 +204,20 @@ class ExportOutput:
         """Products of quantized weights have code of their own for CPUs."""
         if self.quantization is None or self.target_kind == target_kind:
             return self
-        lowered = lower_all(
-            self.programs,
-            module_name=self.module_name,
-            weights=self.weights,
-            target_kind=target_kind,
-        )
-        lowered = transforming.transform(lowered, self.passes)
-        return replace(self, lowered=lowered, target_kind=target_kind)
+        return replace(self, lowered=self.lowered_anew(target_kind), target_kind=target_kind)
+
+    def lowered_anew(self, target_kind: str) -> Lowered:
+        """The programs or procedures lowered again, with the quantizer and the passes there are."""
+        if self.module is not None:
+            lowered = build(self.module, self.weights, self.quantizer, target_kind).lowered
+        else:
+            lowered = lower_all(
+                self.programs,
+                module_name=self.module_name,
+                weights=self.weights,
+                target_kind=target_kind,
+            )
+        return transforming.transform(lowered, self.passes) if self.passes else lowered
 
     def _deliver(
         self, compiled: Compiled, save_to: str | Path | None, archive: str | Path | None

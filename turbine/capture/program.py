@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -337,6 +338,23 @@ def _weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> dict[s
         weight = Weight(name, tensor.detach(), mutable, external)
         bound[spec.arg.name] = unique.setdefault(key, weight)
     return bound
+
+
+def bind_weights(program: Program, weights: Mapping[str, Weight]) -> Program:
+    """The program with weights in the place of some of its inputs, unless it writes them."""
+    specs = program.signature.inputs
+    bound = {
+        place: weights[spec.name]
+        for place, spec in zip(program.inputs, specs, strict=True)
+        if spec.name in weights and not spec.mutated
+    }
+    left = [place not in bound for place in program.inputs]
+    return replace(
+        program,
+        inputs=tuple(compress(program.inputs, left)),
+        weights={**program.weights, **bound},
+        signature=replace(program.signature, inputs=tuple(compress(specs, left))),
+    )
 
 
 def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
