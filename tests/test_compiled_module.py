@@ -193,6 +193,8 @@ def test_ir_is_built_with_an_instance(tmp_path: Path) -> None:
     assert text.count("func.func private @plus") == 1
     assert CompiledModule.get_class_info(Decoder).export_name == "decoder"
     CompiledModule.run_import(instance)
+    assert "torch.aten" in str(CompiledModule.get_mlir_module(instance))
+    CompiledModule.run_import(instance, "full")
     assert "torch.aten" not in str(CompiledModule.get_mlir_module(instance))
 
 

@@ -98,6 +98,14 @@ def test_every_form_of_product(bits: int, group_size: int) -> None:
 
 
 @pytest.mark.run
+def test_layers_right_after_one_another_are_packed() -> None:
+    model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 32))
+    x = torch.randn(2, 64)
+    small = turbine.aot.quantize(model, args=(x,))
+    assert_alike(small.compile()(x), eager(small, x)[0], ROUNDING)
+
+
+@pytest.mark.run
 @pytest.mark.parametrize("bits", [4, 8])
 def test_any_number_of_rows(bits: int) -> None:
     model = nn.Linear(100, 700)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -14,11 +15,12 @@ from torch.export import ExportedProgram
 from turbine import errors
 from turbine.aot import importing, tracing
 from turbine.aot.globals import Global
+from turbine.aot.importing import ImportPhase
 from turbine.aot.jittable import Jittable
 from turbine.aot.jittable import jittable as make_jittable
 from turbine.aot.procedures import Procedure, ProgramMember
 from turbine.aot.tracing import Trace
-from turbine.capture.program import Weight
+from turbine.capture.program import Devices, Weight
 from turbine.capture.quantization import Quantizer
 from turbine.lower import importer
 from turbine.lower.importer import Lowered
@@ -52,6 +54,24 @@ class InstanceInfo:
     weights: str
 
 
+@dataclass(frozen=True)
+class ModuleBuilderOptions:
+    """What other packages need to be told; sizes and their ranges are known here as they are."""
+
+    import_symbolic_shape_expressions: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ExportTargetDef:
+    """A procedure or program of a class, and the devices it takes its arguments on."""
+
+    target: Callable[..., Any] | ExportedProgram
+    argument_device_affinities: Devices | None = field(default=None, kw_only=True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.target(*args, **kwargs)
+
+
 class CompiledModule:
     """A program written as a class; making an instance traces it.
 
@@ -73,15 +93,21 @@ class CompiledModule:
     _instance_info: InstanceInfo
 
     def __init_subclass__(
-        cls, *, export_name: str | None = None, options: Any = None, **others: Any
+        cls,
+        *,
+        export_name: str | None = None,
+        options: ModuleBuilderOptions | None = None,
+        **others: Any,
     ) -> None:
         super().__init_subclass__(**others)
         del options
         for name, value in list(vars(cls).items()):
-            if isinstance(value, FunctionType) and not name.startswith("_"):
-                setattr(cls, name, Procedure(value, name, cls.__name__))
-            elif isinstance(value, ExportedProgram):
-                setattr(cls, name, ProgramMember(value, name, cls.__name__))
+            told = value if isinstance(value, ExportTargetDef) else ExportTargetDef(value)
+            target, devices = told.target, told.argument_device_affinities
+            if isinstance(target, FunctionType) and not name.startswith("_"):
+                setattr(cls, name, Procedure(target, name, cls.__name__, devices))
+            elif isinstance(target, ExportedProgram):
+                setattr(cls, name, ProgramMember(target, name, cls.__name__, devices))
             elif isinstance(value, Global):
                 value.declare(cls.__name__, name)
         cls._class_info = _class_info(cls, export_name or _snake(cls.__name__))
@@ -90,7 +116,7 @@ class CompiledModule:
         self,
         context: Context | None = None,
         *,
-        import_to: str = "torch_ir",
+        import_to: ImportPhase | str | None = ImportPhase.IMPORT,
         weights: str = "external",
     ) -> None:
         built = build(self, check_place(weights), context=context)
@@ -118,7 +144,7 @@ class CompiledModule:
         dct: Mapping[str, Any],
         *,
         export_name: str | None = None,
-        options: Any = None,
+        options: ModuleBuilderOptions | None = None,
     ) -> type[CompiledModule]:
         """A class from its members, without a class statement."""
         return type(name, (CompiledModule,), dict(dct), export_name=export_name, options=options)
@@ -157,9 +183,18 @@ class CompiledModule:
         mlir_context.run_pipeline(module, pipeline, print_ir=enable_ir_printing)
 
     @staticmethod
-    def run_import(inst: CompiledModule) -> None:
-        """Take the IR from the torch dialect to those that IREE takes as input."""
-        importing.import_to(CompiledModule.get_mlir_module(inst), "import")
+    def run_import(
+        inst: CompiledModule, import_to: ImportPhase | str | None = ImportPhase.IMPORT
+    ) -> None:
+        """Take the IR to a phase: "import" is what IREE takes, "full" its own form."""
+        importing.import_to(CompiledModule.get_mlir_module(inst), import_to)
+
+    @staticmethod
+    def signature_info(
+        *, arg_device: Devices | None = None
+    ) -> Callable[[Callable[..., Any]], ExportTargetDef]:
+        """Say on which devices a procedure takes its arguments, by their places after self."""
+        return partial(ExportTargetDef, argument_device_affinities=arg_device)
 
     jittable = staticmethod(make_jittable)
 

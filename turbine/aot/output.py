@@ -25,7 +25,7 @@ from turbine.dumping import dump
 from turbine.lower.importer import Lowered, lower_all
 from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
-from turbine.mlir import function
+from turbine.mlir import devices, function
 from turbine.mlir.ir import Module
 from turbine.passes import Pass
 from turbine.runtime import container, parameters
@@ -143,8 +143,8 @@ class ExportOutput:
         lowered = transforming.transform(self.lowered, passes)
         return replace(self, lowered=lowered, passes=(*self.passes, *passes))
 
-    def import_to(self, phase: str) -> None:
-        """Take the IR, in place, to "torch_ir", "custom_op_expansion", "import" or "full"."""
+    def import_to(self, phase: str | None) -> None:
+        """Take the IR, in place, to a phase: "import" is what IREE takes, "full" its own form."""
         importing.import_to(self.mlir_module, phase)
 
     def save_mlir(self, path: str | Path) -> None:
@@ -180,6 +180,7 @@ class ExportOutput:
                 open_archive(Path(archive)).check(declared)
         chosen = targets.parse(config.current().target if target is None else target)
         ready = self._lowered_for(chosen.kind)
+        chosen = replace(chosen, devices=devices.count(ready.mlir_module))
         ready.verify()
         source = mlir_context.to_bytecode(ready.mlir_module)
         captured = {

@@ -16,6 +16,7 @@ from turbine import errors
 from turbine.capture import work
 from turbine.capture.program import Program, Weight, identity
 from turbine.capture.quantization import Quantizer
+from turbine.capture.traits import DeviceTensorTrait
 from turbine.lower.weights import WeightBuilder
 from turbine.mlir.ir import Location, Type
 from turbine.signature import Range, Signature
@@ -76,7 +77,7 @@ class Trace:
 
     def weight_of(self, tensor: torch.Tensor, name: str) -> Weight:
         """The weight of a tensor that a procedure uses as it is."""
-        return self._adopt(Weight(name, tensor.detach()))
+        return self._adopt(Weight(name, tensor.detach(), device=DeviceTensorTrait.get(tensor)))
 
     def adopt(self, program: Program, prefix: str) -> Program:
         """The program with weights of this module, packed if they are to be.

@@ -361,7 +361,9 @@ class _Rewrite:
         bound = self._bind(product)
         node = product.node
         build = _Builder(self.program.graph.graph, node)
-        x = build.turned(product.other) if product.is_left else product.other
+        # The product of one layer may be what another one takes.
+        other = self.replaced.get(product.other, product.other)
+        x = build.turned(other) if product.is_left else other
         flat = build.flat(build.cast(x, torch.float32))
         y = build.shaped_like(x, build(GROUPED_PRODUCT, flat, *bound.arguments))
         y = build.turned(y) if product.is_left else y
@@ -399,7 +401,8 @@ class _Rewrite:
         node.meta["val"] = product.node.meta["val"].fake_mode.from_tensor(
             tensor, static_shapes=True
         )
-        self.weights[node.name] = Weight(name, tensor, external=_mark(product.weight, name))
+        of = product.weight
+        self.weights[node.name] = Weight(name, tensor, external=_mark(of, name), device=of.device)
         return node
 
     def _replace(self, node: fx.Node, by: fx.Node) -> None:

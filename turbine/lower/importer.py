@@ -12,7 +12,7 @@ from iree.compiler.extras.fx_importer import ContextCache, FxImporter, GraphNode
 from torch import fx
 
 from turbine import dtypes, errors
-from turbine.capture.program import Region, Weight
+from turbine.capture.program import Devices, Region, Weight
 from turbine.lower import emission
 from turbine.lower.weights import (
     Number,
@@ -22,9 +22,9 @@ from turbine.lower.weights import (
     check_place,
     kept_type,
 )
-from turbine.mlir import constants, function, torch_values
+from turbine.mlir import constants, devices, function, torch_values
 from turbine.mlir import context as mlir_context
-from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
+from turbine.mlir.ir import Block, InsertionPoint, Location, Module, Type, Value
 from turbine.signature import state_functions
 
 # Names a node in the compiler's messages.
@@ -97,6 +97,12 @@ def define_function(
 FunctionTypes = tuple[list[Type], list[Type]]
 
 
+def place_arguments(block: Block, where: Devices) -> None:
+    """Say on which devices a function takes its arguments."""
+    places = {at: devices.affinity(d.ordinal, d.queues) for at, d in where.items()}
+    devices.place_arguments(block, places)
+
+
 def finish(builder: WeightBuilder) -> Lowered:
     """Give state its functions, and list what lies outside the module that was built."""
     kept = tuple(weight for weight in builder.defined.values() if weight.mutable)
@@ -163,6 +169,7 @@ class _Walk:
             self.location,
             visibility=visibility,
         )
+        place_arguments(self.block, region.devices)
         self.body = _Body(self.importer, module.context, self.cache, self.block)
         self.body.target_kind = target_kind
 

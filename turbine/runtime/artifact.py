@@ -61,6 +61,7 @@ class Artifact:
                 contents.bytes_of(CODE),
                 self.driver,
                 partial(_bind, self.target, self._weights),
+                device_count=self.target.devices,
                 state=[state_functions(index) for index, _ in enumerate(self.manifest["state"])],
             )
             self.functions = {
@@ -120,7 +121,8 @@ class Artifact:
     def check_runs_here(self) -> None:
         """Raise unless this machine has the CPU features or the device the code needs."""
         _check_host(self.target, self._contents.source)
-        device.device(self.driver)
+        for ordinal in range(self.target.devices):
+            device.device(self.driver, ordinal)
 
     @property
     def weight_names(self) -> list[str]:

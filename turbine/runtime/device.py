@@ -38,10 +38,10 @@ def driver_for(wanted: Target, mflop: float) -> str:
     return SYNC if mflop < config.current().sync_limit_mflop else TASK
 
 
-def device(driver: str) -> Any:
-    """The default device of a driver."""
+def device(driver: str, ordinal: int = 0) -> Any:
+    """A device of a driver, by default its default one."""
     with _lock:
-        return _device(driver)
+        return _device(driver, ordinal)
 
 
 def immortal(thing: Any) -> Any:
@@ -51,7 +51,7 @@ def immortal(thing: Any) -> Any:
 
 
 @cache
-def _device(driver: str) -> Any:
+def _device(driver: str, ordinal: int) -> Any:
     if driver not in iree.query_available_drivers():
         raise errors.ArtifactTargetError(
             errors.unknown("driver", driver, iree.query_available_drivers()),
@@ -59,11 +59,21 @@ def _device(driver: str) -> Any:
         )
     try:
         # A driver of its own: those that IREE shares hold threads; see Note [After a fork].
-        return immortal(immortal(iree._binding.create_hal_driver(driver)).create_default_device())
+        return immortal(_open(immortal(iree._binding.create_hal_driver(driver)), driver, ordinal))
     except (RuntimeError, ValueError) as error:
         raise errors.ArtifactTargetError(
             f"driver {driver!r} has no device here: {error}"
         ) from error
+
+
+def _open(made: Any, driver: str, ordinal: int) -> Any:
+    """The CPU is as many devices as are asked for; others are those there are."""
+    if ordinal == 0 or driver in (SYNC, TASK):
+        return made.create_default_device()
+    present = made.query_available_devices()
+    if ordinal >= len(present):
+        raise ValueError(f"there are {len(present)}, and the program wants number {ordinal}")
+    return made.create_device(present[ordinal]["device_id"])
 
 
 # Note [After a fork]

@@ -33,8 +33,10 @@ class Executable:
         providers: Providers,
         *,
         state: Sequence[tuple[str, str]] = (),
+        device_count: int = 1,
     ) -> None:
         self._driver = driver
+        self._device_count = device_count
         self._device: Any = None
         self._providers = providers
         self._state = state
@@ -109,10 +111,11 @@ class Executable:
                 self._lost, hint="load the artifact again in this process, or call reset()"
             )
         providers = self._providers()
-        self._device = devices.device(self._driver)
+        every = [devices.device(self._driver, ordinal) for ordinal in range(self._device_count)]
+        self._device = every[0]
         instance = devices.instance()
         try:
-            modules = [iree.create_hal_module(instance, self._device)]
+            modules = [iree.create_hal_module(instance, devices=every)]
             if providers:
                 modules.append(iree.create_io_parameters_module(instance, *providers))
             context = iree.VmContext(instance, [*modules, self._module])
