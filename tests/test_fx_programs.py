@@ -198,6 +198,8 @@ def test_the_command_line_runs_one_entry_point(
 def test_ir_may_be_imported_before_it_is_compiled(model: Reader) -> None:
     output = turbine.aot.export(built(model))
     output.import_to("import")
+    assert "torch.aten" in output.text()
+    output.import_to(turbine.aot.ImportPhase.FULL)
     assert "torch.aten" not in output.text()
     agrees(output.compile(), model)
     with pytest.raises(errors.ConfigError, match="unknown phase of the import 'imprt'"):

@@ -17,7 +17,13 @@ from torch import Tensor, nn
 
 import turbine
 from turbine import errors
-from turbine.aot import ExportOutput
+from turbine.aot import (
+    AbstractTensor,
+    CompiledModule,
+    ExportOutput,
+    export_parameters,
+    jittable,
+)
 from turbine.cli.main import main
 from turbine.mlir import context, matching, parameters, rewriting, symbols
 from turbine.mlir.ir import InsertionPoint, Module, Operation, Type, Value
@@ -508,10 +514,55 @@ def test_linear_ops_are_quantized_along_their_inputs() -> None:
     assert '"w.scales"> : tensor<8x2xf32>' in str(module)
 
 
+LAYER = nn.Linear(40, 6)
+
+
+class Passing(CompiledModule):
+    """Weights that one function reads and another multiplies with."""
+
+    params = export_parameters(LAYER)
+
+    def main(self, x=AbstractTensor(None, 40)):  # type: ignore[no-untyped-def]
+        return self.compute(x, self.params)
+
+    @jittable
+    def compute(x: Tensor, params: dict[str, Tensor]) -> Any:
+        return torch.func.functional_call(LAYER, params, (x,))
+
+
+@pytest.mark.run
+def test_weights_are_followed_into_the_functions_they_are_passed_to() -> None:
+    quantized = turbine.aot.export(Passing).transform(GroupQuantize(4, 16))
+    names = {w.name for w in quantized.lowered.external}
+    assert names == {"params.weight.packed", "params.weight.scales", "params.bias"}
+    weight, x = rounded(LAYER.weight, 4, 16), torch.randn(3, 40)
+    torch.testing.assert_close(quantized.compile()(x), x @ weight.T + LAYER.bias.detach())
+
+
+CALLS = """
+func.func private @f(%w: tensor<8x32xf32>, %x: !torch.vtensor<[2,32],f32>) {
+  %none = torch.constant.none
+  %0 = torch_c.from_builtin_tensor %w : tensor<8x32xf32> -> !torch.vtensor<[8,32],f32>
+  %1 = torch.aten.linear %x, %0, %none
+      : !torch.vtensor<[2,32],f32>, !torch.vtensor<[8,32],f32>, !torch.none
+      -> !torch.vtensor<[2,8],f32>
+  call @f(%w, %x) : (tensor<8x32xf32>, !torch.vtensor<[2,32],f32>) -> ()
+  return
+}
+util.global private @w = #flow.parameter.named<"model"::"w"> : tensor<8x32xf32>
+func.func @main(%x: !torch.vtensor<[2,32],f32>) {
+  %0 = util.global.load @w : tensor<8x32xf32>
+  call @f(%0, %x) : (tensor<8x32xf32>, !torch.vtensor<[2,32],f32>) -> ()
+  return
+}
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         (TWO, "no linear layer to quantize"),
+        (CALLS, "no linear layer to quantize"),
         (
             "util.global private @w.packed = dense<0> : tensor<1xi8>" + LINEAR,
             "cannot quantize w: there is a w.packed already",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from turbine.compiler import pipeline
 from turbine.mlir import context
 from turbine.peer import conversions, debugging, decompositions, exceptions, tools
 from turbine.peer.builder import Builder
+from turbine.peer.functionalization import functorch_functionalize
 from turbine.peer.invoke import invoke_vm_function
 from turbine.peer.ir import InsertionPoint, IrType, Location
 from turbine.runtime import Device
@@ -64,6 +66,77 @@ def test_adding_the_default_decompositions_changes_nothing() -> None:
     with turbine.aot.extend_aot_decompositions(add_ops=listed) as table:
         assert listed
         assert table == before
+
+
+def test_a_function_is_functional_afterwards() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[0].add_(1)
+        return y
+
+    graph = functorch_functionalize(f, torch.zeros(3, 2))
+    targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert not any(target._schema.is_mutable for target in targets)
+    assert torch.equal(graph(torch.zeros(5, 2)), f(torch.zeros(5, 2)))
+
+
+# Builds
+
+BUILD = """
+import torch
+from iree.build import entrypoint, iree_build_main
+from iree.turbine.aot import ExportOutput, export
+from iree.turbine.aot.build_actions import turbine_generate
+
+def generate(size: int, *, kinds: str) -> RESULT:
+    relu = export(torch.nn.ReLU(), args=(torch.ones(size),), module_name="relu")
+    return relu if kinds == "one" else (relu, export(torch.nn.Tanh(), args=(torch.ones(size),)))
+
+@entrypoint
+def model():
+    return turbine_generate(generate, 7, kinds="KINDS", name="model", out_of_process=PROCESS)
+
+if __name__ == "__main__":
+    iree_build_main()
+"""
+
+
+def build(folder: Path, result: str, kinds: str, *, out_of_process: bool) -> dict[str, str]:
+    """The files that a build writes, or what it said where it failed."""
+    file = folder / "builds.py"
+    text = BUILD.replace("RESULT", result).replace("KINDS", kinds)
+    file.write_text(text.replace("PROCESS", str(out_of_process)))
+    command = [sys.executable, str(file), "--output-dir", str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    if ended.returncode:
+        return {"error": ended.stdout + ended.stderr}
+    return {file.name: file.read_text() for file in folder.rglob("*.mlir")}
+
+
+@pytest.mark.parametrize("out_of_process", [True, False])
+def test_a_build_writes_what_a_function_exports(tmp_path: Path, out_of_process: bool) -> None:
+    files = build(tmp_path, "ExportOutput", "one", out_of_process=out_of_process)
+    assert files.keys() == {"model.mlir"}
+    assert "module @relu" in files["model.mlir"]
+    assert "!torch.vtensor<[7],f32>" in files["model.mlir"]
+
+
+def test_a_build_writes_a_file_for_each_export(tmp_path: Path) -> None:
+    pair = "tuple[ExportOutput, ExportOutput]"
+    files = build(tmp_path, pair, "two", out_of_process=False)
+    assert files.keys() == {"model_0.mlir", "model_1.mlir"}
+    assert "torch.aten.tanh" in files["model_1.mlir"]
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [("int", "annotated to return"), ("tuple[ExportOutput, ExportOutput]", "were announced")],
+)
+def test_a_build_tells_of_other_results(tmp_path: Path, result: str, told: str) -> None:
+    assert told in build(tmp_path, result, "one", out_of_process=False)["error"]
 
 
 # Files for IREE's tools

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import turbine
 from tests.models import Fn, assert_alike, relative_error
-from turbine import errors
+from turbine import aot, errors
 from turbine.aot import ExportOutput
 from turbine.capture import grouped_product
 from turbine.passes import RenameParameters
@@ -95,6 +95,14 @@ def test_every_form_of_product(bits: int, group_size: int) -> None:
     found = small.compile()(x)
     for ours, theirs in zip(found.values(), eager(small, x), strict=True):
         assert_alike(ours, theirs, ROUNDING)
+
+
+@pytest.mark.run
+def test_layers_right_after_one_another_are_packed() -> None:
+    model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 32))
+    x = torch.randn(2, 64)
+    small = turbine.aot.quantize(model, args=(x,))
+    assert_alike(small.compile()(x), eager(small, x)[0], ROUNDING)
 
 
 @pytest.mark.run
@@ -354,3 +362,93 @@ def test_transforms_last_when_the_target_changes() -> None:
     small = turbine.aot.quantize(layer, args=(torch.ones(1, 64),), bits=8)
     renamed = small.transform(RenameParameters({"weight.packed": "packed"}))
     assert '"packed"' in renamed._lowered_for("cuda").text()
+
+
+# Compiled modules.
+
+torch.manual_seed(0)
+GIVEN, CLOSED_OVER, OWN = nn.Linear(64, 48), nn.Linear(48, 64, bias=False), nn.Linear(64, 32)
+
+
+class Several(aot.CompiledModule):
+    """A weight for each way to come to one, and state."""
+
+    params = aot.export_parameters(GIVEN)
+    unused = aot.export_global(torch.ones(3))
+    total = aot.export_global(torch.zeros(64), mutable=True)
+    _head = torch.export.export(OWN, (torch.ones(2, 64),))
+
+    def main(self, x=aot.AbstractTensor(2, 64)):  # type: ignore[no-untyped-def]
+        y = self.given(x, self.params)
+        z = self.closed_over(y)
+        self.total = self.add(self.total, z)
+        return self._head(z)
+
+    def again(self, x=aot.AbstractTensor(None, 64)):  # type: ignore[no-untyped-def]
+        return self.given(x, self.params)
+
+    @aot.jittable
+    def given(x: Tensor, params: dict[str, Tensor]) -> Any:
+        return torch.func.functional_call(GIVEN, params, (x,))
+
+    @aot.jittable
+    def closed_over(x: Tensor) -> Any:
+        return CLOSED_OVER(x)
+
+    @aot.jittable
+    def add(total: Tensor, x: Tensor) -> Tensor:
+        return total + x.sum(0)
+
+
+def packed_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    packed = grouped_product.pack(layer.weight, 4, 32).unpacked()
+    return nn.functional.linear(x, packed, layer.bias).detach()
+
+
+@pytest.fixture(scope="module")
+def several() -> ExportOutput:
+    return turbine.aot.quantize(Several)
+
+
+@pytest.mark.run
+def test_procedures_compute_with_packed_weights(several: ExportOutput) -> None:
+    artifact = several.compile()
+    x = torch.randn(2, 64)
+    y = packed_linear(GIVEN, x)
+    z = packed_linear(CLOSED_OVER, y)
+    assert_alike(artifact.main(x), packed_linear(OWN, z), 1e-5)
+    assert_alike(artifact.state["total"], z.sum(0), 1e-5)
+    assert_alike(artifact.again(x[:1]), y[:1], 1e-5)
+
+
+def test_packed_weights_of_a_compiled_module_are_there_once(several: ExportOutput) -> None:
+    report = several.quantization
+    assert report is not None
+    names = {layer.name for layer in report.layers}
+    assert len(report.layers) == 3
+    assert "params.weight" in names
+    held = {w.name: w.tensor for w in several.lowered.external}
+    assert held.keys() == {
+        *(f"{name}.{part}" for name in names for part in ("packed", "scales")),
+        *("params.bias", "unused", "bias"),
+    }
+    total = sum(tensor.nbytes for tensor in held.values())
+    assert report.bytes_after == total + 64 * 4
+    assert {row.name for row in report.kept} == {"params.bias", "unused", "bias", "total"}
+
+
+def test_an_export_of_a_compiled_module_is_quantized_by_patterns() -> None:
+    plain = turbine.aot.export(Several)
+    some = turbine.aot.quantize(plain, exclude=["params.*"])
+    assert some.quantization is not None
+    assert "params.weight" in {row.name for row in some.quantization.kept}
+    assert {w.name for w in plain.lowered.external} > {"params.weight"}
+    with pytest.raises(errors.ConfigError, match="unknown layer to quantize 'heads'"):
+        turbine.aot.quantize(plain, include=["heads"])
+
+
+def test_a_quantized_compiled_module_gets_code_for_other_targets(several: ExportOutput) -> None:
+    assert "stream.executable" in several.text()
+    other = several._lowered_for("cuda")
+    assert "stream.executable" not in other.text()
+    assert [w.name for w in other.lowered.external] == [w.name for w in several.lowered.external]

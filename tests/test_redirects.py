@@ -27,14 +27,23 @@ NAMES = {
         export ExportOutput current_aot_decompositions extend_aot_decompositions
         ExternalTensorTrait externalize_module_parameters save_module_parameters
         ParameterArchive ParameterArchiveBuilder ParameterArchiveEntry
+        CompiledModule FxPrograms FxProgramsBuilder IREE abstractify jittable
+        export_global export_global_tree export_parameters export_buffers
+        AbstractTensor AbstractIndex AbstractF32 AbstractF64 AbstractBool AbstractI32 AbstractI64
+        DeviceAffinity DeviceTensorTrait
         """,
+    "aot.build_actions": "turbine_generate",
+    "aot.compiled_module": "CompiledModule ExportTargetDef ImportPhase ModuleBuilderOptions",
+    "aot.fx_programs": "FxPrograms FxProgramsBuilder",
+    "aot.passes": "functorch_functionalize",
+    "aot.support.ir_utils": "GlobalAttributes ModuleBuilderOptions",
     "aot.decompositions": "current_aot_decompositions extend_aot_decompositions",
     "aot.exporter": "export ExportOutput",
     "aot.params": """
         externalize_module_parameters save_module_parameters
         ParameterArchive ParameterArchiveBuilder ParameterArchiveEntry
         """,
-    "aot.tensor_traits": "ExternalTensorTrait",
+    "aot.tensor_traits": "DeviceAffinity DeviceTensorTrait ExternalTensorTrait",
     "dynamo.backends.base": "backend",
     "dynamo.backends.cpu": "backend",
     "dynamo.decompositions": "DEFAULT_DECOMPOSITIONS DEFAULT_DECOMPOSITION_TABLE",
@@ -56,6 +65,7 @@ NAMES = {
     "runtime.op_reg.impl_helper": """
         TemplateLoader ASMLoader StrFormatTemplateLoader JinjaTemplateLoader call_function
         """,
+    "importers.utils": "TypeSubclassMap",
     "support.conversions": """
         TORCH_DTYPE_TO_IREE_TYPE TORCH_DTYPE_TO_IREE_TYPE_ASM IREE_TYPE_ASM_TO_TORCH_DTYPE
         TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE

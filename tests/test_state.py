@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import turbine
 from tests.forked import in_child
-from turbine import errors
+from turbine import aot, errors
 from turbine.runtime import device as devices
 from turbine.zoo.odd import ODD
 
@@ -125,6 +125,92 @@ def test_state_shares_no_memory_with_arguments_and_results(memory: turbine.Artif
     assert (kept_before[0], kept_total[0]) == (1, 3)
     memory(torch.full((64,), 5.0))
     assert (kept_before[0], kept_total[0]) == (1, 3)
+
+
+# Calls that fail.
+
+
+class Notes(aot.CompiledModule):
+    """A page of rows written in place, and how many were."""
+
+    page = aot.export_global(torch.zeros(4, 64), mutable=True)
+    count = aot.export_global(aot.AbstractIndex, mutable=True)
+
+    def write(self, row=aot.AbstractTensor(1, 64), at=aot.AbstractIndex):  # type: ignore[no-untyped-def]
+        self.page = aot.IREE.tensor_update(self.page, row, at, 0)
+        self.count = self.count + 1
+        return self.count
+
+    def read(self, rows=aot.AbstractTensor(2, dtype=torch.int64)):  # type: ignore[no-untyped-def]
+        self.count = self.count + 1
+        return self.pick(self.page, rows)
+
+    @aot.jittable
+    def pick(page: Tensor, rows: Tensor) -> Tensor:
+        return page[rows]
+
+
+ROWS = torch.tensor([0, 3])
+ONES = torch.ones(1, 64)
+FAILURES: dict[str, Callable[[turbine.Artifact], Any]] = {
+    "the function that writes": lambda notes: notes.write(9 * ONES, 7),
+    "another function": lambda notes: notes.read(torch.tensor([0, 100])),
+}
+
+
+@pytest.fixture(scope="module")
+def notes() -> turbine.Artifact:
+    return aot.export(Notes).compile()
+
+
+@pytest.mark.parametrize("where", FAILURES)
+def test_state_is_what_it_was_before_a_call_that_fails(where: str, notes: turbine.Artifact) -> None:
+    notes.reset()
+    assert notes.write(ONES, 3) == 1
+    for _ in range(2):
+        with pytest.raises(errors.RunError, match="out of range"):
+            FAILURES[where](notes)
+    assert notes.write(2 * ONES, 0) == 2
+    with pytest.raises(errors.RunError, match="out of range"):
+        FAILURES[where](notes)
+    assert notes.state["count"] == 2
+    assert torch.equal(notes.read(ROWS), torch.cat([2 * ONES, ONES]))
+
+
+def test_reset_after_a_call_that_fails_forgets_its_state(notes: turbine.Artifact) -> None:
+    notes.write(ONES, 3)
+    with pytest.raises(errors.RunError):
+        notes.read(torch.tensor([0, 100]))
+    notes.reset()
+    assert notes.state["count"] == 0
+    assert not notes.state["page"].any()
+
+
+class Cached(nn.Module):
+    """Write a row of the buffer, then look up words."""
+
+    cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(4, 64))
+        self.words = nn.Embedding(8, 64)
+
+    def forward(self, at: Tensor, word: Tensor) -> Tensor:
+        self.cache[at] = self.cache[at] + 1
+        found: Tensor = self.words(word) + self.cache[at]
+        return found
+
+
+def test_arguments_are_checked_before_buffers_are_written_in_place() -> None:
+    model = Cached().requires_grad_(False)
+    good, bad = torch.tensor([1]), torch.tensor([8])
+    artifact = aot.export(model, args=(good, good)).compile()
+    torch.testing.assert_close(artifact(good, good), model(good, good))
+    with pytest.raises(errors.RunError, match="embedding"):
+        artifact(good, bad)
+    torch.testing.assert_close(artifact(good, good), model(good, good))
+    assert torch.equal(artifact.state["cache"], model.cache)
 
 
 # Arguments that the program writes.

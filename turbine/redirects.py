@@ -18,9 +18,12 @@ from turbine import errors
 # but is below one is looked for below our module: aot.output is turbine.aot.output.
 MOVED = {
     "aot": "turbine.aot",
+    "aot.build_actions": "turbine.peer.build_actions",
     "aot.decompositions": "turbine.capture.decompositions",
     "aot.exporter": "turbine.aot.exporting",
     "aot.params": "turbine.aot.parameters",
+    "aot.passes": "turbine.peer.functionalization",
+    "aot.support.ir_utils": "turbine.peer.ir_utils",
     "aot.tensor_traits": "turbine.capture.traits",
     "dynamo": "turbine.dynamo",
     "dynamo.backends.base": "turbine.dynamo.entry",
@@ -28,6 +31,7 @@ MOVED = {
     "dynamo.decompositions": "turbine.peer.decompositions",
     "dynamo.passes": "turbine.peer.decompositions",
     "importers.ir": "turbine.peer.ir",
+    "importers.utils": "turbine.peer.importers",
     "runtime": "turbine.runtime",
     "runtime.invoke": "turbine.peer.invoke",
     "runtime.op_reg": "turbine.peer.op_reg",
@@ -47,10 +51,8 @@ MOVED = {
 }
 # Old path -> why there is nothing, there and below.
 ABSENT = {
-    "aot.build_actions": "Turbine has no actions for iree.build; turbine compile is a command",
-    "aot.passes": "turbine.aot.jittable functionalizes what it captures by itself",
-    "aot.support": "the tracing of procedures is not public; turbine.aot has what programs use",
-    "importers.utils": "turbine.mlir holds what builds IR",
+    "aot.support.procedural": "the tracing of procedures is not public; turbine.aot has what "
+    "programs use",
     "kernel": "Turbine has no kernel language yet",
     "kernel.boo": "Turbine has no bag of ops; torch.compile(model, backend='turbine') leaves to "
     "PyTorch what it does not compile",

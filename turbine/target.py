@@ -16,6 +16,7 @@ class Kind:
 
     name: str
     drivers: tuple[str, ...]
+    device: str  # as the compiler calls it
     flags: tuple[str, ...]
     chip_flag: str
     default_chip: str
@@ -28,10 +29,8 @@ KINDS = {
         Kind(
             "cpu",
             ("local-sync", "local-task"),
-            (
-                "--iree-hal-target-device=local",
-                "--iree-hal-local-target-device-backends=llvm-cpu",
-            ),
+            "local",
+            ("--iree-hal-local-target-device-backends=llvm-cpu",),
             "--iree-llvmcpu-target-cpu",
             "host",
             ("generic", "<llvm cpu name>"),
@@ -39,7 +38,8 @@ KINDS = {
         Kind(
             "cuda",
             ("cuda",),
-            ("--iree-hal-target-device=cuda",),
+            "cuda",
+            (),
             "--iree-cuda-target",
             "sm_80",
             ("sm_80", "sm_89"),
@@ -47,7 +47,8 @@ KINDS = {
         Kind(
             "hip",
             ("hip",),
-            ("--iree-hal-target-device=hip",),
+            "hip",
+            (),
             "--iree-rocm-target",
             "gfx942",
             ("gfx942", "gfx1100"),
@@ -55,7 +56,8 @@ KINDS = {
         Kind(
             "vulkan",
             ("vulkan",),
-            ("--iree-hal-target-device=vulkan",),
+            "vulkan",
+            (),
             "--iree-vulkan-target",
             "vp_android_baseline_2022",
             ("rdna3", "ampere"),
@@ -72,6 +74,7 @@ class Target:
     chip: str
     features: str = ""
     architecture: str = ""
+    devices: int = 1  # how many of them a program runs on
 
     @property
     def text(self) -> str:
@@ -87,7 +90,9 @@ class Target:
     def flags(self) -> tuple[str, ...]:
         """Compiler flags that select this target."""
         kind = KINDS[self.kind]
-        flags = (*kind.flags, f"{kind.chip_flag}={self.chip}")
+        places = [""] if self.devices == 1 else [f"[{at}]" for at in range(self.devices)]
+        device = tuple(f"--iree-hal-target-device={kind.device}{place}" for place in places)
+        flags = (*device, *kind.flags, f"{kind.chip_flag}={self.chip}")
         if self.features:
             flags += (f"--iree-llvmcpu-target-cpu-features={self.features}",)
         return flags

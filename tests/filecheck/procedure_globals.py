@@ -14,7 +14,7 @@ MODEL = torch.nn.Linear(4, 2)
 # CHECK-DAG: util.global private mutable @blank = #util.uninitialized : tensor<4xf32>
 # CHECK-DAG: util.global private mutable @tree.a = dense<1.000000e+00> : tensor<2xf32>
 # CHECK-DAG: util.global private mutable @tree.b.0 = dense<0> : tensor<3xi64>
-# CHECK-DAG: util.global private @inside = dense<1.000000e+00> : tensor<2xf32>
+# CHECK-DAG: util.global private @inside <inlining_policy = #util.inline.never> = dense<1.0
 # CHECK-DAG: util.global private @params.weight = #flow.parameter.named<"layer"::"WEIGHT">
 # CHECK-DAG: util.global private @params.bias = #flow.parameter.named<"layer"::"params.bias">
 # CHECK-LABEL: func.func @step
@@ -29,7 +29,7 @@ class Globals(aot.CompiledModule):
     flag = aot.export_global(True, mutable=True)
     cache = aot.export_global(aot.AbstractTensor(4), mutable=True)
     blank = aot.export_global(aot.AbstractTensor(4), mutable=True, uninitialized=True)
-    inside = aot.export_global(torch.ones(2), external=False)
+    inside = aot.export_global(torch.ones(2), external=False, noinline=True)
     tree = aot.export_global_tree(
         {"a": torch.ones(2), "b": [torch.zeros(3, dtype=torch.int64)]}, mutable=True
     )

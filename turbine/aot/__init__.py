@@ -10,6 +10,8 @@ from turbine.aot.abstract import AbstractTensor as AbstractTensor
 from turbine.aot.abstract import abstractify as abstractify
 from turbine.aot.builtins import IREE as IREE
 from turbine.aot.compiled_module import CompiledModule as CompiledModule
+from turbine.aot.compiled_module import ExportTargetDef as ExportTargetDef
+from turbine.aot.compiled_module import ModuleBuilderOptions as ModuleBuilderOptions
 from turbine.aot.exporting import export as export
 from turbine.aot.fx_programs import FxPrograms as FxPrograms
 from turbine.aot.fx_programs import FxProgramsBuilder as FxProgramsBuilder
@@ -18,6 +20,7 @@ from turbine.aot.globals import export_buffers as export_buffers
 from turbine.aot.globals import export_global as export_global
 from turbine.aot.globals import export_global_tree as export_global_tree
 from turbine.aot.globals import export_parameters as export_parameters
+from turbine.aot.importing import ImportPhase as ImportPhase
 from turbine.aot.jittable import jittable as jittable
 from turbine.aot.output import ExportOutput as ExportOutput
 from turbine.aot.parameters import ParameterArchive as ParameterArchive
@@ -30,4 +33,6 @@ from turbine.aot.values import IrScalar as IrScalar
 from turbine.aot.values import IrTensor as IrTensor
 from turbine.capture.decompositions import current_aot_decompositions as current_aot_decompositions
 from turbine.capture.decompositions import extend_aot_decompositions as extend_aot_decompositions
+from turbine.capture.traits import DeviceAffinity as DeviceAffinity
+from turbine.capture.traits import DeviceTensorTrait as DeviceTensorTrait
 from turbine.capture.traits import ExternalTensorTrait as ExternalTensorTrait

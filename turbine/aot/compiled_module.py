@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -14,10 +15,13 @@ from torch.export import ExportedProgram
 from turbine import errors
 from turbine.aot import importing, tracing
 from turbine.aot.globals import Global
+from turbine.aot.importing import ImportPhase
 from turbine.aot.jittable import Jittable
 from turbine.aot.jittable import jittable as make_jittable
 from turbine.aot.procedures import Procedure, ProgramMember
 from turbine.aot.tracing import Trace
+from turbine.capture.program import Devices, Weight
+from turbine.capture.quantization import Quantizer
 from turbine.lower import importer
 from turbine.lower.importer import Lowered
 from turbine.lower.weights import Number, WeightBuilder, check_place
@@ -50,6 +54,24 @@ class InstanceInfo:
     weights: str
 
 
+@dataclass(frozen=True)
+class ModuleBuilderOptions:
+    """What other packages need to be told; sizes and their ranges are known here as they are."""
+
+    import_symbolic_shape_expressions: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ExportTargetDef:
+    """A procedure or program of a class, and the devices it takes its arguments on."""
+
+    target: Callable[..., Any] | ExportedProgram
+    argument_device_affinities: Devices | None = field(default=None, kw_only=True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.target(*args, **kwargs)
+
+
 class CompiledModule:
     """A program written as a class; making an instance traces it.
 
@@ -71,15 +93,21 @@ class CompiledModule:
     _instance_info: InstanceInfo
 
     def __init_subclass__(
-        cls, *, export_name: str | None = None, options: Any = None, **others: Any
+        cls,
+        *,
+        export_name: str | None = None,
+        options: ModuleBuilderOptions | None = None,
+        **others: Any,
     ) -> None:
         super().__init_subclass__(**others)
         del options
         for name, value in list(vars(cls).items()):
-            if isinstance(value, FunctionType) and not name.startswith("_"):
-                setattr(cls, name, Procedure(value, name, cls.__name__))
-            elif isinstance(value, ExportedProgram):
-                setattr(cls, name, ProgramMember(value, name, cls.__name__))
+            told = value if isinstance(value, ExportTargetDef) else ExportTargetDef(value)
+            target, devices = told.target, told.argument_device_affinities
+            if isinstance(target, FunctionType) and not name.startswith("_"):
+                setattr(cls, name, Procedure(target, name, cls.__name__, devices))
+            elif isinstance(target, ExportedProgram):
+                setattr(cls, name, ProgramMember(target, name, cls.__name__, devices))
             elif isinstance(value, Global):
                 value.declare(cls.__name__, name)
         cls._class_info = _class_info(cls, export_name or _snake(cls.__name__))
@@ -88,10 +116,10 @@ class CompiledModule:
         self,
         context: Context | None = None,
         *,
-        import_to: str = "torch_ir",
+        import_to: ImportPhase | str | None = ImportPhase.IMPORT,
         weights: str = "external",
     ) -> None:
-        built = _build(self, check_place(weights), context or mlir_context.new_context())
+        built = build(self, check_place(weights), context=context)
         importing.import_to(built.lowered.module, import_to)
         object.__setattr__(self, "_instance_info", built)
 
@@ -116,7 +144,7 @@ class CompiledModule:
         dct: Mapping[str, Any],
         *,
         export_name: str | None = None,
-        options: Any = None,
+        options: ModuleBuilderOptions | None = None,
     ) -> type[CompiledModule]:
         """A class from its members, without a class statement."""
         return type(name, (CompiledModule,), dict(dct), export_name=export_name, options=options)
@@ -155,9 +183,18 @@ class CompiledModule:
         mlir_context.run_pipeline(module, pipeline, print_ir=enable_ir_printing)
 
     @staticmethod
-    def run_import(inst: CompiledModule) -> None:
-        """Take the IR from the torch dialect to those that IREE takes as input."""
-        importing.import_to(CompiledModule.get_mlir_module(inst), "import")
+    def run_import(
+        inst: CompiledModule, import_to: ImportPhase | str | None = ImportPhase.IMPORT
+    ) -> None:
+        """Take the IR to a phase: "import" is what IREE takes, "full" its own form."""
+        importing.import_to(CompiledModule.get_mlir_module(inst), import_to)
+
+    @staticmethod
+    def signature_info(
+        *, arg_device: Devices | None = None
+    ) -> Callable[[Callable[..., Any]], ExportTargetDef]:
+        """Say on which devices a procedure takes its arguments, by their places after self."""
+        return partial(ExportTargetDef, argument_device_affinities=arg_device)
 
     jittable = staticmethod(make_jittable)
 
@@ -182,18 +219,25 @@ def _snake(name: str) -> str:
     return words.removesuffix("_module") or words
 
 
-def _build(instance: CompiledModule, place: str, context: Context) -> InstanceInfo:
-    """Trace every procedure of an instance into a new module."""
+def build(
+    instance: CompiledModule,
+    place: str,
+    quantizer: Quantizer | None = None,
+    target_kind: str = "cpu",
+    context: Context | None = None,
+) -> InstanceInfo:
+    """Trace every procedure of an instance into a new module; a quantizer packs its weights."""
     info = instance._class_info
-    module = Module.create(Location.unknown(context))
+    module = Module.create(Location.unknown(context or mlir_context.new_context()))
     with module.context, Location.unknown():
         mlir_function.set_module_name(module, info.export_name)
-        trace = Trace(WeightBuilder(module, place))
+        trace = Trace(WeightBuilder(module, place), quantizer, target_kind)
         with tracing.tracing(trace):
             _declare(trace, info)
             functions = [program.define(trace) for program in info.programs.values()]
             functions = [function for function in functions if not function.name.startswith("_")]
             functions += [p.define(trace, instance) for p in info.procedures.values()]
+            _declare_fixed(trace, info)
         lowered = importer.finish(trace.weights)
     mlir_context.verify(module)
     signatures = {function.name: function.signature for function in functions}
@@ -201,15 +245,16 @@ def _build(instance: CompiledModule, place: str, context: Context) -> InstanceIn
 
 
 def _declare(trace: Trace, info: ClassInfo) -> None:
-    """Define every global, used or not, and keep the names of entry points for them."""
+    """Define the state and take every name, of globals and of entry points."""
     for declared in info.globals.values():
         for held in declared.held:
             trace.claim(held.name, f"the global {info.export_name}.{declared.attribute}")
             if isinstance(held, Number):
                 trace.weights.declare_number(held, Location.unknown())
                 continue
-            trace.weights.declare(held, Location.unknown())
             trace.know(held)
+            if held.mutable:
+                trace.weights.declare(held, Location.unknown())
     for name in (*info.procedures, *info.programs):
         problem = None if name.startswith("_") else name_problem(name)
         if problem is not None:
@@ -220,3 +265,16 @@ def _declare(trace: Trace, info: ClassInfo) -> None:
         trace.claim(procedure.name, f"the procedure {procedure.owner}.{procedure.name}")
     for program in info.programs.values():
         trace.claim(program.name, f"the program {program.owner}.{program.name}")
+
+
+def _declare_fixed(trace: Trace, info: ClassInfo) -> None:
+    """Define the globals that are never written, used or not; not those that are packed now."""
+    held = [value for declared in info.globals.values() for value in declared.held]
+    weights = [weight for weight in held if isinstance(weight, Weight)]
+    packed = trace.packed_names
+    for weight in weights:
+        if weight.name not in packed:
+            trace.weights.declare(weight, Location.unknown())
+    if trace.quantizer is not None:
+        defined = trace.weights.defined.values()
+        trace.quantizer.see(weight for weight in defined if isinstance(weight, Weight))

@@ -13,7 +13,7 @@ from turbine.aot import provenance
 from turbine.aot.compiled_module import CompiledModule
 from turbine.aot.fx_programs import FxPrograms, FxProgramsBuilder
 from turbine.aot.output import Exported, ExportOutput
-from turbine.capture.program import Program, capture, share_weights
+from turbine.capture.program import Devices, Program, capture, share_weights
 from turbine.lower.importer import DEFAULT_NAME, lower_all
 
 
@@ -27,11 +27,15 @@ def export(
     module_name: str | None = None,
     function_name: str | None = None,
     strict_export: bool = False,
+    import_symbolic_shape_expressions: bool = False,
     weights: str = "external",
+    arg_device: Devices | None = None,
 ) -> ExportOutput:
     """Export a model with example arguments, or a compiled module without.
 
-    `dynamic_shapes` is what torch.export takes. `weights` says where parameters go: "external"
+    `dynamic_shapes` is what torch.export takes; `arg_device` says on which devices arguments are
+    taken, by their places. Expressions of sizes are part of the signature, whatever
+    `import_symbolic_shape_expressions`. `weights` says where parameters go: "external"
     (beside the code in the artifact, mapped at load), "global" (named values in the IR) or
     "inline" (constants the compiler may fold).
 
@@ -40,6 +44,7 @@ def export(
     >>> out.signature.text()
     '(input: float32[3, 4]) -> float32[3, 2]'
     """
+    del import_symbolic_shape_expressions
     if isinstance(model, CompiledModule):
         return _export_module(model)
     if isinstance(model, type):
@@ -55,6 +60,7 @@ def export(
         kwargs,
         dynamic_shapes=dynamic_shapes,
         strict=strict_export,
+        arg_device=arg_device,
     )
     programs = {function_name or DEFAULT_NAME: program}
     return _output(programs, name, model, weights)
@@ -64,7 +70,11 @@ def _export_several(model: FxPrograms, name: str, weights: str) -> ExportOutput:
     """Programs of one root module, with each of its tensors once."""
     if not model.programs:
         raise errors.ExportError("there is no program to export", hint="export_program adds one")
-    programs = share_weights({entry: capture(p) for entry, p in model.programs.items()})
+    captured = {
+        entry: capture(program, arg_device=model.arg_devices.get(entry))
+        for entry, program in model.programs.items()
+    }
+    programs = share_weights(captured)
     root = model.root_module if isinstance(model, FxProgramsBuilder) else model
     return _output(programs, name, root, weights)
 
@@ -100,4 +110,5 @@ def _export_module(instance: CompiledModule) -> ExportOutput:
         info.class_info.export_name,
         provenance.of(instance),
         info.weights,
+        module=instance,
     )

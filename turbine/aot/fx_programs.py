@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from turbine import errors
-from turbine.capture.program import export_program, identity
+from turbine.capture.program import Devices, export_program, identity
 from turbine.runtime import container
 from turbine.runtime.artifact import name_problem
 
@@ -41,6 +41,7 @@ class FxPrograms:
 
     def __init__(self) -> None:
         self.programs: dict[str, ExportedProgram] = {}
+        self.arg_devices: dict[str, Devices] = {}  # of programs that say so; not saved
 
     def save(self, path: str | Path) -> int:
         """Write an index to `path`, and beside it a .pt2 file a program and one file of tensors.
@@ -101,10 +102,12 @@ class FxProgramsBuilder(FxPrograms):
         dynamic_shapes: Any = None,
         strict: bool = False,
         name: str | None = None,
+        arg_device: Devices | None = None,
     ) -> Callable[..., Any]:
         """Export `f(root_module, *args, **kwargs)` as an entry point called like the function.
 
-        `dynamic_shapes` names the arguments after the module, as torch.export wants them.
+        `dynamic_shapes` names the arguments after the module, as torch.export wants them, and
+        `arg_device` their devices, by their places.
         """
 
         def add(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,6 +122,7 @@ class FxProgramsBuilder(FxPrograms):
             self.programs[entry] = _exported(
                 self.root_module, function, args or (), kwargs, dynamic_shapes, strict
             )
+            self.arg_devices[entry] = arg_device or {}
             return function
 
         return add if f is None else add(f)

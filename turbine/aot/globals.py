@@ -13,10 +13,10 @@ from turbine import dtypes, errors
 from turbine.aot import tracing
 from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify, is_abstract
 from turbine.aot.calls import as_number, as_tensor, require_size
-from turbine.aot.values import IrScalar, IrTensor
+from turbine.aot.values import IrScalar, IrTensor, from_weight
 from turbine.capture import trees
 from turbine.capture.program import Weight
-from turbine.capture.traits import ExternalTensorTrait
+from turbine.capture.traits import DeviceTensorTrait, ExternalTensorTrait
 from turbine.lower.weights import SCOPE, Number
 from turbine.pytree import Tree, flatten
 
@@ -32,6 +32,7 @@ class GlobalAttributes:
     external_scope: str | None = None
     name_mapper: NameMapper | None = None  # from a global's name to its name in the archive
     uninitialized: bool | None = None
+    noinline: bool | None = None  # keeps the compiler from folding what is in the code
 
     def check(self) -> None:
         """Raise if what is asked for cannot be had together."""
@@ -51,6 +52,7 @@ class Settings(TypedDict, total=False):
     external_scope: str | None
     name_mapper: NameMapper | None
     uninitialized: bool | None
+    noinline: bool | None
     attrs: GlobalAttributes | None
 
 
@@ -181,6 +183,8 @@ def _weight(name: str, tensor: torch.Tensor, attributes: GlobalAttributes) -> We
         external=_external(name, tensor, attributes),
         in_code=attributes.external is False,
         uninitialized=bool(attributes.uninitialized),
+        noinline=bool(attributes.noinline),
+        device=DeviceTensorTrait.get(tensor),
     )
 
 
@@ -197,16 +201,15 @@ def _external(
 
 def load(held: Weight | Number) -> IrTensor | IrScalar:
     """The value of a global where the procedure is now."""
-    builder, location = tracing.required(f"the global {held.name!r}").weights, tracing.here()
+    trace = tracing.required(f"the global {held.name!r}")
 
     def write(value: Any) -> None:
         store(held, value)
 
     if isinstance(held, Number):
-        value = builder.load_number(held, location)
+        value = trace.weights.load_number(held, tracing.here())
         return IrScalar(value, dtypes.SCALARS[held.dtype], write)
-    row = dtypes.of_torch(held.tensor.dtype)
-    return IrTensor(builder.load(held, location), tuple(held.tensor.shape), row, write)
+    return from_weight(held, write)
 
 
 def store(held: Weight | Number, value: Any) -> None:

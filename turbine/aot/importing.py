@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from turbine import errors
 from turbine.mlir import context as mlir_context
 from turbine.mlir.ir import Module
 
+
+class ImportPhase(StrEnum):
+    """How far IR is taken: phases in order, and names for two of them."""
+
+    TORCH_IR = "torch_ir"
+    CUSTOM_OP_EXPANSION = "custom_op_expansion"
+    IMPORT = "import"  # custom_op_expansion: what IREE's compiler takes
+    IREE_INTERNAL = "iree_internal"
+    FULL = "full"  # iree_internal
+
+    @staticmethod
+    def parse(spec: str | None) -> ImportPhase:
+        """A phase by its name in any case, "torch-ir" too; None is IMPORT."""
+        name = "import" if spec is None else str(spec).lower().replace("-", "_")
+        known = [str(phase) for phase in ImportPhase]
+        if name not in known:
+            raise errors.ConfigError(errors.unknown("phase of the import", str(spec), known))
+        return ImportPhase(name)
+
+
 _TO_IREE = "builtin.module(torch-to-iree)"
 # What each phase adds to those before it. Ops of our own are emitted when a program is lowered.
-PHASES: dict[str, str | None] = {
-    "torch_ir": None,
-    "custom_op_expansion": None,
-    "import": _TO_IREE,
-    "iree_internal": _TO_IREE,
-    "full": _TO_IREE,
-}
+_PIPELINES = {ImportPhase.IREE_INTERNAL: _TO_IREE, ImportPhase.FULL: _TO_IREE}
 
 
-def import_to(module: Module, phase: str) -> None:
+def import_to(module: Module, phase: str | None) -> None:
     """Run a module through the phases up to one, in place."""
-    if phase not in PHASES:
-        raise errors.ConfigError(errors.unknown("phase of the import", str(phase), PHASES))
-    pipeline = PHASES[phase]
+    pipeline = _PIPELINES.get(ImportPhase.parse(phase))
     if pipeline is not None:
         mlir_context.run_pipeline(module, pipeline)

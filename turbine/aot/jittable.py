@@ -19,7 +19,7 @@ from turbine.aot.tracing import Function, Trace
 from turbine.aot.values import IrScalar, IrTensor, from_number, from_tensor
 from turbine.capture import trees
 from turbine.capture.decompositions import extend_aot_decompositions
-from turbine.capture.program import Program, capture
+from turbine.capture.program import Program, bind_weights, capture
 from turbine.lower import importer
 from turbine.signature import Range
 
@@ -94,24 +94,33 @@ class Jittable:
             return self.function(*args, **kwargs)
         leaves, spec = torch_pytree.tree_flatten(snapshot((args, kwargs)))
         arguments = [_value(leaf) for leaf in leaves]
-        tensors = [argument for argument in arguments if isinstance(argument, IrTensor)]
-        key = (self, str(spec), tuple(_type(argument) for argument in arguments))
+        places = zip(pytree.paths(trees.from_spec(spec), self.name), arguments, strict=True)
+        tensors = {place: argument for place, argument in places if isinstance(argument, IrTensor)}
+        binds = trace.quantizer is not None
+        key = (self, str(spec), tuple(_type(argument, binds) for argument in arguments))
         if key not in trace.functions:
-            paths = pytree.paths(trees.from_spec(spec))
-            trace.functions[key] = self._define(trace, _Call(self.function, arguments, spec), paths)
-        return calls.call(trace.functions[key], tensors)
+            call = _Call(self.function, arguments, spec)
+            trace.functions[key] = self._define(trace, call, tensors)
+        function = trace.functions[key]
+        return calls.call(function, [tensors[given.name] for given in function.signature.inputs])
 
-    def _define(self, trace: Trace, call: _Call, paths: list[str]) -> Function:
+    def _define(self, trace: Trace, call: _Call, tensors: Mapping[str, IrTensor]) -> Function:
         program = self._capture(call, trace)
+        named = zip(program.signature.inputs, tensors, strict=True)
+        inputs = tuple(replace(spec, name=place) for spec, place in named)
+        program = replace(program, signature=replace(program.signature, inputs=inputs))
+        if trace.quantizer is not None:
+            program = bind_weights(program, {p: t.weight for p, t in tensors.items() if t.weight})
         name = trace.unique(self.name, f"the jittable {self.name}")
-        adopted = trace.adopt(program, name)
         types = importer.define_function(
-            trace.weights, name, adopted, visibility="private", callable_inside=True
+            trace.weights,
+            name,
+            trace.adopt(program, name),
+            target_kind=trace.target_kind,
+            visibility="private",
+            callable_inside=True,
         )
-        places = [p for p, a in zip(paths, call.arguments, strict=True) if isinstance(a, IrTensor)]
-        named = zip(program.signature.inputs, places, strict=True)
-        inputs = tuple(replace(spec, name=f"{self.name}{place}") for spec, place in named)
-        return Function(name, replace(program.signature, inputs=inputs), *types)
+        return Function(name, program.signature, *types)
 
     def _capture(self, call: _Call, trace: Trace) -> Program:
         tensors = [argument for argument in call.arguments if isinstance(argument, IrTensor)]
@@ -172,9 +181,11 @@ def _value(leaf: Any) -> Any:
     return from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
-def _type(argument: Any) -> Any:
+def _type(argument: Any, binds: bool) -> Any:
+    """What a function is captured for; one that binds weights, for each of them."""
     if isinstance(argument, IrTensor):
-        return argument.row, argument.shape
+        weight = argument.weight if binds else None
+        return argument.row, argument.shape, None if weight is None else weight.name
     if argument is None or isinstance(argument, (bool, int, float, str)):
         return type(argument), repr(argument)
     return _Same(argument)

@@ -15,16 +15,17 @@ from typing import Any
 from turbine import config, dtypes, errors
 from turbine import target as targets
 from turbine.aot import importing, transforming
+from turbine.aot.compiled_module import CompiledModule, build
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
-from turbine.capture.quantization import Report
+from turbine.capture.quantization import Quantizer, Report
 from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.dumping import dump
 from turbine.lower.importer import Lowered, lower_all
 from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
-from turbine.mlir import function
+from turbine.mlir import devices, function
 from turbine.mlir.ir import Module
 from turbine.passes import Pass
 from turbine.runtime import container, parameters
@@ -64,7 +65,9 @@ class ExportOutput:
     module_name: str
     provenance: dict[str, Any]
     weights: str = "external"  # where they are, as export was told
-    quantization: Report | None = None  # what `quantize` did
+    module: CompiledModule | None = None  # whose procedures were traced, if it is one
+    quantizer: Quantizer | None = None  # what packed the weights, if `quantize` was asked to
+    quantization: Report | None = None  # what it did
     target_kind: str = "cpu"  # the kind of target whose own code the IR may hold
     passes: tuple[Pass, ...] = ()  # what `transform` ran
 
@@ -140,8 +143,8 @@ class ExportOutput:
         lowered = transforming.transform(self.lowered, passes)
         return replace(self, lowered=lowered, passes=(*self.passes, *passes))
 
-    def import_to(self, phase: str) -> None:
-        """Take the IR, in place, to "torch_ir", "custom_op_expansion", "import" or "full"."""
+    def import_to(self, phase: str | None) -> None:
+        """Take the IR, in place, to a phase: "import" is what IREE takes, "full" its own form."""
         importing.import_to(self.mlir_module, phase)
 
     def save_mlir(self, path: str | Path) -> None:
@@ -177,6 +180,7 @@ class ExportOutput:
                 open_archive(Path(archive)).check(declared)
         chosen = targets.parse(config.current().target if target is None else target)
         ready = self._lowered_for(chosen.kind)
+        chosen = replace(chosen, devices=devices.count(ready.mlir_module))
         ready.verify()
         source = mlir_context.to_bytecode(ready.mlir_module)
         captured = {
@@ -201,14 +205,20 @@ class ExportOutput:
         """Products of quantized weights have code of their own for CPUs."""
         if self.quantization is None or self.target_kind == target_kind:
             return self
-        lowered = lower_all(
-            self.programs,
-            module_name=self.module_name,
-            weights=self.weights,
-            target_kind=target_kind,
-        )
-        lowered = transforming.transform(lowered, self.passes)
-        return replace(self, lowered=lowered, target_kind=target_kind)
+        return replace(self, lowered=self.lowered_anew(target_kind), target_kind=target_kind)
+
+    def lowered_anew(self, target_kind: str) -> Lowered:
+        """The programs or procedures lowered again, with the quantizer and the passes there are."""
+        if self.module is not None:
+            lowered = build(self.module, self.weights, self.quantizer, target_kind).lowered
+        else:
+            lowered = lower_all(
+                self.programs,
+                module_name=self.module_name,
+                weights=self.weights,
+                target_kind=target_kind,
+            )
+        return transforming.transform(lowered, self.passes) if self.passes else lowered
 
     def _deliver(
         self, compiled: Compiled, save_to: str | Path | None, archive: str | Path | None

@@ -19,7 +19,7 @@ from turbine.aot.globals import snapshot
 from turbine.aot.tracing import Function, Trace
 from turbine.aot.values import IrScalar, IrTensor, from_tensor, tensor_type
 from turbine.capture import trees
-from turbine.capture.program import capture
+from turbine.capture.program import Devices, capture, check_devices
 from turbine.lower import importer
 from turbine.mlir import function as mlir_function
 from turbine.mlir.ir import InsertionPoint, Location, Type, Value
@@ -32,10 +32,17 @@ PUBLIC, PRIVATE = "public", "private"
 class Procedure:
     """A function of a compiled module's class; in another procedure, it is called as a method."""
 
-    def __init__(self, function: Callable[..., Any], name: str, owner: str) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        owner: str,
+        devices: Devices | None = None,
+    ) -> None:
         self.function = function
         self.name = name
         self.owner = owner
+        self.devices = devices
 
     def __get__(self, instance: Any, owner: type) -> Any:
         return self if instance is None else partial(self._call, instance)
@@ -81,6 +88,7 @@ class Procedure:
             location,
             visibility=PRIVATE if is_replaced else PUBLIC,
         )
+        importer.place_arguments(block, check_devices(self.devices, len(taken.types)))
         with InsertionPoint(block), trace.sizes_within(taken.symbols):
             args, kwargs = taken.nested(list(block.arguments))
             result = self._run(instance, args, kwargs)
@@ -241,10 +249,17 @@ def _location(function: Callable[..., Any]) -> Location:
 class ProgramMember:
     """An exported program of a compiled module's class; procedures call it as a method."""
 
-    def __init__(self, exported: ExportedProgram, name: str, owner: str) -> None:
+    def __init__(
+        self,
+        exported: ExportedProgram,
+        name: str,
+        owner: str,
+        devices: Devices | None = None,
+    ) -> None:
         self.exported = exported
         self.name = name
         self.owner = owner
+        self.devices = devices
 
     @property
     def is_public(self) -> bool:
@@ -263,11 +278,12 @@ class ProgramMember:
         """The function of the module, lowered if it is not there."""
         if self not in trace.functions:
             trace.claim(self.name, f"the program {self.owner}.{self.name}")
-            program = trace.adopt(capture(self.exported), self.name)
+            program = trace.adopt(capture(self.exported, arg_device=self.devices), self.name)
             types = importer.define_function(
                 trace.weights,
                 self.name,
                 program,
+                target_kind=trace.target_kind,
                 visibility=PUBLIC if self.is_public else PRIVATE,
                 callable_inside=True,
             )

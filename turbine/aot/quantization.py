@@ -10,14 +10,25 @@ import torch
 from torch.export import ExportedProgram
 
 from turbine import errors
+from turbine.aot.compiled_module import CompiledModule
 from turbine.aot.exporting import export
+from turbine.aot.fx_programs import FxPrograms
 from turbine.aot.output import Exported, ExportOutput
-from turbine.capture import quantization
-from turbine.lower.importer import lower_all
+from turbine.capture.quantization import Quantizer
+
+# What can be quantized: anything that can be exported, or an export.
+Source = (
+    torch.nn.Module
+    | ExportedProgram
+    | FxPrograms
+    | CompiledModule
+    | type[CompiledModule]
+    | ExportOutput
+)
 
 
 def quantize(
-    source: torch.nn.Module | ExportedProgram | ExportOutput,
+    source: Source,
     /,
     *,
     bits: int = 4,
@@ -31,8 +42,9 @@ def quantize(
     Weights are rounded in groups of `group_size` along the axis that is summed over, each with a
     float16 scale; smaller groups are more accurate and larger. `include` and `exclude` are
     patterns such as "layers.*.gate" for the names of layers or of their weights. A model is
-    exported first: `exporting` is what `export` takes. What is given stays as it is.
-    The result's `quantization` says what became of each weight.
+    exported first: `exporting` is what `export` takes. What is given stays as it is; of a compiled
+    module, procedures are traced again. The result's `quantization` says what became of each
+    weight.
 
     >>> import torch, turbine
     >>> out = turbine.aot.export(torch.nn.Linear(64, 32), args=(torch.ones(1, 64),))
@@ -41,17 +53,17 @@ def quantize(
     [('weight', 8192, 1152)]
     """
     output = _exported(source, exporting)
-    programs, report = quantization.quantize(
-        output.programs, bits=bits, group_size=group_size, include=include, exclude=exclude
-    )
-    lowered = lower_all(programs, module_name=output.module_name, weights=output.weights)
-    entry_points = {name: Exported.of(program) for name, program in programs.items()}
-    return replace(output, entry_points=entry_points, lowered=lowered, quantization=report)
+    quantizer = Quantizer(bits, group_size, include, exclude)
+    output = replace(output, quantizer=quantizer)
+    if output.module is None:
+        packed = {name: quantizer(program) for name, program in output.programs.items()}
+        entry_points = {name: Exported.of(program) for name, program in packed.items()}
+        output = replace(output, entry_points=entry_points)
+    lowered = output.lowered_anew(output.target_kind)
+    return replace(output, lowered=lowered, quantization=quantizer.report())
 
 
-def _exported(
-    source: torch.nn.Module | ExportedProgram | ExportOutput, exporting: dict[str, Any]
-) -> ExportOutput:
+def _exported(source: Source, exporting: dict[str, Any]) -> ExportOutput:
     if not isinstance(source, ExportOutput):
         return export(source, **exporting)
     if exporting:

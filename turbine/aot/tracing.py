@@ -15,6 +15,8 @@ import torch
 from turbine import errors
 from turbine.capture import work
 from turbine.capture.program import Program, Weight, identity
+from turbine.capture.quantization import Quantizer
+from turbine.capture.traits import DeviceTensorTrait
 from turbine.lower.weights import WeightBuilder
 from turbine.mlir.ir import Location, Type
 from turbine.signature import Range, Signature
@@ -35,6 +37,8 @@ class Trace:
     """A module under construction."""
 
     weights: WeightBuilder
+    quantizer: Quantizer | None = None  # packs the weights of what is captured
+    target_kind: str = "cpu"
     functions: dict[Any, Function] = field(default_factory=dict)  # by what they were made from
     in_progress: list[Any] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # symbol -> what has it
@@ -73,16 +77,32 @@ class Trace:
 
     def weight_of(self, tensor: torch.Tensor, name: str) -> Weight:
         """The weight of a tensor that a procedure uses as it is."""
-        return self._adopt(Weight(name, tensor.detach()))
+        return self._adopt(Weight(name, tensor.detach(), device=DeviceTensorTrait.get(tensor)))
 
     def adopt(self, program: Program, prefix: str) -> Program:
-        """The program with weights of this module: one for each tensor, by names not taken."""
+        """The program with weights of this module, packed if they are to be.
+
+        There is one for each tensor, by names not taken.
+        """
         self.mflop += work.mflop(program.graph.graph)
         weights = {
             placeholder: self._adopt(weight, prefix)
             for placeholder, weight in program.weights.items()
         }
-        return replace(program, weights=weights)
+        adopted = replace(program, weights=weights)
+        if self.quantizer is None:
+            return adopted
+        packed = self.quantizer(adopted)
+        known = {weight.name for weight in weights.values()}
+        for weight in packed.weights.values():
+            if weight.name not in known:
+                self.claim(weight.name, f"the packed weight {weight.name}")
+        return packed
+
+    @property
+    def packed_names(self) -> set[str]:
+        """The weights that have been packed; some may be used as they were, too."""
+        return set() if self.quantizer is None else self.quantizer.packed_names
 
     def _adopt(self, weight: Weight, prefix: str = "") -> Weight:
         known = self._known.get(identity(weight.tensor))

@@ -11,6 +11,7 @@ import torch
 from turbine import dtypes, errors
 from turbine.aot import tracing
 from turbine.aot.abstract import AbstractScalar
+from turbine.capture.program import Weight
 from turbine.dtypes import Dtype, Scalar
 from turbine.mlir import constants, flow, scalars
 from turbine.mlir.ir import Type, Value
@@ -267,19 +268,30 @@ class IrTensor:
 
     def __init__(
         self,
-        value: Value,
+        value: Value | None,
         shape: tuple[int | str | None, ...],
         row: Dtype,
         store: Callable[[Any], None] | None = None,
         *,
         is_own: bool = False,
+        weight: Weight | None = None,
     ) -> None:
-        self.value = value
+        self._value = value
+        self.weight = weight  # that it is for good; it has a value once that is asked for
         self.shape = shape
         self.row = row
         self.is_own = is_own or store is not None  # its memory is not a caller's
         self._store = store
         self._sizes: dict[int, IrScalar] = {}
+
+    @property
+    def value(self) -> Value:
+        """The tensor in IR."""
+        if self._value is None:
+            assert self.weight is not None
+            trace = tracing.required("a weight")
+            self._value = trace.weights.load(self.weight, tracing.here())
+        return self._value
 
     @property
     def dtype(self) -> torch.dtype:
@@ -354,7 +366,7 @@ class IrTensor:
         """Take another value, as a tensor does that is written in place."""
         if self._store is not None:
             self._store(other)
-        self.value = other.value
+        self._value, self.weight = other.value, None
 
 
 def type_text(row: Dtype, shape: tuple[Any, ...]) -> str:
@@ -376,9 +388,16 @@ def without_names(shape: tuple[int | str | None, ...]) -> tuple[int | None, ...]
 def from_tensor(tensor: torch.Tensor) -> IrTensor:
     """A tensor that is at hand, as one of the program."""
     trace = tracing.required("a tensor")
-    weight = trace.weight_of(tensor, "constant")
-    value = trace.weights.load(weight, tracing.here())
-    return IrTensor(value, tuple(tensor.shape), dtypes.of_torch(tensor.dtype))
+    return from_weight(trace.weight_of(tensor, "constant"))
+
+
+def from_weight(weight: Weight, store: Callable[[Any], None] | None = None) -> IrTensor:
+    """A weight as it is now; one that is never written is loaded where it is first used."""
+    shape, row = tuple(weight.tensor.shape), dtypes.of_torch(weight.tensor.dtype)
+    if not weight.mutable:
+        return IrTensor(None, shape, row, store, weight=weight)
+    builder = tracing.required("a weight").weights
+    return IrTensor(builder.load(weight, tracing.here()), shape, row, store)
 
 
 def from_number(number: IrScalar) -> IrTensor:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.effects import is_ordered
+
 aten = torch.ops.aten
 Size = int | fx.Node
 
@@ -35,6 +37,34 @@ def check_indices(graph: fx.Graph, changing: Iterable[str]) -> None:
         for index in list(find(node)) if find is not None else []:
             if index.node.meta["val"].dtype in (torch.int32, torch.int64):
                 node.replace_input_with(index.node, _guarded(graph, node, index))
+
+
+def check_early(graph: fx.Graph) -> None:
+    """Move assertions, with what they are computed from, ahead of all else.
+
+    Compiled code updates state in place, so a call that is to fail has to before it does.
+    """
+    early: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.target is aten._assert_async.msg:
+            sources = _sources(node)
+            if not any(is_ordered(source) for source in sources):
+                early |= {node, *sources}
+    rest = next(n for n in graph.nodes if n.op != "placeholder" and n not in early)
+    for node in [node for node in graph.nodes if node in early]:
+        rest.prepend(node)
+
+
+def _sources(node: fx.Node) -> set[fx.Node]:
+    """The nodes that a node is computed from, without placeholders."""
+    found: set[fx.Node] = set()
+    waiting = list(node.all_input_nodes)
+    while waiting:
+        source = waiting.pop()
+        if source.op != "placeholder" and source not in found:
+            found.add(source)
+            waiting += source.all_input_nodes
+    return found
 
 
 def _dependents(graph: fx.Graph, names: set[str]) -> list[fx.Node]:

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import Any
 
 import torch
@@ -26,12 +27,15 @@ from turbine import dims, dtypes, errors, pytree
 from turbine.capture import dim_names, graph_passes, trees
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
-from turbine.capture.index_checks import check_indices
+from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.ownership import keep_arguments
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.small_integers import widen_small_integers
-from turbine.capture.traits import ExternalTensorTrait
+from turbine.capture.traits import DeviceAffinity, DeviceTensorTrait, ExternalTensorTrait
 from turbine.signature import Input, Output, Range, Signature
+
+# Where arguments are taken, by their places among those passed.
+Devices = Mapping[int, DeviceAffinity]
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Weight:
     external: ExternalTensorTrait | None = None  # where it is to be found, if a user has said so
     in_code: bool = False  # its value is part of the code, wherever others are
     uninitialized: bool = False  # it has no value before the program writes one
+    noinline: bool = False  # its value is not to be put in the place of what reads it
+    device: DeviceAffinity | None = None  # where it is held, if a user has said so
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class Region:
     weights: Mapping[str, Weight] = field(default_factory=dict)  # placeholder -> value bound to it
     stores: Mapping[str, fx.Node] = field(default_factory=dict)  # weight -> its value afterwards
     constants: Mapping[str, Any] = field(default_factory=dict)  # placeholder -> fixed value
+    devices: Devices = field(default_factory=dict)  # of inputs, by their places
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +84,9 @@ def capture(
     *,
     dynamic_shapes: Any = None,
     strict: bool = False,
+    arg_device: Devices | None = None,
 ) -> Program:
-    """Export, decompose and clean a model."""
+    """Export, decompose and clean a model; `arg_device` says where arguments are taken."""
     exported = model
     if not isinstance(exported, ExportedProgram):
         exported = export_program(exported, args, kwargs or {}, dynamic_shapes, strict)
@@ -87,10 +95,23 @@ def capture(
     program = _program(decomposed, _parameter_names(model, exported))
     widen_small_integers(program.graph.graph)
     check_indices(program.graph.graph, [*program.inputs, *program.stores])
+    check_early(program.graph.graph)
     rewrite_reshapes(program.graph.graph)
     keep_arguments(program.graph.graph, program.inputs)
     named = dim_names.with_user_names(program.signature, dynamic_shapes)
-    return replace(program, signature=named)
+    devices = check_devices(arg_device, len(program.inputs))
+    return replace(program, signature=named, devices=devices)
+
+
+def check_devices(devices: Devices | None, count: int) -> Devices:
+    """The devices of arguments, or an error that names one that is no argument."""
+    wrong = [place for place in devices or {} if place not in range(count)]
+    if wrong:
+        raise errors.ExportError(
+            f"arg_device places argument {wrong[0]}, but there are {count}",
+            hint="arguments are counted from 0, as leaves of nested ones",
+        )
+    return devices or {}
 
 
 def export_program(
@@ -339,9 +360,27 @@ def _weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> dict[s
         mutable = spec.arg.name in stores
         external = ExternalTensorTrait.get(tensor)
         key = (id(spec),) if mutable else (external, *identity(tensor))
-        weight = Weight(name, tensor.detach(), mutable, external)
+        device = DeviceTensorTrait.get(tensor)
+        weight = Weight(name, tensor.detach(), mutable, external, device=device)
         bound[spec.arg.name] = unique.setdefault(key, weight)
     return bound
+
+
+def bind_weights(program: Program, weights: Mapping[str, Weight]) -> Program:
+    """The program with weights in the place of some of its inputs, unless it writes them."""
+    specs = program.signature.inputs
+    bound = {
+        place: weights[spec.name]
+        for place, spec in zip(program.inputs, specs, strict=True)
+        if spec.name in weights and not spec.mutated
+    }
+    left = [place not in bound for place in program.inputs]
+    return replace(
+        program,
+        inputs=tuple(compress(program.inputs, left)),
+        weights={**program.weights, **bound},
+        signature=replace(program.signature, inputs=tuple(compress(specs, left))),
+    )
 
 
 def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:

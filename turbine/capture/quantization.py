@@ -83,31 +83,73 @@ def _row(layer: Layer) -> tuple[str, ...]:
 _size = tables.bytes_text
 
 
-def quantize(
-    programs: Mapping[str, Program],
-    *,
-    bits: int,
-    group_size: int,
-    include: Sequence[str] = ("*",),
-    exclude: Sequence[str] = (),
-) -> tuple[dict[str, Program], Report]:
-    """Replace products with weights by products with packed ones; the programs given stay.
+class Quantizer:
+    """Replaces products with weights by products with packed ones, in one program after another.
 
-    A weight that several programs use is packed once.
+    A weight that several programs use is packed once. `include` and `exclude` are patterns for the
+    names of layers or of their weights.
     """
-    _check(bits, group_size)
-    before = _bytes(programs.values())
-    copies = {name: _copy(program) for name, program in programs.items()}
-    found = {name: _products(program) for name, program in copies.items()}
-    everything = [product for products in found.values() for product in products]
-    chosen = _choose(everything, include, exclude)
-    packing = _Packing(bits, group_size)
-    packed = {
-        name: _rewritten(program, packing, [p for p in found[name] if p in chosen])
-        for name, program in copies.items()
-    }
-    kept = _kept(packed.values(), everything, chosen)
-    return packed, Report(tuple(packing.layers), kept, before, _bytes(packed.values()))
+
+    def __init__(
+        self, bits: int, group_size: int, include: Sequence[str], exclude: Sequence[str]
+    ) -> None:
+        _check(bits, group_size)
+        _check_patterns(include, exclude)
+        self.include = include
+        self.exclude = exclude
+        self.packing = _Packing(bits, group_size)
+        self.found: list[_Product] = []
+        self.chosen: list[_Product] = []
+        self.before: dict[str, Weight] = {}
+        self.after: dict[str, Weight] = {}
+
+    def __call__(self, program: Program) -> Program:
+        """A copy of the program with packed weights."""
+        self.before |= _used_weights(program)
+        copied = _copy(program)
+        found = _products(copied)
+        chosen = [p for p in found if _matches(p, self.include) and not _matches(p, self.exclude)]
+        self.found += found
+        self.chosen += chosen
+        packed = _rewritten(copied, self.packing, chosen)
+        self.after |= _used_weights(packed)
+        return packed
+
+    def see(self, weights: Iterable[Weight]) -> None:
+        """Take note of weights that are used outside of programs too."""
+        for weight in weights:
+            if weight.name not in self.after:
+                self.before[weight.name] = self.after[weight.name] = weight
+
+    @property
+    def packed_names(self) -> set[str]:
+        """The names of the weights that were packed."""
+        return {name for name, _ in self.packing.packed}
+
+    def report(self) -> Report:
+        """What became of each weight; patterns that fit no layer are refused."""
+        self._check_names()
+        before, after = _bytes(self.before), _bytes(self.after)
+        return Report(tuple(self.packing.layers), self._kept(), before, after)
+
+    def _check_names(self) -> None:
+        names = sorted({name for product in self.found for name in product.names})
+        for pattern in (*self.include, *self.exclude):
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
+                raise errors.ConfigError(
+                    errors.unknown("layer to quantize", pattern, names),
+                    hint="patterns are as in file names: *.gate, layers.[0-3].*",
+                )
+
+    def _kept(self) -> tuple[Kept, ...]:
+        """The weights left as they were, and why, largest first."""
+        in_products = {p.weight.name for p in self.found}
+        in_chosen = {p.weight.name for p in self.chosen}
+        old = [w for name, w in self.after.items() if name in self.before]
+        return tuple(
+            Kept(w.name, w.tensor.nbytes, _why_kept(w.name, in_products, in_chosen))
+            for w in sorted(old, key=lambda w: -w.tensor.nbytes)
+        )
 
 
 def _products(program: Program) -> list[_Product]:
@@ -232,21 +274,6 @@ def _repeats(node: fx.Node, values: Tensor) -> bool:
     return is_one and len(shape) > 2 and tuple(shape[-2:]) == tuple(values.shape[-2:])
 
 
-def _choose(
-    found: Sequence[_Product], include: Sequence[str], exclude: Sequence[str]
-) -> list[_Product]:
-    if isinstance(include, str) or isinstance(exclude, str):
-        raise errors.ConfigError("include and exclude are each a list of patterns, not a string")
-    names = sorted({name for product in found for name in product.names})
-    for pattern in (*include, *exclude):
-        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
-            raise errors.ConfigError(
-                errors.unknown("layer to quantize", pattern, names),
-                hint="patterns are as in file names: *.gate, layers.[0-3].*",
-            )
-    return [p for p in found if _matches(p, include) and not _matches(p, exclude)]
-
-
 def _matches(product: _Product, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in product.names for pattern in patterns)
 
@@ -258,6 +285,11 @@ def _check(bits: int, group_size: int) -> None:
         raise errors.ConfigError(
             f"cannot make groups of {group_size=}", hint="use a whole number, such as 32 or 128"
         )
+
+
+def _check_patterns(include: Sequence[str], exclude: Sequence[str]) -> None:
+    if isinstance(include, str) or isinstance(exclude, str):
+        raise errors.ConfigError("include and exclude are each a list of patterns, not a string")
 
 
 def _copy(program: Program) -> Program:
@@ -329,7 +361,9 @@ class _Rewrite:
         bound = self._bind(product)
         node = product.node
         build = _Builder(self.program.graph.graph, node)
-        x = build.turned(product.other) if product.is_left else product.other
+        # The product of one layer may be what another one takes.
+        other = self.replaced.get(product.other, product.other)
+        x = build.turned(other) if product.is_left else other
         flat = build.flat(build.cast(x, torch.float32))
         y = build.shaped_like(x, build(GROUPED_PRODUCT, flat, *bound.arguments))
         y = build.turned(y) if product.is_left else y
@@ -367,7 +401,8 @@ class _Rewrite:
         node.meta["val"] = product.node.meta["val"].fake_mode.from_tensor(
             tensor, static_shapes=True
         )
-        self.weights[node.name] = Weight(name, tensor, external=_mark(product.weight, name))
+        of = product.weight
+        self.weights[node.name] = Weight(name, tensor, external=_mark(of, name), device=of.device)
         return node
 
     def _replace(self, node: fx.Node, by: fx.Node) -> None:
@@ -479,32 +514,16 @@ def _layer(product: _Product, packed: Packed) -> Layer:
     )
 
 
-def _kept(
-    packed: Iterable[Program], found: Sequence[_Product], chosen: Sequence[_Product]
-) -> tuple[Kept, ...]:
-    """The weights left as they were, and why, largest first."""
-    in_products = {p.weight.name for p in found}
-    in_chosen = {p.weight.name for p in chosen}
-    weights = {w.name: w for program in packed for w in program.weights.values()}
-    old = [w for w in weights.values() if not w.name.endswith(_SUFFIXES)]
-    return tuple(
-        Kept(w.name, w.tensor.nbytes, _why_kept(w.name, in_products, in_chosen))
-        for w in sorted(old, key=lambda w: -w.tensor.nbytes)
-    )
-
-
-_SUFFIXES = (".packed", ".scales")
-
-
 def _why_kept(name: str, in_products: set[str], in_chosen: set[str]) -> str:
     if name in in_chosen:
         return "not finite, or also used outside of products"
     return "left out as asked" if name in in_products else "not the weight of a product"
 
 
-def _bytes(programs: Iterable[Program]) -> int:
-    weights: dict[str, Weight] = {}
-    for program in programs:
-        used = {node.name for node in program.graph.graph.nodes if node.users}
-        weights |= {w.name: w for name, w in program.weights.items() if name in used}
-    return sum(w.tensor.nbytes for w in weights.values())
+def _used_weights(program: Program) -> dict[str, Weight]:
+    used = {node.name for node in program.graph.graph.nodes if node.users}
+    return {w.name: w for place, w in program.weights.items() if place in used}
+
+
+def _bytes(weights: Mapping[str, Weight]) -> int:
+    return sum(weight.tensor.nbytes for weight in weights.values())

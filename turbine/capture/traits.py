@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,4 +34,43 @@ class ExternalTensorTrait:
         _EXTERNAL[tensor] = self
 
 
+@dataclass(frozen=True)
+class DeviceAffinity:
+    """A device by its number, and the queues of it to use, if not any.
+
+    >>> import torch
+    >>> from turbine import aot
+    >>> second = aot.DeviceAffinity(1)
+    >>> out = aot.export(torch.nn.ReLU(), args=(torch.ones(2),), arg_device={0: second})
+    >>> "iree.abi.affinity = #hal.device.promise<@__device_1>" in out.text()
+    True
+    """
+
+    ordinal: int
+    queues: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class DeviceTensorTrait(DeviceAffinity):
+    """Marks a tensor to be held on a device.
+
+    >>> import torch
+    >>> from turbine.aot import DeviceTensorTrait
+    >>> table = torch.ones(4)
+    >>> DeviceTensorTrait(1).set(table)
+    >>> DeviceTensorTrait.get(table).ordinal
+    1
+    """
+
+    @staticmethod
+    def get(tensor: torch.Tensor) -> DeviceTensorTrait | None:
+        """The mark of a tensor, if it has one."""
+        return _PLACED.get(tensor)
+
+    def set(self, tensor: torch.Tensor) -> None:
+        """Mark a tensor; the mark goes with it and not with its copies."""
+        _PLACED[tensor] = self
+
+
+_PLACED: MutableMapping[torch.Tensor, DeviceTensorTrait] = WeakTensorKeyDictionary()
 _EXTERNAL: MutableMapping[torch.Tensor, ExternalTensorTrait] = WeakTensorKeyDictionary()

@@ -30,6 +30,7 @@ def resolve(wanted: Target, *, in_process: bool | None = None) -> Target:
         _first(_CPU, probed, "generic"),
         _settled(_first(_FEATURES, probed, "")),
         _first(_TRIPLE, probed, target.host_architecture()),
+        wanted.devices,
     )
     if not found.features and wanted.chip not in ("host", "generic"):
         raise errors.UnknownTarget(

@@ -13,7 +13,7 @@ from torch import fx
 
 from turbine import dtypes, errors
 from turbine.capture.declared_ops import EMITTED
-from turbine.capture.program import Region, Weight
+from turbine.capture.program import Devices, Region, Weight
 from turbine.lower import emission
 from turbine.lower.weights import (
     Number,
@@ -24,8 +24,8 @@ from turbine.lower.weights import (
     kept_type,
 )
 from turbine.mlir import context as mlir_context
-from turbine.mlir import function, torch_values
-from turbine.mlir.ir import InsertionPoint, Location, Module, Type, Value
+from turbine.mlir import devices, function, torch_values
+from turbine.mlir.ir import Block, InsertionPoint, Location, Module, Type, Value
 from turbine.signature import state_functions
 
 # Names a node in the compiler's messages.
@@ -98,6 +98,12 @@ def define_function(
 FunctionTypes = tuple[list[Type], list[Type]]
 
 
+def place_arguments(block: Block, where: Devices) -> None:
+    """Say on which devices a function takes its arguments."""
+    places = {at: devices.affinity(d.ordinal, d.queues) for at, d in where.items()}
+    devices.place_arguments(block, places)
+
+
 def finish(builder: WeightBuilder) -> Lowered:
     """Give state its functions, and list what lies outside the module that was built."""
     kept = tuple(weight for weight in builder.defined.values() if weight.mutable)
@@ -164,6 +170,7 @@ class _Walk:
             self.location,
             visibility=visibility,
         )
+        place_arguments(self.block, region.devices)
         self.body = _Body(self.importer, module.context, self.cache, self.block)
         self.body.target_kind = target_kind
 

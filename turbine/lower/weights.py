@@ -10,8 +10,9 @@ import torch
 
 from turbine import dtypes, errors
 from turbine.capture.program import Weight
+from turbine.capture.traits import DeviceAffinity
 from turbine.dtypes import Dtype
-from turbine.mlir import constants, scalars
+from turbine.mlir import constants, devices, scalars
 from turbine.mlir import globals as mlir_globals
 from turbine.mlir.ir import Attribute, Location, Module, Type, Value
 
@@ -47,6 +48,9 @@ class WeightBuilder:
         else:
             self._define(weight, initial, location)
             value = mlir_globals.load(weight.name, initial.type, location)
+        if weight.device is not None:
+            # IREE forgets a device that only globals name, and crashes on them.
+            value = devices.transfer(value, _affinity(weight.device), location)
         return constants.from_carrier(value, shape, dtype, location)
 
     def store(self, weight: Weight, value: Value, location: Location) -> None:
@@ -98,7 +102,8 @@ class WeightBuilder:
     def _may_fold(self, weight: Weight) -> bool:
         # IREE folds an unsigned constant into a literal of a signed type, which it then refuses.
         unsigned = dtypes.of_torch(weight.tensor.dtype).kind == "uint"
-        return not (unsigned or weight.mutable or self.is_external(weight))
+        placed = weight.device is not None or weight.noinline
+        return not (unsigned or placed or weight.mutable or self.is_external(weight))
 
     def _initial(self, weight: Weight) -> Attribute:
         """Where the value comes from: a parameter archive, or the IR itself."""
@@ -113,9 +118,20 @@ class WeightBuilder:
         if weight.name in self.defined:
             return
         self.defined[weight.name] = weight
+        tensor = weight if isinstance(weight, Weight) else None
         mlir_globals.define(
-            self.module, weight.name, initial, mutable=weight.mutable, location=location
+            self.module,
+            weight.name,
+            initial,
+            mutable=weight.mutable,
+            location=location,
+            affinity=_affinity(tensor.device) if tensor is not None and tensor.device else None,
+            noinline=tensor is not None and tensor.noinline,
         )
+
+
+def _affinity(device: DeviceAffinity) -> Attribute:
+    return devices.affinity(device.ordinal, device.queues)
 
 
 def address(weight: Weight) -> tuple[str, str]:

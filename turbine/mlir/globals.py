@@ -29,11 +29,25 @@ def uninitialized(of: Type) -> Attribute:
 
 
 def define(
-    module: Module, name: str, initial: Attribute, *, mutable: bool, location: Location
+    module: Module,
+    name: str,
+    initial: Attribute,
+    *,
+    mutable: bool,
+    location: Location,
+    affinity: Attribute | None = None,
+    noinline: bool = False,
 ) -> None:
-    """Add a private global at the top of the module."""
+    """Add a private global at the top of the module, held on a device if that is said.
+
+    With `noinline`, what reads it does not get its value put in its place.
+    """
     with InsertionPoint.at_block_begin(module.body):
-        _create(name, initial, mutable, location)
+        created = _create(name, initial, mutable, location)
+        if affinity is not None:
+            created.attributes["stream.affinity"] = affinity
+        if noinline:
+            created.attributes["inlining_policy"] = Attribute.parse("#util.inline.never")
 
 
 def define_before(other: Operation, name: str, initial: Attribute) -> None:
@@ -42,7 +56,7 @@ def define_before(other: Operation, name: str, initial: Attribute) -> None:
         _create(name, initial, False, other.location)
 
 
-def _create(name: str, initial: Attribute, mutable: bool, location: Location) -> None:
+def _create(name: str, initial: Attribute, mutable: bool, location: Location) -> Operation:
     attributes: dict[str, Attribute] = {
         "sym_name": StringAttr.get(name),
         "sym_visibility": StringAttr.get("private"),
@@ -51,7 +65,7 @@ def _create(name: str, initial: Attribute, mutable: bool, location: Location) ->
     }
     if mutable:
         attributes["is_mutable"] = UnitAttr.get()
-    Operation.create("util.global", attributes=attributes, loc=location)
+    return Operation.create("util.global", attributes=attributes, loc=location)
 
 
 def load(name: str, of: Type, location: Location) -> Value:

@@ -1,6 +1,7 @@
 """The IR classes other floors may hold; everything else of MLIR stays in this folder."""
 
 from iree.compiler.ir import Attribute as Attribute
+from iree.compiler.ir import Block as Block
 from iree.compiler.ir import Context as Context
 from iree.compiler.ir import InsertionPoint as InsertionPoint
 from iree.compiler.ir import Location as Location

@@ -151,6 +151,13 @@ class GlobalLoadMatcher(NamedOpMatcher[GlobalLoadResult]):
         return GlobalLoadResult(op, self.globals.get(load.global_ref))
 
 
+def callee(op: Operation) -> str | None:
+    """The name of the function that an op calls, if it is a call."""
+    if op.name not in ("func.call", "util.call"):
+        return None
+    return str(FlatSymbolRefAttr(op.attributes["callee"]).value)
+
+
 class ConstantIntMatcher(NamedOpMatcher[OpMatchResult]):
     """Matches one integer constant of the torch dialect."""
 

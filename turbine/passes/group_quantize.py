@@ -24,21 +24,24 @@ from numpy.typing import NDArray
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
-from turbine.mlir import constants, dequantizing, parameters, rewriting
+from turbine.mlir import constants, dequantizing, parameters, rewriting, torch_values
 from turbine.mlir import globals as mlir_globals
 from turbine.mlir.dequantizing import Grouped
 from turbine.mlir.ir import Attribute, InsertionPoint, Module, Operation, Value
 from turbine.mlir.matching import (
+    FuncOpMatcher,
     GlobalLoadResult,
     GlobalOpResult,
     NamedOpMatcher,
     OpMatchResult,
     Transpose2DMatcher,
+    callee,
     globals_of,
     match_children,
     shape,
 )
 from turbine.mlir.parameters import Parameter
+from turbine.mlir.symbols import is_private, symbol_name
 from turbine.passes.base import Pass, Values, as_bytes
 
 PARTS = ("packed", "scales")
@@ -97,7 +100,8 @@ class GroupQuantize(Pass):
         if not layers:
             raise errors.TransformError(
                 "no linear layer to quantize",
-                hint="weights have to be globals that a product reads in the same function",
+                hint="weights have to be globals that only products read, here or in the "
+                "functions they are passed to",
             )
         initial = [self._initial(layer) for layer in layers]
         _check_names(module, layers)
@@ -206,13 +210,13 @@ class _Layer:
 
 
 def _layers(module: Module) -> Iterator[_Layer]:
-    known = globals_of(module)
+    known, callees = globals_of(module), _callees(module)
     for name, loads in _loads(module).items():
         weight = known.get(name)
         dtype = _weight_dtype(weight)
         if weight is None or dtype is None:
             continue
-        summed = {axis for load in loads for axis in _summed(load.result, exchanged=False)}
+        summed = {axis for load in loads for axis in _summed(load.result, callees)}
         if summed == {0} or summed == {1}:
             yield _Layer(weight, dtype, summed.pop() or 0, tuple(loads))
 
@@ -225,6 +229,15 @@ def _loads(module: Module) -> dict[str, list[Operation]]:
     return found
 
 
+def _callees(module: Module) -> Callees:
+    """The functions that nobody outside can call, and so pass something else."""
+    functions = [match.op for match in match_children(module, FuncOpMatcher())]
+    return {symbol_name(op): op for op in functions if is_private(op)}
+
+
+Callees = Mapping[str, Operation]
+
+
 def _weight_dtype(weight: GlobalOpResult | None) -> Dtype | None:
     """The dtype of a global that may be a weight: a fixed float matrix."""
     if weight is None or weight.is_mutable or weight.initial_value is None:
@@ -234,17 +247,31 @@ def _weight_dtype(weight: GlobalOpResult | None) -> Dtype | None:
     return FLOATS.get(str(of.element_type)) if is_matrix else None
 
 
-def _summed(value: Value, *, exchanged: bool) -> Iterator[int | None]:
+def _summed(value: Value, callees: Callees, exchanged: bool = False) -> Iterator[int | None]:
     """For each use of a matrix, the axis it is summed over; None for uses of other kinds."""
     for use in value.uses:
         op = use.owner.operation
-        if op.name == _TO_TORCH or _repeats(op, use.operand_number):
-            yield from _summed(op.result, exchanged=exchanged)
+        inside = _argument(op, use.operand_number, callees)
+        if inside is not None:
+            # Without the callee itself: a function that calls itself passes no weights on.
+            others = {name: other for name, other in callees.items() if name != callee(op)}
+            yield from _summed(inside, others, exchanged)
+        elif op.name == _TO_TORCH or _repeats(op, use.operand_number):
+            yield from _summed(op.result, callees, exchanged)
         elif Transpose2DMatcher()(op) is not None:
-            yield from _summed(op.result, exchanged=not exchanged)
+            yield from _summed(op.result, callees, not exchanged)
         else:
             axis = _SUMMED.get((op.name, use.operand_number))
             yield axis if axis is None or not exchanged else 1 - axis
+
+
+def _argument(op: Operation, operand: int, callees: Callees) -> Value | None:
+    """What an operand of a call is inside of the function that is called."""
+    function = callees.get(callee(op) or "")
+    if function is None or not function.regions[0].blocks:
+        return None
+    argument: Value = function.regions[0].blocks[0].arguments[operand]
+    return argument
 
 
 def _repeats(op: Operation, operand: int) -> bool:
@@ -276,11 +303,21 @@ def _replace(module: Module, layer: _Layer, of: Grouped, initial: Sequence[Attri
             mlir_globals.define_before(op, name, value)
         for load in layer.loads:
             plain = _plain(load, layer, of, initial)
-            readers = [use.owner.operation for use in load.result.uses]
+            uses = [use.owner.operation for use in load.result.uses]
+            readers = [op for op in uses if op.name == _TO_TORCH]
             for reader in readers:
                 rewriting.replace(reader, [plain])
+            if len(readers) < len(uses):
+                _pass_on(load, plain)
             rewriting.erase_unused(module, [*readers, load])
     op.erase()
+
+
+def _pass_on(load: Operation, plain: Value) -> None:
+    """Let calls take the unpacked weight."""
+    with InsertionPoint(load):
+        builtin = torch_values.to_builtin(plain, load.result.type, load.location)
+    load.result.replace_all_uses_with(builtin)
 
 
 def _plain(load: Operation, layer: _Layer, of: Grouped, initial: Sequence[Attribute]) -> Value:

@@ -18,7 +18,7 @@ from turbine.runtime.executable import Executable
 from turbine.runtime.numpy_buffers import Span
 from turbine.runtime.state import Kept, State
 from turbine.runtime.weights import Given, Weights
-from turbine.signature import Signature
+from turbine.signature import Signature, state_functions
 from turbine.target import Target
 
 CODE = "code"
@@ -61,7 +61,8 @@ class Artifact:
                 contents.bytes_of(CODE),
                 self.driver,
                 partial(_bind, self.target, self._weights),
-                stateful=bool(self.manifest["state"]),
+                device_count=self.target.devices,
+                state=[state_functions(index) for index, _ in enumerate(self.manifest["state"])],
             )
             self.functions = {
                 name: Function(self._executable, name, Signature.from_json(data), contents.span)
@@ -120,7 +121,8 @@ class Artifact:
     def check_runs_here(self) -> None:
         """Raise unless this machine has the CPU features or the device the code needs."""
         _check_host(self.target, self._contents.source)
-        device.device(self.driver)
+        for ordinal in range(self.target.devices):
+            device.device(self.driver, ordinal)
 
     @property
     def weight_names(self) -> list[str]:

@@ -311,10 +311,13 @@ def driver_for(wanted: Target, mflop: float) -> str:
     return SYNC if mflop < config.current().sync_limit_mflop else TASK
 
 
-def device(uri: str) -> Any:
-    """The device of a URI, such as "cuda://0"; a driver's name alone is its default device."""
+def device(uri: str, ordinal: int = 0) -> Any:
+    """The device of a URI, such as "cuda://0"; a driver's name alone is its default device.
+
+    `ordinal` chooses another one of a driver's.
+    """
     with _lock:
-        return _device(uri)
+        return _device(uri, ordinal)
 
 
 def driver(name: str) -> Any:
@@ -345,11 +348,11 @@ def _driver(name: str) -> Any:
 
 
 @cache
-def _device(uri: str) -> Any:
+def _device(uri: str, ordinal: int) -> Any:
     name, _, path = uri.partition("://")
     driver = _driver(name)
     try:
-        found = driver.create_device_by_uri(uri) if path else driver.create_default_device()
+        found = driver.create_device_by_uri(uri) if path else _open(driver, name, ordinal)
     except (RuntimeError, ValueError) as error:
         raise _no_device(uri, error) from error
     return immortal(found)
@@ -357,6 +360,16 @@ def _device(uri: str) -> Any:
 
 def _no_device(uri: str, error: Exception) -> errors.DeviceError:
     return errors.DeviceError(f"driver {uri!r} has no device here: {error}")
+
+
+def _open(made: Any, driver: str, ordinal: int) -> Any:
+    """The CPU is as many devices as are asked for; others are those there are."""
+    if ordinal == 0 or driver in (SYNC, TASK):
+        return made.create_default_device()
+    present = made.query_available_devices()
+    if ordinal >= len(present):
+        raise ValueError(f"there are {len(present)}, and the program wants number {ordinal}")
+    return made.create_device(present[ordinal]["device_id"])
 
 
 # Note [After a fork]

@@ -6,7 +6,7 @@ import atexit
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -23,23 +23,29 @@ class Executable:
     """One VM context, with the state it keeps. Calls from several threads take turns.
 
     Making one checks the code, which is bytes or a module that IREE made of them; `providers` is
-    asked for the weights on the first call. `driver` is a device's URI, or gives the device. A
-    `stateful` program keeps values between calls.
+    asked for the weights on the first call. `driver` is a device's URI, or gives devices.
+    `state` has the names of the functions that read and set each value kept between calls; None
+    where it is not known what is kept.
     """
 
     def __init__(
         self,
         code: Any,
-        driver: str | Callable[[], Any],
+        driver: str | Callable[[], list[Any]],
         providers: Providers,
         *,
-        stateful: bool = False,
+        state: Sequence[tuple[str, str]] | None = (),
+        device_count: int = 1,
     ) -> None:
-        self._find_device = partial(devices.device, driver) if isinstance(driver, str) else driver
+        if isinstance(driver, str):
+            self._find_devices = partial(_devices, driver, device_count)
+        else:
+            self._find_devices = driver
         self._device: Any = None
         self._providers = providers
-        self._stateful = stateful
-        self._lost_state = False
+        self._state = state
+        self._saved: list[Any] = []  # of a context that failed, for the next one
+        self._lost: str | None = None  # why state is neither there nor saved
         self._module = code if isinstance(code, iree.VmModule) else load_module(code)
         self._context: Any = None
         self._lock = threading.RLock()
@@ -63,7 +69,8 @@ class Executable:
     def invoke(self, function: Any, arguments: Any, result_count: int) -> Any:
         """Call with a VM list of buffer views and ints; gives back the list of results.
 
-        A failed call leaves IREE's state undefined, so the program is loaded anew after one.
+        IREE promises nothing of a context after a failed call, so the program is loaded anew, and
+        given the state that is found in the old one.
         """
         results = iree.VmVariantList(result_count)
         with self._lock:
@@ -72,10 +79,10 @@ class Executable:
             try:
                 self._context.invoke(function, arguments, results)
             except _FAILURES as error:
-                self._context = None
+                self._leave_failed()
                 raise errors.RunError(
                     f"the compiled program failed: {str(error).splitlines()[0]}",
-                    hint="the program is loaded anew; state it kept between calls is reset",
+                    hint=_RESET if self._state is None else self._lost,
                 ) from error
         return results
 
@@ -83,14 +90,18 @@ class Executable:
         """Put the program's state back to what it was when it was loaded."""
         with self._lock:
             self._context = None
-            self._lost_state = False
+            self._saved = []
+            self._lost = None
 
     def leave_parent(self) -> None:
         """Forget what belongs to the parent process; see Note [After a fork]."""
-        self._lost_state = self._stateful and self._context is not None
-        # Freeing it could wait for the parent's threads.
-        devices.immortal(self._context)
+        keeps_state = self._state is None or bool(self._state)
+        if keeps_state and (self._context is not None or self._saved):
+            self._lost = "the program keeps state, and was called before this process was forked"
+        # Freeing them could wait for the parent's threads.
+        devices.immortal((self._context, self._saved))
         self._context = None
+        self._saved = []
         self._lock = threading.RLock()
 
     def stop(self) -> None:
@@ -101,21 +112,46 @@ class Executable:
         """Bind the weights. What the program derives from them alone is computed here."""
         if self._context is not None:
             return
-        if self._lost_state:
+        if self._lost is not None:
             raise errors.RunError(
-                "the program keeps state, and was called before this process was forked",
-                hint="load the artifact again in this process, or call reset()",
+                self._lost, hint="load the artifact again in this process, or call reset()"
             )
         providers = self._providers()
-        self._device = self._find_device()
+        every = self._find_devices()
+        self._device = every[0]
         instance = devices.instance()
         try:
-            modules = [iree.create_hal_module(instance, self._device)]
+            modules = [iree.create_hal_module(instance, devices=every)]
             if providers:
                 modules.append(iree.create_io_parameters_module(instance, *providers))
-            self._context = iree.VmContext(instance, [*modules, self._module])
+            context = iree.VmContext(instance, [*modules, self._module])
         except _FAILURES as error:
             raise _refusal(error) from error
+        self._restore(context)
+        self._context = context
+
+    def _leave_failed(self) -> None:
+        """Save the state of a context that failed, where it can be read, and drop the context."""
+        context, self._context = self._context, None
+        nothing = iree.VmVariantList(0)
+        try:
+            for getter, _ in self._state or ():
+                self._saved.append(iree.VmVariantList(1))
+                context.invoke(self._module.lookup_function(getter), nothing, self._saved[-1])
+        except _FAILURES:
+            self._saved = []
+            self._lost = "the program's state was lost in a call that failed"
+
+    def _restore(self, context: Any) -> None:
+        """Give saved state to a new context, which keeps the memory that it is given."""
+        for (_, setter), value in zip(self._state or (), self._saved, strict=False):
+            function = self._module.lookup_function(setter)
+            context.invoke(function, value, iree.VmVariantList(0))
+        self._saved = []
+
+
+def _devices(driver: str, count: int) -> list[Any]:
+    return [devices.device(driver, ordinal) for ordinal in range(count)]
 
 
 class EntryPoint:
@@ -138,6 +174,7 @@ def aligned(code: bytes) -> memoryview:
 # which ends the whole process. At exit we wait for calls to end and keep their locks; the main
 # thread can still call, for exit handlers of the user's that run after ours.
 _PATIENCE = 10.0
+_RESET = "the program is loaded anew; state it kept between calls is reset"
 _FAILURES = (RuntimeError, ValueError, IndexError, KeyError)
 _alive: WeakSet[Executable] = WeakSet()
 

@@ -206,7 +206,7 @@ class Launchable:
         name = _entry_point(module, wanted)
         # Whether a program keeps state cannot be asked, so none is lost silently.
         executable = Executable(
-            module, lambda: device.hal_device, lambda: self._providers, stateful=True
+            module, lambda: [device.hal_device], lambda: self._providers, state=None
         )
         convention = Convention.of(module.lookup_function(name))
         call = UntypedCall(executable.entry(name), convention, keeps_weights=bool(self._providers))

@@ -1,5 +1,7 @@
 """ResNet-18, the residual image classifier of He et al., 2015."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,27 +31,34 @@ class BasicBlock(nn.Module):
         return F.relu(self.residual(x) + self.shortcut(x))
 
 
-class ResNet18(nn.Sequential):
-    def __init__(self, width: int, classes: int) -> None:
+class ResNet(nn.Sequential):
+    """Stages of blocks, each stage of half the size and twice the width of the one before."""
+
+    def __init__(self, width: int, classes: int, stages: Sequence[int]) -> None:
         super().__init__(
             nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
             nn.BatchNorm2d(width),
             nn.ReLU(),
             nn.MaxPool2d(3, stride=2, padding=1),
-            BasicBlock(width, width, stride=1),
-            BasicBlock(width, width, stride=1),
-            BasicBlock(width, 2 * width, stride=2),
-            BasicBlock(2 * width, 2 * width, stride=1),
-            BasicBlock(2 * width, 4 * width, stride=2),
-            BasicBlock(4 * width, 4 * width, stride=1),
-            BasicBlock(4 * width, 8 * width, stride=2),
-            BasicBlock(8 * width, 8 * width, stride=1),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-            nn.Linear(8 * width, classes),
         )
+        inputs = width
+        for stage, blocks in enumerate(stages):
+            outputs = width * 2**stage
+            for block in range(blocks):
+                stride = 2 if stage and not block else 1
+                self.append(BasicBlock(inputs, outputs, stride))
+                inputs = outputs
+        self.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes)])
 
 
-def resnet18(*, batch: int = 1, size: int = 224, width: int = 64, classes: int = 1000) -> Example:
+def resnet18(
+    *,
+    batch: int = 1,
+    size: int = 224,
+    width: int = 64,
+    classes: int = 1000,
+    stages: Sequence[int] = (2, 2, 2, 2),
+) -> Example:
+    """ResNet-18; `stages` has the blocks of each stage, and fewer make a smaller network."""
     images = torch.randn(batch, 3, size, size, generator=generator())
-    return Example(seeded(lambda: ResNet18(width, classes)), (images,))
+    return Example(seeded(lambda: ResNet(width, classes, stages)), (images,))
