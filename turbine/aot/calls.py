@@ -9,17 +9,9 @@ import torch
 
 from turbine import dims, dtypes, errors, pytree
 from turbine.aot import tracing
+from turbine.aot.arithmetic import INT64, IrScalar, as_scalar, check
 from turbine.aot.tracing import Function
-from turbine.aot.values import (
-    INT64,
-    IrScalar,
-    IrTensor,
-    as_scalar,
-    check,
-    from_tensor,
-    type_text,
-    without_names,
-)
+from turbine.aot.values import IrTensor, from_tensor, type_text, without_names
 from turbine.dtypes import Dtype, Scalar
 from turbine.mlir import function as mlir_function
 from turbine.mlir.ir import Value

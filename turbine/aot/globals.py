@@ -12,8 +12,9 @@ from torch.utils import _pytree as torch_pytree
 from turbine import dtypes, errors
 from turbine.aot import tracing
 from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify, is_abstract
+from turbine.aot.arithmetic import IrScalar
 from turbine.aot.calls import as_number, as_tensor, require_size
-from turbine.aot.values import IrScalar, IrTensor
+from turbine.aot.values import IrTensor
 from turbine.capture import trees
 from turbine.capture.program import Weight
 from turbine.capture.traits import ExternalTensorTrait

@@ -14,9 +14,10 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import errors, pytree
 from turbine.aot import calls, tracing
+from turbine.aot.arithmetic import IrScalar
 from turbine.aot.globals import snapshot
 from turbine.aot.tracing import Function, Trace
-from turbine.aot.values import IrScalar, IrTensor, from_number, from_tensor
+from turbine.aot.values import IrTensor, from_number, from_tensor
 from turbine.capture import trees
 from turbine.capture.decompositions import extend_aot_decompositions
 from turbine.capture.program import Program, capture

@@ -15,9 +15,10 @@ from torch.utils import _pytree as torch_pytree
 from turbine import dtypes, errors, pytree
 from turbine.aot import calls, tracing
 from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify, is_abstract
+from turbine.aot.arithmetic import IrScalar
 from turbine.aot.globals import snapshot
 from turbine.aot.tracing import Function, Trace
-from turbine.aot.values import IrScalar, IrTensor, from_tensor, tensor_type
+from turbine.aot.values import IrTensor, from_tensor, tensor_type
 from turbine.capture import trees
 from turbine.capture.program import capture
 from turbine.lower import importer
