@@ -145,6 +145,8 @@ def test_a_number_that_is_no_such_number_is_refused(decoder: turbine.Artifact) -
             decoder.state["count"] = wrong
     with pytest.raises(errors.ArgumentError, match="'scale' is a str, expected a float"):
         decoder.step(torch.ones(1, 8), scale="2")
+    with pytest.raises(errors.ArgumentError, match=r"'scale' is 1e.300, expected a float of 32"):
+        decoder.step(torch.ones(1, 8), scale=1e300)
 
 
 def test_a_procedure_calls_procedures(decoder: turbine.Artifact) -> None:
@@ -316,6 +318,12 @@ class Tensors(CompiledModule):
         self.cache = x
         return old, self.cache, x
 
+    def put(self, x=AbstractTensor(None)):
+        self.blank = x
+
+    def put_through(self, x=AbstractTensor("rows")):
+        self.put(x)
+
     def row(self, i=AbstractIndex):
         self.cache = IREE.tensor_update(self.cache, IREE.tensor_splat(1, 8, value=i), i, 0)
         return self.cache
@@ -480,6 +488,14 @@ def test_a_jittable_may_close_over_modules_and_tensors(tensors: turbine.Artifact
 def test_a_tensor_that_a_jittable_writes_is_written(tensors: turbine.Artifact) -> None:
     assert tensors.in_place() is None
     assert (tensors.state["cache"] == 3).all()
+
+
+def test_a_value_of_another_size_is_refused_before_the_call(tensors: turbine.Artifact) -> None:
+    for entry in (tensors.put, tensors.put_through):
+        with pytest.raises(errors.ArgumentError, match=r"'x' has size 4 along axis 0.* == 2"):
+            entry(torch.ones(4))
+        entry(torch.full((2,), 5.0))
+        assert tensors.state["blank"].tolist() == [5, 5]
 
 
 def test_uninitialized_state_is_set(tensors: turbine.Artifact) -> None:

@@ -89,8 +89,15 @@ class Procedure:
             types = [value.type for value in values]
             mlir_function.set_results(block, types)
             mlir_function.return_values(values, location)
+            conditions = tuple(dict.fromkeys(trace.conditions))
         signature = Signature(
-            tuple(taken.inputs), outputs, taken.tree, out_tree, taken.symbols, taken.positional
+            tuple(taken.inputs),
+            outputs,
+            taken.tree,
+            out_tree,
+            taken.symbols,
+            taken.positional,
+            conditions,
         )
         return Function(name, signature, taken.types, types)
 
