@@ -74,7 +74,11 @@ class CompiledModule:
         cls, *, export_name: str | None = None, options: Any = None, **others: Any
     ) -> None:
         super().__init_subclass__(**others)
-        del options
+        if options is not None:
+            raise errors.ProcedureError(
+                f"{cls.__name__} is given options={options!r}, which mean nothing here",
+                hint=f"leave them out; {cls.__name__}(import_to=..., weights=...) takes choices",
+            )
         for name, value in list(vars(cls).items()):
             if isinstance(value, FunctionType) and not name.startswith("_"):
                 setattr(cls, name, Procedure(value, name, cls.__name__))

@@ -43,6 +43,13 @@ class Weight:
     external: ExternalTensorTrait | None = None  # where it is to be found, if a user has said so
     in_code: bool = False  # its value is part of the code, wherever others are
     uninitialized: bool = False  # it has no value before the program writes one
+    open_axes: tuple[int, ...] = ()  # along these it may get any size; it starts without elements
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Its sizes; None is one that varies."""
+        sizes = enumerate(self.tensor.shape)
+        return tuple(None if axis in self.open_axes else size for axis, size in sizes)
 
 
 @dataclass(frozen=True)
