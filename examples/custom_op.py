@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ class Clipped(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         clipped: Tensor = torch.ops.example.soft_clip(self.linear(x), limit=0.5)
-        return torch.ops.example.square(clipped.detach()) + clipped
+        squared: Tensor = torch.ops.example.square(clipped.detach())
+        return squared + clipped
 
 
 def main() -> int:
@@ -47,7 +49,7 @@ def main() -> int:
     clipped = 0.5 * torch.tanh(model.linear(x) / 0.5)
     expected = clipped.detach() ** 2 + clipped
 
-    forms = {
+    forms: dict[str, Callable[[Tensor], Tensor]] = {
         "eager": model,
         "torch.compile": torch.compile(model, backend="turbine", fullgraph=True),
         "artifact": turbine.aot.export(model, args=(x,)).compile(),

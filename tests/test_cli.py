@@ -76,6 +76,7 @@ def bfloat(): return Names().eval(), (X.bfloat16(),)
 def writes(): return Writes().eval(), (X,)
 
 def raises(): raise ValueError("no data here")
+def missing(): return torch.export.load("absent.pt2")
 def exits(): sys.exit(0)
 def interrupted(): raise KeyboardInterrupt
 def wants(argument): return argument
@@ -258,6 +259,7 @@ def test_compile_takes_every_form_of_factory(turbine: Turbine, name: str) -> Non
             "cli_models:raises",
             "calling cli_models:raises raised ValueError: no data here\n  where: ",
         ),
+        ("cli_models:missing", "raised FileNotFoundError: [Errno 2] No such file or directory: "),
         ("cli_models:exits", "calling cli_models:exits raised SystemExit"),
         ("cli_models:wants", "calling cli_models:wants raised TypeError: wants() missing 1"),
         ("cli_models:number", "cli_models:number gave a value of type int"),
@@ -269,6 +271,7 @@ def test_a_bad_factory_is_explained(turbine: Turbine, factory: str, told: str) -
     answer = turbine("compile", factory, "-o", "x.turbine")
     assert (answer.code, answer.out) == (1, "")
     assert told in answer.err.partition("error: ")[2]
+    assert "Traceback" not in answer.err
 
 
 @pytest.mark.parametrize(

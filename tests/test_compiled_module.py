@@ -145,6 +145,8 @@ def test_a_number_that_is_no_such_number_is_refused(decoder: turbine.Artifact) -
             decoder.state["count"] = wrong
     with pytest.raises(errors.ArgumentError, match="'scale' is a str, expected a float"):
         decoder.step(torch.ones(1, 8), scale="2")
+    with pytest.raises(errors.ArgumentError, match=r"'scale' is 1e.300, expected a float of 32"):
+        decoder.step(torch.ones(1, 8), scale=1e300)
 
 
 def test_a_procedure_calls_procedures(decoder: turbine.Artifact) -> None:
@@ -318,6 +320,12 @@ class Tensors(CompiledModule):
         self.cache = x
         return old, self.cache, x
 
+    def put(self, x=AbstractTensor(None)):
+        self.blank = x
+
+    def put_through(self, x=AbstractTensor("rows")):
+        self.put(x)
+
     def row(self, i=AbstractIndex):
         self.cache = IREE.tensor_update(self.cache, IREE.tensor_splat(1, 8, value=i), i, 0)
         return self.cache
@@ -484,6 +492,14 @@ def test_a_tensor_that_a_jittable_writes_is_written(tensors: turbine.Artifact) -
     assert (tensors.state["cache"] == 3).all()
 
 
+def test_a_value_of_another_size_is_refused_before_the_call(tensors: turbine.Artifact) -> None:
+    for entry in (tensors.put, tensors.put_through):
+        with pytest.raises(errors.ArgumentError, match=r"'x' has size 4 along axis 0.* == 2"):
+            entry(torch.ones(4))
+        entry(torch.full((2,), 5.0))
+        assert tensors.state["blank"].tolist() == [5, 5]
+
+
 def test_uninitialized_state_is_set(tensors: turbine.Artifact) -> None:
     tensors.state["blank"] = torch.ones(2)
     assert torch.equal(tensors.state["blank"], torch.ones(2))
@@ -578,6 +594,95 @@ def test_a_class_is_made_from_a_dict() -> None:
     assert output.compile()(torch.ones(2)).tolist() == [2, 2]
 
 
+class Growing(CompiledModule):
+    """Globals whose sizes vary."""
+
+    rows = export_global(AbstractTensor(None, 4), mutable=True)
+    flags = export_global(AbstractTensor(None, dtype=torch.bool), mutable=True, uninitialized=True)
+
+    def put(self, x=AbstractTensor(None, 4)):
+        old = self.rows
+        self.rows = x
+        return old
+
+    def append(self, x=AbstractTensor(None, 4)):
+        self.rows = self.join(self.rows, x)
+        return self.rows, self.rows.get_dim_value(0)
+
+    def write(self):
+        self.rows = IREE.tensor_update(self.rows, IREE.tensor_splat(1, 4, value=7.0), 0, 0)
+
+    def flag(self, x=AbstractTensor(None, dtype=torch.bool)):
+        self.flags = x
+
+    @jittable
+    def join(a, b):
+        return torch.cat([a, b])
+
+
+@pytest.fixture(scope="module")
+def growing() -> turbine.Artifact:
+    return aot.export(Growing).compile()
+
+
+def test_a_global_may_get_another_size_with_each_value(growing: turbine.Artifact) -> None:
+    growing.reset()
+    assert growing.state["rows"].shape == (0, 4)
+    total = torch.empty(0, 4)
+    for count in (1, 3, 0, 2):
+        more = torch.randn(count, 4)
+        total = torch.cat([total, more])
+        rows, size = growing.append(more)
+        assert torch.equal(rows, total)
+        assert size == len(total)
+    assert torch.equal(growing.state["rows"], total)
+    growing.state["rows"] = torch.ones(5, 4)
+    assert growing.put(torch.zeros(2, 4)).shape == (5, 4)
+    growing.flag(torch.tensor([True, False]))
+    assert growing.state["flags"].tolist() == [True, False]
+    with pytest.raises(errors.ArgumentError, match="'rows' has size 5 along axis 1, expected 4"):
+        growing.state["rows"] = torch.ones(3, 5)
+    growing.reset()
+    assert growing.state["rows"].shape == (0, 4)
+
+
+def test_a_global_of_any_size_shares_no_memory_with_a_caller(growing: turbine.Artifact) -> None:
+    x = torch.ones(64, 4)
+    growing.put(x)
+    growing.write()
+    assert torch.equal(x, torch.ones(64, 4))
+    x.fill_(3)
+    growing.put(torch.zeros(1, 4))[:] = 9
+    assert growing.state["rows"].tolist() == [[0] * 4]
+
+
+BATCH_OF_JITTABLE = torch.export.Dim("batch", min=3, max=6)
+
+
+class Ranged(CompiledModule):
+    """A jittable that says more of its sizes than its calls do."""
+
+    def run(self, x=AbstractTensor(None, 2), y=AbstractTensor(None, 2)):
+        return self.add(x, other={"y": y})
+
+    @jittable(
+        dynamic_shapes={"x": {0: BATCH_OF_JITTABLE}, "other": {"y": (BATCH_OF_JITTABLE, None)}},
+        passes=["functorch_functionalize"],
+    )
+    def add(x, other):
+        return x + 1, other["y"] * 2
+
+
+def test_dynamic_shapes_of_a_jittable_are_checked() -> None:
+    artifact = aot.export(Ranged).compile()
+    for rows in (3, 6):
+        found = artifact.run(torch.ones(rows, 2), torch.ones(rows, 2))
+        assert [len(part) for part in found] == [rows, rows]
+    for sizes, match in {(2, 2): "is under 3", (7, 7): "is over 6", (4, 5): "another size"}.items():
+        with pytest.raises(errors.RunError, match=match):
+            artifact.run(*(torch.ones(size, 2) for size in sizes))
+
+
 # Mistakes.
 
 
@@ -637,6 +742,24 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "a part": (lambda self, x, n: IREE.tensor_slice(x, (1, 2)), "out of range along axis=0"),
     "a count": (lambda self, x, n: IREE.tensor_reshape(x, 3), "has 2 elements, the new shape has"),
     "an axis": (lambda self, x, n: IREE.tensor_dim(x, 1), "axis out of range: axis=1 rank=1"),
+    "an unknown parameter": (
+        lambda self, x, n: jittable(lambda y: y + 1, dynamic_shapes={"x": {0: None}})(x),
+        "unknown parameter in dynamic_shapes 'x'; valid: y",
+    ),
+    "a size that is known": (
+        lambda self, x, n: jittable(lambda y: y + 1, dynamic_shapes={"y": {0: BATCH_OF_JITTABLE}})(
+            x
+        ),
+        r"dynamic_shapes\['y'\] has axis 0 from 3 to 6, and in this call it has size 2",
+    ),
+    "no Dim": (
+        lambda self, x, n: jittable(lambda y: y + 1, dynamic_shapes={"y": {1: 4}})(x),
+        r"dynamic_shapes\['y'\] says 4 of axis 1: rank=1",
+    ),
+    "an unknown pass": (
+        lambda self, x, n: jittable(lambda y: y + 1, passes=["fold"])(x),
+        "unknown pass of a jittable 'fold'; valid: functorch_functionalize",
+    ),
     "pytorch": (lambda self, x, n: jittable(lambda x: x @ x.T @ torch.ones(3))(x), "jittable"),
 }
 
@@ -679,6 +802,13 @@ def test_attributes_of_globals_that_clash_are_refused() -> None:
         export_global(AbstractTensor(2), uninitialized=True)
     refused(match="the global 'x' cannot be a str", x=export_global("text"))
     refused(match="'x' has sizes that are not known", x=export_global(AbstractTensor(None)))
+    named = export_global(AbstractTensor("n"), mutable=True)
+    refused(match="'x' has sizes that are not known", x=named)
+
+
+def test_options_that_mean_nothing_are_refused() -> None:
+    with pytest.raises(errors.ProcedureError, match=r"Wrong is given options=3"):
+        CompiledModule.create_from_dict("Wrong", {}, options=3)  # type: ignore[arg-type]
 
 
 def test_values_of_the_program_are_not_at_hand_outside() -> None:

@@ -227,6 +227,20 @@ def test_the_given_export_stays_as_it_was() -> None:
     assert output.quantization is None
 
 
+def test_the_report_has_a_weight_in_its_own_shape() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(64, 32))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x @ self.weight
+
+    report = turbine.aot.quantize(Product(), args=(torch.ones(1, 64),)).quantization
+    assert report is not None
+    assert [layer.shape for layer in report.layers] == [(64, 32)]
+
+
 def test_the_report_tells_bytes_and_errors() -> None:
     model = nn.Linear(64, 32)
     report = turbine.aot.quantize(model, args=(torch.ones(1, 64),)).quantization

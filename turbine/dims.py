@@ -56,6 +56,43 @@ def is_condition(text: str) -> bool:
     return True
 
 
+def readable(condition: str, spelled: Mapping[str, str]) -> str:
+    """A condition as Python would write it, with other spellings of its symbols.
+
+    >>> readable("Ne(((n + 1)//2), 1)", {"n": "x.shape[0]"})
+    '(x.shape[0] + 1) // 2 != 1'
+    """
+    return ast.unparse(_Spelling(spelled).visit(ast.parse(condition, mode="eval")))
+
+
+class _Spelling(ast.NodeTransformer):
+    """Symbols by other names, and functions as operators."""
+
+    def __init__(self, spelled: Mapping[str, str]) -> None:
+        self.spelled = spelled
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Name(self.spelled.get(node.id, node.id))
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        arguments = [self.visit(argument) for argument in node.args]
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        if name in _COMPARISONS:
+            return ast.Compare(arguments[0], [_COMPARISONS[name]], arguments[1:])
+        if name in _BINARY:
+            return ast.BinOp(arguments[0], _BINARY[name], arguments[1])
+        return ast.Call(node.func, arguments, [])
+
+
+_COMPARISONS: dict[str, ast.cmpop] = {"Eq": ast.Eq(), "Ne": ast.NotEq()}
+_BINARY: dict[str, ast.operator] = {
+    "FloorDiv": ast.FloorDiv(),
+    "CleanDiv": ast.FloorDiv(),
+    "Mod": ast.Mod(),
+    "PythonMod": ast.Mod(),
+}
+
+
 def names(dim: Dim) -> list[str]:
     """The symbols a dim mentions."""
     if isinstance(dim, int):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,16 @@ class Scalar:
     mlir: str
     bits: int
     python: type
+
+    def holds(self, number: bool | int | float) -> bool:
+        """Whether a number of Python's is one of this kind, but for rounding."""
+        if self.python is not float:
+            return -(2 ** (self.bits - 1)) <= number < 2 ** (self.bits - 1) or self.python is bool
+        # From here on, rounding makes an infinity of it.
+        return abs(number) < _FLOAT_LIMITS[self.bits] or number != number or abs(number) == math.inf
+
+
+_FLOAT_LIMITS = {32: 2**128 - 2**103, 64: 2**1024 - 2**970}
 
 
 # In the order of arithmetic: of two numbers, the result is of the later kind.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -125,10 +126,14 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
     near = get_close_matches(name, names, n=3, cutoff=0.4)
     ordered = near + [n for n in names if n not in near]
-    return f"unknown {kind} {name!r}; valid: {', '.join(ordered)}"
+    listed = f"valid: {', '.join(ordered)}" if ordered else "there are none"
+    return f"unknown {kind} {name!r}; {listed}"
+
+
+_FOREIGN = ("/site-packages/", "/torch/", f"{sysconfig.get_path('stdlib')}/")
 
 
 def user_place(places: Sequence[str]) -> str | None:
     """Of "file:line" places, innermost first: the first in the user's own code, else the first."""
-    own = [p for p in places if "/site-packages/" not in p and "/torch/" not in p]
+    own = [p for p in places if not any(folder in p for folder in _FOREIGN)]
     return next(iter([*own, *places]), None)

@@ -8,6 +8,7 @@ from turbine.aot.abstract import AbstractI64 as AbstractI64
 from turbine.aot.abstract import AbstractIndex as AbstractIndex
 from turbine.aot.abstract import AbstractTensor as AbstractTensor
 from turbine.aot.abstract import abstractify as abstractify
+from turbine.aot.arithmetic import IrScalar as IrScalar
 from turbine.aot.builtins import IREE as IREE
 from turbine.aot.compiled_module import CompiledModule as CompiledModule
 from turbine.aot.compiled_module import ExportTargetDef as ExportTargetDef
@@ -29,7 +30,6 @@ from turbine.aot.parameters import ParameterArchiveEntry as ParameterArchiveEntr
 from turbine.aot.parameters import externalize_module_parameters as externalize_module_parameters
 from turbine.aot.parameters import save_module_parameters as save_module_parameters
 from turbine.aot.quantization import quantize as quantize
-from turbine.aot.values import IrScalar as IrScalar
 from turbine.aot.values import IrTensor as IrTensor
 from turbine.capture.decompositions import current_aot_decompositions as current_aot_decompositions
 from turbine.capture.decompositions import extend_aot_decompositions as extend_aot_decompositions

@@ -100,7 +100,11 @@ def _size(item: Any) -> int | str | None:
 def _limits(size: tuple[Any, ...]) -> Iterator[tuple[str, Range]]:
     """What the Dims among some sizes say of themselves."""
     for item in size:
-        if not isinstance(item, Dim):
-            continue
-        maximum = int(item.max)
-        yield item.__name__, Range(int(item.min), None if maximum >= 2**62 else maximum)
+        if isinstance(item, Dim):
+            yield item.__name__, dim_range(item)
+
+
+def dim_range(dim: Dim) -> Range:
+    """The sizes that a Dim allows."""
+    maximum = int(dim.max)
+    return Range(int(dim.min), None if maximum >= 2**62 else maximum)

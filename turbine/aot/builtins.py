@@ -1,4 +1,4 @@
-"""The IREE namespace: what procedures do with tensors without PyTorch."""
+"""The IREE namespace: what procedures do with tensors and numbers without PyTorch."""
 
 from __future__ import annotations
 
@@ -7,19 +7,11 @@ from typing import Any
 import torch
 
 from turbine import dtypes, errors
-from turbine.aot import tracing
+from turbine.aot import arithmetic, tracing
 from turbine.aot.abstract import AbstractScalar
+from turbine.aot.arithmetic import INDEX, IrScalar, as_scalar, check
 from turbine.aot.calls import as_tensor
-from turbine.aot.values import (
-    INDEX,
-    IrScalar,
-    IrTensor,
-    as_scalar,
-    check,
-    from_tensor,
-    size_product,
-    tensor_type,
-)
+from turbine.aot.values import IrTensor, from_tensor, size_product, tensor_type
 from turbine.dtypes import Dtype
 from turbine.mlir import flow, scalars
 from turbine.mlir.ir import Type, Value
@@ -105,6 +97,21 @@ class IREE:
         values = [_tensor(tensor) for tensor in tensors]
         sizes = [size for tensor in values for size in tensor.unknown_sizes()]
         flow.trace(key, [tensor.value for tensor in values], sizes, tracing.here())
+
+    @staticmethod
+    def select(condition: Any, yes: Any, no: Any) -> IrScalar:
+        """One of two numbers; both are computed."""
+        return arithmetic.select(condition, yes, no)
+
+    @staticmethod
+    def minimum(one: Any, two: Any) -> IrScalar:
+        """The smaller one of two numbers, as Python's `min` has it."""
+        return arithmetic.select(two < one, two, one)
+
+    @staticmethod
+    def maximum(one: Any, two: Any) -> IrScalar:
+        """The larger one of two numbers, as Python's `max` has it."""
+        return arithmetic.select(two > one, two, one)
 
 
 def _refusal(fact: str) -> errors.ProcedureError:

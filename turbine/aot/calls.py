@@ -9,17 +9,9 @@ import torch
 
 from turbine import dims, dtypes, errors, pytree
 from turbine.aot import tracing
+from turbine.aot.arithmetic import INT64, IrScalar, as_scalar, check
 from turbine.aot.tracing import Function
-from turbine.aot.values import (
-    INT64,
-    IrScalar,
-    IrTensor,
-    as_scalar,
-    check,
-    from_tensor,
-    type_text,
-    without_names,
-)
+from turbine.aot.values import IrTensor, from_tensor, type_text, without_names
 from turbine.dtypes import Dtype, Scalar
 from turbine.mlir import function as mlir_function
 from turbine.mlir.ir import Value
@@ -79,6 +71,10 @@ def require_size(tensor: IrTensor, axis: int, expected: Size, what: str) -> None
         if actual != expected:
             raise _refusal(what, f"has size {actual} along axis {axis}, expected {expected}")
         return
+    known = tensor.shape[axis]
+    if isinstance(known, str) and isinstance(expected, int):
+        # IREE would find this first, and say it in its own words.
+        tracing.required("a size").conditions.append(f"Eq({known}, {expected})")
     wanted = f", expected {expected}" if isinstance(expected, int) else ""
     check(_scalar(actual) == expected, f"{what} has another size along axis {axis}{wanted}")
 
@@ -155,6 +151,8 @@ def _check_limits(signature: Signature, sizes: dict[str, Size], names: dict[str,
         if limits.maximum is not None:
             _require(size <= limits.maximum, f"size {name} is over {limits.maximum}")
     for condition in signature.conditions:
+        if all(isinstance(names.get(name), str) for name in dims.names(condition)):
+            trace.conditions.append(dims.readable(condition, names))
         _require(dims.holds(condition, sizes), f"sizes do not meet {condition}")  # type: ignore[arg-type]
 
 

@@ -100,7 +100,11 @@ class CompiledModule:
         **others: Any,
     ) -> None:
         super().__init_subclass__(**others)
-        del options
+        if options is not None and not isinstance(options, ModuleBuilderOptions):
+            raise errors.ProcedureError(
+                f"{cls.__name__} is given options={options!r}, which mean nothing here",
+                hint=f"leave them out; {cls.__name__}(import_to=..., weights=...) takes choices",
+            )
         for name, value in list(vars(cls).items()):
             told = value if isinstance(value, ExportTargetDef) else ExportTargetDef(value)
             target, devices = told.target, told.argument_device_affinities

@@ -74,7 +74,7 @@ class FxPrograms:
             facts = json.loads(index.read_text())
             tensors = torch.load(index.with_name(facts["tensors"]), weights_only=True, mmap=True)
             for name, file in facts["programs"].items():
-                program = torch.export.load(index.with_name(file))
+                program = torch.export.load(_existing(index.with_name(file)))
                 _fill(program, tensors[name])
                 loaded.programs[name] = program
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -175,6 +175,13 @@ def _check_index(path: Path) -> Path:
         raise errors.ExportError(
             f"programs are saved under a name that ends in {INDEX_SUFFIX}, not {path.name!r}"
         )
+    return path
+
+
+def _existing(path: Path) -> Path:
+    # torch logs a traceback of its own about a file that is missing.
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path.name}")
     return path
 
 

@@ -12,8 +12,9 @@ from torch.utils import _pytree as torch_pytree
 from turbine import dtypes, errors
 from turbine.aot import tracing
 from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify, is_abstract
+from turbine.aot.arithmetic import IrScalar
 from turbine.aot.calls import as_number, as_tensor, require_size
-from turbine.aot.values import IrScalar, IrTensor, from_weight
+from turbine.aot.values import IrTensor, from_weight
 from turbine.capture import trees
 from turbine.capture.program import Weight
 from turbine.capture.traits import DeviceTensorTrait, ExternalTensorTrait
@@ -156,7 +157,7 @@ def _held(name: str, value: Any, attributes: GlobalAttributes) -> Weight | Numbe
         )
     abstract = abstractify(value)
     if isinstance(abstract, AbstractTensor):
-        return _weight(name, _zeros(name, abstract), attributes)
+        return _abstract_weight(name, abstract, attributes)
     if attributes.external:
         raise errors.ProcedureError(
             f"the number {name!r} cannot be external", hint="archives hold tensors"
@@ -165,14 +166,18 @@ def _held(name: str, value: Any, attributes: GlobalAttributes) -> Weight | Numbe
     return Number(name, abstract.scalar.name, start, mutable)
 
 
-def _zeros(name: str, abstract: AbstractTensor) -> torch.Tensor:
-    sizes = [size for size in abstract.size if isinstance(size, int)]
-    if len(sizes) != len(abstract.size):
+def _abstract_weight(name: str, abstract: AbstractTensor, attributes: GlobalAttributes) -> Weight:
+    """Zeros; along axes of sizes that are not known, none at first."""
+    sizes = [size if isinstance(size, int) else 0 for size in abstract.size]
+    open_axes = tuple(k for k, size in enumerate(abstract.size) if not isinstance(size, int))
+    is_named = any(isinstance(size, str) for size in abstract.size)
+    if open_axes and (is_named or attributes.external or not attributes.mutable):
         raise errors.ProcedureError(
             f"the global {name!r} has sizes that are not known: {abstract}",
-            hint="a global has one shape for good; use its largest one",
+            hint="one that varies is given as None, and the global is mutable and not external",
         )
-    return torch.zeros(sizes, dtype=abstract.dtype)
+    weight = _weight(name, torch.zeros(sizes, dtype=abstract.dtype), attributes)
+    return replace(weight, open_axes=open_axes)
 
 
 def _weight(name: str, tensor: torch.Tensor, attributes: GlobalAttributes) -> Weight:
@@ -226,11 +231,11 @@ def store(held: Weight | Number, value: Any) -> None:
         number = as_number(value, dtypes.SCALARS[held.dtype], what)
         builder.store_number(held, number.value, location)
         return
-    shape = tuple(held.tensor.shape)
-    tensor = as_tensor(value, dtypes.of_torch(held.tensor.dtype), shape, what)
-    for axis, size in enumerate(shape):
-        require_size(tensor, axis, size, what)
-    builder.store(held, tensor.as_type(shape).value, location)
+    tensor = as_tensor(value, dtypes.of_torch(held.tensor.dtype), held.shape, what)
+    for axis, size in enumerate(held.shape):
+        if size is not None:
+            require_size(tensor, axis, size, what)
+    builder.store(held, tensor.as_type(held.shape).value, location)
 
 
 def _store_tree(tree: Tree, held: Sequence[Weight | Number], value: Any, path: str) -> None:

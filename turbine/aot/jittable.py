@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import torch
@@ -14,9 +14,12 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import errors, pytree
 from turbine.aot import calls, tracing
+from turbine.aot.abstract import dim_range
+from turbine.aot.arithmetic import IrScalar
+from turbine.aot.declared_sizes import Sizes, declared_sizes
 from turbine.aot.globals import snapshot
 from turbine.aot.tracing import Function, Trace
-from turbine.aot.values import IrScalar, IrTensor, from_number, from_tensor
+from turbine.aot.values import IrTensor, from_number, from_tensor
 from turbine.capture import trees
 from turbine.capture.decompositions import extend_aot_decompositions
 from turbine.capture.program import Program, bind_weights, capture
@@ -60,17 +63,24 @@ def jittable(
     """Make a function of tensors callable in procedures; elsewhere it runs in PyTorch as ever.
 
     `decompose_ops` are taken apart by PyTorch's rules and those of `decomposition_table` by yours.
-    Sizes that are not known where it is called are dynamic, so `dynamic_shapes` and `passes`, which
-    other packages need, say nothing more here.
+    Sizes that are not known where it is called are dynamic. `dynamic_shapes` says more of them, by
+    parameter as for torch.export: ranges, and sizes that agree, which calls are checked for. What
+    is written in place is made functional in any case, which is all that `passes` may ask for.
     """
-    del dynamic_shapes, passes
+    for name in passes:
+        if name not in _PASSES:
+            raise errors.ProcedureError(errors.unknown("pass of a jittable", name, _PASSES))
     rules = dict(decomposition_table or {})
     ops = tuple(decompose_ops or ())
 
     def wrap(function: Callable[..., Any]) -> Jittable:
-        return Jittable(function, function_name or _name(function), ops, rules)
+        named = function_name or _name(function)
+        return Jittable(function, named, ops, rules, dict(dynamic_shapes or {}))
 
     return wrap if f is None else wrap(f)
+
+
+_PASSES = ("functorch_functionalize",)
 
 
 def _name(function: Any) -> str:
@@ -87,19 +97,23 @@ class Jittable:
     name: str
     decompose_ops: tuple[Any, ...] = ()
     decomposition_table: Mapping[Any, Callable[..., Any]] | None = None
+    dynamic_shapes: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         trace = tracing.current()
         if trace is None:
             return self.function(*args, **kwargs)
-        leaves, spec = torch_pytree.tree_flatten(snapshot((args, kwargs)))
+        nested = snapshot((args, kwargs))
+        leaves, spec = torch_pytree.tree_flatten(nested)
         arguments = [_value(leaf) for leaf in leaves]
         places = zip(pytree.paths(trees.from_spec(spec), self.name), arguments, strict=True)
         tensors = {place: argument for place, argument in places if isinstance(argument, IrTensor)}
         binds = trace.quantizer is not None
         key = (self, str(spec), tuple(_type(argument, binds) for argument in arguments))
         if key not in trace.functions:
-            call = _Call(self.function, arguments, spec)
+            with self._named():
+                dims = declared_sizes(self.function, self.dynamic_shapes, *nested)
+            call = _Call(self.function, arguments, spec, dims)
             trace.functions[key] = self._define(trace, call, tensors)
         function = trace.functions[key]
         return calls.call(function, [tensors[given.name] for given in function.signature.inputs])
@@ -123,7 +137,8 @@ class Jittable:
         return Function(name, program.signature, *types)
 
     def _capture(self, call: _Call, trace: Trace) -> Program:
-        tensors = [argument for argument in call.arguments if isinstance(argument, IrTensor)]
+        given = zip(call.arguments, call.sizes, strict=True)
+        tensors = [(argument, dims) for argument, dims in given if isinstance(argument, IrTensor)]
         examples, shapes = _examples(tensors, trace)
         with ExitStack() as stack:
             stack.enter_context(self._named())
@@ -149,8 +164,11 @@ class Jittable:
 class _Call(torch.nn.Module):
     """A call of a function as a module that takes the tensors among its arguments."""
 
-    def __init__(self, function: Any, arguments: Sequence[Any], spec: Any) -> None:
+    def __init__(
+        self, function: Any, arguments: Sequence[Any], spec: Any, sizes: Sequence[Sizes]
+    ) -> None:
         super().__init__()
+        self.sizes = sizes
         self.function = function
         self.arguments = list(arguments)
         self.spec = spec
@@ -205,25 +223,32 @@ class _Same:
 
 
 def _examples(
-    tensors: Sequence[IrTensor], trace: Trace
+    tensors: Sequence[tuple[IrTensor, Sizes]], trace: Trace
 ) -> tuple[tuple[torch.Tensor, ...], tuple[Any, ...]]:
     """Tensors to trace with, and which of their sizes PyTorch is to keep open.
 
     Unknown sizes are alike, and unlike all that are known: those that have to agree then do in the
     trace, which says so, and a call is checked for it.
     """
-    known = {size for tensor in tensors for size in tensor.shape if isinstance(size, int)}
+    known = {size for tensor, _ in tensors for size in tensor.shape if isinstance(size, int)}
     usual = next(size for size in range(_USUAL, _USUAL + len(known) + 1) if size not in known)
     examples, shapes = [], []
-    for tensor in tensors:
-        sizes = [_within(trace.limits.get(str(size)), usual, size) for size in tensor.shape]
+    for tensor, dims in tensors:
+        sizes = [
+            _within(_limits(dims.get(axis), trace.limits.get(str(size))), usual, size)
+            for axis, size in enumerate(tensor.shape)
+        ]
         examples.append(torch.empty(sizes, dtype=tensor.dtype))
         unknown = [axis for axis, size in enumerate(tensor.shape) if not isinstance(size, int)]
-        shapes.append(dict.fromkeys(unknown, Dim.AUTO))
+        shapes.append({axis: dims.get(axis, Dim.AUTO) for axis in unknown})
     return tuple(examples), tuple(shapes)
 
 
 _USUAL = 11
+
+
+def _limits(dim: Dim | None, of_caller: Range | None) -> Range | None:
+    return of_caller if dim is None else dim_range(dim)
 
 
 def _within(limits: Range | None, usual: int, size: int | str | None) -> int:

@@ -329,7 +329,8 @@ def _kept(value: Weight | Number) -> Kept:
     if isinstance(value, Number):
         return Kept(value.name, value.dtype, None)
     dtype = dtypes.of_torch(value.tensor.dtype).name
-    return Kept(value.name, dtype, tuple(value.tensor.shape))
+    sizes = enumerate(value.shape)
+    return Kept(value.name, dtype, tuple(f"size{k}" if n is None else n for k, n in sizes))
 
 
 def _entry(weight: Weight) -> Entry:

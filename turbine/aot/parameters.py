@@ -152,6 +152,11 @@ class ParameterArchiveBuilder:
 
     def add_tensor(self, name: str, tensor: torch.Tensor) -> None:
         """Add a tensor of any dtype of the table."""
+        if not isinstance(tensor, torch.Tensor):
+            raise errors.ParameterError(
+                f"{name} is a {type(tensor).__name__}, expected a tensor",
+                hint="write torch.as_tensor(value); add_blob takes bytes",
+            )
         row = dtypes.of_torch(tensor.dtype)
         if tensor.layout != torch.strided or tensor.device.type == "meta":
             raise errors.ParameterError(
@@ -167,7 +172,13 @@ class ParameterArchiveBuilder:
 
     def add_blob(self, key: str, blob: Any) -> None:
         """Add the bytes of anything that is a buffer, without a dtype and a shape."""
-        data = memoryview(blob)
+        try:
+            data = memoryview(blob)
+        except TypeError as error:
+            raise errors.ParameterError(
+                f"{key} is a {type(blob).__name__}, expected bytes or another buffer",
+                hint="add_tensor takes tensors",
+            ) from error
         self._add(Entry(key, data.cast("B") if data.nbytes else memoryview(b"")))
 
     def save(self, file_path: str | Path) -> None:
@@ -187,6 +198,8 @@ class ParameterArchiveBuilder:
 
 def _state(module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and persistent buffers under every name they have."""
+    if not isinstance(module, torch.nn.Module):
+        raise errors.ParameterError(f"a {type(module).__name__} is no nn.Module")
     stem = f"{prefix}." if prefix else ""
     for name, value in module.state_dict(keep_vars=True).items():
         if torch.nn.parameter.is_lazy(value):
@@ -196,6 +209,10 @@ def _state(module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, torch.Te
 
 
 def _check_new(keys: Iterable[str], known: dict[str, Entry]) -> None:
+    keys = list(keys)
+    wrong = [key for key in keys if not isinstance(key, str)]
+    if wrong:
+        raise errors.ParameterError(f"{wrong[0]!r} is no name, expected a string")
     twice = sorted(set(keys) & set(known))
     if twice:
         raise errors.ParameterError(f"added twice: {', '.join(twice)}")

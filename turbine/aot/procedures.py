@@ -15,9 +15,10 @@ from torch.utils import _pytree as torch_pytree
 from turbine import dtypes, errors, pytree
 from turbine.aot import calls, tracing
 from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify, is_abstract
+from turbine.aot.arithmetic import IrScalar
 from turbine.aot.globals import snapshot
 from turbine.aot.tracing import Function, Trace
-from turbine.aot.values import IrScalar, IrTensor, from_tensor, tensor_type
+from turbine.aot.values import IrTensor, from_tensor, tensor_type
 from turbine.capture import trees
 from turbine.capture.program import Devices, capture, check_devices
 from turbine.lower import importer
@@ -96,8 +97,15 @@ class Procedure:
             types = [value.type for value in values]
             mlir_function.set_results(block, types)
             mlir_function.return_values(values, location)
+            conditions = tuple(dict.fromkeys(trace.conditions))
         signature = Signature(
-            tuple(taken.inputs), outputs, taken.tree, out_tree, taken.symbols, taken.positional
+            tuple(taken.inputs),
+            outputs,
+            taken.tree,
+            out_tree,
+            taken.symbols,
+            taken.positional,
+            conditions,
         )
         return Function(name, signature, taken.types, types)
 

@@ -43,6 +43,7 @@ class Trace:
     in_progress: list[Any] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # symbol -> what has it
     limits: Mapping[str, Range] = field(default_factory=dict)  # of the procedure's named sizes
+    conditions: list[str] = field(default_factory=list)  # on those, that every call has to meet
     mflop: float = 0.0
     _known: dict[tuple[Any, ...], Weight] = field(default_factory=dict)
 
@@ -67,9 +68,10 @@ class Trace:
     @contextmanager
     def sizes_within(self, limits: Mapping[str, Range]) -> Iterator[None]:
         """Trace a procedure whose sizes have these names; names of another mean others."""
-        before, self.limits = self.limits, limits
+        before = self.limits, self.conditions
+        self.limits, self.conditions = limits, []
         yield
-        self.limits = before
+        self.limits, self.conditions = before
 
     def know(self, weight: Weight) -> None:
         """Make the weight stand for its tensor wherever that is met."""

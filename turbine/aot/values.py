@@ -1,4 +1,4 @@
-"""Values of a procedure while it is traced: tensors and numbers known only at run time."""
+"""Tensors of a procedure while it is traced: known only at run time."""
 
 from __future__ import annotations
 
@@ -10,253 +10,11 @@ import torch
 
 from turbine import dtypes, errors
 from turbine.aot import tracing
-from turbine.aot.abstract import AbstractScalar
+from turbine.aot.arithmetic import INDEX, INT64, IrScalar, constant, convert
 from turbine.capture.program import Weight
-from turbine.dtypes import Dtype, Scalar
-from turbine.mlir import constants, flow, scalars
+from turbine.dtypes import Dtype
+from turbine.mlir import constants, flow
 from turbine.mlir.ir import Type, Value
-
-INDEX = dtypes.SCALARS["index"]
-INT64 = dtypes.SCALARS["int64"]
-FLOAT64 = dtypes.SCALARS["float64"]
-BOOL = dtypes.SCALARS["bool"]
-_RANK = {name: place for place, name in enumerate(dtypes.SCALARS)}
-
-# A number of Python's, or one known only at run time.
-Number = Any
-
-
-class IrScalar:
-    """A number that is known only at run time. Arithmetic and comparisons give more of them."""
-
-    __hash__ = None  # type: ignore[assignment]  # == gives a value of the program
-
-    def __init__(
-        self, value: Value, scalar: Scalar, store: Callable[[Any], None] | None = None
-    ) -> None:
-        self.value = value
-        self.scalar = scalar
-        self._store = store
-
-    @property
-    def dtype(self) -> str:
-        """Its kind: "index", "int32", "int64", "float32", "float64" or "bool"."""
-        return self.scalar.name
-
-    def __repr__(self) -> str:
-        return f"<IrScalar {self.scalar.name}>"
-
-    def set(self, value: Number) -> None:
-        """Store into the global that this was read from."""
-        if self._store is None:
-            raise errors.ProcedureError(
-                f"a {self.scalar.name} that is no global cannot be set", where=tracing.line()
-            )
-        self._store(value)
-
-    def to(self, kind: AbstractScalar) -> IrScalar:
-        """The same number as another kind; a float loses its fraction on the way to an int."""
-        value = scalars.cast(self.value, self.scalar, kind.scalar, tracing.here())
-        return IrScalar(value, kind.scalar)
-
-    def __add__(self, other: Number) -> IrScalar:
-        return compute("add", self, other)
-
-    def __radd__(self, other: Number) -> IrScalar:
-        return compute("add", other, self)
-
-    def __sub__(self, other: Number) -> IrScalar:
-        return compute("sub", self, other)
-
-    def __rsub__(self, other: Number) -> IrScalar:
-        return compute("sub", other, self)
-
-    def __mul__(self, other: Number) -> IrScalar:
-        return compute("mul", self, other)
-
-    def __rmul__(self, other: Number) -> IrScalar:
-        return compute("mul", other, self)
-
-    def __truediv__(self, other: Number) -> IrScalar:
-        return true_divide(self, other)
-
-    def __rtruediv__(self, other: Number) -> IrScalar:
-        return true_divide(other, self)
-
-    def __floordiv__(self, other: Number) -> IrScalar:
-        return floor_divide(self, other)
-
-    def __rfloordiv__(self, other: Number) -> IrScalar:
-        return floor_divide(other, self)
-
-    def __mod__(self, other: Number) -> IrScalar:
-        return remainder(self, other)
-
-    def __rmod__(self, other: Number) -> IrScalar:
-        return remainder(other, self)
-
-    def __neg__(self) -> IrScalar:
-        # Not 0 - x, which loses the sign of a zero.
-        return compute("mul", self, -1)
-
-    def __and__(self, other: Number) -> IrScalar:
-        return compute("and", self, other)
-
-    def __or__(self, other: Number) -> IrScalar:
-        return compute("or", self, other)
-
-    def __eq__(self, other: object) -> IrScalar:  # type: ignore[override]
-        return compare("eq", self, other)
-
-    def __ne__(self, other: object) -> IrScalar:  # type: ignore[override]
-        return compare("ne", self, other)
-
-    def __lt__(self, other: Number) -> IrScalar:
-        return compare("lt", self, other)
-
-    def __le__(self, other: Number) -> IrScalar:
-        return compare("le", self, other)
-
-    def __gt__(self, other: Number) -> IrScalar:
-        return compare("gt", self, other)
-
-    def __ge__(self, other: Number) -> IrScalar:
-        return compare("ge", self, other)
-
-    def __bool__(self) -> NoReturn:
-        raise _unknown(self.scalar, "decide an if, a while, an `and` or an `or`")
-
-    def __int__(self) -> NoReturn:
-        raise _unknown(self.scalar, "become a Python int")
-
-    def __index__(self) -> NoReturn:
-        raise _unknown(self.scalar, "become a Python int")
-
-    def __float__(self) -> NoReturn:
-        raise _unknown(self.scalar, "become a Python float")
-
-
-def _unknown(scalar: Scalar, deed: str) -> errors.ProcedureError:
-    return errors.ProcedureError(
-        f"a {scalar.name} known only at run time cannot {deed}",
-        where=tracing.line(),
-        hint="compute with it, or decide inside a jittable with torch.where",
-    )
-
-
-def constant(number: bool | int | float, scalar: Scalar) -> IrScalar:
-    """A number of Python's as one of the program's."""
-    if scalar.python is int and not -(2 ** (scalar.bits - 1)) <= number < 2 ** (scalar.bits - 1):
-        raise errors.ProcedureError(f"{number} is no {scalar.name}", where=tracing.line())
-    return IrScalar(scalars.constant(number, scalar, tracing.here()), scalar)
-
-
-def compute(name: str, left: Number, right: Number) -> IrScalar:
-    """Two numbers by a row of `scalars.ARITHMETIC`."""
-    one, two = _alike(left, right, name)
-    value = scalars.compute(name, one.value, two.value, one.scalar, tracing.here())
-    return IrScalar(value, one.scalar)
-
-
-def compare(name: str, left: Number, right: Number) -> IrScalar:
-    """Two numbers by a row of `scalars.COMPARISONS`."""
-    one, two = _alike(left, right, name, at_least="bool")
-    value = scalars.compare(name, one.value, two.value, one.scalar, tracing.here())
-    return IrScalar(value, BOOL)
-
-
-def true_divide(left: Number, right: Number) -> IrScalar:
-    """A quotient, as a float: of ints as float64."""
-    one, two = _alike(left, right, "/")
-    if one.scalar.python is int:
-        one, two = one.to(AbstractScalar(FLOAT64)), two.to(AbstractScalar(FLOAT64))
-    value = scalars.compute("divide", one.value, two.value, one.scalar, tracing.here())
-    return IrScalar(value, one.scalar)
-
-
-def floor_divide(left: Number, right: Number) -> IrScalar:
-    """A quotient rounded down, as Python does."""
-    one, two = _alike(left, right, "//")
-    location = tracing.here()
-    if one.scalar.python is float:
-        exact = scalars.compute("divide", one.value, two.value, one.scalar, location)
-        return IrScalar(scalars.floor(exact, location), one.scalar)
-    _check_divisor(two)
-    quotient = compute_raw("divide", one, two)
-    rest = compute_raw("remainder", one, two)
-    lower = compute_raw("sub", quotient, constant(1, one.scalar))
-    return _select(_differs_in_sign(rest, two), lower, quotient)
-
-
-def remainder(left: Number, right: Number) -> IrScalar:
-    """What a quotient rounded down leaves, with the divisor's sign."""
-    one, two = _alike(left, right, "%")
-    if one.scalar.python is int:
-        _check_divisor(two)
-    rest = compute_raw("remainder", one, two)
-    return _select(_differs_in_sign(rest, two), compute_raw("add", rest, two), rest)
-
-
-def compute_raw(name: str, left: IrScalar, right: IrScalar) -> IrScalar:
-    """Two numbers of one kind, without any conversion."""
-    value = scalars.compute(name, left.value, right.value, left.scalar, tracing.here())
-    return IrScalar(value, left.scalar)
-
-
-def _differs_in_sign(rest: IrScalar, divisor: IrScalar) -> IrScalar:
-    signs = compute_raw("xor", rest < 0, divisor < 0)
-    return compute_raw("and", rest != 0, signs)
-
-
-def _select(condition: IrScalar, yes: IrScalar, no: IrScalar) -> IrScalar:
-    value = scalars.select(condition.value, yes.value, no.value, tracing.here())
-    return IrScalar(value, yes.scalar)
-
-
-def _check_divisor(divisor: IrScalar) -> None:
-    check(divisor != 0, "division by zero")
-
-
-def check(condition: IrScalar, message: str) -> None:
-    """Make a call fail, with the user's line, unless a condition holds."""
-    flow.check(condition.value, f"{message} at {tracing.line()}", tracing.here())
-
-
-def _alike(
-    left: Number, right: Number, operation: str, at_least: str = "int32"
-) -> tuple[IrScalar, IrScalar]:
-    """Two numbers as numbers of one kind: the later one in `dtypes.SCALARS`."""
-    kinds = [_kind(left, right, operation), _kind(right, left, operation)]
-    if operation in ("and", "or"):
-        at_least = "bool"
-    name = max([*kinds, at_least], key=_RANK.__getitem__)
-    if operation in ("and", "or") and dtypes.SCALARS[name].python is float:
-        raise errors.ProcedureError(f"`{operation}` of a float", where=tracing.line())
-    wanted = dtypes.SCALARS[name]
-    return as_scalar(left, wanted), as_scalar(right, wanted)
-
-
-def _kind(number: Number, other: Number, operation: str) -> str:
-    """What a number of Python's counts as depends on what it is combined with."""
-    if isinstance(number, IrScalar):
-        return number.scalar.name
-    if isinstance(number, bool):
-        return "bool"
-    beside = other.scalar if isinstance(other, IrScalar) else INT64
-    if isinstance(number, int):
-        return "int64" if beside.python is bool else beside.name
-    if isinstance(number, float):
-        return beside.name if beside.python is float else "float64"
-    raise errors.ProcedureError(
-        f"`{operation}` of a {beside.name} and a {type(number).__name__}", where=tracing.line()
-    )
-
-
-def as_scalar(number: Number, scalar: Scalar) -> IrScalar:
-    """A number of Python's or of the program's as one kind."""
-    if isinstance(number, IrScalar):
-        return number.to(AbstractScalar(scalar))
-    return constant(number, scalar)
 
 
 class IrTensor:
@@ -393,7 +151,7 @@ def from_tensor(tensor: torch.Tensor) -> IrTensor:
 
 def from_weight(weight: Weight, store: Callable[[Any], None] | None = None) -> IrTensor:
     """A weight as it is now; one that is never written is loaded where it is first used."""
-    shape, row = tuple(weight.tensor.shape), dtypes.of_torch(weight.tensor.dtype)
+    shape, row = weight.shape, dtypes.of_torch(weight.tensor.dtype)
     if not weight.mutable:
         return IrTensor(None, shape, row, store, weight=weight)
     builder = tracing.required("a weight").weights
@@ -402,7 +160,7 @@ def from_weight(weight: Weight, store: Callable[[Any], None] | None = None) -> I
 
 def from_number(number: IrScalar) -> IrTensor:
     """A number as a tensor without axes; an index is an int64."""
-    plain = number.to(AbstractScalar(INT64)) if number.scalar is INDEX else number
+    plain = convert(number, INT64) if number.scalar is INDEX else number
     value = flow.from_number(plain.value, tracing.here())
     return IrTensor(value, (), dtypes.named(plain.scalar.name))
 

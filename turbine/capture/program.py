@@ -50,6 +50,13 @@ class Weight:
     uninitialized: bool = False  # it has no value before the program writes one
     noinline: bool = False  # its value is not to be put in the place of what reads it
     device: DeviceAffinity | None = None  # where it is held, if a user has said so
+    open_axes: tuple[int, ...] = ()  # along these it may get any size; it starts without elements
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Its sizes; None is one that varies."""
+        sizes = enumerate(self.tensor.shape)
+        return tuple(None if axis in self.open_axes else size for axis, size in sizes)
 
 
 @dataclass(frozen=True)

@@ -504,7 +504,7 @@ def _layer(product: _Product, packed: Packed) -> Layer:
     rms = exact.square().mean().sqrt().item()
     return Layer(
         product.weight.name,
-        tuple(product.matrix.shape),
+        tuple(product.weight.tensor.shape),
         packed.bits,
         packed.values.shape[-1] * 8 // packed.bits,
         product.matrix.numel() * product.matrix.element_size(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import logging
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,8 @@ def split(factory: str) -> tuple[str, str]:
 
 def export_arguments(factory: str, inputs: Sequence[str]) -> dict[str, Any]:
     """The keyword arguments of an export, "model" among them; inputs are for a bare nn.Module."""
-    made = _make(factory, _find(factory))
+    with _without_log_of_export():
+        made = _make(factory, _find(factory))
     found = _understood(factory, made)
     if "args" not in found and "kwargs" not in found and _is_module(found["model"]):
         found["args"] = _inputs(found["model"], inputs)
@@ -59,6 +61,17 @@ def export_arguments(factory: str, inputs: Sequence[str]) -> dict[str, Any]:
             f"{factory} gives its own inputs", hint="leave out --input, or return the model alone"
         )
     return {"module_name": _identifier(factory), **found}
+
+
+@contextlib.contextmanager
+def _without_log_of_export() -> Iterator[None]:
+    """torch logs a traceback of what it then raises, which we report."""
+    logger = logging.getLogger("torch.export")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _find(factory: str) -> Any:

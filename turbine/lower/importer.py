@@ -134,7 +134,8 @@ def _outer_type(kept: Weight | Number) -> Type:
     if isinstance(kept, Number):
         return kept_type(kept)
     row = dtypes.of_torch(kept.tensor.dtype)
-    return Type.parse(f"!torch.vtensor<{list(kept.tensor.shape)},{row.torch_mlir}>")
+    sizes = ",".join("?" if size is None else str(size) for size in kept.shape)
+    return Type.parse(f"!torch.vtensor<[{sizes}],{row.torch_mlir}>")
 
 
 class _Walk:

@@ -41,6 +41,9 @@ class WeightBuilder:
 
     def load(self, weight: Weight, location: Location) -> Value:
         """The weight's value at the current insertion point, as a builtin tensor."""
+        if weight.open_axes:
+            self._define_open(weight)
+            return mlir_globals.load(weight.name, builtin_type(weight), location)
         shape, dtype = _type(weight)
         initial = self._initial(weight)
         if self.place == "inline" and self._may_fold(weight):
@@ -55,6 +58,10 @@ class WeightBuilder:
 
     def store(self, weight: Weight, value: Value, location: Location) -> None:
         """Replace the weight's value for the next call."""
+        if weight.open_axes:
+            self._define_open(weight)
+            mlir_globals.store(weight.name, value, location)
+            return
         shape, dtype = _type(weight)
         self._define(weight, self._initial(weight), location)
         carried = constants.to_carrier(value, shape, dtype, location)
@@ -85,7 +92,10 @@ class WeightBuilder:
 
     def declare(self, weight: Weight, location: Location) -> None:
         """Define the weight's global, used or not."""
-        self._define(weight, self._initial(weight), location)
+        if weight.open_axes:
+            self._define_open(weight)
+        else:
+            self._define(weight, self._initial(weight), location)
 
     def declare_number(self, number: Number, location: Location) -> Attribute:
         """Define the number's global if it is not there; gives its initial value."""
@@ -113,6 +123,11 @@ class WeightBuilder:
         if not self.is_external(weight):
             return constants.dense(weight.name, raw_bytes(weight.tensor), shape, dtype)
         return mlir_globals.parameter(*address(weight), constants.carrier_type(shape, dtype))
+
+    def _define_open(self, weight: Weight) -> None:
+        if weight.name not in self.defined:
+            self.defined[weight.name] = weight
+            mlir_globals.define_empty(self.module, weight.name, builtin_type(weight))
 
     def _define(self, weight: Weight | Number, initial: Attribute, location: Location) -> None:
         if weight.name in self.defined:
@@ -156,7 +171,7 @@ def check_addresses(weights: Iterable[Weight]) -> None:
 
 def builtin_type(weight: Weight) -> Type:
     """The builtin tensor type of a weight."""
-    return constants.tensor_type(*_type(weight))
+    return constants.tensor_type(weight.shape, dtypes.of_torch(weight.tensor.dtype))
 
 
 def kept_type(kept: Weight | Number) -> Type:

@@ -9,6 +9,7 @@ from iree.compiler.ir import (
     Location,
     Module,
     Operation,
+    RankedTensorType,
     StringAttr,
     Type,
     TypeAttr,
@@ -48,6 +49,26 @@ def define(
             created.attributes["stream.affinity"] = affinity
         if noinline:
             created.attributes["inlining_policy"] = Attribute.parse("#util.inline.never")
+
+
+def define_empty(module: Module, name: str, of: Type) -> None:
+    """Add a private mutable global of a size that varies, which starts without elements."""
+    shape = RankedTensorType(of)
+    sizes = ", ".join("%none" for axis in range(shape.rank) if shape.is_dynamic_dim(axis))
+    made = Module.parse(
+        f"""
+        util.global private mutable @{_quote(name)} : {of}
+        util.initializer {{
+          %none = arith.constant 0 : index
+          %start = flow.tensor.empty : {of}{{{sizes}}}
+          util.global.store %start, @{_quote(name)} : {of}
+          util.return
+        }}"""
+    )
+    with InsertionPoint.at_block_begin(module.body) as top:
+        for operation in list(made.body.operations):
+            operation.operation.detach_from_parent()
+            top.insert(operation)
 
 
 def define_before(other: Operation, name: str, initial: Attribute) -> None:

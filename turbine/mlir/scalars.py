@@ -1,4 +1,4 @@
-"""Numbers in IR: constants, arithmetic, comparisons and conversions at the insertion point."""
+"""Numbers in IR: constants, arithmetic and comparisons at the insertion point."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from iree.compiler.dialects import arith, math
 from iree.compiler.ir import Attribute, FloatAttr, IntegerAttr, Location, Type, Value
 
-from turbine.dtypes import Scalar
+from turbine.dtypes import SCALARS, Scalar
 
 # Name -> the op on ints, the op on floats.
 ARITHMETIC: dict[str, tuple[Any, Any]] = {
@@ -19,15 +19,26 @@ ARITHMETIC: dict[str, tuple[Any, Any]] = {
     "and": (arith.AndIOp, None),
     "or": (arith.OrIOp, None),
     "xor": (arith.XOrIOp, None),
+    "shl": (arith.ShLIOp, None),
+    "shr": (arith.ShRSIOp, None),
+    "power": (None, math.PowFOp),
 }
-# Name -> the predicate on signed ints, the one on floats (false of nan, but for "ne").
+# Name -> the op on floats.
+UNARY: dict[str, Any] = {
+    "abs": math.AbsFOp,
+    "neg": arith.NegFOp,
+    "floor": math.FloorOp,
+    "ceil": math.CeilOp,
+    "round": math.RoundEvenOp,
+}
+# Name -> the predicate on signed ints, the one on floats.
 COMPARISONS = {
     "eq": (arith.CmpIPredicate.eq, arith.CmpFPredicate.OEQ),
-    "ne": (arith.CmpIPredicate.ne, arith.CmpFPredicate.UNE),
+    "ne": (arith.CmpIPredicate.ne, None),
     "lt": (arith.CmpIPredicate.slt, arith.CmpFPredicate.OLT),
     "le": (arith.CmpIPredicate.sle, arith.CmpFPredicate.OLE),
     "gt": (arith.CmpIPredicate.sgt, arith.CmpFPredicate.OGT),
-    "ge": (arith.CmpIPredicate.sge, arith.CmpFPredicate.OGE),
+    "ge": (arith.CmpIPredicate.sge, None),
 }
 
 
@@ -55,11 +66,30 @@ def compare(name: str, left: Value, right: Value, of: Scalar, location: Location
     """Whether two numbers of one kind stand as a row of COMPARISONS says."""
     predicate = COMPARISONS[name][of.python is float]
     if of.python is float:
-        return arith.CmpFOp(predicate, left, right, loc=location).result
+        return _compare_floats(name, left, right, location)
     if of.python is bool and name not in ("eq", "ne"):
         wide = Type.parse("i32")
         left, right = (arith.ExtUIOp(wide, side, loc=location).result for side in (left, right))
     return arith.CmpIOp(predicate, left, right, loc=location).result
+
+
+def _compare_floats(name: str, left: Value, right: Value, location: Location) -> Value:
+    """The host takes nan for larger by `oge`, and for equal where `une` decides an assert."""
+    if name == "ge":
+        return _compare_floats("le", right, left, location)
+    if name == "ne":
+        true = constant(True, SCALARS["bool"], location)
+        same = _compare_floats("eq", left, right, location)
+        return arith.XOrIOp(same, true, loc=location).result
+    return arith.CmpFOp(COMPARISONS[name][1], left, right, loc=location).result
+
+
+def zero_like(value: Value, of: Scalar, location: Location) -> Value:
+    """A zero with the sign of a float; the host has no constant that is a negative zero."""
+    kind = SCALARS[f"int{of.bits}"]
+    bits = arith.BitcastOp(Type.parse(kind.mlir), value, loc=location).result
+    sign = compute("and", bits, constant(-(2 ** (of.bits - 1)), kind, location), kind, location)
+    return arith.BitcastOp(Type.parse(of.mlir), sign, loc=location).result
 
 
 def select(condition: Value, yes: Value, no: Value, location: Location) -> Value:
@@ -67,54 +97,9 @@ def select(condition: Value, yes: Value, no: Value, location: Location) -> Value
     return arith.SelectOp(condition, yes, no, loc=location).result
 
 
-def floor(value: Value, location: Location) -> Value:
-    """The largest whole number that is not larger."""
-    return math.FloorOp(value, loc=location).result
-
-
-def cast(value: Value, source: Scalar, to: Scalar, location: Location) -> Value:
-    """A number as another kind; a float becomes an int by leaving out its fraction."""
-    if source.name == to.name:
-        return value
-    if to.python is bool:
-        zero = constant(0, source, location)
-        return compare("ne", value, zero, source, location)
-    if source.python is float and to.python is int:
-        value = _whole(value, source, location)
-    if "index" in (source.name, to.name):
-        return _cast_index(value, source, to, location)
-    operation = _CASTS[source.python, to.python]
-    if source.python is to.python:
-        operation = operation[source.bits > to.bits]
-    return operation(Type.parse(to.mlir), value, loc=location).result
-
-
-def _whole(value: Value, of: Scalar, location: Location) -> Value:
-    """A float without its fraction; the runtime rounds, where the op is said to cut off."""
-    zero = constant(0.0, of, location)
-    negative = compare("lt", value, zero, of, location)
-    up = math.CeilOp(value, loc=location).result
-    return select(negative, up, floor(value, location), location)
-
-
-# (from, to) -> the op; within a kind, the one that widens and the one that narrows.
-_CASTS: dict[tuple[type, type], Any] = {
-    (bool, int): arith.ExtUIOp,
-    (bool, float): arith.UIToFPOp,
-    (int, int): (arith.ExtSIOp, arith.TruncIOp),
-    (int, float): arith.SIToFPOp,
-    (float, int): arith.FPToSIOp,
-    (float, float): (arith.ExtFOp, arith.TruncFOp),
-}
-_WIDE = Scalar("int64", "i64", 64, int)
-
-
-def _cast_index(value: Value, source: Scalar, to: Scalar, location: Location) -> Value:
-    if source.name == "index":
-        wide = arith.IndexCastOp(Type.parse(_WIDE.mlir), value, loc=location).result
-        return cast(wide, _WIDE, to, location)
-    wide = cast(value, source, _WIDE, location)
-    return arith.IndexCastOp(Type.parse(to.mlir), wide, loc=location).result
+def unary(name: str, value: Value, location: Location) -> Value:
+    """A float by a row of UNARY."""
+    return UNARY[name](value, loc=location).result
 
 
 def narrow(value: Value, to: Type, of: Scalar, location: Location) -> Value:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from turbine import errors
 from turbine.runtime import gguf_file, irpa, safetensors_file
-from turbine.runtime.entries import Declared, Entry
+from turbine.runtime.entries import Damage, Declared, Entry
 
 READERS: dict[str, Callable[[memoryview], Iterator[Entry]]] = {
     ".irpa": irpa.read,
@@ -81,19 +80,28 @@ def open_archive(path: Path, *, mapped: bool = True, writable: bool = False) -> 
     try:
         data = _map(path, writable) if mapped else memoryview(bytearray(path.read_bytes()))
         return Archive(path, _by_key(READERS[path.suffix](data)))
-    except _DAMAGE as error:
-        raise errors.ParameterError(f"cannot read the archive: {error}", where=str(path)) from error
+    except (OSError, Damage) as error:
+        raise _refusal(str(error), path) from error
+    except _STUMBLES as error:
+        raise _refusal(f"it is damaged, or no {path.suffix} file", path) from error
 
 
-_DAMAGE = (
-    OSError,
+def _refusal(reason: str, path: Path) -> errors.ParameterError:
+    return errors.ParameterError(
+        f"cannot read the archive: {reason}",
+        where=str(path),
+        hint="the file may be damaged or cut short: write or fetch it again",
+    )
+
+
+# What libraries raise over the contents of a file; their messages say nothing to a user.
+_STUMBLES = (
     ValueError,
     LookupError,
     TypeError,
     AttributeError,
     ArithmeticError,
     RecursionError,
-    struct.error,
 )
 
 
@@ -108,6 +116,6 @@ def _by_key(entries: Iterable[Entry]) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for entry in entries:
         if entry.key in found:
-            raise ValueError(f"it holds {entry.key!r} twice")
+            raise Damage(f"it holds {entry.key!r} twice")
         found[entry.key] = entry
     return found

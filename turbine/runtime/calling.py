@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -109,17 +109,18 @@ class Caller:
         for name, limits in self.signature.symbols.items():
             if name in symbols and not limits.holds(symbols[name]):
                 raise errors.ArgumentError(
-                    f"size {name}={symbols[name]} is out of range: "
+                    f"{_given(self.signature, name, symbols)}, which is out of range: "
                     f"minimum={limits.minimum} maximum={limits.maximum}",
-                    where=_places(self.signature, name),
                     hint="export with dynamic_shapes that allow this size",
                 )
         for condition in self.signature.conditions:
             if not dims.holds(condition, symbols):
-                sizes = ", ".join(f"{name}={symbols[name]}" for name in dims.names(condition))
+                known = dict.fromkeys(dims.names(condition))
+                given = ", ".join(_given(self.signature, name, symbols) for name in known)
+                spelled = {name: _spelled(self.signature, name) for name in known}
                 raise errors.ArgumentError(
-                    f"the program was traced for sizes with {condition}, this call has {sizes}",
-                    hint="eager PyTorch may take another branch here, or fail",
+                    f"{given}; the program needs {dims.readable(condition, spelled)}",
+                    hint="it was traced for such sizes; for others PyTorch may take another branch",
                 )
 
     def _written(
@@ -227,13 +228,14 @@ def _push_number(arguments: Any, spec: Input, leaf: Any) -> None:
     fits = isinstance(leaf, _NUMBERS[wanted.python])
     if not fits or is_bool != (wanted.python is bool):
         raise _refusal(spec, f"is a {type(leaf).__name__}, expected a {wanted.python.__name__}")
+    number = leaf.item() if isinstance(leaf, numpy.generic) else leaf
+    if not wanted.holds(number):
+        kind = {int: "an int", float: "a float"}[wanted.python]
+        raise _refusal(spec, f"is {number}, expected {kind} of {wanted.bits} bits")
     if wanted.python is float:
-        arguments.push_float(float(leaf))
-        return
-    limit = 2 ** (wanted.bits - 1)
-    if wanted.python is int and not -limit <= leaf < limit:
-        raise _refusal(spec, f"is {leaf}, expected an int of {wanted.bits} bits")
-    arguments.push_int(int(leaf))
+        arguments.push_float(float(number))
+    else:
+        arguments.push_int(int(number))
 
 
 # What may be passed for a number, by its Python type.
@@ -265,12 +267,34 @@ def _refusal(spec: Input, reason: str) -> errors.ArgumentError:
     return errors.ArgumentError(f"argument {spec.name!r} {reason}", hint=hint)
 
 
-def _places(signature: Signature, symbol: str) -> str:
-    ints = [repr(spec.name) for spec in signature.inputs if spec.value == symbol]
-    axes = [
-        f"axis {axis} of {spec.name!r}"
+def _given(signature: Signature, symbol: str, symbols: Mapping[str, int]) -> str:
+    """What a call has for a symbol, by the argument that a user knows."""
+    spec, axis = _place(signature, symbol)
+    if axis is None:
+        return f"argument {spec.name!r} is {symbols[symbol]}"
+    dim = spec.shape[axis]
+    named = f" ({symbol}={symbols[symbol]})" if dim != symbol else ""
+    size = dims.evaluate(dim, symbols)
+    return f"argument {spec.name!r} has size {size} along axis {axis}{named}"
+
+
+def _spelled(signature: Signature, symbol: str) -> str:
+    """A symbol as code over the arguments, where one of them is it."""
+    spec, axis = _place(signature, symbol)
+    if axis is None:
+        return spec.name
+    return f"{spec.name}.shape[{axis}]" if spec.shape[axis] == symbol else symbol
+
+
+def _place(signature: Signature, symbol: str) -> tuple[Input, int | None]:
+    """The input that tells a symbol: an int, or a size along an axis, bare ones first."""
+    for spec in signature.inputs:
+        if spec.kind == "int" and spec.value == symbol:
+            return spec, None
+    places = [
+        (spec, axis)
         for spec in signature.inputs
         for axis, dim in enumerate(spec.shape)
         if symbol in dims.names(dim)
     ]
-    return ", ".join(ints + axes)
+    return min(places, key=lambda place: place[0].shape[place[1]] != symbol)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from turbine import dtypes
+
+
+class Damage(ValueError):
+    """What is wrong with an archive, in our words."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +81,24 @@ def plain(key: str, data: memoryview, dtype: str | None, shape: Any) -> Entry:
     expected = math.prod(sizes) * dtypes.named(dtype).itemsize
     if len(data) != expected:
         text = type_text(dtype, sizes)
-        raise ValueError(f"{key} has {len(data)} bytes, and {text} takes {expected}")
+        raise Damage(f"{key} has {len(data)} bytes, and {text} takes {expected}")
     return Entry(key, data, dtype, sizes)
 
 
 def check_shape(key: str, shape: Any) -> tuple[int, ...]:
     """The shape as sizes, or an error."""
     if not all(type(size) is int and size >= 0 for size in shape):
-        raise ValueError(f"{key} has the shape {shape}")
+        raise Damage(f"{key} has the shape {shape}")
     return tuple(shape)
 
 
 def part(data: memoryview, start: int, length: int) -> memoryview:
-    """Bytes of a file, if they are there."""
+    """Bytes of a file or a part of one, if they are there."""
     if start < 0 or length < 0 or start + length > len(data):
-        raise ValueError(f"bytes {start} to {start + length} of {len(data)} are not there")
+        raise Damage(f"bytes {start} to {start + length} of {len(data)} are not there")
     return data[start : start + length]
+
+
+def unpack(layout: struct.Struct, data: memoryview, start: int) -> tuple[Any, ...]:
+    """The fields of a record of a file, if it is there."""
+    return layout.unpack(part(data, start, layout.size))

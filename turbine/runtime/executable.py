@@ -37,10 +37,8 @@ class Executable:
         state: Sequence[tuple[str, str]] | None = (),
         device_count: int = 1,
     ) -> None:
-        if isinstance(driver, str):
-            self._find_devices = partial(_devices, driver, device_count)
-        else:
-            self._find_devices = driver
+        find = partial(_devices, driver, device_count) if isinstance(driver, str) else driver
+        self._find_devices: Callable[[], list[Any]] = find
         self._device: Any = None
         self._providers = providers
         self._state = state

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from turbine import dtypes, errors
-from turbine.runtime.entries import CONVERSIONS, Entry, check_shape, part, plain
+from turbine.runtime.entries import CONVERSIONS, Damage, Entry, check_shape, part, plain, unpack
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -49,7 +49,7 @@ class _Cursor:
     position: int = 0
 
     def take(self, layout: struct.Struct) -> Any:
-        values = layout.unpack_from(self.data, self.position)
+        values = unpack(layout, self.data, self.position)
         self.position += layout.size
         return values[0] if len(values) == 1 else values
 
@@ -67,7 +67,7 @@ def read(data: memoryview) -> Iterator[Entry]:
     cursor = _Cursor(data)
     magic, version, tensors, pairs = cursor.take(_HEADER)
     if magic != _MAGIC or version not in _VERSIONS:
-        raise ValueError(f"not a GGUF file of version 2 or 3: {magic!r} {version}")
+        raise Damage(f"not a GGUF file of version 2 or 3: {magic!r} {version}")
     alignment = _alignment(cursor, pairs)
     rows = [_row(cursor) for _ in range(tensors)]
     start = -(-cursor.position // alignment) * alignment
@@ -81,13 +81,13 @@ def _alignment(cursor: _Cursor, pairs: int) -> int:
     for _ in range(pairs):
         key, kind = cursor.text(), cursor.take(_WORD)
         if key in seen:
-            raise ValueError(f"the metadata has {key!r} twice")
+            raise Damage(f"the metadata has {key!r} twice")
         seen.add(key)
         value = _skip_value(cursor, kind)
         if key == _ALIGNMENT_KEY and kind == _UINT32:
             (alignment,) = _WORD.unpack(value)
     if alignment == 0:
-        raise ValueError("the alignment is 0")
+        raise Damage("the alignment is 0")
     return alignment
 
 
@@ -106,14 +106,14 @@ def _skip_value(cursor: _Cursor, kind: int) -> memoryview:
 
 def _size(kind: int) -> int:
     if kind not in _SIZES:
-        raise ValueError(f"the metadata has a value of unknown type {kind}")
+        raise Damage(f"the metadata has a value of unknown type {kind}")
     return _SIZES[kind]
 
 
 def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     key, axes = cursor.text(), cursor.take(_WORD)
     if axes > _MOST_AXES:
-        raise ValueError(f"{key} has {axes} axes")
+        raise Damage(f"{key} has {axes} axes")
     sizes = [cursor.take(_LONG) for _ in range(axes)]
     return key, check_shape(key, sizes[::-1]), cursor.take(_WORD), cursor.take(_LONG)
 
@@ -125,7 +125,7 @@ def _entry(key: str, shape: tuple[int, ...], kind: int, data: memoryview, start:
         return replace(entry, convertible=entry.dtype in CONVERSIONS)
     name, elements, size = _block(kind)
     if not shape or shape[-1] % elements:
-        raise ValueError(f"{key} of shape {shape} is not whole blocks of {elements}")
+        raise Damage(f"{key} of shape {shape} is not whole blocks of {elements}")
     length = math.prod(shape) // elements * size
     return Entry(key, part(data, start, length), None, shape, blocks=name, convertible=True)
 
@@ -133,6 +133,8 @@ def _entry(key: str, shape: tuple[int, ...], kind: int, data: memoryview, start:
 def _block(kind: int) -> tuple[str, int, int]:
     """The name of a block format, its elements and its bytes."""
     package = _package("to know the blocks of quantized tensors")
+    if kind not in set(package.GGMLQuantizationType):
+        raise Damage(f"it has a tensor of unknown type {kind}")
     known = package.GGMLQuantizationType(kind)
     return known.name, *package.GGML_QUANT_SIZES[known]
 

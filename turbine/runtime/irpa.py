@@ -7,6 +7,7 @@ Its writer takes no file that is already open.
 from __future__ import annotations
 
 import json
+import mmap
 import struct
 from collections.abc import Iterator, Sequence
 from typing import IO, Any
@@ -14,15 +15,17 @@ from typing import IO, Any
 import numpy
 
 from turbine import dtypes
-from turbine.runtime.entries import Entry, part, plain
+from turbine.runtime.entries import Damage, Entry, part, plain, unpack
 
 _MAGIC = b"IRPA"
-_DATA_ENTRY = 2
+_SPLAT_ENTRY, _DATA_ENTRY = 1, 2
 # Magic, version, header size, offset of the next header, flags; number of entries; then where
 # the entries, their names and their data lie.
 _HEADER = struct.Struct("<4sHHQQQ7Q")
-# Size, type, flags, where its name and its metadata lie, alignment, where its data lies.
-_ENTRY = struct.Struct("<QIQ2Q2QQ2Q")
+# Size, type, flags, where its name and its metadata lie, alignment.
+_ENTRY = struct.Struct("<QIQ2Q2QQ")
+# After that, of data: where they lie; of a splat: length, what is repeated, and its length.
+_DATA, _SPLAT = struct.Struct("<2Q"), struct.Struct("<Q16sB")
 _ENTRY_ALIGNMENT = 16
 _DATA_ALIGNMENT = 64
 # Begins the metadata of an entry that was a tensor; JSON follows.
@@ -30,24 +33,47 @@ _TENSOR = b"PYTORCH:"
 
 
 def read(data: memoryview) -> Iterator[Entry]:
-    """Entries that are data; those that stand for a repeated value or another file are not."""
+    """Entries that are data or stand for a repeated value; those in another file are not."""
     base, next_header = 0, -1
     while next_header:
-        magic, major, minor, _, next_header, _, count, *places = _HEADER.unpack_from(data, base)
+        magic, major, minor, _, next_header, _, count, *places = unpack(_HEADER, data, base)
         if (magic, major, minor) != (_MAGIC, 0, 0):
-            raise ValueError(f"not an IRPA file of version 0.0: {magic!r} {major}.{minor}")
+            raise Damage(f"not an IRPA file of version 0.0: {magic!r} {major}.{minor}")
         table, names, storage = (
             part(data, base + start, length)
             for start, length in zip(places[::2], places[1::2], strict=True)
         )
         position = 0
         for _ in range(count):
-            size, kind, _, *name, note, length, _, first, last = _ENTRY.unpack_from(table, position)
-            if kind == _DATA_ENTRY:
+            size, kind, _, *name, note, length, _ = unpack(_ENTRY, table, position)
+            row = part(table, position, size)
+            if kind in (_DATA_ENTRY, _SPLAT_ENTRY):
                 key = str(part(names, *name), "utf-8")
-                yield _entry(key, part(storage, first, last), bytes(part(names, note, length)))
+                found = _data(row, storage) if kind == _DATA_ENTRY else _splat(key, row)
+                yield _entry(key, found, bytes(part(names, note, length)))
             position += max(_aligned(size, _ENTRY_ALIGNMENT), _ENTRY_ALIGNMENT)
         base += next_header
+
+
+def _data(row: memoryview, storage: memoryview) -> memoryview:
+    return part(storage, *unpack(_DATA, row, _ENTRY.size))
+
+
+def _splat(key: str, row: memoryview) -> memoryview:
+    """A value repeated, in memory of its own."""
+    length, pattern, width = unpack(_SPLAT, row, _ENTRY.size)
+    if width not in _WIDTHS or length % width:
+        raise Damage(f"{key} repeats {width} bytes to a length of {length}")
+    if not length:
+        return memoryview(bytearray())
+    memory = mmap.mmap(-1, length)
+    # Memory that is fresh is zero, and takes no room until it is written.
+    if any(pattern[:width]):
+        numpy.frombuffer(memory, f"V{width}")[:] = numpy.frombuffer(pattern[:width], f"V{width}")
+    return memoryview(memory)
+
+
+_WIDTHS = (1, 2, 4, 8, 16)
 
 
 def _entry(key: str, data: memoryview, metadata: bytes) -> Entry:
@@ -67,9 +93,9 @@ def write(file: IO[bytes], entries: Sequence[Entry]) -> None:
         name, note = entry.key.encode(), metadata(entry).encode()
         text = (len(texts), len(name), len(texts) + len(name), len(note))
         row = _ENTRY.pack(
-            _ENTRY.size, _DATA_ENTRY, 0, *text, _DATA_ALIGNMENT, place, len(entry.data)
-        )
-        table += row.ljust(_aligned(_ENTRY.size, _ENTRY_ALIGNMENT), b"\0")
+            _ENTRY.size + _DATA.size, _DATA_ENTRY, 0, *text, _DATA_ALIGNMENT
+        ) + _DATA.pack(place, len(entry.data))
+        table += row.ljust(_aligned(len(row), _ENTRY_ALIGNMENT), b"\0")
         texts += name + note
     first = _aligned(_HEADER.size, _ENTRY_ALIGNMENT)
     names = first + len(table)

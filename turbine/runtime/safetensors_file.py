@@ -7,8 +7,9 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-from turbine.runtime.entries import Entry, part, plain
+from turbine.runtime.entries import Damage, Entry, part, plain, unpack
 
+_LENGTH = struct.Struct("<Q")
 DTYPES = {
     "BOOL": "bool",
     "I8": "int8",
@@ -34,9 +35,9 @@ DTYPES = {
 
 def read(data: memoryview) -> Iterator[Entry]:
     """Every tensor of the file."""
-    (length,) = struct.unpack_from("<Q", data)
-    header = json.loads(bytes(part(data, 8, length)), object_pairs_hook=_unique)
-    storage = data[8 + length :]
+    (length,) = unpack(_LENGTH, data, 0)
+    header = json.loads(bytes(part(data, _LENGTH.size, length)), object_pairs_hook=_unique)
+    storage = data[_LENGTH.size + length :]
     for key, facts in header.items():
         if key != "__metadata__":
             first, last = facts["data_offsets"]
@@ -47,5 +48,5 @@ def read(data: memoryview) -> Iterator[Entry]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("the header has a name twice")
+        raise Damage("the header has a name twice")
     return found

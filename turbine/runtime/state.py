@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from turbine import errors
+from turbine.dims import Dim
 from turbine.pytree import LEAF, Tree
 from turbine.runtime.calling import Caller
 from turbine.runtime.executable import Executable
@@ -23,7 +24,7 @@ class Kept:
 
     name: str
     dtype: str
-    shape: tuple[int, ...] | None  # None is a number by itself
+    shape: tuple[Dim, ...] | None  # None is a number by itself; a name is a size that varies
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Kept:
@@ -38,7 +39,9 @@ class Kept:
 
     def text(self) -> str:
         """As a signature writes it."""
-        return self.dtype if self.shape is None else f"{self.dtype}{list(self.shape)}"
+        if self.shape is None:
+            return self.dtype
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 class State(Mapping[str, Any]):
