@@ -437,7 +437,7 @@ def test_results_have_to_be_what_was_declared() -> None:
         kb.yield_results(kb.arg_value(0))
 
     messages = {
-        integers: r"result 0 is declared as tensor<\?xf32> and emitted as tensor<2xi32>",
+        integers: r"result 0 is declared as tensor<\?xf32> and given as tensor<2xi32>",
         nothing: "yields no results",
         too_many: "yields 2 values, its `select` has 1 results and 0 tied arguments",
         again: "results are yielded twice",

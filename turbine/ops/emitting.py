@@ -55,7 +55,7 @@ class Builder:
         """
         callee = bring_in(text, self.module, op=self.op, name=name)
         takes, _ = function.signature(callee)
-        called = f"@{symbol_name(callee)}"
+        called = f"@{symbol_name(callee).rpartition('_')[0]}"  # without the digest
         if len(takes) != len(operands):
             raise errors.CustomOpError(
                 f"{self.op}: {called} takes {len(takes)} values and is given {len(operands)}"
