@@ -1,16 +1,20 @@
 """Time a cached call of a custom op on 64 elements beside one of PyTorch's own ops.
 
 Prints microseconds per call. Blocks of calls take turns; a time is the median or the best of all
-blocks, and they agree on a quiet machine. If iree-turbine is installed, its way is timed as well.
+blocks, and they agree on a quiet machine. An op as a class is timed by whoever has the import path
+of iree-turbine, which is Turbine unless iree-turbine comes first on it:
 
     python benchmarks/custom_op.py --seconds 5
+    pip install --no-deps --target peer iree-turbine
+    PYTHONPATH=peer python benchmarks/custom_op.py
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from timing import Call, round_robin, warn_if_busy
@@ -34,6 +38,27 @@ def plain(x: Tensor, y: Tensor, alpha: float = 1.0) -> Tensor:
     return torch.add(x, y, alpha=alpha)
 
 
+def class_form() -> tuple[str, Callable[..., Tensor]]:
+    """An op as scripts for iree-turbine declare it, and whose it is."""
+    from iree.compiler.dialects import arith
+    from iree.turbine.runtime.op_reg import CustomOp, def_library
+
+    @CustomOp.register(library=def_library("benchmark_class"))  # type: ignore[misc]
+    class add(CustomOp):  # type: ignore[misc]
+        signature = "add(Tensor x, Tensor y) -> (Tensor)"
+
+        def select(self, selection: Any) -> None:
+            x = selection.arg_tensor(0)
+            selection.arg_tensor(1)
+            selection.return_new_tensor(list(x.t.shape), x.t.dtype)
+
+        def generate(self, selection: Any, builder: Any) -> None:
+            builder.yield_results(arith.addf(*builder.arg_bindings))
+
+    owner = "turbine" if CustomOp.__module__.startswith("turbine.") else "iree-turbine"
+    return f"torch.ops, class of {owner}", torch.ops.benchmark_class.add
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -49,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "torch.ops": lambda: torch.ops.benchmark.scaled_add(x, y, 2.0),
         "torch.library.custom_op in Python": lambda: torch.ops.benchmark.plain(x, y, 2.0),
     }
+    name, class_op = class_form()
+    torch.testing.assert_close(class_op(x, y), x + y)
+    calls[name] = lambda: class_op(x, y)
     timings = round_robin(calls, seconds=options.seconds, block=BLOCK)
     base = timings[PYTORCH]
     print(f"{'us per call':36}{'median':>8}{'best':>8}{'over torch.add':>16}")

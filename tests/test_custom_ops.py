@@ -18,7 +18,7 @@ from torch import Tensor
 import turbine
 from tests.forked import in_child
 from tests.models import Fn, assert_alike
-from turbine import errors, ops
+from turbine import aot, errors, ops
 from turbine.capture import declared_ops
 from turbine.cli.main import main
 from turbine.ops.declaring import DECLARED
@@ -183,6 +183,45 @@ def test_results_are_contiguous_and_their_own_in_every_form() -> None:
         turned, same = form(X)
         assert turned.is_contiguous()
         assert same.data_ptr() != X.data_ptr()
+
+
+# Whole programs
+
+
+def test_a_procedure_uses_ops_with_sizes_that_vary() -> None:
+    scaled = declare("f(Tensor[] xs, int times) -> Tensor", lambda xs, times: sum(xs) * times)
+    added = add_op()
+    added.register_template(ADD)
+
+    class Program(aot.CompiledModule):
+        def run(
+            self, x: Any = aot.AbstractTensor(None, 4), y: Any = aot.AbstractTensor(None, 4)
+        ) -> Any:
+            return self.compute(x, y)
+
+        @aot.jittable
+        def compute(x: Any, y: Any) -> Any:
+            return scaled.op([x, added.op(x, y)], 3)
+
+    artifact = aot.export(Program).compile()
+    for rows in (3, 2):
+        assert_alike(artifact.run(X[:rows], Y[:rows]), (2 * X + Y)[:rows] * 3, ROUNDING)
+
+
+def test_saved_programs_and_artifacts_need_no_op(tmp_path: Path) -> None:
+    op = declare("f(Tensor x) -> Tensor", write_inside)
+    builder = aot.FxProgramsBuilder(Fn(op.op))
+
+    @builder.export_program(args=(X,))
+    def run(module: Any, x: Tensor) -> Any:
+        return module(x)
+
+    builder.save(tmp_path / "programs.json")
+    aot.export(builder).compile(tmp_path / "f.turbine")
+    op.remove()
+    loaded = aot.export(aot.FxPrograms.load(tmp_path / "programs.json")).compile()
+    for artifact in (loaded, turbine.load(tmp_path / "f.turbine")):
+        assert_alike(artifact.run(X), write_inside(X), ROUNDING)
 
 
 # Sizes
