@@ -13,10 +13,10 @@ from iree.compiler.ir import IntegerType, RankedTensorType, StringAttr
 from torch import nn
 
 import turbine.aot
-from turbine import errors
+from turbine import aot, errors
 from turbine.mlir import context
 from turbine.ops.declaring import PureOp
-from turbine.passes import ExpandCustomOps, run_passes
+from turbine.passes import ExpandCustomOps, Merge, run_passes
 from turbine.peer.custom_op_expansion import ExpandCustomOpsPass
 from turbine.peer.op_reg import (
     ALL_CUSTOM_OP_REGS,
@@ -542,6 +542,16 @@ class linear(CustomOp):
     module = context.parse(OPERATORS.replace("op_reg_test", "op_reg_file"))
     expanded = run_passes(module, [ExpandCustomOps.parse(str(program))])
     assert "call @f_" in context.to_text(expanded)
+
+
+def test_an_instance_expands_what_was_merged_into_it() -> None:
+    procedure = {"run": lambda self, x=aot.AbstractTensor(2): x}
+    instance = aot.CompiledModule.create_from_dict("Small", procedure)()
+    module = aot.CompiledModule.get_mlir_module(instance)
+    Merge(context.parse(OPERATORS)).run(module)
+    assert "torch.operator" in context.to_text(module)
+    aot.CompiledModule.expand_custom_ops(instance)
+    assert "torch.operator" not in context.to_text(module)
 
 
 def test_a_table_of_ops_expands_only_its_own() -> None:

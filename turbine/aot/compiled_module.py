@@ -28,6 +28,7 @@ from turbine.lower.weights import Number, WeightBuilder, check_place
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function as mlir_function
 from turbine.mlir.ir import Context, Location, Module
+from turbine.passes.expand_custom_ops import ExpandCustomOps
 from turbine.runtime.artifact import name_problem
 from turbine.signature import Signature
 
@@ -192,6 +193,11 @@ class CompiledModule:
     ) -> None:
         """Take the IR to a phase: "import" is what IREE takes, "full" its own form."""
         importing.import_to(CompiledModule.get_mlir_module(inst), import_to)
+
+    @staticmethod
+    def expand_custom_ops(inst: CompiledModule) -> None:
+        """Put the IR of declared ops in their place; only IR that was brought in has such ops."""
+        ExpandCustomOps().run(CompiledModule.get_mlir_module(inst))
 
     @staticmethod
     def signature_info(
