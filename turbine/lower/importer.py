@@ -255,7 +255,7 @@ class _Body(GraphNodeImporter):
             module = self.fx_importer.module
             made = rule(emission.Site(module, node, arguments, results, loc, self.target_kind))
         values = [made] if isinstance(made, Value) else list(made)
-        if not isinstance(node.meta["val"], torch.Tensor):
+        if not isinstance(node.meta.get("val"), torch.Tensor):
             self._multi_result_nodes.add(node)
         for index, (value, of) in enumerate(zip(values, declared, strict=True)):
             self.bind_node_value(

@@ -21,6 +21,8 @@ from turbine.ops.schema import Argument, Schema
 
 # Of an argument by name: the axes whose sizes are part of the code, or True for all of them.
 Static = dict[str, Collection[int] | bool]
+# PyTorch takes it for granted that a size without a value is no smaller.
+_LEAST_OPEN = 2
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,8 @@ class Leaf:
     @property
     def is_size(self) -> bool:
         """Whether it is an int that may differ from call to call."""
-        return self.argument.kind == "SymInt" and isinstance(self.value, int)
+        is_int = self.argument.kind == "SymInt" and isinstance(self.value, int)
+        return is_int and self.value >= _LEAST_OPEN
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,7 @@ def _key(leaf: Leaf, static: Static, numbers: dict[int, int]) -> Hashable:
 
 def _size_key(size: int, numbers: dict[int, int]) -> Hashable:
     """PyTorch tells 0 and 1 from other sizes, and gives equal sizes one name."""
-    return size if size in (0, 1) else ("size", numbers.setdefault(size, len(numbers)))
+    return size if size < _LEAST_OPEN else ("size", numbers.setdefault(size, len(numbers)))
 
 
 def fixed_axes(leaf: Leaf, static: Static) -> Collection[int]:
