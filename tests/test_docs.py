@@ -40,7 +40,15 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["torch_compile", "parameters", "transforms", "quantization", "moving_over", "compiled_module"],
+    [
+        "torch_compile",
+        "parameters",
+        "transforms",
+        "quantization",
+        "moving_over",
+        "compiled_module",
+        "builtin_ops",
+    ],
 )
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,12 @@ NAMES = {
     "dynamo.decompositions": "DEFAULT_DECOMPOSITIONS DEFAULT_DECOMPOSITION_TABLE",
     "dynamo.passes": "DEFAULT_DECOMPOSITIONS",
     "importers.ir": "Attribute Context InsertionPoint IrType Location Module Operation func_d",
+    "ops": "insert_slice",
+    "ops.conv_fwd": "conv_2d_nhwc_fhwc generic_conv",
+    "ops.iree": """
+        trace_tensor transfer_to_logical_device barrier_on_logical_device
+        compute_barrier_start compute_barrier_end
+        """,
     "support.conversions": """
         TORCH_DTYPE_TO_IREE_TYPE TORCH_DTYPE_TO_IREE_TYPE_ASM IREE_TYPE_ASM_TO_TORCH_DTYPE
         TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE

@@ -28,6 +28,9 @@ MOVED = {
     "dynamo.decompositions": "turbine.peer.decompositions",
     "dynamo.passes": "turbine.peer.decompositions",
     "importers.ir": "turbine.peer.ir",
+    "ops": "turbine.ops",
+    "ops.conv_fwd": "turbine.ops.convolution",
+    "ops.iree": "turbine.ops",
     "runtime": "turbine.runtime",
     "support.conversions": "turbine.peer.conversions",
     "support.debugging": "turbine.peer.debugging",
@@ -55,7 +58,7 @@ ABSENT = {
     "kernel.wave": "Wave is a project of its own, iree-org/wave",
     "dynamo.backends.boo": "torch.compile(model, backend='turbine') leaves to PyTorch what it "
     "does not compile",
-    "ops": "Turbine has no custom ops of its own yet",
+    "ops.insert_slice": "turbine.ops.insert_slice is the op itself, and there once turbine.ops is",
     "runtime.op_reg": "Turbine has no custom ops of its own yet; turbine.passes.ExpandCustomOps "
     "puts IR in the place of any op",
     "tools": "Turbine has no interpreter of MLIR; iree-compile and iree-run-module execute IR",

@@ -24,7 +24,7 @@ from turbine.dumping import dump
 from turbine.lower.importer import Lowered, lower_all
 from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
-from turbine.mlir import function
+from turbine.mlir import flow, function
 from turbine.mlir.ir import Module
 from turbine.passes import Pass
 from turbine.runtime import container, parameters
@@ -178,7 +178,8 @@ class ExportOutput:
         chosen = targets.parse(config.current().target if target is None else target)
         ready = self._lowered_for(chosen.kind)
         ready.verify()
-        source = mlir_context.to_bytecode(ready.mlir_module)
+        module = flow.on_one_device(ready.mlir_module)
+        source = mlir_context.to_bytecode(module)
         captured = {
             f"{name}.py": entry.program.text
             for name, entry in self.entry_points.items()
@@ -189,7 +190,7 @@ class ExportOutput:
             source,
             chosen,
             strategy=strategy,
-            fingerprint=mlir_context.fingerprint(ready.mlir_module),
+            fingerprint=mlir_context.fingerprint(module),
             timeout=timeout,
             in_process=in_process,
             use_cache=cache,

@@ -1,4 +1,4 @@
-"""Ops declared outside PyTorch, by what stands for each in compiled code: two tables."""
+"""Ops declared outside PyTorch, by what stands for each in compiled code: three tables."""
 
 from __future__ import annotations
 
@@ -9,3 +9,5 @@ from typing import Any
 MEANINGS: dict[Any, Callable[..., Any]] = {}
 # An op's name -> the rule that builds its IR; `turbine.lower.emission` says what a rule is.
 EMITTED: dict[str, Callable[..., Any]] = {}
+# What an op that only exported programs keep is in code that is compiled to run at once.
+IN_PROCESS: dict[Any, Callable[..., Any]] = {}

@@ -13,7 +13,7 @@ import torch
 import torch._prims
 from torch._decomp import decomposition_table, get_decompositions
 
-from turbine.capture.declared_ops import MEANINGS
+from turbine.capture.declared_ops import IN_PROCESS, MEANINGS
 from turbine.capture.effects import draws
 from turbine.capture.rules import RULES
 from turbine.capture.rules.ordering import SHORT_ROWS
@@ -58,7 +58,7 @@ def current_tracing_decompositions() -> Table:
     table = current_aot_decompositions()
     # Our own rules for ops that may draw apply only where they do not.
     kept = {op: rule for op, rule in table.items() if op in RULES or not draws(op)}
-    return {op: rule for op, rule in kept.items() if op not in _LIFTS}
+    return {op: rule for op, rule in kept.items() if op not in _LIFTS} | IN_PROCESS
 
 
 def current_training_decompositions() -> Table:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from iree.compiler.dialects import cf, flow, tensor
-from iree.compiler.ir import Location, RankedTensorType, ShapedType, Type, Value
+from iree.compiler.dialects import cf, flow, iree_tensor_ext, tensor
+from iree.compiler.ir import (
+    Attribute,
+    Location,
+    Module,
+    RankedTensorType,
+    ShapedType,
+    Type,
+    Value,
+)
 
 from turbine import dtypes
-from turbine.mlir import scalars
+from turbine.mlir import rewriting, scalars
+from turbine.mlir.matching import walk
 
 _INDEX = dtypes.SCALARS["index"]
 
@@ -17,6 +26,12 @@ _INDEX = dtypes.SCALARS["index"]
 def dim(value: Value, axis: int, location: Location) -> Value:
     """The size of a tensor along an axis."""
     return tensor.DimOp(value, scalars.constant(axis, _INDEX, location), loc=location).result
+
+
+def unknown_sizes(value: Value, location: Location) -> list[Value]:
+    """The sizes of a tensor that its type does not say, in order."""
+    of = RankedTensorType(value.type)
+    return [dim(value, axis, location) for axis in range(of.rank) if of.is_dynamic_dim(axis)]
 
 
 def cast(value: Value, to: Type, location: Location) -> Value:
@@ -108,6 +123,50 @@ def copy_by(
 def trace(key: str, values: Sequence[Value], sizes: Sequence[Value], location: Location) -> None:
     """Print tensors where the program runs."""
     flow.TensorTraceOp(key, values, sizes, loc=location)
+
+
+def transfer(value: Value, device: str, location: Location) -> Value:
+    """A tensor, moved to the device of a name."""
+    sizes = unknown_sizes(value, location)
+    return flow.TensorTransferOp(
+        value, sizes, _promise(device), results=[value.type], loc=location
+    ).result
+
+
+def barrier(value: Value, device: str, location: Location) -> Value:
+    """A tensor, made on the device of a name by everything before it."""
+    sizes = unknown_sizes(value, location)
+    return flow.TensorBarrierOp(
+        value, sizes, _promise(device), results=[value.type], loc=location
+    ).result
+
+
+def _promise(device: str) -> Attribute:
+    return Attribute.parse(f"#hal.device.promise<@{device}>")
+
+
+def on_one_device(module: Module) -> Module:
+    """The module, or a copy in which tensors are moved to no other device."""
+    if not any(op.name in _PLACING for op in walk(module.operation)):
+        return module
+    copy = rewriting.clone(module)
+    rewriting.rewrite(copy, [lambda op: [op.operands[0]] if op.name in _PLACING else None])
+    return copy
+
+
+_PLACING = {flow.TensorTransferOp.OPERATION_NAME, flow.TensorBarrierOp.OPERATION_NAME}
+
+
+def start_compute(value: Value, location: Location) -> Value:
+    """A tensor, kept apart from what made it: work behind this is not moved before it."""
+    sizes = unknown_sizes(value, location)
+    return iree_tensor_ext.ComputeBarrierStartOp(value.type, value, sizes, loc=location).result
+
+
+def end_compute(value: Value, location: Location) -> Value:
+    """A tensor, kept apart from what uses it: work before this is not moved behind it."""
+    sizes = unknown_sizes(value, location)
+    return iree_tensor_ext.ComputeBarrierEndOp(value.type, value, sizes, loc=location).result
 
 
 def check(condition: Value, message: str, location: Location) -> None:

@@ -60,6 +60,7 @@ class DeclaredOp(ABC):
         _check(parsed, function, static)
         self.schema = parsed
         self.function = function
+        self.__doc__ = function.__doc__
         self.static = static
         self.library = torch.library.Library(parsed.namespace, "FRAGMENT")
         try:
