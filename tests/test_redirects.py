@@ -66,6 +66,12 @@ NAMES = {
         TemplateLoader ASMLoader StrFormatTemplateLoader JinjaTemplateLoader call_function
         """,
     "importers.utils": "TypeSubclassMap",
+    "ops": "insert_slice",
+    "ops.conv_fwd": "conv_2d_nhwc_fhwc generic_conv",
+    "ops.iree": """
+        trace_tensor transfer_to_logical_device barrier_on_logical_device
+        compute_barrier_start compute_barrier_end
+        """,
     "support.conversions": """
         TORCH_DTYPE_TO_IREE_TYPE TORCH_DTYPE_TO_IREE_TYPE_ASM IREE_TYPE_ASM_TO_TORCH_DTYPE
         TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE

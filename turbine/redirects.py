@@ -32,6 +32,9 @@ MOVED = {
     "dynamo.passes": "turbine.peer.decompositions",
     "importers.ir": "turbine.peer.ir",
     "importers.utils": "turbine.peer.importers",
+    "ops": "turbine.ops",
+    "ops.conv_fwd": "turbine.ops.convolution",
+    "ops.iree": "turbine.ops",
     "runtime": "turbine.runtime",
     "runtime.invoke": "turbine.peer.invoke",
     "runtime.op_reg": "turbine.peer.op_reg",
@@ -59,7 +62,7 @@ ABSENT = {
     "kernel.wave": "Wave is a project of its own, iree-org/wave",
     "dynamo.backends.boo": "torch.compile(model, backend='turbine') leaves to PyTorch what it "
     "does not compile",
-    "ops": "Turbine has no custom ops of its own yet",
+    "ops.insert_slice": "turbine.ops.insert_slice is the op itself, and there once turbine.ops is",
     "runtime.op_reg.compiler": "ops compile on their first call; runtime.op_reg."
     "FreeFuncKernelBuilder.create_module gives the IR of a kernel",
     "tools": "Turbine has no interpreter of MLIR; iree-compile and iree-run-module execute IR",

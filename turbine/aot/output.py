@@ -182,7 +182,8 @@ class ExportOutput:
         ready = self._lowered_for(chosen.kind)
         chosen = replace(chosen, devices=devices.count(ready.mlir_module))
         ready.verify()
-        source = mlir_context.to_bytecode(ready.mlir_module)
+        module = devices.with_known_devices(ready.mlir_module, chosen.devices)
+        source = mlir_context.to_bytecode(module)
         captured = {
             f"{name}.py": entry.program.text
             for name, entry in self.entry_points.items()
@@ -193,7 +194,7 @@ class ExportOutput:
             source,
             chosen,
             strategy=strategy,
-            fingerprint=mlir_context.fingerprint(ready.mlir_module),
+            fingerprint=mlir_context.fingerprint(module),
             timeout=timeout,
             in_process=in_process,
             use_cache=cache,

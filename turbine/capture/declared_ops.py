@@ -1,4 +1,4 @@
-"""Ops declared outside PyTorch, by what stands for each in compiled code: two tables."""
+"""Ops declared outside PyTorch, by what stands for each in compiled code: three tables."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ EMITTED: dict[str, Callable[..., Any]] = {}
 
 # Of these, the ones whose IR is known not to change an operand, as `tensor.insert_slice` may.
 KEEP_OPERANDS: set[str] = set()
+# What an op that only exported programs keep is in code that is compiled to run at once.
+IN_PROCESS: dict[Any, Callable[..., Any]] = {}
 
 
 def may_overwrite(name: str) -> bool:

@@ -58,7 +58,7 @@ def current_tracing_decompositions() -> Table:
     table = current_aot_decompositions()
     # Our own rules for ops that may draw apply only where they do not.
     kept = {op: rule for op, rule in table.items() if op in RULES or not draws(op)}
-    return {op: rule for op, rule in kept.items() if op not in _LIFTS}
+    return {op: rule for op, rule in kept.items() if op not in _LIFTS} | declared_ops.IN_PROCESS
 
 
 def current_training_decompositions() -> Table:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from turbine import errors
+
 # What the weight of largest magnitude in a group may become; the one that serves the group best
 # is taken. Signed, since the integers reach one further below zero than above.
 _EXTREMES = {4: (-8.0, -8.5, -7.5, -9.0, 7.5, 8.5, 9.5), 8: (-128.0, 127.0)}
@@ -37,6 +39,16 @@ class Packed:
     def unpacked(self) -> Tensor:
         """The weight in float32."""
         return unpack(self.values, self.scales, self.factor, self.columns, self.bits)
+
+
+def check(bits: int, group_size: int) -> None:
+    """Refuse what no weight can be packed in."""
+    if bits not in BITS:
+        raise errors.ConfigError(f"cannot quantize to {bits=}", hint="use 4 or 8")
+    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
+        raise errors.ConfigError(
+            f"cannot make groups of {group_size=}", hint="use a whole number, such as 32 or 128"
+        )
 
 
 def pack(weight: Tensor, bits: int, group_size: int) -> Packed:

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from turbine import errors, tables
 from turbine.capture import grouped_product
-from turbine.capture.grouped_product import BITS, GROUPED_PRODUCT, GROUPED_ROWS, Packed
+from turbine.capture.grouped_product import GROUPED_PRODUCT, GROUPED_ROWS, Packed
 from turbine.capture.program import Program, Weight
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.traits import ExternalTensorTrait
@@ -93,7 +93,7 @@ class Quantizer:
     def __init__(
         self, bits: int, group_size: int, include: Sequence[str], exclude: Sequence[str]
     ) -> None:
-        _check(bits, group_size)
+        grouped_product.check(bits, group_size)
         _check_patterns(include, exclude)
         self.include = include
         self.exclude = exclude
@@ -276,15 +276,6 @@ def _repeats(node: fx.Node, values: Tensor) -> bool:
 
 def _matches(product: _Product, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for name in product.names for pattern in patterns)
-
-
-def _check(bits: int, group_size: int) -> None:
-    if bits not in BITS:
-        raise errors.ConfigError(f"cannot quantize to {bits=}", hint="use 4 or 8")
-    if isinstance(group_size, bool) or not isinstance(group_size, int) or group_size < 1:
-        raise errors.ConfigError(
-            f"cannot make groups of {group_size=}", hint="use a whole number, such as 32 or 128"
-        )
 
 
 def _check_patterns(include: Sequence[str], exclude: Sequence[str]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.declared_ops import EMITTED
+
 aten = torch.ops.aten
 
 WIDER = {torch.int8: torch.int32, torch.uint8: torch.int32}
@@ -39,6 +41,8 @@ def widen_small_integers(graph: fx.Graph) -> None:
 def _computes(node: fx.Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.is_view or target in _MOVES:
+        return False
+    if target.name() in EMITTED:
         return False
     return isinstance(node.meta.get("val"), torch.Tensor)
 

@@ -76,6 +76,8 @@ def _op_obstacle(node: fx.Node) -> str | None:
         return DRAWS
     if target._schema.is_mutable:
         return "changes its argument"
+    if node.is_impure():
+        return "acts outside the program"
     if torch.Tag.dynamic_output_shape in target.tags and _has_new_sizes(node):
         return "the size of its result depends on values"
     is_known = torch_ops.is_defined(target.name()) or target.name() in EMITTED

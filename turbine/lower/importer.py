@@ -264,7 +264,7 @@ class _Body(GraphNodeImporter):
             examples = list(fx.map_arg(given, lambda one: one.meta["val"]))
             made = rule(emission.Site(module, arguments, examples, results, loc, self.target_kind))
         values = [made] if isinstance(made, Value) else list(made)
-        if not isinstance(node.meta["val"], torch.Tensor):
+        if not isinstance(node.meta.get("val"), torch.Tensor):
             self._multi_result_nodes.add(node)
         for index, (value, of) in enumerate(zip(values, declared, strict=True)):
             self.bind_node_value(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from iree.compiler.dialects import flow
 from iree.compiler.ir import (
     ArrayAttr,
     Attribute,
@@ -12,10 +13,11 @@ from iree.compiler.ir import (
     DictAttr,
     Location,
     Module,
-    Operation,
     Value,
 )
 
+from turbine.mlir import rewriting
+from turbine.mlir.flow import unknown_sizes
 from turbine.mlir.matching import walk
 
 # Where IR names devices, on functions, globals and ops that move tensors.
@@ -23,10 +25,10 @@ _PLACES = ("arg_attrs", "res_attrs", "stream.affinity", "target", "iree.abi.affi
 _NAME = re.compile(r"#hal\.device\.promise<@__device_(\d+)")
 
 
-def affinity(ordinal: int, queues: Sequence[int] | None) -> Attribute:
-    """A device by its number, to be declared by the flags of the compiler."""
+def affinity(device: int | str, queues: Sequence[int] | None = None) -> Attribute:
+    """A device by its number or name, to be declared by the flags of the compiler."""
     chosen = "" if queues is None else f", {list(queues)}"
-    return Attribute.parse(f"#hal.device.promise<@__device_{ordinal}{chosen}>")
+    return Attribute.parse(f"#hal.device.promise<@__device_{device}{chosen}>")
 
 
 def place_arguments(block: Block, places: Mapping[int, Attribute]) -> None:
@@ -41,14 +43,33 @@ def place_arguments(block: Block, places: Mapping[int, Attribute]) -> None:
 
 
 def transfer(value: Value, to: Attribute, location: Location) -> Value:
-    """A tensor of known sizes on a device, moved there if it is on another."""
-    return Operation.create(
-        "flow.tensor.transfer",
-        results=[value.type],
-        operands=[value],
-        attributes={"target": to},
-        loc=location,
-    ).result
+    """A tensor on a device, moved there if it is on another."""
+    sizes = unknown_sizes(value, location)
+    return flow.TensorTransferOp(value, sizes, to, results=[value.type], loc=location).result
+
+
+def barrier(value: Value, to: Attribute, location: Location) -> Value:
+    """A tensor, made on a device by everything before it."""
+    sizes = unknown_sizes(value, location)
+    return flow.TensorBarrierOp(value, sizes, to, results=[value.type], loc=location).result
+
+
+def with_known_devices(module: Module, devices: int) -> Module:
+    """The module, or a copy without the moves to devices that are not there."""
+
+    def leads_nowhere(op: Operation) -> bool:
+        if op.name not in _PLACING:
+            return False
+        return devices == 1 or _NAME.search(str(op.attributes["target"])) is None
+
+    if not any(leads_nowhere(op) for op in walk(module.operation)):
+        return module
+    copy = rewriting.clone(module)
+    rewriting.rewrite(copy, [lambda op: [op.operands[0]] if leads_nowhere(op) else None])
+    return copy
+
+
+_PLACING = {flow.TensorTransferOp.OPERATION_NAME, flow.TensorBarrierOp.OPERATION_NAME}
 
 
 def count(module: Module) -> int:

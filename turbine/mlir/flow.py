@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from iree.compiler.dialects import cf, flow, tensor
-from iree.compiler.ir import Location, RankedTensorType, ShapedType, Type, Value
+from iree.compiler.dialects import cf, flow, iree_tensor_ext, tensor
+from iree.compiler.ir import (
+    Location,
+    RankedTensorType,
+    ShapedType,
+    Type,
+    Value,
+)
 
 from turbine import dtypes
 from turbine.mlir import scalars
@@ -17,6 +23,12 @@ _INDEX = dtypes.SCALARS["index"]
 def dim(value: Value, axis: int, location: Location) -> Value:
     """The size of a tensor along an axis."""
     return tensor.DimOp(value, scalars.constant(axis, _INDEX, location), loc=location).result
+
+
+def unknown_sizes(value: Value, location: Location) -> list[Value]:
+    """The sizes of a tensor that its type does not say, in order."""
+    of = RankedTensorType(value.type)
+    return [dim(value, axis, location) for axis in range(of.rank) if of.is_dynamic_dim(axis)]
 
 
 def cast(value: Value, to: Type, location: Location) -> Value:
@@ -107,6 +119,18 @@ def copy_by(
 def trace(key: str, values: Sequence[Value], sizes: Sequence[Value], location: Location) -> None:
     """Print tensors where the program runs."""
     flow.TensorTraceOp(key, values, sizes, loc=location)
+
+
+def start_compute(value: Value, location: Location) -> Value:
+    """A tensor, kept apart from what made it: work behind this is not moved before it."""
+    sizes = unknown_sizes(value, location)
+    return iree_tensor_ext.ComputeBarrierStartOp(value.type, value, sizes, loc=location).result
+
+
+def end_compute(value: Value, location: Location) -> Value:
+    """A tensor, kept apart from what uses it: work before this is not moved behind it."""
+    sizes = unknown_sizes(value, location)
+    return iree_tensor_ext.ComputeBarrierEndOp(value.type, value, sizes, loc=location).result
 
 
 def check(condition: Value, message: str, location: Location) -> None:

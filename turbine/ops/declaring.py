@@ -70,6 +70,7 @@ class DeclaredOp(ABC):
         _check(parsed, function, static)
         self.schema = parsed
         self.function = function
+        self.__doc__ = function.__doc__
         self.static = static
         self.leave = leave
         self.library = torch.library.Library(parsed.namespace, "FRAGMENT")

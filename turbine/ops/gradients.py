@@ -50,7 +50,12 @@ def derived(schema: Schema, function: Function) -> Info:
             [by_place.get(place) for place in range(len(ctx.rest))], ctx.tree
         )
         pairs = zip(gradients, schema.arguments, strict=True)
-        return tuple(gradient for gradient, argument in pairs if not argument.keyword_only)
+        # Autograd takes lists of gradients for lists of tensors only.
+        return tuple(
+            gradient if argument.kind.startswith("Tensor") else None
+            for gradient, argument in pairs
+            if not argument.keyword_only
+        )
 
     return Info(backward, setup_context)
 

@@ -45,7 +45,7 @@ class Repeat:
 
     def __call__(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> torch.Tensor | None:
         """The result, or None if the call is another one."""
-        if args[self.count :] != self.rest or keywords:
+        if len(args) < self.count or args[self.count :] != self.rest or keywords:
             return None
         return self.quick.call(args[: self.count])
 

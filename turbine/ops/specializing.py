@@ -24,6 +24,8 @@ from turbine.ops.schema import Argument, Schema
 Axes = Collection[int] | bool
 # Axes of arguments by name, or what says so of the arguments of a call.
 Static = Mapping[str, Axes] | Callable[[Sequence[Any]], Mapping[str, Axes]]
+# PyTorch takes it for granted that a size without a value is no smaller.
+_LEAST_OPEN = 2
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Leaf:
     def is_size(self) -> bool:
         """Whether it is an int that may differ from call to call."""
         is_int = self.argument.kind == "SymInt" and isinstance(self.value, int)
-        return is_int and self.static is not True
+        return is_int and self.static is not True and self.value >= _LEAST_OPEN
 
     @property
     def fixed_axes(self) -> Collection[int]:
@@ -107,7 +109,7 @@ def _key(leaf: Leaf, numbers: dict[int, int]) -> Hashable:
 
 def _size_key(size: int, numbers: dict[int, int]) -> Hashable:
     """PyTorch tells 0 and 1 from other sizes, and gives equal sizes one name."""
-    return size if size in (0, 1) else ("size", numbers.setdefault(size, len(numbers)))
+    return size if size < _LEAST_OPEN else ("size", numbers.setdefault(size, len(numbers)))
 
 
 def sizes_of(values: Sequence[Leaf]) -> list[int]:

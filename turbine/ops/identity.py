@@ -1,0 +1,45 @@
+"""Ops whose result is their last argument: a schema and IR in, an op that marks a tensor out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
+
+from turbine.capture.declared_ops import EMITTED, IN_PROCESS, KEEP_OPERANDS
+from turbine.ops import emitting, schema
+
+
+def declare(
+    text: str,
+    emit: emitting.Emit,
+    *,
+    check: Callable[..., None] | None = None,
+    only_exported: bool = False,
+) -> CustomOpDef:
+    """Declare an op that copies its last argument in PyTorch, and is `emit` in compiled code.
+
+    One that is `only_exported` is a copy in code of torch.compile's too. `check` is called with
+    the op's name and the arguments, and refuses those that will not do.
+    """
+    parsed = schema.parse(text)
+
+    def copied(*args: Any) -> Tensor:
+        if check is not None:
+            check(parsed.qualified, *args)
+        tensor: Tensor = args[-1]
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    signature = parsed.text.removeprefix(parsed.name)
+    op = torch.library.custom_op(parsed.qualified, copied, mutates_args=(), schema=signature)
+    op.register_fake(copied)
+    op.register_autograd(lambda ctx, grad: (*[None] * (len(parsed.arguments) - 1), grad))
+    op.register_vmap(lambda info, in_dims, *args: (op(*args), in_dims[-1]))
+    EMITTED[parsed.qualified] = emitting.rule(parsed, emit)
+    KEEP_OPERANDS.add(parsed.qualified)
+    if only_exported:
+        IN_PROCESS[op._opoverload] = copied
+    return op

@@ -1,0 +1,39 @@
+"""Show tensors of a running program: a key and a tensor in, nothing out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx.node import has_side_effect
+
+from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS
+from turbine.mlir import flow
+from turbine.mlir.ir import Value
+from turbine.ops import emitting, schema
+from turbine.ops.emitting import Builder
+from turbine.runtime import tracing
+
+_SCHEMA = schema.parse("iree::trace_tensor(str trace_key, Tensor tensor) -> ()")
+
+
+@torch.library.custom_op(
+    _SCHEMA.qualified, mutates_args=(), schema="(str trace_key, Tensor tensor) -> ()"
+)
+def trace_tensor(trace_key: str, tensor: Tensor) -> None:
+    """Send a tensor to where traces go; an exported program prints it to stderr."""
+    tracing.trace_tensor(trace_key, tensor.detach())
+
+
+@trace_tensor.register_fake
+def _(trace_key: str, tensor: Tensor) -> None:
+    return None
+
+
+def _emit(builder: Builder, trace_key: str, tensor: Value) -> None:
+    flow.trace(trace_key, [tensor], flow.unknown_sizes(tensor, builder.location), builder.location)
+
+
+EMITTED[_SCHEMA.qualified] = emitting.rule(_SCHEMA, _emit)
+KEEP_OPERANDS.add(_SCHEMA.qualified)
+# Graphs keep it although nobody uses a result.
+has_side_effect(torch.ops.iree.trace_tensor.default)
