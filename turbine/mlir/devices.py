@@ -13,6 +13,7 @@ from iree.compiler.ir import (
     DictAttr,
     Location,
     Module,
+    Operation,
     Value,
 )
 
