@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as torch_pytree
 
 from turbine import dims, dtypes, errors, pytree
-from turbine.capture import dim_names, graph_passes, trees
+from turbine.capture import dim_names, graph_passes, small_sizes, trees
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.index_checks import check_indices
 from turbine.capture.ownership import keep_arguments
@@ -83,20 +84,35 @@ def capture(
     *,
     dynamic_shapes: Any = None,
     strict: bool = False,
+    least_sizes: bool = True,
 ) -> Program:
-    """Export, decompose and clean a model."""
+    """Export, decompose and clean a model.
+
+    Without `least_sizes`, nobody will ask for the least sizes that PyTorch assumed.
+    """
     exported = model
     if not isinstance(exported, ExportedProgram):
         exported = export_program(exported, args, kwargs or {}, dynamic_shapes, strict)
     decomposed = _decompose(exported)
+    as_traced = copy.deepcopy(decomposed.graph)
     graph_passes.run(decomposed.graph_module)
     program = _program(decomposed, _parameter_names(model, exported))
     widen_small_integers(program.graph.graph)
     check_indices(program.graph.graph, [*program.inputs, *program.stores])
     rewrite_reshapes(program.graph.graph)
     keep_arguments(program.graph.graph, program.inputs)
-    named = dim_names.with_user_names(program.signature, dynamic_shapes)
-    return replace(program, signature=named)
+
+    def retrace(leaves: Sequence[Any]) -> fx.Graph:
+        module = model.module() if isinstance(model, ExportedProgram) else model
+        args, kwargs = torch_pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
+        special: fx.Graph = _decompose(export_program(module, args, kwargs, None, strict)).graph
+        return special
+
+    signature = program.signature
+    is_open = small_sizes.are_open(dynamic_shapes)
+    if signature.conditions or (is_open and least_sizes):
+        signature = small_sizes.allow(as_traced, signature, is_open, retrace)
+    return replace(program, signature=dim_names.with_user_names(signature, dynamic_shapes))
 
 
 def export_program(
