@@ -1,4 +1,4 @@
-"""What `dynamic_shapes` of a jittable says of arguments: a nest of Dims in, Dims by leaf out."""
+"""What `dynamic_shapes` of a jittable says: a nest of Dims in, the Dims of each leaf out."""
 
 from __future__ import annotations
 

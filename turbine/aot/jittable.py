@@ -147,7 +147,8 @@ class Jittable:
             if self.decomposition_table:
                 rules = dict(self.decomposition_table)
                 stack.enter_context(extend_aot_decompositions(add_ops=rules))
-            return capture(call, examples, dynamic_shapes=(shapes,) if shapes else None)
+            sizes = (shapes,) if shapes else None
+            return capture(call, examples, dynamic_shapes=sizes, least_sizes=False)
 
     @contextmanager
     def _named(self) -> Iterator[None]:

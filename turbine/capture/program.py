@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as torch_pytree
 
 from turbine import dims, dtypes, errors, pytree
-from turbine.capture import dim_names, graph_passes, trees
+from turbine.capture import dim_names, graph_passes, small_sizes, trees
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.index_checks import check_early, check_indices
@@ -92,12 +93,17 @@ def capture(
     dynamic_shapes: Any = None,
     strict: bool = False,
     arg_device: Devices | None = None,
+    least_sizes: bool = True,
 ) -> Program:
-    """Export, decompose and clean a model; `arg_device` says where arguments are taken."""
+    """Export, decompose and clean a model; `arg_device` says where arguments are taken.
+
+    Without `least_sizes`, nobody will ask for the least sizes that PyTorch assumed.
+    """
     exported = model
     if not isinstance(exported, ExportedProgram):
         exported = export_program(exported, args, kwargs or {}, dynamic_shapes, strict)
     decomposed = _decompose(exported)
+    as_traced = copy.deepcopy(decomposed.graph)
     graph_passes.run(decomposed.graph_module)
     program = _program(decomposed, _parameter_names(model, exported))
     widen_small_integers(program.graph.graph)
@@ -105,7 +111,18 @@ def capture(
     check_early(program.graph.graph)
     rewrite_reshapes(program.graph.graph)
     keep_arguments(program.graph.graph, program.inputs)
-    named = dim_names.with_user_names(program.signature, dynamic_shapes)
+
+    def retrace(leaves: Sequence[Any]) -> fx.Graph:
+        module = model.module() if isinstance(model, ExportedProgram) else model
+        args, kwargs = torch_pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
+        special: fx.Graph = _decompose(export_program(module, args, kwargs, None, strict)).graph
+        return special
+
+    signature = program.signature
+    is_open = small_sizes.are_open(dynamic_shapes)
+    if signature.conditions or (is_open and least_sizes):
+        signature = small_sizes.allow(as_traced, signature, is_open, retrace)
+    named = dim_names.with_user_names(signature, dynamic_shapes)
     devices = check_devices(arg_device, len(program.inputs))
     return replace(program, signature=named, devices=devices)
 

@@ -1,0 +1,156 @@
+"""Small sizes that PyTorch leaves out of a trace are taken where eager PyTorch does the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import turbine
+from turbine import aot, errors
+from turbine.aot import AbstractTensor, CompiledModule, jittable
+from turbine.capture import small_sizes
+from turbine.capture.program import capture
+
+Shapes = list[tuple[int, ...]]
+X: Shapes = [(6, 4)]
+XY: Shapes = [(6, 4), (3, 4)]
+PLANES: Shapes = [(3, 4, 8)]
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.function(*args)
+
+
+# Each with the shapes of an example, of which the first sizes vary, and the least it takes.
+PROGRAMS: dict[str, tuple[Callable[..., Tensor], Shapes, int]] = {
+    "every second row": (lambda x: x[::2], X, 1),
+    "every fourth row": (lambda x: x[::4] + 1, X, 1),
+    "neighbours": (lambda x: x[1:] + x[:-1], X, 1),
+    "rows twice": (lambda x: torch.cat([x, x[1:]]), X, 1),
+    "halves": (lambda x: x[: x.shape[0] // 2] + x[x.shape[0] - x.shape[0] // 2 :], X, 1),
+    "all pairs": (lambda x: x[None] + x[:, None], X, 1),
+    "all pairs of every second": (
+        lambda x: x[::2][None] * x[::2][:, None] + torch.ones(1, 4),
+        X,
+        1,
+    ),
+    "the first to all": (lambda x: x[:1].expand(x.shape[0], 4) + x, X, 1),
+    "a column to all": (lambda x: x[::2] + x[::2].mean(0, keepdim=True), X, 1),
+    "linear": (lambda x: nn.functional.linear(x[::2], torch.ones(3, 4)), X, 1),
+    "norm": (lambda x: nn.functional.layer_norm(x[::2], (4,)), X, 1),
+    "softmax over rows": (lambda x: torch.softmax(x[::2], 0), X, 1),
+    "two sizes": (lambda x, y: x[:, None] * y[None], XY, 1),
+    "sizes that agree": (lambda x, y: x[::2] + y, XY, 1),
+    "pooling": (lambda x: nn.functional.avg_pool1d(x, 2), PLANES, 1),
+    "a branch on a size": (lambda x: x * 2 if x.shape[0] != 1 else x, X, 2),
+    "a branch on a computed size": (lambda x: x[::2] * 2 if x[::2].shape[0] != 1 else x, X, 3),
+    "squeeze": (lambda x: x[::2].squeeze(), X, 3),
+    "a branch on a sum": (lambda x, y: x[:1] + y[:1] if x.shape[0] + y.shape[0] > 2 else x, XY, 2),
+}
+
+
+def exported(name: str) -> tuple[Function, turbine.aot.ExportOutput]:
+    function, shapes, _ = PROGRAMS[name]
+    model = Function(function)
+    sizes = tuple({0: Dim.AUTO} for _ in shapes)
+    example = tuple(torch.randn(shape) for shape in shapes)
+    return model, aot.export(model, args=example, dynamic_shapes=(sizes,))
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sizes_give_what_eager_gives_or_are_refused(name: str) -> None:
+    _, shapes, least = PROGRAMS[name]
+    model, output = exported(name)
+    artifact = output.compile()
+    taken = set()
+    for sizes in itertools.product(range(6), repeat=len(shapes)):
+        args = [torch.randn(size, *shape[1:]) for size, shape in zip(sizes, shapes, strict=True)]
+        try:
+            found = artifact(*args)
+        except errors.ArgumentError:
+            continue
+        torch.testing.assert_close(found, model(*args))
+        taken.add(min(sizes))
+    assert min(taken) == least
+
+
+def test_a_size_that_is_refused_is_named_by_argument_and_axis() -> None:
+    _, output = exported("squeeze")
+    artifact = output.compile()
+    with pytest.raises(errors.ArgumentError, match="'arg0' has size 1 along axis 0, which is out"):
+        artifact(torch.ones(1, 4))
+    needed = r"'arg0' has size 2 along axis 0; the program needs \(arg0.shape\[0\] \+ 1\) // 2 != 1"
+    with pytest.raises(errors.ArgumentError, match=needed):
+        artifact(torch.ones(2, 4))
+
+
+def test_a_range_of_a_user_is_kept() -> None:
+    rows = Dim("rows", min=3, max=9)
+    program = capture(
+        Function(lambda x: x[::2]), (torch.ones(6, 4),), dynamic_shapes=(({0: rows},),)
+    )
+    (limits,) = program.signature.symbols.values()
+    assert (limits.minimum, limits.maximum) == (3, 9)
+
+
+def test_a_jittable_takes_small_sizes() -> None:
+    class Halves(CompiledModule):
+        def run(self, x=AbstractTensor(None, 4)):
+            return self.half(x)
+
+        @jittable
+        def half(x):
+            return x[::2] + 1
+
+    artifact = aot.export(Halves).compile()
+    for rows in range(1, 6):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(artifact.run(x), x[::2] + 1)
+
+
+def test_saved_programs_take_the_sizes_of_unsaved_ones(tmp_path: Path) -> None:
+    root = nn.Linear(4, 3)
+    builder = aot.FxProgramsBuilder(root)
+
+    @builder.export_program(args=(torch.ones(5, 4),), dynamic_shapes={"x": {0: Dim("rows")}})
+    def run(module: Any, x: Tensor) -> Tensor:
+        return torch.relu(module(x)) + x.sum()
+
+    builder.save(tmp_path / "programs.json")
+    artifact = aot.export(aot.FxPrograms.load(tmp_path / "programs.json")).compile()
+    for rows in range(5):
+        x = torch.randn(rows, 4)
+        torch.testing.assert_close(artifact.run(x), torch.relu(root(x)).detach() + x.sum())
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_small"),
+    [
+        ("Ne(((n + 1)//2), 1)", True),
+        ("Ne(n, 0)", True),
+        ("1 < (((n + 1)//2))", True),
+        ("3*n - 4 >= 2", True),
+        ("n <= 500", False),
+        ("Ne(n, 7)", False),
+        ("Ne(100 - n, 1)", False),
+        ("Eq(Mod(n, 2), 0)", False),
+        ("Ne(Mod(n, 300), 1)", False),
+        ("Ne(n - 300*((n//300)), 1)", False),
+        ("Ne((n//300), 1)", False),
+    ],
+)
+def test_only_conditions_against_small_sizes_are_doubted(condition: str, is_small: bool) -> None:
+    assert small_sizes._is_about_small_sizes(condition, "n") == is_small

@@ -1,0 +1,272 @@
+"""Small sizes that PyTorch leaves out: traced again at each, and allowed where nothing changes.
+
+PyTorch takes every size that varies for at least 2, and every size computed from it for none of 0
+and 1. Most programs do not depend on it, but a branch or a `squeeze` may, and its guards do not
+tell: one that a stride asked for hides that a branch asked too. Where a trace at the size itself
+is the same graph, PyTorch does the same there.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import Dim
+from torch.utils import _pytree as torch_pytree
+
+from turbine import dims, dtypes, errors
+from turbine.signature import Input, Signature
+
+Sizes = Mapping[str, int]
+# Traces and decomposes the model again, for other leaves of its arguments.
+Retrace = Callable[[Sequence[Any]], fx.Graph]
+
+# Of no elements at all, IREE may compute something else (the deviation of an empty column).
+_LEAST = 1
+_SEARCHED = 200
+_MOST_SIZES = 6
+_MOST_TRACES = 12
+
+
+def are_open(dynamic_shapes: Any) -> bool:
+    """Whether ranges of sizes are PyTorch's own: no specification of a user's has one."""
+    leaves = torch_pytree.tree_leaves(dynamic_shapes)
+    return any(leaf in (Dim.AUTO, Dim.DYNAMIC) for leaf in leaves) and not any(
+        isinstance(leaf, Dim) for leaf in leaves
+    )
+
+
+def allow(graph: fx.Graph, signature: Signature, is_open: bool, retrace: Retrace) -> Signature:
+    """The signature with conditions and least sizes dropped that the program does not need."""
+    asked = {name: _refused(signature, name, is_open) for name in signature.symbols}
+    usual = {name: _usual(signature, name) for name in signature.symbols}
+    has_ints = any(spec.kind == "int" for spec in signature.inputs)
+    if has_ints or not any(asked.values()) or None in usual.values():
+        return signature
+
+    traced: dict[str, set[int]] = {name: set() for name in asked}
+
+    def is_right(sizes: Mapping[str, int | None]) -> bool:
+        known = {name: size for name, size in sizes.items() if size is not None}
+        if not _is_possible(signature, known):
+            return True
+        for name, size in known.items():
+            traced[name].add(size)
+        return _is_same(graph, signature, known, retrace)
+
+    alone = {
+        name: [size for size in sizes if is_right({**usual, name: size})]
+        for name, sizes in asked.items()
+    }
+    together = _combinations(alone, usual)
+    if len(together) > _MOST_TRACES:
+        return signature
+    wrong = [sizes for sizes in together if not is_right(sizes)]
+    right = {
+        name: [n for n in sizes if n in traced[name] and all(other[name] != n for other in wrong)]
+        for name, sizes in alone.items()
+    }
+    return _widened(signature, asked, right)
+
+
+def _is_possible(signature: Signature, sizes: Sizes) -> bool:
+    """Whether conditions on several sizes, which stay, allow these."""
+    joint = [c for c in signature.conditions if len(set(dims.names(c))) > 1]
+    return all(_holds(c, sizes) for c in joint)
+
+
+def _refused(signature: Signature, name: str, is_open: bool) -> list[int]:
+    """The small sizes that only a symbol's range, or conditions against few sizes, do not allow."""
+    doubtful, minimum = _doubtful(signature, name), signature.symbols[name].minimum
+    alone = [c for c in signature.conditions if set(dims.names(c)) == {name}]
+    least = min(_LEAST, minimum) if is_open else minimum
+    found = [
+        size
+        for size in range(least, _SEARCHED)
+        if (size < minimum or not all(_holds(c, {name: size}) for c in doubtful))
+        and all(_holds(c, {name: size}) for c in alone if c not in doubtful)
+    ]
+    return found if len(found) <= _MOST_SIZES else []
+
+
+def _doubtful(signature: Signature, name: str) -> list[str]:
+    """Conditions on one symbol that only small sizes do not meet, as those that PyTorch adds."""
+    alone = [c for c in signature.conditions if set(dims.names(c)) == {name}]
+    return [c for c in alone if _is_about_small_sizes(c, name)]
+
+
+def _is_about_small_sizes(condition: str, name: str) -> bool:
+    """Whether it is `size != 1` or the like, of a size that grows with the symbol."""
+    compared = ast.parse(dims.readable(condition, {}), mode="eval").body
+    if not isinstance(compared, ast.Compare) or len(compared.ops) != 1:
+        return False
+    left, operator, right = compared.left, compared.ops[0], compared.comparators[0]
+    if isinstance(left, ast.Constant):
+        left, operator, right = right, _TURNED.get(type(operator), operator), left
+    # With the symbol in one place and these operators, it grows with the symbol or shrinks.
+    places = [node.id for node in ast.walk(left) if isinstance(node, ast.Name)]
+    is_simple = places == [name] and all(isinstance(node, _SIMPLE) for node in ast.walk(left))
+    is_bound = isinstance(right, ast.Constant) and right.value in (0, 1, 2)
+    if not is_simple or not is_bound or not isinstance(operator, ast.NotEq | ast.Gt | ast.GtE):
+        return False
+    near, far = (dims.evaluate(ast.unparse(left), {name: n}) for n in (_SEARCHED, 2**40))
+    return near is not None and far is not None and 2 < near <= far
+
+
+_TURNED: dict[type, ast.cmpop] = {ast.Lt: ast.Gt(), ast.LtE: ast.GtE()}
+_SIMPLE = (
+    *(ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.USub),
+    *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv),
+)
+
+
+def _holds(condition: str, sizes: Sizes) -> bool:
+    try:
+        return dims.holds(condition, sizes)
+    except ArithmeticError:
+        return False
+
+
+def _combinations(
+    questions: Mapping[str, Sequence[int]], usual: Mapping[str, int | None]
+) -> list[dict[str, int | None]]:
+    """Sizes in question of several symbols together, the others as usual."""
+    choices = [[*sizes, usual[name]] for name, sizes in questions.items()]
+    found = [dict(zip(questions, sizes, strict=True)) for sizes in itertools.product(*choices)]
+    return [sizes for sizes in found if sum(sizes[name] != usual[name] for name in questions) > 1]
+
+
+def _usual(signature: Signature, name: str) -> int | None:
+    """A size that the signature allows, if one is found."""
+    alone = [c for c in signature.conditions if set(dims.names(c)) == {name}]
+    limits = signature.symbols[name]
+    sizes = range(max(limits.minimum, _USUAL), _SEARCHED)
+    allowed = (n for n in sizes if all(_holds(c, {name: n}) for c in alone))
+    return next((size for size in allowed if limits.holds(size)), None)
+
+
+_USUAL = 5
+
+
+def _widened(
+    signature: Signature, asked: Mapping[str, Sequence[int]], right: Mapping[str, Sequence[int]]
+) -> Signature:
+    symbols = dict(signature.symbols)
+    dropped = set()
+    for name, sizes in right.items():
+        if not asked[name]:
+            continue
+        least = symbols[name].minimum
+        while least - 1 in sizes:
+            least -= 1
+        symbols[name] = replace(symbols[name], minimum=least)
+        wrong = [size for size in asked[name] if size >= least and size not in sizes]
+        for condition in _doubtful(signature, name):
+            needed = any(not _holds(condition, {name: size}) for size in wrong)
+            dropped |= set() if needed else {condition}
+    kept = tuple(c for c in signature.conditions if c not in dropped)
+    return replace(signature, symbols=symbols, conditions=kept)
+
+
+def _is_same(general: fx.Graph, signature: Signature, sizes: Sizes, retrace: Retrace) -> bool:
+    """Whether a trace at some sizes is the general one with these sizes put in."""
+    try:
+        special = retrace([_example(spec, sizes) for spec in signature.inputs])
+    except errors.ExportError:
+        return False
+    return _Comparison(sizes).are_same(general, special)
+
+
+def _example(spec: Input, sizes: Sizes) -> Any:
+    if spec.kind != "tensor":
+        return spec.value
+    shape = [dims.evaluate(dim, sizes) or 0 for dim in spec.shape]
+    return torch.zeros(shape, dtype=dtypes.named(spec.dtype).torch)
+
+
+class _Comparison:
+    """Two graphs node by node, where sizes of the one are numbers in the other."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+        self.counterparts: dict[fx.Node, fx.Node] = {}
+
+    def are_same(self, general: fx.Graph, special: fx.Graph) -> bool:
+        """Whether the nodes that compute are the same, in the same order."""
+        left, right = (
+            [node for node in graph.nodes if _computes(node)] for graph in (general, special)
+        )
+        return len(left) == len(right) and all(
+            self._node(one, two) for one, two in zip(left, right, strict=True)
+        )
+
+    def _node(self, one: fx.Node, two: fx.Node) -> bool:
+        self.counterparts[one] = two
+        if one.op != two.op or (one.op == "call_function" and one.target != two.target):
+            return False
+        given = [torch_pytree.tree_flatten((_arguments(node), node.kwargs)) for node in (one, two)]
+        (ours, our_spec), (theirs, their_spec) = given
+        same = our_spec == their_spec and all(map(self._argument, ours, theirs))
+        return same and (one.op == "output" or self._type(one) == self._type(two))
+
+    def _argument(self, ours: Any, theirs: Any) -> bool:
+        if not isinstance(ours, fx.Node):
+            return type(ours) is type(theirs) and repr(ours) == repr(theirs)
+        value = ours.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return bool(self._size(value) == theirs)
+        return isinstance(theirs, fx.Node) and self.counterparts.get(_source(ours)) is _source(
+            theirs
+        )
+
+    def _type(self, node: fx.Node) -> Any:
+        values = torch_pytree.tree_leaves(node.meta.get("val"))
+        return [
+            (value.dtype, [self._size(size) for size in value.shape])
+            for value in values
+            if isinstance(value, torch.Tensor)
+        ]
+
+    def _size(self, size: int | torch.SymInt) -> int | None:
+        return size if isinstance(size, int) else dims.evaluate(str(size), self.sizes)
+
+
+def _computes(node: fx.Node) -> bool:
+    """Whether a node is more than a size, or a check of one."""
+    is_size = isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat)
+    return not is_size and node.target not in _CHECKS and _source(node) is node
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """What a node takes all of: PyTorch leaves out such slices where sizes are numbers."""
+    while node.target is torch.ops.aten.slice.Tensor:
+        source, _, start, end, step = _arguments(node)
+        if (start, step) != (0, 1) or not isinstance(end, int) or end < _END:
+            break
+        node = source
+    return node
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of a node, those of a slice with its defaults."""
+    if node.target is not torch.ops.aten.slice.Tensor:
+        return node.args
+    given: list[Any] = [*node.args, *_WHOLE[len(node.args) :]]
+    source, axis, start, end, step = given
+    return source, axis, 0 if start is None else start, _END if end is None else end, step
+
+
+_END = 2**63 - 1
+_WHOLE = (None, 0, None, None, 1)
+
+
+_CHECKS = (
+    torch.ops.aten._assert_scalar.default,
+    torch.ops.aten.sym_constrain_range_for_size.default,
+    torch.ops.aten._assert_tensor_metadata.default,
+)
