@@ -87,6 +87,33 @@ def test_sizes_give_what_eager_gives_or_are_refused(name: str) -> None:
     assert min(taken) == least
 
 
+# Under a Dim of a user's, which allows 0 and 1, and the least that is right.
+NAMED: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "elementwise": (lambda x: x + 1, 0),
+    "squeeze of the axis": (lambda x: x.squeeze(0), 2),
+    "a branch": (lambda x: x * 2 if x.shape[0] != 1 else x, 2),
+    "largest": (lambda x: x.amax(0), 1),
+    "deviation": (lambda x: x.std(0), 0),
+}
+
+
+@pytest.mark.run
+@pytest.mark.filterwarnings("ignore:std():UserWarning")
+@pytest.mark.parametrize("name", NAMED)
+def test_small_sizes_under_a_named_dim_are_right_or_refused(name: str) -> None:
+    function, least = NAMED[name]
+    model = Function(function)
+    rows = ({0: Dim("rows")},)
+    artifact = aot.export(model, args=(torch.randn(3, 4),), dynamic_shapes=(rows,)).compile()
+    for size in range(4):
+        x = torch.randn(size, 4)
+        if size < least:
+            with pytest.raises(errors.ArgumentError, match=f"size {size} along axis 0"):
+                artifact(x)
+        else:
+            torch.testing.assert_close(artifact(x), model(x), equal_nan=True)
+
+
 def test_a_size_that_is_refused_is_named_by_argument_and_axis() -> None:
     _, output = exported("squeeze")
     artifact = output.compile()

@@ -122,6 +122,8 @@ def capture(
     is_open = small_sizes.are_open(dynamic_shapes)
     if signature.conditions or (is_open and least_sizes):
         signature = small_sizes.allow(as_traced, signature, is_open, retrace)
+    if not is_open:
+        signature = small_sizes.confirm(as_traced, signature, retrace)
     named = dim_names.with_user_names(signature, dynamic_shapes)
     devices = check_devices(arg_device, len(program.inputs))
     return replace(program, signature=named, devices=devices)

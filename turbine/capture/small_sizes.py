@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +75,27 @@ def allow(graph: fx.Graph, signature: Signature, is_open: bool, retrace: Retrace
         for name, sizes in alone.items()
     }
     return _widened(signature, asked, right)
+
+
+def confirm(graph: fx.Graph, signature: Signature, retrace: Retrace) -> Signature:
+    """The signature with least sizes raised to those at which the program is the same.
+
+    A Dim of a user's allows 0 and 1, and PyTorch does not look whether the program does.
+    """
+    usual = {name: _usual(signature, name) for name in signature.symbols}
+    known = {name: size for name, size in usual.items() if size is not None}
+    symbols = dict(signature.symbols)
+    if len(known) < len(usual) or any(spec.kind == "int" for spec in signature.inputs):
+        return signature
+    for name, limits in signature.symbols.items():
+        for size in (1, 0):
+            sizes = {**known, name: size}
+            if not limits.holds(size) or not _is_possible(signature, sizes):
+                continue
+            if not _is_same(graph, signature, sizes, retrace):
+                symbols[name] = replace(limits, minimum=size + 1)
+                break
+    return replace(signature, symbols=symbols)
 
 
 def _is_possible(signature: Signature, sizes: Sizes) -> bool:
@@ -176,10 +200,24 @@ def _widened(
 def _is_same(general: fx.Graph, signature: Signature, sizes: Sizes, retrace: Retrace) -> bool:
     """Whether a trace at some sizes is the general one with these sizes put in."""
     try:
-        special = retrace([_example(spec, sizes) for spec in signature.inputs])
+        with _quietly():
+            special = retrace([_example(spec, sizes) for spec in signature.inputs])
     except errors.ExportError:
         return False
     return _Comparison(sizes).are_same(general, special)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """What PyTorch says of a size that nobody has asked for is of no interest."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.disabled = before
 
 
 def _example(spec: Input, sizes: Sizes) -> Any:

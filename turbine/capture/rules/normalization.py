@@ -1,14 +1,47 @@
-"""Batch normalization, with running statistics and with statistics of the batch."""
+"""Variances, and batch normalization with running statistics and with those of the batch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 aten = torch.ops.aten
+
+
+def variance(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """Of few elements, or it is not known how many: the compiler may divide by -1."""
+    axes = [axis % x.dim() for axis in dim] if dim else list(range(x.dim()))
+    subtracted = 1.0 if correction is None else correction
+    total = math.prod(x.shape[axis] for axis in axes)
+    if x.dtype.is_complex or (isinstance(total, int) and total > subtracted):
+        return NotImplemented
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    centered = wide - wide.mean(axes, keepdim=True)
+    count = torch.ones_like(wide).sum(axes, keepdim=keepdim)
+    freedom = (count - subtracted).clamp(min=0)
+    return ((centered * centered).sum(axes, keepdim=keepdim) / freedom).to(x.dtype)
+
+
+def deviation(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """The root of the variance."""
+    squared = variance(x, dim, correction=correction, keepdim=keepdim)
+    return squared if squared is NotImplemented else squared.sqrt()
 
 
 def batch_norm_inference(
@@ -76,4 +109,6 @@ def _blend(old: Tensor, new: Tensor, momentum: float) -> Tensor:
 RULES: dict[Any, Callable[..., Any]] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
     aten._native_batch_norm_legit_functional.default: batch_norm_functional,
+    aten.var.correction: variance,
+    aten.std.correction: deviation,
 }
