@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from turbine import errors
+from turbine.capture import flat_call
 from turbine.capture.decompositions import extend_aot_decompositions
 from turbine.cli.coverage import page, share
 from turbine.cli.main import main
-from turbine.dynamo import coverage, parts, sweep
+from turbine.dynamo import coverage, sweep
 from turbine.dynamo.coverage import (
     COMPILED,
     FAILS,
@@ -114,7 +115,7 @@ def _overwritten(x: torch.Tensor) -> torch.Tensor:
 
 def test_an_argument_that_changes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _judge(_overwritten).status == COMPILED
-    monkeypatch.setattr(parts, "keep_arguments", lambda graph, names: None)
+    monkeypatch.setattr(flat_call, "keep_arguments", lambda graph, names: None)
     verdict = _judge(_overwritten)
     assert verdict.status == FAILS, "IREE no longer writes into arguments: drop ownership.py"
 

@@ -51,7 +51,7 @@ def test_a_driver_without_hardware_is_refused(driver: str) -> None:
         devices.driver(driver).query_available_devices()
     # The library may be there, and find no hardware.
     except (errors.DeviceError, RuntimeError):
-        with pytest.raises(errors.DeviceError, match=f"'{driver}' has no device here"):
+        with pytest.raises(errors.DeviceError, match=f"'{driver}.*' has no device here"):
             Device(f"{driver}://0")
     else:
         pytest.skip(f"this machine has a {driver} driver; one without it refuses")

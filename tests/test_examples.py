@@ -48,7 +48,7 @@ def test_dynamic_batch_takes_every_size_in_range(capsys: pytest.CaptureFixture[s
     assert dynamic_batch.main() == 0
     printed = capsys.readouterr().out
     assert printed.count("same as PyTorch") == 3
-    assert "=65 is out of range" in printed
+    assert "size 65 along axis 0, which is out of range" in printed
 
 
 def test_an_artifact_runs_without_torch(capsys: pytest.CaptureFixture[str]) -> None:

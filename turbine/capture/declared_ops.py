@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -27,7 +28,12 @@ def may_overwrite(name: str) -> bool:
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """What ops mean, for graphs: a function may write to what it has made, they do not."""
-    return {op: dispatch_functionalize(meaning) for op, meaning in MEANINGS.items()}
+    return {op: _functional(meaning) for op, meaning in MEANINGS.items()}
+
+
+@lru_cache(maxsize=1024)
+def _functional(meaning: Callable[..., Any]) -> Callable[..., Any]:
+    return dispatch_functionalize(meaning)
 
 
 class Expanding(TorchFunctionMode):

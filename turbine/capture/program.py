@@ -26,6 +26,7 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import dims, dtypes, errors, pytree
 from turbine.capture import dim_names, graph_passes, small_sizes, trees
+from turbine.capture.comparing import agrees, can_compare
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.index_checks import check_early, check_indices
@@ -122,8 +123,14 @@ def capture(
     is_open = small_sizes.are_open(dynamic_shapes)
     if signature.conditions or (is_open and least_sizes):
         signature = small_sizes.allow(as_traced, signature, is_open, retrace)
-    if not is_open:
-        signature = small_sizes.confirm(as_traced, signature, retrace)
+    if not is_open and not isinstance(model, ExportedProgram) and can_compare(program):
+        examples = torch_pytree.tree_leaves(exported.example_inputs)
+
+        def is_right(leaves: Sequence[Any]) -> bool:
+            args, kwargs = torch_pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
+            return agrees(program, model, leaves, args, kwargs)
+
+        signature = small_sizes.confirm(signature, examples, is_right)
     named = dim_names.with_user_names(signature, dynamic_shapes)
     devices = check_devices(arg_device, len(program.inputs))
     return replace(program, signature=named, devices=devices)

@@ -1,0 +1,78 @@
+"""Run a captured program in PyTorch beside the model it came from: do they agree?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensor
+from torch.utils import _pytree as torch_pytree
+
+from turbine.capture.effects import draws, is_ordered
+
+if TYPE_CHECKING:
+    from turbine.capture.program import Program
+
+# Far more than rounding, and less than another computation.
+_TOLERANCE = 1e-2
+
+
+def can_compare(program: Program) -> bool:
+    """Whether running the program tells: it has values, and does nothing but compute."""
+    nodes = [node for node in program.graph.graph.nodes if node.op == "call_function"]
+    tensors = [weight.tensor for weight in program.weights.values()]
+    return (
+        not program.stores
+        and all(t.device.type == "cpu" and not isinstance(t, FakeTensor) for t in tensors)
+        and not any(draws(node.target) or is_ordered(node) for node in nodes)
+    )
+
+
+def agrees(
+    program: Program,
+    model: torch.nn.Module,
+    leaves: Sequence[Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> bool:
+    """Whether both give the same for these arguments; a model that fails agrees with nothing."""
+    try:
+        with torch.no_grad():
+            expected = torch_pytree.tree_leaves(model(*_copied(args), **_copied(kwargs)))
+            found = _run(program, leaves)
+    # Whatever a model raises for a size it was not made for.
+    except Exception:
+        return False
+    tensors = [leaf for leaf in expected if isinstance(leaf, Tensor)]
+    return len(found) == len(tensors) and all(map(_alike, found, tensors))
+
+
+def _copied(arguments: Any) -> Any:
+    return torch_pytree.tree_map_only(Tensor, Tensor.clone, arguments)
+
+
+def _run(program: Program, leaves: Sequence[Any]) -> list[Tensor]:
+    """The tensors that the program returns."""
+    kinds = [spec.kind for spec in program.signature.inputs]
+    passed = [leaf for leaf, kind in zip(leaves, kinds, strict=True) if kind != "constant"]
+    values = {**dict(zip(program.inputs, passed, strict=True)), **program.constants}
+    values |= {place: weight.tensor for place, weight in program.weights.items()}
+    places = [node.name for node in program.graph.graph.nodes if node.op == "placeholder"]
+    interpreter = fx.Interpreter(program.graph, garbage_collect_values=False)
+    interpreter.run(*[values.get(place) for place in places])
+    returned = [o for o in program.signature.outputs if o.kind in ("tensor", "scalar")]
+    pairs = zip(program.results, returned, strict=False)
+    return [interpreter.env[node] for node, output in pairs if output.kind == "tensor"]
+
+
+def _alike(found: Tensor, expected: Tensor) -> bool:
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return False
+    if not expected.numel():
+        return True
+    if not (expected.is_floating_point() or expected.is_complex()):
+        return bool((found != expected).float().mean() <= _TOLERANCE)
+    size = expected.abs().nan_to_num(0, 0, 0).max().item()
+    return torch.allclose(found, expected, _TOLERANCE, _TOLERANCE * size, equal_nan=True)
