@@ -336,7 +336,7 @@ from pathlib import Path
 import numpy, turbine
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-turbine.load(sys.argv[1])(numpy.ones((1, 64), dtype=numpy.float32))
+turbine.load(sys.argv[1])(numpy.ones((1, 1024), dtype=numpy.float32))  # starts the threads
 x = numpy.ones((int(sys.argv[3]), 4096), dtype=numpy.float32)
 before = peak()
 turbine.load(sys.argv[2])(x)
@@ -351,9 +351,9 @@ def test_weights_are_not_unpacked_in_memory(tmp_path: Path, rows: int) -> None:
     model, x = nn.Linear(4096, 4096, bias=False), torch.randn(rows, 4096)
     small = turbine.aot.quantize(model, args=(x,))
     small.compile(tmp_path / "small.turbine")
-    tiny = turbine.aot.export(nn.Linear(64, 32), args=(torch.ones(1, 64),))
-    tiny.compile(tmp_path / "tiny.turbine")
-    paths = [str(tmp_path / name) for name in ("tiny.turbine", "small.turbine")]
+    first = turbine.aot.export(nn.Linear(1024, 1024), args=(torch.ones(1, 1024),))
+    first.compile(tmp_path / "first.turbine")
+    paths = [str(tmp_path / name) for name in ("first.turbine", "small.turbine")]
     command = [sys.executable, "-c", GROWTH, *paths, str(rows)]
     grown = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     assert grown < model.weight.nbytes * {1: 0.25, 64: 0.5}[rows]
