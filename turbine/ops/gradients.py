@@ -73,11 +73,12 @@ def loop(op: Function) -> Function:
             picked = [_picked(a, d, index) for a, d in zip(args, in_dims, strict=True)]
             return op(*picked, **keywords)
 
-        results = [element(index) for index in range(info.batch_size)]
+        # An empty batch has the shape that one element would give it.
+        results = [element(index) for index in range(info.batch_size or 1)]
         leaves = [torch_pytree.tree_flatten(result)[0] for result in results]
         tree = torch_pytree.tree_structure(results[0])
         stacked = [
-            torch.stack(same) if isinstance(same[0], torch.Tensor) else same[0]
+            torch.stack(same)[: info.batch_size] if isinstance(same[0], torch.Tensor) else same[0]
             for same in zip(*leaves, strict=True)
         ]
         dims = [0 if isinstance(leaf, torch.Tensor) else None for leaf in stacked]
@@ -92,4 +93,8 @@ def loop(op: Function) -> Function:
 def _picked(argument: Any, dim: Any, index: int) -> Any:
     if isinstance(argument, (list, tuple)):
         return [_picked(one, d, index) for one, d in zip(argument, dim, strict=True)]
-    return argument if dim is None else argument.select(dim, index)
+    if dim is None:
+        return argument
+    if argument.shape[dim] == 0:
+        return argument.new_zeros([*argument.shape[:dim], *argument.shape[dim + 1 :]])
+    return argument.select(dim, index)
