@@ -8,6 +8,7 @@ import logging
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,25 @@ def test_forward_mode_goes_through_and_an_emission_refuses_it() -> None:
         with pytest.raises(errors.CustomOpError, match="no forward-mode gradient"):
             add(dual, Y)
         torch.testing.assert_close(add(X, Y), X + Y)
+
+
+def test_a_given_backward_is_used_by_torch_func() -> None:
+    op = declare("f(Tensor x, Tensor[] ys, float a) -> Tensor", lambda x, ys, a: x * ys[0] * a)
+    op.register_autograd(
+        lambda ctx, grad: (grad * 10 * ctx.saved_tensors[0], [None], None),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1][0]),
+    )
+    for call in (op, op.op):
+        used = partial(_summed, call)
+        torch.testing.assert_close(torch.func.grad(used)(X, Y), 10 * Y)
+        torch.testing.assert_close(torch.vmap(torch.func.grad(used))(X, Y), 10 * Y)
+    with pytest.raises(errors.CustomOpError, match="no forward-mode gradient"):
+        torch.func.jvp(lambda x: _summed(op, x, Y), (X,), (X,))
+
+
+def _summed(call: Any, x: Tensor, y: Tensor) -> Tensor:
+    total: Tensor = call(x, [y], 3.0).sum()
+    return total
 
 
 def test_vmap_over_nothing_and_over_an_op_that_writes() -> None:

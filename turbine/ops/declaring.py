@@ -195,7 +195,7 @@ class PureOp(DeclaredOp):
         self.eager: Function | None = None
         MEANINGS[self.op] = self._expanded
         self.has_own_gradient = False
-        self.autograd = make_autograd_impl(self.op, gradients.derived(self.schema, self._meaning))
+        self._differentiate_by(gradients.derived(self.schema, self._meaning))
         self.batch = gradients.loop(self.op)
         self.takes_keyword_tensors = any(
             argument.keyword_only and argument.kind.startswith("Tensor")
@@ -231,7 +231,7 @@ class PureOp(DeclaredOp):
         self.launcher = Launcher(self.schema, self.op, self.static)
         self.repeat = self.direct = None
         if not self.has_own_gradient:
-            self.autograd = make_autograd_impl(self.op, Info(self._no_gradient, None))
+            self._differentiate_by(Info(self._no_gradient, None))
 
     def register_eager(self, execute: Function) -> Function:
         self.eager = execute
@@ -241,8 +241,12 @@ class PureOp(DeclaredOp):
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
     ) -> None:
-        self.autograd = make_autograd_impl(self.op, Info(backward, setup_context))
+        self._differentiate_by(Info(backward, setup_context))
         self.has_own_gradient = True
+
+    def _differentiate_by(self, info: Info) -> None:
+        self.autograd = make_autograd_impl(self.op, info)
+        self.transformed = gradients.under_transforms(self.op, self.schema, info)
 
     def remove(self) -> None:
         self.forget()
@@ -308,11 +312,14 @@ class PureOp(DeclaredOp):
             result = repeat(args, keywords)
             if result is not None:
                 return result
-        if self.has_meaning and (transformed or self._needs_keywords_gradient(keywords)):
+        is_derived = self.has_meaning and not self.has_own_gradient
+        if is_derived and (transformed or self._needs_keywords_gradient(keywords)):
             # torch.func's transforms do not take ops with gradients of their own.
             return self._expanded(*args, **keywords)
         if transformed:
             self._check_has_no_tangent([*args, *keywords.values()])
+            if torch._C._functorch.maybe_current_level() is not None:
+                return self.transformed(keyset, *args, **keywords)
         results = self.autograd(keyset, *args, **keywords)
         self.repeat = None if keywords else self._repeat_of(args)
         return results
@@ -325,7 +332,8 @@ class PureOp(DeclaredOp):
         tensors = filter(_is_tensor, torch_pytree.tree_leaves(list(args)))
         if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
             raise errors.CustomOpError(
-                f"{self.schema.qualified} has an emission, and no forward-mode gradient"
+                f"{self.schema.qualified} has no forward-mode gradient",
+                hint="one is derived if the op is a function of PyTorch's ops without a backward",
             )
 
     def _repeat_of(self, args: tuple[Any, ...]) -> Repeat | None:

@@ -218,4 +218,5 @@ class Launcher:
 
 
 def _without_data(args: Sequence[Any]) -> list[Any]:
-    return torch_pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), list(args))
+    meta: list[Any] = torch_pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), list(args))
+    return meta

@@ -23,7 +23,7 @@ from turbine.mlir import function
 from turbine.mlir.ir import SymbolTable, Type, Value
 from turbine.ops import emitting
 from turbine.ops.emitting import Builder, Emit
-from turbine.ops.schema import Schema
+from turbine.ops.schema import Argument, Result, Schema
 
 # Blanks and their values in, the text out.
 Render = Callable[[Mapping[str, Any]], str]
@@ -93,14 +93,19 @@ def check(schema: Schema, text: str, name: str | None) -> None:
     wanted = emitting.wanted_function(op, source, name)
     takes, gives = function.signature(SymbolTable(source.operation)[wanted].operation)
     passed = [a for a in schema.arguments if a.kind in _PASSED]
-    given = [*schema.results, *schema.written]
-    pairs = (("takes", takes, passed, "tensors and sizes"), ("gives", gives, given, "results"))
-    for verb, types, said, what in pairs:
-        varies = any(one.is_list or one.is_optional for one in said)
-        if not varies and len(types) != len(said):
-            raise errors.CustomOpError(
-                f"{op}: @{wanted} {verb} {len(types)} values, the schema has {len(said)} {what}"
-            )
+    given: list[Argument | Result] = [*schema.results, *schema.written]
+    _check_count(op, f"@{wanted} takes", takes, passed, "tensors and sizes")
+    _check_count(op, f"@{wanted} gives", gives, given, "results")
+
+
+def _check_count(
+    op: str, does: str, types: Sequence[Type], said: Sequence[Argument | Result], what: str
+) -> None:
+    if any(one.is_list or one.is_optional for one in said) or len(types) == len(said):
+        return
+    raise errors.CustomOpError(
+        f"{op}: {does} {len(types)} values, the schema has {len(said)} {what}"
+    )
 
 
 # Kinds of arguments that are values of a program, of which lists have any number.
