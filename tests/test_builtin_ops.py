@@ -393,6 +393,15 @@ def test_a_trace_is_sent_once_a_call_in_the_order_of_the_program(
     assert left == {"iree.trace_tensor.default": "acts outside the program"}
 
 
+def test_vmap_traces_the_whole_batch(sent: list[tuple[str, Tensor]]) -> None:
+    def traced(x: Tensor) -> Tensor:
+        ops.trace_tensor("x", x)
+        return x
+
+    torch.vmap(traced, in_dims=1)(torch.ones(2, 3))
+    assert [tensor.shape for _, tensor in sent] == [(3, 2)]
+
+
 MARKS = {
     torch.ops.iree.transfer_to_logical_device.default: ("0",),
     torch.ops.iree.barrier_on_logical_device.default: ("0",),

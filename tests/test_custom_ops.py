@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import pickle
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 from iree.compiler.dialects import arith
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import turbine
 from tests.forked import in_child
@@ -326,6 +329,70 @@ def test_transforms_of_torch_func_go_through() -> None:
     torch.testing.assert_close(found, 3 * X**2)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own
+def test_forward_mode_goes_through_and_an_emission_refuses_it() -> None:
+    op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: x * y)
+    add = add_op()
+    add.register_template(ADD)
+    for called in (op, op, add, add):  # remembered
+        called(X, Y)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(X, torch.ones_like(X))
+        for call in (op, op.op):
+            torch.testing.assert_close(forward_ad.unpack_dual(call(dual, Y)).tangent, Y)
+        with pytest.raises(errors.CustomOpError, match="no forward-mode gradient"):
+            add(dual, Y)
+        torch.testing.assert_close(add(X, Y), X + Y)
+
+
+def test_a_given_backward_is_used_by_torch_func() -> None:
+    op = declare("f(Tensor x, Tensor[] ys, float a) -> Tensor", lambda x, ys, a: x * ys[0] * a)
+    op.register_autograd(
+        lambda ctx, grad: (grad * 10 * ctx.saved_tensors[0], [None], None),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1][0]),
+    )
+    for call in (op, op.op):
+        used = partial(_summed, call)
+        torch.testing.assert_close(torch.func.grad(used)(X, Y), 10 * Y)
+        torch.testing.assert_close(torch.vmap(torch.func.grad(used))(X, Y), 10 * Y)
+    with pytest.raises(errors.CustomOpError, match="no forward-mode gradient"):
+        torch.func.jvp(lambda x: _summed(op, x, Y), (X,), (X,))
+
+
+def _summed(call: Any, x: Tensor, y: Tensor) -> Tensor:
+    total: Tensor = call(x, [y], 3.0).sum()
+    return total
+
+
+def test_vmap_over_nothing_and_over_an_op_that_writes() -> None:
+    op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: x.sum() * y)
+    assert torch.vmap(op, in_dims=(0, None))(X[:0], Y).shape == (0, 3, 4)
+    written = declare("g(Tensor(a!) x, Tensor y) -> Tensor", write)
+    x = X.clone()
+    torch.testing.assert_close(torch.vmap(written)(x, Y), (X + Y) * 2)
+    torch.testing.assert_close(x, X + Y)
+
+
+def test_a_gradient_goes_through_what_is_written() -> None:
+    op = declare("f(Tensor(a!) x, Tensor y) -> Tensor", write)
+    x, y = torch.zeros(3, 4), Y.clone().requires_grad_()
+    op(x, y)
+    x.square().sum().backward()
+    torch.testing.assert_close(y.grad, 2 * Y)
+
+
+def test_keyword_only_tensors_have_gradients() -> None:
+    op = declare("f(Tensor x, *, Tensor y) -> Tensor", lambda x, *, y: x * y)
+    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    torch.testing.assert_close(op(X, y=Y), X * Y)
+    op(x, y=y).sum().backward()
+    torch.testing.assert_close((x.grad, y.grad), (Y, X))
+    out = declare("g(Tensor x, *, Tensor(a!) out) -> ()", lambda x, *, out: out.copy_(x * 2))
+    given = torch.empty(3, 4)
+    out(X, out=given)
+    torch.testing.assert_close(given, X * 2)
+
+
 def test_a_call_that_needs_gradients_after_one_that_does_not() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x * 2)
     for _ in range(3):
@@ -462,6 +529,24 @@ def test_what_does_not_compile_runs_in_pytorch(caplog: pytest.LogCaptureFixture)
     assert "test::f runs in PyTorch" in caplog.text
 
 
+def test_a_function_that_cannot_be_traced_runs_in_pytorch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x * 2 if x.sum() > 0 else x * 3)
+    for x in (Y, -Y):
+        torch.testing.assert_close(op(x), op.function(x))
+    assert "test::f runs in PyTorch: tracing it failed" in caplog.text
+
+
+def test_a_tensor_that_the_function_holds_may_change() -> None:
+    held = torch.ones(4)
+    op = declare("f(Tensor x) -> Tensor", lambda x: x + held)
+    for _ in range(3):
+        for call in (op, op, op.op):
+            torch.testing.assert_close(call(X), X + held)
+        held.mul_(2)
+
+
 def test_random_numbers_are_those_of_pytorch() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x + torch.rand_like(x))
     with torch.random.fork_rng(devices=[]):
@@ -527,9 +612,12 @@ def test_kernels_and_calls_are_traced(tmp_path: Path, capsys: pytest.CaptureFixt
         ("a::f(Device x) -> Tensor", "unknown type of argument x 'Device'; valid: "),
         ("a::f(Tensor(a) x) -> Tensor(a)", "a result shares memory"),
         ("a::f.out(Tensor x) -> Tensor", "has an overload name, 'out'"),
+        ("a::f(Tensor x, Tensor x) -> Tensor", "two arguments are called x"),
+        ("a::f(Tensor[][] x) -> Tensor", "lists of lists"),
+        (lambda x: x, "a schema is a text, this is a function"),
     ],
 )
-def test_a_schema_that_cannot_be_is_refused(schema: str, message: str) -> None:
+def test_a_schema_that_cannot_be_is_refused(schema: Any, message: str) -> None:
     with pytest.raises(errors.CustomOpError, match=message):
         ops.custom_op(schema)
 
@@ -540,7 +628,15 @@ def test_a_name_is_declared_once_and_free_when_removed() -> None:
         declare("f(Tensor x) -> Tensor", lambda x: x + 2)
     torch.testing.assert_close(op(X), X + 1)
     op.remove()
+    with pytest.raises(errors.CustomOpError, match="test::f was removed"):
+        op(X)
     torch.testing.assert_close(declare("f(Tensor x) -> Tensor", lambda x: x + 2)(X), X + 2)
+
+
+def test_a_model_that_holds_an_op_is_copied_and_pickled() -> None:
+    op = declare("f(Tensor x) -> Tensor", lambda x: x + 1)
+    assert copy.deepcopy([op]) == [op]
+    assert pickle.loads(pickle.dumps(op)) is op
 
 
 def test_a_function_that_does_not_take_the_arguments_is_refused() -> None:
@@ -554,7 +650,7 @@ def test_a_function_that_does_not_take_the_arguments_is_refused() -> None:
     [
         (lambda x: (x, x), "result 0 of its function is a tuple, its schema says Tensor"),
         (lambda x: None, "result 0 of its function is a NoneType"),
-        (lambda x: x @ x, r"tracing it failed: RuntimeError"),
+        (lambda x: x @ x, r"its function raised RuntimeError: .*\(3x4 and 3x4\)"),
     ],
 )
 def test_a_function_that_fails_or_gives_something_else_is_named(given: Any, message: str) -> None:
@@ -607,6 +703,9 @@ def test_an_emission_of_other_sizes_than_the_shape_rule_says_is_named() -> None:
         ("format", "func.func @add(%x: {x}", "expected", "line 1, column"),
         ("jinja", "\n\n{% for i in %}", "Expected an expression", "line 3 of the"),
         ("jinja", "\nfunc.func @add(%x: {{ z }})", "unknown blank 'z'; valid: ", "line 2 of the"),
+        ("format", "\n\nfunc.func @add(%x: {x.size})", "no attribute 'size'", "line 3 of the"),
+        ("jinja", "\n\nfunc.func @add(%x: {{ x.size }})", "no attribute 'size'", "line 3 of the"),
+        ("jinja", "\n{{ x | nope }}", "No filter named 'nope'", "line 2 of the"),
         ("chalk", ADD, "unknown template engine 'chalk'; valid: format, jinja", None),
     ],
 )
@@ -620,6 +719,50 @@ def test_a_template_that_cannot_be_is_refused_at_once(
     # The op is what it was.
     torch.testing.assert_close(op(X, Y), X + Y)
     assert "test::add" not in declared_ops.EMITTED
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("func.func @add(%x: tensor<2xf32>) { return }", "@add takes 1 values, .* has 2 tensors"),
+        (
+            "func.func @add(%x: tensor<2xf32>, %y: tensor<2xf32>) { return }",
+            "@add gives 0 values, the schema has 1 results",
+        ),
+        ("module {}", "unknown function of its text 'add'"),
+    ],
+)
+def test_a_text_is_compared_with_the_schema_at_once(text: str, message: str) -> None:
+    op = declare("add(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y)
+    with pytest.raises(errors.CustomOpError, match=message):
+        op.register_template(text)
+    torch.testing.assert_close(op(X, Y), X + Y)
+
+
+def test_an_emission_that_does_not_take_the_arguments_is_refused_at_once() -> None:
+    op = declare("add(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y)
+    with pytest.raises(errors.CustomOpError, match="its emission does not take the arguments"):
+        op.register_emission(lambda builder, x: x)
+    torch.testing.assert_close(op(X, Y), X + Y)
+
+
+SCALE = """
+func.func @f(%x: {x}) -> {x} {{
+  %by = arith.constant dense<{by}> : {x}
+  %y = arith.mulf %x, %by : {x}
+  return %y : {x}
+}}
+"""
+
+
+@pytest.mark.parametrize("engine", ["format", "jinja"])
+def test_small_and_large_floats_fill_blanks(engine: str) -> None:
+    op = declare("f(Tensor x, float by) -> Tensor", lambda x, by: torch.empty_like(x))
+    in_jinja = SCALE.replace("{by}", "{{{{ by * 1 }}}}").format(x="tensor<f32>")
+    text = SCALE if engine == "format" else in_jinja
+    op.register_template(text, engine=engine, example=(torch.tensor(1.0), 1.0))
+    for by in (1e-6, -1e20, 2.5):
+        torch.testing.assert_close(op(torch.tensor(2.0), by), torch.tensor(2.0 * by))
 
 
 def test_a_template_with_blanks_needs_an_example() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._library.autograd import Info, make_autograd_impl
 from torch._library.utils import lookup_op
+from torch.autograd import forward_ad
 from torch.fx.operator_schemas import _SCHEMA_TO_SIGNATURE_CACHE
 from torch.utils import _pytree as torch_pytree
 
@@ -97,6 +98,11 @@ class DeclaredOp(ABC):
         # Once the library is garbage, PyTorch would take these back again, from the next op.
         self.library._op_defs.clear()
         self.library._op_impls.clear()
+        self.op = partial(_refuse_removed, self.schema.qualified)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A model that holds the op is copied and pickled; the op itself is declared once.
+        return _declared, (self.schema.qualified,)
 
     @property
     @abstractmethod
@@ -116,6 +122,7 @@ class DeclaredOp(ABC):
         may let some IR, such as `tensor.insert_slice`, change its operand, so tensors of the
         caller's are copied first, unless the IR is known to be none of that.
         """
+        _check_takes(self.schema, emit, "emission", "builder")
         self.core.emit_by(emit)
         own = expansion(self.schema, self.core.schema.qualified)
         expand_custom_ops.DECLARED[self.schema.dotted] = own
@@ -144,7 +151,7 @@ class DeclaredOp(ABC):
                 hint="give some, example=(torch.ones(2, 3),)",
             )
         if example is None:
-            emitting.parsed(self.schema.qualified, text, mlir_context.new_context())
+            templates.check(self.schema, text, function)
         with _put_back_on_failure(self):
             self.register_emission(emit)
             if example is not None:
@@ -188,9 +195,14 @@ class PureOp(DeclaredOp):
         self.eager: Function | None = None
         MEANINGS[self.op] = self._expanded
         self.has_own_gradient = False
-        self.autograd = make_autograd_impl(self.op, gradients.derived(self.schema, self._meaning))
+        self._differentiate_by(gradients.derived(self.schema, self._meaning))
         self.batch = gradients.loop(self.op)
-        torch.library.register_vmap(self.schema.qualified, self._batched, lib=library)
+        self.takes_keyword_tensors = any(
+            argument.keyword_only and argument.kind.startswith("Tensor")
+            for argument in self.schema.arguments
+        )
+        if not self.takes_keyword_tensors:  # which torch's rules do not know
+            torch.library.register_vmap(self.schema.qualified, self._batched, lib=library)
         if "Meta" not in self.leave:
             torch.library.register_fake(self.schema.qualified, self._shaped, lib=library)
         if "CPU" not in self.leave:
@@ -200,7 +212,7 @@ class PureOp(DeclaredOp):
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Call the op; a call like the one before skips PyTorch's dispatcher."""
-        if keywords or torch.compiler.is_compiling() or _is_watched():
+        if keywords or torch.compiler.is_compiling() or _is_watched() or _is_transformed():
             return self.op(*args, **keywords)
         direct = self.direct
         if direct is not None:
@@ -219,7 +231,7 @@ class PureOp(DeclaredOp):
         self.launcher = Launcher(self.schema, self.op, self.static)
         self.repeat = self.direct = None
         if not self.has_own_gradient:
-            self.autograd = make_autograd_impl(self.op, Info(self._no_gradient, None))
+            self._differentiate_by(Info(self._no_gradient, None))
 
     def register_eager(self, execute: Function) -> Function:
         self.eager = execute
@@ -229,12 +241,17 @@ class PureOp(DeclaredOp):
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
     ) -> None:
-        self.autograd = make_autograd_impl(self.op, Info(backward, setup_context))
+        self._differentiate_by(Info(backward, setup_context))
         self.has_own_gradient = True
+
+    def _differentiate_by(self, info: Info) -> None:
+        self.autograd = make_autograd_impl(self.op, info)
+        self.transformed = gradients.under_transforms(self.op, self.schema, info)
 
     def remove(self) -> None:
         self.forget()
         super().remove()
+        self.direct = None
 
     def forget(self) -> None:
         """Take back what stands for the op in compiled code."""
@@ -289,17 +306,35 @@ class PureOp(DeclaredOp):
         )
 
     def _differentiable(self, keyset: Any, *args: Any, **keywords: Any) -> Any:
+        transformed = _is_transformed()
         repeat = self.repeat
-        if repeat is not None:
+        if repeat is not None and not transformed:
             result = repeat(args, keywords)
             if result is not None:
                 return result
-        if self.has_meaning and torch._C._functorch.maybe_current_level() is not None:
+        is_derived = self.has_meaning and not self.has_own_gradient
+        if is_derived and (transformed or self._needs_keywords_gradient(keywords)):
             # torch.func's transforms do not take ops with gradients of their own.
             return self._expanded(*args, **keywords)
+        if transformed:
+            self._check_has_no_tangent([*args, *keywords.values()])
+            if torch._C._functorch.maybe_current_level() is not None:
+                return self.transformed(keyset, *args, **keywords)
         results = self.autograd(keyset, *args, **keywords)
         self.repeat = None if keywords else self._repeat_of(args)
         return results
+
+    def _needs_keywords_gradient(self, keywords: dict[str, Any]) -> bool:
+        """Whether a gradient is wanted that PyTorch does not ask ops for."""
+        return self.takes_keyword_tensors and _any_requires_grad(list(keywords.values()))
+
+    def _check_has_no_tangent(self, args: Sequence[Any]) -> None:
+        tensors = filter(_is_tensor, torch_pytree.tree_leaves(list(args)))
+        if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+            raise errors.CustomOpError(
+                f"{self.schema.qualified} has no forward-mode gradient",
+                hint="one is derived if the op is a function of PyTorch's ops without a backward",
+            )
 
     def _repeat_of(self, args: tuple[Any, ...]) -> Repeat | None:
         """The call that the launcher remembers, if it was this one."""
@@ -327,7 +362,8 @@ class WritingOp(DeclaredOp):
     def _implement(self) -> None:
         computed = partial(self._computed, self.function)
         self.pure = PureOp(self.schema.functional(), computed, self.static)
-        self.library.impl(self.schema.name, self._write, "CompositeImplicitAutograd")
+        for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+            self.library.impl(self.schema.name, self._write, key)
 
     def register_eager(self, execute: Function) -> Function:
         self.pure.register_eager(partial(self._computed, execute))
@@ -360,9 +396,16 @@ class WritingOp(DeclaredOp):
         values = (*self.schema.as_tuple(results), *written)
         return values[0] if len(values) == 1 else values
 
+    def _kept(self, filled: Sequence[Any]) -> list[Any]:
+        """The arguments; where a gradient may want them later, copies of what is written."""
+        if not (torch.is_grad_enabled() and _any_requires_grad(filled)):
+            return list(filled)
+        pairs = zip(self.schema.arguments, filled, strict=True)
+        return [_copied(value) if argument.is_written else value for argument, value in pairs]
+
     def _write(self, *args: Any, **keywords: Any) -> Any:
         filled = self.schema.filled(args, keywords)
-        values = self.pure.schema.as_tuple(self.schema.call(self.pure.op, filled))
+        values = self.pure.schema.as_tuple(self.schema.call(self.pure.op, self._kept(filled)))
         count = len(self.schema.results)
         pairs = zip(self.schema.arguments, filled, strict=True)
         written = [value for argument, value in pairs if argument.is_written]
@@ -402,23 +445,50 @@ def _check(parsed: Schema, function: Function, static: Static) -> None:
     names = [argument.name for argument in parsed.arguments]
     for wrong in sorted(set() if callable(static) else set(static) - set(names)):
         raise errors.CustomOpError(f"{name}: static: {errors.unknown('argument', wrong, names)}")
+    _check_takes(parsed, function, "function")
+
+
+def _check_takes(parsed: Schema, function: Function, role: str, *first: str) -> None:
+    """Refuse a function that cannot be called with the arguments of a schema."""
     try:
         takes = inspect.signature(function)
     except ValueError:
         return  # a function of C's
     try:
-        parsed.call(takes.bind, names)
+        names = [argument.name for argument in parsed.arguments]
+        parsed.call(partial(takes.bind, *first), names)
     except TypeError as error:
         raise errors.CustomOpError(
-            f"{name}: its function does not take the arguments of its schema: {error}",
+            f"{parsed.qualified}: its {role} does not take the arguments of its schema: {error}",
             where=emitting.place(function),
             hint=f"the schema is {parsed.text}",
         ) from error
 
 
+def _declared(name: str) -> DeclaredOp:
+    if name not in DECLARED:
+        raise errors.CustomOpError(errors.unknown("custom op", name, DECLARED))
+    return DECLARED[name]
+
+
+def _refuse_removed(name: str, *_: Any, **__: Any) -> Any:
+    raise errors.CustomOpError(f"{name} was removed")
+
+
 def _is_watched() -> bool:
     """Whether something is to see every call of an op."""
     return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+
+
+def _is_transformed() -> bool:
+    """Whether a call may be part of one of torch.func's transforms, or of forward-mode AD."""
+    level: int = forward_ad._current_level
+    return level >= 0 or torch._C._functorch.maybe_current_level() is not None
+
+
+def _any_requires_grad(values: Any) -> bool:
+    tensors = filter(_is_tensor, torch_pytree.tree_leaves(values))
+    return any(tensor.requires_grad for tensor in tensors)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -70,7 +70,7 @@ class Builder:
 def bring_in(text: str, module: Module, *, op: str, name: str | None = None) -> Operation:
     """Make a text part of a module, unless it is already, and give the function of this name."""
     source = parsed(op, text, module.context)
-    wanted = _wanted(op, source, name)
+    wanted = wanted_function(op, source, name)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     inside = f"{wanted}_{digest}"
     if inside not in SymbolTable(module.operation):
@@ -118,14 +118,15 @@ def rule(schema: Schema, emit: Emit) -> Rule:
         except Exception as error:
             raise errors.CustomOpError(
                 f"{schema.qualified}: its emission raised {type(error).__name__}: {error}",
-                where=_raised_at(error),
+                where=raised_at(error),
             ) from error
         return _checked(schema.qualified, _flat(made), site.results, site.location)
 
     return build
 
 
-def _raised_at(error: Exception) -> str | None:
+def raised_at(error: Exception) -> str | None:
+    """Where in the user's own code an error was raised."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return errors.user_place([f"{frame.filename}:{frame.lineno}" for frame in frames])
 
@@ -171,7 +172,8 @@ def _fit(op: str, what: str, value: Any, to: Type, location: Location) -> Value:
     return torch_values.convert(value, to, location)
 
 
-def _wanted(op: str, source: Module, name: str | None) -> str:
+def wanted_function(op: str, source: Module, name: str | None) -> str:
+    """The name of the function of a text that is the op."""
     functions = [symbol_name(match.op) for match in match_children(source, FuncOpMatcher())]
     if name is None and len(functions) == 1:
         return functions[0]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._library.autograd import Info
+from torch._functorch import autograd_function
+from torch._library.autograd import Info, supports_tensorlist
+from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as torch_pytree
 
 from turbine.ops.schema import Schema
@@ -60,6 +63,51 @@ def derived(schema: Schema, function: Function) -> Info:
     return Info(backward, setup_context)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """What a call has beside its arguments; autograd takes it for a number."""
+
+    keyset: Any
+    keywords: dict[str, Any]
+
+
+def under_transforms(op: Any, schema: Schema, info: Info) -> Function:
+    """A given backward for a call within torch.func's transforms, which refuse PyTorch's own way.
+
+    They take a function of one level: what is below it is for the transform below.
+    """
+
+    def forward(ctx: Any, *given: Any) -> Any:
+        *args, call = given
+        keyset, keywords = call.keyset, call.keywords
+        with torch._C._AutoDispatchBelowAutograd():
+            results = op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **keywords)
+        if info._setup_context_fn is not None:
+            filled = schema.filled(args, keywords)
+            pairs = list(zip(schema.arguments, filled, strict=True))
+            inputs = tuple(value for argument, value in pairs if not argument.keyword_only)
+            named = {argument.name: value for argument, value in pairs if argument.keyword_only}
+            more = {"keyword_only_inputs": named} if named else {}
+            info._setup_context_fn(ctx=ctx, inputs=inputs, output=results, **more)
+        return results
+
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        assert info._backward_fn is not None
+        given = info._backward_fn(ctx, *grads)
+        return (*given, None) if isinstance(given, tuple) else (given, None)
+
+    body = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    single: Any = type(f"{schema.name}_under_transforms", (_SingleLevelFunction,), body)
+    if any(a.is_list for a in schema.arguments) or any(r.is_list for r in schema.results):
+        single = supports_tensorlist(single)
+
+    def call(keyset: Any, *args: Any, **keywords: Any) -> Any:
+        with autograd_function.enable_single_level_autograd_function():  # type: ignore[attr-defined]
+            return single.apply(*args, _Call(keyset, keywords))
+
+    return call
+
+
 def _is_differentiable(value: Any) -> bool:
     is_tensor = isinstance(value, torch.Tensor)
     return is_tensor and (value.dtype.is_floating_point or value.dtype.is_complex)
@@ -73,11 +121,12 @@ def loop(op: Function) -> Function:
             picked = [_picked(a, d, index) for a, d in zip(args, in_dims, strict=True)]
             return op(*picked, **keywords)
 
-        results = [element(index) for index in range(info.batch_size)]
+        # An empty batch has the shape that one element would give it.
+        results = [element(index) for index in range(info.batch_size or 1)]
         leaves = [torch_pytree.tree_flatten(result)[0] for result in results]
         tree = torch_pytree.tree_structure(results[0])
         stacked = [
-            torch.stack(same) if isinstance(same[0], torch.Tensor) else same[0]
+            torch.stack(same)[: info.batch_size] if isinstance(same[0], torch.Tensor) else same[0]
             for same in zip(*leaves, strict=True)
         ]
         dims = [0 if isinstance(leaf, torch.Tensor) else None for leaf in stacked]
@@ -92,4 +141,8 @@ def loop(op: Function) -> Function:
 def _picked(argument: Any, dim: Any, index: int) -> Any:
     if isinstance(argument, (list, tuple)):
         return [_picked(one, d, index) for one, d in zip(argument, dim, strict=True)]
-    return argument if dim is None else argument.select(dim, index)
+    if dim is None:
+        return argument
+    if argument.shape[dim] == 0:
+        return argument.new_zeros([*argument.shape[:dim], *argument.shape[dim + 1 :]])
+    return argument.select(dim, index)

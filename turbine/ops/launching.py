@@ -25,7 +25,7 @@ from turbine.dumping import dump
 from turbine.lower.importer import DEFAULT_NAME, lower
 from turbine.mlir import context as mlir_context
 from turbine.mlir.ir import Module
-from turbine.ops import specializing
+from turbine.ops import emitting, specializing
 from turbine.ops.repeating import Repeat
 from turbine.ops.schema import Schema
 from turbine.ops.specializing import Leaf, Static, Traced
@@ -36,6 +36,10 @@ from turbine.signature import Slot
 
 log = logging.getLogger(__name__)
 Function = Callable[..., Any]
+
+
+class Untraceable(errors.CustomOpError):
+    """PyTorch cannot trace a function, or the function fails."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,8 @@ class Launcher:
                 kernel = self._known(key, sizes) or self._made(key, args, values)
         results = kernel(args, values)
         if kernel.repeatable is not None:
-            self.repeat = Repeat.of(self.schema, kernel.repeatable, given, keywords)
+            captured = kernel.traced.captured
+            self.repeat = Repeat.of(self.schema, kernel.repeatable, captured, given, keywords)
         return results
 
     def _known(self, key: Hashable, sizes: Sequence[int]) -> Kernel | None:
@@ -116,8 +121,10 @@ class Launcher:
         return None
 
     def _made(self, key: Hashable, args: Sequence[Any], values: Sequence[Leaf]) -> Kernel:
-        traced = self._traced(args, values)
-        kernel = self._kernel(traced)
+        try:
+            kernel = self._kernel(self._traced(args, values))
+        except Untraceable as error:
+            kernel = self._untraced(args, error)
         if self.instead is None:
             self._check_sizes(args, kernel(args, values))
         self.kernels.setdefault(key, []).append(kernel)
@@ -132,7 +139,31 @@ class Launcher:
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".strip()
-            raise errors.CustomOpError(f"{name}: tracing it failed: {reason}") from error
+            raise Untraceable(f"{name}: tracing it failed: {reason}") from error
+
+    def _untraced(self, args: Sequence[Any], error: Untraceable) -> Kernel:
+        """A kernel in PyTorch, if the function runs there; else its own error is raised."""
+        name = self.schema.qualified
+        try:
+            with torch.random.fork_rng([]):
+                self._called(args)
+        except errors.TurbineError:
+            raise
+        except Exception as own:
+            reason = f"{type(own).__name__}: {own}".strip()
+            raise errors.CustomOpError(
+                f"{name}: its function raised {reason}", where=emitting.raised_at(own)
+            ) from own
+        if self.instead is None:
+            raise error
+        first, *_ = error.fact.removeprefix(f"{name}: ").splitlines()
+        return self._in_pytorch(specializing.UNTRACED, first)
+
+    def _called(self, args: Sequence[Any]) -> Any:
+        """What the function gives in PyTorch; a shape rule is given tensors without data."""
+        if self.instead is not None:
+            return self.instead(*args)
+        return self.schema.call(self.op, _without_data(args))
 
     def _kernel(self, traced: Traced) -> Kernel:
         if self.instead is None:
@@ -177,11 +208,15 @@ class Launcher:
 
     def _check_sizes(self, args: Sequence[Any], results: Any) -> None:
         """Compare the first results with the shape rule: later ones have the same code."""
-        meta = torch_pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), list(args))
-        declared = torch_pytree.tree_leaves(self.schema.call(self.op, meta))
+        declared = torch_pytree.tree_leaves(self._called(args))
         for said, given in zip(declared, torch_pytree.tree_leaves(results), strict=True):
             if isinstance(given, torch.Tensor) and said.shape != given.shape:
                 raise errors.CustomOpError(
                     f"{self.schema.qualified}: its emission gave a tensor of {list(given.shape)}, "
                     f"its shape rule says {list(said.shape)}"
                 )
+
+
+def _without_data(args: Sequence[Any]) -> list[Any]:
+    meta: list[Any] = torch_pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), list(args))
+    return meta

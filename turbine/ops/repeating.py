@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from turbine.ops.schema import Schema
+from turbine.ops.specializing import Captured, are_unchanged
 from turbine.runtime.numpy_buffers import Span
 from turbine.runtime.quick_calling import QuickCall, is_shareable
 from turbine.runtime.tensor_calling import TensorCall
@@ -24,10 +25,15 @@ class Repeat:
     count: int
     rest: tuple[Any, ...]
     facts: tuple[Any, ...]
+    captured: Captured
 
     @staticmethod
     def of(
-        schema: Schema, call: TensorCall, args: tuple[Any, ...], keywords: dict[str, Any]
+        schema: Schema,
+        call: TensorCall,
+        captured: Captured,
+        args: tuple[Any, ...],
+        keywords: dict[str, Any],
     ) -> Repeat | None:
         """Remember a call that was just made, if it is of the plain kind."""
         count = sum(isinstance(argument, torch.Tensor) for argument in args)
@@ -41,11 +47,13 @@ class Repeat:
             return None
         quick = QuickCall(call.entry, _NO_WEIGHTS)
         quick.remember(args[:count])
-        return Repeat(quick, count, rest, _facts(args))
+        return Repeat(quick, count, rest, _facts(args), captured)
 
     def __call__(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> torch.Tensor | None:
         """The result, or None if the call is another one."""
         if len(args) < self.count or args[self.count :] != self.rest or keywords:
+            return None
+        if self.captured and not are_unchanged(self.captured):
             return None
         return self.quick.call(args[: self.count])
 
@@ -56,7 +64,7 @@ class Repeat:
             return None
         quick = QuickCall(self.quick.entry, _NO_WEIGHTS)
         quick.remember(args[: self.count])
-        return Repeat(quick, self.count, args[self.count :], self.facts)
+        return Repeat(quick, self.count, args[self.count :], self.facts, self.captured)
 
 
 def _facts(args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -140,6 +140,10 @@ _CLASSES: dict[str, tuple[type, ...]] = {
 
 def parse(text: str) -> Schema:
     """Parse "namespace::name(Tensor x, float alpha=1.0) -> Tensor"."""
+    if not isinstance(text, str):
+        raise errors.CustomOpError(
+            f"a schema is a text, this is a {type(text).__name__}", hint=_EXAMPLE
+        )
     namespace, name = _names(text)
     try:
         parsed = torch._C.parse_schema(text)
@@ -216,6 +220,12 @@ def _parts(text: str) -> list[str]:
 
 
 def _check(schema: Schema) -> None:
+    names = [argument.name for argument in schema.arguments]
+    for name in names:
+        if names.count(name) > 1:
+            raise errors.CustomOpError(f"{schema.qualified}: two arguments are called {name}")
+    if "][" in str(schema.parsed):
+        raise errors.CustomOpError(f"{schema.qualified}: there are no lists of lists")
     for argument in schema.arguments:
         if argument.kind.removesuffix("?") not in KINDS:
             what = errors.unknown(f"type of argument {argument.name}", argument.kind, KINDS)

@@ -56,6 +56,10 @@ class Leaf:
         return {axis % rank for axis in self.static if -rank <= axis < rank}
 
 
+# Tensors that are part of the code although a caller may change them, and their versions then.
+Captured = tuple[tuple[torch.Tensor, int], ...]
+
+
 @dataclass(frozen=True)
 class Traced:
     """The graph of calls that have one key, and what else they must have in common."""
@@ -67,14 +71,26 @@ class Traced:
     truths: frozenset[int]  # places of results that are bools
     symbols: tuple[Any, ...]  # sympy's name for each size of a call; None for one that is fixed
     conditions: tuple[Any, ...]
+    captured: Captured = ()
 
     def serves(self, sizes: Sequence[int]) -> bool:
         """Whether the code is right for a call with these sizes."""
+        if not are_unchanged(self.captured):
+            return False
         if not self.conditions:
             return True
         named = zip(self.symbols, sizes, strict=True)
         values = {symbol: size for symbol, size in named if symbol is not None}
         return all(bool(condition.xreplace(values)) for condition in self.conditions)
+
+
+# Stands for the trace of a function that PyTorch cannot trace, which takes any call itself.
+UNTRACED = Traced(fx.GraphModule({}, fx.Graph()), {}, None, {}, frozenset(), (), ())
+
+
+def are_unchanged(captured: Captured) -> bool:
+    """Whether tensors are what they were when they became part of the code."""
+    return all(tensor._version == version for tensor, version in captured)
 
 
 def leaves(schema: Schema, args: Sequence[Any], static: Static) -> list[Leaf]:
@@ -146,7 +162,11 @@ def trace(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Le
     graph_passes.run(graph)
     weights = _lift_constants(graph)
     conditions = tuple(guard.expr for guard in shape_env.guards)
-    return Traced(graph, weights, symbols=tuple(symbols), conditions=conditions, **found)
+    held = [weight.tensor for weight in weights.values() if not weight.tensor.is_inference()]
+    captured = tuple((tensor, tensor._version) for tensor in held)
+    return Traced(
+        graph, weights, symbols=tuple(symbols), conditions=conditions, captured=captured, **found
+    )
 
 
 def _symbolic(mode: FakeTensorMode, leaf: Leaf, symbols: list[Any]) -> Any:

@@ -8,17 +8,22 @@ is the type of the only result, `{results[0]}` that of the first of several.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from string import Formatter
 from typing import Any
 
 import torch
 
 from turbine import dtypes, errors
-from turbine.mlir.ir import Type, Value
+from turbine.mlir import context as mlir_context
+from turbine.mlir import function
+from turbine.mlir.ir import SymbolTable, Type, Value
+from turbine.ops import emitting
 from turbine.ops.emitting import Builder, Emit
-from turbine.ops.schema import Schema
+from turbine.ops.schema import Argument, Result, Schema
 
 # Blanks and their values in, the text out.
 Render = Callable[[Mapping[str, Any]], str]
@@ -53,6 +58,16 @@ class TypeBlank:
         return self.text
 
 
+class FloatBlank(float):
+    """A float in a template; printed, it is 1.0e-06 where Python has 1e-06, as MLIR wants it."""
+
+    def __str__(self) -> str:
+        return re.sub(r"^(-?\d+)e", r"\1.0e", repr(float(self)))
+
+    def __format__(self, how: str) -> str:
+        return super().__format__(how) if how else str(self)
+
+
 def emission(schema: Schema, text: str, engine: str | None, name: str | None) -> Emit:
     """An emission that fills the blanks and calls the text's function."""
     if engine is not None and engine not in _ENGINES:
@@ -71,6 +86,32 @@ def emission(schema: Schema, text: str, engine: str | None, name: str | None) ->
     return emit
 
 
+def check(schema: Schema, text: str, name: str | None) -> None:
+    """Refuse a text without blanks that does not fit the schema, as far as that can be told."""
+    op = schema.qualified
+    source = emitting.parsed(op, text, mlir_context.new_context())
+    wanted = emitting.wanted_function(op, source, name)
+    takes, gives = function.signature(SymbolTable(source.operation)[wanted].operation)
+    passed = [a for a in schema.arguments if a.kind in _PASSED]
+    given: list[Argument | Result] = [*schema.results, *schema.written]
+    _check_count(op, f"@{wanted} takes", takes, passed, "tensors and sizes")
+    _check_count(op, f"@{wanted} gives", gives, given, "results")
+
+
+def _check_count(
+    op: str, does: str, types: Sequence[Type], said: Sequence[Argument | Result], what: str
+) -> None:
+    if any(one.is_list or one.is_optional for one in said) or len(types) == len(said):
+        return
+    raise errors.CustomOpError(
+        f"{op}: {does} {len(types)} values, the schema has {len(said)} {what}"
+    )
+
+
+# Kinds of arguments that are values of a program, of which lists have any number.
+_PASSED = ("Tensor", "Tensor?", "SymInt", "SymInt?")
+
+
 def _operands(values: Sequence[Any]) -> list[Value]:
     """The values of the program among the arguments, lists in line."""
     flat = [one for v in values for one in (v if isinstance(v, (list, tuple)) else [v])]
@@ -85,8 +126,13 @@ def _blank(value: Any) -> Any:
         return TypeBlank(str(of))
     if isinstance(value, torch.dtype):
         return dtypes.of_torch(value).mlir
-    # MLIR has bools in lower case, and floats with a point.
-    return str(value).lower() if isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return str(value).lower()
+    return FloatBlank(value) if isinstance(value, float) else value
+
+
+def _spelled(value: Any) -> Any:
+    return FloatBlank(value) if isinstance(value, float) else value
 
 
 def _as_it_is(text: str) -> Render:
@@ -99,32 +145,53 @@ def _by_format(schema: Schema, text: str) -> Render:
         for before, name, _, _ in Formatter().parse(text):
             if name is not None and re.split(r"[.\[]", name)[0] not in known:
                 line = text[: text.index(before) + len(before)].count("\n") + 1
-                raise _fault(schema, errors.unknown("blank", name, known), line)
+                fact = errors.unknown("blank", name.strip(), known)
+                raise _fault(schema, f"{fact}; braces of MLIR's own are doubled", line)
     except ValueError as error:
         raise _fault(
             schema, f"{error}; braces of MLIR's own are doubled", text.count("\n") + 1
         ) from error
-    return lambda values: text.format(**values)
+    return partial(_formatted, schema, text)
+
+
+def _formatted(schema: Schema, text: str, values: Mapping[str, Any]) -> str:
+    """The text with its blanks filled, line by line where that fails, to say which."""
+    try:
+        return text.format(**values)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _fault(schema, str(error), _faulty_line(text, values)) from error
+
+
+def _faulty_line(text: str, values: Mapping[str, Any]) -> int:
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            line.format(**values)
+        except (AttributeError, LookupError, TypeError):
+            return number
+        except ValueError:  # a blank with a wrong format, or one over several lines
+            continue
+    return 1
 
 
 def _by_jinja(schema: Schema, text: str) -> Render:
-    from jinja2 import Environment, StrictUndefined, TemplateSyntaxError, UndefinedError, meta
+    from jinja2 import Environment, StrictUndefined, TemplateSyntaxError, meta
 
-    environment = Environment(undefined=StrictUndefined, autoescape=False)
+    environment = Environment(undefined=StrictUndefined, autoescape=False, finalize=_spelled)
     known = _names(schema)
     try:
         tree = environment.parse(text)
+        undeclared = meta.find_undeclared_variables(tree)
+        template = environment.from_string(text)
     except TemplateSyntaxError as error:
         raise _fault(schema, str(error.message), error.lineno) from error
-    for name in sorted(meta.find_undeclared_variables(tree) - set(known)):
+    for name in sorted(undeclared - set(known)):
         raise _fault(schema, errors.unknown("blank", name, known), _line_of(text, name))
-    template = environment.from_string(text)
 
     def render(values: Mapping[str, Any]) -> str:
         try:
             return template.render(values)
-        except UndefinedError as error:
-            raise _fault(schema, str(error), 1) from error
+        except Exception as error:
+            raise _fault(schema, str(error), _line_in_template(error)) from error
 
     return render
 
@@ -140,6 +207,13 @@ def _line_of(text: str, name: str) -> int:
     lines = text.splitlines()
     found = (n for n, line in enumerate(lines, 1) if re.search(rf"\b{re.escape(name)}\b", line))
     return next(found, 1)
+
+
+def _line_in_template(error: Exception) -> int:
+    """The line that jinja was at, which it writes into tracebacks."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
+    return next((line for line in reversed(lines) if line is not None), 1)
 
 
 def _fault(schema: Schema, fact: str, line: int) -> errors.CustomOpError:

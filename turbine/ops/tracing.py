@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.fx.node import has_side_effect
@@ -27,6 +29,12 @@ def trace_tensor(trace_key: str, tensor: Tensor) -> None:
 @trace_tensor.register_fake
 def _(trace_key: str, tensor: Tensor) -> None:
     return None
+
+
+@trace_tensor.register_vmap
+def _(info: Any, in_dims: Any, trace_key: str, tensor: Tensor) -> tuple[None, None]:
+    trace_tensor(trace_key, tensor.movedim(in_dims[1], 0))
+    return None, None
 
 
 def _emit(builder: Builder, trace_key: str, tensor: Value) -> None:
