@@ -783,6 +783,20 @@ def test_a_static_argument_that_does_not_exist_is_named() -> None:
         declare("f(Tensor x) -> Tensor", lambda x: x, static={"z": True})
 
 
+def test_an_argument_that_is_written_may_be_another_one_too() -> None:
+    def twice(x: Tensor, y: Tensor) -> None:
+        x.add_(1)
+        x.mul_(y)
+
+    op = declare("f(Tensor(a!) x, Tensor y) -> ()", twice)
+    both = torch.full((3,), 2.0)
+    op(both, both)
+    assert both.tolist() == [9.0] * 3
+    op.register_emission(lambda builder, x, y: x)
+    with pytest.raises(errors.CustomOpError, match="shares memory with another"):
+        op(both, both)
+
+
 def test_a_gradient_for_an_op_that_writes_is_refused() -> None:
     op = declare("f(Tensor(a!) x, Tensor y) -> Tensor", write)
     with pytest.raises(errors.CustomOpError, match="test::f writes to arguments"):

@@ -403,8 +403,31 @@ class WritingOp(DeclaredOp):
         pairs = zip(self.schema.arguments, filled, strict=True)
         return [_copied(value) if argument.is_written else value for argument, value in pairs]
 
+    def _reads_what_it_writes(self, filled: Sequence[Any]) -> bool:
+        """Whether a tensor that is written shares memory with another argument."""
+        tensors = [
+            (argument.is_written, leaf)
+            for argument, value in zip(self.schema.arguments, filled, strict=True)
+            for leaf in torch_pytree.tree_leaves(value)
+            if type(leaf) is torch.Tensor and leaf.device.type == "cpu"
+        ]
+        written = {_address(tensor) for is_written, tensor in tensors if is_written}
+        return sum(_address(tensor) in written for _, tensor in tensors) > len(written)
+
+    def _written_in_pytorch(self, filled: Sequence[Any]) -> Any:
+        """What the function does step by step, as one that reads what it has written needs."""
+        if not self.pure.has_meaning:
+            raise errors.CustomOpError(
+                f"{self.schema.qualified} writes to an argument that shares memory with another",
+                hint="pass a copy of it, tensor.clone()",
+            )
+        return self.schema.conforming(self.schema.call(self.function, filled))
+
     def _write(self, *args: Any, **keywords: Any) -> Any:
         filled = self.schema.filled(args, keywords)
+        is_plain = not (_is_transformed() or _is_watched())
+        if is_plain and self._reads_what_it_writes(filled):
+            return self._written_in_pytorch(filled)
         values = self.pure.schema.as_tuple(self.schema.call(self.pure.op, self._kept(filled)))
         count = len(self.schema.results)
         pairs = zip(self.schema.arguments, filled, strict=True)
