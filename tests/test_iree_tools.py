@@ -138,7 +138,7 @@ def test_dump_parameters_reads_the_archive_as_we_do(external: ExportOutput, tmp_
 
 
 def test_we_read_the_archives_that_iree_writes(external: ExportOutput, tmp_path: Path) -> None:
-    """Converted, joined and stripped of one value: only what is data counts."""
+    """Converted, and with one repeated value in place of data."""
     external.compile(tmp_path / "net.turbine", archive=tmp_path / "net.irpa")
     before = {k: bytes(v.data) for k, v in open_archive(tmp_path / "net.irpa").entries.items()}
     tool(
@@ -154,4 +154,8 @@ def test_we_read_the_archives_that_iree_writes(external: ExportOutput, tmp_path:
         "--splat=linear.bias=f32=1",
         f"--output={tmp_path / 'splat.irpa'}",
     )
-    assert list(open_archive(tmp_path / "splat.irpa").entries) == ["linear.weight"]
+    entries = open_archive(tmp_path / "splat.irpa").entries
+    repeated = numpy.frombuffer(bytes(entries["linear.bias"].data), numpy.float32)
+    assert sorted(entries) == ["linear.bias", "linear.weight"]
+    assert repeated.size > 0
+    assert set(repeated.tolist()) == {1.0}
