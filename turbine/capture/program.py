@@ -97,13 +97,14 @@ def capture(
 ) -> Program:
     """Export, decompose and clean a model; `arg_device` says where arguments are taken.
 
-    Without `least_sizes`, nobody will ask for the least sizes that PyTorch assumed.
+    Without `least_sizes`, those that PyTorch assumes are nobody's: the least that are right are
+    found from 0 on.
     """
     exported = model
     if not isinstance(exported, ExportedProgram):
         exported = export_program(exported, args, kwargs or {}, dynamic_shapes, strict)
     decomposed = _decompose(exported)
-    as_traced = copy.deepcopy(decomposed.graph)
+    general = _trace(exported, decomposed)
     graph_passes.run(decomposed.graph_module)
     program = _program(decomposed, _parameter_names(model, exported))
     widen_small_integers(program.graph.graph)
@@ -112,21 +113,32 @@ def capture(
     rewrite_reshapes(program.graph.graph)
     keep_arguments(program.graph.graph, program.inputs)
 
-    def retrace(leaves: Sequence[Any]) -> fx.Graph:
+    def retrace(leaves: Sequence[Any]) -> small_sizes.Trace:
         module = model.module() if isinstance(model, ExportedProgram) else model
         args, kwargs = torch_pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
-        special: fx.Graph = _decompose(export_program(module, args, kwargs, None, strict)).graph
-        return special
+        special = export_program(module, args, kwargs, None, strict)
+        return _trace(special, _decompose(special))
 
     signature = program.signature
     is_open = small_sizes.are_open(dynamic_shapes)
     if signature.conditions or (is_open and least_sizes):
-        signature = small_sizes.allow(as_traced, signature, is_open, retrace)
-    if not is_open:
-        signature = small_sizes.confirm(as_traced, signature, retrace)
+        signature = small_sizes.allow(general, signature, is_open, retrace)
+    if not least_sizes:
+        signature = small_sizes.from_zero(signature)
+    if not is_open or not least_sizes:
+        signature = small_sizes.confirm(general, signature, retrace)
     named = dim_names.with_user_names(signature, dynamic_shapes)
     devices = check_devices(arg_device, len(program.inputs))
     return replace(program, signature=named, devices=devices)
+
+
+def _trace(exported: ExportedProgram, decomposed: ExportedProgram) -> small_sizes.Trace:
+    """A trace that stays as it is when the decomposed graph is worked on."""
+    held = {**decomposed.constants, **decomposed.state_dict}
+    specs = decomposed.graph_signature.input_specs
+    weights = {spec.arg.name: held.get(spec.target) for spec in specs if spec.target is not None}
+    graph = fx.GraphModule(decomposed.graph_module, copy.deepcopy(decomposed.graph))
+    return small_sizes.Trace(exported.graph, graph, weights)
 
 
 def check_devices(devices: Devices | None, count: int) -> Devices:
