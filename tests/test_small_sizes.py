@@ -114,6 +114,32 @@ def test_small_sizes_under_a_named_dim_are_right_or_refused(name: str) -> None:
             torch.testing.assert_close(artifact(x), model(x), equal_nan=True)
 
 
+ENCODER = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
+
+# Of [batch, length, 8], and the least that is right of both sizes.
+OF_TWO: dict[str, tuple[Callable[..., Tensor], int]] = {
+    "an encoder": (ENCODER, 1),
+    "products": (lambda x: (x @ x.transpose(1, 2)).softmax(-1).transpose(0, 1).reshape(-1) + 1, 0),
+    "a branch on both": (lambda x: x * 7 if x.shape[0] * x.shape[1] == 1 else x, 2),
+}
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("name", OF_TWO)
+def test_small_sizes_of_two_named_dims_are_right_or_refused(name: str) -> None:
+    function, least = OF_TWO[name]
+    model = Function(function)
+    sizes = ({0: Dim("batch"), 1: Dim("length")},)
+    artifact = aot.export(model, args=(torch.randn(3, 4, 8),), dynamic_shapes=(sizes,)).compile()
+    for batch, length in itertools.product(range(4), repeat=2):
+        x = torch.randn(batch, length, 8)
+        if min(batch, length) >= least:
+            torch.testing.assert_close(artifact(x), model(x))
+        elif least > 1:
+            with pytest.raises(errors.ArgumentError, match="out of range"):
+                artifact(x)
+
+
 def test_a_size_that_is_refused_is_named_by_argument_and_axis() -> None:
     _, output = exported("squeeze")
     artifact = output.compile()
@@ -146,6 +172,36 @@ def test_a_jittable_takes_small_sizes() -> None:
     for rows in range(1, 6):
         x = torch.randn(rows, 4)
         torch.testing.assert_close(artifact.run(x), x[::2] + 1)
+
+
+@pytest.mark.run
+@pytest.mark.filterwarnings("ignore:std():UserWarning")
+@pytest.mark.parametrize("name", NAMED)
+def test_small_sizes_in_a_jittable_are_right_or_refused(name: str) -> None:
+    function, least = NAMED[name]
+    compute = jittable(function, function_name="compute")
+
+    class Stated(CompiledModule):
+        rows = aot.export_global(AbstractTensor(None, 4), mutable=True)
+
+        def given(self, x=AbstractTensor(None, 4)):
+            return compute(x)
+
+        def held(self):
+            return compute(self.rows)
+
+    artifact = aot.export(Stated).compile()
+    for size in range(4):
+        x = torch.randn(size, 4)
+        artifact.state["rows"] = x
+        if size < least:
+            with pytest.raises(errors.ArgumentError, match=f"size {size} along axis 0"):
+                artifact.given(x)
+            with pytest.raises(errors.RunError, match=f"along axis 0 is under {least}"):
+                artifact.held()
+        else:
+            torch.testing.assert_close(artifact.given(x), function(x), equal_nan=True)
+            torch.testing.assert_close(artifact.held(), function(x), equal_nan=True)
 
 
 def test_saved_programs_take_the_sizes_of_unsaved_ones(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import torch
+
 from turbine import dtypes, errors
 from turbine.aot import tracing
 from turbine.aot.abstract import AbstractScalar
@@ -54,9 +56,9 @@ class IrScalar:
             )
         self._store(value)
 
-    def to(self, kind: AbstractScalar) -> IrScalar:
+    def to(self, kind: AbstractScalar | torch.dtype) -> IrScalar:
         """The same number as another kind; a float loses its fraction on the way to an int."""
-        return convert(self, kind.scalar)
+        return convert(self, _scalar(kind))
 
     def __add__(self, other: Number) -> IrScalar:
         return compute("add", self, other)
@@ -193,6 +195,15 @@ class IrScalar:
 
     def __float__(self) -> NoReturn:
         raise _unknown(self.scalar, "become a Python float")
+
+
+def _scalar(kind: AbstractScalar | torch.dtype) -> Scalar:
+    if isinstance(kind, AbstractScalar):
+        return kind.scalar
+    name = str(kind).removeprefix("torch.")
+    if name not in dtypes.SCALARS:
+        raise _refusal(errors.unknown("kind of number", name, dtypes.SCALARS))
+    return dtypes.SCALARS[name]
 
 
 def _unknown(scalar: Scalar, deed: str) -> errors.ProcedureError:

@@ -24,7 +24,9 @@ class IREE:
     """Builtins of procedures. Sizes and places are ints or numbers of the program."""
 
     @staticmethod
-    def tensor_dim(source: Any, index: int, *, dtype: AbstractScalar | None = None) -> IrScalar:
+    def tensor_dim(
+        source: Any, index: int, *, dtype: AbstractScalar | torch.dtype | None = None
+    ) -> IrScalar:
         """The size of a tensor along an axis, as an index or a number of another kind."""
         size = _tensor(source).get_dim_value(index)
         return size if dtype is None else size.to(dtype)

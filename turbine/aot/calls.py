@@ -141,19 +141,32 @@ def _check_sizes(signature: Signature, arguments: Sequence[Any]) -> dict[str, Si
 def _check_limits(signature: Signature, sizes: dict[str, Size], names: dict[str, Any]) -> None:
     """Check the ranges of sizes, unless the caller's size has the same one, and conditions."""
     trace = tracing.required("a call")
+    places = _places(signature)
     for name, limits in signature.symbols.items():
         size = sizes.get(name)
         if size is None or trace.limits.get(str(names.get(name))) == limits:
             continue
-        # PyTorch takes 2 for the least size of a trace; what it found out about 0 and 1 is below.
-        if limits.minimum > 2:
-            _require(size >= limits.minimum, f"size {name} is under {limits.minimum}")
+        place = places.get(name, f"size {name}")
+        if limits.minimum > 0:
+            if isinstance(names.get(name), str):
+                trace.conditions.append(f"{names[name]} >= {limits.minimum}")
+            _require(size >= limits.minimum, f"{place} is under {limits.minimum}")
         if limits.maximum is not None:
-            _require(size <= limits.maximum, f"size {name} is over {limits.maximum}")
+            _require(size <= limits.maximum, f"{place} is over {limits.maximum}")
     for condition in signature.conditions:
         if all(isinstance(names.get(name), str) for name in dims.names(condition)):
             trace.conditions.append(dims.readable(condition, names))
         _require(dims.holds(condition, sizes), f"sizes do not meet {condition}")  # type: ignore[arg-type]
+
+
+def _places(signature: Signature) -> dict[str, str]:
+    """Where each symbol is a size, in words."""
+    return {
+        dim: f"the size of argument {spec.name!r} along axis {axis}"
+        for spec in reversed(signature.inputs)
+        for axis, dim in enumerate(spec.shape)
+        if isinstance(dim, str)
+    }
 
 
 def _require(condition: bool | IrScalar, message: str) -> None:

@@ -98,13 +98,14 @@ def capture(
 ) -> Program:
     """Export, decompose and clean a model; `arg_device` says where arguments are taken.
 
-    Without `least_sizes`, nobody will ask for the least sizes that PyTorch assumed.
+    Without `least_sizes`, those that PyTorch assumes are nobody's: the least that are right are
+    found from 0 on.
     """
     exported = model
     if not isinstance(exported, ExportedProgram):
         exported = export_program(exported, args, kwargs or {}, dynamic_shapes, strict)
     decomposed = _decompose(exported)
-    as_traced = copy.deepcopy(decomposed.graph)
+    general = _trace(exported, decomposed)
     graph_passes.run(decomposed.graph_module)
     program = _program(decomposed, _parameter_names(model, exported))
     widen_small_integers(program.graph.graph)
@@ -113,27 +114,63 @@ def capture(
     rewrite_reshapes(program.graph.graph)
     keep_arguments(program.graph.graph, program.inputs)
 
-    def retrace(leaves: Sequence[Any]) -> fx.Graph:
-        module = model.module() if isinstance(model, ExportedProgram) else model
-        args, kwargs = torch_pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
-        special: fx.Graph = _decompose(export_program(module, args, kwargs, None, strict)).graph
-        return special
-
-    signature = program.signature
     is_open = small_sizes.are_open(dynamic_shapes)
-    if signature.conditions or (is_open and least_sizes):
-        signature = small_sizes.allow(as_traced, signature, is_open, retrace)
-    if not is_open and not isinstance(model, ExportedProgram) and can_compare(program):
-        examples = torch_pytree.tree_leaves(exported.example_inputs)
-
-        def is_right(leaves: Sequence[Any]) -> bool:
-            args, kwargs = torch_pytree.tree_unflatten(leaves, exported.call_spec.in_spec)
-            return agrees(program, model, leaves, args, kwargs)
-
-        signature = small_sizes.confirm(signature, examples, is_right)
+    sizes = _SmallSizes(model, exported, general, program, strict)
+    signature = sizes.settled(is_open, least_sizes)
     named = dim_names.with_user_names(signature, dynamic_shapes)
     devices = check_devices(arg_device, len(program.inputs))
     return replace(program, signature=named, devices=devices)
+
+
+@dataclass(frozen=True)
+class _SmallSizes:
+    """Asks of small sizes, which PyTorch leaves out of a trace, whether the program is right."""
+
+    model: torch.nn.Module | ExportedProgram
+    exported: ExportedProgram
+    general: small_sizes.Trace
+    program: Program
+    strict: bool
+
+    def settled(self, is_open: bool, least_sizes: bool) -> Signature:
+        """The signature with the sizes at which the program is right."""
+        signature = self.program.signature
+        if signature.conditions or (is_open and least_sizes):
+            signature = small_sizes.allow(self.general, signature, is_open, self._retrace)
+        if not least_sizes:
+            signature = small_sizes.from_zero(signature)
+        if not is_open or not least_sizes:
+            signature = small_sizes.confirm(signature, self._is_right)
+        return signature
+
+    def _is_right(self, sizes: small_sizes.Sizes) -> bool:
+        """By numbers, which is quick, or where they do not tell by another trace."""
+        program, model = self.program, self.model
+        if isinstance(model, ExportedProgram) or not can_compare(program):
+            return small_sizes.is_same(self.general, program.signature, sizes, self._retrace)
+        examples = torch_pytree.tree_leaves(self.exported.example_inputs)
+        leaves = small_sizes.resized(program.signature, examples, sizes)
+        with small_sizes.quietly():
+            return agrees(program, model, leaves, *self._arguments(leaves))
+
+    def _retrace(self, leaves: Sequence[Any]) -> small_sizes.Trace:
+        model = self.model
+        module = model.module() if isinstance(model, ExportedProgram) else model
+        args, kwargs = self._arguments(leaves)
+        special = export_program(module, args, kwargs, None, self.strict)
+        return _trace(special, _decompose(special))
+
+    def _arguments(self, leaves: Sequence[Any]) -> Any:
+        return torch_pytree.tree_unflatten(leaves, self.exported.call_spec.in_spec)
+
+
+def _trace(exported: ExportedProgram, decomposed: ExportedProgram) -> small_sizes.Trace:
+    """A trace that stays as it is when the decomposed graph is worked on."""
+    held = {**decomposed.constants, **decomposed.state_dict}
+    specs = decomposed.graph_signature.input_specs
+    weights = {spec.arg.name: held.get(spec.target) for spec in specs if spec.target is not None}
+    graph = fx.GraphModule(decomposed.graph_module, copy.deepcopy(decomposed.graph))
+    return small_sizes.Trace(exported.graph, graph, weights)
 
 
 def check_devices(devices: Devices | None, count: int) -> Devices:

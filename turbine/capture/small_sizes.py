@@ -14,7 +14,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,8 +26,19 @@ from turbine import dims, dtypes, errors
 from turbine.signature import Input, Signature
 
 Sizes = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A model as PyTorch traced it, and the same decomposed, with values for its weights."""
+
+    traced: fx.Graph
+    decomposed: fx.GraphModule
+    weights: Mapping[str, Any] = field(default_factory=dict)  # by placeholder
+
+
 # Traces and decomposes the model again, for other leaves of its arguments.
-Retrace = Callable[[Sequence[Any]], fx.Graph]
+Retrace = Callable[[Sequence[Any]], Trace]
 
 # Of no elements at all, IREE may compute something else (the deviation of an empty column).
 _LEAST = 1
@@ -44,7 +55,7 @@ def are_open(dynamic_shapes: Any) -> bool:
     )
 
 
-def allow(graph: fx.Graph, signature: Signature, is_open: bool, retrace: Retrace) -> Signature:
+def allow(general: Trace, signature: Signature, is_open: bool, retrace: Retrace) -> Signature:
     """The signature with conditions and least sizes dropped that the program does not need."""
     asked = {name: _refused(signature, name, is_open) for name in signature.symbols}
     usual = {name: _usual(signature, name) for name in signature.symbols}
@@ -60,7 +71,7 @@ def allow(graph: fx.Graph, signature: Signature, is_open: bool, retrace: Retrace
             return True
         for name, size in known.items():
             traced[name].add(size)
-        return _is_same(graph, signature, known, retrace)
+        return is_same(general, signature, known, retrace)
 
     alone = {
         name: [size for size in sizes if is_right({**usual, name: size})]
@@ -77,7 +88,19 @@ def allow(graph: fx.Graph, signature: Signature, is_open: bool, retrace: Retrace
     return _widened(signature, asked, right)
 
 
-def confirm(signature: Signature, examples: Sequence[Any], is_right: IsRight) -> Signature:
+def from_zero(signature: Signature) -> Signature:
+    """The signature without the least sizes that PyTorch assumes, for `confirm` to find them."""
+    symbols = {
+        name: replace(limits, minimum=0 if limits.minimum <= _ASSUMED else limits.minimum)
+        for name, limits in signature.symbols.items()
+    }
+    return replace(signature, symbols=symbols)
+
+
+_ASSUMED = 2
+
+
+def confirm(signature: Signature, is_right: Callable[[Sizes], bool]) -> Signature:
     """The signature with least sizes raised to those at which the program is right.
 
     A Dim of a user's allows 0 and 1, and PyTorch does not look whether the program does.
@@ -92,21 +115,24 @@ def confirm(signature: Signature, examples: Sequence[Any], is_right: IsRight) ->
             sizes = {**known, name: size}
             if not limits.holds(size) or not _is_possible(signature, sizes):
                 continue
-            pairs = zip(signature.inputs, examples, strict=True)
-            with _quietly():
-                right = is_right([_resized(spec, example, sizes) for spec, example in pairs])
-            if not right:
+            if not is_right(sizes):
                 symbols[name] = replace(limits, minimum=size + 1)
                 break
+    ones = {name: 1 for name, limits in symbols.items() if limits.holds(1)}
+    together = {**known, **ones}
+    is_asked = len(ones) > 1 and _is_possible(signature, together)
+    if is_asked and not is_right(together):
+        symbols |= {name: replace(symbols[name], minimum=2) for name in ones}
     return replace(signature, symbols=symbols)
 
 
-# Whether the program gives for some leaves of its arguments what the model does.
-IsRight = Callable[[Sequence[Any]], bool]
+def resized(signature: Signature, examples: Sequence[Any], sizes: Sizes) -> list[Any]:
+    """Example arguments with other sizes, made of their own values."""
+    pairs = zip(signature.inputs, examples, strict=True)
+    return [_resized(spec, example, sizes) for spec, example in pairs]
 
 
 def _resized(spec: Input, example: Any, sizes: Sizes) -> Any:
-    """An example with other sizes, made of its own values."""
     if spec.kind != "tensor" or not isinstance(example, torch.Tensor):
         return example
     resized = example.detach()
@@ -217,18 +243,63 @@ def _widened(
     return replace(signature, symbols=symbols, conditions=kept)
 
 
-def _is_same(general: fx.Graph, signature: Signature, sizes: Sizes, retrace: Retrace) -> bool:
-    """Whether a trace at some sizes is the general one with these sizes put in."""
+def is_same(general: Trace, signature: Signature, sizes: Sizes, retrace: Retrace) -> bool:
+    """Whether a trace at some sizes is the general one with these sizes put in.
+
+    PyTorch decomposes some ops by their sizes, products of matrices among them. Where only that
+    differs, the two are compared by what they compute.
+    """
     try:
-        with _quietly():
+        with quietly():
             special = retrace([_example(spec, sizes) for spec in signature.inputs])
     except errors.ExportError:
         return False
-    return _Comparison(sizes).are_same(general, special)
+    if _Comparison(sizes).are_same(general.decomposed.graph, special.decomposed.graph):
+        return True
+    is_same = _Comparison(sizes).are_same(general.traced, special.traced)
+    return is_same and _compute_the_same(general, special)
+
+
+def _compute_the_same(general: Trace, special: Trace) -> bool:
+    """Whether the graphs give the same results for random arguments."""
+    generator = torch.Generator().manual_seed(0)
+    arguments = [
+        _random(node, generator)
+        for node in special.decomposed.graph.nodes
+        if node.op == "placeholder" and node.name not in special.weights
+    ]
+    try:
+        results = [_run(trace, arguments) for trace in (special, general)]
+        torch.testing.assert_close(*results, equal_nan=True)
+    except Exception:  # a size that is in doubt is refused
+        return False
+    return True
+
+
+def _random(node: fx.Node, generator: torch.Generator) -> Any:
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor):
+        return value
+    drawn = torch.rand(value.shape, generator=generator)
+    return (drawn if value.dtype.is_floating_point or value.is_complex() else drawn * 2).to(
+        value.dtype
+    )
+
+
+def _run(trace: Trace, arguments: Sequence[Any]) -> Any:
+    given = iter(arguments)
+    placeholders = [node for node in trace.decomposed.graph.nodes if node.op == "placeholder"]
+    values = [
+        trace.weights[node.name] if node.name in trace.weights else next(given)
+        for node in placeholders
+    ]
+    with torch.no_grad(), torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        return fx.Interpreter(trace.decomposed).run(*values)
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """What PyTorch says of a size that nobody has asked for is of no interest."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
@@ -248,7 +319,11 @@ def _example(spec: Input, sizes: Sizes) -> Any:
 
 
 class _Comparison:
-    """Two graphs node by node, where sizes of the one are numbers in the other."""
+    """Two graphs node by node, where sizes of the one are numbers in the other.
+
+    What leaves all elements in their order, as a reshape or a copy does, is not compared: PyTorch
+    has other ones where an axis has one place. The shapes they lead to are.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -257,7 +332,7 @@ class _Comparison:
     def are_same(self, general: fx.Graph, special: fx.Graph) -> bool:
         """Whether the nodes that compute are the same, in the same order."""
         left, right = (
-            [node for node in graph.nodes if _computes(node)] for graph in (general, special)
+            [node for node in graph.nodes if self._computes(node)] for graph in (general, special)
         )
         return len(left) == len(right) and all(
             self._node(one, two) for one, two in zip(left, right, strict=True)
@@ -278,36 +353,65 @@ class _Comparison:
         value = ours.meta.get("val")
         if isinstance(value, torch.SymInt):
             return bool(self._size(value) == theirs)
-        return isinstance(theirs, fx.Node) and self.counterparts.get(_source(ours)) is _source(
-            theirs
+        return (
+            isinstance(theirs, fx.Node)
+            and self.counterparts.get(self._source(ours)) is self._source(theirs)
+            and self._type(ours) == self._type(theirs)
         )
 
     def _type(self, node: fx.Node) -> Any:
         values = torch_pytree.tree_leaves(node.meta.get("val"))
         return [
-            (value.dtype, [self._size(size) for size in value.shape])
-            for value in values
-            if isinstance(value, torch.Tensor)
+            (value.dtype, self._shape(value)) for value in values if isinstance(value, torch.Tensor)
         ]
+
+    def _shape(self, value: torch.Tensor) -> list[int | None]:
+        return [self._size(size) for size in value.shape]
 
     def _size(self, size: int | torch.SymInt) -> int | None:
         return size if isinstance(size, int) else dims.evaluate(str(size), self.sizes)
 
+    def _computes(self, node: fx.Node) -> bool:
+        """Whether a node is more than a size, a check of one, or a reshape."""
+        is_size = isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat)
+        return not is_size and node.target not in _CHECKS and self._source(node) is node
 
-def _computes(node: fx.Node) -> bool:
-    """Whether a node is more than a size, or a check of one."""
-    is_size = isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat)
-    return not is_size and node.target not in _CHECKS and _source(node) is node
+    def _source(self, node: fx.Node) -> fx.Node:
+        """The node whose elements a node has, all of them and in their order."""
+        while node.target in _RESHAPES or self._keeps_order(node):
+            node = node.all_input_nodes[0]
+        return node
+
+    def _keeps_order(self, node: fx.Node) -> bool:
+        if node.target is torch.ops.aten.slice.Tensor:
+            _, _, start, end, step = _arguments(node)
+            return (start, step) == (0, 1) and isinstance(end, int) and end >= _END
+        if node.target is torch.ops.aten.expand.default:
+            shapes = [self._shape(one.meta["val"]) for one in (node.all_input_nodes[0], node)]
+            ours, theirs = ([size for size in shape if size != 1] for shape in shapes)
+            return None not in ours and ours == theirs
+        if node.target is torch.ops.aten.permute.default:
+            shape = self._shape(node.all_input_nodes[0].meta["val"])
+            order: Any = node.args[1]
+            moved = [axis % len(shape) for axis in order]
+            long = [axis for axis in moved if shape[axis] != 1]
+            return long == sorted(long)
+        return False
 
 
-def _source(node: fx.Node) -> fx.Node:
-    """What a node takes all of: PyTorch leaves out such slices where sizes are numbers."""
-    while node.target is torch.ops.aten.slice.Tensor:
-        source, _, start, end, step = _arguments(node)
-        if (start, step) != (0, 1) or not isinstance(end, int) or end < _END:
-            break
-        node = source
-    return node
+# What PyTorch's own decompositions make of reshapes and copies.
+_RESHAPES = (
+    torch.ops.aten.view.default,
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten.reshape.default,
+    torch.ops.aten.unsqueeze.default,
+    torch.ops.aten.squeeze.default,
+    torch.ops.aten.squeeze.dim,
+    torch.ops.aten.squeeze.dims,
+    torch.ops.aten.clone.default,
+    torch.ops.aten.alias.default,
+    torch.ops.aten.contiguous.default,
+)
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
