@@ -6,6 +6,8 @@ import copy
 import json
 import logging
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -186,6 +188,18 @@ def test_results_are_contiguous_and_their_own_in_every_form() -> None:
         turned, same = form(X)
         assert turned.is_contiguous()
         assert same.data_ptr() != X.data_ptr()
+
+
+def test_importing_turbine_is_enough() -> None:
+    program = """
+import torch, turbine
+@turbine.ops.custom_op("fresh::add(Tensor x, Tensor y, float alpha=1.0) -> Tensor")
+def add(x, y, alpha):
+    return x + alpha * y
+print(torch.ops.fresh.add(torch.ones(2), torch.ones(2), alpha=2).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[3.0, 3.0]\n", done.stderr
 
 
 # Whole programs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from turbine import config as config
@@ -10,6 +11,9 @@ from turbine.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from turbine import aot as aot
+    from turbine import ops as ops
+    from turbine import passes as passes
+    from turbine import runtime as runtime
     from turbine.dynamo import counters as counters
     from turbine.dynamo import explain as explain
     from turbine.runtime.artifact import Artifact as Artifact
@@ -18,10 +22,8 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Import what needs torch or IREE on first use: artifacts run where torch is not installed."""
-    if name == "aot":
-        import turbine.aot
-
-        return turbine.aot
+    if name in ("aot", "ops", "passes", "runtime"):
+        return importlib.import_module(f"turbine.{name}")
     if name in ("explain", "counters"):
         import turbine.dynamo
 
