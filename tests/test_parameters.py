@@ -535,6 +535,15 @@ def test_every_missing_parameter_is_named(suffix: str, compiled: Path, tmp_path:
     assert caught.value.where == str(path)
 
 
+def test_missing_parameters_and_wrong_shapes_are_named_together(
+    compiled: Path, tmp_path: Path
+) -> None:
+    save_file({"first.bias": torch.zeros(63)}, tmp_path / "few.safetensors")
+    told = r"lacks 2 parameters: .*second\.weight; and it holds .*first\.bias \(float32\[63\]"
+    with pytest.raises(errors.ParameterError, match=told):
+        turbine.load(compiled, weights=tmp_path / "few.safetensors")
+
+
 @pytest.mark.parametrize("suffix", READERS)
 def test_a_wrong_shape_is_named(suffix: str, compiled: Path, tmp_path: Path) -> None:
     state = Net().state_dict()

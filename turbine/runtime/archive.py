@@ -30,21 +30,19 @@ class Archive:
         """Raise unless the archive holds at least the declared parameters."""
         declared = {weight.key: weight for weight in wanted}
         missing = sorted(set(declared) - set(self.entries))
-        if missing:
-            raise errors.ParameterError(
-                f"the archive lacks {len(missing)} parameters: {', '.join(missing)}",
-                where=str(self.path),
-            )
-        found = {key: self.entries[key] for key in declared}
         wrong = [
-            f"{key} ({weight.expected(found[key])})"
+            f"{key} ({weight.expected(self.entries[key])})"
             for key, weight in declared.items()
-            if not weight.accepts(found[key])
+            if key in self.entries and not weight.accepts(self.entries[key])
         ]
+        facts = []
+        if missing:
+            facts.append(f"lacks {len(missing)} parameters: {', '.join(missing)}")
         if wrong:
+            facts.append(f"holds parameters of another type: {', '.join(wrong)}")
+        if facts:
             raise errors.ParameterError(
-                f"the archive holds parameters of another type: {', '.join(wrong)}",
-                where=str(self.path),
+                f"the archive {'; and it '.join(facts)}", where=str(self.path)
             )
 
     def bytes_of(self, weight: Declared) -> memoryview:
