@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test check format bench coverage clean
+.PHONY: help setup run test sweep check format bench coverage clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ run: $(INSTALLED) ## run the quickstart example
 
 test: $(INSTALLED) check ## check, then the whole test suite
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+sweep: $(INSTALLED) ## the tests of which `make test` runs a slice, whole
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --sweep -m sweep $(ARGS)
 
 check: $(INSTALLED) ## lint, formatting and types
 	$(BIN)/ruff check

@@ -37,6 +37,7 @@ def test_odd_model_agrees_with_eager(name: str, weights: str) -> None:
     compare_with_eager(output.compile(), example, tolerance)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["mlp", "bert", "gpt2", "llama", "transformer_encoder"])
 def test_one_artifact_serves_many_batch_sizes(name: str) -> None:
     example = TINY[name]()

@@ -70,6 +70,7 @@ def exported(name: str) -> tuple[Function, turbine.aot.ExportOutput]:
 
 
 @pytest.mark.run
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_sizes_give_what_eager_gives_or_are_refused(name: str) -> None:
     _, shapes, least = PROGRAMS[name]
