@@ -1,0 +1,1 @@
+"""TK, the kernel language."""

@@ -1,0 +1,1 @@
+"""What runs a kernel: one folder or file a backend."""

@@ -1,0 +1,1 @@
+"""Kernels as IREE dispatches on the CPU."""
