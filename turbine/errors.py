@@ -63,6 +63,10 @@ class CustomOpError(TurbineError, RuntimeError):
     """A custom op whose declaration, emission or call does not hold together."""
 
 
+class KernelError(TurbineError, ValueError):
+    """A kernel of TK that does not hold together, or a call that does not fit it."""
+
+
 class CompileError(TurbineError):
     """Every strategy failed; the message holds the first diagnostic and its source line."""
 

@@ -1,0 +1,264 @@
+"""Sums, products, comparisons, bits and choices, element by element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine.kernel import algebra
+from turbine.kernel.op import (
+    ANYTHING,
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    Op,
+    Takes,
+    aligned,
+    as_tile,
+    broadcast_shapes,
+    common_dtype,
+    computed_in,
+    op,
+    pointwise,
+)
+from turbine.kernel.tracing import OPERATORS, IndexExpr, Tile, expr_of
+from turbine.kernel.types import BOOL, TileType
+from turbine.kernel.validity import both
+
+
+@pointwise(NUMBERS)
+def add(x: Tensor, y: Tensor) -> Tensor:
+    """x + y; integers wrap around."""
+    return torch.add(x, y)
+
+
+@pointwise(NUMBERS)
+def sub(x: Tensor, y: Tensor) -> Tensor:
+    """x - y"""
+    return torch.sub(x, y)
+
+
+@pointwise(NUMBERS)
+def mul(x: Tensor, y: Tensor) -> Tensor:
+    """x * y"""
+    return torch.mul(x, y)
+
+
+@pointwise(FLOATS)
+def truediv(x: Tensor, y: Tensor) -> Tensor:
+    """x / y; integers become f32."""
+    return torch.div(x, y)
+
+
+@pointwise(NUMBERS)
+def floordiv(x: Tensor, y: Tensor) -> Tensor:
+    """x / y rounded down; an integer divided by zero is zero."""
+    return _guarded(torch.floor_divide, x, y)
+
+
+@pointwise(NUMBERS)
+def mod(x: Tensor, y: Tensor) -> Tensor:
+    """What is left by floordiv, of y's sign; of an integer and zero, zero."""
+    return _guarded(torch.remainder, x, y)
+
+
+def _guarded(function: Any, x: Tensor, y: Tensor) -> Tensor:
+    if x.dtype.is_floating_point:
+        return function(x, y)
+    one = torch.ones((), dtype=y.dtype)
+    return torch.where(
+        y == 0, torch.zeros((), dtype=y.dtype), function(x, torch.where(y == 0, one, y))
+    )
+
+
+@pointwise(FLOATS)
+def pow(x: Tensor, y: Tensor) -> Tensor:
+    """x to the power of y; integers become f32."""
+    return torch.pow(x, y)
+
+
+@pointwise(NUMBERS)
+def neg(x: Tensor) -> Tensor:
+    """-x"""
+    return torch.neg(x)
+
+
+@pointwise(NUMBERS)
+def abs(x: Tensor) -> Tensor:
+    """x without its sign."""
+    return torch.abs(x)
+
+
+@pointwise(ANYTHING, gives=BOOL)
+def less(x: Tensor, y: Tensor) -> Tensor:
+    """x < y"""
+    return torch.lt(x, y)
+
+
+@pointwise(ANYTHING, gives=BOOL)
+def less_equal(x: Tensor, y: Tensor) -> Tensor:
+    """x <= y"""
+    return torch.le(x, y)
+
+
+@pointwise(ANYTHING, gives=BOOL)
+def greater(x: Tensor, y: Tensor) -> Tensor:
+    """x > y"""
+    return torch.gt(x, y)
+
+
+@pointwise(ANYTHING, gives=BOOL)
+def greater_equal(x: Tensor, y: Tensor) -> Tensor:
+    """x >= y"""
+    return torch.ge(x, y)
+
+
+@pointwise(ANYTHING, gives=BOOL)
+def equal(x: Tensor, y: Tensor) -> Tensor:
+    """x == y; nan equals nothing."""
+    return torch.eq(x, y)
+
+
+@pointwise(ANYTHING, gives=BOOL)
+def not_equal(x: Tensor, y: Tensor) -> Tensor:
+    """x != y"""
+    return torch.ne(x, y)
+
+
+@pointwise(INTEGERS)
+def bitwise_and(x: Tensor, y: Tensor) -> Tensor:
+    """The bits that both have; of bools, whether both hold."""
+    return torch.bitwise_and(x, y)
+
+
+@pointwise(INTEGERS)
+def bitwise_or(x: Tensor, y: Tensor) -> Tensor:
+    """The bits that one has at least; of bools, whether one holds."""
+    return torch.bitwise_or(x, y)
+
+
+@pointwise(INTEGERS)
+def bitwise_xor(x: Tensor, y: Tensor) -> Tensor:
+    """The bits in which they differ."""
+    return torch.bitwise_xor(x, y)
+
+
+@pointwise(INTEGERS)
+def bitwise_not(x: Tensor) -> Tensor:
+    """The other bits; of bools, the opposite."""
+    return torch.bitwise_not(x)
+
+
+_SHIFTED = Takes(frozenset({"int", "uint"}), None)
+
+
+@pointwise(_SHIFTED)
+def shift_left(x: Tensor, y: Tensor) -> Tensor:
+    """x << y; by its number of bits or more, zero."""
+    return torch.where(_is_shift(x, y), x << torch.where(_is_shift(x, y), y, 0), 0)
+
+
+@pointwise(_SHIFTED)
+def shift_right(x: Tensor, y: Tensor) -> Tensor:
+    """x >> y, of x's sign; by its number of bits or more, all bits are that of the sign."""
+    last = 8 * x.element_size() - 1
+    return x >> torch.where(_is_shift(x, y), y, last)
+
+
+def _is_shift(x: Tensor, y: Tensor) -> Tensor:
+    return (y >= 0) & (y < 8 * x.element_size())
+
+
+def _logical(made: Op, *operands: Any) -> Tile:
+    tiles = [as_bool(operand, made.name) for operand in operands]
+    shape = broadcast_shapes([tile.type for tile in tiles])
+    valid = both([aligned(tile, len(shape)) for tile in tiles])
+    return made.add(*tiles, type=TileType(shape, BOOL), valid=valid)
+
+
+def as_bool(value: Any, what: str) -> Tile:
+    """Whether each element is not zero."""
+    tile = as_tile(value, None, what)
+    return tile if tile.dtype == BOOL else not_equal(tile, 0)
+
+
+@op(_logical)
+def logical_and(x: Tensor, y: Tensor) -> Tensor:
+    """Whether both are not zero."""
+    return torch.logical_and(x, y)
+
+
+@op(_logical)
+def logical_or(x: Tensor, y: Tensor) -> Tensor:
+    """Whether one is not zero."""
+    return torch.logical_or(x, y)
+
+
+@op(_logical)
+def logical_not(x: Tensor) -> Tensor:
+    """Whether it is zero."""
+    return torch.logical_not(x)
+
+
+def _where(made: Op, condition: Any, x: Any, y: Any) -> Tile:
+    dtype = common_dtype([x, y], "where")
+    tiles = [as_bool(condition, "where"), as_tile(x, dtype, "where"), as_tile(y, dtype, "where")]
+    shape = broadcast_shapes([tile.type for tile in tiles])
+    valid = both([aligned(tile, len(shape)) for tile in tiles])
+    return made.add(*tiles, type=TileType(shape, dtype), valid=valid)
+
+
+@op(_where)
+def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """x where a condition holds, else y."""
+    return torch.where(condition, x, y)
+
+
+def _extreme(made: Op, x: Any, y: Any) -> Any:
+    on_sizes = {"minimum": algebra.smaller, "maximum": algebra.larger}[made.name]
+    if all(isinstance(value, (int, IndexExpr)) for value in (x, y)):
+        return IndexExpr(on_sizes(expr_of(x), expr_of(y)))
+    dtype = computed_in(made, [x, y], ANYTHING)
+    tiles = [as_tile(value, dtype, made.name) for value in (x, y)]
+    shape = broadcast_shapes([tile.type for tile in tiles])
+    valid = both([aligned(tile, len(shape)) for tile in tiles])
+    return made.add(*tiles, type=TileType(shape, dtype), valid=valid)
+
+
+@op(_extreme)
+def minimum(x: Tensor, y: Tensor) -> Tensor:
+    """The smaller of two; nan if one is. Of sizes, a size."""
+    return torch.minimum(x, y)
+
+
+@op(_extreme)
+def maximum(x: Tensor, y: Tensor) -> Tensor:
+    """The larger of two; nan if one is. Of sizes, a size."""
+    return torch.maximum(x, y)
+
+
+@pointwise(NUMBERS)
+def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """x, or the nearer bound where it lies outside."""
+    return torch.minimum(torch.maximum(x, low), high)
+
+
+@pointwise(FLOATS)
+def fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+    """x * y + z, rounded once where the CPU can."""
+    wide = torch.float64 if x.dtype != torch.float64 else x.dtype
+    return (x.to(wide) * y.to(wide) + z.to(wide)).to(x.dtype)
+
+
+OPERATORS.update(
+    {
+        made.name: made
+        for made in (
+            *(add, sub, mul, truediv, floordiv, mod, pow, neg, abs),
+            *(less, less_equal, greater, greater_equal, equal, not_equal),
+            *(bitwise_and, bitwise_or, bitwise_xor, bitwise_not, shift_left, shift_right),
+        )
+    }
+)

@@ -1,0 +1,45 @@
+"""One element type as another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from turbine import errors
+from turbine.kernel.lang.creation import checked_dtype, number
+from turbine.kernel.op import MAKE, Op, op
+from turbine.kernel.tracing import OPERATORS, IndexExpr, Tile, user_line
+
+
+def _to_dtype(made: Op, x: Any, dtype: Any) -> Tile:
+    to = checked_dtype(dtype, "tkl.to_dtype")
+    if isinstance(x, (bool, int, float, IndexExpr)):
+        return number(x, to)
+    if not isinstance(x, Tile):
+        raise errors.KernelError(f"tkl.to_dtype of {x!r}, which is no tile", where=user_line())
+    return x if x.dtype == to else made.add(x, to, type=x.type.of(to), valid=x.valid)
+
+
+@op(_to_dtype)
+def to_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same numbers as another type, rounded; floats as integers are cut off."""
+    return x.to(dtype)
+
+
+def _bitcast(made: Op, x: Tile, dtype: Any) -> Tile:
+    to = checked_dtype(dtype, "tkl.bitcast")
+    if to.bits != x.dtype.bits or "bool" in (to.kind, x.dtype.kind):
+        raise errors.KernelError(
+            f"tkl.bitcast of {x!r} to {to.bits} bits", where=user_line(), hint="sizes must agree"
+        )
+    return made.add(x, to, type=x.type.of(to), valid=x.valid)
+
+
+@op(_bitcast)
+def bitcast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The same bits as another type."""
+    return x.view(dtype)
+
+
+MAKE["to_dtype"] = OPERATORS["to_dtype"] = to_dtype

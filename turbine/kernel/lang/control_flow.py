@@ -1,0 +1,253 @@
+"""Loops and branches as functions: what they carry goes in, and comes out changed.
+
+A lane without a value leaves what a loop carries as it was: see Note [Lanes without a value].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from turbine import errors
+from turbine.kernel import tracing
+from turbine.kernel.algebra import Expr, Quotient, Range, Symbol, ceiling
+from turbine.kernel.lang.arithmetic import as_bool
+from turbine.kernel.lang.memory import as_offset
+from turbine.kernel.lang.shapes import broadcast_to, masked
+from turbine.kernel.op import Op, as_tile, op
+from turbine.kernel.tracing import IndexExpr, Region, Tile, Trace, expr_of, user_line
+from turbine.kernel.types import TileType
+from turbine.kernel.validity import ALWAYS, Valid
+
+
+@dataclass(frozen=True)
+class Body:
+    """The region of a loop or a branch: a graph whose output is what it yields."""
+
+    graph: fx.Graph
+    carried: int  # its first placeholders; the others stand for values around it
+    valid: tuple[Valid, ...]  # the lanes of what it yields that hold a value
+    counter: Symbol | None = None
+
+    def __str__(self) -> str:
+        return f"{{{len(self.graph.nodes)} nodes}}"
+
+
+class Results(tuple[Any, ...]):
+    """What a loop gives: `body[0]`, or `a, b = body`."""
+
+
+def for_loop(
+    start: Any, stop: Any = None, step: Any = 1, init_args: Sequence[Any] = ()
+) -> Callable[[Callable[..., Any]], Results]:
+    """Run the function below once for each number from start to below stop.
+
+    It is given the number and what the turn before returned, `init_args` at first; the loop's
+    results take its name. In `stop`, `K // BK` counts blocks, the last and partial one too.
+    """
+    trace = tracing.current("tkl.for_loop")
+    first, end = (0, start) if stop is None else (start, stop)
+    begin, limit = _limit(first), blocks(_limit(end))
+    if not isinstance(step, int) or step == 0:
+        raise errors.KernelError(
+            f"tkl.for_loop has {step=}", where=user_line(), hint="a step is a number, not 0"
+        )
+
+    def run(function: Callable[..., Any]) -> Results:
+        init = _init(init_args, "init_args")
+        within = _range(begin, limit, step)
+        name = function.__code__.co_varnames[0] if function.__code__.co_argcount else "k"
+        counter = trace.counter(name, "loop", within)
+        (turn,) = counter.symbols
+        types = [tile.type for tile in init]
+        counted = [IndexExpr(counter)]
+        body, captured = _traced(trace, function, counted, init, turn, types)
+        node = for_op.record(begin, limit, step, init, body, captured)
+        return _results(node, types, [tile.valid for tile in init])
+
+    return run
+
+
+def _range(begin: Expr, limit: Expr, step: int) -> Range | None:
+    if any(s.kind == "data" for s in (*begin.symbols, *limit.symbols)):
+        return None
+    return Range(begin, limit - 1) if step > 0 else Range(limit + 1, begin)
+
+
+def while_loop(
+    condition: Callable[..., Any], body: Callable[..., Any], init_args: Sequence[Any]
+) -> Results:
+    """While a function of what is carried holds, carry on with what another returns."""
+    trace = tracing.current("tkl.while_loop")
+    init = _init(init_args, "init_args")
+    asked, of_asked = _traced(trace, lambda *c: as_bool(condition(*c), "while_loop"), [], init)
+    types = [tile.type for tile in init]
+    done, of_done = _traced(trace, body, [], init, types=types)
+    if len(asked.valid) != 1:
+        raise errors.KernelError("the condition of tkl.while_loop is one value", where=user_line())
+    node = while_op.record(asked, of_asked, init, done, of_done)
+    return _results(node, types, [tile.valid for tile in init])
+
+
+def cond(
+    condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
+) -> Any:
+    """What one of two functions gives, each called with the operands."""
+    trace = tracing.current("tkl.cond")
+    asked = as_bool(condition, "cond")
+    if asked.type.rank:
+        raise errors.KernelError(
+            f"the condition of tkl.cond is {asked!r}",
+            where=user_line(),
+            hint="it is a single value; tkl.where chooses element by element",
+        )
+    passed = _init(operands, "operands")
+    one, of_one = _traced(trace, _masking(then), [], passed)
+    types = [node.meta["type"] for node in output_of(one.graph)]
+    other, of_other = _traced(trace, _masking(otherwise), [], passed, types=types)
+    node = cond_op.record(asked, passed, one, of_one, other, of_other)
+    results = _results(node, types, [ALWAYS] * len(types))
+    pairs = zip(results[::2], results[1::2], strict=True)
+    values = [Tile(value.node, value.type, Valid((), (mask,))) for value, mask in pairs]
+    return values[0] if len(values) == 1 else Results(values)
+
+
+def _masking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which gives with each value whether its lanes hold one."""
+
+    def pairs(*args: Any) -> list[Any]:
+        given = _returned(function(*args))
+        tiles = [as_tile(value, None, "cond") for value in given]
+        return [part for tile in tiles for part in (tile, masked(tile))]
+
+    return pairs
+
+
+def _returned(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, (tuple, list)) else [given]
+
+
+def _limit(value: Any) -> Expr:
+    if isinstance(value, Tile):
+        return as_offset(value)
+    if isinstance(value, (int, IndexExpr)) and not isinstance(value, bool):
+        return expr_of(value)
+    raise errors.KernelError(
+        f"a limit of a loop is {value!r}",
+        where=user_line(),
+        hint="it is a number, an expression of sizes and program ids, or a computed integer",
+    )
+
+
+def blocks(count: Expr) -> Expr:
+    """The count of blocks that cover a size, where it was written as a quotient."""
+    total = Expr(())
+    for monomial, factor in count.terms:
+        product = Expr((((), factor),))
+        for atom in monomial:
+            product = product * (
+                ceiling(atom.above, atom.below)
+                if isinstance(atom, Quotient)
+                else Expr((((atom,), 1),))
+            )
+        total = total + product
+    return total
+
+
+def _init(values: Any, what: str) -> list[Tile]:
+    if not isinstance(values, (tuple, list)):
+        raise errors.KernelError(f"{what} is a list, not {values!r}", where=user_line())
+    return [as_tile(value, None, what) for value in values]
+
+
+def _traced(
+    trace: Trace,
+    function: Callable[..., Any],
+    counters: list[IndexExpr],
+    init: Sequence[Tile],
+    counter: Symbol | None = None,
+    types: Sequence[TileType] | None = None,
+) -> tuple[Body, tuple[fx.Node, ...]]:
+    """A function as a region, and the nodes around it that it uses."""
+    with trace.inside() as region:
+        carried = [_placeholder(region, tile) for tile in init]
+        given = _returned(function(*counters, *carried))
+        tiles = [as_tile(value, None, "a loop") for value in given]
+        tiles = tiles if types is None else _agreeing(tiles, types)
+        region.graph.output(tuple(region.reach(tile.node) for tile in tiles))
+        masks = [[region.reach(m.node) for m in tile.valid.masks] for tile in tiles]
+    valid = tuple(
+        Valid(tile.valid.bounds, tuple(nodes)) for tile, nodes in zip(tiles, masks, strict=True)
+    )
+    body = Body(region.graph, len(init), valid, counter)
+    return body, tuple(region.captured)
+
+
+def output_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """The nodes that a region yields."""
+    *_, last = graph.nodes
+    nodes: tuple[fx.Node, ...] = last.args[0]  # type: ignore[assignment]
+    return nodes
+
+
+def _placeholder(region: Region, tile: Tile) -> Tile:
+    node = region.graph.placeholder(f"carried_{len(region.graph.nodes)}")
+    return Tile(node, tile.type, tile.valid)
+
+
+def _agreeing(tiles: Sequence[Tile], types: Sequence[TileType]) -> list[Tile]:
+    """What a body returned, as what it was given."""
+    if len(tiles) != len(types):
+        raise errors.KernelError(
+            f"a body returns {len(tiles)} values, {len(types)} are carried",
+            where=user_line(),
+            hint="return a tuple with a value for each of them",
+        )
+    agreeing = []
+    for place, (tile, type) in enumerate(zip(tiles, types, strict=True)):
+        if tile.type.rank == 0 and type.rank:
+            tile = broadcast_to(tile, list(map(IndexExpr, type.shape)))
+        if tile.type.shape != type.shape or tile.dtype != type.dtype:
+            raise errors.KernelError(
+                f"value {place} that a body returns is {tile.type}, what is carried is {type}",
+                where=user_line(),
+                hint="start with a tile of that shape and type, or convert what is returned",
+            )
+        agreeing.append(tile)
+    return agreeing
+
+
+def _results(node: fx.Node, types: Sequence[TileType], valids: Sequence[Valid]) -> Results:
+    tiles = []
+    for place, (type, valid) in enumerate(zip(types, valids, strict=True)):
+        tiles.append(result.add(node, place, type=type, valid=valid))
+    return Results(tiles)
+
+
+def _unused(made: Op, *_: Any) -> Any:
+    raise AssertionError(f"{made.name} is recorded, not called")
+
+
+@op(_unused)
+def for_op(start: Any, stop: Any, step: int, init: Any, body: Body, captured: Any) -> Any:
+    """A loop over numbers."""
+
+
+@op(_unused)
+def while_op(asked: Body, of_asked: Any, init: Any, body: Body, captured: Any) -> Any:
+    """A loop as long as a condition holds."""
+
+
+@op(_unused)
+def cond_op(condition: Any, passed: Any, one: Body, of_one: Any, other: Body, of_other: Any) -> Any:
+    """One of two branches."""
+
+
+@op(_unused)
+def result(values: Any, place: int) -> Any:
+    """One of the values that a loop or a branch gives."""

@@ -1,0 +1,117 @@
+"""Tiles out of nothing: numbers, constants and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from turbine import errors
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Expr
+from turbine.kernel.op import MAKE, Op, op, shape_of
+from turbine.kernel.tracing import IndexExpr, Tile, expr_of, user_line
+from turbine.kernel.types import I64, TileType
+
+
+def _constant(made: Op, shape: Any, dtype: Any, value: float) -> Tile:
+    checked = checked_dtype(dtype, "tkl.constant")
+    if not isinstance(value, (bool, int, float)):
+        raise errors.KernelError(
+            f"tkl.constant of {value!r}",
+            where=user_line(),
+            hint="it is a number of Python's; tkl.full takes what is computed",
+        )
+    sizes = shape_of(shape, "tkl.constant")
+    return made.add(sizes, checked, value, type=TileType(sizes, checked))
+
+
+@op(_constant)
+def constant(shape: Sequence[int], dtype: torch.dtype, value: float) -> torch.Tensor:
+    """A tile with one number of Python's everywhere."""
+    return torch.full(shape, value, dtype=dtype)
+
+
+def _from_index(made: Op, value: IndexExpr, dtype: Dtype) -> Tile:
+    return made.add(value.expr, dtype, type=TileType((), dtype))
+
+
+@op(_from_index)
+def from_index(value: int, dtype: torch.dtype) -> torch.Tensor:
+    """A size, or the number of a program or of a turn of a loop, to compute with."""
+    return torch.tensor(value, dtype=torch.int64).to(dtype)
+
+
+def _arange(made: Op, start: Any, stop: Any = None, dtype: Any = I64) -> Tile:
+    first, end = (0, start) if stop is None else (start, stop)
+    for limit in (first, end):
+        if not isinstance(limit, (int, IndexExpr)):
+            raise errors.KernelError(
+                f"tkl.arange of {limit!r}",
+                where=user_line(),
+                hint="how long it is must be known before the kernel runs; add the rest to it",
+            )
+    checked = checked_dtype(dtype, "tkl.arange")
+    size = expr_of(end) - expr_of(first)
+    return made.add(size, expr_of(first), checked, type=TileType((size,), checked))
+
+
+@op(_arange)
+def arange(size: int, start: int, dtype: torch.dtype) -> torch.Tensor:
+    """0, 1, 2 ... below a number: arange(BN), arange(2, 6)."""
+    return torch.arange(start, start + size).to(dtype)
+
+
+def iota(shape: Any, axis: int, dtype: Any = I64) -> Tile:
+    """A tile that holds the place of each element along an axis."""
+    sizes = shape_of(shape, "tkl.iota")
+    if not -len(sizes) <= axis < len(sizes):
+        raise errors.KernelError(f"tkl.iota of {len(sizes)} axes: {axis=}", where=user_line())
+    counts = arange(IndexExpr(sizes[axis]), dtype=dtype)
+    behind = (None,) * (len(sizes) - 1 - axis % len(sizes))
+    shaped = counts[(slice(None), *behind)]
+    return _tile(MAKE["broadcast_to"](shaped, [IndexExpr(size) for size in sizes]))
+
+
+def full(shape: Any, value: Any, dtype: Any) -> Tile:
+    """A tile with one number everywhere, which may be computed."""
+    if isinstance(value, (bool, int, float)):
+        return _tile(constant(shape, dtype, value))
+    number = MAKE["to_dtype"](value, dtype)
+    return _tile(MAKE["broadcast_to"](number, shape))
+
+
+def zeros(shape: Any, dtype: Any) -> Tile:
+    """A tile of zeros."""
+    return _tile(constant(shape, dtype, 0))
+
+
+def _tile(value: Any) -> Tile:
+    assert isinstance(value, Tile)
+    return value
+
+
+def checked_dtype(dtype: Any, what: str) -> Dtype:
+    """The element type that a user names."""
+    if isinstance(dtype, Dtype):
+        return dtype
+    raise errors.KernelError(
+        f"{what}: {dtype!r} is no element type", where=user_line(), hint="tkl.f32, tkl.i32, ..."
+    )
+
+
+def number(value: Any, dtype: Dtype) -> Tile:
+    """A number of Python's, or a size, as a tile without axes."""
+    if isinstance(value, IndexExpr) and value.expr.number is None:
+        return _tile(from_index(value, dtype))
+    known = value.expr.number if isinstance(value, IndexExpr) else value
+    return _tile(constant((), dtype, known))
+
+
+def sizes(shape: Sequence[Expr]) -> list[IndexExpr]:
+    """Sizes as users have them."""
+    return list(map(IndexExpr, shape))
+
+
+MAKE["number"] = number

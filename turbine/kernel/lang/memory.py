@@ -1,0 +1,331 @@
+"""Tiles out of buffers and into them: blocks, and elements here and there.
+
+See Note [Lanes without a value] for what happens at edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine import errors
+from turbine.dtypes import Dtype
+from turbine.kernel import tracing
+from turbine.kernel.algebra import ONE, Expr, Symbol, symbol
+from turbine.kernel.lang.arithmetic import as_bool
+from turbine.kernel.lang.shapes import broadcast_to, new_axes, squeeze
+from turbine.kernel.op import Op, as_tile, broadcast_shapes, op, shape_of
+from turbine.kernel.tracing import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
+from turbine.kernel.types import BOOL, I64, TileType
+from turbine.kernel.validity import Bound, Valid, both
+
+Index = Expr | Tile
+
+
+def _load(
+    made: Op, buffer: Any, index: Any, shape: Any = None, *, mask: Any = None, other: Any = None
+) -> Tile:
+    checked = _buffer(buffer, "tkl.load")
+    _check_written(checked)
+    places = _places(checked, index, "tkl.load")
+    if shape is None and any(isinstance(place, Tile) for place in places):
+        tile = _gathered(checked, places)
+    else:
+        tile = _block(made, checked, places, shape)
+    if mask is not None:
+        tile = _restricted(tile, mask, "tkl.load")
+    return tile if other is None else fill_missing(tile, other)
+
+
+@op(_load)
+def load(buffer: Tensor, index: Sequence[int], shape: Sequence[int], within: Tensor) -> Tensor:
+    """The block of a buffer at an index, `load(a, (i * BM, 0), (BM, K))`.
+
+    Without a shape, single elements: those that tiles of integers name, or one. Where `mask` does
+    not hold, and outside the buffer, lanes hold no value, or `other` if it is given.
+    """
+    grids = [
+        (torch.arange(size) + start).clamp(0, max(extent - 1, 0))
+        for start, size, extent in zip(index, shape, buffer.shape, strict=True)
+    ]
+    if not buffer.numel():
+        return buffer.new_zeros(tuple(shape))
+    return buffer[torch.meshgrid(*grids, indexing="ij")] if grids else buffer.clone()
+
+
+def _block(made: Op, buffer: Buffer, places: Sequence[Index], shape: Any) -> Tile:
+    offsets = [as_offset(place) for place in places]
+    sizes = (ONE,) * len(offsets) if shape is None else shape_of(shape, "tkl.load")
+    if len(sizes) != len(offsets):
+        raise errors.KernelError(
+            f"a block of {len(sizes)} axes is read from {buffer.name}, which has "
+            f"{buffer.type.rank}: {buffer.type}",
+            where=user_line(),
+            hint="give a size along each axis, 1 where there is one row",
+        )
+    bounds = _bounds(buffer, offsets, sizes)
+    dtype = _dtype(buffer)
+    tile = made.add(
+        buffer,
+        tuple(offsets),
+        sizes,
+        type=TileType(sizes, dtype),
+        valid=Valid(bounds),
+        bounds=bounds,
+    )
+    return tile if shape is not None else _scalar(tile)
+
+
+def _scalar(tile: Tile) -> Tile:
+
+    for _ in range(tile.type.rank):
+        tile = squeeze(tile, 0)
+    return tile
+
+
+def _bounds(buffer: Buffer, offsets: Sequence[Expr], sizes: Sequence[Expr]) -> tuple[Bound, ...]:
+    rows = zip(offsets, sizes, buffer.type.shape, strict=True)
+    return tuple(
+        Bound(None if size == ONE else axis, offset, extent)
+        for axis, (offset, size, extent) in enumerate(rows)
+    )
+
+
+def _gathered(buffer: Buffer, places: Sequence[Index]) -> Tile:
+    tiles = [as_tile(_as_value(place), I64, "load") for place in places]
+    shape = broadcast_shapes([tile.type for tile in tiles])
+    spread = [broadcast_to(tile, list(map(IndexExpr, shape))) for tile in tiles]
+    inside: Tile = in_bounds(buffer, *spread)
+    known = both([tile.valid for tile in spread])
+    valid = Valid(known.bounds, (*known.masks, inside))
+    return gather.add(
+        buffer,
+        tuple(spread),
+        type=TileType(shape, _dtype(buffer)),
+        valid=valid,
+        bounds=known.bounds,
+        masks=valid.masks,
+    )
+
+
+def _as_value(place: Index) -> Any:
+    return place if isinstance(place, Tile) else IndexExpr(place)
+
+
+@op(_gathered)
+def gather(buffer: Tensor, index: Sequence[Tensor]) -> Tensor:
+    """The elements that tiles of integers name."""
+    if not buffer.numel():
+        return buffer.new_zeros(index[0].shape)
+    limits = [max(extent - 1, 0) for extent in buffer.shape]
+    return buffer[tuple(i.clamp(0, limit) for i, limit in zip(index, limits, strict=True))]
+
+
+def _in_bounds(made: Op, buffer: Buffer, *index: Tile) -> Tile:
+    return made.add(buffer, tuple(index), type=index[0].type.of(BOOL))
+
+
+@op(_in_bounds)
+def in_bounds(buffer: Tensor, index: Sequence[Tensor]) -> Tensor:
+    """Whether an index names an element of the buffer."""
+    inside = [(i >= 0) & (i < extent) for i, extent in zip(index, buffer.shape, strict=True)]
+    return torch.stack(inside).all(0)
+
+
+def _restricted(tile: Tile, mask: Any, what: str) -> Tile:
+    """The tile, whose lanes hold a value only where a mask holds too."""
+    condition = as_bool(mask, what)
+    spread = broadcast_to(condition, list(tile.shape)) if condition.type.rank else condition
+    padded = new_axes(spread, tile.type.rank - spread.type.rank)
+    restricting = both([padded.valid, Valid((), (padded,))])
+    return Tile(tile.node, tile.type, both([tile.valid, restricting]))
+
+
+def _fill_missing(made: Op, x: Tile, other: Any) -> Tile:
+    filling = as_tile(other, x.dtype, "load")
+    spread = broadcast_to(filling, list(x.shape))
+    given = {"bounds": x.valid.bounds, "masks": x.valid.masks}
+    return made.add(x, spread, type=x.type, valid=spread.valid, **given)
+
+
+@op(_fill_missing)
+def fill_missing(x: Tensor, other: Tensor, within: Tensor) -> Tensor:
+    """x where it holds a value, else another number."""
+    return torch.where(within, x, other)
+
+
+def _store(made: Op, buffer: Any, index: Any, value: Any, *, mask: Any = None) -> None:
+    checked = _buffer(buffer, "tkl.store")
+    _check_writable(checked, "tkl.store")
+    places = _places(checked, index, "tkl.store")
+    tile = _value_for(checked, value, "tkl.store")
+    tracing.current("tkl.store").written.add(checked.name)
+    if any(isinstance(place, Tile) and place.type.rank for place in places):
+        _scatter(checked, places, tile, mask)
+        return
+    offsets = [as_offset(place) for place in places]
+    if tile.type.rank > len(offsets):
+        raise errors.KernelError(
+            f"a tile {tile.type} is stored to {checked.name}, which has fewer axes: {checked.type}",
+            where=user_line(),
+            hint="a tile has at most as many axes as the buffer",
+        )
+    block = new_axes(tile, len(offsets) - tile.type.rank)
+    if mask is not None:
+        block = _restricted(block, mask, "tkl.store")
+    bounds = Valid(_bounds(checked, offsets, block.type.shape))
+    valid = both([bounds, block.valid])
+    made.record(checked, tuple(offsets), block, bounds=valid.bounds, masks=valid.masks)
+
+
+@op(_store)
+def store(buffer: Tensor, index: Sequence[int], value: Tensor, within: Tensor) -> None:
+    """Write a tile to the block of a buffer at an index, or elements where tiles of integers say.
+
+    Lanes outside the buffer, without a value, or where `mask` does not hold, are left out.
+    """
+    places = torch.nonzero(within.expand(value.shape), as_tuple=True)
+    targets = tuple(place + start for place, start in zip(places, index, strict=True))
+    buffer[targets] = value[places]
+
+
+def _scatter(buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any) -> None:
+    index, spread, valid = scattered(buffer, places, value, mask, "tkl.store")
+    scatter.record(buffer, index, spread, bounds=valid.bounds, masks=valid.masks)
+
+
+def scattered(
+    buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any, what: str
+) -> tuple[tuple[Tile, ...], Tile, Valid]:
+    """Indices and a value of one shape, and the lanes that are written."""
+    tiles = [as_tile(_as_value(place), I64, what) for place in places]
+    shape = broadcast_shapes([*(tile.type for tile in tiles), value.type])
+    sizes = list(map(IndexExpr, shape))
+    index = tuple(broadcast_to(tile, sizes) for tile in tiles)
+    spread = broadcast_to(value, sizes)
+    inside: Tile = in_bounds(buffer, *index)
+    valid = both([*(tile.valid for tile in (*index, spread)), Valid((), (inside,))])
+    if mask is not None:
+        valid = both([valid, _restricted(spread, mask, what).valid])
+    return index, spread, valid
+
+
+@op(_scatter)
+def scatter(buffer: Tensor, index: Sequence[Tensor], value: Tensor, within: Tensor) -> None:
+    """Write elements where tiles of integers say."""
+    lanes = within.expand(value.shape)
+    buffer[tuple(i[lanes] for i in index)] = value[lanes]
+
+
+# Checks
+
+
+def _buffer(value: Any, what: str) -> Buffer:
+    if isinstance(value, Buffer):
+        return value
+    raise errors.KernelError(
+        f"{what} of {value!r}, which is no buffer",
+        where=user_line(),
+        hint="its first argument is an argument of the kernel that has a buffer's type",
+    )
+
+
+def _check_written(buffer: Buffer) -> None:
+    if buffer.type.usage not in ("output", "temporary") or buffer.type.fill is not None:
+        return
+    if buffer.name not in tracing.current("tkl.load").written:
+        raise errors.KernelError(
+            f"{buffer.name} is read before anything was written to it: {buffer.type}",
+            where=user_line(),
+            hint="write to it first, or make it an InOutBuffer, or an output that is .filled(0)",
+        )
+
+
+def _check_writable(buffer: Buffer, what: str) -> None:
+    if buffer.type.usage == "input":
+        raise errors.KernelError(
+            f"{what} to {buffer.name}, which is an input: {buffer.type}",
+            where=user_line(),
+            hint="make it an OutputBuffer, or an InOutBuffer to change the caller's tensor",
+        )
+
+
+def _places(buffer: Buffer, index: Any, what: str) -> list[Index]:
+    items = index if isinstance(index, (tuple, list)) else (index,)
+    if len(items) != buffer.type.rank:
+        raise errors.KernelError(
+            f"{what}: {len(items)} indices for {buffer.name}, which has {buffer.type.rank} axes: "
+            f"{buffer.type}",
+            where=user_line(),
+            hint="give one along each axis",
+        )
+    return [_place(item, what) for item in items]
+
+
+def _place(item: Any, what: str) -> Index:
+    if isinstance(item, Tile):
+        if item.dtype.kind not in ("int", "uint"):
+            raise errors.KernelError(
+                f"{what}: an index is {item!r}", where=user_line(), hint="indices are integers"
+            )
+        return item
+    if isinstance(item, (int, IndexExpr)) and not isinstance(item, bool):
+        return expr_of(item)
+    raise errors.KernelError(
+        f"{what}: an index is {item!r}",
+        where=user_line(),
+        hint="an index is a number, an expression of sizes and program ids, or a tile of integers",
+    )
+
+
+def as_offset(place: Index) -> Expr:
+    """Where a block begins along an axis; a computed number becomes one that is not known."""
+    if isinstance(place, Expr):
+        return place
+    if place.type.rank:
+        raise errors.KernelError(
+            f"a block begins at {place!r}",
+            where=user_line(),
+            hint="leave the shape out to read the elements that a tile names",
+        )
+    offset: IndexExpr = to_index(place)
+    return offset.expr
+
+
+def _to_index(made: Op, x: Tile) -> IndexExpr:
+    trace = tracing.current("tkl.to_index")
+    trace.counters += 1
+    unknown = Symbol(x.node.name, "data", trace.counters)
+    made.record(as_tile(x, I64, "to_index"), unknown)
+    return IndexExpr(symbol(unknown.name, unknown.kind, unknown.number))
+
+
+@op(_to_index)
+def to_index(x: Tensor, symbol: Symbol) -> int:
+    """A computed integer as an offset or a bound of a loop."""
+    return int(x)
+
+
+def _value_for(buffer: Buffer, value: Any, what: str) -> Tile:
+    tile = as_tile(value, None if isinstance(value, Tile) else _dtype(buffer), what)
+    if tile.dtype == _dtype(buffer):
+        return tile
+    if tile.dtype.kind == "float" and _dtype(buffer).kind != "float":
+        raise errors.KernelError(
+            f"{tile!r} is stored to {buffer.name}, which holds no floats: {buffer.type}",
+            where=user_line(),
+            hint="convert it first, x.to(tkl.i32)",
+        )
+    return tile.to(_dtype(buffer))
+
+
+def _dtype(buffer: Buffer) -> Dtype:
+    assert isinstance(buffer.type.dtype, Dtype)
+    return buffer.type.dtype
+
+
+OPERATORS["load"] = load
+OPERATORS["store"] = store

@@ -1,0 +1,116 @@
+"""Products of tiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine import errors
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Expr
+from turbine.kernel.lang.creation import constant, sizes
+from turbine.kernel.op import Op, as_tile, common_dtype, op
+from turbine.kernel.tracing import Tile, user_line
+from turbine.kernel.types import DTYPES, F32, TileType
+from turbine.kernel.validity import Valid, both
+
+
+def _dot(made: Op, a: Any, b: Any, acc: Any = None) -> Tile:
+    _check(a, b)
+    common = common_dtype([a, b], "dot")
+    wide = accumulated_in(common)
+    tiles = [as_tile(a, common, "dot"), as_tile(b, common, "dot")]
+    shape = (*tiles[0].type.shape[:-1], tiles[1].type.shape[-1])
+    start = constant(sizes(shape), wide, 0) if acc is None else as_tile(acc, None, "dot")
+    if start.type.shape != shape:
+        raise errors.KernelError(
+            f"tkl.dot of {tiles[0].type} and {tiles[1].type} is added to {start.type}",
+            where=user_line(),
+            hint=f"the accumulator has the shape [{', '.join(map(str, shape))}]",
+        )
+    if start.dtype.kind != wide.kind:
+        raise errors.KernelError(
+            f"tkl.dot of {tiles[0].type} and {tiles[1].type} is added to {start!r}",
+            where=user_line(),
+            hint="products of floats are added to floats, of integers to integers",
+        )
+    left, right = _parted(tiles[0], -1), _parted(tiles[1], -2)
+    valid = both([left[1], right[1], start.valid])
+    return made.add(
+        tiles[0],
+        tiles[1],
+        start,
+        type=start.type,
+        valid=valid,
+        bounds=(left[0].bounds, right[0].bounds),
+        masks=(left[0].masks, right[0].masks),
+    )
+
+
+@op(_dot)
+def dot(a: Tensor, b: Tensor, acc: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """The matrix product of two tiles, added to a third if one is given.
+
+    Products are summed in f32 (f64 of f64, i32 of integers), whatever the operands are. Axes
+    before the last two are batches.
+    """
+    wide = (
+        acc.dtype
+        if acc.dtype in (torch.float64, torch.int64)
+        else _WIDE[acc.dtype.is_floating_point]
+    )
+    first = torch.where(left, a, torch.zeros((), dtype=a.dtype)).to(wide)
+    second = torch.where(right, b, torch.zeros((), dtype=b.dtype)).to(wide)
+    return (acc.to(wide) + first @ second).to(acc.dtype)
+
+
+_WIDE = {True: torch.float32, False: torch.int32}
+
+
+def accumulated_in(dtype: Dtype) -> Dtype:
+    """The type in which products of elements are summed."""
+    if dtype.kind == "float":
+        return dtype if dtype.bits == 64 else F32
+    return DTYPES["i64" if dtype.bits == 64 else "i32"]
+
+
+def _check(a: Any, b: Any) -> None:
+    for operand in (a, b):
+        if not isinstance(operand, Tile) or operand.type.rank < 2:
+            raise errors.KernelError(
+                f"tkl.dot of {a!r} and {b!r}",
+                where=user_line(),
+                hint="its operands are tiles of two axes, or more with batches first",
+            )
+    batches = a.type.shape[:-2], b.type.shape[:-2]
+    if batches[0] != batches[1]:
+        raise errors.KernelError(
+            f"tkl.dot of {a.type} and {b.type}: the batches differ", where=user_line()
+        )
+    if a.type.shape[-1] != b.type.shape[-2]:
+        raise errors.KernelError(
+            f"tkl.dot of {a.type} and {b.type}: {a.type.shape[-1]} of the first is not "
+            f"{b.type.shape[-2]} of the second",
+            where=user_line(),
+            hint=_transposed_hint(a.type.shape, b.type.shape),
+        )
+
+
+def _transposed_hint(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> str:
+    if a[-1] == b[-1]:
+        return "transpose the second: tkl.dot(a, tkl.transpose(b, (1, 0)))"
+    return "the last size of the first is the one before the last of the second"
+
+
+def _parted(tile: Tile, contracted: int) -> tuple[Valid, Valid]:
+    """The conditions on the axis that is summed, and those that stay with the result.
+
+    What stays has to hold for the result's axes: bounds of batches, of rows and of columns do.
+    Masks that do not depend on the axis that is summed are taken into the sum too.
+    """
+    axis = contracted % tile.type.rank
+    staying = tuple(b for b in tile.valid.bounds if b.axis != axis)
+    taking = tuple(b for b in tile.valid.bounds if b.axis == axis)
+    return Valid(taking, tile.valid.masks), Valid(staying)

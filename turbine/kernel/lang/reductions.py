@@ -1,0 +1,195 @@
+"""Many elements to one: along an axis, along several, or all of them.
+
+Lanes without a value take no part; of no lanes at all the result is the neutral element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine import errors
+from turbine.dtypes import Dtype
+from turbine.kernel.lang import arithmetic
+from turbine.kernel.lang.arithmetic import as_bool
+from turbine.kernel.lang.shapes import axis_of, expand_dims, squeeze
+from turbine.kernel.op import Op, as_tile, op
+from turbine.kernel.tracing import Tile, user_line
+from turbine.kernel.types import BOOL, I64, TileType
+from turbine.kernel.validity import Valid
+
+
+def _axes(axis: Any, tile: Tile, what: str) -> tuple[int, ...]:
+    if axis is None:
+        return tuple(range(tile.type.rank))
+    named = axis if isinstance(axis, (tuple, list)) else (axis,)
+    return tuple(sorted({axis_of(one, tile.type.rank, what) for one in named}))
+
+
+def _reduce(made: Op, tile: Tile, axes: tuple[int, ...], keepdims: bool, dtype: Dtype) -> Tile:
+    """A node of a reduction; conditions that do not depend on its axes stay with the result."""
+    shape = tuple(size for axis, size in enumerate(tile.type.shape) if axis not in axes)
+    taking, staying = tile.valid.along(axes), tile.valid.apart_from(axes)
+    masks = tuple(_squeezed(mask, axes) for mask in staying.masks)
+    valid = Valid(staying.moved(lambda a: a - sum(one < a for one in axes)), masks)
+    result = made.add(
+        tile,
+        axes,
+        type=TileType(shape, dtype),
+        valid=valid,
+        bounds=taking.bounds,
+        masks=taking.masks,
+    )
+    for axis in axes if keepdims else ():
+        result = expand_dims(result, axis)
+    return result
+
+
+def _squeezed(tile: Tile, axes: Sequence[int]) -> Tile:
+    for axis in reversed(axes):
+        tile = squeeze(tile, axis)
+    return tile
+
+
+def _numeric(made: Op, x: Any, axis: Any = None, acc: Any = None, *, keepdims: bool = False) -> Any:
+    if isinstance(axis, Tile):  # tkl.max(x, y) is meant
+        return _TOGETHER[made.name](x, axis)
+    tile = as_tile(x, None, made.name)
+    is_sum = made.name in ("sum", "prod")
+    dtype = I64 if is_sum and tile.dtype.kind != "float" else tile.dtype
+    result = _reduce(
+        made, as_tile(tile, dtype, made.name), _axes(axis, tile, _spelled(made)), keepdims, dtype
+    )
+    return result if acc is None else _TOGETHER[made.name](result, acc)
+
+
+def _spelled(made: Op) -> str:
+    return f"tkl.{made.name}"
+
+
+_TOGETHER: dict[str, Callable[..., Any]] = {
+    "sum": arithmetic.add,
+    "prod": arithmetic.mul,
+    "max": arithmetic.maximum,
+    "min": arithmetic.minimum,
+}
+
+
+def _truth(made: Op, x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
+    tile = as_bool(x, made.name)
+    return _reduce(made, tile, _axes(axis, tile, _spelled(made)), keepdims, BOOL)
+
+
+def _place(made: Op, x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
+    tile = as_tile(x, None, made.name)
+    if axis is None and tile.type.rank != 1:
+        raise errors.KernelError(
+            f"tkl.{made.name} of {tile!r} needs an axis", where=user_line(), hint="axis=0"
+        )
+    axes = _axes(0 if axis is None else axis, tile, _spelled(made))
+    if len(axes) != 1:
+        raise errors.KernelError(f"tkl.{made.name} is along one axis: {axis=}", where=user_line())
+    return _reduce(made, tile, axes, keepdims, I64)
+
+
+def neutral(name: str, dtype: torch.dtype) -> Any:
+    """The number that changes nothing, for an element type."""
+    if name in ("sum", "any"):
+        return 0
+    if name in ("prod", "all"):
+        return 1
+    least = name in ("max", "argmax")
+    if dtype.is_floating_point:
+        return float("-inf" if least else "inf")
+    if dtype is torch.bool:
+        return not least
+    limits = torch.iinfo(dtype)
+    return limits.min if least else limits.max
+
+
+def _filled(name: str, x: Tensor, within: Tensor) -> Tensor:
+    return torch.where(within, x, torch.tensor(neutral(name, x.dtype), dtype=x.dtype))
+
+
+@op(_numeric)
+def sum(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
+    """The sum; of integers and bools, in i64."""
+    filled = _filled("sum", x, within)
+    return filled.sum(tuple(axes)) if axes else filled
+
+
+@op(_numeric)
+def prod(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
+    """The product; of integers and bools, in i64."""
+    x = _filled("prod", x, within)
+    for axis in reversed(axes):
+        x = x.prod(axis)
+    return x
+
+
+@op(_numeric)
+def max(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
+    """The largest; nan if there is one."""
+    return _extreme("max", torch.amax, x, axes, within)
+
+
+@op(_numeric)
+def min(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
+    """The smallest; nan if there is one."""
+    return _extreme("min", torch.amin, x, axes, within)
+
+
+def _extreme(name: str, function: Any, x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
+    filled = _filled(name, x, within)
+    if not axes:
+        return filled
+    if not filled.numel():
+        shape = [size for axis, size in enumerate(filled.shape) if axis not in axes]
+        return torch.full(shape, neutral(name, x.dtype), dtype=x.dtype)
+    reduced: Tensor = function(filled, tuple(axes))
+    return reduced
+
+
+@op(_truth)
+def any(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
+    """Whether one holds."""
+    x = _filled("any", x, within)
+    for axis in reversed(axes):
+        x = x.any(axis)
+    return x
+
+
+@op(_truth)
+def all(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
+    """Whether each holds."""
+    x = _filled("all", x, within)
+    for axis in reversed(axes):
+        x = x.all(axis)
+    return x
+
+
+@op(_place)
+def argmax(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
+    """Where the largest is along an axis; the first of equals, and of nan."""
+    return _first_place(_filled("argmax", x, within), axes[0], torch.argmax)
+
+
+@op(_place)
+def argmin(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
+    """Where the smallest is along an axis; the first of equals, and of nan."""
+    return _first_place(_filled("argmin", x, within), axes[0], torch.argmin)
+
+
+def _first_place(x: Tensor, axis: int, function: Any) -> Tensor:
+    if not x.shape[axis]:
+        return torch.zeros(x.shape[:axis] + x.shape[axis + 1 :], dtype=torch.int64)
+    if x.dtype is torch.bool:
+        x = x.to(torch.int8)
+    # PyTorch names any of equals.
+    extreme = x.gather(axis, function(x, axis, keepdim=True))
+    hits = (x == extreme) | (x != x)
+    places = torch.arange(x.shape[axis]).reshape([-1] + [1] * (x.ndim - 1 - axis))
+    return torch.where(hits, places, x.shape[axis]).amin(axis)

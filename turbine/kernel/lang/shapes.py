@@ -1,0 +1,334 @@
+"""The same elements in other places: axes added, moved, split, cut and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine import errors
+from turbine.kernel.algebra import ONE, ZERO, Expr
+from turbine.kernel.op import MAKE, Op, as_tile, common_dtype, op, shape_of
+from turbine.kernel.tracing import OPERATORS, IndexExpr, Tile, user_line
+from turbine.kernel.types import BOOL, TileType
+from turbine.kernel.validity import ALWAYS, Valid
+
+
+def axis_of(axis: Any, rank: int, what: str) -> int:
+    """An axis that a user names, counted from the first."""
+    if not isinstance(axis, int) or not -rank <= axis < rank:
+        raise errors.KernelError(
+            f"{what}: there is no axis {axis!r} of a tile that has {rank}",
+            where=user_line(),
+            hint=f"axes are {-rank} to {rank - 1}" if rank else "it is a single number",
+        )
+    return axis % rank
+
+
+# Which lanes hold a value, where that has to be a tile
+
+
+def _mask_of(made: Op, shape: tuple[Expr, ...], valid: Valid) -> Tile:
+    given = {"bounds": valid.bounds, "masks": valid.masks}
+    return made.add(shape, type=TileType(shape, BOOL), **given)
+
+
+@op(_mask_of)
+def mask_of(shape: Sequence[int], within: Tensor) -> Tensor:
+    """Whether each lane holds a value."""
+    return within.expand(shape)
+
+
+def masked(x: Tile) -> Tile:
+    """A tile of bools: whether each lane of a tile holds a value."""
+    made: Tile = mask_of(x.type.shape, x.valid)
+    return made
+
+
+def _viewed(x: Tile, view: Callable[[Tile], Tile]) -> Valid:
+    """The lanes of a view: a mask, seen the same way."""
+    return Valid((), (view(masked(x)),)) if x.valid else ALWAYS
+
+
+# Axes moved
+
+
+def _transpose(made: Op, x: Tile, perm: Sequence[int] | None = None) -> Tile:
+    rank = x.type.rank
+    order = tuple(range(rank))[::-1] if perm is None else tuple(perm)
+    if sorted(order) != list(range(rank)):
+        raise errors.KernelError(
+            f"tkl.transpose of {x!r}: {order} does not name each axis once",
+            where=user_line(),
+            hint=f"name the axes 0 to {rank - 1} in their new order",
+        )
+    shape = tuple(x.type.shape[axis] for axis in order)
+    masks = tuple(made(mask, order) for mask in x.valid.masks)
+    valid = Valid(x.valid.moved(order.index), masks)
+    return made.add(x, order, type=TileType(shape, x.dtype), valid=valid)
+
+
+@op(_transpose)
+def transpose(x: Tensor, perm: Sequence[int]) -> Tensor:
+    """The axes in another order; without one, from the last to the first."""
+    return x.permute(*perm)
+
+
+# Axes of size one
+
+
+def _expand_dims(made: Op, x: Tile, axis: int) -> Tile:
+    rank = x.type.rank + 1
+    place = axis_of(axis, rank, "tkl.expand_dims")
+    shape = (*x.type.shape[:place], ONE, *x.type.shape[place:])
+    masks = tuple(made(mask, place) for mask in x.valid.masks)
+    valid = Valid(x.valid.moved(lambda a: a + (a >= place)), masks)
+    return made.add(x, place, type=TileType(shape, x.dtype), valid=valid)
+
+
+@op(_expand_dims)
+def expand_dims(x: Tensor, axis: int) -> Tensor:
+    """A new axis of size one."""
+    return x.unsqueeze(axis)
+
+
+def new_axes(x: Tile, count: int) -> Tile:
+    """So many new axes before the others."""
+    return reduce(lambda tile, _: expand_dims(tile, 0), range(count), x)
+
+
+def _squeeze(made: Op, x: Tile, axis: int) -> Tile:
+    place = axis_of(axis, x.type.rank, "tkl.squeeze")
+    if x.type.shape[place] != ONE:
+        raise errors.KernelError(
+            f"tkl.squeeze of {x!r}: axis {place} has size {x.type.shape[place]}, not 1",
+            where=user_line(),
+        )
+    shape = x.type.shape[:place] + x.type.shape[place + 1 :]
+    masks = tuple(made(mask, place) for mask in x.valid.masks)
+    valid = Valid(x.valid.moved(lambda a: a - (a > place)), masks)
+    return made.add(x, place, type=TileType(shape, x.dtype), valid=valid)
+
+
+@op(_squeeze)
+def squeeze(x: Tensor, axis: int) -> Tensor:
+    """Without an axis of size one."""
+    return x.squeeze(axis)
+
+
+# Broadcasting
+
+
+def _broadcast_to(made: Op, x: Any, shape: Any) -> Tile:
+    sizes = shape_of(shape, "tkl.broadcast_to")
+    tile = as_tile(x, None, "broadcast_to")
+    if tile.type.shape == sizes:
+        return tile
+    missing = len(sizes) - tile.type.rank
+    fits = missing >= 0 and all(
+        old in (ONE, new) for old, new in zip(tile.type.shape, sizes[missing:], strict=True)
+    )
+    if not fits:
+        listed = ", ".join(map(str, sizes))
+        raise errors.KernelError(
+            f"{tile!r} cannot be broadcast to [{listed}]",
+            where=user_line(),
+            hint="axes are aligned at the last; only those of size 1 become larger",
+        )
+    padded = new_axes(tile, missing)
+    valid = padded.valid
+    return made.add(padded, sizes, type=TileType(sizes, tile.dtype), valid=valid)
+
+
+@op(_broadcast_to)
+def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tile of this shape that repeats what has size 1."""
+    return x.expand(*shape)
+
+
+def broadcast(x: Any, leading_sizes: Any) -> Tile:
+    """A tile with these axes before its own, along which it is repeated."""
+    tile = as_tile(x, None, "broadcast")
+    leading = shape_of(leading_sizes, "tkl.broadcast")
+    made: Tile = broadcast_to(tile, [*map(IndexExpr, leading), *tile.shape])
+    return made
+
+
+def broadcast_in_dim(x: Any, shape: Any, broadcast_dimensions: Sequence[int]) -> Tile:
+    """A tile of this shape, whose axes `broadcast_dimensions` are those of the tile."""
+    tile = as_tile(x, None, "broadcast_in_dim")
+    rank = len(shape_of(shape, "tkl.broadcast_in_dim"))
+    places = [axis_of(axis, rank, "tkl.broadcast_in_dim") for axis in broadcast_dimensions]
+    if len(places) != tile.type.rank or sorted(set(places)) != places:
+        raise errors.KernelError(
+            f"tkl.broadcast_in_dim of {tile!r}: {list(broadcast_dimensions)} has to name "
+            f"{tile.type.rank} axes in order",
+            where=user_line(),
+        )
+    for axis in range(rank):
+        if axis not in places:
+            tile = expand_dims(tile, axis)
+    made: Tile = broadcast_to(tile, shape)
+    return made
+
+
+# Reshaping
+
+
+def _reshape(made: Op, x: Tile, shape: Any) -> Tile:
+    sizes = shape_of(shape, "tkl.reshape")
+    if _count(sizes) != _count(x.type.shape):
+        listed = ", ".join(map(str, sizes))
+        raise errors.KernelError(
+            f"tkl.reshape of {x!r} to [{listed}]: {_count(x.type.shape)} elements are not "
+            f"{_count(sizes)}",
+            where=user_line(),
+        )
+    if sizes == x.type.shape:
+        return x
+    valid = _viewed(x, lambda mask: made(mask, shape))
+    return made.add(x, sizes, type=TileType(sizes, x.dtype), valid=valid)
+
+
+@op(_reshape)
+def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The elements in the same order under other axes."""
+    return x.reshape(*shape)
+
+
+def _count(sizes: Sequence[Expr]) -> Expr:
+    return reduce(lambda product, size: product * size, sizes, ONE)
+
+
+# Parts
+
+
+def _slice(made: Op, x: Tile, axis: int, start: Any, size: Any, step: int = 1) -> Tile:
+    place = axis_of(axis, x.type.rank, "tkl.slice")
+    (first, length) = shape_of((start, size), "tkl.slice")
+    whole = x.type.shape[place]
+    last = first + (length - 1) * step
+    if step < 1 or (whole - last - 1).number is not None and (whole - last - 1).number < 0:  # type: ignore[operator]
+        raise errors.KernelError(
+            f"tkl.slice of {x!r}: {length} elements from {first} in steps of {step} are not "
+            f"among {whole}",
+            where=user_line(),
+        )
+    shape = (*x.type.shape[:place], length, *x.type.shape[place + 1 :])
+    if step == 1:
+        bounds = tuple(
+            replace(b, offset=b.offset + first) if b.axis == place else b for b in x.valid.bounds
+        )
+        valid = Valid(
+            bounds, tuple(_cut(made, mask, place, first, length) for mask in x.valid.masks)
+        )
+    else:
+        valid = _viewed(x, lambda mask: made(mask, place, start, size, step))
+    return made.add(x, place, first, length, step, type=TileType(shape, x.dtype), valid=valid)
+
+
+def _cut(made: Op, mask: Tile, axis: int, first: Expr, length: Expr) -> Tile:
+    if mask.type.shape[axis] == ONE:
+        return mask
+    cut: Tile = made(mask, axis, IndexExpr(first), IndexExpr(length))
+    return cut
+
+
+@op(_slice)
+def slice_(x: Tensor, axis: int, start: int, size: int, step: int) -> Tensor:
+    """`size` elements along an axis, from `start` on, every `step`-th."""
+    return x.narrow(axis, start, (size - 1) * step + 1 if size else 0)[
+        (slice(None),) * axis + (slice(None, None, step),)
+    ]
+
+
+def _concatenate(made: Op, tiles: Sequence[Tile], axis: int = 0) -> Tile:
+    if not tiles:
+        raise errors.KernelError("tkl.concatenate of nothing", where=user_line())
+    dtype = common_dtype(tiles, "concatenate")
+    parts = [as_tile(tile, dtype, "concatenate") for tile in tiles]
+    place = axis_of(axis, parts[0].type.rank, "tkl.concatenate")
+    others = {_without(part.type.shape, place) for part in parts}
+    if len(others) > 1:
+        listed = " and ".join(str(part.type) for part in parts)
+        raise errors.KernelError(
+            f"tkl.concatenate of {listed} along axis {place}: the other sizes differ",
+            where=user_line(),
+        )
+    total = sum((part.type.shape[place] for part in parts), start=ZERO)
+    shape = (*parts[0].type.shape[:place], total, *parts[0].type.shape[place + 1 :])
+    valid = ALWAYS
+    if any(part.valid for part in parts):
+        valid = Valid((), (made([masked(part) for part in parts], place),))
+    return made.add(tuple(parts), place, type=TileType(shape, dtype), valid=valid)
+
+
+def _without(shape: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+@op(_concatenate)
+def concatenate(tiles: Sequence[Tensor], axis: int) -> Tensor:
+    """Tiles one behind the other along an axis."""
+    return torch.cat(list(tiles), axis)
+
+
+# x[:, None], x[0], x[2:4]
+
+
+def subscript(x: Tile, index: Any) -> Tile:
+    """Parts and new axes, as Python's brackets name them."""
+    items = index if isinstance(index, tuple) else (index,)
+    items = _without_dots(items, x.type.rank)
+    axis = 0
+    for item in items:
+        if item is None:
+            x = expand_dims(x, axis)
+        elif isinstance(item, slice):
+            x = _sliced(x, axis, item)
+        elif isinstance(item, (int, IndexExpr)) and not isinstance(item, bool):
+            whole = IndexExpr(x.type.shape[axis])
+            start = item + whole if isinstance(item, int) and item < 0 else item
+            x = squeeze(slice_(x, axis, start, 1), axis)
+            continue
+        else:
+            raise errors.KernelError(
+                f"a tile's brackets hold {item!r}",
+                where=user_line(),
+                hint="they take None, slices and numbers known before the kernel runs",
+            )
+        axis += 1
+    return x
+
+
+def _without_dots(items: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
+    taken = sum(item is not None and item is not Ellipsis for item in items)
+    if taken > rank:
+        raise errors.KernelError(f"{taken} axes of a tile that has {rank}", where=user_line())
+    if Ellipsis not in items:
+        return items
+    place = items.index(Ellipsis)
+    return (*items[:place], *[slice(None)] * (rank - taken), *items[place + 1 :])
+
+
+def _sliced(x: Tile, axis: int, part: slice) -> Tile:
+    if part == slice(None):
+        return x
+    whole = IndexExpr(x.type.shape[axis])
+    start = 0 if part.start is None else part.start
+    stop = whole if part.stop is None else part.stop
+    start = start + whole if isinstance(start, int) and start < 0 else start
+    stop = stop + whole if isinstance(stop, int) and stop < 0 else stop
+    step = 1 if part.step is None else part.step
+    size = (stop - start + step - 1) // step
+    made: Tile = slice_(x, axis, start, size, step)
+    return made
+
+
+OPERATORS["subscript"] = subscript
+MAKE["new_axes"] = new_axes
+MAKE["broadcast_to"] = broadcast_to

@@ -1,0 +1,82 @@
+"""Names for sizes and element types: `tkl.sym.M`, `tkl.types.T`, `tkl.InputBuffer[M, N, T]`."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from turbine import errors
+from turbine.dtypes import Dtype
+from turbine.kernel import algebra
+from turbine.kernel.tracing import IndexExpr, IndexSymbol, expr_of, user_line
+from turbine.kernel.types import USAGES, BufferType, DtypeSymbol
+
+
+class Sym:
+    """Sizes by name: `tkl.sym.M` is one and the same wherever it is written."""
+
+    def __getattr__(self, name: str) -> IndexSymbol:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _symbol(name)
+
+    def __call__(self, name: str) -> IndexSymbol:
+        """The size of a name."""
+        return _symbol(name)
+
+
+class Types:
+    """Element types by name: `T = tkl.types.T` is known when tensors are passed."""
+
+    def __getattr__(self, name: str) -> DtypeSymbol:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return DtypeSymbol(name)
+
+
+@cache
+def _symbol(name: str) -> IndexSymbol:
+    return IndexSymbol(algebra.symbol(name))
+
+
+sym = Sym()
+types = Types()
+
+
+class BufferKind:
+    """Makes a type of buffers: `InputBuffer[M, N, tkl.f32]`."""
+
+    def __init__(self, usage: str) -> None:
+        self.usage = usage
+
+    def __getitem__(self, items: Any) -> BufferType:
+        *sizes, dtype = items if isinstance(items, tuple) else (items,)
+        if not isinstance(dtype, (Dtype, DtypeSymbol)):
+            raise errors.KernelError(
+                f"{USAGES[self.usage]}[...] ends with {dtype!r}, which is no element type",
+                where=user_line(),
+                hint="write the sizes, then the type: InputBuffer[M, N, tkl.f32]",
+            )
+        for size in sizes:
+            if not isinstance(size, (int, IndexExpr)) or isinstance(size, bool):
+                raise errors.KernelError(
+                    f"{USAGES[self.usage]}[...] has {size!r} for a size",
+                    where=user_line(),
+                    hint="sizes are numbers and symbols, tkl.sym.M",
+                )
+        return BufferType(self.usage, tuple(map(expr_of, sizes)), dtype)
+
+    def __repr__(self) -> str:
+        return f"tkl.{USAGES[self.usage]}"
+
+
+InputBuffer = BufferKind("input")
+OutputBuffer = BufferKind("output")
+InOutBuffer = BufferKind("inout")
+TemporaryBuffer = BufferKind("temporary")
+KernelBuffer = InOutBuffer
+
+
+def cdiv(one: Any, other: Any) -> IndexExpr:
+    """one / other rounded up: how many blocks cover a size."""
+    return IndexExpr(algebra.ceiling(expr_of(one), expr_of(other)))

@@ -1,0 +1,241 @@
+"""Declare an op of the kernel language: its meaning in torch, its type rule, its lanes.
+
+An op is declared once. Traced, it becomes a node; the interpreter calls its meaning; a backend has
+a rule for it in a table, and is compared with the meaning.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import torch
+
+from turbine import dtypes, errors
+from turbine.dtypes import Dtype
+from turbine.kernel import tracing
+from turbine.kernel.algebra import ONE, Expr
+from turbine.kernel.tracing import Buffer, IndexExpr, Tile, expr_of, user_line
+from turbine.kernel.types import BOOL, F32, I64, TileType, spelled
+from turbine.kernel.validity import ALWAYS, Valid, both
+
+Meaning = Callable[..., Any]
+# Types of the tiles and the other arguments in; the type of the result out.
+Infer = Callable[..., TileType | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """An op: call it in a kernel."""
+
+    name: str
+    meaning: Meaning
+    call: Callable[..., Any]
+    kind: str = "special"  # "pointwise" ops have rules of one form
+    signature: inspect.Signature = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signature", inspect.signature(self.meaning))
+        object.__setattr__(self, "__doc__", self.meaning.__doc__)
+        object.__setattr__(self, "__name__", self.name)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Add the op to the kernel that is traced."""
+        return self.call(*args, **keywords)
+
+    def __repr__(self) -> str:
+        return f"tkl.{self.name}"
+
+    def add(self, *args: Any, type: TileType, valid: Valid = ALWAYS, **keywords: Any) -> Tile:
+        """A node of the op, and the tile it gives."""
+        return Tile(self.record(*args, **keywords), type, valid)
+
+    def record(self, *args: Any, **keywords: Any) -> Any:
+        """A node of the op; tiles and buffers stand for their nodes."""
+        trace = tracing.current(f"tkl.{self.name}")
+        nodes = _nodes(args)
+        return trace.add(self, nodes, {name: _nodes(value) for name, value in keywords.items()})
+
+
+def _nodes(value: Any) -> Any:
+    if isinstance(value, (Tile, Buffer)):
+        return value.node
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_nodes, value))
+    return value
+
+
+def op(call: Callable[..., Any]) -> Callable[[Meaning], Op]:
+    """Declare an op whose call is traced by a function of its own, given the op first."""
+
+    def declare(meaning: Meaning) -> Op:
+        name = meaning.__name__.rstrip("_")
+        made: Op
+        made = Op(name, meaning, lambda *args, **keywords: call(made, *args, **keywords))
+        return made
+
+    return declare
+
+
+# The kinds of elements that an op computes with, and what other kinds become first.
+@dataclass(frozen=True)
+class Takes:
+    """Which elements an op computes with."""
+
+    kinds: frozenset[str]
+    default: Dtype | None  # what others become; None: they are refused
+
+
+NUMBERS = Takes(frozenset({"int", "uint", "float"}), I64)
+ANYTHING = Takes(frozenset({"bool", "int", "uint", "float"}), None)
+FLOATS = Takes(frozenset({"float"}), F32)
+INTEGERS = Takes(frozenset({"bool", "int", "uint"}), None)
+
+
+def pointwise(takes: Takes = NUMBERS, gives: Dtype | None = None) -> Callable[[Meaning], Op]:
+    """Declare an op on each element; operands are broadcast and become one type first."""
+
+    def declare(meaning: Meaning) -> Op:
+        names = list(inspect.signature(meaning).parameters)
+
+        def call(*args: Any, **keywords: Any) -> Tile:
+            bound = made.signature.bind(*args, **keywords)
+            operands = [bound.arguments[name] for name in names]
+            return apply(made, operands, takes, gives)
+
+        made = Op(meaning.__name__.rstrip("_"), meaning, call, "pointwise")
+        return made
+
+    return declare
+
+
+def apply(made: Op, operands: Sequence[Any], takes: Takes, gives: Dtype | None) -> Tile:
+    """A node of a pointwise op, whose operands become one type and one shape."""
+    dtype = computed_in(made, operands, takes)
+    tiles = [as_tile(operand, dtype, made.name) for operand in operands]
+    shape = broadcast_shapes([tile.type for tile in tiles])
+    valid = both([aligned(tile, len(shape)) for tile in tiles])
+    return made.add(*tiles, type=TileType(shape, gives or dtype), valid=valid)
+
+
+def computed_in(made: Op, operands: Sequence[Any], takes: Takes) -> Dtype:
+    """The type that operands have in common, if the op is one for it."""
+    dtype = common_dtype(operands, made.name)
+    if dtype.kind in takes.kinds:
+        return dtype
+    if takes.default is None or dtype.kind == "complex":
+        raise errors.KernelError(
+            f"tkl.{made.name} of {spelled(dtype)}: it takes {', '.join(sorted(takes.kinds))}",
+            where=user_line(),
+            hint="convert with x.to(tkl.i32) or the like",
+        )
+    return takes.default
+
+
+def common_dtype(operands: Sequence[Any], what: str) -> Dtype:
+    """As PyTorch promotes: tiles together; Python's numbers only raise the kind."""
+    strong = [operand.dtype for operand in operands if isinstance(operand, Tile)]
+    weak = [
+        _WEAK[_number_kind(operand, what)] for operand in operands if not isinstance(operand, Tile)
+    ]
+    try:
+        common = reduce(_promoted, strong) if strong else max(weak, key=_rank)
+    except RuntimeError as error:
+        listed = " and ".join(dict.fromkeys(map(spelled, strong)))
+        raise errors.KernelError(
+            f"tkl.{what} of {listed}: they have no type in common",
+            where=user_line(),
+            hint="convert one with x.to(tkl.f32) or the like",
+        ) from error
+    highest = max([common, *weak], key=_rank)
+    return common if _rank(highest) == _rank(common) else highest
+
+
+_WEAK = {"bool": BOOL, "int": I64, "float": F32}
+_RANKS = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
+
+
+def _rank(dtype: Dtype) -> int:
+    return _RANKS[dtype.kind]
+
+
+def _number_kind(value: Any, what: str) -> str:
+    kinds = {bool: "bool", int: "int", float: "float", IndexExpr: "int"}
+    for kind, name in kinds.items():
+        if isinstance(value, kind):
+            return name
+    raise errors.KernelError(
+        f"tkl.{what} of {_described(value)}",
+        where=user_line(),
+        hint="its operands are tiles and numbers; a buffer is read by tkl.load",
+    )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return "a torch.Tensor, which a kernel takes as an argument"
+    return repr(value) if isinstance(value, Buffer) else f"a {type(value).__name__}"
+
+
+def _promoted(one: Dtype, other: Dtype) -> Dtype:
+    return one if one == other else dtypes.of_torch(torch.promote_types(one.torch, other.torch))
+
+
+# Filled by lang/creation.py and lang/casting.py, whose ops promotion needs.
+MAKE: dict[str, Callable[..., Tile]] = {}
+
+
+def as_tile(value: Any, dtype: Dtype | None, what: str) -> Tile:
+    """A tile of this type; numbers become constants."""
+    if dtype is None:
+        dtype = common_dtype([value], what)
+    if isinstance(value, Tile):
+        return value if value.dtype == dtype else MAKE["to_dtype"](value, dtype)
+    _number_kind(value, what)
+    return MAKE["number"](value, dtype)
+
+
+def broadcast_shapes(types: Sequence[TileType]) -> tuple[Expr, ...]:
+    """The shape that tiles have in common, aligned at their last axes."""
+    rank = max(type.rank for type in types)
+    padded = [(ONE,) * (rank - type.rank) + type.shape for type in types]
+    return tuple(_common_size(sizes, types) for sizes in zip(*padded, strict=True))
+
+
+def _common_size(sizes: Sequence[Expr], types: Sequence[TileType]) -> Expr:
+    found = list(dict.fromkeys(size for size in sizes if size != ONE))
+    if len(found) > 1:
+        raise errors.KernelError(
+            f"tiles of {' and '.join(map(str, types))} do not fit: "
+            f"{' and '.join(map(str, found))} are different sizes",
+            where=user_line(),
+            hint="broadcast with x[:, None] or tkl.reshape, or read tiles of one shape",
+        )
+    return found[0] if found else ONE
+
+
+def aligned(tile: Tile, rank: int) -> Valid:
+    """Which lanes of a tile hold a value, for one of more axes that it is broadcast to."""
+    offset = rank - tile.type.rank
+    if not offset or not tile.valid:
+        return tile.valid
+    masks = tuple(MAKE["new_axes"](mask, offset) for mask in tile.valid.masks)
+    return Valid(tile.valid.moved(lambda axis: axis + offset), masks)
+
+
+def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
+    """The sizes that a user gives."""
+    sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
+    for size in sizes:
+        if not isinstance(size, (int, IndexExpr)) or isinstance(size, bool):
+            raise errors.KernelError(
+                f"{what}: a size is {_described(size)}",
+                where=user_line(),
+                hint="sizes are numbers and symbols, which are known before the kernel runs",
+            )
+        if isinstance(size, int) and size < 0:
+            raise errors.KernelError(f"{what}: a size is {size}", where=user_line())
+    return tuple(map(expr_of, sizes))

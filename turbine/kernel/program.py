@@ -1,0 +1,84 @@
+"""A traced kernel: the graph of its body, its parameters and its grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from turbine import errors
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import ONE, ZERO, Expr, Range, Symbol
+from turbine.kernel.lang.control_flow import blocks
+from turbine.kernel.signature import Parameter, Signature
+from turbine.kernel.tracing import Buffer, Region, Tile, Trace, expr_of, tracing
+from turbine.kernel.types import BufferType, TileType
+
+
+@dataclass(frozen=True)
+class Program:
+    """A kernel's body for arguments that are there and their element types; sizes are open."""
+
+    name: str
+    parameters: tuple[Parameter, ...]
+    graph: fx.Graph
+    grid: tuple[Expr, ...]
+    ranges: Mapping[Symbol, Range]
+    place: str | None
+
+    def of_usage(self, *usages: str) -> list[Parameter]:
+        """The buffers that are used in one of these ways."""
+        return [
+            p for p in self.parameters if isinstance(p.type, BufferType) and p.type.usage in usages
+        ]
+
+
+def trace(
+    signature: Signature,
+    present: Sequence[Parameter],
+    grid: Sequence[Any],
+    function: Callable[..., Any],
+) -> Program:
+    """Run a kernel's function once, with what stands for its arguments."""
+    counts = tuple(blocks(expr_of(size)) for size in grid)
+    program_ids = [Symbol(f"program_id({axis})", "program", axis) for axis in range(len(counts))]
+    ranges = {
+        symbol: Range(ZERO, count - ONE) for symbol, count in zip(program_ids, counts, strict=True)
+    }
+    tracer = Trace(signature.kernel, [Region(fx.Graph(), None)], counts, ranges)
+    graph = tracer.region.graph
+    given = {parameter.name: _stand_in(graph, parameter) for parameter in present}
+    with tracing(tracer):
+        result = function(**{p.name: given.get(p.name) for p in signature.parameters})
+    if result is not None:
+        raise errors.KernelError(
+            f"kernel {signature.kernel} returns a value",
+            where=signature.place,
+            hint="write results to an OutputBuffer by tkl.store",
+        )
+    graph.output(())
+    _check_outputs(signature, present, tracer)
+    return Program(signature.kernel, tuple(present), graph, counts, tracer.ranges, signature.place)
+
+
+def _stand_in(graph: fx.Graph, parameter: Parameter) -> Buffer | Tile:
+    node = graph.placeholder(parameter.name)
+    if isinstance(parameter.type, BufferType):
+        return Buffer(parameter.name, node, parameter.type)
+    assert isinstance(parameter.type.dtype, Dtype)
+    return Tile(node, TileType((), parameter.type.dtype))
+
+
+def _check_outputs(signature: Signature, present: Sequence[Parameter], trace: Trace) -> None:
+    for parameter in present:
+        type = parameter.type
+        if not isinstance(type, BufferType) or type.usage != "output" or type.fill is not None:
+            continue
+        if parameter.name not in trace.written:
+            raise errors.KernelError(
+                f"kernel {signature.kernel} never writes to its output {parameter.name}",
+                where=signature.place,
+                hint=f"tkl.store({parameter.name}, ...), or leave the argument out",
+            )

@@ -1,0 +1,256 @@
+"""What a kernel takes and gives: annotations of a function in, parameters and sizes out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from turbine import dtypes, errors
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Expr, Symbol
+from turbine.kernel.types import (
+    BufferType,
+    DtypeSymbol,
+    OptionalType,
+    ScalarType,
+    spelled,
+)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An argument of a kernel's function."""
+
+    name: str
+    type: BufferType | ScalarType
+    is_optional: bool = False
+    default: Any = inspect.Parameter.empty
+
+    @property
+    def is_passed(self) -> bool:
+        """Whether the caller gives it: outputs and temporaries are made."""
+        return isinstance(self.type, ScalarType) or self.type.usage in ("input", "inout")
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a kernel."""
+
+    kernel: str
+    parameters: tuple[Parameter, ...]
+    place: str | None = None
+
+    @property
+    def passed(self) -> list[Parameter]:
+        """What a caller gives, in order."""
+        return [p for p in self.parameters if p.is_passed]
+
+    @property
+    def buffers(self) -> list[Parameter]:
+        """The parameters that are tensors."""
+        return [p for p in self.parameters if isinstance(p.type, BufferType)]
+
+    @property
+    def size_symbols(self) -> frozenset[Symbol]:
+        """The sizes that tensors of the caller's tell."""
+        shapes = [p.type.shape for p in self.passed if isinstance(p.type, BufferType)]
+        return frozenset().union(*(size.symbols for shape in shapes for size in shape))
+
+
+def parse(function: Callable[..., Any]) -> Signature:
+    """Read the annotations of a kernel's function."""
+    name = function.__name__
+    place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    annotations = _annotations(function, place)
+    parameters = tuple(
+        _parameter(name, parameter, annotations.get(parameter.name), place)
+        for parameter in inspect.signature(function).parameters.values()
+    )
+    if not any(isinstance(p.type, BufferType) and p.type.usage != "input" for p in parameters):
+        raise errors.KernelError(
+            f"kernel {name} writes nothing",
+            where=place,
+            hint="give it an OutputBuffer or an InOutBuffer",
+        )
+    return Signature(name, parameters, place)
+
+
+def _annotations(function: Callable[..., Any], place: str) -> dict[str, Any]:
+    closed = inspect.getclosurevars(function).nonlocals
+    try:
+        return inspect.get_annotations(function, eval_str=True, locals=dict(closed))
+    except NameError as error:
+        raise errors.KernelError(
+            f"the annotations of kernel {function.__name__} name what is not there: {error}",
+            where=place,
+            hint="leave out `from __future__ import annotations`, or define the symbols globally",
+        ) from error
+
+
+def _parameter(kernel: str, parameter: inspect.Parameter, annotation: Any, place: str) -> Parameter:
+    is_optional = isinstance(annotation, OptionalType) or parameter.default is None
+    type = annotation.of if isinstance(annotation, OptionalType) else annotation
+    if isinstance(type, Dtype):
+        type = ScalarType(type)
+    if not isinstance(type, (BufferType, ScalarType)):
+        raise errors.KernelError(
+            f"argument {parameter.name} of kernel {kernel} is annotated with {annotation!r}",
+            where=place,
+            hint="tkl.InputBuffer[M, N, tkl.f32] for a tensor, tkl.f32 for a number",
+        )
+    return Parameter(parameter.name, type, is_optional, parameter.default)
+
+
+def resolve_dtypes(signature: Signature, args: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """The parameters that are there, with the element types of the tensors that are passed."""
+    known: dict[str, tuple[Dtype, str]] = {}
+    for parameter in signature.passed:
+        given = args.get(parameter.name)
+        if isinstance(parameter.type, BufferType) and given is not None:
+            _bind_dtype(signature, parameter, given, known)
+    present = []
+    for parameter in signature.parameters:
+        if parameter.is_passed and args.get(parameter.name) is None:
+            continue
+        present.append(_with_dtype(signature, parameter, known))
+    return tuple(present)
+
+
+def _bind_dtype(
+    signature: Signature, parameter: Parameter, given: Any, known: dict[str, tuple[Dtype, str]]
+) -> None:
+    assert isinstance(parameter.type, BufferType)
+    actual = dtypes.of_torch(given.dtype)
+    wanted, source = parameter.type.dtype, None
+    if isinstance(wanted, DtypeSymbol):
+        wanted, source = known.setdefault(wanted.name, (actual, parameter.name))
+    if actual != wanted:
+        told = "" if source is None else f" ({parameter.type.dtype} is that of {source})"
+        raise errors.KernelError(
+            f"{signature.kernel}: {parameter.name} is {parameter.type}, a tensor of "
+            f"{spelled(wanted)}{told}, and was given one of {actual.name}",
+            where=signature.place,
+            hint=f"pass {parameter.name}.to(torch.{wanted.name})",
+        )
+
+
+def _with_dtype(
+    signature: Signature, parameter: Parameter, known: Mapping[str, tuple[Dtype, str]]
+) -> Parameter:
+    type = parameter.type
+    if isinstance(type, ScalarType) or isinstance(type.dtype, Dtype):
+        return parameter
+    if type.dtype.name not in known:
+        raise errors.KernelError(
+            f"{signature.kernel}: no tensor that is passed tells the element type {type.dtype} of "
+            f"{parameter.name}",
+            where=signature.place,
+            hint="give an input of that type, or write it out",
+        )
+    return replace(parameter, type=replace(type, dtype=known[type.dtype.name][0]))
+
+
+def bind_sizes(
+    signature: Signature, args: Mapping[str, Any], known: Mapping[Symbol, int]
+) -> dict[Symbol, int]:
+    """The sizes that tensors tell, beside those that are known already."""
+    sizes, told = dict(known), {symbol: "the kernel" for symbol in known}
+    pending: list[tuple[Parameter, int, Expr, int]] = []
+    for parameter in signature.passed:
+        given = args.get(parameter.name)
+        if not isinstance(parameter.type, BufferType) or given is None:
+            continue
+        _check_rank(signature, parameter, given)
+        rows = enumerate(zip(parameter.type.shape, given.shape, strict=True))
+        pending += [(parameter, axis, size, int(actual)) for axis, (size, actual) in rows]
+    # Plain symbols first: an expression may need what they tell.
+    for row in sorted(pending, key=lambda row: len(row[2].terms) > 1 or not row[2].symbols):
+        _bind_size(signature, row, sizes, told)
+    return sizes
+
+
+def _check_rank(signature: Signature, parameter: Parameter, given: torch.Tensor) -> None:
+    assert isinstance(parameter.type, BufferType)
+    if given.ndim != parameter.type.rank:
+        raise errors.KernelError(
+            f"{signature.kernel}: {parameter.name} is {parameter.type}, of {parameter.type.rank} "
+            f"axes, and was given a tensor of {given.ndim}: {list(given.shape)}",
+            where=signature.place,
+            hint="reshape it, or declare another kernel",
+        )
+
+
+def _bind_size(
+    signature: Signature,
+    row: tuple[Parameter, int, Expr, int],
+    sizes: dict[Symbol, int],
+    told: dict[Symbol, str],
+) -> None:
+    parameter, axis, size, actual = row
+    here = f"axis {axis} of {parameter.name}"
+    open_ = size.substitute(sizes)
+    if open_.number is not None:
+        if open_.number != actual:
+            raise _mismatch(signature, size, open_.number, actual, here, told)
+        return
+    solved = _solved(open_, actual)
+    if solved is None:
+        raise errors.KernelError(
+            f"{signature.kernel}: {size} cannot be {actual}, which is {here}",
+            where=signature.place,
+            hint="pass a tensor whose size fits the kernel's type",
+        )
+    symbol, value = solved
+    sizes[symbol], told[symbol] = value, here
+
+
+def _mismatch(
+    signature: Signature,
+    size: Expr,
+    wanted: int,
+    actual: int,
+    here: str,
+    told: Mapping[Symbol, str],
+) -> errors.KernelError:
+    sources = ", ".join(dict.fromkeys(told[s] for s in size.symbols if s in told))
+    source = f" from {sources}" if sources else ""
+    return errors.KernelError(
+        f"{signature.kernel}: {size} is {wanted}{source} and {actual} from {here}",
+        where=signature.place,
+        hint="sizes of one name are equal: pass tensors that agree",
+    )
+
+
+def _solved(size: Expr, actual: int) -> tuple[Symbol, int] | None:
+    """The symbol that an expression with one open symbol settles."""
+    unknown = list(size.symbols)
+    if len(unknown) != 1:
+        return None
+    (symbol,) = unknown
+    start = size.substitute({symbol: 0}).number
+    slope = size.substitute({symbol: 1}).number
+    if start is None or slope is None or slope == start:
+        return None
+    value, rest = divmod(actual - start, slope - start)
+    fits = not rest and value >= 0 and size.substitute({symbol: value}).number == actual
+    return (symbol, value) if fits else None
+
+
+def check_open(signature: Signature, shapes: Sequence[Expr], sizes: Mapping[Symbol, int]) -> None:
+    """Complain about sizes that nothing tells."""
+    open_ = {s for size in shapes for s in size.substitute(sizes).symbols}
+    if open_:
+        names = ", ".join(sorted(map(str, open_)))
+        raise errors.KernelError(
+            f"{signature.kernel}: nothing tells {names}",
+            where=signature.place,
+            hint=f"give it to the kernel, {signature.kernel}.using({names}=64), "
+            "or in the decorator, blocks={...}",
+        )

@@ -1,0 +1,132 @@
+"""What a kernel's values are: element types, buffers with symbolic sizes, and tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from turbine import dtypes, errors
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Expr
+
+
+@dataclass(frozen=True)
+class DtypeSymbol:
+    """An element type that is known when tensors are passed."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+ElementType = Dtype | DtypeSymbol
+# Short names, as kernels have them. `index` is what sizes are computed in.
+NAMES = {
+    "bool": "bool",
+    "i8": "int8",
+    "i16": "int16",
+    "i32": "int32",
+    "i64": "int64",
+    "index": "int64",
+    "u8": "uint8",
+    "u16": "uint16",
+    "u32": "uint32",
+    "u64": "uint64",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f32": "float32",
+    "f64": "float64",
+    "f8e5m2": "float8_e5m2",
+    "f8e4m3fn": "float8_e4m3fn",
+    "f8e5m2fnuz": "float8_e5m2fnuz",
+    "f8e4m3fnuz": "float8_e4m3fnuz",
+}
+DTYPES: dict[str, Dtype] = {short: dtypes.named(name) for short, name in NAMES.items()}
+_SHORT = {row: short for short, row in reversed(DTYPES.items()) if short != "index"}
+BOOL, I32, I64, F32 = (DTYPES[name] for name in ("bool", "i32", "i64", "f32"))
+
+
+def spelled(dtype: ElementType) -> str:
+    """As kernels spell it."""
+    return dtype.name if isinstance(dtype, DtypeSymbol) else _SHORT[dtype]
+
+
+@dataclass(frozen=True)
+class TileType:
+    """A block of elements that a program computes with; without axes, a single number."""
+
+    shape: tuple[Expr, ...]
+    dtype: Dtype
+
+    @property
+    def rank(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    def of(self, dtype: Dtype) -> TileType:
+        """The same block of other elements."""
+        return replace(self, dtype=dtype)
+
+    def __str__(self) -> str:
+        return f"[{', '.join([*map(str, self.shape), spelled(self.dtype)])}]"
+
+
+@dataclass(frozen=True)
+class BufferType:
+    """A tensor that a kernel is given or makes; `usage` says which."""
+
+    usage: str  # "input", "output", "inout" or "temporary"
+    shape: tuple[Expr, ...]
+    dtype: ElementType
+    fill: int | float | None = None  # what an output holds before the kernel runs
+
+    def filled(self, value: int | float) -> BufferType:
+        """An output that holds a number wherever the kernel has not written yet."""
+        if self.usage != "output":
+            raise errors.KernelError(f"{self} is filled, which only an OutputBuffer can be")
+        return replace(self, fill=value)
+
+    @property
+    def rank(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    def __or__(self, other: Any) -> OptionalType:
+        if other is not None:
+            return NotImplemented
+        return OptionalType(self)
+
+    def __str__(self) -> str:
+        return f"{USAGES[self.usage]}[{', '.join([*map(str, self.shape), spelled(self.dtype)])}]"
+
+
+USAGES = {
+    "input": "InputBuffer",
+    "output": "OutputBuffer",
+    "inout": "InOutBuffer",
+    "temporary": "TemporaryBuffer",
+}
+
+
+@dataclass(frozen=True)
+class ScalarType:
+    """A number that is passed to a kernel."""
+
+    dtype: Dtype
+
+    def __str__(self) -> str:
+        return spelled(self.dtype)
+
+
+@dataclass(frozen=True)
+class OptionalType:
+    """An argument that may be None."""
+
+    of: BufferType | ScalarType
+
+    def __str__(self) -> str:
+        return f"{self.of} | None"
+
+
+ParameterType = BufferType | ScalarType | OptionalType
