@@ -238,4 +238,11 @@ def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
             )
         if isinstance(size, int) and size < 0:
             raise errors.KernelError(f"{what}: a size is {size}", where=user_line())
+        counters = [s for s in expr_of(size).symbols if s.kind != "size"]
+        if counters:
+            raise errors.KernelError(
+                f"{what}: the size {size} differs from program to program",
+                where=user_line(),
+                hint="use the largest size; lanes outside a buffer take no part",
+            )
     return tuple(map(expr_of, sizes))

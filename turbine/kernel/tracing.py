@@ -340,7 +340,8 @@ class Tile(Traced):
         self.type = type
         self.valid = valid
         node.meta["type"] = type
-        node.meta["valid"] = valid
+        # Where it can be read; a mask that a user adds later makes another tile of the same node.
+        node.meta.setdefault("valid", valid)
 
     @property
     def shape(self) -> tuple[IndexExpr, ...]:

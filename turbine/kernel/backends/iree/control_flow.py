@@ -1,0 +1,207 @@
+"""Rules of loops and branches: what they carry lies in memory and is changed there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx
+
+from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
+from turbine.kernel.backends.iree.memory import mask_at
+from turbine.kernel.backends.iree.tiles import Coords, Room, TileValue
+from turbine.kernel.backends.iree.writer import Index, Value
+from turbine.kernel.lang import control_flow, products
+from turbine.kernel.lang.control_flow import Body, output_of
+from turbine.kernel.validity import Valid
+
+
+def _for(emitter: Emitter, node: fx.Node) -> list[TileValue]:
+    start, stop, step, init, body, captured = node.args
+    assert isinstance(body, Body) and isinstance(step, int) and body.counter is not None
+    w = emitter.w
+    rooms = _rooms(emitter, init)  # type: ignore[arg-type]
+    first, end = emitter.index(start), emitter.index(stop)  # type: ignore[arg-type]
+    count = end
+    if step < 0:  # loops of MLIR count up
+        count = w.floordiv(w.add(w.sub(first, end), -step - 1), -step)
+    with w.loop(0 if step < 0 else first, count, max(step, 1)) as loop, emitter.scope():
+        turn: Index = loop.counter
+        if step < 0:
+            turn = w.add(first, w.mul(loop.counter, step))
+        emitter.known[body.counter] = turn
+        _turn(emitter, body, rooms, captured)  # type: ignore[arg-type]
+    return _held(emitter, rooms, init)  # type: ignore[arg-type]
+
+
+def _while(emitter: Emitter, node: fx.Node) -> list[TileValue]:
+    asked, of_asked, init, body, captured = node.args
+    assert isinstance(asked, Body) and isinstance(body, Body)
+    w = emitter.w
+    rooms = _rooms(emitter, init)  # type: ignore[arg-type]
+    w.line("scf.while : () -> () {")
+    w.depth += 1
+    with emitter.scope():
+        _enter(emitter, asked, rooms, of_asked)  # type: ignore[arg-type]
+        emitter.region(asked.graph)
+        (condition,) = output_of(asked.graph)
+        w.line(f"scf.condition({emitter.at(emitter.tile(condition), ())})")
+    w.depth -= 1
+    w.line("} do {")
+    w.depth += 1
+    with emitter.scope():
+        _turn(emitter, body, rooms, captured)  # type: ignore[arg-type]
+        w.line("scf.yield")
+    w.depth -= 1
+    w.line("}")
+    return _held(emitter, rooms, init)  # type: ignore[arg-type]
+
+
+def _rooms(emitter: Emitter, init: Sequence[fx.Node]) -> list[Room]:
+    """Memory for what is carried, with what it is at first."""
+    rooms = []
+    for node in init:
+        tile, type = emitter.tile(node), node.meta["type"]
+        room = emitter.room(type.shape, type.dtype)
+        emitter.fill(room, tile, emitter.extents(type.shape, node.meta["valid"].bounds))
+        rooms.append(room)
+    return rooms
+
+
+def _held(emitter: Emitter, rooms: Sequence[Room], init: Sequence[fx.Node]) -> list[TileValue]:
+    shapes = [emitter.sizes(node.meta["type"].shape) for node in init]
+    return [emitter.held(room, shape) for room, shape in zip(rooms, shapes, strict=True)]
+
+
+def _enter(
+    emitter: Emitter, body: Body, rooms: Sequence[Room], captured: Sequence[fx.Node]
+) -> list[fx.Node]:
+    """Give a region what it carries and what it uses from around it."""
+    places = [node for node in body.graph.nodes if node.op == "placeholder"]
+    for place, room in zip(places, rooms, strict=False):
+        emitter.values[place] = emitter.held(room, emitter.sizes(place.meta["type"].shape))
+    for place, node in zip(places[body.carried :], captured, strict=True):
+        emitter.values[place] = emitter.values[node]
+    return places[: body.carried]
+
+
+def _turn(emitter: Emitter, body: Body, rooms: Sequence[Room], captured: Sequence[fx.Node]) -> None:
+    """A turn of a loop: its region, then what it carries is replaced."""
+    carried = _enter(emitter, body, rooms, captured)
+    outputs = output_of(body.graph)
+    for place, out, room, valid in zip(carried, outputs, rooms, body.valid, strict=True):
+        if not valid.masks and _only_feeds(place, out, outputs):
+            emitter.destinations[out] = room
+    emitter.region(body.graph)
+    _replace(emitter, body, rooms, outputs)
+
+
+def _only_feeds(place: fx.Node, out: fx.Node, outputs: Sequence[fx.Node]) -> bool:
+    """Whether all that is done with a carried tile is to add a product to it."""
+    if out.target is not products.dot or len(out.users) != 1 or list(outputs).count(out) != 1:
+        return False
+    node = place
+    while len(node.users) == 1:
+        (user,) = node.users
+        if user is out:
+            return out.args[2] is node and node not in (out.args[0], out.args[1])
+        if getattr(user.target, "kind", "") != "pointwise":
+            return False
+        node = user
+    return False
+
+
+def _replace(
+    emitter: Emitter, body: Body, rooms: Sequence[Room], outputs: Sequence[fx.Node]
+) -> None:
+    """Put the new values where the old ones are; none is lost that another still needs."""
+    tiles = [emitter.tile(node) for node in outputs]
+    names = {room.name for room in rooms}
+    last: list[tuple[fx.Node, TileValue, Room, Valid]] = []
+    for own, (node, tile, room) in enumerate(zip(outputs, tiles, rooms, strict=True)):
+        if tile.room == room:
+            continue
+        others = [t for place, t in enumerate(tiles) if place != own]
+        is_read = any(room.name in other.reads for other in others)
+        crosses = any(
+            name in names and (name != room.name or not same) for name, same in tile.reads.items()
+        )
+        if (is_read or crosses) and not (tile.is_single and tile.weight == 0):
+            tile = _apart(emitter, node, tile)
+        last.append((node, tile, room, body.valid[own]))
+    for node, tile, room, valid in last:
+        _put(emitter, node, tile, room, valid)
+
+
+def _apart(emitter: Emitter, node: fx.Node, tile: TileValue) -> TileValue:
+    """A tile in memory that nothing else changes."""
+    type = node.meta["type"]
+    room = emitter.room(type.shape, type.dtype)
+    emitter.fill(room, tile, emitter.extents(type.shape, node.meta["valid"].bounds))
+    return emitter.held(room, tile.shape)
+
+
+def _put(emitter: Emitter, node: fx.Node, tile: TileValue, room: Room, valid: Valid) -> None:
+    """Write the lanes that hold a value."""
+    type = node.meta["type"]
+    masks = [emitter.tile(mask) for mask in valid.masks]
+    extents = emitter.extents(type.shape, valid.bounds)
+
+    def body(coords: Coords) -> None:
+        taking = mask_at(emitter, masks, coords)
+        new = emitter.spread(emitter.at(tile, coords), coords)
+        if taking is not None:
+            old = emitter.held(room, tile.shape).compute(coords)
+            new = emitter.w.select(taking, new, old)
+        emitter.put(room, coords, new)
+
+    condition = emitter.condition(valid.bounds) if not extents else None
+    if condition is None:
+        emitter.sweep(extents, lanes_for(tile.dtype, extents), body)
+        return
+    with emitter.w.branch(condition), emitter.scope():
+        emitter.sweep(extents, lanes_for(tile.dtype, extents), body)
+
+
+def _cond(emitter: Emitter, node: fx.Node) -> list[TileValue]:
+    condition, passed, one, of_one, other, of_other = node.args
+    assert isinstance(one, Body) and isinstance(other, Body)
+    types = [out.meta["type"] for out in output_of(one.graph)]
+    rooms = [emitter.room(type.shape, type.dtype) for type in types]
+    w = emitter.w
+    holds: Value = emitter.at(emitter.tile(condition), ())
+    w.line(f"scf.if {holds} {{")
+    _branch(emitter, one, passed, of_one, rooms)
+    w.line("} else {")
+    _branch(emitter, other, passed, of_other, rooms)
+    w.line("}")
+    shapes = [emitter.sizes(type.shape) for type in types]
+    return [emitter.held(room, shape) for room, shape in zip(rooms, shapes, strict=True)]
+
+
+def _branch(
+    emitter: Emitter, body: Body, passed: Any, captured: Any, rooms: Sequence[Room]
+) -> None:
+    emitter.w.depth += 1
+    with emitter.scope():
+        places = [node for node in body.graph.nodes if node.op == "placeholder"]
+        for place, node in zip(places, [*passed, *captured], strict=True):
+            emitter.values[place] = emitter.values[node]
+        emitter.region(body.graph)
+        for out, room in zip(output_of(body.graph), rooms, strict=True):
+            type = out.meta["type"]
+            extents = emitter.extents(type.shape, out.meta["valid"].bounds)
+            emitter.fill(room, emitter.tile(out), extents)
+    emitter.w.depth -= 1
+
+
+def _result(emitter: Emitter, node: fx.Node) -> TileValue:
+    values, place = node.args
+    found: list[TileValue] = emitter.values[values]  # type: ignore[index]
+    return found[place]  # type: ignore[index]
+
+
+RULES[control_flow.for_op] = _for
+RULES[control_flow.while_op] = _while
+RULES[control_flow.cond_op] = _cond
+RULES[control_flow.result] = _result

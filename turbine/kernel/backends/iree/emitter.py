@@ -1,0 +1,433 @@
+"""Write the body of a kernel: nodes in, loops over lanes out.
+
+Note [Tiles are functions]
+A tile is a function from a lane's coordinates to the code that computes it. Elementwise ops only
+wrap the functions of their operands, so a chain of them becomes one loop; where a value is used
+often, or by something that needs all of it, it is computed into memory first ("a room").
+Loops run over the lanes that hold a value, so nothing outside a buffer is ever touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from turbine import errors
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Atom, Expr, Extreme, Quotient, Symbol
+from turbine.kernel.backends.iree import elements
+from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue, lanes_of
+from turbine.kernel.backends.iree.writer import Index, Value, Writer
+from turbine.kernel.op import Op
+from turbine.kernel.proving import Facts
+from turbine.kernel.validity import Bound
+
+# Bytes computed at once: several registers of most CPUs, so that their instructions overlap.
+_VECTOR_BYTES = 64
+# A worker's stack is small: larger rooms, and those that do not fit any more, are in the heap.
+_LARGEST_ON_STACK = 1 << 14
+_STACK_BYTES = 3 << 14
+# A tile that costs more than this for a lane is computed once if it is used often.
+_CHEAP = 6
+
+# First and last + 1 of the lanes along an axis.
+Extent = tuple[Index, Index]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A buffer of the kernel: its memref and the sizes of its axes."""
+
+    name: str
+    type: str
+    shape: tuple[Index, ...]
+    dtype: Dtype
+    is_written: bool
+    before: tuple[Index, ...] = ()  # indices before the buffer's axes
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory in the heap: a part for each workgroup."""
+
+    name: str
+    element: str
+    shape: tuple[Expr, ...]
+
+
+Rule = Callable[["Emitter", fx.Node], Any]
+RULES: dict[Op, Rule] = {}
+
+
+@dataclass
+class Emitter:
+    """The code of one kernel so far."""
+
+    kernel: str
+    facts: Facts
+    workgroup: Value
+    known: dict[Symbol, Index]  # sizes, and the counters of what is being written
+    w: Writer = field(default_factory=Writer)
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    scratch: list[Scratch] = field(default_factory=list)
+    # Nodes whose result belongs into memory that is there already.
+    destinations: dict[fx.Node, Room] = field(default_factory=dict)
+    stack: int = 0
+    rooms: int = 0
+    scopes: list[dict[Any, Value]] = field(default_factory=lambda: [{}])
+
+    # Regions
+
+    def region(self, graph: fx.Graph) -> None:
+        """Write every node of a region."""
+        for node in graph.nodes:
+            if node.op == "call_function":
+                self.values[node] = self._settled(node, self._written(node))
+
+    def _written(self, node: fx.Node) -> Any:
+        made = node.target
+        assert isinstance(made, Op)
+        if made not in RULES:
+            raise errors.KernelError(
+                f"kernel {self.kernel}: {made!r} has no code on the CPU",
+                where=node.meta.get("line"),
+                hint=f"run it in the interpreter: {self.kernel}.interpret(...)",
+            )
+        return RULES[made](self, node)
+
+    def _settled(self, node: fx.Node, value: Any) -> Any:
+        """A tile as it is best kept: by itself, in memory, or as a function."""
+        if not isinstance(value, TileValue) or value.room is not None or value.weight == 0:
+            return value
+        if value.is_single:
+            return self.evaluated(node, value)
+        is_often = len(node.users) > 1 or any(_is_region(user) for user in node.users)
+        return self.in_room(node, value) if is_often and value.weight > _CHEAP else value
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Within: what is computed is not known outside."""
+        self.scopes.append({})
+        try:
+            yield
+        finally:
+            self.scopes.pop()
+
+    # Sizes
+
+    def index(self, expr: Expr) -> Index:
+        """A size, an offset or a limit, computed here if it is not known."""
+        simple = self.facts.simplified(expr)
+        if simple.number is not None:
+            return simple.number
+        return self._remembered(("index", simple), lambda: self.w.index(self._sum(simple)))
+
+    def _remembered(self, key: Any, compute: Callable[[], Value]) -> Value:
+        for scope in reversed(self.scopes):
+            if key in scope:
+                return scope[key]
+        value = self.scopes[-1][key] = compute()
+        return value
+
+    def _sum(self, expr: Expr) -> Index:
+        total: Index = 0
+        for monomial, factor in expr.terms:
+            product: Index = factor
+            for atom in monomial:
+                product = self.w.mul(product, self._atom(atom))
+            total = self.w.add(total, product)
+        return total
+
+    def _atom(self, atom: Atom) -> Index:
+        if isinstance(atom, Symbol):
+            return self.known[atom]
+        if isinstance(atom, Quotient):
+            return self.w.floordiv(self.index(atom.above), self.index(atom.below))
+        assert isinstance(atom, Extreme)
+        choose = self.w.min if atom.name == "min" else self.w.max
+        return choose(self.index(atom.one), self.index(atom.other))
+
+    def sizes(self, shape: Sequence[Expr]) -> tuple[Index, ...]:
+        """A shape."""
+        return tuple(self.index(size) for size in shape)
+
+    # Lanes
+
+    def extents(self, shape: Sequence[Expr], bounds: Sequence[Bound]) -> list[Extent]:
+        """The lanes of a tile that fulfil bounds, those that are proven left out."""
+        extents: list[Extent] = [(0, size) for size in self.sizes(shape)]
+        for bound in bounds:
+            if bound.axis is not None:
+                extents[bound.axis] = self._within(bound, shape[bound.axis], extents[bound.axis])
+        condition = self.condition(bounds)
+        if condition is not None and extents:
+            first, end = extents[0]
+            none = self.w.select(condition, self.w.index(end), self.w.index(0))
+            extents[0] = (first, none)
+        return extents
+
+    def _within(self, bound: Bound, size: Expr, extent: Extent) -> Extent:
+        first, end = extent
+        offset = self.index(bound.offset)
+        if not self.facts.starts_inside(bound):
+            first = self.w.max(first, self.w.sub(0, offset))
+        if not self.facts.ends_inside(bound, size):
+            end = self.w.min(end, self.w.sub(self.index(bound.limit), offset))
+        return first, end
+
+    def condition(self, bounds: Sequence[Bound]) -> Value | None:
+        """Whether the bounds that are not along an axis hold; None: they do."""
+        found: Value | None = None
+        for bound in bounds:
+            if bound.axis is not None:
+                continue
+            checks = []
+            if not self.facts.starts_inside(bound):
+                checks.append(self._compared("sge", bound.offset, 0))
+            if not self.facts.is_proven(bound.limit - bound.offset - 1):
+                checks.append(self._compared("slt", bound.offset, self.index(bound.limit)))
+            for check in checks:
+                found = check if found is None else self.w.binary("arith.andi", found, check)
+        return found
+
+    def _compared(self, predicate: str, expr: Expr, limit: Index) -> Value:
+        one, other = self.w.index(self.index(expr)), self.w.index(limit)
+        return self.w.compare("arith.cmpi", predicate, one, other)
+
+    def is_guarded(self, shape: Sequence[Expr], bounds: Sequence[Bound]) -> bool:
+        """Whether some lanes may hold no value, as far as is known."""
+        return any(
+            not self.facts.starts_inside(bound)
+            or not self.facts.ends_inside(
+                bound, shape[bound.axis] if bound.axis is not None else _ONE
+            )
+            for bound in bounds
+        )
+
+    def at(self, tile: TileValue, coords: Coords) -> Value:
+        """A lane, or lanes; each is computed once where it can be seen."""
+        return self._remembered((tile, coords), lambda: tile.compute(coords))
+
+    def spread(self, value: Value, coords: Coords) -> Value:
+        """A value for as many lanes as coordinates have."""
+        lanes = lanes_of(coords)
+        return self.w.splat(value, lanes) if lanes else value
+
+    # Loops
+
+    def sweep(
+        self,
+        extents: Sequence[Extent],
+        lanes: int,
+        body: Callable[[Coords], None],
+        axis: int | None = None,
+    ) -> None:
+        """Write loops over lanes, the last axis by vectors."""
+        chosen = vector_axis(extents) if axis is None else axis
+        self._sweep(extents, (), chosen, lanes, body)
+
+    def _sweep(
+        self,
+        extents: Sequence[Extent],
+        done: Coords,
+        axis: int | None,
+        lanes: int,
+        body: Callable[[Coords], None],
+    ) -> None:
+        if len(done) == len(extents):
+            body(done)
+            return
+        first, end = extents[len(done)]
+
+        def inner(coord: Coord) -> None:
+            self._sweep(extents, (*done, coord), axis, lanes, body)
+
+        if len(done) == axis and lanes > 1:
+            self.by_vectors(first, end, lanes, inner)
+        else:
+            self.one_by_one(first, end, inner)
+
+    def one_by_one(self, first: Index, end: Index, body: Callable[[Coord], None]) -> None:
+        """A loop over single lanes."""
+        if isinstance(first, int) and isinstance(end, int) and end - first <= 1:
+            if end - first == 1:
+                body(Coord(first))
+            return
+        with self.w.loop(first, end) as loop, self.scope():
+            body(Coord(loop.counter))
+
+    def by_vectors(
+        self, first: Index, end: Index, lanes: int, body: Callable[[Coord], None]
+    ) -> None:
+        """A loop over vectors of lanes, then one over the rest."""
+        middle = self.middle(first, end, lanes)
+        if isinstance(first, int) and middle == first + lanes:
+            body(Coord(first, lanes))
+        elif middle != first:
+            with self.w.loop(first, middle, lanes) as loop, self.scope():
+                body(Coord(loop.counter, lanes))
+        self.one_by_one(middle, end, body)
+
+    def middle(self, first: Index, end: Index, lanes: int) -> Index:
+        """Where vectors end."""
+        w = self.w
+        count = w.max(w.sub(end, first), 0)
+        return w.add(first, w.mul(w.floordiv(count, lanes), lanes))
+
+    # Rooms
+
+    def in_room(self, node: fx.Node, tile: TileValue) -> TileValue:
+        """Compute a tile into memory, the lanes that hold a value."""
+        if tile.room is not None:
+            return tile
+        shape = node.meta["type"].shape
+        room = self.room(shape, tile.dtype)
+        self.fill(room, tile, self.extents(shape, node.meta["valid"].bounds))
+        return self.held(room, tile.shape)
+
+    def held(self, room: Room, shape: tuple[Index, ...]) -> TileValue:
+        """The tile that lies in a room."""
+
+        def compute(coords: Coords) -> Value:
+            places = [*map(Coord, room.before), *coords]
+            return elements.loaded(
+                self.w, self.read(room.name, room.type, room.dtype, places), room.dtype
+            )
+
+        return TileValue(shape, room.dtype, compute, 1, {room.name: True}, room)
+
+    def fill(self, room: Room, tile: TileValue, extents: Sequence[Extent]) -> None:
+        """Compute lanes of a tile into a room."""
+
+        def body(coords: Coords) -> None:
+            self.put(room, coords, self.at(tile, coords))
+
+        self.sweep(extents, lanes_for(tile.dtype, extents), body)
+
+    def put(self, room: Room, coords: Coords, value: Value) -> None:
+        """Write lanes to a room."""
+        raw = elements.to_store(self.w, self.spread(value, coords), room.dtype)
+        self.write(raw, room.name, room.type, [*map(Coord, room.before), *coords])
+
+    def room(self, shape: Sequence[Expr], dtype: Dtype) -> Room:
+        """Memory for a tile, on the stack if it is small, else in the heap."""
+        sizes = [self.facts.simplified(size) for size in shape]
+        element = elements.stored(dtype)
+        numbers = [size.number for size in sizes]
+        count = dtype.itemsize
+        for number in numbers:
+            count *= number if number is not None else _LARGEST_ON_STACK + 1
+        self.rooms += 1
+        if count <= _LARGEST_ON_STACK and self.stack + count <= _STACK_BYTES:
+            self.stack += count
+            type = f"memref<{''.join(f'{n}x' for n in numbers)}{element}>"
+            self.w.top.append(f"%room{self.rooms} = memref.alloca() alignment = 64 : {type}")
+            return Room(f"%room{self.rooms}", type, (), dtype)
+        name = f"%scratch{len(self.scratch)}"
+        self.scratch.append(Scratch(name, element, tuple(sizes)))
+        dims = "".join("?x" if n is None else f"{n}x" for n in numbers)
+        return Room(name, f"memref<?x{dims}{element}>", (self.workgroup,), dtype)
+
+    # Memory
+
+    def read(self, name: str, type: str, dtype: Dtype, places: Sequence[Coord]) -> Value:
+        """Elements of a memref, as memory holds them."""
+        element, lanes = elements.stored(dtype), lanes_of(tuple(places))
+        at = [place.base for place in places]
+        if not lanes or places[-1].lanes:
+            return self.w.load(name, type, at, element, lanes)
+        parts = [
+            self.w.load(
+                name, type, [self.w.add(p.base, step if p.lanes else 0) for p in places], element, 0
+            )
+            for step in range(lanes)
+        ]
+        return self.gathered(parts)
+
+    def gathered(self, parts: Sequence[Value]) -> Value:
+        """Single values as lanes."""
+        listed = ", ".join(map(str, parts))
+        made = Value("", parts[0].element, len(parts))
+        return self.w.emit(f"vector.from_elements {listed} : {made.type}", made.element, len(parts))
+
+    def write(self, value: Value, name: str, type: str, places: Sequence[Coord]) -> None:
+        """Put elements where they belong."""
+        at = [place.base for place in places]
+        if not value.lanes or places[-1].lanes:
+            self.w.store(value, name, type, at)
+            return
+        for step in range(value.lanes):
+            part = self.lane(value, step)
+            self.w.store(
+                part, name, type, [self.w.add(p.base, step if p.lanes else 0) for p in places]
+            )
+
+    def lane(self, value: Value, step: int) -> Value:
+        """One of the lanes."""
+        return self.w.emit(
+            f"vector.extract {value}[{step}] : {value.element} from {value.type}", value.element
+        )
+
+    # Values
+
+    def evaluated(self, node: fx.Node, tile: TileValue) -> TileValue:
+        """A tile of one element, computed here."""
+        zeros = tuple(Coord(0) for _ in tile.shape)
+        valid = node.meta.get("valid")
+        condition = None if valid is None else self.condition(valid.bounds)
+        value = self.at(tile, zeros) if condition is None else self._if(condition, tile, zeros)
+        return TileValue(tile.shape, tile.dtype, lambda coords: value)
+
+    def _if(self, condition: Value, tile: TileValue, coords: Coords) -> Value:
+        """A value that is only computed if a condition holds."""
+        element = elements.carrier(tile.dtype)
+        result = self.w.fresh(element)
+        self.w.line(f"{result} = scf.if {condition} -> ({element}) {{")
+        self.w.depth += 1
+        with self.scope():
+            value = self.at(tile, coords)
+        self.w.line(f"scf.yield {value} : {element}")
+        self.w.depth -= 1
+        self.w.line("} else {")
+        self.w.line(f"  scf.yield {self.w.constant(0, element)} : {element}")
+        self.w.line("}")
+        return result
+
+    def tile(self, node: Any) -> TileValue:
+        """The tile of an operand."""
+        value = self.values[node]
+        assert isinstance(value, TileValue)
+        return value
+
+
+_ONE = Expr((((), 1),))
+
+
+def vector_axis(extents: Sequence[Extent]) -> int | None:
+    """The last axis that has more than one lane."""
+    for axis in range(len(extents) - 1, -1, -1):
+        first, end = extents[axis]
+        if not (isinstance(first, int) and isinstance(end, int) and end - first <= 1):
+            return axis
+    return None
+
+
+def lanes_for(dtype: Dtype, extents: Sequence[Extent]) -> int:
+    """How many lanes to compute at once: a power of two that the axis has."""
+    lanes = _VECTOR_BYTES // max(dtype.itemsize, 4)
+    axis = vector_axis(extents)
+    if axis is None:
+        return 0
+    first, end = extents[axis]
+    if isinstance(first, int) and isinstance(end, int):
+        while lanes > end - first:
+            lanes //= 2
+    return lanes if lanes > 1 else 0
+
+
+def _is_region(node: fx.Node) -> bool:
+    return isinstance(node.target, Op) and node.target.name in ("for_op", "while_op")

@@ -1,0 +1,221 @@
+"""Rules of loads and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from turbine.kernel.algebra import Expr
+from turbine.kernel.backends.iree import elements
+from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source, lanes_for
+from turbine.kernel.backends.iree.pointwise import broadcast_coords
+from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads, lanes_of
+from turbine.kernel.backends.iree.writer import Index, Value
+from turbine.kernel.lang import memory
+from turbine.kernel.types import BOOL
+
+
+def source(emitter: Emitter, node: Any) -> Source:
+    """The buffer that a node stands for."""
+    found = emitter.values[node]
+    assert isinstance(found, Source)
+    return found
+
+
+def _load(emitter: Emitter, node: fx.Node) -> TileValue:
+    buffer = source(emitter, node.args[0])
+    offsets = [emitter.index(offset) for offset in node.args[1]]  # type: ignore[union-attr,arg-type]
+
+    def compute(coords: Coords) -> Value:
+        places = [*map(Coord, buffer.before), *moved(emitter, coords, offsets)]
+        raw = emitter.read(buffer.name, buffer.type, buffer.dtype, places)
+        return elements.loaded(emitter.w, raw, buffer.dtype)
+
+    tile = TileValue(emitter.sizes(node.meta["type"].shape), buffer.dtype, compute, 1)
+    return now(emitter, node, tile) if buffer.is_written else tile
+
+
+def moved(emitter: Emitter, coords: Coords, offsets: Sequence[Index]) -> list[Coord]:
+    """Where the lanes of a block are in its buffer."""
+    pairs = zip(coords, offsets, strict=True)
+    return [Coord(emitter.w.add(coord.base, offset), coord.lanes) for coord, offset in pairs]
+
+
+def now(emitter: Emitter, node: fx.Node, tile: TileValue) -> TileValue:
+    """A tile as it is at this point of the program, before something else is written."""
+    return emitter.evaluated(node, tile) if tile.is_single else emitter.in_room(node, tile)
+
+
+def _gather(emitter: Emitter, node: fx.Node) -> TileValue:
+    buffer = source(emitter, node.args[0])
+    index = [emitter.tile(i) for i in node.args[1]]  # type: ignore[union-attr]
+    shape = emitter.sizes(node.meta["type"].shape)
+
+    def compute(coords: Coords) -> Value:
+        return by_lane(emitter, coords, lambda one: _element(emitter, buffer, index, one))
+
+    weight = 4 + sum(i.weight for i in index)
+    reads = joined_reads(index, in_place=True)
+    tile = TileValue(shape, buffer.dtype, compute, weight, reads)
+    return now(emitter, node, tile) if buffer.is_written else tile
+
+
+def by_lane(emitter: Emitter, coords: Coords, compute: Callable[[Coords], Value]) -> Value:
+    """Lanes that are computed one after the other."""
+    lanes = lanes_of(coords)
+    if not lanes:
+        return compute(coords)
+    return emitter.gathered([compute(single(emitter, coords, step)) for step in range(lanes)])
+
+
+def single(emitter: Emitter, coords: Coords, step: int) -> Coords:
+    """One of the lanes that coordinates stand for."""
+    return tuple(Coord(emitter.w.add(c.base, step)) if c.lanes else c for c in coords)
+
+
+def _element(emitter: Emitter, buffer: Source, index: Sequence[TileValue], coords: Coords) -> Value:
+    """An element, or zero where the index names none."""
+    w = emitter.w
+    places = indices(emitter, index, coords)
+    inside = is_inside(emitter, buffer, places)
+    element = elements.carrier(buffer.dtype)
+    result = w.fresh(element)
+    w.line(f"{result} = scf.if {inside} -> ({element}) {{")
+    at = [*map(Coord, buffer.before), *map(Coord, places)]
+    raw = emitter.read(buffer.name, buffer.type, buffer.dtype, at)
+    value = elements.loaded(w, raw, buffer.dtype)
+    w.line(f"scf.yield {value} : {element}")
+    w.line("} else {")
+    w.line(f"  scf.yield {w.constant(0, element)} : {element}")
+    w.line("}")
+    return result
+
+
+def indices(emitter: Emitter, index: Sequence[TileValue], coords: Coords) -> list[Value]:
+    """What tiles of integers name, as indices."""
+    values = [emitter.at(i, broadcast_coords(i, coords)) for i in index]
+    return [emitter.w.convert("arith.index_cast", value, "index") for value in values]
+
+
+def is_inside(emitter: Emitter, buffer: Source, places: Sequence[Value]) -> Value:
+    """Whether indices name an element."""
+    w = emitter.w
+    holds: Value | None = None
+    for place, size in zip(places, buffer.shape, strict=True):
+        # Negative ones are large where no sign is seen.
+        check = w.compare("arith.cmpi", "ult", place, w.index(size))
+        holds = check if holds is None else w.binary("arith.andi", holds, check)
+    return w.constant(True, "i1") if holds is None else holds
+
+
+def _in_bounds(emitter: Emitter, node: fx.Node) -> TileValue:
+    buffer = source(emitter, node.args[0])
+    index = [emitter.tile(i) for i in node.args[1]]  # type: ignore[union-attr]
+
+    def compute(coords: Coords) -> Value:
+        w, holds = emitter.w, None
+        for one, size in zip(index, buffer.shape, strict=True):
+            value = emitter.at(one, broadcast_coords(one, coords))
+            limit = w.convert("arith.index_cast", w.index(size), "i64")
+            spread = w.splat(limit, value.lanes) if value.lanes else limit
+            check = w.compare("arith.cmpi", "ult", value, spread)
+            holds = check if holds is None else w.binary("arith.andi", holds, check)
+        return w.constant(True, "i1") if holds is None else holds
+
+    weight = 2 + sum(i.weight for i in index)
+    reads = joined_reads(index, in_place=True)
+    return TileValue(emitter.sizes(node.meta["type"].shape), BOOL, compute, weight, reads)
+
+
+def _store(emitter: Emitter, node: fx.Node) -> None:
+    buffer, value = source(emitter, node.args[0]), emitter.tile(node.args[2])
+    offsets = [emitter.index(offset) for offset in node.args[1]]  # type: ignore[union-attr,arg-type]
+
+    def body(coords: Coords) -> None:
+        places = [*map(Coord, buffer.before), *moved(emitter, coords, offsets)]
+        raw = emitter.spread(emitter.at(value, coords), coords)
+        emitter.write(
+            elements.to_store(emitter.w, raw, buffer.dtype), buffer.name, buffer.type, places
+        )
+
+    each_lane(emitter, node, node.args[2], body)
+
+
+def _scatter(emitter: Emitter, node: fx.Node) -> None:
+    buffer, value = source(emitter, node.args[0]), emitter.tile(node.args[2])
+    index = [emitter.tile(i) for i in node.args[1]]  # type: ignore[union-attr]
+
+    def body(coords: Coords) -> None:
+        places = [*map(Coord, buffer.before), *map(Coord, indices(emitter, index, coords))]
+        raw = elements.to_store(emitter.w, emitter.at(value, coords), buffer.dtype)
+        emitter.write(raw, buffer.name, buffer.type, places)
+
+    each_lane(emitter, node, node.args[2], body)
+
+
+def each_lane(
+    emitter: Emitter, node: fx.Node, operand: Any, body: Callable[[Coords], None]
+) -> None:
+    """Do something for the lanes of an operand that take part: by vectors, or under masks."""
+    shape: Sequence[Expr] = operand.meta["type"].shape
+    bounds: Any = node.kwargs["bounds"]
+    masks = [emitter.tile(mask) for mask in node.kwargs["masks"]]  # type: ignore[union-attr]
+    dtype = operand.meta["type"].dtype
+
+    def masked(coords: Coords) -> None:
+        taking = mask_at(emitter, masks, coords)
+        if taking is None:
+            body(coords)
+            return
+        with emitter.w.branch(taking), emitter.scope():
+            body(coords)
+
+    extents = emitter.extents(shape, bounds)
+    condition = emitter.condition(bounds) if not extents else None
+    lanes = 0 if masks or node.target is memory.scatter else lanes_for(dtype, extents)
+    if condition is None:
+        emitter.sweep(extents, lanes, masked)
+        return
+    with emitter.w.branch(condition), emitter.scope():
+        emitter.sweep(extents, lanes, masked)
+
+
+def mask_at(emitter: Emitter, masks: Sequence[TileValue], coords: Coords) -> Value | None:
+    """Whether lanes fulfil masks; None: there are none."""
+    taking: Value | None = None
+    for mask in masks:
+        holds = emitter.spread(emitter.at(mask, broadcast_coords(mask, coords)), coords)
+        taking = holds if taking is None else emitter.w.binary("arith.andi", taking, holds)
+    return taking
+
+
+def _fill_missing(emitter: Emitter, node: fx.Node) -> TileValue:
+    """Everything is filled, then what holds a value is put over it."""
+    tile, other = emitter.tile(node.args[0]), emitter.tile(node.args[1])
+    type = node.meta["type"]
+    room = emitter.room(type.shape, type.dtype)
+    emitter.fill(room, other, emitter.extents(type.shape, ()))
+    each_lane(
+        emitter,
+        node,
+        node.args[0],
+        lambda coords: emitter.put(room, coords, emitter.at(tile, coords)),
+    )
+    return emitter.held(room, emitter.sizes(type.shape))
+
+
+def _to_index(emitter: Emitter, node: fx.Node) -> None:
+    tile, symbol = emitter.tile(node.args[0]), node.args[1]
+    value = emitter.at(tile, ())
+    emitter.known[symbol] = emitter.w.convert("arith.index_cast", value, "index")  # type: ignore[index]
+
+
+RULES[memory.load] = _load
+RULES[memory.gather] = _gather
+RULES[memory.in_bounds] = _in_bounds
+RULES[memory.store] = _store
+RULES[memory.scatter] = _scatter
+RULES[memory.fill_missing] = _fill_missing
+RULES[memory.to_index] = _to_index

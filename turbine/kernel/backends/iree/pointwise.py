@@ -1,0 +1,346 @@
+"""Rules of ops on single elements: what to write for each kind of element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from turbine.dtypes import Dtype
+from turbine.kernel.backends.iree import elements, vector_math
+from turbine.kernel.backends.iree.casting import converted, reinterpreted
+from turbine.kernel.backends.iree.emitter import RULES, Emitter
+from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads
+from turbine.kernel.backends.iree.writer import Value, Writer
+from turbine.kernel.lang import arithmetic, casting, functions
+from turbine.kernel.op import Op
+
+# Operands of one type in, the result out.
+Form = Callable[[Writer, Dtype, Sequence[Value]], Value]
+
+
+def _plain(by_kind: dict[str, str]) -> Form:
+    """An op of MLIR's for each kind of element."""
+
+    def form(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+        name = by_kind[dtype.kind]
+        return w.binary(name, *values) if len(values) == 2 else w.unary(name, *values)
+
+    return form
+
+
+def _numeric(name: str) -> Form:
+    whole = f"arith.{name}i"
+    return _plain({"float": f"arith.{name}f", "int": whole, "uint": whole})
+
+
+def _bits(name: str) -> Form:
+    return _plain(dict.fromkeys(("bool", "int", "uint"), f"arith.{name}"))
+
+
+def _extreme(name: str) -> Form:
+    kinds = {"float": f"arith.{name}imumf", "int": f"arith.{name}si", "uint": f"arith.{name}ui"}
+    return _plain(kinds | {"bool": f"arith.{name}ui"})
+
+
+def _comparison(of_floats: str, of_integers: str) -> Form:
+    def form(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+        if dtype.kind == "float":
+            return w.compare("arith.cmpf", of_floats, *values)
+        sign = "" if of_integers in ("eq", "ne") else "s" if dtype.kind == "int" else "u"
+        return w.compare("arith.cmpi", f"{sign}{of_integers}", *values)
+
+    return form
+
+
+def _function(name: str) -> Form:
+    def form(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+        return vector_math.FUNCTIONS[name](w, *values)
+
+    return form
+
+
+def _negated(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+    (x,) = values
+    if dtype.kind == "float":
+        return w.unary("arith.negf", x)
+    return w.binary("arith.subi", w.constant(0, x.element, x.lanes), x)
+
+
+def _absolute(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+    (x,) = values
+    if dtype.kind == "uint":
+        return x
+    return w.unary("math.absf" if dtype.kind == "float" else "math.absi", x)
+
+
+def _not(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+    (x,) = values
+    return w.binary(
+        "arith.xori", x, w.constant(True if x.element == "i1" else -1, x.element, x.lanes)
+    )
+
+
+def _floor_divided(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+    x, y = values
+    if dtype.kind == "float":
+        return _float_floor(w, x, y)
+    op = "arith.floordivsi" if dtype.kind == "int" else "arith.divui"
+    return _divided(
+        w, dtype, x, y, op, w.binary("arith.subi", w.constant(0, x.element, x.lanes), x)
+    )
+
+
+def _remainder(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+    x, y = values
+    if dtype.kind == "float":
+        return _float_remainder(w, x, y)
+    zero = w.constant(0, x.element, x.lanes)
+    if dtype.kind == "uint":
+        return _divided(w, dtype, x, y, "arith.remui", zero)
+    safe, _, _ = _safe_divisor(w, dtype, y)
+    quotient = w.binary("arith.floordivsi", x, safe)
+    rest = w.binary("arith.subi", x, w.binary("arith.muli", quotient, safe))
+    by_zero = w.compare("arith.cmpi", "eq", y, zero)
+    by_less = w.compare("arith.cmpi", "eq", y, w.constant(-1, x.element, x.lanes))
+    return w.select(w.binary("arith.ori", by_zero, by_less), zero, rest)
+
+
+def _divided(w: Writer, dtype: Dtype, x: Value, y: Value, op: str, by_less_one: Value) -> Value:
+    """A division that never traps: by zero it is zero, by -1 it is given."""
+    safe, by_zero, by_less = _safe_divisor(w, dtype, y)
+    result = w.binary(op, x, safe)
+    if by_less is not None:
+        result = w.select(by_less, by_less_one, result)
+    return w.select(by_zero, w.constant(0, x.element, x.lanes), result)
+
+
+def _safe_divisor(w: Writer, dtype: Dtype, y: Value) -> tuple[Value, Value, Value | None]:
+    one = w.constant(1, y.element, y.lanes)
+    by_zero = w.compare("arith.cmpi", "eq", y, w.constant(0, y.element, y.lanes))
+    safe = w.select(by_zero, one, y)
+    if dtype.kind == "uint":
+        return safe, by_zero, None
+    by_less = w.compare("arith.cmpi", "eq", y, w.constant(-1, y.element, y.lanes))
+    return w.select(by_less, one, safe), by_zero, by_less
+
+
+def _float_rest(w: Writer, x: Value, y: Value) -> tuple[Value, Value, Value]:
+    """x, y and what is left of x by y, of x's sign, in f64."""
+    if x.element == "f32":
+        x, y = w.convert("arith.extf", x, "f64"), w.convert("arith.extf", y, "f64")
+    whole = w.unary("math.trunc", w.binary("arith.divf", x, y))
+    rest = w.emit(f"math.fma {w.unary('arith.negf', whole)}, {y}, {x} : {x.type}", "f64", x.lanes)
+    # The quotient may have been rounded up to the next integer.
+    size = w.unary("math.absf", y)
+    zero = w.constant(0.0, "f64", x.lanes)
+    flipped = w.binary("arith.mulf", rest, x)
+    too_low = w.compare("arith.cmpf", "olt", flipped, zero)
+    signed = w.emit(f"math.copysign {size}, {x} : {x.type}", "f64", x.lanes)
+    rest = w.select(too_low, w.binary("arith.addf", rest, signed), rest)
+    # Of a finite number and an infinite one, the number is left.
+    endless = w.compare("arith.cmpf", "oeq", size, w.constant(float("inf"), "f64", x.lanes))
+    finite = w.compare(
+        "arith.cmpf", "olt", w.unary("math.absf", x), w.constant(float("inf"), "f64", x.lanes)
+    )
+    return x, y, w.select(w.binary("arith.andi", endless, finite), x, rest)
+
+
+def _float_remainder(w: Writer, x: Value, y: Value) -> Value:
+    wide, by, rest = _float_rest(w, x, y)
+    return _back(w, _of_sign(w, rest, by)[0], x.element)
+
+
+def _of_sign(w: Writer, rest: Value, by: Value) -> tuple[Value, Value]:
+    """What is left, of the divisor's sign, and whether that changed it."""
+    zero = w.constant(0.0, "f64", rest.lanes)
+    differs = w.compare("arith.cmpf", "olt", w.binary("arith.mulf", rest, by), zero)
+    return w.select(differs, w.binary("arith.addf", rest, by), rest), differs
+
+
+def _float_floor(w: Writer, x: Value, y: Value) -> Value:
+    wide, by, rest = _float_rest(w, x, y)
+    quotient = w.binary("arith.divf", w.binary("arith.subf", wide, rest), by)
+    _, differs = _of_sign(w, rest, by)
+    one = w.constant(1.0, "f64", x.lanes)
+    quotient = w.unary("math.roundeven", quotient)
+    lowered = w.select(differs, w.binary("arith.subf", quotient, one), quotient)
+    zero = w.constant(0.0, "f64", x.lanes)
+    by_zero = w.compare("arith.cmpf", "oeq", by, zero)
+    chosen = w.select(by_zero, w.binary("arith.divf", wide, by), lowered)
+    return _back(w, chosen, x.element)
+
+
+def _back(w: Writer, value: Value, element: str) -> Value:
+    return value if element == "f64" else w.convert("arith.truncf", value, element)
+
+
+def _shifted(op: str, beyond: Callable[[Writer, Value, int], Value]) -> Form:
+    def form(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+        x, y = values
+        bits = w.constant(dtype.bits, x.element, x.lanes)
+        name = op if dtype.kind == "int" or op == "arith.shli" else "arith.shrui"
+        inside = w.compare("arith.cmpi", "ult", y, bits)
+        by = w.select(inside, y, w.constant(0, x.element, x.lanes))
+        return w.select(inside, w.binary(name, x, by), beyond(w, x, dtype.bits))
+
+    return form
+
+
+def _nothing(w: Writer, x: Value, bits: int) -> Value:
+    return w.constant(0, x.element, x.lanes)
+
+
+def _sign(w: Writer, x: Value, bits: int) -> Value:
+    return w.binary("arith.shrsi", x, w.constant(bits - 1, x.element, x.lanes))
+
+
+def _right(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+    beyond = _sign if dtype.kind == "int" else _last_bit
+    return _shifted("arith.shrsi", beyond)(w, dtype, values)
+
+
+def _last_bit(w: Writer, x: Value, bits: int) -> Value:
+    return w.binary("arith.shrui", x, w.constant(bits - 1, x.element, x.lanes))
+
+
+def _clamped(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+    x, low, high = values
+    return _extreme("min")(w, dtype, [_extreme("max")(w, dtype, [x, low]), high])
+
+
+def _fused(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+    x, y, z = values
+    return w.emit(f"math.fma {x}, {y}, {z} : {x.type}", x.element, x.lanes)
+
+
+def _chosen(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+    return w.select(*values)
+
+
+# What each op writes, and about what it costs.
+FORMS: dict[Op, tuple[Form, int]] = {
+    arithmetic.add: (_numeric("add"), 1),
+    arithmetic.sub: (_numeric("sub"), 1),
+    arithmetic.mul: (_numeric("mul"), 1),
+    arithmetic.truediv: (_plain({"float": "arith.divf"}), 4),
+    arithmetic.floordiv: (_floor_divided, 12),
+    arithmetic.mod: (_remainder, 12),
+    arithmetic.pow: (_function("pow"), 40),
+    arithmetic.neg: (_negated, 1),
+    arithmetic.abs: (_absolute, 1),
+    arithmetic.less: (_comparison("olt", "lt"), 1),
+    arithmetic.less_equal: (_comparison("ole", "le"), 1),
+    arithmetic.greater: (_comparison("ogt", "gt"), 1),
+    arithmetic.greater_equal: (_comparison("oge", "ge"), 1),
+    arithmetic.equal: (_comparison("oeq", "eq"), 1),
+    arithmetic.not_equal: (_comparison("une", "ne"), 1),
+    arithmetic.bitwise_and: (_bits("andi"), 1),
+    arithmetic.bitwise_or: (_bits("ori"), 1),
+    arithmetic.bitwise_xor: (_bits("xori"), 1),
+    arithmetic.bitwise_not: (_not, 1),
+    arithmetic.shift_left: (_shifted("arith.shli", _nothing), 3),
+    arithmetic.shift_right: (_right, 3),
+    arithmetic.logical_and: (_bits("andi"), 1),
+    arithmetic.logical_or: (_bits("ori"), 1),
+    arithmetic.logical_not: (_not, 1),
+    arithmetic.minimum: (_extreme("min"), 1),
+    arithmetic.maximum: (_extreme("max"), 1),
+    arithmetic.clamp: (_clamped, 2),
+    arithmetic.fma: (_fused, 1),
+    arithmetic.where: (_chosen, 1),
+    functions.exp: (_function("exp"), 12),
+    functions.exp2: (_function("exp2"), 12),
+    functions.expm1: (_function("expm1"), 16),
+    functions.log: (_function("log"), 12),
+    functions.log2: (_function("log2"), 12),
+    functions.log1p: (_function("log1p"), 16),
+    functions.sqrt: (_function("sqrt"), 5),
+    functions.rsqrt: (_function("rsqrt"), 7),
+    functions.tanh: (_function("tanh"), 14),
+    functions.sin: (_function("sin"), 16),
+    functions.cos: (_function("cos"), 16),
+    functions.erf: (_function("erf"), 16),
+    functions.sigmoid: (_function("sigmoid"), 14),
+    functions.floor: (_function("floor"), 1),
+    functions.ceil: (_function("ceil"), 1),
+    functions.round: (_function("round"), 1),
+    functions.trunc: (_function("trunc"), 1),
+}
+
+
+def _rule(form: Form, cost: int) -> Callable[[Emitter, fx.Node], TileValue]:
+    def rule(emitter: Emitter, node: fx.Node) -> TileValue:
+        kinds = [operand.meta["type"].dtype for operand in node.args]  # type: ignore[union-attr]
+        return combined(emitter, node, form, cost, kinds[-1])
+
+    return rule
+
+
+def combined(
+    emitter: Emitter, node: fx.Node, form: Form, cost: int, computed_in: Dtype
+) -> TileValue:
+    """A tile whose lanes are computed from those of its operands."""
+    type = node.meta["type"]
+    shape = emitter.sizes(type.shape)
+    operands = [_operand(emitter, operand, shape) for operand in node.args]
+
+    def compute(coords: Coords) -> Value:
+        values = [emitter.at(operand, broadcast_coords(operand, coords)) for operand in operands]
+        lanes = max(value.lanes for value in values)
+        alike = [emitter.w.splat(value, lanes) if lanes else value for value in values]
+        made = form(emitter.w, computed_in, alike)
+        return elements.rounded(emitter.w, made, type.dtype)
+
+    weight = cost + sum(operand.weight for operand in operands)
+    return TileValue(shape, type.dtype, compute, weight, joined_reads(operands, in_place=True))
+
+
+def _operand(emitter: Emitter, node: Any, shape: Sequence[Any]) -> TileValue:
+    """An operand; one that would be computed again for every lane is computed first."""
+    tile = emitter.tile(node)
+    if tile.weight > 1 and tile.room is None and is_repeated(tile, shape):
+        tile = emitter.values[node] = emitter.in_room(node, tile)
+    return tile
+
+
+def is_repeated(tile: TileValue, shape: Sequence[Any]) -> bool:
+    """Whether a shape has more lanes than the tile that is broadcast to it."""
+    padded = (1,) * (len(shape) - len(tile.shape)) + tile.shape
+    return any(old == 1 and new != 1 for old, new in zip(padded, shape, strict=True))
+
+
+def broadcast_coords(tile: TileValue, coords: Coords) -> Coords:
+    """Where the lanes of a larger tile are in one that is broadcast to it."""
+    own = coords[len(coords) - len(tile.shape) :]
+    return tuple(
+        Coord(0) if size == 1 else coord for size, coord in zip(tile.shape, own, strict=True)
+    )
+
+
+RULES.update({made: _rule(form, cost) for made, (form, cost) in FORMS.items()})
+
+
+def _to_dtype(emitter: Emitter, node: fx.Node) -> TileValue:
+    return _elementwise(emitter, node, converted)
+
+
+def _bitcast(emitter: Emitter, node: fx.Node) -> TileValue:
+    return _elementwise(emitter, node, reinterpreted)
+
+
+def _elementwise(
+    emitter: Emitter, node: fx.Node, convert: Callable[[Writer, Value, Dtype, Dtype], Value]
+) -> TileValue:
+    tile, to = emitter.tile(node.args[0]), node.args[1]
+    assert isinstance(to, Dtype)
+
+    def compute(coords: Coords) -> Value:
+        return convert(emitter.w, emitter.at(tile, coords), tile.dtype, to)
+
+    return TileValue(tile.shape, to, compute, tile.weight + 1, tile.reads)
+
+
+RULES[casting.to_dtype] = _to_dtype
+RULES[casting.bitcast] = _bitcast

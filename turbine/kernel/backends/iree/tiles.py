@@ -1,0 +1,62 @@
+"""Tiles while code is written: functions of a lane's coordinates, or memory that holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from turbine.dtypes import Dtype
+from turbine.kernel.backends.iree.writer import Index, Value
+
+
+@dataclass(frozen=True)
+class Coord:
+    """A lane's place along an axis, or the first of as many lanes next to each other."""
+
+    base: Index
+    lanes: int = 0
+
+
+Coords = tuple[Coord, ...]
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory for a tile, of one workgroup's own: a memref, and indices before the tile's axes."""
+
+    name: str
+    type: str
+    before: tuple[Index, ...]
+    dtype: Dtype
+
+
+@dataclass(eq=False)
+class TileValue:
+    """A tile: its sizes, its element type, and how a lane is computed when it is asked for."""
+
+    shape: tuple[Index, ...]
+    dtype: Dtype
+    compute: Callable[[Coords], Value]
+    weight: int = 0  # what a lane costs, about; 0: nothing to speak of
+    # Rooms it reads when it is asked: True where only at the lane's own place.
+    reads: Mapping[str, bool] = field(default_factory=dict)
+    room: Room | None = None  # where it lies, if it does
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it has one element."""
+        return all(size == 1 for size in self.shape)
+
+
+def lanes_of(coords: Coords) -> int:
+    """How many lanes coordinates stand for; 0: one."""
+    return max((coord.lanes for coord in coords), default=0)
+
+
+def joined_reads(tiles: list[TileValue], *, in_place: bool) -> dict[str, bool]:
+    """What tiles read, for one that is computed from them."""
+    reads: dict[str, bool] = {}
+    for tile in tiles:
+        for room, same in tile.reads.items():
+            reads[room] = reads.get(room, True) and same and in_place
+    return reads

@@ -1,0 +1,259 @@
+"""Rules of ops that make tiles out of nothing, or show a tile's lanes in other places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Expr
+from turbine.kernel.backends.iree import elements
+from turbine.kernel.backends.iree.casting import converted
+from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
+from turbine.kernel.backends.iree.pointwise import broadcast_coords
+from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads, lanes_of
+from turbine.kernel.backends.iree.writer import Index, Value
+from turbine.kernel.lang import creation, shapes
+from turbine.kernel.types import BOOL, I64
+
+# Creation
+
+
+def _constant(emitter: Emitter, node: fx.Node) -> TileValue:
+    dtype, number = node.args[1], node.args[2]
+    assert isinstance(dtype, Dtype)
+    value = elements.number(emitter.w, number, dtype)  # type: ignore[arg-type]
+    shape = emitter.sizes(node.meta["type"].shape)
+    return TileValue(shape, dtype, lambda coords: value)
+
+
+def _from_index(emitter: Emitter, node: fx.Node) -> TileValue:
+    expr, dtype = node.args
+    assert isinstance(expr, Expr) and isinstance(dtype, Dtype)
+    value = as_number(emitter, emitter.index(expr), dtype)
+    return TileValue((), dtype, lambda coords: value)
+
+
+def as_number(emitter: Emitter, index: Index, dtype: Dtype) -> Value:
+    """A size to compute with."""
+    w = emitter.w
+    return converted(w, w.convert("arith.index_cast", w.index(index), "i64"), I64, dtype)
+
+
+def _arange(emitter: Emitter, node: fx.Node) -> TileValue:
+    _, start, dtype = node.args
+    assert isinstance(start, Expr) and isinstance(dtype, Dtype)
+    first = emitter.index(start)
+
+    def compute(coords: Coords) -> Value:
+        return counted(emitter, coords[0], first, dtype)
+
+    return TileValue(emitter.sizes(node.meta["type"].shape), dtype, compute)
+
+
+def counted(emitter: Emitter, coord: Coord, first: Index, dtype: Dtype) -> Value:
+    """first + lane, for the lanes of a coordinate."""
+    w = emitter.w
+    wide = w.convert("arith.index_cast", w.index(w.add(coord.base, first)), "i64")
+    if coord.lanes:
+        lanes = coord.lanes
+        wide = w.binary("arith.addi", w.splat(wide, lanes), w.steps("i64", lanes))
+    return converted(w, wide, I64, dtype)
+
+
+RULES[creation.constant] = _constant
+RULES[creation.from_index] = _from_index
+RULES[creation.arange] = _arange
+
+# Views: where a lane of the result is in the operand
+
+
+def _view(
+    emitter: Emitter, node: fx.Node, place: Callable[[Coords], Coords], operand: Any = None
+) -> TileValue:
+    tile = emitter.tile(node.args[0] if operand is None else operand)
+
+    def compute(coords: Coords) -> Value:
+        return emitter.at(tile, place(coords))
+
+    shape = emitter.sizes(node.meta["type"].shape)
+    return TileValue(shape, tile.dtype, compute, tile.weight, joined_reads([tile], in_place=False))
+
+
+def _transpose(emitter: Emitter, node: fx.Node) -> TileValue:
+    order: Sequence[int] = node.args[1]  # type: ignore[assignment]
+    back = [list(order).index(axis) for axis in range(len(order))]
+    return _view(emitter, node, lambda coords: tuple(coords[axis] for axis in back))
+
+
+def _expand_dims(emitter: Emitter, node: fx.Node) -> TileValue:
+    axis: int = node.args[1]  # type: ignore[assignment]
+    return _view(emitter, node, lambda coords: coords[:axis] + coords[axis + 1 :])
+
+
+def _squeeze(emitter: Emitter, node: fx.Node) -> TileValue:
+    axis: int = node.args[1]  # type: ignore[assignment]
+    return _view(emitter, node, lambda coords: (*coords[:axis], Coord(0), *coords[axis:]))
+
+
+def _broadcast_to(emitter: Emitter, node: fx.Node) -> TileValue:
+    tile = emitter.tile(node.args[0])
+    return _view(emitter, node, lambda coords: broadcast_coords(tile, coords))
+
+
+def _slice(emitter: Emitter, node: fx.Node) -> TileValue:
+    _, axis, start, _, step = node.args
+    assert isinstance(axis, int) and isinstance(start, Expr) and isinstance(step, int)
+    first = emitter.index(start)
+    if step != 1:
+        _hold_guarded(emitter, node.args[0])
+    w = emitter.w
+
+    def place(coords: Coords) -> Coords:
+        own = coords[axis]
+        moved = Coord(w.add(w.mul(own.base, step), first), own.lanes)
+        return (*coords[:axis], moved, *coords[axis + 1 :])
+
+    if step == 1:
+        return _view(emitter, node, place)
+    return _one_by_one(emitter, _view(emitter, node, place), axis)
+
+
+def _reshape(emitter: Emitter, node: fx.Node) -> TileValue:
+    _hold_guarded(emitter, node.args[0])
+    old = emitter.tile(node.args[0]).shape
+    new = emitter.sizes(node.meta["type"].shape)
+
+    def place(coords: Coords) -> Coords:
+        return _unravelled(emitter, _ravelled(emitter, coords, new), old)
+
+    tile = _view(emitter, node, place)
+    kept = bool(old and new) and old[-1] == new[-1]
+    return tile if kept else _one_by_one(emitter, tile, None)
+
+
+def _hold_guarded(emitter: Emitter, operand: Any) -> None:
+    """Compute a tile first whose lanes do not all hold a value: a view would lose which do."""
+    tile, valid = emitter.tile(operand), operand.meta["valid"]
+    if valid.bounds and emitter.is_guarded(operand.meta["type"].shape, valid.bounds):
+        emitter.values[operand] = emitter.in_room(operand, tile)
+
+
+def _one_by_one(emitter: Emitter, tile: TileValue, axis: int | None) -> TileValue:
+    """A tile whose neighbours (along an axis, or any) are no neighbours where they come from."""
+
+    def compute(coords: Coords) -> Value:
+        lanes = lanes_of(coords)
+        along = [place for place, coord in enumerate(coords) if coord.lanes]
+        if not lanes or (axis is not None and along != [axis]):
+            return tile.compute(coords)
+        parts = [tile.compute(_single(emitter, coords, step)) for step in range(lanes)]
+        return emitter.gathered(parts)
+
+    return TileValue(tile.shape, tile.dtype, compute, tile.weight + 1, tile.reads)
+
+
+def _single(emitter: Emitter, coords: Coords, step: int) -> Coords:
+    return tuple(Coord(emitter.w.add(c.base, step)) if c.lanes else c for c in coords)
+
+
+def _ravelled(emitter: Emitter, coords: Coords, shape: Sequence[Index]) -> Coord:
+    """The place of a lane when all are in line."""
+    w, base, lanes = emitter.w, 0, lanes_of(coords)
+    place: Index = base
+    for coord, size in zip(coords, shape, strict=True):
+        place = w.add(w.mul(place, size), coord.base)
+    return Coord(place, lanes)
+
+
+def _unravelled(emitter: Emitter, place: Coord, shape: Sequence[Index]) -> Coords:
+    w, rest = emitter.w, place.base
+    coords: list[Coord] = []
+    for axis in range(len(shape) - 1, -1, -1):
+        lanes = place.lanes if axis == len(shape) - 1 else 0
+        own = w.mod(rest, shape[axis]) if axis else rest
+        coords.append(Coord(own, lanes))
+        rest = w.floordiv(rest, shape[axis]) if axis else rest
+    return tuple(reversed(coords))
+
+
+def _concatenate(emitter: Emitter, node: fx.Node) -> TileValue:
+    operands, axis = node.args
+    assert isinstance(axis, int)
+    type = node.meta["type"]
+    room = emitter.room(type.shape, type.dtype)
+    start: Index = 0
+    for operand in operands:  # type: ignore[union-attr]
+        part = emitter.tile(operand)
+        _put_behind(emitter, operand, part, room, axis, start)
+        start = emitter.w.add(start, part.shape[axis])
+    return emitter.held(room, emitter.sizes(type.shape))
+
+
+def _put_behind(
+    emitter: Emitter, operand: Any, part: TileValue, room: Any, axis: int, start: Index
+) -> None:
+    extents = emitter.extents(operand.meta["type"].shape, operand.meta["valid"].bounds)
+
+    def body(coords: Coords) -> None:
+        own = coords[axis]
+        moved = Coord(emitter.w.add(own.base, start), own.lanes)
+        emitter.put(room, (*coords[:axis], moved, *coords[axis + 1 :]), emitter.at(part, coords))
+
+    emitter.sweep(extents, lanes_for(part.dtype, extents), body)
+
+
+def _mask_of(emitter: Emitter, node: fx.Node) -> TileValue:
+    """Whether lanes fulfil the conditions that the node has."""
+    shape: Sequence[Expr] = node.args[0]  # type: ignore[assignment]
+    bounds: Any = node.kwargs["bounds"]
+    masks = [emitter.tile(mask) for mask in node.kwargs["masks"]]  # type: ignore[union-attr]
+    extents = emitter.extents(shape, bounds)
+    sizes = emitter.sizes(shape)
+
+    def compute(coords: Coords) -> Value:
+        w = emitter.w
+        holds = w.constant(True, "i1")
+        rows = zip(coords, extents, sizes, strict=True)
+        checks = [_inside(emitter, coord, extent, size) for coord, extent, size in rows]
+        checks += [emitter.at(mask, broadcast_coords(mask, coords)) for mask in masks]
+        lanes = lanes_of(coords)
+        for check in checks:
+            if check is not None:
+                holds = w.binary(
+                    "arith.andi",
+                    w.splat(holds, lanes) if lanes else holds,
+                    emitter.spread(check, coords),
+                )
+        return holds
+
+    return TileValue(sizes, BOOL, compute, 2)
+
+
+def _inside(emitter: Emitter, coord: Coord, extent: Any, size: Index) -> Value | None:
+    """Whether lanes lie in an extent; None: all of them do."""
+    w, (first, end) = emitter.w, extent
+    place = None
+    found: Value | None = None
+    for predicate, limit, nothing in (("sge", first, 0), ("slt", end, size)):
+        if limit == nothing:
+            continue
+        if place is None:
+            place = counted(emitter, coord, 0, I64)
+        bound = w.convert("arith.index_cast", w.index(limit), "i64")
+        other = w.splat(bound, place.lanes) if place.lanes else bound
+        check = w.compare("arith.cmpi", predicate, place, other)
+        found = check if found is None else w.binary("arith.andi", found, check)
+    return found
+
+
+RULES[shapes.transpose] = _transpose
+RULES[shapes.expand_dims] = _expand_dims
+RULES[shapes.squeeze] = _squeeze
+RULES[shapes.broadcast_to] = _broadcast_to
+RULES[shapes.slice_] = _slice
+RULES[shapes.reshape] = _reshape
+RULES[shapes.concatenate] = _concatenate
+RULES[shapes.mask_of] = _mask_of

@@ -1,0 +1,75 @@
+"""What is known about sizes when code is made, and what was used of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from turbine.kernel.algebra import Expr, Range, Symbol, is_never_negative, symbol
+from turbine.kernel.validity import Bound
+
+
+@dataclass
+class Facts:
+    """Sizes that are part of the code, and divisors of others; code is right wherever those hold.
+
+    A divisor is only used where a bound is not proven without it; `used` tells which were.
+    """
+
+    known: Mapping[Symbol, int]
+    divisors: Mapping[Symbol, int]
+    ranges: Mapping[Symbol, Range]
+    used: set[Symbol] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._plain = _substituted(self.ranges, self.known)
+        self._multiples: dict[Symbol, Expr | int] = {
+            **self.known,
+            **{s: symbol(f"{s}'") * divisor for s, divisor in self.divisors.items()},
+        }
+        self._divided = _substituted(self.ranges, self._multiples)
+
+    def simplified(self, expr: Expr) -> Expr:
+        """The expression with what is part of the code."""
+        return expr.substitute(self.known)
+
+    def is_proven(self, expr: Expr) -> bool:
+        """Whether an expression is at least 0 in every program."""
+        if is_never_negative(expr.substitute(self.known), self._plain):
+            return True
+        wanted = {s for s in self.divisors if s in _closure(expr, self.ranges)}
+        if not wanted or not is_never_negative(expr.substitute(self._multiples), self._divided):
+            return False
+        self.used |= wanted
+        return True
+
+    def starts_inside(self, bound: Bound) -> bool:
+        """Whether no lane lies before the first element."""
+        return self.is_proven(bound.offset)
+
+    def ends_inside(self, bound: Bound, size: Expr) -> bool:
+        """Whether no lane lies behind the last element."""
+        return self.is_proven(bound.limit - bound.offset - size)
+
+
+def _substituted(
+    ranges: Mapping[Symbol, Range], values: Mapping[Symbol, Expr | int]
+) -> dict[Symbol, Range]:
+    return {
+        counter: Range(within.first.substitute(values), within.last.substitute(values))
+        for counter, within in ranges.items()
+    }
+
+
+def _closure(expr: Expr, ranges: Mapping[Symbol, Range]) -> set[Symbol]:
+    """The symbols of an expression, and of the ranges of its counters."""
+    found: set[Symbol] = set()
+    pending = list(expr.symbols)
+    while pending:
+        one = pending.pop()
+        if one in found:
+            continue
+        found.add(one)
+        if one in ranges:
+            pending += [*ranges[one].first.symbols, *ranges[one].last.symbols]
+    return found
