@@ -58,6 +58,7 @@ class Config:
     )
     log_level: str = _knob("", "short for log_level among the debug flags")
     verify_weights: bool = _knob(True, "check weights against their checksums on the first call")
+    interpret: bool = _knob(False, "run kernels of TK in the interpreter, program by program")
     sync_limit_mflop: float = _knob(
         1.0, "programs below this much work run on the calling thread", least=0
     )
@@ -80,6 +81,15 @@ def current() -> Config:
         if (text := os.environ.get(variable))
     }
     return replace(Config(), **{**from_environment, **_settings, **_overrides.get({})})
+
+
+def is_interpreting() -> bool:
+    """Whether `interpret` is on: asked on every call of a kernel, so without the other knobs."""
+    for settings in (_overrides.get({}), _settings):
+        if "interpret" in settings:
+            return bool(settings["interpret"])
+    text = os.environ.get(_VARIABLES["interpret"])
+    return bool(text) and bool(_check("interpret", text, label=_VARIABLES["interpret"]))
 
 
 def set(**knobs: Any) -> None:

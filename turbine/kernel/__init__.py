@@ -1,1 +1,5 @@
-"""TK, the kernel language."""
+"""TK, the kernel language: `import turbine.kernel as tk, turbine.kernel.lang as tkl`."""
+
+from turbine.kernel import gen as gen
+from turbine.kernel import lang as lang
+from turbine.kernel.kernel import Kernel as Kernel

@@ -1,0 +1,275 @@
+"""A kernel: a function that is traced, and called like an op of PyTorch's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from turbine import config, errors
+from turbine.kernel import program as programs
+from turbine.kernel import signature as signatures
+from turbine.kernel.algebra import Symbol
+from turbine.kernel.backends import interpret
+from turbine.kernel.blocks import chosen_blocks
+from turbine.kernel.launching import Key, Launcher, Variant, check_grid
+from turbine.kernel.program import Program
+from turbine.kernel.signature import Signature
+from turbine.kernel.tracing import IndexSymbol
+from turbine.kernel.types import BufferType, ScalarType, spelled
+from turbine.runtime.quick_calling import QuickCall, is_shareable
+
+Function = Callable[..., Any]
+
+
+class Kernel:
+    """A kernel of TK. Call it with tensors; its outputs are returned.
+
+    `blocks` gives sizes of tiles, by symbol or by name; others are chosen. `specialize` names sizes
+    that become part of the code: calls with other values compile again.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        grid: Sequence[Any],
+        blocks: Mapping[Any, int] | None = None,
+        specialize: Collection[Any] = (),
+    ) -> None:
+        self.function = function
+        self.grid = tuple(grid)
+        self.signature: Signature = signatures.parse(function)
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+        self.blocks = {_name(symbol): value for symbol, value in (blocks or {}).items()}
+        _check_blocks(self.signature, self.blocks)
+        self.specialized = frozenset(map(_name, specialize))
+        self.launcher = Launcher(self.signature)
+        self._programs: dict[tuple[tuple[str, str], ...], Program] = {}
+        self._quick: tuple[QuickCall, int] | None = None
+        self._op: Any = None
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"<kernel {self.__name__}({', '.join(map(str, self.signature.parameters))})>"
+
+    # Calls
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Run the kernel on tensors."""
+        quick = self._quick
+        if quick is not None and not keywords and _is_plain() and not config.is_interpreting():
+            result = quick[0].call(args) if len(args) == quick[1] else None
+            if result is not None:
+                return result
+        named = self.named(args, keywords)
+        if _is_plain() and _are_plain(named):
+            return self.run(named, args if not keywords else None)
+        return self.op(*[named[p.name] for p in self.signature.passed])
+
+    def named(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call by name, with the defaults it left out."""
+        passed = self.signature.passed
+        names = [p.name for p in passed]
+        wrong = [name for name in keywords if name not in names]
+        if wrong:
+            what = errors.unknown(f"argument of {self.__name__}", wrong[0], names)
+            raise errors.KernelError(what, where=self.signature.place)
+        if len(args) > len(names):
+            raise errors.KernelError(
+                f"{self.__name__} takes {len(names)} arguments, {', '.join(names)}, and was given "
+                f"{len(args)}",
+                where=self.signature.place,
+                hint="outputs are not passed: the call returns them",
+            )
+        given = {**dict(zip(names, args, strict=False)), **keywords}
+        for parameter in passed:
+            given[parameter.name] = _checked(self.__name__, parameter, given, self.signature.place)
+        return given
+
+    def run(self, named: Mapping[str, Any], args: tuple[Any, ...] | None = None) -> Any:
+        """Run the kernel on tensors that are no more than that; `args` may be remembered."""
+        if config.is_interpreting():
+            return self._interpreted(named)
+        program, sizes, key = self.bound(named)
+        variant, results = self.launcher(key, program, sizes, named)
+        written = program.of_usage("inout")
+        for parameter, value in zip(written, results[len(results) - len(written) :], strict=True):
+            named[parameter.name].copy_(value)
+        if args is not None and not written:
+            self._remember(variant, args)
+        outputs = results[: len(results) - len(written)]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+
+    def _remember(self, variant: Variant, args: tuple[Any, ...]) -> None:
+        """Take the short way for calls like this one, if there is one."""
+        slots = [*variant.call.inputs, *variant.call.results]
+        plain = all(slot.dtype is not None and is_shareable(slot.dtype) for slot in slots)
+        if plain and len(variant.call.results) == 1 and all(isinstance(a, Tensor) for a in args):
+            quick = QuickCall(variant.call.entry, (0, 0))
+            quick.remember(args)
+            self._quick = quick, len(args)
+
+    def interpret(self, *args: Any, **keywords: Any) -> Any:
+        """Run the kernel in the interpreter: slowly, and with every check."""
+        return self._interpreted(self.named(args, keywords))
+
+    def _interpreted(self, named: Mapping[str, Any]) -> Any:
+        program, sizes, _ = self.bound(named)
+        check_grid(program, sizes)
+        outputs = list(interpret.run(program, sizes, named).values())
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+
+    # What a call means for the code
+
+    def bound(self, named: Mapping[str, Any]) -> tuple[Program, dict[Symbol, int], Key]:
+        """The program of a call, every size of it, and what its code depends on."""
+        program = self.program(named)
+        blocks = self._blocks(program)
+        sizes = signatures.bind_sizes(self.signature, named, blocks)
+        shapes = [
+            size
+            for p in program.parameters
+            if isinstance(p.type, BufferType)
+            for size in p.type.shape
+        ]
+        signatures.check_open(self.signature, [*shapes, *program.grid], sizes)
+        static = {s: v for s, v in sizes.items() if s in blocks or s.name in self.specialized}
+        key = Key(self._types(named), tuple(sorted((s.name, value) for s, value in static.items())))
+        return program, sizes, key
+
+    def _types(self, named: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+        return tuple(
+            (p.name, str(named[p.name].dtype) if isinstance(p.type, BufferType) else "number")
+            for p in self.signature.passed
+            if named[p.name] is not None
+        )
+
+    def program(self, named: Mapping[str, Any]) -> Program:
+        """The kernel traced for the arguments that are there and their types; once for each."""
+        types = self._types(named)
+        if types not in self._programs:
+            with self._lock:
+                present = signatures.resolve_dtypes(self.signature, named)
+                self._programs[types] = programs.trace(
+                    self.signature, present, self.grid, self.function
+                )
+        return self._programs[types]
+
+    def _blocks(self, program: Program) -> dict[Symbol, int]:
+        """The sizes that are the kernel's own: given ones, and ones that are chosen."""
+        given = {Symbol(name): value for name, value in self.blocks.items()}
+        return {**chosen_blocks(program, self.signature.size_symbols), **given}
+
+    def using(self, **blocks: int) -> Kernel:
+        """The same kernel with other sizes of tiles: `gemm.using(BM=32, BN=128)`."""
+        return Kernel(self.function, self.grid, {**self.blocks, **blocks}, self.specialized)
+
+    # The op
+
+    @property
+    def op(self) -> Any:
+        """The op of PyTorch's, declared when it is needed first."""
+        if self._op is None:
+            with self._lock:
+                if self._op is None:
+                    from turbine.kernel.declaring import declare
+
+                    self._op = declare(self)
+        return self._op
+
+    def explain_recompiles(self) -> str:
+        """Why code was compiled, each time."""
+        lines = [
+            f"{number}: {variant.reason}"
+            for number, variant in enumerate(
+                (v for variants in self.launcher.variants.values() for v in variants), start=1
+            )
+        ]
+        return "\n".join(lines) or "nothing was compiled yet"
+
+
+def _name(symbol: Any) -> str:
+    return symbol.name if isinstance(symbol, IndexSymbol) else str(symbol)
+
+
+def _check_blocks(signature: Signature, blocks: Mapping[str, int]) -> None:
+    for name, value in blocks.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise errors.KernelError(
+                f"{signature.kernel}: the block size {name} is {value!r}",
+                where=signature.place,
+                hint="a block has a positive number of elements",
+            )
+
+
+def _is_plain() -> bool:
+    """Whether no one but PyTorch's eager mode is to see a call."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or forward_ad._current_level >= 0
+        or torch._C._functorch.maybe_current_level() is not None
+    )
+
+
+def _are_plain(named: Mapping[str, Any]) -> bool:
+    """Whether tensors are just that, on the CPU, and want no gradient."""
+    tensors = [value for value in named.values() if isinstance(value, Tensor)]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return False
+    return all(
+        type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+        for tensor in tensors
+    )
+
+
+def _checked(kernel: str, parameter: Any, given: Mapping[str, Any], place: str | None) -> Any:
+    """An argument of a call, if it is one that the parameter takes."""
+    value = given.get(parameter.name, parameter.default)
+    if value is parameter.default and value is not None and parameter.name not in given:
+        if value is _EMPTY and not parameter.is_optional:
+            raise errors.KernelError(
+                f"{kernel} was called without {parameter}", where=place, hint="pass it"
+            )
+        value = None if value is _EMPTY else value
+    if value is None:
+        if parameter.is_optional:
+            return None
+        raise errors.KernelError(f"{kernel}: {parameter} is None", where=place, hint="pass it")
+    if isinstance(parameter.type, BufferType):
+        if isinstance(value, Tensor):
+            return value
+        raise errors.KernelError(
+            f"{kernel}: {parameter} was given a {type(value).__name__}",
+            where=place,
+            hint="pass a torch.Tensor",
+        )
+    return _number(kernel, parameter, value, place)
+
+
+_EMPTY = signatures.inspect.Parameter.empty
+
+
+def _number(kernel: str, parameter: Any, value: Any, place: str | None) -> Any:
+    assert isinstance(parameter.type, ScalarType)
+    kind = parameter.type.dtype.kind
+    if isinstance(value, Tensor) and value.ndim == 0:
+        value = value.item()
+    allowed: dict[str, tuple[type, ...]] = {
+        "float": (int, float, torch.SymInt, torch.SymFloat),
+        "bool": (bool, torch.SymBool),
+    }
+    if isinstance(value, allowed.get(kind, (int, torch.SymInt))):
+        return value
+    raise errors.KernelError(
+        f"{kernel}: {parameter} was given {value!r}",
+        where=place,
+        hint=f"pass a number that is {spelled(parameter.type.dtype)}",
+    )

@@ -1,0 +1,196 @@
+"""Call a kernel on CPU tensors: code for the sizes and facts of a call, found or compiled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine import config, dtypes, errors
+from turbine import target as targets
+from turbine.compiler import pipeline
+from turbine.dtypes import Dtype
+from turbine.dumping import dump
+from turbine.kernel.algebra import Quotient, Symbol
+from turbine.kernel.backends.iree import module
+from turbine.kernel.program import Program
+from turbine.kernel.proving import Facts
+from turbine.kernel.signature import Parameter, Signature
+from turbine.kernel.types import BufferType, ScalarType
+from turbine.runtime import device, tracing
+from turbine.runtime.executable import Executable, aligned
+from turbine.runtime.tensor_calling import TensorCall
+from turbine.signature import Slot
+
+_ENTRY = "main"
+# Programs along an axis of the grid.
+_MOST_PROGRAMS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Key:
+    """What code is made for: the arguments that are there, their types, and sizes in the code."""
+
+    present: tuple[tuple[str, str], ...]
+    static: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        types = ", ".join(f"{name}: {dtype}" for name, dtype in self.present)
+        return f"({types}) with {', '.join(f'{n}={v}' for n, v in self.static) or 'no sizes'}"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Code, and the divisors of sizes that it takes for granted."""
+
+    program: Program
+    divisors: Mapping[Symbol, int]
+    call: TensorCall
+    reason: str
+
+    def serves(self, sizes: Mapping[Symbol, int]) -> bool:
+        """Whether it is right for a call with these sizes."""
+        return all(sizes[s] % divisor == 0 for s, divisor in self.divisors.items())
+
+    @cached_property
+    def passed(self) -> list[Parameter]:
+        """What the code takes, in order."""
+        return [p for p in self.program.parameters if p.is_passed]
+
+
+@dataclass
+class Launcher:
+    """The code of a kernel that was compiled so far."""
+
+    signature: Signature
+    variants: dict[Key, list[Variant]] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __call__(
+        self, key: Key, program: Program, sizes: Mapping[Symbol, int], args: Mapping[str, Any]
+    ) -> tuple[Variant, list[Any]]:
+        """The code that was run, and its results: outputs in order, then what is in-out."""
+        check_grid(program, sizes)
+        variant = self._known(key, sizes)
+        if variant is None:
+            with self.lock:
+                variant = self._known(key, sizes) or self._made(key, program, sizes)
+        return variant, variant.call([_passed(p, args[p.name]) for p in variant.passed])
+
+    def _known(self, key: Key, sizes: Mapping[Symbol, int]) -> Variant | None:
+        for variant in self.variants.get(key, ()):
+            if variant.serves(sizes):
+                return variant
+        return None
+
+    def _made(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
+        reason = self._reason(key, sizes)
+        facts = facts_of(program, sizes, dict(key.static))
+        code = module.write(program, facts, _ENTRY, public=True)
+        dump(program.name, {"kernel.mlir": lambda: code.text})
+        divisors = {s: facts.divisors[s] for s in facts.used}
+        call = compiled(program, code.text, _work(program, sizes))
+        variant = Variant(program, divisors, call, reason)
+        self.variants.setdefault(key, []).append(variant)
+        return variant
+
+    def _reason(self, key: Key, sizes: Mapping[Symbol, int]) -> str:
+        """Why code is compiled."""
+        alike = self.variants.get(key, [])
+        if not self.variants:
+            return f"the first call, {key}"
+        if not alike:
+            return f"a call of another kind, {key}"
+        broken = {
+            f"{s} % {d} == 0 does not hold for {s} = {sizes[s]}"
+            for variant in alike
+            for s, d in variant.divisors.items()
+            if sizes[s] % d
+        }
+        return f"facts that the code used changed: {', '.join(sorted(broken))}"
+
+
+def facts_of(program: Program, sizes: Mapping[Symbol, int], static: Mapping[str, int]) -> Facts:
+    """What is known of a call: sizes in the code, and which blocks divide the others."""
+    known = {Symbol(name): value for name, value in static.items()}
+    divisors: dict[Symbol, int] = {}
+    for symbol, size in sizes.items():
+        if symbol in known:
+            continue
+        blocks = {known[s] for s in _divisors(program, symbol) if s in known}
+        fitting = [block for block in blocks if block > 1 and size % block == 0]
+        if fitting:
+            divisors[symbol] = max(fitting)
+    return Facts(known, divisors, program.ranges)
+
+
+def _divisors(program: Program, symbol: Symbol) -> set[Symbol]:
+    """The symbols by which a size is divided, in the grid and in limits of loops."""
+    counts = [*program.grid, *(r.last for r in program.ranges.values())]
+    found: set[Symbol] = set()
+    for count in counts:
+        for monomial, _ in count.terms:
+            for atom in monomial:
+                if isinstance(atom, Quotient) and symbol in atom.above.symbols:
+                    found |= atom.below.symbols
+    return found
+
+
+def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> None:
+    """Refuse a grid with more programs than can be counted."""
+    for axis, count in enumerate(program.grid):
+        number = count.evaluate(sizes)
+        if number > _MOST_PROGRAMS:
+            raise errors.KernelError(
+                f"{program.name}: the grid has {number} programs along axis {axis}, which is "
+                f"{count}; there are at most {_MOST_PROGRAMS}",
+                where=program.place,
+                hint="use larger blocks",
+            )
+
+
+def compiled(program: Program, text: str, mflop: float) -> TensorCall:
+    """The function of a module, ready to be called on tensors."""
+    target = targets.parse(config.current().target)
+    code = pipeline.compile_ir(text.encode(), target)
+    tracing.kernel(f"kernel.{program.name}", lambda: text, code.data)
+    driver = device.driver_for(target, mflop)
+    entry = Executable(aligned(code.data), driver, list).entry(_ENTRY)
+    inputs = [_slot(p) for p in program.parameters if p.is_passed]
+    results = [_slot(p) for p in (*program.of_usage("output"), *program.of_usage("inout"))]
+    return TensorCall(entry, inputs, results)
+
+
+def _slot(parameter: Parameter) -> Slot:
+    if isinstance(parameter.type, ScalarType):
+        return Slot(scalar_dtype(parameter.type))
+    assert isinstance(parameter.type.dtype, Dtype)
+    return Slot(parameter.type.dtype)
+
+
+def scalar_dtype(type: ScalarType) -> Dtype:
+    """The type in which a number is passed, in a tensor without axes."""
+    return dtypes.spelled(module.scalar_element(type.dtype))
+
+
+def _passed(parameter: Parameter, value: Any) -> Tensor:
+    if isinstance(parameter.type, ScalarType):
+        return torch.tensor(value).to(scalar_dtype(parameter.type).torch)
+    assert isinstance(value, Tensor)
+    return value.detach()
+
+
+def _work(program: Program, sizes: Mapping[Symbol, int]) -> float:
+    """About how many million operations a call is."""
+    elements = 0
+    for parameter in program.parameters:
+        if isinstance(parameter.type, BufferType) and parameter.type.usage != "temporary":
+            elements += prod(size.evaluate(sizes) for size in parameter.type.shape)
+    nodes = sum(node.op == "call_function" for node in program.graph.nodes)
+    return elements * nodes / 1e6
