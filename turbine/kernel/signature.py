@@ -161,7 +161,7 @@ def bind_sizes(
     signature: Signature, args: Mapping[str, Any], known: Mapping[Symbol, int]
 ) -> dict[Symbol, int]:
     """The sizes that tensors tell, beside those that are known already."""
-    sizes, told = dict(known), {symbol: "the kernel" for symbol in known}
+    sizes, told = dict(known), dict.fromkeys(known, "the kernel")
     pending: list[tuple[Parameter, int, Expr, int]] = []
     for parameter in signature.passed:
         given = args.get(parameter.name)

@@ -6,23 +6,33 @@ two programs that write one element are reported, and errors name the user's lin
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
 from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import Expr, Symbol
-from turbine.kernel.lang import control_flow, memory, products
+from turbine.kernel.backends.element_types import narrowed, widened
+from turbine.kernel.lang import (
+    arithmetic,
+    atomics,
+    control_flow,
+    debugging,
+    memory,
+    products,
+    scans,
+)
 from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.op import Op
 from turbine.kernel.program import Program
-from turbine.kernel.types import BufferType, TileType
+from turbine.kernel.types import BufferType
 from turbine.kernel.validity import Bound
 
 # Called with each node that was computed, and its value.
@@ -51,6 +61,12 @@ class Memory:
 
 
 _NOBODY, _CALLER = -1, -2
+# What is changed by atomics: by those of one program, below, or of several.
+_SHARED = -(2**62)
+
+
+def _by_atomic(number: int) -> int:
+    return -3 - number
 
 
 def poisoned(tensor: Tensor) -> Tensor:
@@ -143,14 +159,15 @@ class Frame:
             ) from error
 
     def _meant(self, node: fx.Node, made: Op) -> Any:
-        args = list(fx.node.map_arg(tuple(node.args), self.values.__getitem__))
+        args: Any = fx.node.map_arg(tuple(node.args), self.values.__getitem__)
         args = [self.plain(argument) for argument in args]
         keywords = {}
-        if "within" in inspect.signature(made.meaning).parameters:
-            operand = node.args[0]
+        if "within" in made.signature.parameters:
+            operand: Any = node.args[0]
             shape = operand.meta["type"].shape if isinstance(operand, fx.Node) else operand
             keywords["within"] = self.within(node, shape)
-        return narrowed(made.meaning, args, keywords, node.meta.get("type"))
+        types = node.meta.get("types", node.meta.get("type"))
+        return narrowed(made, args, keywords, types)
 
     def plain(self, argument: Any) -> Any:
         """An argument as the meaning takes it: numbers for sizes, torch's dtypes."""
@@ -209,42 +226,24 @@ class Frame:
         ]
 
 
-def narrowed(meaning: Any, args: list[Any], keywords: dict[str, Any], type: Any) -> Any:
-    """Call a meaning; where torch has no kernels for a type, in a wider one that it has."""
-    widened = [_widened(argument) for argument in args]
-    if all(new is old for new, old in zip(widened, args, strict=True)):
-        return meaning(*args, **keywords)
-    result = meaning(*widened, **keywords)
-    return result.to(type.dtype.torch) if isinstance(type, TileType) else result
-
-
-def _widened(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        to = _WIDER.get(value.dtype)
-        return value if to is None else value.to(to)
-    if isinstance(value, tuple) and any(isinstance(v, Tensor) for v in value):
-        return tuple(map(_widened, value))
-    return value
-
-
-_WIDER = {
-    torch.float8_e5m2: torch.float32,
-    torch.float8_e4m3fn: torch.float32,
-    torch.float8_e5m2fnuz: torch.float32,
-    torch.float8_e4m3fnuz: torch.float32,
-    torch.uint16: torch.int64,
-    torch.uint32: torch.int64,
-}
-
-
 # Ops that need more than the values of their operands
 
 
+def _args(node: fx.Node) -> Any:
+    return node.args
+
+
+def _each(node: fx.Node, values: Any) -> Any:
+    """Values, each with the conditions on its lanes."""
+    return zip(values, node.kwargs["bounds"], node.kwargs["masks"], strict=True)  # type: ignore[arg-type]
+
+
 def _load(frame: Frame, node: fx.Node) -> Tensor:
-    source, index, shape = frame.values[node.args[0]], node.args[1], node.args[2]
+    buffer, index, shape = _args(node)
+    source = frame.values[buffer]
     assert isinstance(source, Memory)
-    start, sizes = frame.plain(index), frame.sizes(shape)  # type: ignore[arg-type]
-    lanes = frame.within(node, shape)  # type: ignore[arg-type]
+    start, sizes = frame.plain(index), frame.sizes(shape)
+    lanes = frame.within(node, shape)
     _check_written(
         frame, node, source, memory.load.meaning(source.writer, start, sizes, lanes), lanes
     )
@@ -253,8 +252,8 @@ def _load(frame: Frame, node: fx.Node) -> Tensor:
 
 
 def _gather(frame: Frame, node: fx.Node) -> Tensor:
-    source = frame.values[node.args[0]]
-    index = [frame.values[i] for i in node.args[1]]  # type: ignore[union-attr]
+    buffer, names = _args(node)
+    source, index = frame.values[buffer], [frame.values[i] for i in names]
     lanes = frame.within(node, node.meta["type"].shape)
     _check_written(frame, node, source, memory.gather.meaning(source.writer, index), lanes)
     raw = memory.gather.meaning(_readable(source.tensor), index)
@@ -263,7 +262,8 @@ def _gather(frame: Frame, node: fx.Node) -> Tensor:
 
 def _readable(tensor: Tensor) -> Tensor:
     """The tensor, of a type that torch can index."""
-    return _widened(tensor)  # type: ignore[no-any-return]
+    readable: Tensor = widened(tensor)
+    return readable
 
 
 def _outside_poisoned(tile: Tensor, lanes: Tensor) -> Tensor:
@@ -272,7 +272,7 @@ def _outside_poisoned(tile: Tensor, lanes: Tensor) -> Tensor:
     poison = poisoned(
         torch.empty((), dtype=torch.float32 if tile.dtype.is_floating_point else tile.dtype)
     )
-    wide = _widened(tile)
+    wide = widened(tile)
     return torch.where(lanes, wide, poison.to(wide.dtype)).to(tile.dtype)
 
 
@@ -288,20 +288,19 @@ def _check_written(
 
 
 def _store(frame: Frame, node: fx.Node) -> None:
-    target, value = frame.values[node.args[0]], frame.values[node.args[2]]
-    lanes = frame.within(node, node.args[2].meta["type"].shape)  # type: ignore[union-attr]
-    start = frame.plain(node.args[1])
+    buffer, index, value = _args(node)
+    lanes = frame.within(node, value.meta["type"].shape)
     places = torch.nonzero(lanes, as_tuple=True)
-    at = tuple(place + first for place, first in zip(places, start, strict=True))
-    _write(frame, node, target, at, value, places)
+    at = tuple(place + first for place, first in zip(places, frame.plain(index), strict=True))
+    _write(frame, node, frame.values[buffer], at, frame.values[value], places)
 
 
 def _scatter(frame: Frame, node: fx.Node) -> None:
-    target, value = frame.values[node.args[0]], frame.values[node.args[2]]
-    lanes = frame.within(node, node.args[2].meta["type"].shape)  # type: ignore[union-attr]
-    index = [frame.values[i] for i in node.args[1]]  # type: ignore[union-attr]
-    at = tuple(i[lanes] for i in index)
-    _write(frame, node, target, at, value, torch.nonzero(lanes, as_tuple=True))
+    buffer, index, value = _args(node)
+    lanes = frame.within(node, value.meta["type"].shape)
+    at = tuple(frame.values[i][lanes] for i in index)
+    places = torch.nonzero(lanes, as_tuple=True)
+    _write(frame, node, frame.values[buffer], at, frame.values[value], places)
 
 
 def _write(
@@ -328,11 +327,14 @@ _BITS = {
 
 
 def _check_alone(frame: Frame, node: fx.Node, target: Memory, writers: Tensor) -> None:
-    others = (writers >= 0) & (writers != frame.number)
+    by_atomic = writers <= _by_atomic(0)
+    numbers = torch.where(by_atomic, _by_atomic(0) - writers, writers)
+    others = (by_atomic | (writers >= 0)) & (numbers != frame.number)
     if bool(others.any()):
         other = int(writers[others].flatten()[0])
+        named = f"number {other}" if other >= 0 else "one by tkl.atomic_add or the like"
         raise errors.KernelError(
-            f"two programs store to one element of {target.name}: number {other} and "
+            f"two programs store to one element of {target.name}: {named} and "
             f"{frame.number}, {frame.ids}",
             where=node.meta.get("line"),
             hint="let each program write a part of its own, or use tkl.atomic_add",
@@ -340,51 +342,177 @@ def _check_alone(frame: Frame, node: fx.Node, target: Memory, writers: Tensor) -
 
 
 def _dot(frame: Frame, node: fx.Node) -> Tensor:
-    operands = [frame.values[operand] for operand in node.args]  # type: ignore[index]
-    rows = zip(node.args[:2], node.kwargs["bounds"], node.kwargs["masks"], strict=True)  # type: ignore[arg-type]
-    lanes = [frame.lanes(b, m, operand.meta["type"].shape) for operand, b, m in rows]  # type: ignore[union-attr]
-    wide = [_widened(operand) for operand in operands]
+    operands = [frame.values[operand] for operand in _args(node)]
+    lanes = [frame.lanes(b, m, v.meta["type"].shape) for v, b, m in _each(node, _args(node)[:2])]
+    wide = [widened(operand) for operand in operands]
     product: Tensor = products.dot.meaning(*wide, *lanes)
     return product.to(operands[2].dtype)
 
 
 def _to_index(frame: Frame, node: fx.Node) -> int:
-    value, symbol = node.args
-    frame.known[symbol] = int(frame.values[value])  # type: ignore[index]
-    return frame.known[symbol]  # type: ignore[index]
+    value, symbol = _args(node)
+    frame.known[symbol] = int(frame.values[value])
+    return frame.known[symbol]
 
 
 def _for(frame: Frame, node: fx.Node) -> list[Any]:
-    start, stop, step, init, body, captured = node.args
-    assert isinstance(body, Body) and body.counter is not None
-    values = [frame.values[n] for n in init]  # type: ignore[union-attr]
-    for turn in range(frame.plain(start), frame.plain(stop), step):  # type: ignore[arg-type]
+    start, stop, step, init, body, captured = _args(node)
+    values = [frame.values[n] for n in init]
+    for turn in range(frame.plain(start), frame.plain(stop), step):
         frame.known[body.counter] = turn
-        after = frame.within_region(body, values, captured)  # type: ignore[arg-type]
+        after = frame.within_region(body, values, captured)
         values = frame.kept(body, values, after)
     return values
 
 
 def _while(frame: Frame, node: fx.Node) -> list[Any]:
-    asked, of_asked, init, body, captured = node.args
-    assert isinstance(asked, Body) and isinstance(body, Body)
-    values = [frame.values[n] for n in init]  # type: ignore[union-attr]
-    while bool(frame.within_region(asked, values, of_asked)[0]):  # type: ignore[arg-type]
-        after = frame.within_region(body, values, captured)  # type: ignore[arg-type]
+    asked, of_asked, init, body, captured = _args(node)
+    values = [frame.values[n] for n in init]
+    while bool(frame.within_region(asked, values, of_asked)[0]):
+        after = frame.within_region(body, values, captured)
         values = frame.kept(body, values, after)
     return values
 
 
 def _cond(frame: Frame, node: fx.Node) -> list[Any]:
-    condition, passed, one, of_one, other, of_other = node.args
-    body, captured = (one, of_one) if bool(frame.values[condition]) else (other, of_other)  # type: ignore[index]
-    values = [frame.values[n] for n in passed]  # type: ignore[union-attr]
-    return list(frame.within_region(body, values, captured))  # type: ignore[arg-type]
+    condition, passed, one, of_one, other, of_other = _args(node)
+    body, captured = (one, of_one) if bool(frame.values[condition]) else (other, of_other)
+    values = [frame.values[n] for n in passed]
+    return list(frame.within_region(body, values, captured))
+
+
+def _scan(frame: Frame, node: fx.Node) -> tuple[Tensor, ...]:
+    operands, axis, reverse, body, captured = _args(node)
+    tiles = [frame.values[n] for n in operands]
+    lanes = frame.within(node, operands[0].meta["type"].shape)
+    results = tuple(tile.clone(memory_format=torch.contiguous_format) for tile in tiles)
+    for row in _rows(lanes, axis, bool(reverse)):
+        running: Sequence[Tensor] | None = None
+        for lane in row:
+            here = [tile[lane] for tile in tiles]
+            both = None if running is None else [*running, *here]
+            running = here if both is None else frame.within_region(body, both, captured)
+            for result, value in zip(results, running, strict=True):
+                result[lane] = value
+    return results
+
+
+def _reduce(frame: Frame, node: fx.Node) -> tuple[Tensor, ...]:
+    operands, axis, starts, body, captured = _args(node)
+    tiles = [frame.values[n] for n in operands]
+    lanes = frame.within(node, operands[0].meta["type"].shape)
+    first = [frame.values[n] for n in starts]
+    columns: list[list[Tensor]] = [[] for _ in tiles]
+    for row in _rows(lanes, axis):
+        so_far: Sequence[Tensor] = first
+        for lane in row:
+            both = [*so_far, *(tile[lane] for tile in tiles)]
+            so_far = frame.within_region(body, both, captured)
+        for column, value in zip(columns, so_far, strict=True):
+            column.append(value)
+    shape = [size for place, size in enumerate(lanes.shape) if place != axis]
+    return tuple(
+        torch.stack(column).reshape(shape) if column else tile.new_empty(shape)
+        for column, tile in zip(columns, tiles, strict=True)
+    )
+
+
+def _rows(lanes: Tensor, axis: int, reverse: bool = False) -> Iterator[list[tuple[int, ...]]]:
+    """The lanes that take part, one row along an axis after the other."""
+    others = [range(size) for place, size in enumerate(lanes.shape) if place != axis]
+    along = range(lanes.shape[axis])
+    for row in itertools.product(*others):
+        places = [(*row[:axis], n, *row[axis:]) for n in (reversed(along) if reverse else along)]
+        yield [place for place in places if bool(lanes[place])]
+
+
+def _atomic_block(frame: Frame, node: fx.Node) -> Tensor:
+    places, index = _places(frame, node), _args(node)[1]
+    start = torch.tensor(frame.plain(index), dtype=torch.int64)
+    return _atomic(frame, node, places, places + start)
+
+
+def _atomic_scatter(frame: Frame, node: fx.Node) -> Tensor:
+    places, index = _places(frame, node), _args(node)[1]
+    named = [frame.values[i][tuple(places.T)] for i in index]
+    return _atomic(frame, node, places, torch.stack(named, dim=1))
+
+
+def _places(frame: Frame, node: fx.Node) -> Tensor:
+    return torch.nonzero(frame.within(node, _args(node)[2].meta["type"].shape))
+
+
+def _atomic(frame: Frame, node: fx.Node, places: Tensor, targets: Tensor) -> Tensor:
+    buffer, _, value, kind = _args(node)
+    target = frame.values[buffer]
+    at = tuple(targets.T)
+    writers = target.writer[at]
+    _check_alone(frame, node, target, torch.where(writers >= 0, writers, frame.number))
+    mine = _by_atomic(frame.number)
+    is_shared = (writers <= _by_atomic(0)) & (writers != mine)
+    target.writer[at] = torch.where(writers >= 0, writers, torch.where(is_shared, _SHARED, mine))
+    change = {"add": arithmetic.add, "max": arithmetic.maximum, "min": arithmetic.minimum}[kind]
+
+    def changed(old: Tensor, by: Tensor) -> Tensor:
+        result: Tensor = narrowed(change, [old, by], {}, node.meta["type"])
+        return result
+
+    return atomics.changed(target.tensor, places, targets, frame.values[value], changed)
+
+
+def _print(frame: Frame, node: fx.Node) -> None:
+    values, label = _args(node)
+    rows = _each(node, values)
+    parts = [v if isinstance(v, str) else _shown(frame, v, b, m) for v, b, m in rows]
+    named = parts if label is None else [f"{label}:", *parts]
+    sys.stdout.write(f"{node.meta.get('line')} program {frame.ids}: {' '.join(named)}\n")
+
+
+def _shown(frame: Frame, value: fx.Node, bounds: Any, masks: Any) -> str:
+    """The numbers of a tile; a dot for those that are none."""
+    lanes = frame.lanes(bounds, masks, value.meta["type"].shape)
+    numbers = (
+        widened(frame.values[value])
+        if value.meta["type"].dtype.kind == "float"
+        else frame.values[value]
+    )
+    texts = [f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers.flatten().tolist()]
+    shown = [
+        text if held else "." for text, held in zip(texts, lanes.flatten().tolist(), strict=True)
+    ]
+    table = np.array(shown, dtype=object).reshape(tuple(lanes.shape))
+    return np.array2string(table, formatter={"all": str}) if table.ndim else shown[0]
+
+
+def _assert(frame: Frame, node: fx.Node) -> None:
+    condition, message = _args(node)
+    lanes = frame.within(node, condition.meta["type"].shape)
+    failing = torch.nonzero(~frame.values[condition] & lanes)
+    if not len(failing):
+        return
+    lane = f", lane {tuple(failing[0].tolist())}" if failing.shape[1] else ""
+    raise errors.KernelError(
+        f"an assertion fails: {message} (program {frame.ids}{lane})", where=node.meta.get("line")
+    )
+
+
+def _breakpoint(frame: Frame, node: fx.Node) -> None:
+    """Stop; the kernel's variables are in `values`, what was computed in `nodes`."""
+    names, held = _args(node)
+    plain = [frame.values[v] if isinstance(v, fx.Node) else v for v in held]
+    values = dict(zip(names, map(frame.plain, plain), strict=True))
+    nodes, program, line = _by_name(frame), frame.ids, node.meta.get("line")
+    breakpoint()
+    del values, nodes, program, line
+
+
+def _by_name(frame: Frame) -> dict[str, Any]:
+    return {node.name: frame.plain(value) for node, value in frame.values.items()}
 
 
 def _result(frame: Frame, node: fx.Node) -> Any:
-    values, place = node.args
-    return frame.values[values][place]  # type: ignore[index]
+    values, place = _args(node)
+    return frame.values[values][place]
 
 
 SPECIAL: dict[Op, Callable[[Frame, fx.Node], Any]] = {
@@ -398,4 +526,11 @@ SPECIAL: dict[Op, Callable[[Frame, fx.Node], Any]] = {
     control_flow.while_op: _while,
     control_flow.cond_op: _cond,
     control_flow.result: _result,
+    scans.scan_op: _scan,
+    scans.reduce_op: _reduce,
+    atomics.atomic_block: _atomic_block,
+    atomics.atomic_scatter: _atomic_scatter,
+    debugging.print_op: _print,
+    debugging.assert_op: _assert,
+    debugging.breakpoint_op: _breakpoint,
 }

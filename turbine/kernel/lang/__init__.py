@@ -29,6 +29,9 @@ from turbine.kernel.lang.arithmetic import shift_right as shift_right
 from turbine.kernel.lang.arithmetic import sub as sub
 from turbine.kernel.lang.arithmetic import truediv as truediv
 from turbine.kernel.lang.arithmetic import where as where
+from turbine.kernel.lang.atomics import atomic_add as atomic_add
+from turbine.kernel.lang.atomics import atomic_max as atomic_max
+from turbine.kernel.lang.atomics import atomic_min as atomic_min
 from turbine.kernel.lang.casting import bitcast as bitcast
 from turbine.kernel.lang.casting import to_dtype as to_dtype
 from turbine.kernel.lang.control_flow import cond as cond
@@ -39,6 +42,9 @@ from turbine.kernel.lang.creation import constant as constant
 from turbine.kernel.lang.creation import full as full
 from turbine.kernel.lang.creation import iota as iota
 from turbine.kernel.lang.creation import zeros as zeros
+from turbine.kernel.lang.debugging import assert_ as assert_
+from turbine.kernel.lang.debugging import breakpoint as breakpoint
+from turbine.kernel.lang.debugging import print as print
 from turbine.kernel.lang.functions import ceil as ceil
 from turbine.kernel.lang.functions import cos as cos
 from turbine.kernel.lang.functions import erf as erf
@@ -60,7 +66,16 @@ from turbine.kernel.lang.grid import num_programs as num_programs
 from turbine.kernel.lang.grid import program_id as program_id
 from turbine.kernel.lang.memory import load as load
 from turbine.kernel.lang.memory import store as store
+from turbine.kernel.lang.ordering import argsort as argsort
+from turbine.kernel.lang.ordering import sort as sort
+from turbine.kernel.lang.ordering import sort_with_indices as sort_with_indices
+from turbine.kernel.lang.ordering import topk as topk
 from turbine.kernel.lang.products import dot as dot
+from turbine.kernel.lang.random import rand as rand
+from turbine.kernel.lang.random import randint as randint
+from turbine.kernel.lang.random import randn as randn
+from turbine.kernel.lang.random import random_bits as random_bits
+from turbine.kernel.lang.random import random_bits4 as random_bits4
 from turbine.kernel.lang.reductions import all as all
 from turbine.kernel.lang.reductions import any as any
 from turbine.kernel.lang.reductions import argmax as argmax
@@ -69,13 +84,19 @@ from turbine.kernel.lang.reductions import max as max
 from turbine.kernel.lang.reductions import min as min
 from turbine.kernel.lang.reductions import prod as prod
 from turbine.kernel.lang.reductions import sum as sum
+from turbine.kernel.lang.scans import associative_scan as associative_scan
+from turbine.kernel.lang.scans import cummax as cummax
+from turbine.kernel.lang.scans import cummin as cummin
+from turbine.kernel.lang.scans import cumprod as cumprod
+from turbine.kernel.lang.scans import cumsum as cumsum
+from turbine.kernel.lang.scans import reduce as reduce
 from turbine.kernel.lang.shapes import broadcast as broadcast
 from turbine.kernel.lang.shapes import broadcast_in_dim as broadcast_in_dim
 from turbine.kernel.lang.shapes import broadcast_to as broadcast_to
 from turbine.kernel.lang.shapes import concatenate as concatenate
 from turbine.kernel.lang.shapes import expand_dims as expand_dims
 from turbine.kernel.lang.shapes import reshape as reshape
-from turbine.kernel.lang.shapes import slice_ as slice
+from turbine.kernel.lang.shapes import slice_ as slice  # noqa: F401
 from turbine.kernel.lang.shapes import squeeze as squeeze
 from turbine.kernel.lang.shapes import transpose as transpose
 from turbine.kernel.lang.symbols import InOutBuffer as InOutBuffer

@@ -66,7 +66,8 @@ def mod(x: Tensor, y: Tensor) -> Tensor:
 
 def _guarded(function: Any, x: Tensor, y: Tensor) -> Tensor:
     if x.dtype.is_floating_point:
-        return function(x, y)
+        result: Tensor = function(x, y)
+        return result
     one = torch.ones((), dtype=y.dtype)
     return torch.where(
         y == 0, torch.zeros((), dtype=y.dtype), function(x, torch.where(y == 0, one, y))
@@ -163,6 +164,8 @@ def shift_left(x: Tensor, y: Tensor) -> Tensor:
 @pointwise(_SHIFTED)
 def shift_right(x: Tensor, y: Tensor) -> Tensor:
     """x >> y, of x's sign; by its number of bits or more, all bits are that of the sign."""
+    if not x.dtype.is_signed:
+        return torch.where(_is_shift(x, y), x >> torch.where(_is_shift(x, y), y, 0), 0)
     last = 8 * x.element_size() - 1
     return x >> torch.where(_is_shift(x, y), y, last)
 

@@ -191,7 +191,7 @@ def _traced(
 def output_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
     """The nodes that a region yields."""
     *_, last = graph.nodes
-    nodes: tuple[fx.Node, ...] = last.args[0]  # type: ignore[assignment]
+    nodes: tuple[fx.Node, ...] = last.args[0]
     return nodes
 
 

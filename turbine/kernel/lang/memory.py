@@ -28,15 +28,15 @@ Index = Expr | Tile
 def _load(
     made: Op, buffer: Any, index: Any, shape: Any = None, *, mask: Any = None, other: Any = None
 ) -> Tile:
-    checked = _buffer(buffer, "tkl.load")
+    checked = buffer_of(buffer, "tkl.load")
     _check_written(checked)
-    places = _places(checked, index, "tkl.load")
+    places = places_of(checked, index, "tkl.load")
     if shape is None and any(isinstance(place, Tile) for place in places):
         tile = _gathered(checked, places)
     else:
         tile = _block(made, checked, places, shape)
     if mask is not None:
-        tile = _restricted(tile, mask, "tkl.load")
+        tile = restricted(tile, mask, "tkl.load")
     return tile if other is None else fill_missing(tile, other)
 
 
@@ -66,7 +66,7 @@ def _block(made: Op, buffer: Buffer, places: Sequence[Index], shape: Any) -> Til
             where=user_line(),
             hint="give a size along each axis, 1 where there is one row",
         )
-    bounds = _bounds(buffer, offsets, sizes)
+    bounds = block_bounds(buffer, offsets, sizes)
     dtype = _dtype(buffer)
     tile = made.add(
         buffer,
@@ -86,7 +86,10 @@ def _scalar(tile: Tile) -> Tile:
     return tile
 
 
-def _bounds(buffer: Buffer, offsets: Sequence[Expr], sizes: Sequence[Expr]) -> tuple[Bound, ...]:
+def block_bounds(
+    buffer: Buffer, offsets: Sequence[Expr], sizes: Sequence[Expr]
+) -> tuple[Bound, ...]:
+    """The lanes of a block that lie inside its buffer."""
     rows = zip(offsets, sizes, buffer.type.shape, strict=True)
     return tuple(
         Bound(None if size == ONE else axis, offset, extent)
@@ -135,7 +138,7 @@ def in_bounds(buffer: Tensor, index: Sequence[Tensor]) -> Tensor:
     return torch.stack(inside).all(0)
 
 
-def _restricted(tile: Tile, mask: Any, what: str) -> Tile:
+def restricted(tile: Tile, mask: Any, what: str) -> Tile:
     """The tile, whose lanes hold a value only where a mask holds too."""
     condition = as_bool(mask, what)
     spread = broadcast_to(condition, list(tile.shape)) if condition.type.rank else condition
@@ -158,10 +161,10 @@ def fill_missing(x: Tensor, other: Tensor, within: Tensor) -> Tensor:
 
 
 def _store(made: Op, buffer: Any, index: Any, value: Any, *, mask: Any = None) -> None:
-    checked = _buffer(buffer, "tkl.store")
-    _check_writable(checked, "tkl.store")
-    places = _places(checked, index, "tkl.store")
-    tile = _value_for(checked, value, "tkl.store")
+    checked = buffer_of(buffer, "tkl.store")
+    check_writable(checked, "tkl.store")
+    places = places_of(checked, index, "tkl.store")
+    tile = value_for(checked, value, "tkl.store")
     tracing.current("tkl.store").written.add(checked.name)
     if any(isinstance(place, Tile) and place.type.rank for place in places):
         _scatter(checked, places, tile, mask)
@@ -175,8 +178,8 @@ def _store(made: Op, buffer: Any, index: Any, value: Any, *, mask: Any = None) -
         )
     block = new_axes(tile, len(offsets) - tile.type.rank)
     if mask is not None:
-        block = _restricted(block, mask, "tkl.store")
-    bounds = Valid(_bounds(checked, offsets, block.type.shape))
+        block = restricted(block, mask, "tkl.store")
+    bounds = Valid(block_bounds(checked, offsets, block.type.shape))
     valid = both([bounds, block.valid])
     made.record(checked, tuple(offsets), block, bounds=valid.bounds, masks=valid.masks)
 
@@ -209,7 +212,7 @@ def scattered(
     inside: Tile = in_bounds(buffer, *index)
     valid = both([*(tile.valid for tile in (*index, spread)), Valid((), (inside,))])
     if mask is not None:
-        valid = both([valid, _restricted(spread, mask, what).valid])
+        valid = both([valid, restricted(spread, mask, what).valid])
     return index, spread, valid
 
 
@@ -223,7 +226,8 @@ def scatter(buffer: Tensor, index: Sequence[Tensor], value: Tensor, within: Tens
 # Checks
 
 
-def _buffer(value: Any, what: str) -> Buffer:
+def buffer_of(value: Any, what: str) -> Buffer:
+    """The buffer that a user names."""
     if isinstance(value, Buffer):
         return value
     raise errors.KernelError(
@@ -244,7 +248,8 @@ def _check_written(buffer: Buffer) -> None:
         )
 
 
-def _check_writable(buffer: Buffer, what: str) -> None:
+def check_writable(buffer: Buffer, what: str) -> None:
+    """Complain about writing to what is only read."""
     if buffer.type.usage == "input":
         raise errors.KernelError(
             f"{what} to {buffer.name}, which is an input: {buffer.type}",
@@ -253,7 +258,8 @@ def _check_writable(buffer: Buffer, what: str) -> None:
         )
 
 
-def _places(buffer: Buffer, index: Any, what: str) -> list[Index]:
+def places_of(buffer: Buffer, index: Any, what: str) -> list[Index]:
+    """Where in a buffer: an expression or a tile of integers along each axis."""
     items = index if isinstance(index, (tuple, list)) else (index,)
     if len(items) != buffer.type.rank:
         raise errors.KernelError(
@@ -309,7 +315,8 @@ def to_index(x: Tensor, symbol: Symbol) -> int:
     return int(x)
 
 
-def _value_for(buffer: Buffer, value: Any, what: str) -> Tile:
+def value_for(buffer: Buffer, value: Any, what: str) -> Tile:
+    """A value as a buffer holds it."""
     tile = as_tile(value, None if isinstance(value, Tile) else _dtype(buffer), what)
     if tile.dtype == _dtype(buffer):
         return tile

@@ -13,7 +13,7 @@ from turbine.kernel.algebra import Expr
 from turbine.kernel.lang.creation import constant, sizes
 from turbine.kernel.op import Op, as_tile, common_dtype, op
 from turbine.kernel.tracing import Tile, user_line
-from turbine.kernel.types import DTYPES, F32, TileType
+from turbine.kernel.types import DTYPES, F32
 from turbine.kernel.validity import Valid, both
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Expr
 from turbine.kernel.lang import arithmetic
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.shapes import axis_of, expand_dims, squeeze
@@ -31,10 +32,7 @@ def _axes(axis: Any, tile: Tile, what: str) -> tuple[int, ...]:
 
 def _reduce(made: Op, tile: Tile, axes: tuple[int, ...], keepdims: bool, dtype: Dtype) -> Tile:
     """A node of a reduction; conditions that do not depend on its axes stay with the result."""
-    shape = tuple(size for axis, size in enumerate(tile.type.shape) if axis not in axes)
-    taking, staying = tile.valid.along(axes), tile.valid.apart_from(axes)
-    masks = tuple(_squeezed(mask, axes) for mask in staying.masks)
-    valid = Valid(staying.moved(lambda a: a - sum(one < a for one in axes)), masks)
+    shape, taking, valid = without_axes(tile.type.shape, tile.valid, axes)
     result = made.add(
         tile,
         axes,
@@ -46,6 +44,17 @@ def _reduce(made: Op, tile: Tile, axes: tuple[int, ...], keepdims: bool, dtype: 
     for axis in axes if keepdims else ():
         result = expand_dims(result, axis)
     return result
+
+
+def without_axes(
+    shape: tuple[Expr, ...], valid: Valid, axes: Sequence[int]
+) -> tuple[tuple[Expr, ...], Valid, Valid]:
+    """The shape without axes, the lanes that take part along them, and those that stay."""
+    left = tuple(size for axis, size in enumerate(shape) if axis not in axes)
+    staying = valid.apart_from(axes)
+    masks = tuple(_squeezed(mask, axes) for mask in staying.masks)
+    moved = staying.moved(lambda a: a - len([one for one in axes if one < a]))
+    return left, valid.along(axes), Valid(moved, masks)
 
 
 def _squeezed(tile: Tile, axes: Sequence[int]) -> Tile:

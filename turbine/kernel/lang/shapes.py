@@ -33,8 +33,8 @@ def axis_of(axis: Any, rank: int, what: str) -> int:
 
 
 def _mask_of(made: Op, shape: tuple[Expr, ...], valid: Valid) -> Tile:
-    given = {"bounds": valid.bounds, "masks": valid.masks}
-    return made.add(shape, type=TileType(shape, BOOL), **given)
+    type = TileType(shape, BOOL)
+    return made.add(shape, type=type, bounds=valid.bounds, masks=valid.masks)
 
 
 @op(_mask_of)
@@ -212,7 +212,8 @@ def _slice(made: Op, x: Tile, axis: int, start: Any, size: Any, step: int = 1) -
     (first, length) = shape_of((start, size), "tkl.slice")
     whole = x.type.shape[place]
     last = first + (length - 1) * step
-    if step < 1 or (whole - last - 1).number is not None and (whole - last - 1).number < 0:  # type: ignore[operator]
+    left = (whole - last - 1).number
+    if step < 1 or (left is not None and left < 0):
         raise errors.KernelError(
             f"tkl.slice of {x!r}: {length} elements from {first} in steps of {step} are not "
             f"among {whole}",

@@ -1,0 +1,31 @@
+"""Kernels for tests: a plain function, its grid and tensors in, what it writes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from turbine.kernel import program, signature
+from turbine.kernel.algebra import Symbol
+from turbine.kernel.backends import interpret
+
+
+def traced(function: Callable[..., Any], grid: Sequence[Any] = (), **args: Any) -> program.Program:
+    """A kernel's function as a graph."""
+    parsed = signature.parse(function)
+    return program.trace(parsed, signature.resolve_dtypes(parsed, args), grid, function)
+
+
+def interpreted(
+    function: Callable[..., Any],
+    grid: Sequence[Any] = (),
+    blocks: dict[str, int] | None = None,
+    **args: Any,
+) -> dict[str, Tensor]:
+    """The outputs of a kernel's function, by name; what is in-out is changed."""
+    made = traced(function, grid, **args)
+    known = {Symbol(name): size for name, size in (blocks or {}).items()}
+    sizes = signature.bind_sizes(signature.parse(function), args, known)
+    return interpret.run(made, sizes, args)

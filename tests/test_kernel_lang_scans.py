@@ -1,0 +1,182 @@
+"""Scans and reductions by a function, in the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import turbine.kernel.lang as tkl
+from tests.interpreted import interpreted
+from turbine import errors
+
+M, N, BN, T, U = tkl.sym.M, tkl.sym.N, tkl.sym.BN, tkl.types.T, tkl.types.U
+
+
+def of_rows(
+    function: Callable[[Any], Any], x: torch.Tensor, block: int, dtype: Any = T
+) -> torch.Tensor:
+    """A function of the rows of a tensor, read as tiles that may stick out of it."""
+
+    def kernel(x, y):  # type: ignore[no-untyped-def]
+        tile = tkl.load(x, (tkl.program_id(0), 0), (1, BN))
+        tkl.store(y, (tkl.program_id(0), 0), function(tile))
+
+    kernel.__annotations__ = {
+        "x": tkl.InputBuffer[M, N, T],
+        "y": tkl.OutputBuffer[M, N, dtype],
+    }
+    return interpreted(kernel, (M,), {"BN": block}, x=x)["y"]
+
+
+ROWS = torch.tensor([[3.0, -1.0, 4.0, 1.5, -5.0], [2.0, 7.0, 1.0, -8.0, 2.0]])
+
+
+@pytest.mark.parametrize("block", [5, 8])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("scan", "expected"),
+    [
+        (tkl.cumsum, torch.cumsum),
+        (tkl.cumprod, torch.cumprod),
+        (tkl.cummax, lambda x, axis: torch.cummax(x, axis).values),
+        (tkl.cummin, lambda x, axis: torch.cummin(x, axis).values),
+    ],
+)
+def test_a_scan_passes_over_lanes_outside(
+    scan: Any, expected: Any, reverse: bool, block: int
+) -> None:
+    actual = of_rows(lambda x: scan(x, axis=1, reverse=reverse), ROWS, block)
+    flipped = ROWS.flip(1) if reverse else ROWS
+    wanted = expected(flipped, 1)
+    assert torch.equal(actual, wanted.flip(1) if reverse else wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.uint32, torch.bool])
+def test_a_running_sum_of_integers_is_in_i64(dtype: torch.dtype) -> None:
+    x = torch.tensor([[1, 100, 100, 100]]).to(dtype)
+    actual = of_rows(lambda x: tkl.cumsum(x, axis=-1), x, 4, tkl.i64)
+    assert torch.equal(actual, x.to(torch.int64).cumsum(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_running_sum_of_small_floats_is_rounded_once(dtype: torch.dtype) -> None:
+    x = torch.full((1, 40), 0.1).to(dtype)
+    actual = of_rows(lambda x: tkl.cumsum(x, axis=1), x, 40)
+    assert torch.equal(actual, x.to(torch.float32).cumsum(1).to(dtype))
+
+
+def test_a_running_maximum_keeps_nan() -> None:
+    x = torch.tensor([[1.0, float("nan"), 3.0]])
+    actual = of_rows(lambda x: tkl.cummax(x, axis=1), x, 4)
+    assert actual.isnan().tolist() == [[False, True, True]]
+
+
+def test_a_running_maximum_of_u64_is_of_large_numbers() -> None:
+    x = torch.tensor([[5, 2**63 + 1, 7]], dtype=torch.uint64)
+    assert of_rows(lambda x: tkl.cummax(x, 1), x, 4).tolist() == [[5, 2**63 + 1, 2**63 + 1]]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_scan_by_addition_is_a_running_sum(reverse: bool) -> None:
+    x = torch.arange(10).reshape(2, 5)
+
+    def scanned(x: Any) -> Any:
+        return tkl.associative_scan(lambda a, b: a + b, x, 1, reverse)
+
+    expected = x.flip(1).cumsum(1).flip(1) if reverse else x.cumsum(1)
+    assert torch.equal(of_rows(scanned, x, 8), expected)
+
+
+def test_a_scan_of_a_tuple_is_a_linear_recurrence() -> None:
+    decay = 0.5
+
+    def scanned(x: Any) -> Any:
+        def step(one: Any, other: Any) -> Any:
+            return one[0] * other[0], one[1] * other[0] + other[1]
+
+        return tkl.associative_scan(step, (tkl.full(x.shape, decay, tkl.f32), x), axis=1)[1]
+
+    running, expected = torch.zeros(2), []
+    for column in ROWS.T:
+        running = running * decay + column
+        expected.append(running)
+    torch.testing.assert_close(of_rows(scanned, ROWS, 7), torch.stack(expected, 1))
+
+
+def test_a_scan_leaves_out_lanes_that_are_masked() -> None:
+    def scanned(x: Any) -> Any:
+        first = tkl.associative_scan(lambda a, b: a + b, x, axis=0)
+        return tkl.cumsum(x, axis=0) * 100 + first
+
+    def kernel(x: tkl.InputBuffer[N, tkl.i64], y: tkl.OutputBuffer[N, tkl.i64].filled(-1)) -> None:
+        place = tkl.arange(BN)
+        tile = tkl.load(x, (0,), (BN,), mask=place != 1)
+        tkl.store(y, (0,), scanned(tile))
+
+    y = interpreted(kernel, (), {"BN": 6}, x=torch.tensor([1, 2, 3, 4]))["y"]
+    assert y.tolist() == [101, -1, 404, 808]
+
+
+def test_a_function_of_a_scan_may_use_values_around_it() -> None:
+    def scanned(x: Any) -> Any:
+        limit = tkl.max(x)
+        return tkl.associative_scan(lambda a, b: tkl.minimum(a + b, limit), x, 1)
+
+    x = torch.tensor([[1, 2, 3, 4]])
+    assert of_rows(scanned, x, 4).tolist() == [[1, 3, 4, 4]]
+
+
+@pytest.mark.parametrize("block", [5, 8])
+def test_a_reduction_by_a_function_passes_over_lanes_outside(block: int) -> None:
+    def reduced(x: Any) -> Any:
+        product = tkl.reduce(lambda a, b: a * b, x, axis=1, init=1.0)
+        return tkl.broadcast_to(product[:, None], x.shape)
+
+    torch.testing.assert_close(
+        of_rows(reduced, ROWS, block), ROWS.prod(1, keepdim=True).expand(2, 5)
+    )
+
+
+def test_a_reduction_of_a_tuple_finds_the_largest_and_its_place() -> None:
+    def larger(one: Any, other: Any) -> Any:
+        keep = one[0] >= other[0]
+        return tkl.where(keep, one[0], other[0]), tkl.where(keep, one[1], other[1])
+
+    def reduced(x: Any) -> Any:
+        places = tkl.iota(x.shape, 1)
+        _, place = tkl.reduce(larger, (x, places), axis=1, init=(float("-inf"), -1))
+        return tkl.broadcast_to(place[:, None], x.shape)
+
+    assert of_rows(reduced, ROWS, 6, tkl.i64)[:, 0].tolist() == [2, 1]
+
+
+def test_a_reduction_of_no_elements_is_its_start() -> None:
+    def kernel(x: tkl.InputBuffer[N, tkl.i32], y: tkl.OutputBuffer[1, tkl.i32]) -> None:
+        total = tkl.reduce(lambda a, b: a + b, tkl.load(x, (0,), (4,)), 0, 7)
+        tkl.store(y, (0,), total)
+
+    x = torch.zeros(0, dtype=torch.int32)
+    assert interpreted(kernel, (), x=x)["y"].tolist() == [7]
+
+
+def test_a_function_that_returns_another_type_is_refused() -> None:
+    with pytest.raises(errors.KernelError, match=r"combines two \[f32\] returns \[bool\]"):
+        of_rows(lambda x: tkl.associative_scan(lambda a, b: a < b, x, 1), ROWS, 5)
+
+
+def test_a_function_that_returns_too_few_values_is_refused() -> None:
+    with pytest.raises(errors.KernelError, match="combines two of 2 values returns 1"):
+        of_rows(lambda x: tkl.associative_scan(lambda a, b: a[0], (x, x), 1)[0], ROWS, 5)
+
+
+def test_a_start_for_each_tile_is_needed() -> None:
+    with pytest.raises(errors.KernelError, match=r"tkl.reduce of 2 tiles starts with 0.0"):
+        of_rows(lambda x: tkl.reduce(lambda a, b: a, (x, x), 1, 0.0)[0], ROWS, 5)
+
+
+def test_an_axis_that_is_not_there_is_refused() -> None:
+    with pytest.raises(errors.KernelError, match="tkl.cumsum: there is no axis 2"):
+        of_rows(lambda x: tkl.cumsum(x, 2), ROWS, 5)

@@ -1,0 +1,116 @@
+"""The elements of a tile along an axis in order, and the first of them.
+
+Lanes without a value go to the end, whichever the direction, and hold no value there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine import errors
+from turbine.kernel import tracing
+from turbine.kernel.algebra import is_never_negative
+from turbine.kernel.lang.arithmetic import less
+from turbine.kernel.lang.control_flow import result
+from turbine.kernel.lang.creation import iota
+from turbine.kernel.lang.reductions import sum as sum_of
+from turbine.kernel.lang.shapes import axis_of, masked
+from turbine.kernel.op import Op, as_tile, op, shape_of
+from turbine.kernel.tracing import IndexExpr, Tile, user_line
+from turbine.kernel.types import I64, TileType
+from turbine.kernel.validity import Bound, Valid
+
+
+def sort(
+    x: Any,
+    axis: int = -1,
+    descending: bool = False,
+    *,
+    stable: bool = True,
+    with_indices: bool = False,
+) -> Any:
+    """The elements along an axis from the smallest to the largest; nan is the largest.
+
+    Equals stay in their order, whether `stable` asks for it or not. `with_indices` gives, beside
+    the values, where each of them was.
+    """
+    values, places = _sorted(x, axis, descending, None, "sort")
+    return (values, places) if with_indices else values
+
+
+def sort_with_indices(
+    x: Any, axis: int = -1, descending: bool = False, *, stable: bool = True
+) -> tuple[Tile, Tile]:
+    """What tkl.sort gives, and where each element was, in i64."""
+    return _sorted(x, axis, descending, None, "sort_with_indices")
+
+
+def argsort(x: Any, axis: int = -1, descending: bool = False, *, stable: bool = True) -> Tile:
+    """Where the elements are that tkl.sort gives, in i64."""
+    return _sorted(x, axis, descending, None, "argsort")[1]
+
+
+def topk(x: Any, k: Any, axis: int = -1, largest: bool = True) -> tuple[Tile, Tile]:
+    """The k largest elements along an axis, the largest first, and where they were.
+
+    Of equals, those that come first. Where fewer than k lanes hold a value, the last of the result
+    hold none.
+    """
+    return _sorted(x, axis, largest, k, "topk")
+
+
+def _sorted(x: Any, axis: int, descending: bool, count: Any, what: str) -> tuple[Tile, Tile]:
+    tile = as_tile(x, None, what)
+    place = axis_of(axis, tile.type.rank, f"tkl.{what}")
+    whole = tile.type.shape[place]
+    (wanted,) = (whole,) if count is None else shape_of(count, f"tkl.{what}")
+    missing = (whole - wanted).number
+    if missing is not None and missing < 0:
+        raise errors.KernelError(
+            f"tkl.{what} of {tile!r}: there are no {wanted} elements among {whole}",
+            where=user_line(),
+            hint="k is at most the size of the axis",
+        )
+    taking = tile.valid.along([place])
+    given = {"bounds": taking.bounds, "masks": taking.masks}
+    node = sort_op.record(tile, place, bool(descending), wanted, **given)
+    shape = (*tile.type.shape[:place], wanted, *tile.type.shape[place + 1 :])
+    types = (TileType(shape, tile.dtype), TileType(shape, I64))
+    node.meta["types"] = types
+    valid = _at_the_front(tile, place, TileType(shape, I64))
+    values, places = (result.add(node, n, type=t, valid=valid) for n, t in enumerate(types))
+    return values, places
+
+
+def _at_the_front(tile: Tile, axis: int, type: TileType) -> Valid:
+    """The lanes of a result, those of each row that hold a value being its first."""
+    taking, staying = tile.valid.along([axis]), tile.valid.apart_from([axis])
+    if not taking.masks and all(map(_begins_inside, taking.bounds)):
+        return Valid((*staying.bounds, *taking.bounds), staying.masks)
+    counts = sum_of(masked(Tile(tile.node, tile.type, taking)), axis, keepdims=True)
+    lanes = iota(list(map(IndexExpr, type.shape)), axis)
+    return Valid(staying.bounds, (*staying.masks, less(lanes, counts)))
+
+
+def _begins_inside(bound: Bound) -> bool:
+    """Whether the lanes inside are the first ones anyway."""
+    return is_never_negative(bound.offset, tracing.current("tkl.sort").ranges)
+
+
+def _unused(made: Op, *_: Any) -> Any:
+    raise AssertionError(f"{made.name} is recorded, not called")
+
+
+@op(_unused)
+def sort_op(
+    x: Tensor, axis: int, descending: bool, count: int, within: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The first `count` elements along an axis in order, equals as they were, and their places."""
+    by_value = torch.sort(x, dim=axis, descending=descending, stable=True).indices
+    lanes = within.expand(x.shape).gather(axis, by_value)
+    front = torch.sort((~lanes).to(torch.uint8), dim=axis, stable=True).indices
+    places = by_value.gather(axis, front).narrow(axis, 0, count)
+    return x.gather(axis, places), places

@@ -1,0 +1,140 @@
+"""Random numbers that depend on a seed and a place only: Philox 4x32-10.
+
+Note [Random numbers]
+The seed's 64 bits are the key, a place (`offset`) is the counter: its low 32 bits are the first
+word, the high ones of a 64-bit integer the second, the other two are zero. One number of a place
+is made from the first word of the four, as Triton makes it, so the same seed and offset give the
+same number on every backend. All is composed of the language's products, shifts and differences of
+bits on i64, so a backend needs no rule for it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from turbine import errors
+from turbine.kernel.lang.arithmetic import maximum, where
+from turbine.kernel.lang.functions import cos, log, sqrt
+from turbine.kernel.op import as_tile, common_dtype
+from turbine.kernel.tracing import IndexExpr, Tile, user_line
+from turbine.kernel.types import DTYPES, F32, I32, I64, spelled
+
+Words = tuple[Any, Any, Any, Any]
+
+_WORD = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def random_bits(seed: Any, offset: Any) -> Tile:
+    """32 random bits as u32 for each place that an integer tile names.
+
+    The seed is an integer of Python's, an argument of the kernel or a computed number.
+    """
+    return _tile(_words(seed, offset, "random_bits")[0]).to(DTYPES["u32"])
+
+
+def random_bits4(seed: Any, offset: Any) -> tuple[Tile, Tile, Tile, Tile]:
+    """128 random bits for each place, as four tiles of u32; the first is that of random_bits."""
+    one, two, three, four = (
+        word.to(DTYPES["u32"]) for word in _words(seed, offset, "random_bits4")
+    )
+    return one, two, three, four
+
+
+def rand(seed: Any, offset: Any) -> Tile:
+    """An f32 for each place, evenly spread from 0 to below 1.
+
+    The bits as i32, those of negative numbers flipped, times 4.6566127342e-10, a little less than
+    2^-31.
+
+        keep = tkl.rand(seed, i * BLOCK + tkl.arange(BLOCK)) > p
+    """
+    return _uniform(_words(seed, offset, "rand")[0])
+
+
+def randn(seed: Any, offset: Any) -> Tile:
+    """An f32 for each place, normally distributed about 0 with deviation 1.
+
+    By Box and Muller, of two uniform numbers u and v as rand makes them from the first two words:
+    sqrt(-2 log(max(u, 1e-7))) * cos(2 pi v).
+    """
+    words = _words(seed, offset, "randn")
+    radius = sqrt(-2.0 * log(maximum(_uniform(words[0]), 1.0e-7)))
+    return _tile(radius * cos(2.0 * math.pi * _uniform(words[1])))
+
+
+def randint(seed: Any, offset: Any, low: Any, high: Any) -> Tile:
+    """An i64 for each place, from low to below high.
+
+    low + (bits * (high - low)) >> 32, so high - low is at most 2^31; some of the numbers are more
+    likely than others by a share of (high - low) / 2^32 at most.
+    """
+    if isinstance(low, int) and isinstance(high, int) and not 0 < high - low <= 2**31:
+        raise errors.KernelError(
+            f"tkl.randint from {low} to below {high}",
+            where=user_line(),
+            hint="high is above low, by 2**31 at most",
+        )
+    first, end = as_tile(low, I64, "randint"), as_tile(high, I64, "randint")
+    return _tile(first + ((_words(seed, offset, "randint")[0] * (end - first)) >> 32))
+
+
+def philox(counter: Words, key: tuple[Any, Any]) -> Words:
+    """The four words that Philox 4x32-10 gives for those of a counter and a key, all of i64."""
+    for turn in range(_ROUNDS):
+        if turn:
+            key = (key[0] + _KEY_STEPS[0]) & _WORD, (key[1] + _KEY_STEPS[1]) & _WORD
+        counter = _round(counter, key)
+    return counter
+
+
+def _round(counter: Words, key: tuple[Any, Any]) -> Words:
+    first, second = counter[0] * _MULTIPLIERS[0], counter[2] * _MULTIPLIERS[1]
+    # The products wrap around to negative numbers; the mask takes off the sign that is shifted in.
+    return (
+        ((second >> 32) & _WORD) ^ counter[1] ^ key[0],
+        second & _WORD,
+        ((first >> 32) & _WORD) ^ counter[3] ^ key[1],
+        first & _WORD,
+    )
+
+
+def _words(seed: Any, offset: Any, what: str) -> Words:
+    """The words of each place: see Note [Random numbers]."""
+    dtype = common_dtype([offset], what)
+    if dtype.kind not in ("int", "uint"):
+        raise errors.KernelError(
+            f"tkl.{what}: the offset is of {spelled(dtype)}",
+            where=user_line(),
+            hint="it is a tile of integers, such as i * BLOCK + tkl.arange(BLOCK)",
+        )
+    places = as_tile(offset, I64, what)
+    high = (places >> 32) & _WORD if dtype.bits == 64 else 0
+    return philox((places & _WORD, high, 0, 0), _key(seed, what))
+
+
+def _key(seed: Any, what: str) -> tuple[Any, Any]:
+    if isinstance(seed, int) and not isinstance(seed, bool):
+        return seed & _WORD, (seed >> 32) & _WORD
+    is_scalar = isinstance(seed, IndexExpr) or (isinstance(seed, Tile) and not seed.type.rank)
+    if not is_scalar or common_dtype([seed], what).kind not in ("int", "uint"):
+        raise errors.KernelError(
+            f"tkl.{what}: the seed is {seed!r}",
+            where=user_line(),
+            hint="it is a single integer: a number, an argument of type tkl.i64, or a computed one",
+        )
+    wide = as_tile(seed, I64, what)
+    return wide & _WORD, (wide >> 32) & _WORD
+
+
+def _uniform(word: Tile) -> Tile:
+    folded = where(word > 0x7FFFFFFF, _WORD - word, word)
+    return _tile(folded.to(I32).to(F32) * 4.6566127342e-10)
+
+
+def _tile(value: Any) -> Tile:
+    assert isinstance(value, Tile)
+    return value

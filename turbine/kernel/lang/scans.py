@@ -1,0 +1,221 @@
+"""Running values along an axis, and reductions by a function of the user's.
+
+Lanes without a value take no part: the running value passes over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from turbine import errors
+from turbine.dtypes import Dtype
+from turbine.kernel import tracing
+from turbine.kernel.lang.control_flow import Body, Results, result
+from turbine.kernel.lang.reductions import neutral, without_axes
+from turbine.kernel.lang.shapes import axis_of, broadcast_to
+from turbine.kernel.op import Op, as_tile, broadcast_shapes, op
+from turbine.kernel.tracing import IndexExpr, Tile, user_line
+from turbine.kernel.types import I64, TileType
+from turbine.kernel.validity import ALWAYS, Valid, both
+
+
+def _summed(made: Op, x: Any, axis: int, reverse: bool = False) -> Tile:
+    tile = as_tile(x, None, made.name)
+    return _running(made, tile, tile.dtype if tile.dtype.kind == "float" else I64, axis, reverse)
+
+
+def _compared(made: Op, x: Any, axis: int, reverse: bool = False) -> Tile:
+    tile = as_tile(x, None, made.name)
+    return _running(made, tile, tile.dtype, axis, reverse)
+
+
+def _running(made: Op, tile: Tile, dtype: Dtype, axis: int, reverse: bool) -> Tile:
+    """A node of a scan; what does not depend on its axis concerns the result alone."""
+    place = axis_of(axis, tile.type.rank, f"tkl.{made.name}")
+    taking = tile.valid.along([place])
+    return made.add(
+        as_tile(tile, dtype, made.name),
+        place,
+        bool(reverse),
+        type=tile.type.of(dtype),
+        valid=tile.valid,
+        bounds=taking.bounds,
+        masks=taking.masks,
+    )
+
+
+@op(_summed)
+def cumsum(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
+    """The sum of the elements up to each one, from the last one on if reversed.
+
+    Integers and bools are summed in i64, f16 and bf16 in f32 with each result rounded.
+    """
+    return _scanned(torch.cumsum, "sum", x, axis, reverse, within)
+
+
+@op(_summed)
+def cumprod(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
+    """The product of the elements up to each one; in the types of cumsum."""
+    return _scanned(torch.cumprod, "prod", x, axis, reverse, within)
+
+
+@op(_compared)
+def cummax(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
+    """The largest of the elements up to each one; nan from the first one on."""
+    return _scanned(_largest, "max", x, axis, reverse, within)
+
+
+@op(_compared)
+def cummin(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
+    """The smallest of the elements up to each one; nan from the first one on."""
+    return _scanned(_smallest, "min", x, axis, reverse, within)
+
+
+def _largest(x: Tensor, axis: int) -> Tensor:
+    return torch.cummax(x, axis).values
+
+
+def _smallest(x: Tensor, axis: int) -> Tensor:
+    return torch.cummin(x, axis).values
+
+
+def _scanned(
+    function: Any, name: str, x: Tensor, axis: int, reverse: bool, within: Tensor
+) -> Tensor:
+    filled = torch.where(within, x, torch.tensor(neutral(name, x.dtype), dtype=x.dtype))
+    wide = filled.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else filled
+    ordered = wide.flip(axis) if reverse else wide
+    running: Tensor = function(ordered, axis)
+    return (running.flip(axis) if reverse else running).to(x.dtype)
+
+
+# By a function of the user's
+
+
+def associative_scan(
+    function: Callable[[Any, Any], Any], x: Any, axis: int, reverse: bool = False
+) -> Any:
+    """What a function makes of the elements up to each one, two at a time.
+
+    The function is given two values, or two tuples where `x` is a tuple of tiles, and returns one
+    alike. It has to be associative: which two come together first is not fixed.
+
+        tkl.associative_scan(lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (decay, x), axis=1)
+    """
+    trace = tracing.current("tkl.associative_scan")
+    tiles = _together(x, "associative_scan")
+    place = axis_of(axis, tiles[0].type.rank, "tkl.associative_scan")
+    body, captured = _combining(trace, function, tiles, isinstance(x, (tuple, list)))
+    valid = both([tile.valid for tile in tiles])
+    taking = valid.along([place])
+    types = [tile.type for tile in tiles]
+    given = {"bounds": taking.bounds, "masks": taking.masks}
+    node = scan_op.record(tiles, place, bool(reverse), body, captured, **given)
+    return _given(node, types, valid, x)
+
+
+def reduce(function: Callable[[Any, Any], Any], x: Any, axis: int, init: Any) -> Any:
+    """What a function makes of the elements along an axis, two at a time.
+
+    As for associative_scan, it takes two values, or two tuples where `x` is a tuple of tiles, and
+    has to be associative. `init` is the number, or the tuple of them, that changes nothing, and
+    what comes of no elements.
+
+        tkl.reduce(lambda a, b: a ^ b, x, axis=0, init=0)
+    """
+    trace = tracing.current("tkl.reduce")
+    tiles = _together(x, "reduce")
+    place = axis_of(axis, tiles[0].type.rank, "tkl.reduce")
+    starts = _starts(init, tiles)
+    body, captured = _combining(trace, function, tiles, isinstance(x, (tuple, list)))
+    shape, taking, staying = without_axes(
+        tiles[0].type.shape, both([tile.valid for tile in tiles]), (place,)
+    )
+    types = [TileType(shape, tile.dtype) for tile in tiles]
+    given = {"bounds": taking.bounds, "masks": taking.masks}
+    node = reduce_op.record(tiles, place, starts, body, captured, **given)
+    return _given(node, types, staying, x)
+
+
+def _together(x: Any, what: str) -> list[Tile]:
+    """The operands in one shape."""
+    items = x if isinstance(x, (tuple, list)) else (x,)
+    if not items:
+        raise errors.KernelError(f"tkl.{what} of no tiles", where=user_line())
+    tiles = [as_tile(item, None, what) for item in items]
+    shape = broadcast_shapes([tile.type for tile in tiles])
+    return [broadcast_to(tile, list(map(IndexExpr, shape))) for tile in tiles]
+
+
+def _starts(init: Any, tiles: Sequence[Tile]) -> list[Tile]:
+    items = init if isinstance(init, (tuple, list)) else (init,)
+    starts = [as_tile(i, t.dtype, "reduce") for i, t in zip(items, tiles, strict=False)]
+    if len(items) != len(tiles) or any(start.type.rank for start in starts):
+        raise errors.KernelError(
+            f"tkl.reduce of {len(tiles)} tiles starts with {init!r}",
+            where=user_line(),
+            hint="give one number for each tile",
+        )
+    return starts
+
+
+def _combining(
+    trace: tracing.Trace, function: Callable[..., Any], tiles: Sequence[Tile], is_tuple: bool
+) -> tuple[Body, tuple[fx.Node, ...]]:
+    """The function as a region of two values of each type, and the nodes around it that it uses."""
+    types = [TileType((), tile.dtype) for tile in tiles]
+    with trace.inside() as region:
+        sides = [
+            tuple(Tile(region.graph.placeholder(f"{side}_{n}"), t) for n, t in enumerate(types))
+            for side in ("left", "right")
+        ]
+        given = function(*sides) if is_tuple else function(*(side[0] for side in sides))
+        combined = _combined(given, types)
+        region.graph.output(tuple(region.reach(tile.node) for tile in combined))
+    body = Body(region.graph, 2 * len(types), (ALWAYS,) * len(types))
+    return body, tuple(region.captured)
+
+
+def _combined(given: Any, types: Sequence[TileType]) -> list[Tile]:
+    items = given if isinstance(given, (tuple, list)) else (given,)
+    if len(items) != len(types):
+        raise errors.KernelError(
+            f"a function that combines two of {len(types)} values returns {len(items)}",
+            where=user_line(),
+            hint="return a value for each of them",
+        )
+    tiles = []
+    for item, type in zip(items, types, strict=True):
+        tile = as_tile(item, None if isinstance(item, Tile) else type.dtype, "associative_scan")
+        if tile.type != type:
+            raise errors.KernelError(
+                f"a function that combines two {type} returns {tile.type}",
+                where=user_line(),
+                hint="return a single value of that type: x.to(tkl.f32) or the like converts it",
+            )
+        tiles.append(tile)
+    return tiles
+
+
+def _given(node: fx.Node, types: Sequence[TileType], valid: Valid, x: Any) -> Any:
+    node.meta["types"] = tuple(types)
+    tiles = [result.add(node, n, type=type, valid=valid) for n, type in enumerate(types)]
+    return Results(tiles) if isinstance(x, (tuple, list)) else tiles[0]
+
+
+def _unused(made: Op, *_: Any) -> Any:
+    raise AssertionError(f"{made.name} is recorded, not called")
+
+
+@op(_unused)
+def scan_op(tiles: Any, axis: int, reverse: bool, body: Body, captured: Any) -> Any:
+    """A scan by a region; the running values are its first placeholders."""
+
+
+@op(_unused)
+def reduce_op(tiles: Any, axis: int, starts: Any, body: Body, captured: Any) -> Any:
+    """A reduction by a region; the values so far are its first placeholders."""
