@@ -102,10 +102,12 @@ class Term:
         )
 
     def polynomial(self, coefficients: tuple[float, ...]) -> Term:
-        """Horner's scheme, highest power first."""
-        value = self.like(coefficients[0])
-        for coefficient in coefficients[1:]:
-            value = value.fma(self, coefficient)
+        """Highest power first; Horner's scheme over pairs, a chain of half the length."""
+        square, low, high = self * self, coefficients[::-1][0::2], coefficients[::-1][1::2]
+        pairs = [self.fma(second, first) for first, second in zip(low, high, strict=False)]
+        value = pairs.pop() if len(low) == len(high) else self.like(low[-1])
+        for pair in reversed(pairs):
+            value = value.fma(square, pair)
         return value
 
     def call(self, op: str, *others: Operand) -> Term:
@@ -194,7 +196,8 @@ def expm1(x: Term) -> Term:
     held = x.call("arith.maximumf", -40.0).call("arith.minimumf", x.format.exp_limits[1] + 0.1)
     shifted, rest = _counted(held, x.format.bias - 1)
     power = _power_of_two(shifted)
-    value = power.fma((rest * rest).fma(_bent(rest), rest), power - 0.5)
+    grown = (rest * rest).fma(rest.polynomial(_EXPONENTIAL[x.value.element]), rest)
+    value = power.fma(grown, power - 0.5)
     # Halves of the smallest numbers are zero.
     return x.where(x.abs().is_("olt", 4 * x.format.tiny), value + value)
 
@@ -217,7 +220,7 @@ def sigmoid(x: Term) -> Term:
     falling = x.abs().call("arith.negf").call("arith.maximumf", x.format.exp_limits[0] - 0.6)
     shifted, rest = _counted(falling, x.format.bias)
     # The exponent is zero at the lower end, and so is the power.
-    small = _power_of_two(shifted) * rest.polynomial(_exponential(rest))
+    small = _power_of_two(shifted) * _exponential(rest)
     base = small.where(x.is_("olt", 0.0), 1.0)
     return base.fma((small / (small + 1.0)).call("arith.negf"), base)
 
@@ -227,7 +230,7 @@ def _exp_of_sum(x: Term, tail: Term | None) -> Term:
     shifted, rest = _counted(x)
     if tail is not None:
         rest = rest + tail
-    value = _scaled(rest.polynomial(_exponential(rest)), shifted)
+    value = _scaled(_exponential(rest), shifted)
     return _held(x, value, *x.format.exp_limits)
 
 
@@ -246,19 +249,14 @@ def _counted(x: Term, bias: int = 0) -> tuple[Term, Term]:
     return shifted, count.fma(-low, count.fma(-high, x))
 
 
-def _bent(rest: Term) -> Term:
-    """(exp(r) - 1 - r) / r^2"""
-    return rest.polynomial(_EXPONENTIAL[rest.value.element])
-
-
-def _exponential(rest: Term) -> tuple[float, ...]:
-    """The coefficients of exp(r)."""
-    return (*_EXPONENTIAL[rest.value.element], 1.0, 1.0)
+def _exponential(rest: Term) -> Term:
+    """exp(r) for |r| up to log(2) / 2, whose last step is the only one that rounds much."""
+    return rest.fma(rest.polynomial((*_EXPONENTIAL[rest.value.element], 1.0)), 1.0)
 
 
 def _two_to(rest: Term) -> Term:
     """2^r for |r| up to 1/2."""
-    return rest.polynomial((*_POWER_OF_TWO[rest.value.element], 1.0))
+    return rest.fma(rest.polynomial(_POWER_OF_TWO[rest.value.element]), 1.0)
 
 
 def _power_of_two(shifted: Term) -> Term:
