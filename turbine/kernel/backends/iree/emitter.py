@@ -76,6 +76,7 @@ class Emitter:
     scratch: list[Scratch] = field(default_factory=list)
     # Nodes whose result belongs into memory that is there already.
     destinations: dict[fx.Node, Room] = field(default_factory=dict)
+    is_serial: bool = False  # whether programs have to run one after the other
     stack: int = 0
     rooms: int = 0
     scopes: list[dict[Any, Value]] = field(default_factory=lambda: [{}])

@@ -152,11 +152,16 @@ def _scatter(emitter: Emitter, node: fx.Node) -> None:
         raw = elements.to_store(emitter.w, emitter.at(value, coords), buffer.dtype)
         emitter.write(raw, buffer.name, buffer.type, places)
 
-    each_lane(emitter, node, node.args[2], body)
+    each_lane(emitter, node, node.args[2], body, by_vectors=False)
 
 
 def each_lane(
-    emitter: Emitter, node: fx.Node, operand: Any, body: Callable[[Coords], None]
+    emitter: Emitter,
+    node: fx.Node,
+    operand: Any,
+    body: Callable[[Coords], None],
+    *,
+    by_vectors: bool = True,
 ) -> None:
     """Do something for the lanes of an operand that take part: by vectors, or under masks."""
     shape: Sequence[Expr] = operand.meta["type"].shape
@@ -174,7 +179,7 @@ def each_lane(
 
     extents = emitter.extents(shape, bounds)
     condition = emitter.condition(bounds) if not extents else None
-    lanes = 0 if masks or node.target is memory.scatter else lanes_for(dtype, extents)
+    lanes = lanes_for(dtype, extents) if by_vectors and not masks else 0
     if condition is None:
         emitter.sweep(extents, lanes, masked)
         return

@@ -69,6 +69,7 @@ class Layout:
             open_sizes |= facts.simplified(count).symbols
         self.sizes = sorted(open_sizes, key=str)
         self.scratch: list[Scratch] = []
+        self.workgroups = WORKGROUPS
 
     def tensor(self, parameter: Parameter) -> str:
         """The type of a parameter's tensor."""
@@ -134,6 +135,7 @@ def _body(program: Program, facts: Facts, layout: Layout, name: str) -> list[str
             rest = w.floordiv(rest, grid[axis]) if axis else rest
         emitter.region(program.graph)
     layout.scratch = emitter.scratch
+    layout.workgroups = 1 if emitter.is_serial else WORKGROUPS
     return _executable(layout, name, w)
 
 
@@ -241,7 +243,7 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     total: Index = 1
     for count in program.grid:
         total = w.mul(total, emitter.index(count))
-    groups = w.index(w.max(w.min(total, WORKGROUPS), 1))
+    groups = w.index(w.max(w.min(total, layout.workgroups), 1))
     operands = [("index", str(groups), "")]
     operands += [("index", str(w.index(sizes[s])), "") for s in layout.sizes]
     for parameter in (*layout.scalars, *layout.inputs, *layout.inouts):

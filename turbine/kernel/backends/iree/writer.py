@@ -98,7 +98,8 @@ class Writer:
         if key not in self.constants:
             value = Value(f"%c{len(self.constants)}", element, lanes)
             self.constants[key] = value
-            self.top.append(f"{value} = arith.constant {literal} : {value.type}")
+            typed = "" if value.type == "i1" else f" : {value.type}"  # told by true and false
+            self.top.append(f"{value} = arith.constant {literal}{typed}")
         return self.constants[key]
 
     def steps(self, element: str, lanes: int) -> Value:

@@ -1,0 +1,95 @@
+"""Rules of atomic changes: by an instruction where there is one, else by one program at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from turbine.dtypes import Dtype
+from turbine.kernel.backends.iree import elements
+from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source
+from turbine.kernel.backends.iree.memory import each_lane, indices, moved, source
+from turbine.kernel.backends.iree.pointwise import FORMS
+from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
+from turbine.kernel.backends.iree.writer import Index, Value
+from turbine.kernel.lang import arithmetic, atomics
+
+_CHANGES = {"add": arithmetic.add, "max": arithmetic.maximum, "min": arithmetic.minimum}
+
+
+def _instruction(kind: str, dtype: Dtype) -> str | None:
+    """The atomic instruction for elements of a type, if there is one."""
+    if dtype.kind == "float":
+        return "addf" if kind == "add" and dtype.bits >= 32 else None
+    if kind == "add":
+        return "addi"
+    return f"{kind}{'s' if dtype.kind == 'int' else 'u'}"
+
+
+def _block(emitter: Emitter, node: fx.Node) -> TileValue | None:
+    buffer = source(emitter, node.args[0])
+    offsets = [emitter.index(offset) for offset in node.args[1]]  # type: ignore[union-attr,arg-type]
+
+    def places(coords: Coords) -> list[Index]:
+        return [place.base for place in moved(emitter, coords, offsets)]
+
+    return _changed(emitter, node, buffer, places)
+
+
+def _scatter(emitter: Emitter, node: fx.Node) -> TileValue | None:
+    buffer = source(emitter, node.args[0])
+    index = [emitter.tile(i) for i in node.args[1]]  # type: ignore[union-attr]
+
+    def places(coords: Coords) -> Sequence[Index]:
+        return indices(emitter, index, coords)
+
+    return _changed(emitter, node, buffer, places)
+
+
+def _changed(
+    emitter: Emitter,
+    node: fx.Node,
+    buffer: Source,
+    places: Callable[[Coords], Sequence[Index]],
+) -> TileValue | None:
+    """Change elements lane by lane; what was there is kept if it is used."""
+    operand: Any = node.args[2]
+    kind: Any = node.args[3]
+    value = emitter.tile(operand)
+    type = node.meta["type"]
+    room = emitter.room(type.shape, type.dtype) if node.users else None
+
+    def body(coords: Coords) -> None:
+        old = _change(emitter, buffer, kind, list(places(coords)), emitter.at(value, coords))
+        if room is not None:
+            emitter.put(room, coords, old)
+
+    each_lane(emitter, node, operand, body, by_vectors=False)
+    return None if room is None else emitter.held(room, emitter.sizes(type.shape))
+
+
+def _change(
+    emitter: Emitter, buffer: Source, kind: str, places: Sequence[Index], value: Value
+) -> Value:
+    """Change one element; gives what it was."""
+    w, dtype = emitter.w, buffer.dtype
+    at = [*buffer.before, *places]
+    instruction = _instruction(kind, dtype)
+    if instruction is not None:
+        listed = ", ".join(str(w.index(place)) for place in at)
+        text = f"memref.atomic_rmw {instruction} {value}, {buffer.name}[{listed}]"
+        raw = w.emit(f"{text} : ({value.type}, {buffer.type}) -> {value.type}", value.element)
+        return raw
+    emitter.is_serial = True
+    coords = [Coord(place) for place in at]
+    old = elements.loaded(w, emitter.read(buffer.name, buffer.type, dtype, coords), dtype)
+    form, _ = FORMS[_CHANGES[kind]]
+    new = form(w, dtype, [old, value])
+    emitter.write(elements.to_store(w, new, dtype), buffer.name, buffer.type, coords)
+    return old
+
+
+RULES[atomics.atomic_block] = _block
+RULES[atomics.atomic_scatter] = _scatter

@@ -1,0 +1,180 @@
+"""The rule of sorts: lanes with a value are gathered, then merged in runs of growing length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Expr, as_expr
+from turbine.kernel.backends.iree.emitter import RULES, Emitter
+from turbine.kernel.backends.iree.memory import mask_at
+from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue
+from turbine.kernel.backends.iree.writer import Index, Value, Writer
+from turbine.kernel.lang import ordering
+from turbine.kernel.types import I64
+
+
+@dataclass
+class Row:
+    """A row that is sorted: two copies of its values and of their places, merged to and fro."""
+
+    emitter: Emitter
+    values: Room
+    places: Room
+    descending: bool
+
+    def get(self, side: Index, place: Index) -> tuple[Value, Value]:
+        """A value and where it was."""
+        coords = (Coord(side), Coord(place))
+        shape = (2, 0)
+        return (
+            self.emitter.held(self.values, shape).compute(coords),
+            self.emitter.held(self.places, shape).compute(coords),
+        )
+
+    def put(self, side: Index, place: Index, value: Value, origin: Value) -> None:
+        """Write both."""
+        coords = (Coord(side), Coord(place))
+        self.emitter.put(self.values, coords, value)
+        self.emitter.put(self.places, coords, origin)
+
+
+def _sort(emitter: Emitter, node: fx.Node) -> list[TileValue]:
+    operand, axis, descending, count = node.args
+    assert isinstance(axis, int) and isinstance(count, Expr)
+    tile, type = emitter.tile(operand), operand.meta["type"]  # type: ignore[union-attr]
+    bounds = list(
+        dict.fromkeys((*operand.meta["valid"].bounds, *node.kwargs["bounds"]))  # type: ignore[union-attr,misc]
+    )
+    extents = emitter.extents(type.shape, bounds)
+    masks = [emitter.tile(mask) for mask in node.kwargs["masks"]]  # type: ignore[union-attr]
+    pair = (as_expr(2), type.shape[axis])
+    row = Row(emitter, emitter.room(pair, type.dtype), emitter.room(pair, I64), bool(descending))
+    types = node.meta["types"]
+    rooms = [emitter.room(one.shape, one.dtype) for one in types]
+    others = [extent for place, extent in enumerate(extents) if place != axis]
+
+    def body(coords: Coords) -> None:
+        length = _gathered(emitter, row, tile, masks, extents[axis], coords, axis)
+        side = _merged(emitter.w, row, length, type.dtype)
+        _given(emitter, row, side, emitter.w.min(length, emitter.index(count)), rooms, coords, axis)
+
+    emitter.sweep(others, 0, body)
+    return [emitter.held(r, emitter.sizes(t.shape)) for r, t in zip(rooms, types, strict=True)]
+
+
+def _gathered(
+    emitter: Emitter,
+    row: Row,
+    tile: TileValue,
+    masks: list[TileValue],
+    extent: Any,
+    others: Coords,
+    axis: int,
+) -> Value:
+    """Copy the lanes that hold a value to the front; gives how many there are."""
+    w = emitter.w
+    first, end = extent
+    with w.loop(first, end, 1, [w.index(0)]) as loop, emitter.scope():
+        (length,) = loop.carried
+        coords = (*others[:axis], Coord(loop.counter), *others[axis:])
+        origin = w.convert("arith.index_cast", loop.counter, "i64")
+        row.put(0, length, emitter.at(tile, coords), origin)
+        taking = mask_at(emitter, masks, coords)
+        more = w.index(w.add(length, 1))
+        loop.yielded = [more if taking is None else w.select(taking, more, length)]
+    return loop.results[0]
+
+
+def _merged(w: Writer, row: Row, length: Value, dtype: Dtype) -> Value:
+    """Merge runs of 1, 2, 4 ... until one is left; gives the side it is on."""
+    emitter, one, zero = row.emitter, w.index(1), w.index(0)
+    side, width = w.fresh("index"), w.fresh("index")
+    inner_side, inner_width = w.fresh("index"), w.fresh("index")
+    w.line(
+        f"{side}, {width} = scf.while ({inner_side} = {zero}, {inner_width} = {one})"
+        " : (index, index) -> (index, index) {"
+    )
+    more = w.compare("arith.cmpi", "slt", inner_width, length)
+    w.line(f"scf.condition({more}) {inner_side}, {inner_width} : index, index")
+    w.line("} do {")
+    own_side, own_width = w.fresh("index"), w.fresh("index")
+    w.line(f"^bb0({own_side}: index, {own_width}: index):")
+    with emitter.scope():
+        to = w.index(w.sub(1, own_side))
+        both = w.index(w.mul(own_width, 2))
+        with w.loop(0, length, both) as loop, emitter.scope():
+            _merge(w, row, dtype, (own_side, to), loop.counter, own_width, length)
+        w.line(f"scf.yield {to}, {both} : index, index")
+    w.line("}")
+    return side
+
+
+def _merge(
+    w: Writer,
+    row: Row,
+    dtype: Dtype,
+    sides: tuple[Value, Value],
+    start: Value,
+    width: Value,
+    length: Value,
+) -> None:
+    """Merge two runs that lie side by side."""
+    of, to = sides
+    middle = w.index(w.min(w.add(start, width), length))
+    end = w.index(w.min(w.add(middle, width), length))
+    with w.loop(start, end, 1, [start, middle]) as loop, row.emitter.scope():
+        left, right = loop.carried
+        last = w.sub(length, 1)
+        x, x_origin = row.get(of, w.min(left, last))
+        y, y_origin = row.get(of, w.min(right, last))
+        has_left = w.compare("arith.cmpi", "slt", left, middle)
+        no_right = w.compare("arith.cmpi", "sge", right, end)
+        # Of equals the left one comes first.
+        later = w.binary("arith.xori", _before(w, dtype, y, x, row.descending), _true(w))
+        take_left = w.binary("arith.andi", has_left, w.binary("arith.ori", no_right, later))
+        row.put(
+            to, loop.counter, w.select(take_left, x, y), w.select(take_left, x_origin, y_origin)
+        )
+        next_left = w.select(take_left, w.index(w.add(left, 1)), left)
+        next_right = w.select(take_left, right, w.index(w.add(right, 1)))
+        loop.yielded = [next_left, next_right]
+
+
+def _true(w: Writer) -> Value:
+    return w.constant(True, "i1")
+
+
+def _before(w: Writer, dtype: Dtype, x: Value, y: Value, descending: bool) -> Value:
+    """Whether x has to stand before y; nan is the largest."""
+    if dtype.kind != "float":
+        sign = "s" if dtype.kind == "int" else "u"
+        return w.compare("arith.cmpi", f"{sign}{'gt' if descending else 'lt'}", x, y)
+    if descending:
+        x, y = y, x
+    is_less = w.compare("arith.cmpf", "olt", x, y)
+    y_nan = w.compare("arith.cmpf", "uno", y, y)
+    x_number = w.compare("arith.cmpf", "ord", x, x)
+    return w.binary("arith.ori", is_less, w.binary("arith.andi", y_nan, x_number))
+
+
+def _given(
+    emitter: Emitter,
+    row: Row,
+    side: Value,
+    count: Index,
+    rooms: list[Room],
+    others: Coords,
+    axis: int,
+) -> None:
+    """Copy the first of a sorted row to where the results are."""
+    with emitter.w.loop(0, count) as loop, emitter.scope():
+        coords = (*others[:axis], Coord(loop.counter), *others[axis:])
+        for room, value in zip(rooms, row.get(side, loop.counter), strict=True):
+            emitter.put(room, coords, value)
+
+
+RULES[ordering.sort_op] = _sort

@@ -1,0 +1,203 @@
+"""Rules of scans, and of reductions by a function of the user's: a loop along the axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from turbine.dtypes import Dtype
+from turbine.kernel.backends.iree import elements
+from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_for, vector_axis
+from turbine.kernel.backends.iree.memory import mask_at
+from turbine.kernel.backends.iree.reductions import KINDS
+from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
+from turbine.kernel.backends.iree.writer import Value
+from turbine.kernel.lang import reductions, scans
+from turbine.kernel.lang.control_flow import Body, output_of
+
+# Values so far and the next ones in, values so far out.
+Combine = Callable[[Sequence[Value], Sequence[Value]], list[Value]]
+# What to do with the values so far at each place.
+Visit = Callable[[Coords, Sequence[Value]], None]
+
+
+@dataclass
+class Walk:
+    """A loop along an axis that carries values from lane to lane."""
+
+    emitter: Emitter
+    tiles: list[TileValue]
+    masks: list[TileValue]
+    axis: int
+    combine: Combine
+    # What is carried at first; None: the first lane's values, where nothing changes nothing.
+    starts: Callable[[int], list[Value]] | None
+    reverse: bool = False
+
+    def along(self, extent: Extent, others: Coords, visit: Visit) -> list[Value]:
+        """Write the loop for lanes of the other axes; gives what is carried at the end."""
+        emitter, w = self.emitter, self.emitter.w
+        lanes = max((coord.lanes for coord in others), default=0)
+        first, end = extent
+        carried = self._started(lanes)
+        with w.loop(first, end, 1, carried) as loop, emitter.scope():
+            place = loop.counter
+            if self.reverse:
+                place = w.index(w.sub(w.sub(w.add(first, end), 1), loop.counter))
+            coords = (*others[: self.axis], Coord(place), *others[self.axis :])
+            loop.yielded = self._step(coords, loop.carried)
+            visit(coords, loop.yielded)
+        return loop.results[: len(self.tiles)]
+
+    def _started(self, lanes: int) -> list[Value]:
+        w = self.emitter.w
+        if self.starts is not None:
+            return self.starts(lanes)
+        zeros = [w.constant(0, elements.carrier(tile.dtype), lanes) for tile in self.tiles]
+        return [*zeros, w.constant(False, "i1", lanes)]
+
+    def _step(self, coords: Coords, carried: Sequence[Value]) -> list[Value]:
+        emitter, w = self.emitter, self.emitter.w
+        count = len(self.tiles)
+        new = [emitter.spread(emitter.at(tile, coords), coords) for tile in self.tiles]
+        both = self.combine(carried[:count], new)
+        both = [emitter.spread(value, coords) for value in both]
+        taking = mask_at(emitter, self.masks, coords)
+        if self.starts is None:
+            has_begun = carried[count]
+            both = [w.select(has_begun, value, own) for value, own in zip(both, new, strict=True)]
+            begun = w.constant(True, "i1", has_begun.lanes)
+            both.append(begun if taking is None else w.binary("arith.ori", has_begun, taking))
+        if taking is None:
+            return both
+        old = carried[: len(both)]
+        kept = [w.select(taking, v, o) for v, o in zip(both[:count], old, strict=False)]
+        return [*kept, *both[count:]]
+
+
+def _region(
+    emitter: Emitter, body: Body, captured: Sequence[Any], dtypes: Sequence[Dtype]
+) -> Combine:
+    """A function of the user's, written for the values at hand."""
+    places = [node for node in body.graph.nodes if node.op == "placeholder"]
+    for place, node in zip(places[body.carried :], captured, strict=True):
+        emitter.values[place] = emitter.values[node]
+
+    def combine(old: Sequence[Value], new: Sequence[Value]) -> list[Value]:
+        for place, value, dtype in zip(places, [*old, *new], [*dtypes, *dtypes], strict=False):
+            emitter.values[place] = _number(value, dtype)
+        emitter.region(body.graph)
+        return [emitter.at(emitter.tile(out), ()) for out in output_of(body.graph)]
+
+    return combine
+
+
+def _number(value: Value, dtype: Dtype) -> TileValue:
+    return TileValue((), dtype, lambda coords: value)
+
+
+def _scan(emitter: Emitter, node: fx.Node, operands: Sequence[Any], walk: Walk) -> list[TileValue]:
+    """Every value on the way, in memory."""
+    shape = operands[0].meta["type"].shape
+    extents = _extents(emitter, node, operands)
+    rooms = [emitter.room(shape, tile.dtype) for tile in walk.tiles]
+
+    def visit(coords: Coords, values: Sequence[Value]) -> None:
+        for room, value in zip(rooms, values, strict=False):
+            emitter.put(room, coords, value)
+
+    _over_others(emitter, extents, walk, visit)
+    return [emitter.held(room, emitter.sizes(shape)) for room in rooms]
+
+
+def _over_others(emitter: Emitter, extents: Sequence[Extent], walk: Walk, visit: Visit) -> None:
+    others = [extent for place, extent in enumerate(extents) if place != walk.axis]
+    by_vectors = vector_axis(extents) != walk.axis
+    lanes = lanes_for(walk.tiles[0].dtype, others) if by_vectors else 0
+    emitter.sweep(
+        others, lanes, lambda coords: _none(walk.along(extents[walk.axis], coords, visit))
+    )
+
+
+def _none(_: object) -> None:
+    return None
+
+
+def _extents(emitter: Emitter, node: fx.Node, operands: Sequence[Any]) -> list[Extent]:
+    bounds = dict.fromkeys(b for o in operands for b in o.meta["valid"].bounds)
+    bounds |= dict.fromkeys(node.kwargs["bounds"])  # type: ignore[arg-type]
+    return emitter.extents(operands[0].meta["type"].shape, list(bounds))
+
+
+def _masks(emitter: Emitter, node: fx.Node) -> list[TileValue]:
+    return [emitter.tile(mask) for mask in node.kwargs["masks"]]  # type: ignore[union-attr]
+
+
+_BUILT_IN = {
+    scans.cumsum: KINDS[reductions.sum],
+    scans.cumprod: KINDS[reductions.prod],
+    scans.cummax: KINDS[reductions.max],
+    scans.cummin: KINDS[reductions.min],
+}
+
+
+def _built_in(emitter: Emitter, node: fx.Node) -> TileValue:
+    operand, axis, reverse = node.args
+    assert isinstance(axis, int)
+    kind = _BUILT_IN[node.target]  # type: ignore[index]
+    tile = emitter.tile(operand)
+    w = emitter.w
+
+    def starts(lanes: int) -> list[Value]:
+        neutral = reductions.neutral(kind.name, tile.dtype.torch)
+        return [elements.number(w, neutral, tile.dtype, lanes)]
+
+    def combine(old: Sequence[Value], new: Sequence[Value]) -> list[Value]:
+        return kind.combine(w, tile.dtype, old, new)
+
+    walk = Walk(emitter, [tile], _masks(emitter, node), axis, combine, starts, bool(reverse))
+    return _scan(emitter, node, [operand], walk)[0]
+
+
+def _by_function(emitter: Emitter, node: fx.Node) -> list[TileValue]:
+    operands, axis, reverse, body, captured = node.args
+    assert isinstance(axis, int) and isinstance(body, Body)
+    tiles = [emitter.tile(operand) for operand in operands]  # type: ignore[union-attr]
+    combine = _region(emitter, body, captured, [tile.dtype for tile in tiles])  # type: ignore[arg-type]
+    walk = Walk(emitter, tiles, _masks(emitter, node), axis, combine, None, bool(reverse))
+    return _scan(emitter, node, operands, walk)  # type: ignore[arg-type]
+
+
+def _reduce(emitter: Emitter, node: fx.Node) -> list[TileValue]:
+    operands, axis, init, body, captured = node.args
+    assert isinstance(axis, int) and isinstance(body, Body)
+    w = emitter.w
+    tiles = [emitter.tile(operand) for operand in operands]  # type: ignore[union-attr]
+    first = [emitter.at(emitter.tile(start), ()) for start in init]  # type: ignore[union-attr]
+
+    def starts(lanes: int) -> list[Value]:
+        return [w.splat(value, lanes) if lanes else value for value in first]
+
+    combine = _region(emitter, body, captured, [tile.dtype for tile in tiles])  # type: ignore[arg-type]
+    walk = Walk(emitter, tiles, _masks(emitter, node), axis, combine, starts)
+    extents = _extents(emitter, node, operands)  # type: ignore[arg-type]
+    types = node.meta["types"]
+    rooms = [emitter.room(type.shape, type.dtype) for type in types]
+    others = [extent for place, extent in enumerate(extents) if place != axis]
+    lanes = lanes_for(tiles[0].dtype, others) if vector_axis(extents) != axis else 0
+
+    def body_of(coords: Coords) -> None:
+        totals = walk.along(extents[axis], coords, lambda *_: None)
+        for room, total in zip(rooms, totals, strict=True):
+            emitter.put(room, coords, total)
+
+    emitter.sweep(others, lanes, body_of)
+    return [emitter.held(r, emitter.sizes(t.shape)) for r, t in zip(rooms, types, strict=True)]
+
+
+RULES.update(dict.fromkeys(_BUILT_IN, _built_in))
+RULES[scans.scan_op] = _by_function
+RULES[scans.reduce_op] = _reduce
