@@ -19,8 +19,10 @@ from turbine.dtypes import Dtype
 from turbine.dumping import dump
 from turbine.kernel.algebra import Quotient, Symbol
 from turbine.kernel.backends.iree import module
+from turbine.kernel.backends.iree.module import Code
 from turbine.kernel.program import Program
 from turbine.kernel.proving import Facts
+from turbine.kernel.reporting import Report
 from turbine.kernel.signature import Parameter, Signature
 from turbine.kernel.types import BufferType, ScalarType
 from turbine.runtime import device, tracing
@@ -52,6 +54,7 @@ class Variant:
     program: Program
     divisors: Mapping[Symbol, int]
     call: TensorCall
+    report: Report
     reason: str
 
     def serves(self, sizes: Mapping[Symbol, int]) -> bool:
@@ -81,7 +84,12 @@ class Launcher:
         if variant is None:
             with self.lock:
                 variant = self._known(key, sizes) or self._made(key, program, sizes)
-        return variant, variant.call([_passed(p, args[p.name]) for p in variant.passed])
+        results = variant.call([_passed(p, args[p.name]) for p in variant.passed])
+        count = len(program.of_usage("output", "inout"))
+        if results[count:]:
+            grid = [size.evaluate(sizes) for size in program.grid]
+            variant.report.deliver(results[count:], grid, sizes)
+        return variant, results[:count]
 
     def _known(self, key: Key, sizes: Mapping[Symbol, int]) -> Variant | None:
         for variant in self.variants.get(key, ()):
@@ -95,8 +103,8 @@ class Launcher:
         code = module.write(program, facts, _ENTRY, public=True)
         dump(program.name, {"kernel.mlir": lambda: code.text})
         divisors = {s: facts.divisors[s] for s in facts.used}
-        call = compiled(program, code.text, _work(program, sizes))
-        variant = Variant(program, divisors, call, reason)
+        call = compiled(program, code, _work(program, sizes))
+        variant = Variant(program, divisors, call, code.report, reason)
         self.variants.setdefault(key, []).append(variant)
         return variant
 
@@ -155,15 +163,17 @@ def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> None:
             )
 
 
-def compiled(program: Program, text: str, mflop: float) -> TensorCall:
+def compiled(program: Program, code: Code, mflop: float) -> TensorCall:
     """The function of a module, ready to be called on tensors."""
     target = targets.parse(config.current().target)
-    code = pipeline.compile_ir(text.encode(), target)
-    tracing.kernel(f"kernel.{program.name}", lambda: text, code.data)
+    made = pipeline.compile_ir(code.text.encode(), target)
+    tracing.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
     driver = device.driver_for(target, mflop)
-    entry = Executable(aligned(code.data), driver, list).entry(_ENTRY)
+    entry = Executable(aligned(made.data), driver, list).entry(_ENTRY)
     inputs = [_slot(p) for p in program.parameters if p.is_passed]
     results = [_slot(p) for p in (*program.of_usage("output"), *program.of_usage("inout"))]
+    reported = bool(code.report.alarms) + bool(code.report.sites)
+    results += [Slot(dtypes.named("int64"))] * reported
     return TensorCall(entry, inputs, results)
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx
 
 from turbine import errors
 from turbine.dtypes import Dtype
+from turbine.kernel import reporting
 from turbine.kernel.algebra import Expr, Symbol
 from turbine.kernel.backends.element_types import narrowed, widened
 from turbine.kernel.lang import (
@@ -463,9 +463,9 @@ def _atomic(frame: Frame, node: fx.Node, places: Tensor, targets: Tensor) -> Ten
 def _print(frame: Frame, node: fx.Node) -> None:
     values, label = _args(node)
     rows = _each(node, values)
-    parts = [v if isinstance(v, str) else _shown(frame, v, b, m) for v, b, m in rows]
-    named = parts if label is None else [f"{label}:", *parts]
-    sys.stdout.write(f"{node.meta.get('line')} program {frame.ids}: {' '.join(named)}\n")
+    texts = [v if isinstance(v, str) else _shown(frame, v, b, m) for v, b, m in rows]
+    site = reporting.Site(node.meta.get("line"), label, ())
+    sys.stdout.write(reporting.line(site, frame.ids, texts))
 
 
 def _shown(frame: Frame, value: fx.Node, bounds: Any, masks: Any) -> str:
@@ -476,12 +476,8 @@ def _shown(frame: Frame, value: fx.Node, bounds: Any, masks: Any) -> str:
         if value.meta["type"].dtype.kind == "float"
         else frame.values[value]
     )
-    texts = [f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers.flatten().tolist()]
-    shown = [
-        text if held else "." for text, held in zip(texts, lanes.flatten().tolist(), strict=True)
-    ]
-    table = np.array(shown, dtype=object).reshape(tuple(lanes.shape))
-    return np.array2string(table, formatter={"all": str}) if table.ndim else shown[0]
+    held = lanes.flatten().tolist()
+    return reporting.shown(numbers.flatten().tolist(), held, tuple(lanes.shape))
 
 
 def _assert(frame: Frame, node: fx.Node) -> None:
@@ -491,9 +487,7 @@ def _assert(frame: Frame, node: fx.Node) -> None:
     if not len(failing):
         return
     lane = f", lane {tuple(failing[0].tolist())}" if failing.shape[1] else ""
-    raise errors.KernelError(
-        f"an assertion fails: {message} (program {frame.ids}{lane})", where=node.meta.get("line")
-    )
+    raise reporting.failed(message, frame.ids, lane, node.meta.get("line"))
 
 
 def _breakpoint(frame: Frame, node: fx.Node) -> None:

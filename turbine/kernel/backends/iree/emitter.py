@@ -24,6 +24,7 @@ from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue, l
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.op import Op
 from turbine.kernel.proving import Facts
+from turbine.kernel.reporting import Alarm, Site
 from turbine.kernel.validity import Bound
 
 # Bytes computed at once: several registers of most CPUs, so that their instructions overlap.
@@ -59,6 +60,7 @@ class Scratch:
     shape: tuple[Expr, ...]
 
 
+_NOWHERE = Value("", "index")
 Rule = Callable[["Emitter", fx.Node], Any]
 RULES: dict[Op, Rule] = {}
 
@@ -76,6 +78,9 @@ class Emitter:
     scratch: list[Scratch] = field(default_factory=list)
     # Nodes whose result belongs into memory that is there already.
     destinations: dict[fx.Node, Room] = field(default_factory=dict)
+    alarms: list[Alarm] = field(default_factory=list)
+    sites: list[Site] = field(default_factory=list)
+    number: Value = _NOWHERE  # of the program
     is_serial: bool = False  # whether programs have to run one after the other
     stack: int = 0
     rooms: int = 0

@@ -7,18 +7,20 @@ other, and a launch has at most WORKGROUPS of these, however large the grid is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import Expr, Symbol
-from turbine.kernel.backends.iree import elements
+from turbine.kernel.backends.iree import debugging, elements
 from turbine.kernel.backends.iree.emitter import Emitter, Scratch, Source
 from turbine.kernel.backends.iree.rules import RULES
 from turbine.kernel.backends.iree.tiles import TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.program import Program
 from turbine.kernel.proving import Facts
+from turbine.kernel.reporting import LOG_WORDS, MOST_ALARMS, Report
 from turbine.kernel.signature import Parameter
 from turbine.kernel.types import BufferType, ScalarType
 
@@ -35,6 +37,7 @@ class Code:
 
     text: str
     name: str
+    report: Report
 
 
 def write(program: Program, facts: Facts, name: str, *, public: bool = False) -> Code:
@@ -43,7 +46,16 @@ def write(program: Program, facts: Facts, name: str, *, public: bool = False) ->
     layout = Layout(program, facts)
     body = _body(program, facts, layout, name)
     text = "\n".join(["module {", *body, *_function(program, layout, name, public), "}"])
-    return Code(text, name)
+    return Code(text, name, layout.report)
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words that a kernel writes for its caller to read."""
+
+    name: str
+    memref: str
+    tensor: str
 
 
 class Layout:
@@ -70,19 +82,28 @@ class Layout:
         self.sizes = sorted(open_sizes, key=str)
         self.scratch: list[Scratch] = []
         self.workgroups = WORKGROUPS
+        self.report = Report()
+
+    @property
+    def words(self) -> list[Words]:
+        """Memory for what there is to report."""
+        alarms = Words("alarms", debugging.ALARMS, f"tensor<{MOST_ALARMS}xi64>")
+        log = Words("log", debugging.LOG, f"tensor<{LOG_WORDS}xi64>")
+        return [alarms] * bool(self.report.alarms) + [log] * bool(self.report.sites)
 
     def tensor(self, parameter: Parameter) -> str:
         """The type of a parameter's tensor."""
         if isinstance(parameter.type, ScalarType):
             return f"tensor<{scalar_element(parameter.type.dtype)}>"
-        return f"tensor<{self._dims(parameter.type.shape)}{_dtype(parameter.type).mlir}>"
+        return f"tensor<{self.dims(parameter.type.shape)}{_dtype(parameter.type).mlir}>"
 
     def memref(self, parameter: Parameter) -> str:
         """The type of its memory inside the kernel."""
         type = _buffer(parameter)
-        return f"memref<{self._dims(type.shape)}{elements.stored(_dtype(type))}>"
+        return f"memref<{self.dims(type.shape)}{elements.stored(_dtype(type))}>"
 
-    def _dims(self, shape: Sequence[Expr]) -> str:
+    def dims(self, shape: Sequence[Expr]) -> str:
+        """Sizes as MLIR's types have them."""
         numbers = [self.facts.simplified(size).number for size in shape]
         return "".join("?x" if number is None else f"{number}x" for number in numbers)
 
@@ -128,6 +149,7 @@ def _body(program: Program, facts: Facts, layout: Layout, name: str) -> list[str
     first = w.mul(workgroup, share)
     end = w.min(w.add(first, share), total)
     with w.loop(first, end) as loop, emitter.scope():
+        emitter.number = loop.counter
         rest: Index = loop.counter
         for axis in range(len(grid) - 1, -1, -1):
             own = w.mod(rest, grid[axis]) if axis else rest
@@ -135,6 +157,7 @@ def _body(program: Program, facts: Facts, layout: Layout, name: str) -> list[str
             rest = w.floordiv(rest, grid[axis]) if axis else rest
         emitter.region(program.graph)
     layout.scratch = emitter.scratch
+    layout.report = Report(tuple(emitter.sites), tuple(emitter.alarms))
     layout.workgroups = 1 if emitter.is_serial else WORKGROUPS
     return _executable(layout, name, w)
 
@@ -170,19 +193,20 @@ def _scalar(emitter: Emitter, parameter: Parameter) -> TileValue:
 
 
 def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
-    bound = [*layout.scalars, *layout.inputs, *layout.inouts, *layout.filled, *layout.outputs]
-    arguments = [f"%groups: index", *(f"%size_{s}: index" for s in layout.sizes)]
-    arguments += [f"%{p.name}_bound: !stream.binding" for p in bound]
-    arguments += [f"%scratch{n}_bound: !stream.binding" for n in range(len(layout.scratch))]
-    spans = [_span(layout, parameter) for parameter in bound]
+    operands = [*layout.scalars, *layout.inputs, *layout.inouts, *layout.filled]
+    spans = [_span(layout, parameter) for parameter in operands]
+    spans += [Span(word.name, word.memref, ()) for word in layout.words]
+    spans += [_span(layout, parameter) for parameter in layout.outputs]
     spans += [_scratch_span(layout, scratch) for scratch in layout.scratch]
+    arguments = ["%groups: index", *(f"%size_{s}: index" for s in layout.sizes)]
+    arguments += [f"%{span.name}_bound: !stream.binding" for span in spans]
     head = Writer(constants=w.constants, top=w.top, count=10**6)
     spanned = []
-    for own, result, type, dims in spans:
-        sizes = ", ".join(str(_written(head, layout, dim)) for dim in dims)
-        braces = f"{{{sizes}}}" if dims else ""
+    for span in spans:
+        sizes = ", ".join(str(_written(head, layout, dim)) for dim in span.open)
         spanned.append(
-            f"{result} = stream.binding.subspan {own}[%zero] : !stream.binding -> {type}{braces}"
+            f"%{span.name} = stream.binding.subspan %{span.name}_bound[%zero] : "
+            f"!stream.binding -> {span.type}{f'{{{sizes}}}' if span.open else ''}"
         )
     return [
         f"stream.executable private @{name}_code {{",
@@ -206,18 +230,25 @@ def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
     ]
 
 
-def _span(layout: Layout, parameter: Parameter) -> tuple[str, str, str, list[Expr]]:
-    name = f"%{parameter.name}"
+@dataclass(frozen=True)
+class Span:
+    """A binding as a memref: its name, its type, and the sizes that the type leaves open."""
+
+    name: str
+    type: str
+    open: Sequence[Expr]
+
+
+def _span(layout: Layout, parameter: Parameter) -> Span:
     if isinstance(parameter.type, ScalarType):
-        return f"{name}_bound", name, f"memref<{scalar_element(parameter.type.dtype)}>", []
-    return f"{name}_bound", name, layout.memref(parameter), layout.open(parameter.type.shape)
+        return Span(parameter.name, f"memref<{scalar_element(parameter.type.dtype)}>", ())
+    return Span(parameter.name, layout.memref(parameter), layout.open(parameter.type.shape))
 
 
-def _scratch_span(layout: Layout, scratch: Scratch) -> tuple[str, str, str, list[Expr]]:
-    dims = layout._dims(scratch.shape)
+def _scratch_span(layout: Layout, scratch: Scratch) -> Span:
     groups = Expr((((Symbol("%groups", "data"),), 1),))
-    open_ = [groups, *layout.open(scratch.shape)]
-    return f"{scratch.name}_bound", scratch.name, f"memref<?x{dims}{scratch.element}>", open_
+    type = f"memref<?x{layout.dims(scratch.shape)}{scratch.element}>"
+    return Span(scratch.name.removeprefix("%"), type, [groups, *layout.open(scratch.shape)])
 
 
 def _written(w: Writer, layout: Layout, expr: Expr) -> Index:
@@ -232,47 +263,92 @@ def _written(w: Writer, layout: Layout, expr: Expr) -> Index:
 
 
 def _function(program: Program, layout: Layout, name: str, public: bool) -> list[str]:
+    """The function that launches it; a public one gives what there is to report too."""
     w = Writer()
     passed = [p for p in program.parameters if p.is_passed]
-    arguments = ", ".join(f"%{p.name}: {layout.tensor(p)}" for p in passed)
-    results = [*program.of_usage("output"), *layout.inouts]
-    gives = ", ".join(layout.tensor(p) for p in results)
     sizes = _sizes(w, layout, passed)
-    known: dict[Symbol, Index] = dict(sizes)
-    emitter = Emitter("", layout.facts, Value("", "index"), known, w)
+    host = Emitter("", layout.facts, Value("", "index"), dict(sizes), w)
     total: Index = 1
     for count in program.grid:
-        total = w.mul(total, emitter.index(count))
+        total = w.mul(total, host.index(count))
     groups = w.index(w.max(w.min(total, layout.workgroups), 1))
-    operands = [("index", str(groups), "")]
-    operands += [("index", str(w.index(sizes[s])), "") for s in layout.sizes]
-    for parameter in (*layout.scalars, *layout.inputs, *layout.inouts):
-        operands.append(_operand(emitter, layout, parameter, f"%{parameter.name}"))
-    for parameter in layout.filled:
-        operands.append(_operand(emitter, layout, parameter, _filled(emitter, layout, parameter)))
-    launched = [_result(emitter, layout, p, operands) for p in (*layout.inouts, *layout.filled)]
-    launched += [_result(emitter, layout, p, None) for p in layout.outputs]
-    launched += [_scratch_result(emitter, layout, s, groups) for s in layout.scratch]
-    names = {
-        p.name: f"%made{place}"
-        for place, p in enumerate((*layout.inouts, *layout.filled, *layout.outputs))
-    }
-    made = ", ".join(f"%made{place}" for place in range(len(launched)))
-    given = ", ".join(operand for _, operand, _ in operands)
-    types = ", ".join(f"{type}{dims}" for type, _, dims in operands)
+    operands = [Operand("index", str(groups))]
+    operands += [Operand("index", str(w.index(sizes[s]))) for s in layout.sizes]
+    read = (*layout.scalars, *layout.inputs)
+    operands += [_operand(host, layout, p, f"%{p.name}") for p in read]
+    tied = [_operand(host, layout, p, f"%{p.name}") for p in layout.inouts]
+    tied += [_operand(host, layout, p, _filled(host, layout, p)) for p in layout.filled]
+    tied += [_words(host, word) for word in layout.words]
+    made = [f"{layout.tensor(p)}{_braced(host, layout.open(_shape(p)))}" for p in layout.outputs]
+    made += [_scratch_result(host, layout, s, groups) for s in layout.scratch]
+    launched = ", ".join([*(operand.name for operand in tied), *made])
+    given = [*operands, *tied]
+    names = [f"%made{place}" for place in range(len(tied) + len(made))]
     w.line(
-        f"{made} = flow.dispatch @{name}_code::@{name}_code[{groups}]({given}) : ({types})"
-        f" -> ({', '.join(launched)})"
+        f"{', '.join(names)} = flow.dispatch @{name}_code::@{name}_code[{groups}]"
+        f"({', '.join(o.name for o in given)}) : ({', '.join(o.typed for o in given)})"
+        f" -> ({launched})"
     )
-    returned = ", ".join(names[p.name] for p in results)
-    visibility = "public" if public else "private"
+    results = _results(program, layout, names, public)
+    if not public:
+        _check_alarms(w, layout, names)
+    arguments = ", ".join(f"%{p.name}: {layout.tensor(p)}" for p in passed)
+    gives = ", ".join(type for _, type in results)
     return [
-        f"func.func {visibility} @{name}({arguments}) -> ({gives}) {{",
+        f"func.func {'public' if public else 'private'} @{name}({arguments}) -> ({gives}) {{",
         *w.top,
         *w.lines,
-        f"return {returned} : {gives}",
+        f"return {', '.join(name for name, _ in results)} : {gives}",
         "}",
     ]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a launch is given."""
+
+    type: str
+    name: str
+    sizes: str = ""  # that the type leaves open, in braces
+
+    @property
+    def typed(self) -> str:
+        """Its type, with its sizes."""
+        return f"{self.type}{self.sizes}"
+
+
+def _results(
+    program: Program, layout: Layout, names: Sequence[str], public: bool
+) -> list[tuple[str, str]]:
+    """What the function gives: outputs, what is in-out, and what there is to report."""
+    tied = [*layout.inouts, *layout.filled]
+    ordered = [*(p.name for p in tied), *(word.name for word in layout.words)]
+    ordered += [p.name for p in layout.outputs]
+    found = dict(zip(ordered, names, strict=False))
+    parameters = [*program.of_usage("output"), *layout.inouts]
+    results = [(found[p.name], layout.tensor(p)) for p in parameters]
+    if public:
+        results += [(found[word.name], word.tensor) for word in layout.words]
+    return results
+
+
+def _check_alarms(w: Writer, layout: Layout, names: Sequence[str]) -> None:
+    """Fail where an assertion of the kernel failed."""
+    if not layout.report.alarms:
+        return
+    word = names[len(layout.inouts) + len(layout.filled)]
+    tensor = f"tensor<{MOST_ALARMS}xi64>"
+    for place, alarm in enumerate(layout.report.alarms):
+        value = w.emit(f"flow.tensor.load {word}[{w.index(place)}] : {tensor}", "i64")
+        holds = w.compare("arith.cmpi", "eq", value, w.constant(0, "i64"))
+        message = json.dumps(f"an assertion of a kernel fails: {alarm.message} ({alarm.line})")
+        w.line(f"cf.assert {holds}, {message}")
+
+
+def _words(host: Emitter, word: Words) -> Operand:
+    zero = host.w.constant(0, "i64")
+    made = host.w.emit(f"flow.tensor.splat {zero} : {word.tensor}", word.tensor)
+    return Operand(word.tensor, str(made))
 
 
 def _sizes(w: Writer, layout: Layout, passed: Sequence[Parameter]) -> dict[Symbol, Value]:
@@ -311,11 +387,13 @@ def _solved(
     return w.index(w.floordiv(above, emitter.index(slope)))
 
 
-def _operand(
-    emitter: Emitter, layout: Layout, parameter: Parameter, name: str
-) -> tuple[str, str, str]:
+def _operand(host: Emitter, layout: Layout, parameter: Parameter, name: str) -> Operand:
     dims = [] if isinstance(parameter.type, ScalarType) else layout.open(parameter.type.shape)
-    return layout.tensor(parameter), name, _braced(emitter, dims)
+    return Operand(layout.tensor(parameter), name, _braced(host, dims))
+
+
+def _shape(parameter: Parameter) -> tuple[Expr, ...]:
+    return _buffer(parameter).shape
 
 
 def _braced(emitter: Emitter, dims: Sequence[Expr]) -> str:
@@ -342,29 +420,8 @@ def _host_number(w: Writer, number: float, dtype: Dtype) -> Value:
     return w.constant(number, dtype.mlir)
 
 
-def _result(
-    emitter: Emitter,
-    layout: Layout,
-    parameter: Parameter,
-    operands: Sequence[tuple[str, str, str]] | None,
-) -> str:
-    type = layout.tensor(parameter)
-    dims = _braced(emitter, layout.open(_buffer(parameter).shape))
-    if operands is None:
-        return f"{type}{dims}"
-    own = _tied(operands, layout, parameter)
-    return f"{own}"
-
-
-def _tied(operands: Sequence[tuple[str, str, str]], layout: Layout, parameter: Parameter) -> str:
-    """The operand whose memory a result is in."""
-    ties = [*layout.inouts, *layout.filled]
-    place = len(operands) - len(ties) + [p.name for p in ties].index(parameter.name)
-    return operands[place][1]
-
-
 def _scratch_result(emitter: Emitter, layout: Layout, scratch: Scratch, groups: Value) -> str:
-    dims = layout._dims(scratch.shape)
+    dims = layout.dims(scratch.shape)
     sizes = [str(groups)]
     sizes += [str(emitter.w.index(emitter.index(d))) for d in layout.open(scratch.shape)]
     return f"tensor<?x{dims}{scratch.element}>{{{', '.join(sizes)}}}"

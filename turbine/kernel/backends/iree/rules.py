@@ -2,6 +2,7 @@
 
 from turbine.kernel.backends.iree import atomics as atomics
 from turbine.kernel.backends.iree import control_flow as control_flow
+from turbine.kernel.backends.iree import debugging as debugging
 from turbine.kernel.backends.iree import memory as memory
 from turbine.kernel.backends.iree import ordering as ordering
 from turbine.kernel.backends.iree import pointwise as pointwise

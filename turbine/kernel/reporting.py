@@ -1,0 +1,140 @@
+"""What kernels have to say while they run: prints and failed assertions, as text and errors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turbine import errors
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Expr, Symbol
+from turbine.kernel.types import TileType
+
+# Words of 64 bits that the prints of one launch may fill.
+LOG_WORDS = 1 << 16
+# A failed assertion is a number from which the program's is taken away: the first one stays.
+ALARM = 1 << 62
+# Assertions that one kernel may have.
+MOST_ALARMS = 256
+
+
+@dataclass(frozen=True)
+class Site:
+    """A print in a kernel: texts, and the types of tiles."""
+
+    line: str | None
+    label: str | None
+    parts: tuple[str | TileType, ...]
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """An assertion in a kernel."""
+
+    line: str | None
+    message: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What compiled code may have to say."""
+
+    sites: tuple[Site, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+
+    def deliver(
+        self, given: Sequence[Tensor], grid: Sequence[int], sizes: Mapping[Symbol, int]
+    ) -> None:
+        """Print what was logged, then raise for an assertion that failed."""
+        rest = list(given)
+        alarms = rest.pop(0) if self.alarms else None
+        if self.sites:
+            _show(self.sites, rest.pop(0).tolist(), grid, sizes)
+        if alarms is not None:
+            _raise(self.alarms, alarms.tolist(), grid)
+
+
+def _raise(alarms: Sequence[Alarm], words: Sequence[int], grid: Sequence[int]) -> None:
+    for alarm, word in zip(alarms, words, strict=False):
+        if word:
+            raise failed(alarm.message, program_ids(ALARM - word, grid), "", alarm.line)
+
+
+def failed(message: str, ids: Sequence[int], lane: str, line: str | None) -> errors.KernelError:
+    """The error for an assertion that does not hold."""
+    where = f"program {tuple(ids)}{lane}"
+    return errors.KernelError(f"an assertion fails: {message} ({where})", where=line)
+
+
+def program_ids(number: int, grid: Sequence[int]) -> tuple[int, ...]:
+    """Where a program stands in the grid."""
+    ids = []
+    for size in reversed(grid):
+        ids.append(number % size)
+        number //= size
+    return tuple(reversed(ids))
+
+
+def _show(
+    sites: Sequence[Site], words: Sequence[int], grid: Sequence[int], sizes: Mapping[Symbol, int]
+) -> None:
+    used = min(words[0], LOG_WORDS - 1)
+    records: list[tuple[int, int, str]] = []
+    place = 1
+    while place < used + 1 and place + 2 <= LOG_WORDS and words[place]:
+        site, number = sites[words[place] - 1], words[place + 1]
+        texts, place = _texts(site, words, place + 2, sizes)
+        records.append((number, place, line(site, program_ids(number, grid), texts)))
+    for _, _, text in sorted(records):
+        sys.stdout.write(text)
+    if words[0] > used:
+        sys.stdout.write(f"... {words[0] - used} words of prints did not fit\n")
+
+
+def line(site: Site, ids: Sequence[int], texts: Sequence[str]) -> str:
+    """A line that a print shows."""
+    named = texts if site.label is None else [f"{site.label}:", *texts]
+    return f"{site.line} program {tuple(ids)}: {' '.join(named)}\n"
+
+
+def _texts(
+    site: Site, words: Sequence[int], place: int, sizes: Mapping[Symbol, int]
+) -> tuple[list[str], int]:
+    texts = []
+    for part in site.parts:
+        if isinstance(part, str):
+            texts.append(part)
+            continue
+        shape = [_size(size, sizes) for size in part.shape]
+        count = int(np.prod(shape, dtype=np.int64))
+        pairs = np.array(words[place : place + 2 * count], dtype=np.int64).reshape(count, 2)
+        numbers = _numbers(pairs[:, 1], part.dtype)
+        texts.append(shown(numbers, pairs[:, 0].astype(bool).tolist(), shape))
+        place += 2 * count
+    return texts, place
+
+
+def _size(size: Expr, sizes: Mapping[Symbol, int]) -> int:
+    return size.evaluate(sizes)
+
+
+def _numbers(words: Any, dtype: Dtype) -> list[Any]:
+    if dtype.kind == "float":
+        numbers: list[Any] = words.view(np.float64).tolist()
+        return numbers
+    listed: list[Any] = torch.from_numpy(words.copy()).to(dtype.torch).tolist()
+    return listed
+
+
+def shown(numbers: Sequence[Any], held: Sequence[bool], shape: Sequence[int]) -> str:
+    """The numbers of a tile; a dot for lanes that hold none."""
+    texts = [f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers]
+    marked = [text if is_held else "." for text, is_held in zip(texts, held, strict=True)]
+    table = np.array(marked, dtype=object).reshape(tuple(shape))
+    return np.array2string(table, formatter={"all": str}) if table.ndim else marked[0]
