@@ -1,0 +1,372 @@
+"""Write the product of two tiles: operands one can read in, loops over register tiles out.
+
+    acc[:m, :n] += a[:m, :k] @ b[:k, :n]
+
+Both operands are first copied to panels: of a so many rows, of b so many columns, each panel step
+by step along the contraction, with zeros where it reaches over the operand's end. One register
+tile is then the product of a panel of a and a panel of b, which are read once, in order.
+
+    shape = register_tile((64, 64), "f32", 16)
+    rows = pack(w, a, ROWS, (m, k), (64, 64), shape, room)          # once, if a stays the same
+    columns = pack(w, b, COLUMNS, (n, k), (64, 64), shape, room)
+    multiply(w, rows, columns, acc, "memref<64x64xf32>")
+
+`product` is these together. Sizes are those of the whole tile, known now; extents are how much of
+it there is, perhaps known only later. No operand is read outside its extents. The accumulator is
+memory of the whole tile: it may be written anywhere within its sizes, but outside the extents only
+by what comes of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from turbine.kernel.backends.iree.writer import Index, Value, Writer
+
+# Which side of the product an operand is on: the axis that its panels divide.
+ROWS, COLUMNS = 0, 1
+
+BYTES = {"f32": 4, "f64": 8, "i32": 4, "i64": 8}
+# How many vector registers there are, by their bytes: NEON, AVX2, AVX-512.
+REGISTERS = {16: 32, 32: 16, 64: 32}
+# The narrow vectors' instructions multiply by a lane of another vector; for the wide ones, a number
+# is best read to every lane.
+LANES_FROM_VECTORS = 16
+# Cycles until a sum can be added to again; two multiplications and two loads start in each.
+LATENCY = 4
+# Steps of the contraction that are written out in the body of the innermost loop.
+UNROLL = 1
+
+# (element type, how many) to the name of a memref of so many that nothing else uses.
+Room = Callable[[str, int], str]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How to read an operand, in the accumulator's element type.
+
+    `read(w, row, column, axis, lanes)` gives as many neighbours along an axis, or one for 0 lanes.
+    Lanes are only asked for along the axis where neighbours lie next to each other.
+    """
+
+    read: Callable[[Writer, Index, Index, int, int], Value]
+    contiguous: int
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    """What is summed in registers at a time: so many rows and columns, in vectors of columns."""
+
+    rows: int
+    columns: int
+    lanes: int
+    element: str
+
+    @property
+    def vector_bytes(self) -> int:
+        """How long a vector register is."""
+        return self.lanes * BYTES[self.element]
+
+
+@dataclass(frozen=True)
+class Panels:
+    """An operand that has been copied: how wide its panels are, and what it has across and along.
+
+    Step s of panel p is at `(p * sizes[1] + s) * width`.
+    """
+
+    memory: str
+    type: str
+    shape: RegisterTile
+    width: int
+    extents: tuple[Index, Index]
+    sizes: tuple[int, int]
+
+
+def product(
+    w: Writer,
+    a: Operand,
+    b: Operand,
+    acc: str,
+    acc_type: str,
+    *,
+    extents: tuple[Index, Index, Index],
+    sizes: tuple[int, int, int],
+    element: str,
+    vector_bytes: int,
+    room: Room,
+) -> None:
+    """acc[:m, :n] += a[:m, :k] @ b[:k, :n], for extents and sizes in the order of m, n, k."""
+    (m, n, k), (rows, columns, depth) = extents, sizes
+    shape = register_tile((rows, columns), element, vector_bytes)
+    left = pack(w, a, ROWS, (m, k), (rows, depth), shape, room)
+    right = pack(w, b, COLUMNS, (n, k), (columns, depth), shape, room)
+    multiply(w, left, right, acc, acc_type)
+
+
+# Register tiles
+
+
+def register_tile(sizes: tuple[int, int], element: str, vector_bytes: int) -> RegisterTile:
+    """The rows and columns that need the fewest cycles for a tile of these sizes."""
+    lanes = vector_bytes // BYTES[element]
+    shapes = [
+        RegisterTile(min(rows, sizes[0]), min(vectors * lanes, sizes[1]), lanes, element)
+        for rows in range(1, 17)
+        for vectors in range(1, 9)
+    ]
+    fitting = [shape for shape in shapes if _registers(shape) <= REGISTERS[vector_bytes]]
+    return min(fitting, key=lambda shape: _cycles(shape, sizes))
+
+
+def _registers(shape: RegisterTile) -> int:
+    vectors = len(_pieces(shape.columns, shape.lanes))
+    by_lane = shape.vector_bytes == LANES_FROM_VECTORS
+    factors = len(_pieces(shape.rows, shape.lanes)) if by_lane else 1
+    return shape.rows * vectors + vectors + factors
+
+
+def _cycles(shape: RegisterTile, sizes: tuple[int, int]) -> float:
+    """About how long one step of the contraction takes; each further loop has a price."""
+    rows, columns = _split(sizes[0], shape.rows), _split(sizes[1], shape.columns)
+    parts = [(n * m, r, c) for n, r in rows for m, c in columns]
+    return sum(n * _body_cycles(shape, r, c) for n, r, c in parts) * (1 + len(parts) / 50)
+
+
+def _body_cycles(shape: RegisterTile, rows: int, columns: int) -> float:
+    vectors = len(_pieces(columns, shape.lanes))
+    by_lane = shape.vector_bytes == LANES_FROM_VECTORS
+    loads = vectors + (len(_pieces(rows, shape.lanes)) if by_lane else rows)
+    return max(rows * vectors / 2, loads / 2, LATENCY) + loads / 10
+
+
+def _split(size: int, width: int) -> list[tuple[int, int]]:
+    """How many panels of which width a size has: whole ones, and perhaps one less wide."""
+    whole, rest = divmod(size, width)
+    return [(count, w) for count, w in ((whole, width), (1, rest)) if count and w]
+
+
+def _pieces(count: int, lanes: int) -> list[tuple[int, int]]:
+    """(Start, lanes) of vectors that are together so long; shorter powers of two at the end."""
+    pieces, start = [], 0
+    while start < count:
+        while lanes > count - start:
+            lanes //= 2
+        pieces.append((start, lanes))
+        start += lanes
+    return pieces
+
+
+# Packing
+
+
+def pack(
+    w: Writer,
+    operand: Operand,
+    side: int,
+    extents: tuple[Index, Index],
+    sizes: tuple[int, int],
+    shape: RegisterTile,
+    room: Room,
+) -> Panels:
+    """Copy an operand to panels; extents and sizes are across the panels, then along them."""
+    width = shape.columns if side == COLUMNS else shape.rows
+    # A vector stored at the end of a panel may reach over it, to where the next one comes.
+    count = -(-sizes[0] // width) * width * sizes[1] + shape.lanes
+    memory = room(shape.element, count)
+    kind = f"memref<{count}x{shape.element}>"
+    panels = Panels(memory, kind, shape, width, extents, sizes)
+    whole, total = w.floordiv(extents[0], width), _panel_count(w, panels)
+    for start, stop, edge in ((0, whole, False), (whole, total, True)):
+        if start != stop:
+            with w.loop(start, stop) as loop:
+                _Packing(operand, side, panels, loop.counter, edge).write(w)
+    return panels
+
+
+def _panel_count(w: Writer, panels: Panels) -> Index:
+    return w.floordiv(w.add(panels.extents[0], panels.width - 1), panels.width)
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """The copy of one panel, which at the edge has rows (or columns) of zeros."""
+
+    operand: Operand
+    side: int
+    panels: Panels
+    panel: Value
+    edge: bool
+
+    def write(self, w: Writer) -> None:
+        depth, lanes = self.panels.extents[1], self.panels.shape.lanes
+        if self.operand.contiguous == self.side:
+            self._steps(w, 0, depth, lanes)
+            return
+        whole = w.mul(w.floordiv(depth, lanes), lanes)
+        with w.loop(0, whole, lanes) as loop:
+            self._transpose(w, loop.counter)
+        if whole != depth:
+            self._steps(w, whole, depth, 1)
+
+    def _steps(self, w: Writer, start: Index, stop: Index, lanes: int) -> None:
+        """Step by step, vectors across the panel."""
+        with w.loop(start, stop) as loop:
+            for across, length in _pieces(self.panels.width, 1 if self.edge else lanes):
+                value = self._read(w, across, loop.counter, length if length > 1 else 0)
+                self._store(w, value, loop.counter, across)
+
+    def _transpose(self, w: Writer, step: Index) -> None:
+        """As many steps as a vector has lanes, from vectors along the panel."""
+        lanes, width = self.panels.shape.lanes, self.panels.width
+        zero = w.constant(0, self.panels.shape.element, lanes)
+        rows = [self._read(w, across, step, lanes) for across in range(width)]
+        rows += [zero] * (-width % lanes)
+        groups = [_transposed(w, rows[i : i + lanes]) for i in range(0, width, lanes)]
+        # In order: what a vector has too much, the next step or panel overwrites.
+        for i in range(lanes):
+            for group, columns in enumerate(groups):
+                self._store(w, columns[i], w.add(step, i), group * lanes)
+
+    def _read(self, w: Writer, across: int, along: Index, lanes: int) -> Value:
+        place = w.add(w.mul(self.panel, self.panels.width), across)
+        if not self.edge:
+            return self._read_at(w, place, along, lanes)
+        extent = w.index(self.panels.extents[0])
+        value = self._read_at(w, w.min(place, w.sub(extent, 1)), along, lanes)
+        inside = w.compare("arith.cmpi", "slt", w.index(place), extent)
+        return w.select(inside, value, w.constant(0, value.element, lanes))
+
+    def _read_at(self, w: Writer, across: Index, along: Index, lanes: int) -> Value:
+        row, column = (along, across) if self.side == COLUMNS else (across, along)
+        return self.operand.read(w, row, column, self.operand.contiguous, lanes)
+
+    def _store(self, w: Writer, value: Value, step: Index, across: int) -> None:
+        place = w.add(_step_offset(w, self.panels, self.panel, step), across)
+        w.store(value, self.panels.memory, self.panels.type, [place])
+
+
+def _step_offset(w: Writer, panels: Panels, panel: Index, step: Index) -> Index:
+    return w.add(w.mul(panel, panels.sizes[1] * panels.width), w.mul(step, panels.width))
+
+
+def _transposed(w: Writer, rows: Sequence[Value]) -> list[Value]:
+    """The columns of a square: blocks of 1, 2, 4 ... change places across its diagonal."""
+    rows, lanes = list(rows), len(rows)
+    block = 1
+    while block < lanes:
+        for i in (i for i in range(lanes) if not i & block):
+            rows[i], rows[i + block] = _exchanged(w, rows[i], rows[i + block], block)
+        block *= 2
+    return rows
+
+
+def _exchanged(w: Writer, x: Value, y: Value, block: int) -> tuple[Value, Value]:
+    lanes = range(x.lanes)
+    upper = [i if not i & block else x.lanes + i - block for i in lanes]
+    lower = [i + block if not i & block else x.lanes + i for i in lanes]
+    return _shuffled(w, x, y, upper), _shuffled(w, x, y, lower)
+
+
+def _shuffled(w: Writer, x: Value, y: Value, places: list[int]) -> Value:
+    text = f"vector.shuffle {x}, {y} {places} : {x.type}, {y.type}"
+    return w.emit(text, x.element, len(places))
+
+
+# Multiplication
+
+
+def multiply(w: Writer, left: Panels, right: Panels, acc: str, acc_type: str) -> None:
+    """Add the product of two packed operands to the accumulator."""
+    for first, last, columns in _groups(w, right):
+        with w.loop(first, last) as outer:
+            for start, stop, rows in _groups(w, left):
+                with w.loop(start, stop) as inner:
+                    body = _Body(left, right, inner.counter, outer.counter, rows, columns)
+                    body.write(w, acc, acc_type)
+
+
+def _groups(w: Writer, panels: Panels) -> Iterator[tuple[Index, Index, int]]:
+    """Panels from here to there, and how much of their width is in the accumulator's memory."""
+    whole, rest = divmod(panels.sizes[0], panels.width)
+    total = _panel_count(w, panels)
+    if whole:
+        yield 0, w.min(total, whole), panels.width
+    if rest:
+        yield whole, total, rest
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The product of two panels, of which so many rows and columns are wanted."""
+
+    left: Panels
+    right: Panels
+    row_panel: Value
+    column_panel: Value
+    rows: int
+    columns: int
+
+    def write(self, w: Writer, acc: str, acc_type: str) -> None:
+        shape = self.left.shape
+        places = list(self._places(w))
+        sums = [w.load(acc, acc_type, at, shape.element, lanes) for at, lanes in places]
+        for (at, _), total in zip(places, self._contract(w, sums), strict=True):
+            w.store(total, acc, acc_type, at)
+
+    def _places(self, w: Writer) -> Iterator[tuple[tuple[Index, Index], int]]:
+        row = w.mul(self.row_panel, self.left.width)
+        column = w.mul(self.column_panel, self.right.width)
+        for i in range(self.rows):
+            for start, lanes in _pieces(self.columns, self.left.shape.lanes):
+                yield (w.add(row, i), w.add(column, start)), lanes
+
+    def _contract(self, w: Writer, sums: list[Value]) -> list[Value]:
+        depth = self.left.extents[1]
+        whole = w.mul(w.floordiv(depth, UNROLL), UNROLL)
+        for start, stop, unroll in ((0, whole, UNROLL), (whole, depth, 1)):
+            if start != stop:
+                with w.loop(start, stop, unroll, carried=sums) as loop:
+                    loop.yielded = loop.carried
+                    for i in range(unroll):
+                        loop.yielded = self._step(w, loop.yielded, w.add(loop.counter, i))
+                sums = loop.results
+        return sums
+
+    def _step(self, w: Writer, sums: Sequence[Value], step: Index) -> list[Value]:
+        lanes = self.left.shape.lanes
+        left = self._factors(w, step)
+        at = _step_offset(w, self.right, self.column_panel, step)
+        right = [
+            w.load(self.right.memory, self.right.type, [w.add(at, start)], sums[0].element, length)
+            for start, length in _pieces(self.columns, lanes)
+        ]
+        factors = [(x, y) for x in left for y in right]
+        return [
+            _multiply_add(w, w.splat(x, y.lanes), y, total)
+            for (x, y), total in zip(factors, sums, strict=True)
+        ]
+
+    def _factors(self, w: Writer, step: Index) -> list[Value]:
+        """The numbers of a step of the left panel."""
+        panels, shape = self.left, self.left.shape
+        at = _step_offset(w, panels, self.row_panel, step)
+        if shape.vector_bytes != LANES_FROM_VECTORS:
+            places = [w.add(at, i) for i in range(self.rows)]
+            return [w.load(panels.memory, panels.type, [i], shape.element, 0) for i in places]
+        pieces = [
+            w.load(panels.memory, panels.type, [w.add(at, start)], shape.element, lanes)
+            for start, lanes in _pieces(self.rows, shape.lanes)
+        ]
+        return [_lane(w, piece, i) for piece in pieces for i in range(piece.lanes)]
+
+
+def _lane(w: Writer, x: Value, i: int) -> Value:
+    return w.emit(f"vector.extract {x}[{i}] : {x.element} from {x.type}", x.element)
+
+
+def _multiply_add(w: Writer, x: Value, y: Value, total: Value) -> Value:
+    if total.element.startswith("f"):
+        return w.emit(f"vector.fma {x}, {y}, {total} : {x.type}", x.element, x.lanes)
+    return w.binary("arith.addi", w.binary("arith.muli", x, y), total)
