@@ -35,8 +35,6 @@ REGISTERS = {16: 32, 32: 16, 64: 32}
 LANES_FROM_VECTORS = 16
 # Cycles until a sum can be added to again; two multiplications and two loads start in each.
 LATENCY = 4
-# Steps of the contraction that are written out in the body of the innermost loop.
-UNROLL = 1
 
 # (element type, how many) to the name of a memref of so many that nothing else uses.
 Room = Callable[[str, int], str]
@@ -172,8 +170,9 @@ def pack(
 ) -> Panels:
     """Copy an operand to panels; extents and sizes are across the panels, then along them."""
     width = shape.columns if side == COLUMNS else shape.rows
-    # A vector stored at the end of a panel may reach over it, to where the next one comes.
-    count = -(-sizes[0] // width) * width * sizes[1] + shape.lanes
+    # The last vector of a panel may reach over it, to where the next one comes.
+    over = shape.lanes if width % shape.lanes else 0
+    count = -(-sizes[0] // width) * width * sizes[1] + over
     memory = room(shape.element, count)
     kind = f"memref<{count}x{shape.element}>"
     panels = Panels(memory, kind, shape, width, extents, sizes)
@@ -312,7 +311,9 @@ class _Body:
         shape = self.left.shape
         places = list(self._places(w))
         sums = [w.load(acc, acc_type, at, shape.element, lanes) for at, lanes in places]
-        for (at, _), total in zip(places, self._contract(w, sums), strict=True):
+        with w.loop(0, self.left.extents[1], carried=sums) as loop:
+            loop.yielded = self._step(w, loop.carried, loop.counter)
+        for (at, _), total in zip(places, loop.results, strict=True):
             w.store(total, acc, acc_type, at)
 
     def _places(self, w: Writer) -> Iterator[tuple[tuple[Index, Index], int]]:
@@ -321,18 +322,6 @@ class _Body:
         for i in range(self.rows):
             for start, lanes in _pieces(self.columns, self.left.shape.lanes):
                 yield (w.add(row, i), w.add(column, start)), lanes
-
-    def _contract(self, w: Writer, sums: list[Value]) -> list[Value]:
-        depth = self.left.extents[1]
-        whole = w.mul(w.floordiv(depth, UNROLL), UNROLL)
-        for start, stop, unroll in ((0, whole, UNROLL), (whole, depth, 1)):
-            if start != stop:
-                with w.loop(start, stop, unroll, carried=sums) as loop:
-                    loop.yielded = loop.carried
-                    for i in range(unroll):
-                        loop.yielded = self._step(w, loop.yielded, w.add(loop.counter, i))
-                sums = loop.results
-        return sums
 
     def _step(self, w: Writer, sums: Sequence[Value], step: Index) -> list[Value]:
         lanes = self.left.shape.lanes
