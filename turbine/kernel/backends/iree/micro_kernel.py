@@ -219,16 +219,25 @@ class _Packing:
     def _transpose(self, w: Writer, step: Index) -> None:
         """As many steps as a vector has lanes, from vectors along the panel."""
         lanes, width = self.panels.shape.lanes, self.panels.width
+        # Squares of many lanes are so long that only one of them is written out.
+        if lanes < 8 or width % lanes:
+            self._transpose_part(w, step, 0, width)
+            return
+        with w.loop(0, width, lanes) as loop:
+            self._transpose_part(w, step, loop.counter, lanes)
+
+    def _transpose_part(self, w: Writer, step: Index, start: Index, count: int) -> None:
+        lanes = self.panels.shape.lanes
         zero = w.constant(0, self.panels.shape.element, lanes)
-        rows = [self._read(w, across, step, lanes) for across in range(width)]
-        rows += [zero] * (-width % lanes)
-        groups = [_transposed(w, rows[i : i + lanes]) for i in range(0, width, lanes)]
+        rows = [self._read(w, w.add(start, across), step, lanes) for across in range(count)]
+        rows += [zero] * (-count % lanes)
+        groups = [_transposed(w, rows[i : i + lanes]) for i in range(0, count, lanes)]
         # In order: what a vector has too much, the next step or panel overwrites.
         for i in range(lanes):
             for group, columns in enumerate(groups):
-                self._store(w, columns[i], w.add(step, i), group * lanes)
+                self._store(w, columns[i], w.add(step, i), w.add(start, group * lanes))
 
-    def _read(self, w: Writer, across: int, along: Index, lanes: int) -> Value:
+    def _read(self, w: Writer, across: Index, along: Index, lanes: int) -> Value:
         place = w.add(w.mul(self.panel, self.panels.width), across)
         if not self.edge:
             return self._read_at(w, place, along, lanes)
@@ -241,7 +250,7 @@ class _Packing:
         row, column = (along, across) if self.side == COLUMNS else (across, along)
         return self.operand.read(w, row, column, self.operand.contiguous, lanes)
 
-    def _store(self, w: Writer, value: Value, step: Index, across: int) -> None:
+    def _store(self, w: Writer, value: Value, step: Index, across: Index) -> None:
         place = w.add(_step_offset(w, self.panels, self.panel, step), across)
         w.store(value, self.panels.memory, self.panels.type, [place])
 
