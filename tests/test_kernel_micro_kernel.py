@@ -132,7 +132,12 @@ def operand(name: str, kind: str, element: str, contiguous: int) -> Operand:
         at = (row, column) if contiguous else (column, row)
         return w.load(name, kind, at, element, lanes)
 
-    return Operand(read, contiguous)
+    def prefetch(w: Writer, row: Index, column: Index) -> None:
+        at = (row, column) if contiguous else (column, row)
+        place = ", ".join(str(w.index(i)) for i in at)
+        w.line(f"memref.prefetch {name}[{place}], read, locality<3>, data : {kind}")
+
+    return Operand(read, contiguous, prefetch)
 
 
 def extent(w: Writer, number: int) -> Value:

@@ -36,6 +36,11 @@ LANES_FROM_VECTORS = 16
 # Cycles until a sum can be added to again; two multiplications and two loads start in each.
 LATENCY = 4
 
+# Bytes of a cache line, and of what the nearest cache surely holds.
+LINE, NEAR = 64, 32 * 1024
+# Steps that are copied at a time, if they need not be transposed: each is a line or so.
+STEPS = 8
+
 # (element type, how many) to the name of a memref of so many that nothing else uses.
 Room = Callable[[str, int], str]
 
@@ -45,11 +50,13 @@ class Operand:
     """How to read an operand, in the accumulator's element type.
 
     `read(w, row, column, axis, lanes)` gives as many neighbours along an axis, or one for 0 lanes.
-    Lanes are only asked for along the axis where neighbours lie next to each other.
+    Lanes are only asked for along the axis where neighbours lie next to each other. Where there is
+    far memory behind it, `prefetch(w, row, column)` asks for what will be read soon.
     """
 
     read: Callable[[Writer, Index, Index, int, int], Value]
     contiguous: int
+    prefetch: Callable[[Writer, Index, Index], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -177,11 +184,28 @@ def pack(
     kind = f"memref<{count}x{shape.element}>"
     panels = Panels(memory, kind, shape, width, extents, sizes)
     whole, total = w.floordiv(extents[0], width), _panel_count(w, panels)
-    for start, stop, edge in ((0, whole, False), (whole, total, True)):
-        if start != stop:
-            with w.loop(start, stop) as loop:
-                _Packing(operand, side, panels, loop.counter, edge).write(w)
+    if operand.contiguous == side:
+        _copy(w, operand, side, panels, whole)
+    elif whole != 0:
+        with w.loop(0, whole) as loop:
+            _Packing(operand, side, panels, loop.counter, False).transpose(w)
+    if whole != total:
+        with w.loop(whole, total) as loop:
+            _Packing(operand, side, panels, loop.counter, True).write(w)
     return panels
+
+
+def _copy(w: Writer, operand: Operand, side: int, panels: Panels, whole: Index) -> None:
+    """A few steps of every panel at a time, as they lie in memory."""
+    depth = panels.extents[1]
+    many = w.mul(w.floordiv(depth, STEPS), STEPS)
+    for start, stop, count in ((0, many, STEPS), (many, depth, 1)):
+        if start == stop:
+            continue
+        with w.loop(start, stop, count) as steps, w.loop(0, whole) as loop:
+            packing = _Packing(operand, side, panels, loop.counter, False)
+            for i in range(count):
+                packing._step(w, w.add(steps.counter, i), panels.shape.lanes)
 
 
 def _panel_count(w: Writer, panels: Panels) -> Index:
@@ -199,22 +223,44 @@ class _Packing:
     edge: bool
 
     def write(self, w: Writer) -> None:
-        depth, lanes = self.panels.extents[1], self.panels.shape.lanes
         if self.operand.contiguous == self.side:
-            self._steps(w, 0, depth, lanes)
-            return
+            self._steps(w, 0, self.panels.extents[1])
+        else:
+            self.transpose(w)
+
+    def transpose(self, w: Writer) -> None:
+        """Squares from vectors along the panel; what remains, step by step."""
+        depth, lanes = self.panels.extents[1], self.panels.shape.lanes
         whole = w.mul(w.floordiv(depth, lanes), lanes)
         with w.loop(0, whole, lanes) as loop:
+            self._prefetch(w, loop.counter)
             self._transpose(w, loop.counter)
         if whole != depth:
-            self._steps(w, whole, depth, 1)
+            self._steps(w, whole, depth)
 
-    def _steps(self, w: Writer, start: Index, stop: Index, lanes: int) -> None:
-        """Step by step, vectors across the panel."""
+    def _steps(self, w: Writer, start: Index, stop: Index) -> None:
         with w.loop(start, stop) as loop:
-            for across, length in _pieces(self.panels.width, 1 if self.edge else lanes):
-                value = self._read(w, across, loop.counter, length if length > 1 else 0)
-                self._store(w, value, loop.counter, across)
+            self._step(w, loop.counter, 1)
+
+    def _step(self, w: Writer, step: Index, lanes: int) -> None:
+        """One step, in vectors across the panel."""
+        for across, length in _pieces(self.panels.width, lanes):
+            value = self._read(w, across, step, length if length > 1 else 0)
+            self._store(w, value, step, across)
+
+    def _prefetch(self, w: Writer, step: Index) -> None:
+        """Ask for what the next panel has here: of some rows, until the next line begins."""
+        if self.operand.prefetch is None or self.edge:
+            return
+        width, shape = self.panels.width, self.panels.shape
+        turns = max(1, LINE // shape.vector_bytes)
+        share = -(-width // turns)
+        turn = w.mod(w.floordiv(step, shape.lanes), turns)
+        start = w.add(w.mul(w.add(self.panel, 1), width), w.mul(turn, share))
+        with w.loop(0, share) as loop:
+            across = w.add(start, loop.counter)
+            across = w.min(across, w.sub(self.panels.extents[0], 1))
+            self.operand.prefetch(w, *self._place(across, step))
 
     def _transpose(self, w: Writer, step: Index) -> None:
         """As many steps as a vector has lanes, from vectors along the panel."""
@@ -247,8 +293,11 @@ class _Packing:
         return w.select(inside, value, w.constant(0, value.element, lanes))
 
     def _read_at(self, w: Writer, across: Index, along: Index, lanes: int) -> Value:
-        row, column = (along, across) if self.side == COLUMNS else (across, along)
-        return self.operand.read(w, row, column, self.operand.contiguous, lanes)
+        place = self._place(across, along)
+        return self.operand.read(w, *place, self.operand.contiguous, lanes)
+
+    def _place(self, across: Index, along: Index) -> tuple[Index, Index]:
+        return (along, across) if self.side == COLUMNS else (across, along)
 
     def _store(self, w: Writer, value: Value, step: Index, across: Index) -> None:
         place = w.add(_step_offset(w, self.panels, self.panel, step), across)
@@ -320,10 +369,22 @@ class _Body:
         shape = self.left.shape
         places = list(self._places(w))
         sums = [w.load(acc, acc_type, at, shape.element, lanes) for at, lanes in places]
+        self._prefetch_next(w, acc, acc_type)
         with w.loop(0, self.left.extents[1], carried=sums) as loop:
             loop.yielded = self._step(w, loop.carried, loop.counter)
         for (at, _), total in zip(places, loop.results, strict=True):
             w.store(total, acc, acc_type, at)
+
+    def _prefetch_next(self, w: Writer, acc: str, acc_type: str) -> None:
+        """Ask for the accumulators of the next rows, if there are too many to be near."""
+        (rows, _), (columns, _) = self.left.sizes, self.right.sizes
+        if rows * columns * BYTES[self.left.shape.element] <= NEAR:
+            return
+        start = w.mul(w.add(self.row_panel, 1), self.left.width)
+        column = w.index(w.mul(self.column_panel, self.right.width))
+        for i in range(self.rows):
+            row = w.index(w.min(w.add(start, i), rows - 1))
+            w.line(f"memref.prefetch {acc}[{row}, {column}], read, locality<3>, data : {acc_type}")
 
     def _places(self, w: Writer) -> Iterator[tuple[tuple[Index, Index], int]]:
         row = w.mul(self.row_panel, self.left.width)
