@@ -23,6 +23,7 @@ class Case:
     vector_bytes: int
     sizes: tuple[int, int, int]
     contiguous: tuple[int, int]
+    in_place: bool = False
 
     def shapes(self) -> list[tuple[int, int]]:
         """Those of the operands in memory, where the contiguous axis is the last."""
@@ -34,8 +35,9 @@ class Case:
 # None of the sizes is a multiple of the others' panels; wide vectors are split on narrow machines.
 CASES = [
     Case("f32", 16, (20, 29, 13), (1, 0)),
-    Case("f32", 16, (8, 8, 7), (0, 1)),
     Case("f64", 16, (9, 7, 6), (1, 1)),
+    Case("f32", 16, (9, 8, 7), (1, 1), in_place=True),
+    Case("f32", 32, (3, 9, 4), (1, 1), in_place=True),
     Case("f32", 32, (7, 19, 18), (1, 0)),
     Case("i32", 64, (6, 20, 17), (0, 1)),
     Case("i64", 16, (1, 5, 3), (0, 0)),
@@ -93,13 +95,14 @@ def kernel(number: int, case: Case) -> str:
         w.line(f"{name} = stream.binding.subspan %arg{place}[{zero}] : !stream.binding -> {kind}")
     with w.loop(0, m) as rows, w.loop(0, n) as columns:
         w.store(w.constant(1, case.element), "%acc", acc, [rows.counter, columns.counter])
+    extents = extent(w, 0), extent(w, 1), extent(w, 2)
     micro_kernel.product(
         w,
-        operand("%a", kinds[1], case.element, case.contiguous[0]),
-        operand("%b", kinds[2], case.element, case.contiguous[1]),
+        operand(case, 0, "%a", kinds[1]),
+        operand(case, 1, "%b", kinds[2]),
         "%acc",
         acc,
-        extents=(extent(w, 0), extent(w, 1), extent(w, 2)),
+        extents=(m, n, extents[2]) if case.in_place else extents,
         sizes=case.sizes,
         element=case.element,
         vector_bytes=case.vector_bytes,
@@ -126,18 +129,20 @@ stream.executable private @e{number} {{
 """
 
 
-def operand(name: str, kind: str, element: str, contiguous: int) -> Operand:
+def operand(case: Case, number: int, name: str, kind: str) -> Operand:
+    contiguous = case.contiguous[number]
+
     def read(w: Writer, row: Index, column: Index, axis: int, lanes: int) -> Value:
         assert axis == contiguous or not lanes
         at = (row, column) if contiguous else (column, row)
-        return w.load(name, kind, at, element, lanes)
+        return w.load(name, kind, at, case.element, lanes)
 
     def prefetch(w: Writer, row: Index, column: Index) -> None:
         at = (row, column) if contiguous else (column, row)
         place = ", ".join(str(w.index(i)) for i in at)
         w.line(f"memref.prefetch {name}[{place}], read, locality<3>, data : {kind}")
 
-    return Operand(read, contiguous, prefetch)
+    return Operand(read, contiguous, prefetch, case.in_place)
 
 
 def extent(w: Writer, number: int) -> Value:
@@ -151,13 +156,19 @@ def alloca(w: Writer, kind: str) -> str:
 
 @pytest.mark.parametrize("name", EXTENTS)
 def test_a_product_of_the_extents_is_added(multiply: Launchable, name: str) -> None:
-    extents = [[EXTENTS[name](size) for size in case.sizes] for case in CASES]
+    extents = [extents_of(case, EXTENTS[name]) for case in CASES]
     arguments = [x for case, valid in zip(CASES, extents, strict=True) for x in inputs(case, valid)]
     expected = [
         total(case, a, b, valid)
         for case, a, b, valid in zip(CASES, arguments[::3], arguments[1::3], extents, strict=True)
     ]
     torch.testing.assert_close(multiply(*arguments), tuple(expected), rtol=0, atol=0)
+
+
+def extents_of(case: Case, part: Callable[[int], int]) -> list[int]:
+    """What is used in place is there except for some of the contraction."""
+    m, n, k = case.sizes
+    return [m, n, part(k)] if case.in_place else [part(m), part(n), part(k)]
 
 
 def inputs(case: Case, extents: list[int]) -> list[Tensor]:

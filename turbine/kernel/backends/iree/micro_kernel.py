@@ -52,11 +52,16 @@ class Operand:
     `read(w, row, column, axis, lanes)` gives as many neighbours along an axis, or one for 0 lanes.
     Lanes are only asked for along the axis where neighbours lie next to each other. Where there is
     far memory behind it, `prefetch(w, row, column)` asks for what will be read soon.
+
+    An operand may be used `in_place` if reading it again and again is cheap: it lies in memory in
+    this very type, and its rows lie close to each other, as in a tile of one's own. It then is not
+    copied if its rows are contiguous and none of what its panels divide is missing.
     """
 
     read: Callable[[Writer, Index, Index, int, int], Value]
     contiguous: int
     prefetch: Callable[[Writer, Index, Index], None] | None = None
+    in_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,16 +74,21 @@ class RegisterTile:
     element: str
 
     @property
-    def vector_bytes(self) -> int:
-        """How long a vector register is."""
-        return self.lanes * BYTES[self.element]
+    def vectors(self) -> int:
+        """How many vectors make the columns."""
+        return len(_pieces(self.columns, self.lanes))
+
+    @property
+    def by_lane(self) -> bool:
+        """Whether vectors of a's numbers are read, and multiplied with lane by lane."""
+        return self.lanes * BYTES[self.element] == LANES_FROM_VECTORS
 
 
 @dataclass(frozen=True)
 class Panels:
-    """An operand that has been copied: how wide its panels are, and what it has across and along.
+    """An operand in panels: how wide they are, and what the operand has across and along them.
 
-    Step s of panel p is at `(p * sizes[1] + s) * width`.
+    Step s of panel p is at `(p * sizes[1] + s) * width`, or where it was if there is an operand.
     """
 
     memory: str
@@ -87,6 +97,7 @@ class Panels:
     width: int
     extents: tuple[Index, Index]
     sizes: tuple[int, int]
+    operand: Operand | None = None
 
 
 def product(
@@ -126,10 +137,8 @@ def register_tile(sizes: tuple[int, int], element: str, vector_bytes: int) -> Re
 
 
 def _registers(shape: RegisterTile) -> int:
-    vectors = len(_pieces(shape.columns, shape.lanes))
-    by_lane = shape.vector_bytes == LANES_FROM_VECTORS
-    factors = len(_pieces(shape.rows, shape.lanes)) if by_lane else 1
-    return shape.rows * vectors + vectors + factors
+    factors = len(_pieces(shape.rows, shape.lanes)) if shape.by_lane else 1
+    return (shape.rows + 1) * shape.vectors + factors
 
 
 def _cycles(shape: RegisterTile, sizes: tuple[int, int]) -> float:
@@ -141,8 +150,7 @@ def _cycles(shape: RegisterTile, sizes: tuple[int, int]) -> float:
 
 def _body_cycles(shape: RegisterTile, rows: int, columns: int) -> float:
     vectors = len(_pieces(columns, shape.lanes))
-    by_lane = shape.vector_bytes == LANES_FROM_VECTORS
-    loads = vectors + (len(_pieces(rows, shape.lanes)) if by_lane else rows)
+    loads = vectors + (len(_pieces(rows, shape.lanes)) if shape.by_lane else rows)
     return max(rows * vectors / 2, loads / 2, LATENCY) + loads / 10
 
 
@@ -177,6 +185,8 @@ def pack(
 ) -> Panels:
     """Copy an operand to panels; extents and sizes are across the panels, then along them."""
     width = shape.columns if side == COLUMNS else shape.rows
+    if _usable_in_place(operand, side, extents, sizes, shape):
+        return Panels("", "", shape, width, extents, sizes, operand)
     # The last vector of a panel may reach over it, to where the next one comes.
     over = shape.lanes if width % shape.lanes else 0
     count = -(-sizes[0] // width) * width * sizes[1] + over
@@ -195,6 +205,20 @@ def pack(
     return panels
 
 
+def _usable_in_place(
+    operand: Operand,
+    side: int,
+    extents: tuple[Index, Index],
+    sizes: tuple[int, int],
+    shape: RegisterTile,
+) -> bool:
+    if not operand.in_place or operand.contiguous != COLUMNS or extents[0] != sizes[0]:
+        return False
+    # By lane, vectors along the rows are read: one for each.
+    registers = (shape.rows + 1) * shape.vectors + shape.rows
+    return side == COLUMNS or not shape.by_lane or registers <= REGISTERS[LANES_FROM_VECTORS]
+
+
 def _copy(w: Writer, operand: Operand, side: int, panels: Panels, whole: Index) -> None:
     """A few steps of every panel at a time, as they lie in memory."""
     depth = panels.extents[1]
@@ -205,7 +229,7 @@ def _copy(w: Writer, operand: Operand, side: int, panels: Panels, whole: Index) 
         with w.loop(start, stop, count) as steps, w.loop(0, whole) as loop:
             packing = _Packing(operand, side, panels, loop.counter, False)
             for i in range(count):
-                packing._step(w, w.add(steps.counter, i), panels.shape.lanes)
+                packing.step(w, w.add(steps.counter, i), panels.shape.lanes)
 
 
 def _panel_count(w: Writer, panels: Panels) -> Index:
@@ -240,9 +264,9 @@ class _Packing:
 
     def _steps(self, w: Writer, start: Index, stop: Index) -> None:
         with w.loop(start, stop) as loop:
-            self._step(w, loop.counter, 1)
+            self.step(w, loop.counter, 1)
 
-    def _step(self, w: Writer, step: Index, lanes: int) -> None:
+    def step(self, w: Writer, step: Index, lanes: int) -> None:
         """One step, in vectors across the panel."""
         for across, length in _pieces(self.panels.width, lanes):
             value = self._read(w, across, step, length if length > 1 else 0)
@@ -253,7 +277,7 @@ class _Packing:
         if self.operand.prefetch is None or self.edge:
             return
         width, shape = self.panels.width, self.panels.shape
-        turns = max(1, LINE // shape.vector_bytes)
+        turns = max(1, LINE // (shape.lanes * BYTES[shape.element]))
         share = -(-width // turns)
         turn = w.mod(w.floordiv(step, shape.lanes), turns)
         start = w.add(w.mul(w.add(self.panel, 1), width), w.mul(turn, share))
@@ -370,10 +394,28 @@ class _Body:
         places = list(self._places(w))
         sums = [w.load(acc, acc_type, at, shape.element, lanes) for at, lanes in places]
         self._prefetch_next(w, acc, acc_type)
-        with w.loop(0, self.left.extents[1], carried=sums) as loop:
-            loop.yielded = self._step(w, loop.carried, loop.counter)
-        for (at, _), total in zip(places, loop.results, strict=True):
+        for (at, _), total in zip(places, self._contract(w, sums), strict=True):
             w.store(total, acc, acc_type, at)
+
+    def _contract(self, w: Writer, sums: list[Value]) -> list[Value]:
+        depth = self.left.extents[1]
+        count = self._steps_at_once()
+        many = w.mul(w.floordiv(depth, count), count)
+        for start, stop, steps in ((0, many, count), (many, depth, 1)):
+            if start == stop:
+                continue
+            with w.loop(start, stop, steps, carried=sums) as loop:
+                loop.yielded = loop.carried
+                for i, left in enumerate(self._factors(w, loop.counter, steps)):
+                    step = w.add(loop.counter, i)
+                    loop.yielded = self._step(w, loop.yielded, left, step)
+            sums = loop.results
+        return sums
+
+    def _steps_at_once(self) -> int:
+        """As many as the vectors have that the left operand's numbers are taken from."""
+        shape = self.left.shape
+        return shape.lanes if self.left.operand is not None and shape.by_lane else 1
 
     def _prefetch_next(self, w: Writer, acc: str, acc_type: str) -> None:
         """Ask for the accumulators of the next rows, if there are too many to be near."""
@@ -393,13 +435,11 @@ class _Body:
             for start, lanes in _pieces(self.columns, self.left.shape.lanes):
                 yield (w.add(row, i), w.add(column, start)), lanes
 
-    def _step(self, w: Writer, sums: Sequence[Value], step: Index) -> list[Value]:
-        lanes = self.left.shape.lanes
-        left = self._factors(w, step)
-        at = _step_offset(w, self.right, self.column_panel, step)
+    def _step(
+        self, w: Writer, sums: Sequence[Value], left: list[Value], step: Index
+    ) -> list[Value]:
         right = [
-            w.load(self.right.memory, self.right.type, [w.add(at, start)], sums[0].element, length)
-            for start, length in _pieces(self.columns, lanes)
+            self._right(w, step, *piece) for piece in _pieces(self.columns, self.right.shape.lanes)
         ]
         factors = [(x, y) for x in left for y in right]
         return [
@@ -407,11 +447,28 @@ class _Body:
             for (x, y), total in zip(factors, sums, strict=True)
         ]
 
-    def _factors(self, w: Writer, step: Index) -> list[Value]:
-        """The numbers of a step of the left panel."""
+    def _right(self, w: Writer, step: Index, start: int, lanes: int) -> Value:
+        panels = self.right
+        if panels.operand is not None:
+            column = w.add(w.mul(self.column_panel, panels.width), start)
+            return panels.operand.read(w, step, column, 1, lanes)
+        at = w.add(_step_offset(w, panels, self.column_panel, step), start)
+        return w.load(panels.memory, panels.type, [at], panels.shape.element, lanes)
+
+    def _factors(self, w: Writer, step: Index, count: int) -> list[list[Value]]:
+        """For each of some steps, the numbers of the left panel."""
+        operand = self.left.operand
+        if operand is None:
+            return [self._packed_factors(w, step)]
+        row = w.mul(self.row_panel, self.left.width)
+        lanes = count if count > 1 else 0
+        values = [operand.read(w, w.add(row, i), step, 1, lanes) for i in range(self.rows)]
+        return [[_lane(w, x, i) for x in values] for i in range(count)] if lanes else [values]
+
+    def _packed_factors(self, w: Writer, step: Index) -> list[Value]:
         panels, shape = self.left, self.left.shape
         at = _step_offset(w, panels, self.row_panel, step)
-        if shape.vector_bytes != LANES_FROM_VECTORS:
+        if not shape.by_lane:
             places = [w.add(at, i) for i in range(self.rows)]
             return [w.load(panels.memory, panels.type, [i], shape.element, 0) for i in places]
         pieces = [
