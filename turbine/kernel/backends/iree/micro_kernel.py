@@ -4,7 +4,8 @@
 
 Both operands are first copied to panels: of a so many rows, of b so many columns, each panel step
 by step along the contraction, with zeros where it reaches over the operand's end. One register
-tile is then the product of a panel of a and a panel of b, which are read once, in order.
+tile is then the product of a panel of a and a panel of b, which are read once, in order. What lies
+well as it is can be used in place.
 
     shape = register_tile((64, 64), "f32", 16)
     rows = pack(w, a, ROWS, (m, k), (64, 64), shape, room)          # once, if a stays the same
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 
@@ -124,6 +126,7 @@ def product(
 # Register tiles
 
 
+@cache
 def register_tile(sizes: tuple[int, int], element: str, vector_bytes: int) -> RegisterTile:
     """The rows and columns that need the fewest cycles for a tile of these sizes."""
     lanes = vector_bytes // BYTES[element]
