@@ -1,0 +1,491 @@
+"""Write the product of two tiles: operands one can read in, loops over register tiles out.
+
+    acc[:m, :n] += a[:m, :k] @ b[:k, :n]
+
+Both operands are first copied to panels: of a so many rows, of b so many columns, each panel step
+by step along the contraction, with zeros where it reaches over the operand's end. One register
+tile is then the product of a panel of a and a panel of b, which are read once, in order. What lies
+well as it is can be used in place.
+
+    shape = register_tile((64, 64), "f32", 16)
+    rows = pack(w, a, ROWS, (m, k), (64, 64), shape, room)          # once, if a stays the same
+    columns = pack(w, b, COLUMNS, (n, k), (64, 64), shape, room)
+    multiply(w, rows, columns, acc, "memref<64x64xf32>")
+
+`product` is these together. Sizes are those of the whole tile, known now; extents are how much of
+it there is, perhaps known only later. No operand is read outside its extents. The accumulator is
+memory of the whole tile: it may be written anywhere within its sizes, but outside the extents only
+by what comes of zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from turbine.kernel.backends.iree.writer import Index, Value, Writer
+
+# Which side of the product an operand is on: the axis that its panels divide.
+ROWS, COLUMNS = 0, 1
+
+BYTES = {"f32": 4, "f64": 8, "i32": 4, "i64": 8}
+# How many vector registers there are, by their bytes: NEON, AVX2, AVX-512.
+REGISTERS = {16: 32, 32: 16, 64: 32}
+# The narrow vectors' instructions multiply by a lane of another vector; for the wide ones, a number
+# is best read to every lane.
+LANES_FROM_VECTORS = 16
+# Cycles until a sum can be added to again; two multiplications and two loads start in each.
+LATENCY = 4
+
+# Bytes of a cache line, and of what the nearest cache surely holds.
+LINE, NEAR = 64, 32 * 1024
+# Steps that are copied at a time, if they need not be transposed: each is a line or so.
+STEPS = 8
+
+# (element type, how many) to the name of a memref of so many that nothing else uses.
+Room = Callable[[str, int], str]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """How to read an operand, in the accumulator's element type.
+
+    `read(w, row, column, axis, lanes)` gives as many neighbours along an axis, or one for 0 lanes.
+    Lanes are only asked for along the axis where neighbours lie next to each other. Where there is
+    far memory behind it, `prefetch(w, row, column)` asks for what will be read soon.
+
+    An operand may be used `in_place` if reading it again and again is cheap: it lies in memory in
+    this very type, and its rows lie close to each other, as in a tile of one's own. It then is not
+    copied if its rows are contiguous and none of what its panels divide is missing.
+    """
+
+    read: Callable[[Writer, Index, Index, int, int], Value]
+    contiguous: int
+    prefetch: Callable[[Writer, Index, Index], None] | None = None
+    in_place: bool = False
+
+
+@dataclass(frozen=True)
+class RegisterTile:
+    """What is summed in registers at a time: so many rows and columns, in vectors of columns."""
+
+    rows: int
+    columns: int
+    lanes: int
+    element: str
+
+    @property
+    def vectors(self) -> int:
+        """How many vectors make the columns."""
+        return len(_pieces(self.columns, self.lanes))
+
+    @property
+    def by_lane(self) -> bool:
+        """Whether vectors of a's numbers are read, and multiplied with lane by lane."""
+        return self.lanes * BYTES[self.element] == LANES_FROM_VECTORS
+
+
+@dataclass(frozen=True)
+class Panels:
+    """An operand in panels: how wide they are, and what the operand has across and along them.
+
+    Step s of panel p is at `(p * sizes[1] + s) * width`, or where it was if there is an operand.
+    """
+
+    memory: str
+    type: str
+    shape: RegisterTile
+    width: int
+    extents: tuple[Index, Index]
+    sizes: tuple[int, int]
+    operand: Operand | None = None
+
+
+def product(
+    w: Writer,
+    a: Operand,
+    b: Operand,
+    acc: str,
+    acc_type: str,
+    *,
+    extents: tuple[Index, Index, Index],
+    sizes: tuple[int, int, int],
+    element: str,
+    vector_bytes: int,
+    room: Room,
+) -> None:
+    """acc[:m, :n] += a[:m, :k] @ b[:k, :n], for extents and sizes in the order of m, n, k."""
+    (m, n, k), (rows, columns, depth) = extents, sizes
+    shape = register_tile((rows, columns), element, vector_bytes)
+    left = pack(w, a, ROWS, (m, k), (rows, depth), shape, room)
+    right = pack(w, b, COLUMNS, (n, k), (columns, depth), shape, room)
+    multiply(w, left, right, acc, acc_type)
+
+
+# Register tiles
+
+
+@cache
+def register_tile(sizes: tuple[int, int], element: str, vector_bytes: int) -> RegisterTile:
+    """The rows and columns that need the fewest cycles for a tile of these sizes."""
+    lanes = vector_bytes // BYTES[element]
+    shapes = [
+        RegisterTile(min(rows, sizes[0]), min(vectors * lanes, sizes[1]), lanes, element)
+        for rows in range(1, 17)
+        for vectors in range(1, 9)
+    ]
+    fitting = [shape for shape in shapes if _registers(shape) <= REGISTERS[vector_bytes]]
+    return min(fitting, key=lambda shape: _cycles(shape, sizes))
+
+
+def _registers(shape: RegisterTile) -> int:
+    factors = len(_pieces(shape.rows, shape.lanes)) if shape.by_lane else 1
+    return (shape.rows + 1) * shape.vectors + factors
+
+
+def _cycles(shape: RegisterTile, sizes: tuple[int, int]) -> float:
+    """About how long one step of the contraction takes; each further loop has a price."""
+    rows, columns = _split(sizes[0], shape.rows), _split(sizes[1], shape.columns)
+    parts = [(n * m, r, c) for n, r in rows for m, c in columns]
+    return sum(n * _body_cycles(shape, r, c) for n, r, c in parts) * (1 + len(parts) / 50)
+
+
+def _body_cycles(shape: RegisterTile, rows: int, columns: int) -> float:
+    vectors = len(_pieces(columns, shape.lanes))
+    loads = vectors + (len(_pieces(rows, shape.lanes)) if shape.by_lane else rows)
+    return max(rows * vectors / 2, loads / 2, LATENCY) + loads / 10
+
+
+def _split(size: int, width: int) -> list[tuple[int, int]]:
+    """How many panels of which width a size has: whole ones, and perhaps one less wide."""
+    whole, rest = divmod(size, width)
+    return [(count, w) for count, w in ((whole, width), (1, rest)) if count and w]
+
+
+def _pieces(count: int, lanes: int) -> list[tuple[int, int]]:
+    """(Start, lanes) of vectors that are together so long; shorter powers of two at the end."""
+    pieces, start = [], 0
+    while start < count:
+        while lanes > count - start:
+            lanes //= 2
+        pieces.append((start, lanes))
+        start += lanes
+    return pieces
+
+
+# Packing
+
+
+def pack(
+    w: Writer,
+    operand: Operand,
+    side: int,
+    extents: tuple[Index, Index],
+    sizes: tuple[int, int],
+    shape: RegisterTile,
+    room: Room,
+) -> Panels:
+    """Copy an operand to panels; extents and sizes are across the panels, then along them."""
+    width = shape.columns if side == COLUMNS else shape.rows
+    if _usable_in_place(operand, side, extents, sizes, shape):
+        return Panels("", "", shape, width, extents, sizes, operand)
+    # The last vector of a panel may reach over it, to where the next one comes.
+    over = shape.lanes if width % shape.lanes else 0
+    count = -(-sizes[0] // width) * width * sizes[1] + over
+    memory = room(shape.element, count)
+    kind = f"memref<{count}x{shape.element}>"
+    panels = Panels(memory, kind, shape, width, extents, sizes)
+    whole, total = w.floordiv(extents[0], width), _panel_count(w, panels)
+    if operand.contiguous == side:
+        _copy(w, operand, side, panels, whole)
+    elif whole != 0:
+        with w.loop(0, whole) as loop:
+            _Packing(operand, side, panels, loop.counter, False).transpose(w)
+    if whole != total:
+        with w.loop(whole, total) as loop:
+            _Packing(operand, side, panels, loop.counter, True).write(w)
+    return panels
+
+
+def _usable_in_place(
+    operand: Operand,
+    side: int,
+    extents: tuple[Index, Index],
+    sizes: tuple[int, int],
+    shape: RegisterTile,
+) -> bool:
+    if not operand.in_place or operand.contiguous != COLUMNS or extents[0] != sizes[0]:
+        return False
+    # By lane, vectors along the rows are read: one for each.
+    registers = (shape.rows + 1) * shape.vectors + shape.rows
+    return side == COLUMNS or not shape.by_lane or registers <= REGISTERS[LANES_FROM_VECTORS]
+
+
+def _copy(w: Writer, operand: Operand, side: int, panels: Panels, whole: Index) -> None:
+    """A few steps of every panel at a time, as they lie in memory."""
+    depth = panels.extents[1]
+    many = w.mul(w.floordiv(depth, STEPS), STEPS)
+    for start, stop, count in ((0, many, STEPS), (many, depth, 1)):
+        if start == stop:
+            continue
+        with w.loop(start, stop, count) as steps, w.loop(0, whole) as loop:
+            packing = _Packing(operand, side, panels, loop.counter, False)
+            for i in range(count):
+                packing.step(w, w.add(steps.counter, i), panels.shape.lanes)
+
+
+def _panel_count(w: Writer, panels: Panels) -> Index:
+    return w.floordiv(w.add(panels.extents[0], panels.width - 1), panels.width)
+
+
+@dataclass(frozen=True)
+class _Packing:
+    """The copy of one panel, which at the edge has rows (or columns) of zeros."""
+
+    operand: Operand
+    side: int
+    panels: Panels
+    panel: Value
+    edge: bool
+
+    def write(self, w: Writer) -> None:
+        if self.operand.contiguous == self.side:
+            self._steps(w, 0, self.panels.extents[1])
+        else:
+            self.transpose(w)
+
+    def transpose(self, w: Writer) -> None:
+        """Squares from vectors along the panel; what remains, step by step."""
+        depth, lanes = self.panels.extents[1], self.panels.shape.lanes
+        whole = w.mul(w.floordiv(depth, lanes), lanes)
+        with w.loop(0, whole, lanes) as loop:
+            self._prefetch(w, loop.counter)
+            self._transpose(w, loop.counter)
+        if whole != depth:
+            self._steps(w, whole, depth)
+
+    def _steps(self, w: Writer, start: Index, stop: Index) -> None:
+        with w.loop(start, stop) as loop:
+            self.step(w, loop.counter, 1)
+
+    def step(self, w: Writer, step: Index, lanes: int) -> None:
+        """One step, in vectors across the panel."""
+        for across, length in _pieces(self.panels.width, lanes):
+            value = self._read(w, across, step, length if length > 1 else 0)
+            self._store(w, value, step, across)
+
+    def _prefetch(self, w: Writer, step: Index) -> None:
+        """Ask for what the next panel has here: of some rows, until the next line begins."""
+        if self.operand.prefetch is None or self.edge:
+            return
+        width, shape = self.panels.width, self.panels.shape
+        turns = max(1, LINE // (shape.lanes * BYTES[shape.element]))
+        share = -(-width // turns)
+        turn = w.mod(w.floordiv(step, shape.lanes), turns)
+        start = w.add(w.mul(w.add(self.panel, 1), width), w.mul(turn, share))
+        with w.loop(0, share) as loop:
+            across = w.add(start, loop.counter)
+            across = w.min(across, w.sub(self.panels.extents[0], 1))
+            self.operand.prefetch(w, *self._place(across, step))
+
+    def _transpose(self, w: Writer, step: Index) -> None:
+        """As many steps as a vector has lanes, from vectors along the panel."""
+        lanes, width = self.panels.shape.lanes, self.panels.width
+        # Squares of many lanes are so long that only one of them is written out.
+        if lanes < 8 or width % lanes:
+            self._transpose_part(w, step, 0, width)
+            return
+        with w.loop(0, width, lanes) as loop:
+            self._transpose_part(w, step, loop.counter, lanes)
+
+    def _transpose_part(self, w: Writer, step: Index, start: Index, count: int) -> None:
+        lanes = self.panels.shape.lanes
+        zero = w.constant(0, self.panels.shape.element, lanes)
+        rows = [self._read(w, w.add(start, across), step, lanes) for across in range(count)]
+        rows += [zero] * (-count % lanes)
+        groups = [_transposed(w, rows[i : i + lanes]) for i in range(0, count, lanes)]
+        # In order: what a vector has too much, the next step or panel overwrites.
+        for i in range(lanes):
+            for group, columns in enumerate(groups):
+                self._store(w, columns[i], w.add(step, i), w.add(start, group * lanes))
+
+    def _read(self, w: Writer, across: Index, along: Index, lanes: int) -> Value:
+        place = w.add(w.mul(self.panel, self.panels.width), across)
+        if not self.edge:
+            return self._read_at(w, place, along, lanes)
+        extent = w.index(self.panels.extents[0])
+        value = self._read_at(w, w.min(place, w.sub(extent, 1)), along, lanes)
+        inside = w.compare("arith.cmpi", "slt", w.index(place), extent)
+        return w.select(inside, value, w.constant(0, value.element, lanes))
+
+    def _read_at(self, w: Writer, across: Index, along: Index, lanes: int) -> Value:
+        place = self._place(across, along)
+        return self.operand.read(w, *place, self.operand.contiguous, lanes)
+
+    def _place(self, across: Index, along: Index) -> tuple[Index, Index]:
+        return (along, across) if self.side == COLUMNS else (across, along)
+
+    def _store(self, w: Writer, value: Value, step: Index, across: Index) -> None:
+        place = w.add(_step_offset(w, self.panels, self.panel, step), across)
+        w.store(value, self.panels.memory, self.panels.type, [place])
+
+
+def _step_offset(w: Writer, panels: Panels, panel: Index, step: Index) -> Index:
+    return w.add(w.mul(panel, panels.sizes[1] * panels.width), w.mul(step, panels.width))
+
+
+def _transposed(w: Writer, rows: Sequence[Value]) -> list[Value]:
+    """The columns of a square: blocks of 1, 2, 4 ... change places across its diagonal."""
+    rows, lanes = list(rows), len(rows)
+    block = 1
+    while block < lanes:
+        for i in (i for i in range(lanes) if not i & block):
+            rows[i], rows[i + block] = _exchanged(w, rows[i], rows[i + block], block)
+        block *= 2
+    return rows
+
+
+def _exchanged(w: Writer, x: Value, y: Value, block: int) -> tuple[Value, Value]:
+    lanes = range(x.lanes)
+    upper = [i if not i & block else x.lanes + i - block for i in lanes]
+    lower = [i + block if not i & block else x.lanes + i for i in lanes]
+    return _shuffled(w, x, y, upper), _shuffled(w, x, y, lower)
+
+
+def _shuffled(w: Writer, x: Value, y: Value, places: list[int]) -> Value:
+    text = f"vector.shuffle {x}, {y} {places} : {x.type}, {y.type}"
+    return w.emit(text, x.element, len(places))
+
+
+# Multiplication
+
+
+def multiply(w: Writer, left: Panels, right: Panels, acc: str, acc_type: str) -> None:
+    """Add the product of two packed operands to the accumulator."""
+    for first, last, columns in _groups(w, right):
+        with w.loop(first, last) as outer:
+            for start, stop, rows in _groups(w, left):
+                with w.loop(start, stop) as inner:
+                    body = _Body(left, right, inner.counter, outer.counter, rows, columns)
+                    body.write(w, acc, acc_type)
+
+
+def _groups(w: Writer, panels: Panels) -> Iterator[tuple[Index, Index, int]]:
+    """Panels from here to there, and how much of their width is in the accumulator's memory."""
+    whole, rest = divmod(panels.sizes[0], panels.width)
+    total = _panel_count(w, panels)
+    if whole:
+        yield 0, w.min(total, whole), panels.width
+    if rest:
+        yield whole, total, rest
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The product of two panels, of which so many rows and columns are wanted."""
+
+    left: Panels
+    right: Panels
+    row_panel: Value
+    column_panel: Value
+    rows: int
+    columns: int
+
+    def write(self, w: Writer, acc: str, acc_type: str) -> None:
+        shape = self.left.shape
+        places = list(self._places(w))
+        sums = [w.load(acc, acc_type, at, shape.element, lanes) for at, lanes in places]
+        self._prefetch_next(w, acc, acc_type)
+        for (at, _), total in zip(places, self._contract(w, sums), strict=True):
+            w.store(total, acc, acc_type, at)
+
+    def _contract(self, w: Writer, sums: list[Value]) -> list[Value]:
+        depth = self.left.extents[1]
+        count = self._steps_at_once()
+        many = w.mul(w.floordiv(depth, count), count)
+        for start, stop, steps in ((0, many, count), (many, depth, 1)):
+            if start == stop:
+                continue
+            with w.loop(start, stop, steps, carried=sums) as loop:
+                loop.yielded = loop.carried
+                for i, left in enumerate(self._factors(w, loop.counter, steps)):
+                    step = w.add(loop.counter, i)
+                    loop.yielded = self._step(w, loop.yielded, left, step)
+            sums = loop.results
+        return sums
+
+    def _steps_at_once(self) -> int:
+        """As many as the vectors have that the left operand's numbers are taken from."""
+        shape = self.left.shape
+        return shape.lanes if self.left.operand is not None and shape.by_lane else 1
+
+    def _prefetch_next(self, w: Writer, acc: str, acc_type: str) -> None:
+        """Ask for the accumulators of the next rows, if there are too many to be near."""
+        (rows, _), (columns, _) = self.left.sizes, self.right.sizes
+        if rows * columns * BYTES[self.left.shape.element] <= NEAR:
+            return
+        start = w.mul(w.add(self.row_panel, 1), self.left.width)
+        column = w.index(w.mul(self.column_panel, self.right.width))
+        for i in range(self.rows):
+            row = w.index(w.min(w.add(start, i), rows - 1))
+            w.line(f"memref.prefetch {acc}[{row}, {column}], read, locality<3>, data : {acc_type}")
+
+    def _places(self, w: Writer) -> Iterator[tuple[tuple[Index, Index], int]]:
+        row = w.mul(self.row_panel, self.left.width)
+        column = w.mul(self.column_panel, self.right.width)
+        for i in range(self.rows):
+            for start, lanes in _pieces(self.columns, self.left.shape.lanes):
+                yield (w.add(row, i), w.add(column, start)), lanes
+
+    def _step(
+        self, w: Writer, sums: Sequence[Value], left: list[Value], step: Index
+    ) -> list[Value]:
+        right = [
+            self._right(w, step, *piece) for piece in _pieces(self.columns, self.right.shape.lanes)
+        ]
+        factors = [(x, y) for x in left for y in right]
+        return [
+            _multiply_add(w, w.splat(x, y.lanes), y, total)
+            for (x, y), total in zip(factors, sums, strict=True)
+        ]
+
+    def _right(self, w: Writer, step: Index, start: int, lanes: int) -> Value:
+        panels = self.right
+        if panels.operand is not None:
+            column = w.add(w.mul(self.column_panel, panels.width), start)
+            return panels.operand.read(w, step, column, 1, lanes)
+        at = w.add(_step_offset(w, panels, self.column_panel, step), start)
+        return w.load(panels.memory, panels.type, [at], panels.shape.element, lanes)
+
+    def _factors(self, w: Writer, step: Index, count: int) -> list[list[Value]]:
+        """For each of some steps, the numbers of the left panel."""
+        operand = self.left.operand
+        if operand is None:
+            return [self._packed_factors(w, step)]
+        row = w.mul(self.row_panel, self.left.width)
+        lanes = count if count > 1 else 0
+        values = [operand.read(w, w.add(row, i), step, 1, lanes) for i in range(self.rows)]
+        return [[_lane(w, x, i) for x in values] for i in range(count)] if lanes else [values]
+
+    def _packed_factors(self, w: Writer, step: Index) -> list[Value]:
+        panels, shape = self.left, self.left.shape
+        at = _step_offset(w, panels, self.row_panel, step)
+        if not shape.by_lane:
+            places = [w.add(at, i) for i in range(self.rows)]
+            return [w.load(panels.memory, panels.type, [i], shape.element, 0) for i in places]
+        pieces = [
+            w.load(panels.memory, panels.type, [w.add(at, start)], shape.element, lanes)
+            for start, lanes in _pieces(self.rows, shape.lanes)
+        ]
+        return [_lane(w, piece, i) for piece in pieces for i in range(piece.lanes)]
+
+
+def _lane(w: Writer, x: Value, i: int) -> Value:
+    return w.emit(f"vector.extract {x}[{i}] : {x.element} from {x.type}", x.element)
+
+
+def _multiply_add(w: Writer, x: Value, y: Value, total: Value) -> Value:
+    if total.element.startswith("f"):
+        return w.emit(f"vector.fma {x}, {y}, {total} : {x.type}", x.element, x.lanes)
+    return w.binary("arith.addi", w.binary("arith.muli", x, y), total)
