@@ -178,5 +178,5 @@ def test_a_start_for_each_tile_is_needed() -> None:
 
 
 def test_an_axis_that_is_not_there_is_refused() -> None:
-    with pytest.raises(errors.KernelError, match="tkl.cumsum: there is no axis 2"):
+    with pytest.raises(errors.KernelError, match=r"tkl.cumsum: there is no axis 2"):
         of_rows(lambda x: tkl.cumsum(x, 2), ROWS, 5)

@@ -16,7 +16,7 @@ class Symbol:
     """An unknown integer. Sizes are never negative; counters of programs and loops have ranges."""
 
     name: str
-    kind: str = "size"  # "size", "program" or "loop"
+    kind: str = "size"  # "size", "program", "loop" or "data", which is computed
     number: int = 0  # tells counters of one name apart
 
     def __str__(self) -> str:
@@ -261,7 +261,7 @@ def _is_plainly_positive(expr: Expr) -> bool:
 
 def _is_natural(atom: Atom) -> bool:
     if isinstance(atom, Symbol):
-        return atom.kind != "loop"  # which may start below 0
+        return atom.kind in ("size", "program")  # a loop or a computed number may be below 0
     if isinstance(atom, Quotient):
         return _is_plainly_positive(atom.above) and _is_plainly_positive(atom.below)
     parts = (_is_plainly_positive(atom.one), _is_plainly_positive(atom.other))

@@ -1,0 +1,134 @@
+"""Sorting and top-k in the interpreter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import turbine.kernel.lang as tkl
+from tests.interpreted import interpreted
+from turbine import errors
+
+M, N, BM, BN, K, T = tkl.sym.M, tkl.sym.N, tkl.sym.BM, tkl.sym.BN, tkl.sym.K, tkl.types.T
+NAN = float("nan")
+ROWS = torch.tensor([[3.0, -1.0, NAN, 3.0, -5.0], [2.0, 7.0, 1.0, -8.0, 2.0]])
+
+
+def sorted_rows(
+    function: Callable[[Any], tuple[Any, Any]], x: torch.Tensor, block: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and places that a function makes of a tile that may stick out of a tensor."""
+
+    def kernel(
+        x: tkl.InputBuffer[M, N, T],
+        values: tkl.OutputBuffer[M, N, T].filled(-99),
+        places: tkl.OutputBuffer[M, N, tkl.i64].filled(-1),
+    ) -> None:
+        value, place = function(tkl.load(x, (tkl.program_id(0) * BM, 0), (BM, BN)))
+        tkl.store(values, (tkl.program_id(0) * BM, 0), value)
+        tkl.store(places, (tkl.program_id(0) * BM, 0), place)
+
+    outputs = interpreted(kernel, (M // BM,), {"BM": 2, "BN": block}, x=x)
+    return outputs["values"], outputs["places"]
+
+
+def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("block", [5, 9])
+@pytest.mark.parametrize("descending", [False, True])
+def test_sorting_is_stable_and_takes_nan_for_the_largest(descending: bool, block: int) -> None:
+    values, places = sorted_rows(
+        lambda x: tkl.sort(x, descending=descending, with_indices=True), ROWS, block
+    )
+    expected = torch.sort(ROWS, stable=True, descending=descending)
+    same(values, expected.values)
+    same(places, expected.indices)
+
+
+def test_sorting_along_the_first_axis_leaves_rows_outside_at_the_end() -> None:
+    x = torch.tensor([[3.0, 1.0], [1.0, 2.0], [2.0, 0.0]])
+
+    def kernel(x: tkl.InputBuffer[M, N, T], y: tkl.OutputBuffer[M, N, T]) -> None:
+        tkl.store(y, (0, 0), tkl.sort(tkl.load(x, (0, 0), (4, 4)), axis=0, descending=True))
+
+    same(interpreted(kernel, (), x=x)["y"], x.sort(0, descending=True).values)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.int64, torch.bool),
+        *(torch.float16, torch.bfloat16, torch.float64, torch.float8_e5m2),
+    ],
+)
+def test_every_type_is_sorted(dtype: torch.dtype) -> None:
+    x = torch.tensor([[5, 0, 120, 7, 1]]).to(dtype)
+    values, places = sorted_rows(tkl.sort_with_indices, x, 6)
+    wide = x.to(torch.float64)
+    same(values.to(torch.float64), wide.sort(1).values)
+    same(wide.gather(1, places), wide.sort(1).values)
+
+
+def test_large_numbers_of_u64_are_sorted_after_small_ones() -> None:
+    x = torch.tensor([[2**64 - 1, 1, 2**63, 5, 2**63 - 1]], dtype=torch.uint64)
+    values, places = sorted_rows(tkl.sort_with_indices, x, 5)
+    assert values.tolist() == [[1, 5, 2**63 - 1, 2**63, 2**64 - 1]]
+    assert places.tolist() == [[1, 3, 4, 2, 0]]
+
+
+def test_lanes_that_are_masked_go_to_the_end_and_are_not_stored() -> None:
+    def kernel(x: tkl.InputBuffer[N, T], y: tkl.OutputBuffer[N, T].filled(-1)) -> None:
+        tile = tkl.load(x, (0,), (BN,), mask=tkl.arange(BN) % 2 == 0)
+        tkl.store(y, (0,), tkl.sort(tile, descending=True))
+
+    y = interpreted(kernel, (), {"BN": 8}, x=torch.tensor([4, 9, 6, 9, 5, 9, 1]))["y"]
+    assert y.tolist() == [6, 5, 4, 1, -1, -1, -1]
+
+
+def test_lanes_before_the_buffer_go_to_the_end_too() -> None:
+    def kernel(x: tkl.InputBuffer[N, T], y: tkl.OutputBuffer[N, T].filled(-1)) -> None:
+        tkl.store(y, (0,), tkl.sort(tkl.load(x, (-2,), (4,))))
+
+    y = interpreted(kernel, (), x=torch.tensor([4, 3, 2, 1]))["y"]
+    assert y.tolist() == [3, 4, -1, -1]
+
+
+def test_argsort_gives_the_places_of_a_sort() -> None:
+    _, places = sorted_rows(lambda x: (x, tkl.argsort(x, axis=1)), ROWS[1:], 5)
+    same(places, ROWS[1:].argsort(stable=True))
+
+
+@pytest.mark.parametrize("block", [5, 8])
+def test_topk_gives_the_largest_first(block: int) -> None:
+    def kernel(
+        x: tkl.InputBuffer[M, N, T],
+        values: tkl.OutputBuffer[M, K, T],
+        places: tkl.OutputBuffer[M, K, tkl.i64],
+    ) -> None:
+        row = tkl.program_id(0)
+        value, place = tkl.topk(tkl.load(x, (row, 0), (1, BN)), K)
+        tkl.store(values, (row, 0), value)
+        tkl.store(places, (row, 0), place)
+
+    x = torch.tensor([[3.0, -1.0, NAN, 4.0, -5.0], [2.0, 7.0, 1.0, -8.0, 5.0]])
+    outputs = interpreted(kernel, (M,), {"BN": block, "K": 3}, x=x)
+    expected = torch.topk(x, 3)
+    same(outputs["values"], expected.values)
+    same(outputs["places"], expected.indices)
+
+
+def test_topk_of_fewer_elements_leaves_the_rest() -> None:
+    def kernel(x: tkl.InputBuffer[N, T], y: tkl.OutputBuffer[4, T].filled(-1)) -> None:
+        tkl.store(y, (0,), tkl.topk(tkl.load(x, (0,), (8,)), 4)[0])
+
+    assert interpreted(kernel, (), x=torch.tensor([2, 5]))["y"].tolist() == [5, 2, -1, -1]
+
+
+def test_topk_of_more_elements_than_a_tile_has_is_refused() -> None:
+    with pytest.raises(errors.KernelError, match="there are no 9 elements among 8"):
+        sorted_rows(lambda x: tkl.topk(tkl.zeros((2, 8), tkl.f32), 9), ROWS, 8)

@@ -1,0 +1,175 @@
+"""Random numbers: the composed generator against one in plain Python, and published vectors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import turbine.kernel.lang as tkl
+from tests.interpreted import interpreted
+from turbine import errors
+from turbine.kernel.lang import random
+
+N, BN = tkl.sym.N, tkl.sym.BN
+WORD = 2**32 - 1
+
+
+def philox(counter: list[int], key: list[int]) -> list[int]:
+    """Philox 4x32-10 in whole numbers, as its authors define it."""
+    for _ in range(10):
+        high, low = divmod(0xD2511F53 * counter[0], 2**32)
+        upper, lower = divmod(0xCD9E8D57 * counter[2], 2**32)
+        counter = [upper ^ counter[1] ^ key[0], lower, high ^ counter[3] ^ key[1], low]
+        key = [(key[0] + 0x9E3779B9) & WORD, (key[1] + 0xBB67AE85) & WORD]
+    return counter
+
+
+def words(seed: int, offset: int) -> list[int]:
+    return philox([offset & WORD, offset >> 32 & WORD, 0, 0], [seed & WORD, seed >> 32 & WORD])
+
+
+# The known answers that come with Random123.
+VECTORS = [
+    ([0] * 4, [0] * 2, [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]),
+    ([WORD] * 4, [WORD] * 2, [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]),
+    (
+        [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+        [0xA4093822, 0x299F31D0],
+        [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1],
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), VECTORS)
+def test_the_generator_gives_the_known_answers(
+    counter: list[int], key: list[int], answer: list[int]
+) -> None:
+    def kernel(c: tkl.InputBuffer[4, tkl.i64], y: tkl.OutputBuffer[4, tkl.u32]) -> None:
+        one, two, three, four = (tkl.load(c, (place,)) for place in range(4))
+        given = random.philox((one, two, three, four), (tkl.to_dtype(key[0], tkl.i64), key[1]))
+        for place, word in enumerate(given):
+            tkl.store(y, (place,), word.to(tkl.u32))
+
+    assert interpreted(kernel, c=torch.tensor(counter))["y"].tolist() == answer
+    assert philox(counter, key) == answer
+
+
+def kernel_of(function: Any, dtype: Any) -> Any:
+    def kernel(offsets, seed, y):  # type: ignore[no-untyped-def]
+        start = tkl.program_id(0) * BN
+        tile = tkl.load(offsets, (start,), (BN,))
+        tkl.store(y, (start,), function(seed, tile))
+
+    kernel.__annotations__ = {
+        "offsets": tkl.InputBuffer[N, tkl.types.T],
+        "seed": tkl.i64,
+        "y": tkl.OutputBuffer[N, dtype],
+    }
+    return kernel
+
+
+def numbers(
+    function: Any, dtype: Any, seed: int, offsets: torch.Tensor, block: int = 8
+) -> torch.Tensor:
+    kernel = kernel_of(function, dtype)
+    return interpreted(kernel, (N // BN,), {"BN": block}, offsets=offsets, seed=seed)["y"]
+
+
+SEEDS = [0, 42, 2**40 + 5, -7]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_bits_are_the_first_word_of_seed_and_offset(seed: int) -> None:
+    offsets = torch.tensor([0, 1, 2, 1000, 2**31, 2**32 - 1, 2**32, 2**50 + 3, -1])
+    bits = numbers(tkl.random_bits, tkl.u32, seed, offsets)
+    assert bits.tolist() == [words(seed, offset)[0] for offset in offsets.tolist()]
+
+
+def test_an_offset_of_32_bits_is_one_word() -> None:
+    bits = numbers(tkl.random_bits, tkl.u32, 3, torch.tensor([-1, 5], dtype=torch.int32))
+    assert bits.tolist() == [words(3, WORD)[0], words(3, 5)[0]]
+
+
+def test_a_seed_of_python_gives_what_one_that_is_passed_gives() -> None:
+    seed = 2**40 + 5
+    offsets = torch.arange(20)
+    passed = numbers(tkl.random_bits, tkl.u32, seed, offsets)
+    known = numbers(lambda _, offset: tkl.random_bits(seed, offset), tkl.u32, 0, offsets)
+    assert torch.equal(passed.view(torch.int32), known.view(torch.int32))
+
+
+def test_four_words_of_a_place_can_be_had() -> None:
+    for place in range(4):
+        bits = numbers(lambda s, o, n=place: tkl.random_bits4(s, o)[n], tkl.u32, 9, torch.arange(3))
+        assert bits.tolist() == [words(9, offset)[place] for offset in range(3)]
+
+
+def uniform(word: int) -> np.float32:
+    signed = word - 2**32 if word >= 2**31 else word
+    return np.float32(-signed - 1 if signed < 0 else signed) * np.float32(4.6566127342e-10)
+
+
+def test_uniform_numbers_are_made_of_the_bits() -> None:
+    expected = [uniform(words(42, offset)[0]) for offset in range(40)]
+    assert numbers(tkl.rand, tkl.f32, 42, torch.arange(40)).tolist() == [*map(float, expected)]
+
+
+@pytest.mark.parametrize("word", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+def test_uniform_numbers_are_from_0_to_below_1(word: int) -> None:
+    def kernel(x: tkl.InputBuffer[1, tkl.i64], y: tkl.OutputBuffer[1, tkl.f32]) -> None:
+        tkl.store(y, (0,), random._uniform(tkl.load(x, (0,), (1,))))
+
+    (value,) = interpreted(kernel, x=torch.tensor([word]))["y"].tolist()
+    assert 0.0 <= value < 1.0
+
+
+def test_normal_numbers_are_of_the_first_two_words() -> None:
+    def normal(offset: int) -> float:
+        u, v, *_ = (float(uniform(word)) for word in words(11, offset))
+        return math.sqrt(-2 * math.log(max(u, 1e-7))) * math.cos(2 * math.pi * v)
+
+    actual = numbers(tkl.randn, tkl.f32, 11, torch.arange(64), 64)
+    torch.testing.assert_close(
+        actual, torch.tensor([*map(normal, range(64))]), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_many_normal_numbers_have_mean_0_and_deviation_1() -> None:
+    actual = numbers(tkl.randn, tkl.f32, 1, torch.arange(20000), 20000)
+    assert abs(actual.mean()) < 0.03
+    assert abs(actual.std() - 1) < 0.03
+
+
+def test_random_integers_are_a_share_of_the_span() -> None:
+    actual = numbers(
+        lambda seed, offset: tkl.randint(seed, offset, -3, 10), tkl.i64, 5, torch.arange(50), 50
+    )
+    assert actual.tolist() == [-3 + (words(5, n)[0] * 13 >> 32) for n in range(50)]
+
+
+def test_random_integers_of_nothing_are_refused() -> None:
+    with pytest.raises(errors.KernelError, match=r"tkl.randint from 3 to below 3"):
+        numbers(lambda s, o: tkl.randint(s, o, 3, 3), tkl.i64, 5, torch.arange(4))
+
+
+def test_a_seed_that_is_a_tile_is_refused() -> None:
+    with pytest.raises(errors.KernelError, match=r"tkl.rand: the seed is a tile"):
+        numbers(lambda _, offset: tkl.rand(offset, offset), tkl.f32, 5, torch.arange(4))
+
+
+def test_an_offset_that_is_a_float_is_refused() -> None:
+    with pytest.raises(errors.KernelError, match=r"tkl.rand: the offset is of f32"):
+        numbers(lambda seed, offset: tkl.rand(seed, offset * 0.5), tkl.f32, 5, torch.arange(4))
+
+
+def test_a_seed_and_an_offset_may_be_single_numbers() -> None:
+    def kernel(x: tkl.InputBuffer[N, tkl.i64], y: tkl.OutputBuffer[N, tkl.u32]) -> None:
+        place = tkl.program_id(0)
+        tkl.store(y, (place,), tkl.random_bits(place, place))
+
+    bits = interpreted(kernel, (N,), x=torch.zeros(3, dtype=torch.int64))["y"]
+    assert bits.tolist() == [words(n, n)[0] for n in range(3)]
