@@ -75,7 +75,7 @@ def _change(
 ) -> Value:
     """Change one element; gives what it was."""
     w, dtype = emitter.w, buffer.dtype
-    at = [*buffer.before, *places]
+    at = places
     instruction = _instruction(kind, dtype)
     if instruction is not None:
         listed = ", ".join(str(w.index(place)) for place in at)

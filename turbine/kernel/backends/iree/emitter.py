@@ -18,7 +18,7 @@ from torch import fx
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import Atom, Expr, Extreme, Quotient, Symbol
+from turbine.kernel.algebra import Atom, Expr, Extreme, Quotient, Symbol, as_expr, ceiling
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
@@ -48,7 +48,6 @@ class Source:
     shape: tuple[Index, ...]
     dtype: Dtype
     is_written: bool
-    before: tuple[Index, ...] = ()  # indices before the buffer's axes
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,14 @@ class Scratch:
     name: str
     element: str
     shape: tuple[Expr, ...]
+
+    @property
+    def bytes(self) -> Expr:
+        """The size of a part, such that each begins at a cache line."""
+        total = as_expr(max(int(self.element[1:]) // 8, 1))
+        for size in self.shape:
+            total = total * size
+        return ceiling(total, _VECTOR_BYTES) * _VECTOR_BYTES
 
 
 _NOWHERE = Value("", "index")
@@ -299,7 +306,7 @@ class Emitter:
         """The tile that lies in a room."""
 
         def compute(coords: Coords) -> Value:
-            places = [*map(Coord, room.before), *coords]
+            places = list(coords)
             return elements.loaded(
                 self.w, self.read(room.name, room.type, room.dtype, places), room.dtype
             )
@@ -317,7 +324,7 @@ class Emitter:
     def put(self, room: Room, coords: Coords, value: Value) -> None:
         """Write lanes to a room."""
         raw = elements.to_store(self.w, self.spread(value, coords), room.dtype)
-        self.write(raw, room.name, room.type, [*map(Coord, room.before), *coords])
+        self.write(raw, room.name, room.type, coords)
 
     def room(self, shape: Sequence[Expr], dtype: Dtype) -> Room:
         """Memory for a tile, on the stack if it is small, else in the heap."""
@@ -332,11 +339,11 @@ class Emitter:
             self.stack += count
             type = f"memref<{''.join(f'{n}x' for n in numbers)}{element}>"
             self.w.top.append(f"%room{self.rooms} = memref.alloca() alignment = 64 : {type}")
-            return Room(f"%room{self.rooms}", type, (), dtype)
+            return Room(f"%room{self.rooms}", type, dtype)
         name = f"%scratch{len(self.scratch)}"
         self.scratch.append(Scratch(name, element, tuple(sizes)))
         dims = "".join("?x" if n is None else f"{n}x" for n in numbers)
-        return Room(name, f"memref<?x{dims}{element}>", (self.workgroup,), dtype)
+        return Room(name, f"memref<{dims}{element}>", dtype)
 
     # Memory
 

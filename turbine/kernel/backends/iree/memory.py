@@ -29,7 +29,7 @@ def _load(emitter: Emitter, node: fx.Node) -> TileValue:
     offsets = [emitter.index(offset) for offset in node.args[1]]  # type: ignore[union-attr,arg-type]
 
     def compute(coords: Coords) -> Value:
-        places = [*map(Coord, buffer.before), *moved(emitter, coords, offsets)]
+        places = moved(emitter, coords, offsets)
         raw = emitter.read(buffer.name, buffer.type, buffer.dtype, places)
         return elements.loaded(emitter.w, raw, buffer.dtype)
 
@@ -83,7 +83,7 @@ def _element(emitter: Emitter, buffer: Source, index: Sequence[TileValue], coord
     element = elements.carrier(buffer.dtype)
     result = w.fresh(element)
     w.line(f"{result} = scf.if {inside} -> ({element}) {{")
-    at = [*map(Coord, buffer.before), *map(Coord, places)]
+    at = [Coord(place) for place in places]
     raw = emitter.read(buffer.name, buffer.type, buffer.dtype, at)
     value = elements.loaded(w, raw, buffer.dtype)
     w.line(f"scf.yield {value} : {element}")
@@ -134,7 +134,7 @@ def _store(emitter: Emitter, node: fx.Node) -> None:
     offsets = [emitter.index(offset) for offset in node.args[1]]  # type: ignore[union-attr,arg-type]
 
     def body(coords: Coords) -> None:
-        places = [*map(Coord, buffer.before), *moved(emitter, coords, offsets)]
+        places = moved(emitter, coords, offsets)
         raw = emitter.spread(emitter.at(value, coords), coords)
         emitter.write(
             elements.to_store(emitter.w, raw, buffer.dtype), buffer.name, buffer.type, places
@@ -148,7 +148,7 @@ def _scatter(emitter: Emitter, node: fx.Node) -> None:
     index = [emitter.tile(i) for i in node.args[1]]  # type: ignore[union-attr]
 
     def body(coords: Coords) -> None:
-        places = [*map(Coord, buffer.before), *map(Coord, indices(emitter, index, coords))]
+        places = [Coord(place) for place in indices(emitter, index, coords)]
         raw = elements.to_store(emitter.w, emitter.at(value, coords), buffer.dtype)
         emitter.write(raw, buffer.name, buffer.type, places)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import Expr, Symbol
+from turbine.kernel.algebra import ZERO, Expr, Symbol
 from turbine.kernel.backends.iree import debugging, elements
 from turbine.kernel.backends.iree.emitter import Emitter, Scratch, Source
 from turbine.kernel.backends.iree.rules import RULES
@@ -172,12 +172,12 @@ def _bind(emitter: Emitter, program: Program, layout: Layout) -> None:
             continue
         if type.usage == "temporary":
             room = emitter.room(type.shape, _dtype(type))
-            name, memref, before = room.name, room.type, room.before
+            name, memref = room.name, room.type
         else:
-            name, memref, before = f"%{parameter.name}", layout.memref(parameter), ()
+            name, memref = f"%{parameter.name}", layout.memref(parameter)
         is_written = parameter.name in writable or type.usage == "temporary"
         emitter.values[node] = Source(
-            name, memref, emitter.sizes(type.shape), _dtype(type), is_written, before
+            name, memref, emitter.sizes(type.shape), _dtype(type), is_written
         )
 
 
@@ -205,7 +205,8 @@ def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
     for span in spans:
         sizes = ", ".join(str(_written(head, layout, dim)) for dim in span.open)
         spanned.append(
-            f"%{span.name} = stream.binding.subspan %{span.name}_bound[%zero] : "
+            f"%{span.name} = stream.binding.subspan %{span.name}_bound"
+            f"[{head.index(_written(head, layout, span.start))}] : "
             f"!stream.binding -> {span.type}{f'{{{sizes}}}' if span.open else ''}"
         )
     return [
@@ -217,7 +218,6 @@ def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
         "}",
         "builtin.module {",
         f"func.func @{name}_code({', '.join(arguments)}) attributes {{{_PIPELINE}}} {{",
-        "%zero = arith.constant 0 : index",
         "%workgroup = stream.dispatch.workgroup.id[0] : index",
         *w.top,
         *head.lines,
@@ -237,6 +237,7 @@ class Span:
     name: str
     type: str
     open: Sequence[Expr]
+    start: Expr = ZERO  # in bytes
 
 
 def _span(layout: Layout, parameter: Parameter) -> Span:
@@ -246,15 +247,15 @@ def _span(layout: Layout, parameter: Parameter) -> Span:
 
 
 def _scratch_span(layout: Layout, scratch: Scratch) -> Span:
-    groups = Expr((((Symbol("%groups", "data"),), 1),))
-    type = f"memref<?x{layout.dims(scratch.shape)}{scratch.element}>"
-    return Span(scratch.name.removeprefix("%"), type, [groups, *layout.open(scratch.shape)])
+    type = f"memref<{layout.dims(scratch.shape)}{scratch.element}>"
+    start = scratch.bytes * Expr((((Symbol("%workgroup", "data"),), 1),))
+    return Span(scratch.name.removeprefix("%"), type, layout.open(scratch.shape), start)
 
 
 def _written(w: Writer, layout: Layout, expr: Expr) -> Index:
     """A size, computed from those that are passed."""
     known: dict[Symbol, Index] = {s: Value(f"%size_{s}", "index") for s in layout.sizes}
-    known[Symbol("%groups", "data")] = Value("%groups", "index")
+    known[Symbol("%workgroup", "data")] = Value("%workgroup", "index")
     emitter = Emitter("", layout.facts, Value("", "index"), known, w)
     return w.index(emitter.index(expr))
 
@@ -421,7 +422,5 @@ def _host_number(w: Writer, number: float, dtype: Dtype) -> Value:
 
 
 def _scratch_result(emitter: Emitter, layout: Layout, scratch: Scratch, groups: Value) -> str:
-    dims = layout.dims(scratch.shape)
-    sizes = [str(groups)]
-    sizes += [str(emitter.w.index(emitter.index(d))) for d in layout.open(scratch.shape)]
-    return f"tensor<?x{dims}{scratch.element}>{{{', '.join(sizes)}}}"
+    total = emitter.w.mul(groups, emitter.index(scratch.bytes))
+    return f"tensor<?xi8>{{{emitter.w.index(total)}}}"

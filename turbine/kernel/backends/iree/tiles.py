@@ -22,11 +22,10 @@ Coords = tuple[Coord, ...]
 
 @dataclass(frozen=True)
 class Room:
-    """Memory for a tile, of one workgroup's own: a memref, and indices before the tile's axes."""
+    """Memory for a tile, of one workgroup's own."""
 
     name: str
     type: str
-    before: tuple[Index, ...]
     dtype: Dtype
 
 
