@@ -87,6 +87,12 @@ class Target:
         return KINDS[self.kind].drivers
 
     @property
+    def vector_bytes(self) -> int:
+        """How much a vector register of a CPU holds, as far as its features are known."""
+        features = self.features.split(",")
+        return 64 if "+avx512f" in features else 32 if "+avx2" in features else 16
+
+    @property
     def flags(self) -> tuple[str, ...]:
         """Compiler flags that select this target."""
         kind = KINDS[self.kind]

@@ -6,18 +6,52 @@ from collections.abc import Collection, Iterator
 
 from torch import fx
 
-from turbine.kernel.algebra import Symbol
+from turbine.kernel.algebra import Expr, Symbol
 from turbine.kernel.lang.control_flow import Body
+from turbine.kernel.lang.products import dot
 from turbine.kernel.program import Program
 from turbine.kernel.types import TileType
 
 # Lanes along an axis of a tile, by how many axes the tile has.
 _LANES = {1: 1024, 2: 64}
 _LANES_OF_MORE = 32
+# Of a product: rows and columns of the result, what is summed, and what is both.
+_RESULT, _SUMMED, _BOTH = 128, 256, 64
 
 
 def chosen_blocks(program: Program, told: Collection[Symbol]) -> dict[Symbol, int]:
-    """A size for each symbol that no tensor tells: the more axes its tiles have, the smaller."""
+    """A size for each symbol that no tensor tells."""
+    chosen = {**_by_rank(program), **_of_products(program)}
+    return {s: size for s, size in chosen.items() if s not in told and s.kind == "size"}
+
+
+def sizes_of_products(program: Program) -> set[Symbol]:
+    """The symbols in sizes of tiles that are multiplied: code is fast where they are known."""
+    return {
+        s for shapes in _products(program) for shape in shapes for e in shape for s in e.symbols
+    }
+
+
+def _products(program: Program) -> list[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
+    """The shapes of the operands of each product."""
+    dots = [node for node in _nodes(program.graph) if node.target is dot]
+    return [tuple(o.meta["type"].shape for o in node.args[:2]) for node in dots]  # type: ignore[misc,union-attr]
+
+
+def _of_products(program: Program) -> dict[Symbol, int]:
+    """Large tiles, unless what is summed in one product is a side of another's result."""
+    results: set[Symbol] = set()
+    summed: set[Symbol] = set()
+    for a, b in _products(program):
+        summed |= a[-1].symbols
+        results |= {s for size in (*a[:-1], b[-1]) for s in size.symbols}
+    if results & summed:
+        return dict.fromkeys(results | summed, _BOTH)
+    return {**dict.fromkeys(summed, _SUMMED), **dict.fromkeys(results, _RESULT)}
+
+
+def _by_rank(program: Program) -> dict[Symbol, int]:
+    """The more axes its tiles have, the smaller."""
     ranks: dict[Symbol, int] = {}
     for node in _nodes(program.graph):
         type = node.meta.get("type")
@@ -29,11 +63,7 @@ def chosen_blocks(program: Program, told: Collection[Symbol]) -> dict[Symbol, in
     for count in program.grid:
         for symbol in count.symbols:
             ranks.setdefault(symbol, 1)
-    return {
-        symbol: _LANES.get(rank, _LANES_OF_MORE)
-        for symbol, rank in ranks.items()
-        if symbol not in told and symbol.kind == "size"
-    }
+    return {symbol: _LANES.get(rank, _LANES_OF_MORE) for symbol, rank in ranks.items()}
 
 
 def _nodes(graph: fx.Graph) -> Iterator[fx.Node]:

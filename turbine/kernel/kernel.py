@@ -15,7 +15,7 @@ from turbine.kernel import program as programs
 from turbine.kernel import signature as signatures
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.backends import interpret
-from turbine.kernel.blocks import chosen_blocks
+from turbine.kernel.blocks import chosen_blocks, sizes_of_products
 from turbine.kernel.launching import Key, Launcher, Variant, check_grid
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Signature
@@ -139,7 +139,8 @@ class Kernel:
             for size in p.type.shape
         ]
         signatures.check_open(self.signature, [*shapes, *program.grid], sizes)
-        static = {s: v for s, v in sizes.items() if s in blocks or s.name in self.specialized}
+        fixed = {*blocks, *sizes_of_products(program)}
+        static = {s: v for s, v in sizes.items() if s in fixed or s.name in self.specialized}
         key = Key(self._types(named), tuple(sorted((s.name, value) for s, value in static.items())))
         return program, sizes, key
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from turbine import config, dtypes, errors
 from turbine import target as targets
-from turbine.compiler import pipeline
+from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
 from turbine.dumping import dump
 from turbine.kernel.algebra import Quotient, Symbol
@@ -100,7 +100,7 @@ class Launcher:
     def _made(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
         reason = self._reason(key, sizes)
         facts = facts_of(program, sizes, dict(key.static))
-        code = module.write(program, facts, _ENTRY, public=True)
+        code = written(program, facts, _ENTRY, public=True)
         dump(program.name, {"kernel.mlir": lambda: code.text})
         divisors = {s: facts.divisors[s] for s in facts.used}
         call = compiled(program, code, _work(program, sizes))
@@ -161,6 +161,12 @@ def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> None:
                 where=program.place,
                 hint="use larger blocks",
             )
+
+
+def written(program: Program, facts: Facts, name: str, *, public: bool) -> Code:
+    """The kernel as a module, for the CPU that is compiled for."""
+    target = host.resolve(targets.parse(config.current().target))
+    return module.write(program, facts, name, public=public, vector_bytes=target.vector_bytes)
 
 
 def compiled(program: Program, code: Code, mflop: float) -> TensorCall:

@@ -33,7 +33,14 @@ def _load(emitter: Emitter, node: fx.Node) -> TileValue:
         raw = emitter.read(buffer.name, buffer.type, buffer.dtype, places)
         return elements.loaded(emitter.w, raw, buffer.dtype)
 
-    tile = TileValue(emitter.sizes(node.meta["type"].shape), buffer.dtype, compute, 1)
+    def prefetch(coords: Coords) -> None:
+        at = ", ".join(str(emitter.w.index(p.base)) for p in moved(emitter, coords, offsets))
+        emitter.w.line(
+            f"memref.prefetch {buffer.name}[{at}], read, locality<3>, data : {buffer.type}"
+        )
+
+    shape = emitter.sizes(node.meta["type"].shape)
+    tile = TileValue(shape, buffer.dtype, compute, 1, prefetch=prefetch)
     return now(emitter, node, tile) if buffer.is_written else tile
 
 

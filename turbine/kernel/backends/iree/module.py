@@ -40,11 +40,13 @@ class Code:
     report: Report
 
 
-def write(program: Program, facts: Facts, name: str, *, public: bool = False) -> Code:
+def write(
+    program: Program, facts: Facts, name: str, *, public: bool = False, vector_bytes: int = 16
+) -> Code:
     """A kernel as a module: `name` takes what is passed, and gives outputs and what is in-out."""
     assert RULES
     layout = Layout(program, facts)
-    body = _body(program, facts, layout, name)
+    body = _body(program, facts, layout, name, vector_bytes)
     text = "\n".join(["module {", *body, *_function(program, layout, name, public), "}"])
     return Code(text, name, layout.report)
 
@@ -133,10 +135,11 @@ def _dtype(type: BufferType) -> Dtype:
 # The executable
 
 
-def _body(program: Program, facts: Facts, layout: Layout, name: str) -> list[str]:
-    workgroup = Value("%workgroup", "index")
+def _body(
+    program: Program, facts: Facts, layout: Layout, name: str, vector_bytes: int
+) -> list[str]:
     known: dict[Symbol, Index] = {s: Value(f"%size_{s}", "index") for s in layout.sizes}
-    emitter = Emitter(program.name, facts, workgroup, known)
+    emitter = Emitter(program.name, facts, known, vector_bytes=vector_bytes)
     w = emitter.w
     w.depth = 1
     _bind(emitter, program, layout)
@@ -146,7 +149,7 @@ def _body(program: Program, facts: Facts, layout: Layout, name: str) -> list[str
         total = w.mul(total, count)
     groups = Value("%groups", "index")
     share = w.floordiv(w.add(total, w.sub(groups, 1)), groups)
-    first = w.mul(workgroup, share)
+    first = w.mul(Value("%workgroup", "index"), share)
     end = w.min(w.add(first, share), total)
     with w.loop(first, end) as loop, emitter.scope():
         emitter.number = loop.counter
@@ -256,7 +259,7 @@ def _written(w: Writer, layout: Layout, expr: Expr) -> Index:
     """A size, computed from those that are passed."""
     known: dict[Symbol, Index] = {s: Value(f"%size_{s}", "index") for s in layout.sizes}
     known[Symbol("%workgroup", "data")] = Value("%workgroup", "index")
-    emitter = Emitter("", layout.facts, Value("", "index"), known, w)
+    emitter = Emitter("", layout.facts, known, w)
     return w.index(emitter.index(expr))
 
 
@@ -268,7 +271,7 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     w = Writer()
     passed = [p for p in program.parameters if p.is_passed]
     sizes = _sizes(w, layout, passed)
-    host = Emitter("", layout.facts, Value("", "index"), dict(sizes), w)
+    host = Emitter("", layout.facts, dict(sizes), w)
     total: Index = 1
     for count in program.grid:
         total = w.mul(total, host.index(count))
@@ -383,7 +386,7 @@ def _solved(
     dim = w.emit(f"tensor.dim %{parameter.name}, {place} : {layout.tensor(parameter)}", "index")
     start = size.substitute({unknown: 0})
     slope = size.substitute({unknown: 1}) - start
-    emitter = Emitter("", layout.facts, Value("", "index"), dict(found), w)
+    emitter = Emitter("", layout.facts, dict(found), w)
     above = w.sub(dim, emitter.index(start))
     return w.index(w.floordiv(above, emitter.index(slope)))
 

@@ -294,7 +294,11 @@ def combined(
         return elements.rounded(emitter.w, made, type.dtype)
 
     weight = cost + sum(operand.weight for operand in operands)
-    return TileValue(shape, type.dtype, compute, weight, joined_reads(operands, in_place=True))
+    whole = [o.along for o in operands if o.weight and len(o.shape) == len(shape)]
+    reads = joined_reads(operands, in_place=True)
+    return TileValue(
+        shape, type.dtype, compute, weight, reads, neighbours=whole[0] if whole else None
+    )
 
 
 def _operand(emitter: Emitter, node: Any, shape: Sequence[Any]) -> TileValue:
@@ -339,7 +343,7 @@ def _elementwise(
     def compute(coords: Coords) -> Value:
         return convert(emitter.w, emitter.at(tile, coords), tile.dtype, to)
 
-    return TileValue(tile.shape, to, compute, tile.weight + 1, tile.reads)
+    return TileValue(tile.shape, to, compute, tile.weight + 1, tile.reads, neighbours=tile.along)
 
 
 RULES[casting.to_dtype] = _to_dtype

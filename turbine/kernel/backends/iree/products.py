@@ -1,83 +1,201 @@
-"""The rule of products of tiles."""
+"""The rule of products of tiles: by register tiles where sizes are known, else row by row."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 
-from turbine.kernel.backends.iree import elements
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import as_expr
+from turbine.kernel.backends.iree import elements, micro_kernel
 from turbine.kernel.backends.iree.casting import converted
-from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
+from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_for
 from turbine.kernel.backends.iree.memory import mask_at
+from turbine.kernel.backends.iree.micro_kernel import Operand
 from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue
-from turbine.kernel.backends.iree.writer import Value
+from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import products
-from turbine.kernel.types import TileType
+from turbine.kernel.lang.products import accumulated_in
+from turbine.kernel.types import DTYPES, TileType
+
+# Rows of an operand that lie this close can be read again and again.
+_NEAR_BYTES = 1024
+
+
+@dataclass
+class Side:
+    """An operand of a product: its lanes, as the type of the sum."""
+
+    emitter: Emitter
+    tile: TileValue
+    masks: list[TileValue]
+    extents: list[Extent]
+    dtype: Dtype
+
+    def at(self, coords: Coords) -> Value:
+        """Lanes of it; zero where it takes no part."""
+        emitter, w = self.emitter, self.emitter.w
+        value = converted(w, emitter.at(self.tile, coords), self.tile.dtype, self.dtype)
+        taking = mask_at(emitter, self.masks, coords)
+        if taking is None:
+            return value
+        zero = elements.number(w, 0, self.dtype, taking.lanes)
+        return w.select(taking, emitter.spread(value, coords), zero)
+
+    def operand(self, batch: Coords) -> Operand:
+        """The same for register tiles."""
+        tile, emitter = self.tile, self.emitter
+        rank = len(tile.shape)
+
+        def read(w: Writer, row: Index, column: Index, axis: int, lanes: int) -> Value:
+            own = [Coord(row), Coord(column)]
+            own[axis] = Coord(own[axis].base, lanes)
+            coords = (*batch, *own)
+            with emitter.scope():
+                value = self.at(coords)
+                return emitter.spread(value, coords)
+
+        def prefetch(w: Writer, row: Index, column: Index) -> None:
+            assert tile.prefetch is not None
+            tile.prefetch((*batch, Coord(row), Coord(column)))
+
+        along = 0 if tile.along == rank - 2 else 1
+        ahead = prefetch if tile.prefetch is not None else None
+        return Operand(read, along, ahead, self._is_near())
+
+    def _is_near(self) -> bool:
+        """Whether it lies in memory of its own, as what is multiplied."""
+        tile = self.tile
+        is_plain = tile.dtype == self.dtype and not self.masks
+        row = tile.shape[-1]
+        is_short = isinstance(row, int) and row * self.dtype.itemsize <= _NEAR_BYTES
+        return is_plain and is_short and tile.room is not None
 
 
 def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     a, b, acc = node.args
     type: TileType = node.meta["type"]
-    room = _started(emitter, node, acc)
-    left = _operand(emitter, node, 0, a)
-    right = _operand(emitter, node, 1, b)
-    extents = emitter.extents(type.shape, node.meta["valid"].bounds)
-    summed: Any = [*node.kwargs["bounds"][0]]  # type: ignore[index]
-    rows = emitter.extents(a.meta["type"].shape, summed)  # type: ignore[union-attr]
-    columns = emitter.extents(b.meta["type"].shape, node.kwargs["bounds"][1])  # type: ignore[index,union-attr]
-    first = emitter.w.max(rows[-1][0], columns[-2][0])
-    end = emitter.w.min(rows[-1][1], columns[-2][1])
-    w = emitter.w
-    is_float = type.dtype.kind == "float"
-
-    def body(coords: Coords) -> None:
-        held = emitter.held(room, emitter.sizes(type.shape)).compute(coords)
-        with w.loop(first, end, 1, [held]) as loop, emitter.scope():
-            k = Coord(loop.counter)
-            x = emitter.spread(left((*coords[:-1], k)), coords)
-            y = emitter.spread(right((*coords[:-2], k, coords[-1])), coords)
-            (total,) = loop.carried
-            if is_float:
-                text = f"math.fma {x}, {y}, {total} : {total.type}"
-                loop.yielded = [w.emit(text, total.element, total.lanes)]
-            else:
-                loop.yielded = [w.binary("arith.addi", total, w.binary("arith.muli", x, y))]
-        emitter.put(room, coords, loop.results[0])
-
-    emitter.sweep(extents, lanes_for(type.dtype, extents), body)
-    return emitter.held(room, emitter.sizes(type.shape))
+    wide = accumulated_in(type.dtype)
+    room = _started(emitter, node, acc, wide)
+    left, right = _side(emitter, node, 0, a, wide), _side(emitter, node, 1, b, wide)
+    first = emitter.w.max(left.extents[-1][0], right.extents[-2][0])
+    end = emitter.w.min(left.extents[-1][1], right.extents[-2][1])
+    rows = emitter.extents(type.shape, node.meta["valid"].bounds)
+    sizes = (*emitter.sizes(type.shape)[-2:], left.tile.shape[-1])
+    starts = (rows[-2][0], rows[-1][0], first)
+    known = all(isinstance(size, int) and size > 0 for size in sizes)
+    if known and all(start == 0 for start in starts):
+        _by_register_tiles(emitter, left, right, room, rows, end, sizes)
+    else:
+        _row_by_row(emitter, left, right, room, rows, (first, end))
+    held = emitter.held(room, emitter.sizes(type.shape))
+    return held if wide == type.dtype else _narrowed(emitter, held, type.dtype)
 
 
-def _started(emitter: Emitter, node: fx.Node, acc: Any) -> Room:
+def _started(emitter: Emitter, node: fx.Node, acc: Any, wide: Dtype) -> Room:
     """The room of the sum, with what the product is added to."""
     type = node.meta["type"]
     tile = emitter.tile(acc)
-    room = emitter.destinations.get(node)
+    room = emitter.destinations.get(node) if wide == type.dtype else None
     if room is None:
-        room = emitter.room(type.shape, type.dtype)
-    if tile.room != room:
-        emitter.fill(room, tile, emitter.extents(type.shape, node.meta["valid"].bounds))
+        room = emitter.room(type.shape, wide)
+    if tile.room == room:
+        return room
+    own = tile if tile.dtype == wide else _narrowed(emitter, tile, wide)
+    emitter.fill(room, own, emitter.extents(type.shape, node.meta["valid"].bounds))
     return room
 
 
-def _operand(emitter: Emitter, node: fx.Node, place: int, operand: Any) -> Any:
-    """How to read an operand, as the type of the sum; zero where it takes no part."""
-    tile = emitter.tile(operand)
-    if tile.weight > 1 and tile.room is None:
-        tile = emitter.values[operand] = emitter.in_room(operand, tile)
+def _narrowed(emitter: Emitter, tile: TileValue, to: Dtype) -> TileValue:
+    def compute(coords: Coords) -> Value:
+        return converted(emitter.w, emitter.at(tile, coords), tile.dtype, to)
+
+    return TileValue(tile.shape, to, compute, tile.weight + 1, tile.reads)
+
+
+def _side(emitter: Emitter, node: fx.Node, place: int, operand: Any, dtype: Dtype) -> Side:
+    bounds = (*operand.meta["valid"].bounds, *node.kwargs["bounds"][place])  # type: ignore[index]
     masks = [emitter.tile(mask) for mask in node.kwargs["masks"][place]]  # type: ignore[index]
-    dtype = node.meta["type"].dtype
+    extents = emitter.extents(operand.meta["type"].shape, list(dict.fromkeys(bounds)))
+    return Side(emitter, emitter.tile(operand), masks, extents, dtype)
 
-    def read(coords: Coords) -> Value:
-        value = converted(emitter.w, emitter.at(tile, coords), tile.dtype, dtype)
-        taking = mask_at(emitter, masks, coords)
-        if taking is None:
-            return value
-        zero = elements.number(emitter.w, 0, dtype, taking.lanes)
-        return emitter.w.select(taking, emitter.spread(value, coords), zero)
 
-    return read
+def _by_register_tiles(
+    emitter: Emitter,
+    left: Side,
+    right: Side,
+    room: Room,
+    rows: list[Extent],
+    end: Index,
+    sizes: Any,
+) -> None:
+    w, element = emitter.w, left.dtype.mlir
+
+    def memory(kind: str, count: int) -> str:
+        dtype = DTYPES[kind]
+        return emitter.room((as_expr(count),), dtype).name
+
+    def body(batch: Coords) -> None:
+        acc, acc_type = _matrix(emitter, room, batch, sizes)
+        micro_kernel.product(
+            w,
+            left.operand(batch),
+            right.operand(batch),
+            acc,
+            acc_type,
+            extents=(w.max(rows[-2][1], 0), w.max(rows[-1][1], 0), w.max(end, 0)),
+            sizes=sizes,
+            element=element,
+            vector_bytes=emitter.vector_bytes,
+            room=memory,
+        )
+
+    emitter.sweep(rows[:-2], 0, body)
+
+
+def _matrix(emitter: Emitter, room: Room, batch: Coords, sizes: Any) -> tuple[str, str]:
+    """The part of a room that one product of a batch is added to."""
+    if not batch:
+        return room.name, room.type
+    m, n, _ = sizes
+    element = elements.stored(room.dtype)
+    at = ", ".join([*(str(emitter.w.index(c.base)) for c in batch), "0", "0"])
+    ones = ", ".join(["1"] * (len(batch) + 2))
+    shape = ", ".join([*["1"] * len(batch), str(m), str(n)])
+    type = f"memref<{m}x{n}x{element}, strided<[{n}, 1], offset: ?>>"
+    text = f"memref.subview {room.name}[{at}] [{shape}] [{ones}] : {room.type} to {type}"
+    return str(emitter.w.emit(text, type)), type
+
+
+def _row_by_row(
+    emitter: Emitter, left: Side, right: Side, room: Room, rows: list[Extent], summed: Extent
+) -> None:
+    """A loop along what is summed, for vectors of the result."""
+    w, dtype = emitter.w, left.dtype
+    held = emitter.held(room, ())
+    add: Callable[[Value, Value, Value], Value] = _fused(w) if dtype.kind == "float" else _whole(w)
+
+    def body(coords: Coords) -> None:
+        start = held.compute(coords)
+        with w.loop(*summed, 1, [start]) as loop, emitter.scope():
+            k = Coord(loop.counter)
+            x = emitter.spread(left.at((*coords[:-1], k)), coords)
+            y = emitter.spread(right.at((*coords[:-2], k, coords[-1])), coords)
+            loop.yielded = [add(x, y, loop.carried[0])]
+        emitter.put(room, coords, loop.results[0])
+
+    emitter.sweep(rows, lanes_for(dtype, rows), body)
+
+
+def _fused(w: Writer) -> Callable[[Value, Value, Value], Value]:
+    return lambda x, y, z: w.emit(f"math.fma {x}, {y}, {z} : {x.type}", x.element, x.lanes)
+
+
+def _whole(w: Writer) -> Callable[[Value, Value, Value], Value]:
+    return lambda x, y, z: w.binary("arith.addi", z, w.binary("arith.muli", x, y))
 
 
 RULES[products.dot] = _dot

@@ -40,6 +40,14 @@ class TileValue:
     # Rooms it reads when it is asked: True where only at the lane's own place.
     reads: Mapping[str, bool] = field(default_factory=dict)
     room: Room | None = None  # where it lies, if it does
+    # The axis whose neighbours lie next to each other in memory; None: the last.
+    neighbours: int | None = None
+    prefetch: Callable[[Coords], None] | None = None  # asks for a lane that is read soon
+
+    @property
+    def along(self) -> int:
+        """The axis whose neighbours lie next to each other in memory."""
+        return len(self.shape) - 1 if self.neighbours is None else self.neighbours
 
     @property
     def is_single(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -85,7 +86,14 @@ def _view(
 def _transpose(emitter: Emitter, node: fx.Node) -> TileValue:
     order: Sequence[int] = node.args[1]  # type: ignore[assignment]
     back = [list(order).index(axis) for axis in range(len(order))]
-    return _view(emitter, node, lambda coords: tuple(coords[axis] for axis in back))
+
+    def place(coords: Coords) -> Coords:
+        return tuple(coords[axis] for axis in back)
+
+    tile, moved = emitter.tile(node.args[0]), _view(emitter, node, place)
+    ahead = tile.prefetch
+    prefetch = None if ahead is None else lambda coords: ahead(place(coords))
+    return replace(moved, neighbours=list(order).index(tile.along), prefetch=prefetch)
 
 
 def _expand_dims(emitter: Emitter, node: fx.Node) -> TileValue:

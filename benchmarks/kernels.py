@@ -1,0 +1,231 @@
+"""Time kernels of TK beside PyTorch on the same machine and threads.
+
+Prints milliseconds by medians, and PyTorch's time over the kernel's with the goal for it. Calls take
+turns, so that a busy machine is busy for both:
+
+    python benchmarks/kernels.py --seconds 3
+    python benchmarks/kernels.py --only gemm,softmax
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timing import Call, round_robin, warn_if_busy
+from torch import Tensor
+
+import turbine.kernel as tk
+import turbine.kernel.lang as tkl
+from turbine import tables
+
+M, N, K, D, H, S = tkl.sym.M, tkl.sym.N, tkl.sym.K, tkl.sym.D, tkl.sym.H, tkl.sym.S
+BM, BN, BK = tkl.sym.BM, tkl.sym.BN, tkl.sym.BK
+f32 = tkl.f32
+
+
+@tk.gen.kernel(M // BM, N // BN)
+def gemm(
+    a: tkl.InputBuffer[M, K, f32], b: tkl.InputBuffer[K, N, f32], c: tkl.OutputBuffer[M, N, f32]
+) -> None:
+    i, j = tkl.program_id(0), tkl.program_id(1)
+
+    @tkl.for_loop(0, K // BK, init_args=[tkl.zeros((BM, BN), f32)])
+    def body(k: Any, acc: Any) -> Any:
+        x = tkl.load(a, (i * BM, k * BK), (BM, BK))
+        y = tkl.load(b, (k * BK, j * BN), (BK, BN))
+        return tkl.dot(x, y, acc)
+
+    tkl.store(c, (i * BM, j * BN), body[0])
+
+
+@tk.gen.kernel(M)
+def softmax(x: tkl.InputBuffer[M, N, f32], y: tkl.OutputBuffer[M, N, f32]) -> None:
+    i = tkl.program_id(0)
+    row = tkl.load(x, (i, 0), (1, N))
+    numerator = tkl.exp(row - tkl.max(row))
+    tkl.store(y, (i, 0), numerator / tkl.sum(numerator))
+
+
+@tk.gen.kernel(M)
+def layernorm(
+    x: tkl.InputBuffer[M, N, f32],
+    weight: tkl.InputBuffer[N, f32],
+    bias: tkl.InputBuffer[N, f32],
+    y: tkl.OutputBuffer[M, N, f32],
+) -> None:
+    i = tkl.program_id(0)
+    row = tkl.load(x, (i, 0), (1, N))
+    centered = row - tkl.sum(row) / N
+    scale = tkl.rsqrt(tkl.sum(centered * centered) / N + 1e-5)
+    w, b = tkl.load(weight, (0,), (N,)), tkl.load(bias, (0,), (N,))
+    tkl.store(y, (i, 0), centered * scale * w + b)
+
+
+@tk.gen.kernel(M)
+def rms_norm(
+    x: tkl.InputBuffer[M, N, f32], weight: tkl.InputBuffer[N, f32], y: tkl.OutputBuffer[M, N, f32]
+) -> None:
+    i = tkl.program_id(0)
+    row = tkl.load(x, (i, 0), (1, N))
+    scale = tkl.rsqrt(tkl.sum(row * row) / N + 1e-6)
+    tkl.store(y, (i, 0), row * scale * tkl.load(weight, (0,), (N,)))
+
+
+def gelu_of(x: Any) -> Any:
+    """GELU of a tile."""
+    return 0.5 * x * (1 + tkl.erf(x * math.sqrt(0.5)))
+
+
+@tk.gen.kernel(M // BM, N // BN, blocks={BM: 4, BN: 4096})
+def gelu(x: tkl.InputBuffer[M, N, f32], y: tkl.OutputBuffer[M, N, f32]) -> None:
+    place = tkl.program_id(0) * BM, tkl.program_id(1) * BN
+    tkl.store(y, place, gelu_of(tkl.load(x, place, (BM, BN))))
+
+
+@tk.gen.kernel(M // BM, N // BN, blocks={BM: 4, BN: 4096})
+def bias_gelu_residual(
+    x: tkl.InputBuffer[M, N, f32],
+    bias: tkl.InputBuffer[N, f32],
+    residual: tkl.InputBuffer[M, N, f32],
+    y: tkl.OutputBuffer[M, N, f32],
+) -> None:
+    i, j = tkl.program_id(0) * BM, tkl.program_id(1) * BN
+    biased = tkl.load(x, (i, j), (BM, BN)) + tkl.load(bias, (j,), (BN,))
+    tkl.store(y, (i, j), gelu_of(biased) + tkl.load(residual, (i, j), (BM, BN)))
+
+
+@tk.gen.kernel(H, S // BM)
+def attention(
+    q: tkl.InputBuffer[H, S, D, f32],
+    k: tkl.InputBuffer[H, S, D, f32],
+    v: tkl.InputBuffer[H, S, D, f32],
+    o: tkl.OutputBuffer[H, S, D, f32],
+    scale: f32,
+) -> None:
+    h, i = tkl.program_id(0), tkl.program_id(1)
+    queries = tkl.load(q, (h, i * BM, 0), (1, BM, D))[0] * (scale * 1.4426950408889634)
+    most = tkl.constant((BM, 1), f32, float("-inf"))
+    total, acc = tkl.zeros((BM, 1), f32), tkl.zeros((BM, D), f32)
+
+    @tkl.for_loop(0, S // BN, init_args=[most, total, acc])
+    def body(j: Any, most: Any, total: Any, acc: Any) -> Any:
+        keys = tkl.load(k, (h, j * BN, 0), (1, BN, D))[0]
+        values = tkl.load(v, (h, j * BN, 0), (1, BN, D))[0]
+        scores = tkl.dot(queries, tkl.transpose(keys, (1, 0)))
+        larger = tkl.maximum(most, tkl.max(scores, axis=1, keepdims=True))
+        weights = tkl.exp2(scores - larger)
+        shrink = tkl.exp2(most - larger)
+        total = total * shrink + tkl.sum(weights, axis=1, keepdims=True)
+        return larger, total, tkl.dot(weights, values, acc * shrink)
+
+    tkl.store(o, (h, i * BM, 0), (body[2] / body[1])[None])
+
+
+@tk.gen.kernel(N // BN, blocks={BN: 64})
+def add(
+    x: tkl.InputBuffer[N, f32], y: tkl.InputBuffer[N, f32], z: tkl.OutputBuffer[N, f32]
+) -> None:
+    place = (tkl.program_id(0) * BN,)
+    tkl.store(z, place, tkl.load(x, place, (BN,)) + tkl.load(y, place, (BN,)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel and what PyTorch has for it, on arguments; `goal` is for PyTorch's time over ours."""
+
+    name: str
+    kernel: Callable[..., Tensor]
+    eager: Callable[..., Tensor]
+    shapes: tuple[tuple[int, ...], ...]
+    goal: float
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention(q, k, v, 1 / math.sqrt(q.shape[-1]))
+
+
+SQUARE = (4096, 4096)
+CASES = (
+    Case("gemm 1024^3", gemm, torch.mm, ((1024, 1024), (1024, 1024)), 0.9),
+    Case("softmax", softmax, lambda x: F.softmax(x, -1), (SQUARE,), 1.0),
+    Case(
+        "layernorm",
+        layernorm,
+        lambda x, w, b: F.layer_norm(x, (4096,), w, b),
+        (SQUARE, (4096,), (4096,)),
+        1.0,
+    ),
+    Case(
+        "rms norm",
+        rms_norm,
+        lambda x, w: F.rms_norm(x, (4096,), w, 1e-6),
+        (SQUARE, (4096,)),
+        1.0,
+    ),
+    Case("gelu", gelu, F.gelu, (SQUARE,), 1.0),
+    Case(
+        "bias + gelu + residual",
+        bias_gelu_residual,
+        lambda x, b, r: F.gelu(x + b) + r,
+        (SQUARE, (4096,), SQUARE),
+        1.5,
+    ),
+    Case(
+        "attention 8x1024x64",
+        _attention,
+        lambda q, k, v: F.scaled_dot_product_attention(q[None], k[None], v[None])[0],
+        ((8, 1024, 64),) * 3,
+        1.0,
+    ),
+)
+OVERHEAD_GOAL_US = 20.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=3.0, help="time spent on each kernel")
+    parser.add_argument("--only", default="", help="kernels whose names begin with one of these")
+    options = parser.parse_args(arguments)
+    warn_if_busy()
+    wanted = tuple(name for name in options.only.split(",") if name)
+    rows = [_row(case, options.seconds) for case in CASES if case.name.startswith(wanted or "")]
+    head = ["kernel", "turbine ms", "PyTorch ms", "ratio", "goal"]
+    print(tables.table([head, *rows], right=(1, 2, 3, 4)))
+    if not wanted or "add" in wanted:
+        print(_overhead(options.seconds))
+    return 0
+
+
+def _row(case: Case, seconds: float) -> list[str]:
+    torch.manual_seed(0)
+    args = [torch.randn(shape) for shape in case.shapes]
+    torch.testing.assert_close(case.kernel(*args), case.eager(*args), rtol=1e-3, atol=1e-3)
+    calls: dict[str, Call] = {
+        "turbine": lambda: case.kernel(*args),
+        "PyTorch": lambda: case.eager(*args),
+    }
+    timings = round_robin(calls, seconds=seconds)
+    own, eager = timings["turbine"].median, timings["PyTorch"].median
+    texts = [f"{1e3 * own:.2f}", f"{1e3 * eager:.2f}", f"{eager / own:.2f}", f"{case.goal:.1f}"]
+    return [case.name, *texts]
+
+
+def _overhead(seconds: float) -> str:
+    x, y = torch.randn(2, 64).unbind(0)
+    torch.testing.assert_close(add(x, y), x + y)
+    calls: dict[str, Call] = {"turbine": lambda: add(x, y), "PyTorch": lambda: torch.add(x, y)}
+    timings = round_robin(calls, seconds=seconds, block=50)
+    over = 1e6 * (timings["turbine"].best - timings["PyTorch"].best)
+    return f"a cached call on 64 elements: {over:.1f} us over torch.add; goal {OVERHEAD_GOAL_US}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
