@@ -281,13 +281,13 @@ def _sum(terms: Iterable[tuple[Monomial, int]]) -> Expr:
     return Expr(tuple(sorted(kept, key=_order)))
 
 
-def _order(term: tuple[Monomial, int]) -> tuple[bool, int, list[tuple[str, int]]]:
+def _order(term: tuple[Monomial, int]) -> tuple[bool, int, list[tuple[str, list[int]]]]:
     monomial, _ = term
     return not monomial, len(monomial), list(map(_atom_order, monomial))
 
 
-def _atom_order(atom: Atom) -> tuple[str, int]:
-    return str(atom), atom.number if isinstance(atom, Symbol) else 0
+def _atom_order(atom: Atom) -> tuple[str, list[int]]:
+    return str(atom), sorted(symbol.number for symbol in _symbols(atom))
 
 
 def _atom(atom: Atom) -> Expr:

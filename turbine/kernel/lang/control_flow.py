@@ -179,8 +179,9 @@ def _traced(
         given = _returned(function(*counters, *carried))
         tiles = [as_tile(value, None, "a loop") for value in given]
         tiles = tiles if types is None else _agreeing(tiles, types)
-        region.graph.output(tuple(region.reach(tile.node) for tile in tiles))
+        yielded = tuple(region.reach(tile.node) for tile in tiles)
         masks = [[region.reach(m.node) for m in tile.valid.masks] for tile in tiles]
+        region.graph.output(yielded)
     valid = tuple(
         Valid(tile.valid.bounds, tuple(nodes)) for tile, nodes in zip(tiles, masks, strict=True)
     )

@@ -17,7 +17,7 @@ from turbine.kernel.lang.arithmetic import less
 from turbine.kernel.lang.control_flow import result
 from turbine.kernel.lang.creation import iota
 from turbine.kernel.lang.reductions import sum as sum_of
-from turbine.kernel.lang.shapes import axis_of, masked
+from turbine.kernel.lang.shapes import axis_of, mask_of
 from turbine.kernel.op import Op, as_tile, op, shape_of
 from turbine.kernel.tracing import IndexExpr, Tile, user_line
 from turbine.kernel.types import I64, TileType
@@ -90,7 +90,7 @@ def _at_the_front(tile: Tile, axis: int, type: TileType) -> Valid:
     taking, staying = tile.valid.along([axis]), tile.valid.apart_from([axis])
     if not taking.masks and all(map(_begins_inside, taking.bounds)):
         return Valid((*staying.bounds, *taking.bounds), staying.masks)
-    counts = sum_of(masked(Tile(tile.node, tile.type, taking)), axis, keepdims=True)
+    counts = sum_of(mask_of(tile.type.shape, taking), axis, keepdims=True)
     lanes = iota(list(map(IndexExpr, type.shape)), axis)
     return Valid(staying.bounds, (*staying.masks, less(lanes, counts)))
 

@@ -182,23 +182,24 @@ def all(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
 
 @op(_place)
 def argmax(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    """Where the largest is along an axis; the first of equals, and of nan."""
-    return _first_place(_filled("argmax", x, within), axes[0], torch.argmax)
+    """Where the largest is along an axis; the first of equals, and of nan. Of no lanes, 0."""
+    return _first_place(_filled("argmax", x, within), axes[0], within, torch.argmax)
 
 
 @op(_place)
 def argmin(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    """Where the smallest is along an axis; the first of equals, and of nan."""
-    return _first_place(_filled("argmin", x, within), axes[0], torch.argmin)
+    """Where the smallest is along an axis; the first of equals, and of nan. Of no lanes, 0."""
+    return _first_place(_filled("argmin", x, within), axes[0], within, torch.argmin)
 
 
-def _first_place(x: Tensor, axis: int, function: Any) -> Tensor:
+def _first_place(x: Tensor, axis: int, within: Tensor, function: Any) -> Tensor:
     if not x.shape[axis]:
         return torch.zeros(x.shape[:axis] + x.shape[axis + 1 :], dtype=torch.int64)
     if x.dtype is torch.bool:
         x = x.to(torch.int8)
     # PyTorch names any of equals.
     extreme = x.gather(axis, function(x, axis, keepdim=True))
-    hits = (x == extreme) | (x != x)
+    hits = ((x == extreme) | (x != x)) & within
     places = torch.arange(x.shape[axis]).reshape([-1] + [1] * (x.ndim - 1 - axis))
-    return torch.where(hits, places, x.shape[axis]).amin(axis)
+    first = torch.where(hits, places, x.shape[axis]).amin(axis)
+    return torch.where(first == x.shape[axis], 0, first)
