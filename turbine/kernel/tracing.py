@@ -44,6 +44,7 @@ class Region:
         if outer not in self.captured:
             place = self.graph.placeholder(outer.name)
             place.meta.update(outer.meta)
+            place.meta["stands_for"] = outer
             self.captured[outer] = place
         return self.captured[outer]
 

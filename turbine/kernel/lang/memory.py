@@ -6,6 +6,7 @@ See Note [Lanes without a value] for what happens at edges.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel import tracing
 from turbine.kernel.algebra import ONE, Expr, Symbol, symbol
+from turbine.kernel.lang.affine import Block, block_of, bounds_of
 from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.lang.shapes import broadcast_to, new_axes, squeeze
+from turbine.kernel.lang.shapes import broadcast_to, expand_dims, new_axes, squeeze, transpose
 from turbine.kernel.op import Op, as_tile, broadcast_shapes, op, shape_of
 from turbine.kernel.tracing import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.types import BOOL, I64, TileType
@@ -100,6 +102,9 @@ def block_bounds(
 def _gathered(buffer: Buffer, places: Sequence[Index]) -> Tile:
     tiles = [as_tile(_as_value(place), I64, "load") for place in places]
     shape = broadcast_shapes([tile.type for tile in tiles])
+    block = block_of(tiles, shape)
+    if block is not None:
+        return _as_lanes(_read(buffer, block, shape), block, shape)
     spread = [broadcast_to(tile, list(map(IndexExpr, shape))) for tile in tiles]
     inside: Tile = in_bounds(buffer, *spread)
     known = both([tile.valid for tile in spread])
@@ -112,6 +117,37 @@ def _gathered(buffer: Buffer, places: Sequence[Index]) -> Tile:
         bounds=known.bounds,
         masks=valid.masks,
     )
+
+
+def _read(buffer: Buffer, block: Block, shape: Sequence[Expr]) -> Tile:
+    sizes = [IndexExpr(ONE if axis is None else shape[axis]) for axis in block.axes]
+    return _block(load, buffer, block.offsets, sizes)
+
+
+def _as_lanes(tile: Tile, block: Block, shape: Sequence[Expr]) -> Tile:
+    """A block, its axes in the order of the lanes that name it."""
+    for axis in range(len(block.axes) - 1, -1, -1):
+        if block.axes[axis] is None:
+            tile = squeeze(tile, axis)
+    order = [axis for axis in block.axes if axis is not None]
+    lanes = transpose(tile, sorted(range(len(order)), key=order.__getitem__))
+    for axis, size in enumerate(shape):
+        if size == ONE:
+            lanes = expand_dims(lanes, axis)
+    return lanes
+
+
+def _as_block(tile: Tile, block: Block) -> Tile:
+    """Lanes, their axes in the order of the block's."""
+    for axis in range(tile.type.rank - 1, -1, -1):
+        if tile.type.shape[axis] == ONE:
+            tile = squeeze(tile, axis)
+    wide = sorted(axis for axis in block.axes if axis is not None)
+    tile = transpose(tile, [wide.index(axis) for axis in block.axes if axis is not None])
+    for place, axis in enumerate(block.axes):
+        if axis is None:
+            tile = expand_dims(tile, place)
+    return tile
 
 
 def _as_value(place: Index) -> Any:
@@ -143,8 +179,20 @@ def restricted(tile: Tile, mask: Any, what: str) -> Tile:
     condition = as_bool(mask, what)
     spread = broadcast_to(condition, list(tile.shape)) if condition.type.rank else condition
     padded = new_axes(spread, tile.type.rank - spread.type.rank)
-    restricting = both([padded.valid, Valid((), (padded,))])
+    bounds = bounds_of(condition)
+    if bounds is None:
+        restricting = both([padded.valid, Valid((), (padded,))])
+    else:
+        restricting = Valid(tuple(_aligned(bound, condition, tile) for bound in bounds))
     return Tile(tile.node, tile.type, both([tile.valid, restricting]))
+
+
+def _aligned(bound: Bound, mask: Tile, tile: Tile) -> Bound:
+    """A bound of a mask, for the tile that it is broadcast to."""
+    assert bound.axis is not None
+    is_single = mask.type.shape[bound.axis] == ONE
+    place = None if is_single else bound.axis + tile.type.rank - mask.type.rank
+    return replace(bound, axis=place)
 
 
 def _fill_missing(made: Op, x: Tile, other: Any) -> Tile:
@@ -179,9 +227,13 @@ def _store(made: Op, buffer: Any, index: Any, value: Any, *, mask: Any = None) -
     block = new_axes(tile, len(offsets) - tile.type.rank)
     if mask is not None:
         block = restricted(block, mask, "tkl.store")
-    bounds = Valid(block_bounds(checked, offsets, block.type.shape))
+    _put(checked, offsets, block)
+
+
+def _put(buffer: Buffer, offsets: Sequence[Expr], block: Tile) -> None:
+    bounds = Valid(block_bounds(buffer, offsets, block.type.shape))
     valid = both([bounds, block.valid])
-    made.record(checked, tuple(offsets), block, bounds=valid.bounds, masks=valid.masks)
+    store.record(buffer, tuple(offsets), block, bounds=valid.bounds, masks=valid.masks)
 
 
 @op(_store)
@@ -196,6 +248,14 @@ def store(buffer: Tensor, index: Sequence[int], value: Tensor, within: Tensor) -
 
 
 def _scatter(buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any) -> None:
+    tiles = [as_tile(_as_value(place), I64, "store") for place in places]
+    shape = broadcast_shapes([*(tile.type for tile in tiles), value.type])
+    block = block_of(tiles, shape)
+    if block is not None:
+        lanes = broadcast_to(value, list(map(IndexExpr, shape)))
+        named = lanes if mask is None else restricted(lanes, mask, "tkl.store")
+        _put(buffer, block.offsets, _as_block(named, block))
+        return
     index, spread, valid = scattered(buffer, places, value, mask, "tkl.store")
     scatter.record(buffer, index, spread, bounds=valid.bounds, masks=valid.masks)
 

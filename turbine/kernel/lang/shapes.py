@@ -66,6 +66,8 @@ def _transpose(made: Op, x: Tile, perm: Sequence[int] | None = None) -> Tile:
             where=user_line(),
             hint=f"name the axes 0 to {rank - 1} in their new order",
         )
+    if order == tuple(range(rank)):
+        return x
     shape = tuple(x.type.shape[axis] for axis in order)
     masks = tuple(made(mask, order) for mask in x.valid.masks)
     valid = Valid(x.valid.moved(order.index), masks)

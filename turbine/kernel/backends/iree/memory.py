@@ -207,6 +207,8 @@ def _fill_missing(emitter: Emitter, node: fx.Node) -> TileValue:
     """Everything is filled, then what holds a value is put over it."""
     tile, other = emitter.tile(node.args[0]), emitter.tile(node.args[1])
     type = node.meta["type"]
+    if not node.kwargs["masks"] and not emitter.is_guarded(type.shape, node.kwargs["bounds"]):  # type: ignore[arg-type]
+        return tile
     room = emitter.room(type.shape, type.dtype)
     emitter.fill(room, other, emitter.extents(type.shape, ()))
     each_lane(
