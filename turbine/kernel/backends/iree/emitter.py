@@ -22,6 +22,8 @@ from turbine.kernel.algebra import Atom, Expr, Extreme, Quotient, Symbol, as_exp
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
+from turbine.kernel.lang.control_flow import Body
+from turbine.kernel.lang.products import dot
 from turbine.kernel.op import Op
 from turbine.kernel.proving import Facts
 from turbine.kernel.reporting import Alarm, Site
@@ -118,6 +120,8 @@ class Emitter:
             return value
         if value.is_single:
             return self.evaluated(node, value)
+        if _is_multiplied_often(node):
+            return self.in_room(node, value)
         is_often = len(node.users) > 1 or any(_is_region(user) for user in node.users)
         return self.in_room(node, value) if is_often and value.weight > _CHEAP else value
 
@@ -440,6 +444,24 @@ def lanes_for(dtype: Dtype, extents: Sequence[Extent]) -> int:
         while lanes > end - first:
             lanes //= 2
     return lanes if lanes > 1 else 0
+
+
+def _is_multiplied_often(node: fx.Node) -> bool:
+    """Whether a loop around it multiplies a tile in each of its turns."""
+    for user in node.users:
+        if not _is_region(user):
+            continue
+        body, captured = user.args[-2], user.args[-1]
+        assert isinstance(body, Body)
+        places = [place for place in body.graph.nodes if place.op == "placeholder"]
+        around = zip(captured, places[body.carried :], strict=True)  # type: ignore[arg-type]
+        if any(outer is node and _is_left_factor(place) for outer, place in around):
+            return True
+    return False
+
+
+def _is_left_factor(node: fx.Node) -> bool:
+    return any(user.target is dot and user.args[0] is node for user in node.users)
 
 
 def _is_region(node: fx.Node) -> bool:
