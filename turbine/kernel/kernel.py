@@ -11,11 +11,13 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from turbine import config, errors
+from turbine.kernel import differentiating
 from turbine.kernel import program as programs
 from turbine.kernel import signature as signatures
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.backends import interpret
 from turbine.kernel.blocks import chosen_blocks, sizes_of_products
+from turbine.kernel.differentiating import Gradient
 from turbine.kernel.launching import Key, Launcher, Variant, check_grid
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Signature
@@ -44,6 +46,8 @@ class Kernel:
         self.grid = tuple(grid)
         self.signature: Signature = signatures.parse(function)
         self.__name__ = function.__name__
+        self.__qualname__ = function.__qualname__
+        self.__module__ = function.__module__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self.blocks = {_name(symbol): value for symbol, value in (blocks or {}).items()}
@@ -53,15 +57,31 @@ class Kernel:
         self._programs: dict[tuple[tuple[str, str], ...], Program] = {}
         self._quick: tuple[QuickCall, int] | None = None
         self._op: Any = None
+        self.gradient: Gradient | None = None
+        self._origin: tuple[Kernel, dict[str, int]] | None = None
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}({', '.join(map(str, self.signature.parameters))})>"
 
+    # Models that hold a kernel are copied and pickled; the kernel is found again by its name.
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self._origin is None:
+            return self.__qualname__
+        return _using, self._origin
+
+    def __deepcopy__(self, memo: Any) -> Kernel:
+        return self
+
     # Calls
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Run the kernel on tensors."""
+        if torch.compiler.is_compiling():
+            named = self.named(args, keywords)
+            assert _has_op(self)
+            return self._op.op(*[named[p.name] for p in self.signature.passed])
         quick = self._quick
         if quick is not None and not keywords and _is_plain() and not config.is_interpreting():
             result = quick[0].call(args) if len(args) == quick[1] else None
@@ -130,17 +150,10 @@ class Kernel:
     def bound(self, named: Mapping[str, Any]) -> tuple[Program, dict[Symbol, int], Key]:
         """The program of a call, every size of it, and what its code depends on."""
         program = self.program(named)
-        blocks = self._blocks(program)
+        blocks = self.chosen(program)
         sizes = signatures.bind_sizes(self.signature, named, blocks)
-        shapes = [
-            size
-            for p in program.parameters
-            if isinstance(p.type, BufferType)
-            for size in p.type.shape
-        ]
-        signatures.check_open(self.signature, [*shapes, *program.grid], sizes)
-        fixed = {*blocks, *sizes_of_products(program)}
-        static = {s: v for s, v in sizes.items() if s in fixed or s.name in self.specialized}
+        signatures.check_open(self.signature, program.sizes, sizes)
+        static = {s: v for s, v in sizes.items() if s in blocks or self.is_fixed(program, s)}
         key = Key(self._types(named), tuple(sorted((s.name, value) for s, value in static.items())))
         return program, sizes, key
 
@@ -162,14 +175,20 @@ class Kernel:
                 )
         return self._programs[types]
 
-    def _blocks(self, program: Program) -> dict[Symbol, int]:
+    def chosen(self, program: Program) -> dict[Symbol, int]:
         """The sizes that are the kernel's own: given ones, and ones that are chosen."""
         given = {Symbol(name): value for name, value in self.blocks.items()}
         return {**chosen_blocks(program, self.signature.size_symbols), **given}
 
+    def is_fixed(self, program: Program, symbol: Symbol) -> bool:
+        """Whether a size that tensors tell is part of the code."""
+        return symbol.name in self.specialized or symbol in sizes_of_products(program)
+
     def using(self, **blocks: int) -> Kernel:
         """The same kernel with other sizes of tiles: `gemm.using(BM=32, BN=128)`."""
-        return Kernel(self.function, self.grid, {**self.blocks, **blocks}, self.specialized)
+        made = Kernel(self.function, self.grid, {**self.blocks, **blocks}, self.specialized)
+        made.gradient, made._origin = self.gradient, (self, blocks)
+        return made
 
     # The op
 
@@ -184,6 +203,54 @@ class Kernel:
                     self._op = declare(self)
         return self._op
 
+    def register_backward(
+        self, backward: Kernel | Function, *, setup_context: Function | None = None
+    ) -> Any:
+        """Give the kernel a gradient: another kernel, or a function that calls kernels.
+
+        Values go by name. For a kernel with an input x and an output y, it takes what it needs of
+        inputs, outputs and gradients of outputs: x, y and grad_y. A kernel's outputs are called
+        grad_x; a function returns a gradient, or None, for each tensor among the inputs, in order,
+        or a dict by their names. A function whose first argument is ctx is taken for what
+        torch.library.register_autograd takes, and so is `setup_context`.
+
+        >>> import torch, turbine.kernel as tk, turbine.kernel.lang as tkl
+        >>> N, B = tkl.sym.N, tkl.sym.B
+        >>> @tk.gen.kernel(N // B)
+        ... def square(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]):
+        ...     start = tkl.program_id(0) * B
+        ...     tile = tkl.load(x, (start,), (B,))
+        ...     tkl.store(y, (start,), tile * tile)
+        >>> @square.register_backward
+        ... @tk.gen.kernel(N // B)
+        ... def square_backward(
+        ...     x: tkl.InputBuffer[N, tkl.f32],
+        ...     grad_y: tkl.InputBuffer[N, tkl.f32],
+        ...     grad_x: tkl.OutputBuffer[N, tkl.f32],
+        ... ):
+        ...     start = tkl.program_id(0) * B
+        ...     slope = 2 * tkl.load(x, (start,), (B,))
+        ...     tkl.store(grad_x, (start,), slope * tkl.load(grad_y, (start,), (B,)))
+        >>> x = torch.arange(3.0, requires_grad=True)
+        >>> square(x).sum().backward()
+        >>> x.grad
+        tensor([0., 2., 4.])
+        """
+        written = [p.name for p in self.signature.buffers if p.usage == "inout"]
+        if written:
+            raise errors.KernelError(
+                f"{self.__name__} writes to {written[0]}, and has no gradient",
+                where=self.signature.place,
+                hint="let it write to an OutputBuffer instead",
+            )
+        if isinstance(backward, Kernel):
+            self.gradient = differentiating.of_kernel(self.signature, backward)
+        elif setup_context is not None or differentiating.takes_context(backward):
+            self.gradient = Gradient(backward, setup_context)
+        else:
+            self.gradient = differentiating.of_function(self.signature, backward)
+        return backward
+
     def explain_recompiles(self) -> str:
         """Why code was compiled, each time."""
         lines = [
@@ -193,6 +260,16 @@ class Kernel:
             )
         ]
         return "\n".join(lines) or "nothing was compiled yet"
+
+
+def _using(kernel: Kernel, blocks: dict[str, int]) -> Kernel:
+    return kernel.using(**blocks)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_op(kernel: Kernel) -> bool:
+    """See to it that the op is declared; Dynamo does not look at how."""
+    return kernel.op is not None
 
 
 def _name(symbol: Any) -> str:

@@ -24,6 +24,7 @@ from turbine.kernel.program import Program
 from turbine.kernel.proving import Facts
 from turbine.kernel.reporting import Report
 from turbine.kernel.signature import Parameter, Signature
+from turbine.kernel.symbolic_sizes import Sizes, divides
 from turbine.kernel.types import BufferType, ScalarType
 from turbine.runtime import device, tracing
 from turbine.runtime.executable import Executable, aligned
@@ -124,7 +125,7 @@ class Launcher:
         return f"facts that the code used changed: {', '.join(sorted(broken))}"
 
 
-def facts_of(program: Program, sizes: Mapping[Symbol, int], static: Mapping[str, int]) -> Facts:
+def facts_of(program: Program, sizes: Sizes, static: Mapping[str, int]) -> Facts:
     """What is known of a call: sizes in the code, and which blocks divide the others."""
     known = {Symbol(name): value for name, value in static.items()}
     divisors: dict[Symbol, int] = {}
@@ -132,7 +133,7 @@ def facts_of(program: Program, sizes: Mapping[Symbol, int], static: Mapping[str,
         if symbol in known:
             continue
         blocks = {known[s] for s in _divisors(program, symbol) if s in known}
-        fitting = [block for block in blocks if block > 1 and size % block == 0]
+        fitting = [block for block in blocks if block > 1 and divides(block, size)]
         if fitting:
             divisors[symbol] = max(fitting)
     return Facts(known, divisors, program.ranges)
@@ -197,9 +198,14 @@ def scalar_dtype(type: ScalarType) -> Dtype:
 
 def _passed(parameter: Parameter, value: Any) -> Tensor:
     if isinstance(parameter.type, ScalarType):
-        return torch.tensor(value).to(scalar_dtype(parameter.type).torch)
+        return number_tensor(parameter.type, value)
     assert isinstance(value, Tensor)
     return value.detach()
+
+
+def number_tensor(type: ScalarType, value: Any) -> Tensor:
+    """A number as it is passed."""
+    return torch.tensor(value).to(scalar_dtype(type).torch)
 
 
 def _work(program: Program, sizes: Mapping[Symbol, int]) -> float:

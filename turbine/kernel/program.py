@@ -28,6 +28,12 @@ class Program:
     ranges: Mapping[Symbol, Range]
     place: str | None
 
+    @property
+    def sizes(self) -> list[Expr]:
+        """The sizes of its buffers and of its grid."""
+        shapes = [p.type.shape for p in self.parameters if isinstance(p.type, BufferType)]
+        return [*(size for shape in shapes for size in shape), *self.grid]
+
     def of_usage(self, *usages: str) -> list[Parameter]:
         """The buffers that are used in one of these ways."""
         return [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,11 @@ class Parameter:
     def is_passed(self) -> bool:
         """Whether the caller gives it: outputs and temporaries are made."""
         return isinstance(self.type, ScalarType) or self.type.usage in ("input", "inout")
+
+    @property
+    def usage(self) -> str | None:
+        """How a buffer is used; None for a number."""
+        return self.type.usage if isinstance(self.type, BufferType) else None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.type}"
@@ -167,7 +172,7 @@ def bind_sizes(
         given = args.get(parameter.name)
         if not isinstance(parameter.type, BufferType) or given is None:
             continue
-        _check_rank(signature, parameter, given)
+        check_rank(signature, parameter, given)
         rows = enumerate(zip(parameter.type.shape, given.shape, strict=True))
         pending += [(parameter, axis, size, int(actual)) for axis, (size, actual) in rows]
     # Plain symbols first: an expression may need what they tell.
@@ -176,7 +181,8 @@ def bind_sizes(
     return sizes
 
 
-def _check_rank(signature: Signature, parameter: Parameter, given: torch.Tensor) -> None:
+def check_rank(signature: Signature, parameter: Parameter, given: torch.Tensor) -> None:
+    """Refuse a tensor of more or fewer axes."""
     assert isinstance(parameter.type, BufferType)
     if given.ndim != parameter.type.rank:
         raise errors.KernelError(
@@ -198,27 +204,33 @@ def _bind_size(
     open_ = size.substitute(sizes)
     if open_.number is not None:
         if open_.number != actual:
-            raise _mismatch(signature, size, open_.number, actual, here, told)
+            raise mismatch(signature, size, open_.number, actual, here, told)
         return
     solved = _solved(open_, actual)
     if solved is None:
-        raise errors.KernelError(
-            f"{signature.kernel}: {size} cannot be {actual}, which is {here}",
-            where=signature.place,
-            hint="pass a tensor whose size fits the kernel's type",
-        )
+        raise cannot_be(signature, size, actual, here)
     symbol, value = solved
     sizes[symbol], told[symbol] = value, here
 
 
-def _mismatch(
+def cannot_be(signature: Signature, size: Expr, actual: Any, here: str) -> errors.KernelError:
+    """The error for a size that no values of the symbols give."""
+    return errors.KernelError(
+        f"{signature.kernel}: {size} cannot be {actual}, which is {here}",
+        where=signature.place,
+        hint="pass a tensor whose size fits the kernel's type",
+    )
+
+
+def mismatch(
     signature: Signature,
     size: Expr,
-    wanted: int,
-    actual: int,
+    wanted: Any,
+    actual: Any,
     here: str,
     told: Mapping[Symbol, str],
 ) -> errors.KernelError:
+    """The error for a size that two axes say differently."""
     sources = ", ".join(dict.fromkeys(told[s] for s in size.symbols if s in told))
     source = f" from {sources}" if sources else ""
     return errors.KernelError(
@@ -243,9 +255,9 @@ def _solved(size: Expr, actual: int) -> tuple[Symbol, int] | None:
     return (symbol, value) if fits else None
 
 
-def check_open(signature: Signature, shapes: Sequence[Expr], sizes: Mapping[Symbol, int]) -> None:
+def check_open(signature: Signature, shapes: Sequence[Expr], sizes: Collection[Symbol]) -> None:
     """Complain about sizes that nothing tells."""
-    open_ = {s for size in shapes for s in size.substitute(sizes).symbols}
+    open_ = {s for size in shapes for s in size.symbols if s not in sizes}
     if open_:
         names = ", ".join(sorted(map(str, open_)))
         raise errors.KernelError(

@@ -285,7 +285,7 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     tied += [_words(host, word) for word in layout.words]
     made = [f"{layout.tensor(p)}{_braced(host, layout.open(_shape(p)))}" for p in layout.outputs]
     made += [_scratch_result(host, layout, s, groups) for s in layout.scratch]
-    launched = ", ".join([*(operand.name for operand in tied), *made])
+    launched = ", ".join([*(f"{operand.name}{operand.sizes}" for operand in tied), *made])
     given = [*operands, *tied]
     names = [f"%made{place}" for place in range(len(tied) + len(made))]
     w.line(

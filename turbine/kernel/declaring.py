@@ -1,0 +1,211 @@
+"""Declare a kernel as an op of PyTorch's: its types in; a schema, a shape rule and IR out.
+
+The op keeps its kernel: programs that were traced know the op only, and outlive the kernel's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from turbine import errors
+from turbine.dtypes import SCALARS, Dtype
+from turbine.kernel import signature as signatures
+from turbine.kernel import symbolic_sizes
+from turbine.kernel.algebra import Symbol
+from turbine.kernel.backends.iree import module
+from turbine.kernel.launching import check_grid, facts_of, number_tensor, scalar_dtype
+from turbine.kernel.program import Program
+from turbine.kernel.proving import Facts
+from turbine.kernel.signature import Parameter, Signature
+from turbine.kernel.symbolic_sizes import Size
+from turbine.kernel.types import BufferType, ScalarType
+from turbine.mlir import constants, flow, scalars
+from turbine.mlir.ir import Type, Value
+from turbine.ops import custom_op
+from turbine.ops.declaring import DeclaredOp
+from turbine.ops.emitting import Builder
+
+if TYPE_CHECKING:
+    from turbine.kernel.kernel import Kernel
+
+NAMESPACE = "tk"
+# What a namespace of PyTorch's has for itself.
+_RESERVED = {"name"}
+# How schemas spell numbers.
+_NUMBERS = {"float": "float", "bool": "bool", "int": "SymInt", "uint": "SymInt"}
+
+
+def declare(kernel: Kernel) -> DeclaredOp:
+    """The op of a kernel, in the namespace `tk`; of one whose name is taken, with a number."""
+    name = _free_name(kernel.__name__)
+    rules = _Rules(kernel, name)
+    op = custom_op(schema_text(kernel.signature, name))(rules.shapes)
+    op.register_emission(rules.emit, keeps_operands=not rules.written)
+    op.register_eager(rules.run)
+    op.core.register_autograd(rules.backward, setup_context=rules.setup_context)
+    return op
+
+
+def schema_text(signature: Signature, name: str) -> str:
+    """What the op takes and gives, as PyTorch spells it."""
+    passed = signature.passed
+    # PyTorch wants defaults at the end.
+    required = [place for place, p in enumerate(passed, start=1) if _default(p) is None]
+    first_default = required[-1] if required else 0
+    arguments = [
+        f"{_kind(p, place)} {p.name}" + (_default(p) or "") * (place >= first_default)
+        for place, p in enumerate(passed)
+    ]
+    results = ", ".join("Tensor" for p in signature.buffers if p.usage == "output")
+    return f"{NAMESPACE}::{name}({', '.join(arguments)}) -> ({results})"
+
+
+def _kind(parameter: Parameter, place: int) -> str:
+    optional = "?" * parameter.is_optional
+    if isinstance(parameter.type, ScalarType):
+        return _NUMBERS[parameter.type.dtype.kind] + optional
+    written = f"(a{place}!)" * (parameter.type.usage == "inout")
+    return f"Tensor{written}{optional}"
+
+
+def _default(parameter: Parameter) -> str | None:
+    if parameter.default is not inspect.Parameter.empty:
+        return f"={parameter.default!r}"
+    return "=None" if parameter.is_optional else None
+
+
+def _free_name(wanted: str) -> str:
+    """A name that no op has."""
+    base = re.sub(r"\W", "_", wanted, flags=re.ASCII)
+    name, count = base, 0
+    while name in _RESERVED or _exists(name) or _exists(f"{name}_functional"):
+        count += 1
+        name = f"{base}_{count}"
+    return name
+
+
+def _exists(name: str) -> bool:
+    return bool(torch._C._jit_get_schemas_for_operator(f"{NAMESPACE}::{name}"))
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """What a kernel is in each place where an op is called."""
+
+    kernel: Kernel
+    name: str
+
+    @cached_property
+    def written(self) -> list[Parameter]:
+        """The arguments that a call changes."""
+        return [p for p in self.kernel.signature.buffers if p.usage == "inout"]
+
+    def run(self, *args: Any) -> Any:
+        """Run the kernel on tensors with data."""
+        named = self._named(args)
+        devices = {str(a.device) for a in args if isinstance(a, Tensor) and a.device.type != "cpu"}
+        if devices:
+            raise errors.KernelError(
+                f"{self.kernel.__name__} was called with tensors on {', '.join(sorted(devices))}",
+                where=self.kernel.signature.place,
+                hint="kernels run on the CPU: move the tensors there, tensor.cpu()",
+            )
+        return self.kernel.run(named)
+
+    def shapes(self, *args: Any) -> Any:
+        """The outputs, without data, of tensors without data."""
+        program, sizes = self._bound(args)
+        tensors = [a for a in args if isinstance(a, Tensor)]
+        device = tensors[0].device if tensors else "cpu"
+        outputs = []
+        for parameter in program.of_usage("output"):
+            type = parameter.type
+            assert isinstance(type, BufferType)
+            assert isinstance(type.dtype, Dtype)
+            shape = [symbolic_sizes.evaluate(size, sizes) for size in type.shape]
+            outputs.append(torch.empty(shape, dtype=type.dtype.torch, device=device))
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+
+    def emit(self, builder: Builder, *args: Any) -> list[Value | None]:
+        """The kernel as a function of the module, and a call of it."""
+        program, sizes = self._bound(builder.examples)
+        facts = _facts(program, sizes)
+        function = f"{self.name}_{_digest(program, facts)}"
+        code = module.write(program, facts, function)
+        values = self._named(args)
+        passed = [_operand(builder, p, values[p.name]) for p in program.parameters if p.is_passed]
+        results = iter(builder.call(code.text, *passed, name=function))
+        given = [next(results) for _ in program.of_usage("output")]
+        return [*given, *(None if values[p.name] is None else next(results) for p in self.written)]
+
+    def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
+        """Keep what the gradient of a call will need."""
+        gradient = self.kernel.gradient
+        if gradient is not None and gradient.setup_context is not None:
+            gradient.setup_context(ctx, inputs, output)
+
+    def backward(self, ctx: Any, *grads: Any) -> Any:
+        """The gradients of the inputs, if the kernel was given a way to compute them."""
+        gradient = self.kernel.gradient
+        if gradient is not None:
+            return gradient.backward(ctx, *grads)
+        name = self.kernel.__name__
+        raise errors.KernelError(
+            f"kernel {name} has no gradient",
+            where=self.kernel.signature.place,
+            hint=f"give it one with {name}.register_backward(kernel), or call it on tensors that "
+            "need none, tensor.detach()",
+        )
+
+    def _named(self, args: Sequence[Any]) -> dict[str, Any]:
+        names = [p.name for p in self.kernel.signature.passed]
+        return dict(zip(names, args, strict=True))
+
+    def _bound(self, args: Sequence[Any]) -> tuple[Program, dict[Symbol, Size]]:
+        """The program of a call, and every size of it as far as it is known."""
+        kernel, named = self.kernel, self._named(args)
+        program = kernel.program(named)
+        sizes = symbolic_sizes.bind_sizes(kernel.signature, named, kernel.chosen(program))
+        signatures.check_open(kernel.signature, program.sizes, sizes)
+        for symbol, size in sizes.items():
+            if kernel.is_fixed(program, symbol):
+                sizes[symbol] = int(size)
+        if all(isinstance(size, int) for size in sizes.values()):
+            check_grid(program, {symbol: int(size) for symbol, size in sizes.items()})
+        return program, sizes
+
+
+def _facts(program: Program, sizes: dict[Symbol, Size]) -> Facts:
+    """Numbers become part of the code; of other sizes, it is known what divides them."""
+    known = {symbol.name: size for symbol, size in sizes.items() if isinstance(size, int)}
+    return facts_of(program, sizes, known)
+
+
+def _digest(program: Program, facts: Facts) -> str:
+    """What tells functions for one kernel apart."""
+    types = [str(parameter) for parameter in program.parameters]
+    numbers = [sorted((str(s), n) for s, n in of.items()) for of in (facts.known, facts.divisors)]
+    return hashlib.sha256(repr((types, numbers)).encode()).hexdigest()[:8]
+
+
+def _operand(builder: Builder, parameter: Parameter, value: Any) -> Value:
+    """An argument as the function takes it: numbers are tensors without axes."""
+    if isinstance(parameter.type, BufferType):
+        assert isinstance(value, Value)
+        return value
+    dtype = scalar_dtype(parameter.type)
+    if isinstance(value, Value):
+        narrow = scalars.narrow(value, Type.parse(dtype.mlir), SCALARS["int64"], builder.location)
+        return flow.from_number(narrow, builder.location)
+    number = number_tensor(parameter.type, value).numpy()
+    held = constants.dense(parameter.name, number, (), dtype)
+    return constants.constant(held, builder.location)
