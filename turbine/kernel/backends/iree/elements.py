@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from turbine.dtypes import Dtype
+from turbine.kernel.backends.iree import small_floats
 from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.kernel.types import DTYPES
 
@@ -38,8 +39,6 @@ def loaded(w: Writer, raw: Value, dtype: Dtype) -> Value:
         return _bf16_widened(w, raw)
     if stored(dtype) == carrier(dtype):
         return raw
-    from turbine.kernel.backends.iree import small_floats
-
     return small_floats.widened(w, raw, dtype)
 
 
@@ -53,8 +52,6 @@ def to_store(w: Writer, value: Value, dtype: Dtype) -> Value:
         return _bf16_narrowed(w, value)
     if stored(dtype) == carrier(dtype):
         return value
-    from turbine.kernel.backends.iree import small_floats
-
     return small_floats.narrowed(w, value, dtype)
 
 
