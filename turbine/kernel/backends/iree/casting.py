@@ -34,7 +34,7 @@ def _float_to_float(w: Writer, x: Value, to: Dtype) -> Value:
 
 
 def _float_to_int(w: Writer, x: Value, to: Dtype) -> Value:
-    wide = "i64" if to.bits >= 32 else "i32"
+    wide = "i64" if to.bits == 64 or (to.kind == "uint" and to.bits == 32) else "i32"
     op = "arith.fptoui" if to.kind == "uint" and to.bits == 64 else "arith.fptosi"
     return _resized(w, w.convert(op, x, wide), to.bits, "arith.extsi")
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 
 from turbine.dtypes import Dtype
-from turbine.kernel.backends.iree.writer import Value, Writer
+from turbine.kernel.backends.iree import small_floats
+from turbine.kernel.backends.iree.writer import Value, Writer, vector_type
 from turbine.kernel.types import DTYPES
 
 BF16, F16 = DTYPES["bf16"], DTYPES["f16"]
@@ -38,8 +39,6 @@ def loaded(w: Writer, raw: Value, dtype: Dtype) -> Value:
         return _bf16_widened(w, raw)
     if stored(dtype) == carrier(dtype):
         return raw
-    from turbine.kernel.backends.iree import small_floats
-
     return small_floats.widened(w, raw, dtype)
 
 
@@ -48,13 +47,14 @@ def to_store(w: Writer, value: Value, dtype: Dtype) -> Value:
     if dtype.kind == "bool":
         return w.convert("arith.extui", value, "i8")
     if dtype == F16:
-        return w.convert("arith.truncf", value, "f16")
+        # With a rounding mode LLVM leaves the op before it in f32: CPUs that compute in f16 are
+        # set to flush its small numbers to zero.
+        text = f"arith.truncf {value} to_nearest_even : {value.type}"
+        return w.emit(f"{text} to {vector_type('f16', value.lanes)}", "f16", value.lanes)
     if dtype == BF16:
         return _bf16_narrowed(w, value)
     if stored(dtype) == carrier(dtype):
         return value
-    from turbine.kernel.backends.iree import small_floats
-
     return small_floats.narrowed(w, value, dtype)
 
 

@@ -17,7 +17,7 @@ from turbine.kernel.backends.iree import debugging, elements
 from turbine.kernel.backends.iree.emitter import Emitter, Scratch, Source
 from turbine.kernel.backends.iree.rules import RULES
 from turbine.kernel.backends.iree.tiles import TileValue
-from turbine.kernel.backends.iree.writer import Index, Value, Writer
+from turbine.kernel.backends.iree.writer import Index, Value, Writer, spelled
 from turbine.kernel.program import Program
 from turbine.kernel.proving import Facts
 from turbine.kernel.reporting import LOG_WORDS, MOST_ALARMS, Report
@@ -122,6 +122,15 @@ def scalar_element(dtype: Dtype) -> str:
     return elements.carrier(dtype)
 
 
+def _of(parameter: Parameter) -> str:
+    """What a parameter is called; no other value begins like that."""
+    return f"%of_{spelled(parameter.name)}"
+
+
+def _size(symbol: Symbol) -> str:
+    return f"%size_{spelled(symbol.name)}"
+
+
 def _buffer(parameter: Parameter) -> BufferType:
     assert isinstance(parameter.type, BufferType)
     return parameter.type
@@ -138,7 +147,7 @@ def _dtype(type: BufferType) -> Dtype:
 def _body(
     program: Program, facts: Facts, layout: Layout, name: str, vector_bytes: int
 ) -> list[str]:
-    known: dict[Symbol, Index] = {s: Value(f"%size_{s}", "index") for s in layout.sizes}
+    known: dict[Symbol, Index] = {s: Value(_size(s), "index") for s in layout.sizes}
     emitter = Emitter(program.name, facts, known, vector_bytes=vector_bytes)
     w = emitter.w
     w.depth = 1
@@ -177,7 +186,7 @@ def _bind(emitter: Emitter, program: Program, layout: Layout) -> None:
             room = emitter.room(type.shape, _dtype(type))
             name, memref = room.name, room.type
         else:
-            name, memref = f"%{parameter.name}", layout.memref(parameter)
+            name, memref = _of(parameter), layout.memref(parameter)
         is_written = parameter.name in writable or type.usage == "temporary"
         emitter.values[node] = Source(
             name, memref, emitter.sizes(type.shape), _dtype(type), is_written
@@ -188,7 +197,7 @@ def _scalar(emitter: Emitter, parameter: Parameter) -> TileValue:
     w, dtype = emitter.w, parameter.type.dtype
     assert isinstance(dtype, Dtype)
     element = scalar_element(dtype)
-    raw = w.load(f"%{parameter.name}", f"memref<{element}>", [], element, 0)
+    raw = w.load(_of(parameter), f"memref<{element}>", [], element, 0)
     value = (
         elements.loaded(w, raw, dtype) if dtype.kind == "bool" else elements.rounded(w, raw, dtype)
     )
@@ -201,7 +210,7 @@ def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
     spans += [Span(word.name, word.memref, ()) for word in layout.words]
     spans += [_span(layout, parameter) for parameter in layout.outputs]
     spans += [_scratch_span(layout, scratch) for scratch in layout.scratch]
-    arguments = ["%groups: index", *(f"%size_{s}: index" for s in layout.sizes)]
+    arguments = ["%groups: index", *(f"{_size(s)}: index" for s in layout.sizes)]
     arguments += [f"%{span.name}_bound: !stream.binding" for span in spans]
     head = Writer(constants=w.constants, top=w.top, count=10**6)
     spanned = []
@@ -245,8 +254,14 @@ class Span:
 
 def _span(layout: Layout, parameter: Parameter) -> Span:
     if isinstance(parameter.type, ScalarType):
-        return Span(parameter.name, f"memref<{scalar_element(parameter.type.dtype)}>", ())
-    return Span(parameter.name, layout.memref(parameter), layout.open(parameter.type.shape))
+        return Span(
+            _of(parameter).removeprefix("%"), f"memref<{scalar_element(parameter.type.dtype)}>", ()
+        )
+    return Span(
+        _of(parameter).removeprefix("%"),
+        layout.memref(parameter),
+        layout.open(parameter.type.shape),
+    )
 
 
 def _scratch_span(layout: Layout, scratch: Scratch) -> Span:
@@ -257,7 +272,7 @@ def _scratch_span(layout: Layout, scratch: Scratch) -> Span:
 
 def _written(w: Writer, layout: Layout, expr: Expr) -> Index:
     """A size, computed from those that are passed."""
-    known: dict[Symbol, Index] = {s: Value(f"%size_{s}", "index") for s in layout.sizes}
+    known: dict[Symbol, Index] = {s: Value(_size(s), "index") for s in layout.sizes}
     known[Symbol("%workgroup", "data")] = Value("%workgroup", "index")
     emitter = Emitter("", layout.facts, known, w)
     return w.index(emitter.index(expr))
@@ -279,8 +294,8 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     operands = [Operand("index", str(groups))]
     operands += [Operand("index", str(w.index(sizes[s]))) for s in layout.sizes]
     read = (*layout.scalars, *layout.inputs)
-    operands += [_operand(host, layout, p, f"%{p.name}") for p in read]
-    tied = [_operand(host, layout, p, f"%{p.name}") for p in layout.inouts]
+    operands += [_operand(host, layout, p, _of(p)) for p in read]
+    tied = [_operand(host, layout, p, _of(p)) for p in layout.inouts]
     tied += [_operand(host, layout, p, _filled(host, layout, p)) for p in layout.filled]
     tied += [_words(host, word) for word in layout.words]
     made = [f"{layout.tensor(p)}{_braced(host, layout.open(_shape(p)))}" for p in layout.outputs]
@@ -296,7 +311,7 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     results = _results(program, layout, names, public)
     if not public:
         _check_alarms(w, layout, names)
-    arguments = ", ".join(f"%{p.name}: {layout.tensor(p)}" for p in passed)
+    arguments = ", ".join(f"{_of(p)}: {layout.tensor(p)}" for p in passed)
     gives = ", ".join(type for _, type in results)
     return [
         f"func.func {'public' if public else 'private'} @{name}({arguments}) -> ({gives}) {{",
@@ -383,7 +398,7 @@ def _solved(
 ) -> Value:
     """The symbol in a size that is linear in it."""
     place = w.constant(axis, "index")
-    dim = w.emit(f"tensor.dim %{parameter.name}, {place} : {layout.tensor(parameter)}", "index")
+    dim = w.emit(f"tensor.dim {_of(parameter)}, {place} : {layout.tensor(parameter)}", "index")
     start = size.substitute({unknown: 0})
     slope = size.substitute({unknown: 1}) - start
     emitter = Emitter("", layout.facts, dict(found), w)

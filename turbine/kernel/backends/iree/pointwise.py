@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from turbine.dtypes import Dtype
-from turbine.kernel.backends.iree import elements, vector_math
+from turbine.kernel.backends.iree import elements, float_division, vector_math
 from turbine.kernel.backends.iree.casting import converted, reinterpreted
 from turbine.kernel.backends.iree.emitter import RULES, Emitter
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads
@@ -85,7 +85,7 @@ def _not(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
 def _floor_divided(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     x, y = values
     if dtype.kind == "float":
-        return _float_floor(w, x, y)
+        return float_division.floor_divided(w, x, y)
     op = "arith.floordivsi" if dtype.kind == "int" else "arith.divui"
     return _divided(
         w, dtype, x, y, op, w.binary("arith.subi", w.constant(0, x.element, x.lanes), x)
@@ -95,7 +95,7 @@ def _floor_divided(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
 def _remainder(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     x, y = values
     if dtype.kind == "float":
-        return _float_remainder(w, x, y)
+        return float_division.remainder(w, x, y)
     zero = w.constant(0, x.element, x.lanes)
     if dtype.kind == "uint":
         return _divided(w, dtype, x, y, "arith.remui", zero)
@@ -126,56 +126,6 @@ def _safe_divisor(w: Writer, dtype: Dtype, y: Value) -> tuple[Value, Value, Valu
     return w.select(by_less, one, safe), by_zero, by_less
 
 
-def _float_rest(w: Writer, x: Value, y: Value) -> tuple[Value, Value, Value]:
-    """x, y and what is left of x by y, of x's sign, in f64."""
-    if x.element == "f32":
-        x, y = w.convert("arith.extf", x, "f64"), w.convert("arith.extf", y, "f64")
-    whole = w.unary("math.trunc", w.binary("arith.divf", x, y))
-    rest = w.emit(f"math.fma {w.unary('arith.negf', whole)}, {y}, {x} : {x.type}", "f64", x.lanes)
-    # The quotient may have been rounded up to the next integer.
-    size = w.unary("math.absf", y)
-    zero = w.constant(0.0, "f64", x.lanes)
-    flipped = w.binary("arith.mulf", rest, x)
-    too_low = w.compare("arith.cmpf", "olt", flipped, zero)
-    signed = w.emit(f"math.copysign {size}, {x} : {x.type}", "f64", x.lanes)
-    rest = w.select(too_low, w.binary("arith.addf", rest, signed), rest)
-    # Of a finite number and an infinite one, the number is left.
-    endless = w.compare("arith.cmpf", "oeq", size, w.constant(float("inf"), "f64", x.lanes))
-    finite = w.compare(
-        "arith.cmpf", "olt", w.unary("math.absf", x), w.constant(float("inf"), "f64", x.lanes)
-    )
-    return x, y, w.select(w.binary("arith.andi", endless, finite), x, rest)
-
-
-def _float_remainder(w: Writer, x: Value, y: Value) -> Value:
-    wide, by, rest = _float_rest(w, x, y)
-    return _back(w, _of_sign(w, rest, by)[0], x.element)
-
-
-def _of_sign(w: Writer, rest: Value, by: Value) -> tuple[Value, Value]:
-    """What is left, of the divisor's sign, and whether that changed it."""
-    zero = w.constant(0.0, "f64", rest.lanes)
-    differs = w.compare("arith.cmpf", "olt", w.binary("arith.mulf", rest, by), zero)
-    return w.select(differs, w.binary("arith.addf", rest, by), rest), differs
-
-
-def _float_floor(w: Writer, x: Value, y: Value) -> Value:
-    wide, by, rest = _float_rest(w, x, y)
-    quotient = w.binary("arith.divf", w.binary("arith.subf", wide, rest), by)
-    _, differs = _of_sign(w, rest, by)
-    one = w.constant(1.0, "f64", x.lanes)
-    quotient = w.unary("math.roundeven", quotient)
-    lowered = w.select(differs, w.binary("arith.subf", quotient, one), quotient)
-    zero = w.constant(0.0, "f64", x.lanes)
-    by_zero = w.compare("arith.cmpf", "oeq", by, zero)
-    chosen = w.select(by_zero, w.binary("arith.divf", wide, by), lowered)
-    return _back(w, chosen, x.element)
-
-
-def _back(w: Writer, value: Value, element: str) -> Value:
-    return value if element == "f64" else w.convert("arith.truncf", value, element)
-
-
 def _shifted(op: str, beyond: Callable[[Writer, Value, int], Value]) -> Form:
     def form(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
         x, y = values
@@ -197,12 +147,8 @@ def _sign(w: Writer, x: Value, bits: int) -> Value:
 
 
 def _right(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
-    beyond = _sign if dtype.kind == "int" else _last_bit
+    beyond = _sign if dtype.kind == "int" else _nothing
     return _shifted("arith.shrsi", beyond)(w, dtype, values)
-
-
-def _last_bit(w: Writer, x: Value, bits: int) -> Value:
-    return w.binary("arith.shrui", x, w.constant(bits - 1, x.element, x.lanes))
 
 
 def _clamped(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:

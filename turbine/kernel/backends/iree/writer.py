@@ -35,6 +35,14 @@ def vector_type(element: str, lanes: int) -> str:
     return f"vector<{lanes}x{element}>" if lanes else element
 
 
+def spelled(name: str) -> str:
+    """A name of a user's in letters that MLIR has."""
+    return "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter == "_") else f"${ord(letter):x}"
+        for letter in name
+    )
+
+
 # A size or an offset: known now, or a value of type index.
 Index = int | Value
 

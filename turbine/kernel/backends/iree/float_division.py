@@ -1,0 +1,108 @@
+"""Remainders and floors of quotients of floats, exact however large the quotient is."""
+
+from __future__ import annotations
+
+from turbine.kernel.backends.iree.writer import Value, Writer
+
+# Bits of a float: all of them, and those of its mantissa.
+_WIDTHS = {"f32": (32, 23), "f64": (64, 52)}
+
+
+def remainder(w: Writer, x: Value, y: Value) -> Value:
+    """What is left by floor division, of y's sign."""
+    rest = left(w, x, y)
+    return w.select(_is_of_other_sign(w, rest, y), w.binary("arith.addf", rest, y), rest)
+
+
+def floor_divided(w: Writer, x: Value, y: Value) -> Value:
+    """As torch divides: exact where the remainder is, and of a sign where it is zero."""
+    lanes = x.lanes
+    zero, one = (w.constant(number, x.element, lanes) for number in (0.0, 1.0))
+    rest = left(w, x, y)
+    quotient = w.binary("arith.divf", w.binary("arith.subf", x, rest), y)
+    lowered = w.binary("arith.subf", quotient, one)
+    quotient = w.select(_is_of_other_sign(w, rest, y), lowered, quotient)
+    floor = w.unary("math.floor", quotient)
+    gap = w.binary("arith.subf", quotient, floor)
+    is_wide = w.compare("arith.cmpf", "ogt", gap, w.constant(0.5, x.element, lanes))
+    whole = w.select(is_wide, w.binary("arith.addf", floor, one), floor)
+    plain = w.binary("arith.divf", x, y)
+    signed = w.emit(f"math.copysign {zero}, {plain} : {x.type}", x.element, lanes)
+    is_zero = w.compare("arith.cmpf", "oeq", quotient, zero)
+    by_zero = w.compare("arith.cmpf", "oeq", y, zero)
+    return w.select(by_zero, plain, w.select(is_zero, signed, whole))
+
+
+def _is_of_other_sign(w: Writer, rest: Value, y: Value) -> Value:
+    """Whether a remainder is not zero, and of another sign than what it was divided by."""
+    zero = w.constant(0.0, y.element, y.lanes)
+    below = [w.compare("arith.cmpf", "olt", value, zero) for value in (rest, y)]
+    is_rest = w.compare("arith.cmpf", "une", rest, zero)
+    return w.binary("arith.andi", is_rest, w.binary("arith.xori", *below))
+
+
+def left(w: Writer, x: Value, y: Value) -> Value:
+    """What is left by division that is cut off, of x's sign, as C's fmod has it.
+
+    Written out: IREE links no fmod of f64, and that of f32 takes one number at a time.
+    """
+    endless, zero = (w.constant(n, x.element, x.lanes) for n in (float("inf"), 0.0))
+    size, by = w.unary("math.absf", x), w.unary("math.absf", y)
+    is_finite = w.compare("arith.cmpf", "olt", size, endless)
+    is_number = w.binary("arith.andi", is_finite, w.compare("arith.cmpf", "ogt", by, zero))
+    # Others are not divided, so that the loop ends.
+    start = w.select(is_number, size, zero)
+    rest = _reduced(w, start, by)
+    signed = w.emit(f"math.copysign {rest}, {x} : {x.type}", x.element, x.lanes)
+    return w.select(is_number, signed, w.constant(float("nan"), x.element, x.lanes))
+
+
+def _reduced(w: Writer, size: Value, by: Value) -> Value:
+    """As many times as possible of a number taken from another, neither of them negative."""
+    rest, result = w.fresh(size.element, size.lanes), w.fresh(size.element, size.lanes)
+    w.line(f"{result} = scf.while ({rest} = {size}) : ({size.type}) -> {size.type} {{")
+    w.depth += 1
+    is_left = w.compare("arith.cmpf", "oge", rest, by)
+    if rest.lanes:
+        is_left = w.emit(f"vector.reduction <or>, {is_left} : {is_left.type} into i1", "i1")
+    w.line(f"scf.condition({is_left}) {rest} : {rest.type}")
+    w.depth -= 1
+    inner = w.fresh(size.element, size.lanes)
+    w.line(f"}} do {{ ^bb0({inner}: {inner.type}):")
+    w.depth += 1
+    w.line(f"scf.yield {_less(w, inner, by)} : {inner.type}")
+    w.depth -= 1
+    w.line("}")
+    return result
+
+
+def _less(w: Writer, rest: Value, by: Value) -> Value:
+    """The rest, less a multiple of a number: so large a one that the quotient is exact."""
+    scaled = _scaled(w, rest, by)
+    zero = w.constant(0.0, rest.element, rest.lanes)
+    quotient = w.unary("math.trunc", w.binary("arith.divf", rest, scaled))
+    taken = w.unary("arith.negf", quotient)
+    text = f"math.fma {taken}, {scaled}, {rest} : {rest.type}"
+    less = w.emit(text, rest.element, rest.lanes)
+    # The quotient may have been rounded up to the next integer.
+    is_low = w.compare("arith.cmpf", "olt", less, zero)
+    less = w.select(is_low, w.binary("arith.addf", less, scaled), less)
+    is_left = w.compare("arith.cmpf", "oge", rest, by)
+    return w.select(is_left, less, rest)
+
+
+def _scaled(w: Writer, rest: Value, by: Value) -> Value:
+    """by * 2**n, so that it goes into the rest at most about 2**(bits of the mantissa) times."""
+    width, mantissa = _WIDTHS[rest.element]
+    integer, lanes = f"i{width}", rest.lanes
+
+    def number(value: int) -> Value:
+        return w.constant(value, integer, lanes)
+
+    bits = [w.convert("arith.bitcast", value, integer) for value in (rest, by)]
+    # Neither is negative, so that what is above the mantissa is the exponent.
+    above, below = (w.binary("arith.shrui", value, number(mantissa)) for value in bits)
+    gap = w.binary("arith.subi", w.binary("arith.subi", above, below), number(mantissa - 2))
+    up = w.binary("arith.maxsi", gap, number(0))
+    raised = w.binary("arith.addi", bits[1], w.binary("arith.shli", up, number(mantissa)))
+    return w.convert("arith.bitcast", raised, rest.element)

@@ -1,0 +1,129 @@
+"""Floats of 8 bits as f32 and back, by their bits: rounded to nearest even, as torch does.
+
+What is too large becomes what torch makes of it, which differs from type to type.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from turbine.dtypes import Dtype
+from turbine.kernel.backends.iree.writer import Value, Writer
+from turbine.kernel.types import DTYPES
+
+
+@dataclass(frozen=True)
+class Format:
+    """How 8 bits are a float: bits of the mantissa, the exponent's bias, and what is no number."""
+
+    mantissa: int
+    bias: int
+    nan: int
+    first_special: int  # from these bits on, without the sign, there are no numbers
+    is_signed: bool = True  # whether zero and nan have a sign
+
+    @property
+    def shift(self) -> int:
+        """How far its exponent is from that of f32."""
+        return 23 - self.mantissa
+
+    @property
+    def rebiased(self) -> int:
+        """What its exponent lacks to that of f32, in f32's bits."""
+        return (127 - self.bias) << 23
+
+    @property
+    def least_normal(self) -> int:
+        """The smallest number with a full mantissa, in f32's bits."""
+        return (128 - self.bias) << 23
+
+    @property
+    def limit(self) -> int:
+        """The first number of f32 that is too large, however it is rounded, in f32's bits."""
+        last = self.first_special << self.shift
+        return last + self.rebiased
+
+
+FORMATS = {
+    DTYPES["f8e5m2"]: Format(2, 15, nan=0x7F, first_special=0x7C),
+    DTYPES["f8e4m3fn"]: Format(3, 7, nan=0x7F, first_special=0x7F),
+    DTYPES["f8e5m2fnuz"]: Format(2, 16, nan=0x80, first_special=0x80, is_signed=False),
+    DTYPES["f8e4m3fnuz"]: Format(3, 8, nan=0x80, first_special=0x80, is_signed=False),
+}
+
+
+@cache
+def _too_large(dtype: Dtype) -> int:
+    """The bits of what is too large: inf, nan or the largest number, as this torch has it."""
+    return int(torch.tensor(float("inf")).to(dtype.torch).view(torch.uint8))
+
+
+@dataclass(frozen=True)
+class _Bits:
+    """Arithmetic on 32 bits, with numbers of Python's."""
+
+    w: Writer
+    lanes: int
+
+    def number(self, bits: int) -> Value:
+        return self.w.constant(bits - (1 << 32) if bits >= 1 << 31 else bits, "i32", self.lanes)
+
+    def op(self, name: str, x: Value, bits: int) -> Value:
+        return self.w.binary(f"arith.{name}", x, self.number(bits))
+
+    def holds(self, predicate: str, x: Value, bits: int) -> Value:
+        return self.w.compare("arith.cmpi", predicate, x, self.number(bits))
+
+    def as_float(self, x: Value) -> Value:
+        return self.w.convert("arith.bitcast", x, "f32")
+
+    def of_float(self, x: Value) -> Value:
+        return self.w.convert("arith.bitcast", x, "i32")
+
+
+def widened(w: Writer, raw: Value, dtype: Dtype) -> Value:
+    """8 bits as the f32 they stand for."""
+    form, bits = FORMATS[dtype], _Bits(w, raw.lanes)
+    wide = w.convert("arith.extui", raw, "i32")
+    rest = bits.op("andi", wide, 0x7F)
+    normal = bits.op("addi", bits.op("shli", rest, form.shift), form.rebiased)
+    # Below the least normal number they are multiples of a power of two.
+    step = w.constant(2.0 ** (1 - form.bias - form.mantissa), "f32", raw.lanes)
+    tiny = w.binary("arith.mulf", w.convert("arith.sitofp", rest, "f32"), step)
+    is_tiny = bits.holds("ult", rest, 1 << form.mantissa)
+    size = w.select(is_tiny, bits.of_float(tiny), normal)
+    if form.is_signed:
+        special = bits.op("ori", size, 0x7F800000)
+        size = w.select(bits.holds("uge", rest, form.first_special), special, size)
+    else:
+        size = w.select(bits.holds("eq", wide, form.nan), bits.number(0x7FC00000), size)
+    sign = bits.op("shli", bits.op("andi", wide, 0x80), 24)
+    return bits.as_float(w.binary("arith.ori", size, sign))
+
+
+def narrowed(w: Writer, value: Value, dtype: Dtype) -> Value:
+    """The 8 bits that are nearest to an f32."""
+    form, bits = FORMATS[dtype], _Bits(w, value.lanes)
+    all_bits = bits.of_float(value)
+    size = bits.op("andi", all_bits, 0x7FFFFFFF)
+    odd = bits.op("andi", bits.op("shrui", size, form.shift), 1)
+    half = (1 << (form.shift - 1)) - 1 - form.rebiased
+    raised = w.binary("arith.addi", bits.op("addi", size, half & 0xFFFFFFFF), odd)
+    normal = bits.op("shrui", raised, form.shift)
+    # A number so large that its last bit is worth the smallest float of 8 bits: adding rounds.
+    magic = (151 - form.bias - form.mantissa) << 23
+    summed = w.binary("arith.addf", bits.as_float(size), bits.as_float(bits.number(magic)))
+    tiny = bits.op("subi", bits.of_float(summed), magic)
+    found = w.select(bits.holds("ult", size, form.least_normal), tiny, normal)
+    most = _too_large(dtype)
+    found = w.select(bits.holds("uge", size, form.limit), bits.number(most), found)
+    found = bits.op("minui", found, most)  # it may have been rounded up to more
+    found = w.select(bits.holds("ugt", size, 0x7F800000), bits.number(form.nan), found)
+    sign = bits.op("shrui", bits.op("andi", all_bits, 0x80000000), 24)
+    signed = w.binary("arith.ori", found, sign)
+    if not form.is_signed:
+        signed = w.select(bits.holds("eq", found, 0), found, signed)
+    return w.convert("arith.trunci", signed, "i8")
