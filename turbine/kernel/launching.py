@@ -210,6 +210,11 @@ def _passed(parameter: Parameter, value: Any) -> Tensor:
     return value.detach()
 
 
+def passed_values(program: Program, args: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments of a call as its code takes them."""
+    return [_passed(p, args[p.name]) for p in program.parameters if p.is_passed]
+
+
 def _work(program: Program, sizes: Mapping[Symbol, int]) -> float:
     """About how many million operations a call is."""
     elements = 0

@@ -1,4 +1,4 @@
-"""A kernel as text: its graph in our own form, the same with proofs of bounds, MLIR, or assembly."""
+"""A kernel as text: its graph in our own form, that with proofs of bounds, MLIR, or assembly."""
 
 from __future__ import annotations
 
@@ -247,8 +247,8 @@ def _bodies(node: fx.Node) -> list[tuple[str, Body, Any]]:
     assert isinstance(node.target, Op)
     names = list(node.target.signature.parameters)
     return [
-        (_LABELS.get(names[place], names[place]), body, node.args[place + 1])
-        for place, body in enumerate(node.args)
+        (_LABELS.get(name, name), body, around)
+        for name, body, around in zip(names, node.args, node.args[1:], strict=False)
         if isinstance(body, Body)
     ]
 

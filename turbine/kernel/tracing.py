@@ -27,6 +27,7 @@ class Region:
 
     graph: fx.Graph
     parent: Region | None
+    counter: Symbol | None = None  # of the loop that it is the body of
     # What it uses of the regions around it: their nodes, and the placeholders for them.
     captured: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
@@ -59,6 +60,8 @@ class Trace:
     ranges: dict[Symbol, Range] = field(default_factory=dict)
     counters: int = 0
     written: set[str] = field(default_factory=set)
+    # Called with each tile that an op gives, when someone looks on.
+    watch: Callable[[str, Tile], None] | None = None
 
     @property
     def region(self) -> Region:
@@ -81,9 +84,9 @@ class Trace:
         return node
 
     @contextmanager
-    def inside(self) -> Iterator[Region]:
+    def inside(self, counter: Symbol | None = None) -> Iterator[Region]:
         """Trace a region within the one that is traced."""
-        region = Region(fx.Graph(), self.region)
+        region = Region(fx.Graph(), self.region, counter)
         self.regions.append(region)
         try:
             yield region

@@ -69,7 +69,8 @@ def _stored(graph: fx.Graph, known: dict[Symbol, int]) -> Iterator[Written]:
                 yield block
         elif node.target is for_op:
             start, stop, step, _, body, _ = node.args
-            assert isinstance(body, Body) and body.counter is not None
+            assert isinstance(body, Body)
+            assert body.counter is not None
             if (start.symbols | stop.symbols) <= known.keys():
                 turns = range(start.evaluate(known), stop.evaluate(known), step)
                 # The first turn is one that happens, if any does.
@@ -80,7 +81,8 @@ def _stored(graph: fx.Graph, known: dict[Symbol, int]) -> Iterator[Written]:
 def _block(node: fx.Node, known: Mapping[Symbol, int]) -> Written | None:
     """The elements that a store writes; None where that is not known, or there are none."""
     buffer, index, value = node.args
-    assert isinstance(buffer, fx.Node) and isinstance(value, fx.Node)
+    assert isinstance(buffer, fx.Node)
+    assert isinstance(value, fx.Node)
     bounds: Sequence[Bound] = node.kwargs["bounds"]  # type: ignore[assignment]
     shape = value.meta["type"].shape
     exprs = [*index, *shape, *(e for b in bounds for e in (b.offset, b.limit))]  # type: ignore[misc]

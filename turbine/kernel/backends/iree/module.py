@@ -285,7 +285,7 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     tied += [_words(host, word) for word in layout.words]
     made = [f"{layout.tensor(p)}{_braced(host, layout.open(_shape(p)))}" for p in layout.outputs]
     made += [_scratch_result(host, layout, s, groups) for s in layout.scratch]
-    launched = ", ".join([*(operand.name for operand in tied), *made])
+    launched = ", ".join([*(f"{operand.name}{operand.sizes}" for operand in tied), *made])
     given = [*operands, *tied]
     names = [f"%made{place}" for place in range(len(tied) + len(made))]
     w.line(
@@ -350,9 +350,15 @@ def _check_alarms(w: Writer, layout: Layout, names: Sequence[str]) -> None:
 
 
 def _words(host: Emitter, word: Words) -> Operand:
-    zero = host.w.constant(0, "i64")
-    made = host.w.emit(f"flow.tensor.splat {zero} : {word.tensor}", word.tensor)
-    return Operand(word.tensor, str(made))
+    made = _splat(host.w, host.w.constant(0, "i64"), word.tensor)
+    return Operand(word.tensor, made)
+
+
+def _splat(w: Writer, number: Value, tensor: str, dims: str = "") -> str:
+    """A tensor of one number, whose memory is its own: IREE makes one tensor of two that are alike,
+    and gives two results that are tied to it the same memory."""
+    apart = w.emit(f"util.optimization_barrier {number} : {number.type}", number.element)
+    return str(w.emit(f"flow.tensor.splat {apart} : {tensor}{dims}", tensor))
 
 
 def _sizes(w: Writer, layout: Layout, passed: Sequence[Parameter]) -> dict[Symbol, Value]:
@@ -413,8 +419,7 @@ def _filled(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
     tensor = layout.tensor(parameter)
     number = _host_number(emitter.w, type.fill, dtype)
     dims = _braced(emitter, layout.open(type.shape))
-    value = emitter.w.emit(f"flow.tensor.splat {number} : {tensor}{dims}", tensor)
-    return str(value)
+    return _splat(emitter.w, number, tensor, dims)
 
 
 def _host_number(w: Writer, number: float, dtype: Dtype) -> Value:
