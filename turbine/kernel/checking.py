@@ -129,9 +129,8 @@ class _Pair:
     ) -> None:
         self.program, self.sizes, self.key, self.named = program, sizes, key, named
         self.tolerance = tolerance
-        given = {n: v.clone() if isinstance(v, Tensor) else v for n, v in named.items()}
-        self.interpreted = interpret.run_in_memory(program, sizes, given)
-        self.compiled = _run_compiled(program, sizes, key, named)
+        self.interpreted = interpret.run_in_memory(program, sizes, _copied(named))
+        self.compiled = _run_compiled(program, sizes, key, _copied(named))
 
     def pair(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """The two tensors, and where the kernel wrote them."""
@@ -154,6 +153,10 @@ class _Pair:
         apart = (expected.to(torch.float64) - actual.to(torch.float64)).abs()
         found = apart[is_written & apart.isfinite()]
         return float(found.max()) / (largest(expected) or 1.0) if found.numel() else 0.0
+
+
+def _copied(named: Mapping[str, Any]) -> dict[str, Any]:
+    return {n: v.clone() if isinstance(v, Tensor) else v for n, v in named.items()}
 
 
 def _differs(expected: Tensor, actual: Tensor, limit: Tensor) -> Tensor:

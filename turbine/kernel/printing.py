@@ -60,7 +60,7 @@ def seen(kernel: Kernel, args: Sequence[Any]) -> Seen:
 
 def _check_is_told(kernel: Kernel) -> None:
     """Complain about what only tensors tell."""
-    open_ = [p for p in kernel.signature.parameters if _is_open(p)]
+    open_ = [p for p in kernel.signature.parameters if not is_told(p)]
     names = [str(p) for p in open_]
     names += [f"the size {name}" for name in sorted(kernel.specialized - kernel.blocks.keys())]
     if names:
@@ -72,8 +72,9 @@ def _check_is_told(kernel: Kernel) -> None:
         )
 
 
-def _is_open(parameter: Parameter) -> bool:
-    return parameter.is_optional or isinstance(parameter.type.dtype, DtypeSymbol)
+def is_told(parameter: Parameter) -> bool:
+    """Whether a parameter is there, and of one type, in every call."""
+    return not parameter.is_optional and not isinstance(parameter.type.dtype, DtypeSymbol)
 
 
 # The graph
@@ -191,7 +192,7 @@ def proof(facts: Facts, bound: Bound, shape: Sequence[Expr]) -> str:
     starts, ends = asked.starts_inside(bound), asked.ends_inside(bound, size)
     if not (starts and ends):
         open_ = [side for side, holds in (("start", starts), ("end", ends)) if not holds]
-        return f"guarded at {' and the '.join(open_)}"
+        return f"guarded at the {' and the '.join(open_)}"
     used = ", ".join(sorted(f"{s} % {facts.divisors[s]} == 0" for s in asked.used))
     return f"proven, as {used}" if used else "proven"
 
@@ -245,10 +246,10 @@ _LABELS = {"asked": "while", "body": "do", "one": "then", "other": "else"}
 def _bodies(node: fx.Node) -> list[tuple[str, Body, Any]]:
     """The regions of a node; what one uses from around it is the argument behind it."""
     assert isinstance(node.target, Op)
-    names = list(node.target.signature.parameters)
+    names, args = list(node.target.signature.parameters), tuple[Any, ...](node.args)
     return [
         (_LABELS.get(name, name), body, around)
-        for name, body, around in zip(names, node.args, node.args[1:], strict=False)
+        for name, body, around in zip(names, args, args[1:], strict=False)
         if isinstance(body, Body)
     ]
 
@@ -269,6 +270,13 @@ def written(value: Any, names: dict[fx.Node, str] | None = None) -> str:
 def code_of(shown: Seen) -> module.Code:
     """What is compiled."""
     return module.write(shown.program, replace(shown.facts, used=set()), "main", public=True)
+
+
+def used_facts(shown: Seen) -> Facts:
+    """What is known of sizes, and which of it the code needs to be right."""
+    facts = replace(shown.facts, used=set())
+    module.write(shown.program, facts, "main", public=True)
+    return facts
 
 
 def mlir_text(shown: Seen) -> str:

@@ -166,7 +166,7 @@ class Traced:
             hint="compute with it by tkl's functions and operators",
         )
 
-    __int__ = __index__ = __len__ = __float__  # type: ignore[assignment]
+    __int__ = __index__ = __len__ = __float__
     __hash__ = object.__hash__
 
     def __add__(self, other: Any) -> Any:

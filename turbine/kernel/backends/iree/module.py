@@ -38,6 +38,8 @@ class Code:
     text: str
     name: str
     report: Report
+    stack_bytes: int
+    scratch: tuple[Scratch, ...]  # memory that does not fit there, of one workgroup
 
 
 def write(
@@ -48,7 +50,7 @@ def write(
     layout = Layout(program, facts)
     body = _body(program, facts, layout, name, vector_bytes)
     text = "\n".join(["module {", *body, *_function(program, layout, name, public), "}"])
-    return Code(text, name, layout.report)
+    return Code(text, name, layout.report, layout.stack_bytes, tuple(layout.scratch))
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Layout:
             open_sizes |= facts.simplified(count).symbols
         self.sizes = sorted(open_sizes, key=str)
         self.scratch: list[Scratch] = []
+        self.stack_bytes = 0
         self.workgroups = WORKGROUPS
         self.report = Report()
 
@@ -159,7 +162,7 @@ def _body(
             emitter.known[Symbol(f"program_id({axis})", "program", axis)] = own
             rest = w.floordiv(rest, grid[axis]) if axis else rest
         emitter.region(program.graph)
-    layout.scratch = emitter.scratch
+    layout.scratch, layout.stack_bytes = emitter.scratch, emitter.stack
     layout.report = Report(tuple(emitter.sites), tuple(emitter.alarms))
     layout.workgroups = 1 if emitter.is_serial else WORKGROUPS
     return _executable(layout, name, w)
