@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
 
@@ -69,13 +69,20 @@ def compile_ir(
     in_process: bool | None = None,
     use_cache: bool | None = None,
     measure: Measure | None = None,
+    intermediates: Path | None = None,
 ) -> Compiled:
     """Compile with the first strategy that works, or under "tune" with the fastest.
 
     `fingerprint` stands for the source in the cache key, for sources whose bytes hold more
-    than what is compiled (such as the file names in locations).
+    than what is compiled (such as the file names in locations). `intermediates` is a folder that
+    receives assembly and object files, for which the code is compiled in any case.
     """
+    if intermediates is not None:
+        use_cache = False
     plan = _plan(source, target, strategy, fingerprint, timeout, in_process, use_cache)
+    if intermediates is not None:
+        keeping = (f"--iree-hal-dump-executable-intermediates-to={intermediates}",)
+        plan = replace(plan, attempt=replace(plan.attempt, extra=keeping))
     return plan.known() or plan.finish(measure)
 
 
@@ -172,6 +179,7 @@ class _Attempt:
     target: Target
     timeout: float
     in_process: bool | None
+    extra: tuple[str, ...] = ()  # flags beside the strategy's
 
     def first(self, candidates: Sequence[Strategy], started: Job | None = None) -> Compiled:
         """The first strategy that compiles."""
@@ -214,7 +222,7 @@ class _Attempt:
     def begin(self, strategy: Strategy) -> Job:
         """Start compiling with one strategy."""
         log.info("compiling for %s with strategy %s", self.target.text, strategy.name)
-        flags = (*strategies.COMMON, *self.target.flags, *strategy.flags)
+        flags = (*strategies.COMMON, *self.target.flags, *strategy.flags, *self.extra)
         return invoke.begin(session.Request(self.source, flags), in_process=self.in_process)
 
     def _finish(self, strategy: Strategy, job: Job) -> Compiled | Failure:

@@ -2,4 +2,6 @@
 
 from turbine.kernel import gen as gen
 from turbine.kernel import lang as lang
+from turbine.kernel.checking import check as check
+from turbine.kernel.explaining import explain as explain
 from turbine.kernel.kernel import Kernel as Kernel

@@ -174,7 +174,7 @@ class _Rules:
         """The program of a call, and every size of it as far as it is known."""
         kernel, named = self.kernel, self._named(args)
         program = kernel.program(named)
-        sizes = symbolic_sizes.bind_sizes(kernel.signature, named, kernel.chosen(program))
+        sizes = symbolic_sizes.bind_sizes(kernel.signature, named, kernel.own_sizes(program))
         signatures.check_open(kernel.signature, program.sizes, sizes)
         for symbol, size in sizes.items():
             if kernel.is_fixed(program, symbol):

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from turbine import config, errors
 from turbine.kernel import differentiating
+from turbine.kernel import printing
 from turbine.kernel import program as programs
 from turbine.kernel import signature as signatures
 from turbine.kernel.algebra import Symbol
@@ -26,6 +27,8 @@ from turbine.kernel.types import BufferType, ScalarType, spelled
 from turbine.runtime.quick_calling import QuickCall, is_shareable
 
 Function = Callable[..., Any]
+# The program of a call, every size of it, and what its code depends on.
+Call = tuple[Program, dict[Symbol, int], Key]
 
 
 class Kernel:
@@ -59,6 +62,7 @@ class Kernel:
         self._op: Any = None
         self.gradient: Gradient | None = None
         self._origin: tuple[Kernel, dict[str, int]] | None = None
+        self.last_call: Call | None = None
         self._lock = threading.RLock()
 
     def __repr__(self) -> str:
@@ -116,7 +120,7 @@ class Kernel:
         """Run the kernel on tensors that are no more than that; `args` may be remembered."""
         if config.is_interpreting():
             return self._interpreted(named)
-        program, sizes, key = self.bound(named)
+        program, sizes, key = self.last_call = self.bound(named)
         variant, results = self.launcher(key, program, sizes, named)
         written = program.of_usage("inout")
         for parameter, value in zip(written, results[len(results) - len(written) :], strict=True):
@@ -140,17 +144,17 @@ class Kernel:
         return self._interpreted(self.named(args, keywords))
 
     def _interpreted(self, named: Mapping[str, Any]) -> Any:
-        program, sizes, _ = self.bound(named)
+        program, sizes, _ = self.last_call = self.bound(named)
         check_grid(program, sizes)
         outputs = list(interpret.run(program, sizes, named).values())
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     # What a call means for the code
 
-    def bound(self, named: Mapping[str, Any]) -> tuple[Program, dict[Symbol, int], Key]:
+    def bound(self, named: Mapping[str, Any]) -> Call:
         """The program of a call, every size of it, and what its code depends on."""
         program = self.program(named)
-        blocks = self.chosen(program)
+        blocks = self.own_sizes(program)
         sizes = signatures.bind_sizes(self.signature, named, blocks)
         signatures.check_open(self.signature, program.sizes, sizes)
         static = {s: v for s, v in sizes.items() if s in blocks or self.is_fixed(program, s)}
@@ -175,7 +179,7 @@ class Kernel:
                 )
         return self._programs[types]
 
-    def chosen(self, program: Program) -> dict[Symbol, int]:
+    def own_sizes(self, program: Program) -> dict[Symbol, int]:
         """The sizes that are the kernel's own: given ones, and ones that are chosen."""
         given = {Symbol(name): value for name, value in self.blocks.items()}
         return {**chosen_blocks(program, self.signature.size_symbols), **given}
@@ -250,6 +254,16 @@ class Kernel:
         else:
             self.gradient = differentiating.of_function(self.signature, backward)
         return backward
+
+    # Looking into it
+
+    def text(self, stage: str, *args: Any) -> str:
+        """What becomes of the kernel: "fx" is its graph, "typed" the graph with proofs of bounds,
+        "mlir" what is compiled, "asm" what the compiler made of it.
+
+        Without arguments it is shown as it was called last, or if it was not, for any.
+        """
+        return printing.text(self, stage, args)
 
     def explain_recompiles(self) -> str:
         """Why code was compiled, each time."""

@@ -17,6 +17,7 @@ from turbine import target as targets
 from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
 from turbine.dumping import dump
+from turbine.kernel import verifying
 from turbine.kernel.algebra import Quotient, Symbol
 from turbine.kernel.backends.iree import module
 from turbine.kernel.backends.iree.module import Code
@@ -75,12 +76,18 @@ class Launcher:
     signature: Signature
     variants: dict[Key, list[Variant]] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    # Grids for which it was looked whether programs store to one element.
+    verified: set[tuple[Key, tuple[bool, ...]]] = field(default_factory=set)
 
     def __call__(
         self, key: Key, program: Program, sizes: Mapping[Symbol, int], args: Mapping[str, Any]
     ) -> tuple[Variant, list[Any]]:
         """The code that was run, and its results: outputs in order, then what is in-out."""
-        check_grid(program, sizes)
+        counts = check_grid(program, sizes)
+        several = key, tuple(count > 1 for count in counts)
+        if several not in self.verified:
+            verifying.check_stores(program, sizes)
+            self.verified.add(several)
         variant = self._known(key, sizes)
         if variant is None:
             with self.lock:
@@ -151,10 +158,10 @@ def _divisors(program: Program, symbol: Symbol) -> set[Symbol]:
     return found
 
 
-def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> None:
-    """Refuse a grid with more programs than can be counted."""
-    for axis, count in enumerate(program.grid):
-        number = count.evaluate(sizes)
+def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> list[int]:
+    """How many programs there are along each axis, if they can be counted."""
+    counts = [count.evaluate(sizes) for count in program.grid]
+    for axis, (count, number) in enumerate(zip(program.grid, counts, strict=True)):
         if number > _MOST_PROGRAMS:
             raise errors.KernelError(
                 f"{program.name}: the grid has {number} programs along axis {axis}, which is "
@@ -162,6 +169,7 @@ def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> None:
                 where=program.place,
                 hint="use larger blocks",
             )
+    return counts
 
 
 def written(program: Program, facts: Facts, name: str, *, public: bool) -> Code:
@@ -206,6 +214,11 @@ def _passed(parameter: Parameter, value: Any) -> Tensor:
 def number_tensor(type: ScalarType, value: Any) -> Tensor:
     """A number as it is passed."""
     return torch.tensor(value).to(scalar_dtype(type).torch)
+
+
+def passed_values(program: Program, args: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments of a call as its code takes them."""
+    return [_passed(p, args[p.name]) for p in program.parameters if p.is_passed]
 
 
 def _work(program: Program, sizes: Mapping[Symbol, int]) -> float:

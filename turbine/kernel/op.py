@@ -51,7 +51,11 @@ class Op:
 
     def add(self, *args: Any, type: TileType, valid: Valid = ALWAYS, **keywords: Any) -> Tile:
         """A node of the op, and the tile it gives."""
-        return Tile(self.record(*args, **keywords), type, valid)
+        tile = Tile(self.record(*args, **keywords), type, valid)
+        watch = tracing.current(f"tkl.{self.name}").watch
+        if watch is not None:
+            watch(self.name, tile)
+        return tile
 
     def record(self, *args: Any, **keywords: Any) -> Any:
         """A node of the op; tiles and buffers stand for their nodes."""

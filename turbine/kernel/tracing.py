@@ -27,6 +27,7 @@ class Region:
 
     graph: fx.Graph
     parent: Region | None
+    counter: Symbol | None = None  # of the loop that it is the body of
     # What it uses of the regions around it: their nodes, and the placeholders for them.
     captured: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
@@ -59,6 +60,8 @@ class Trace:
     ranges: dict[Symbol, Range] = field(default_factory=dict)
     counters: int = 0
     written: set[str] = field(default_factory=set)
+    # Called with each tile that an op gives, when someone looks on.
+    watch: Callable[[str, Tile], None] | None = None
 
     @property
     def region(self) -> Region:
@@ -81,9 +84,9 @@ class Trace:
         return node
 
     @contextmanager
-    def inside(self) -> Iterator[Region]:
+    def inside(self, counter: Symbol | None = None) -> Iterator[Region]:
         """Trace a region within the one that is traced."""
-        region = Region(fx.Graph(), self.region)
+        region = Region(fx.Graph(), self.region, counter)
         self.regions.append(region)
         try:
             yield region
@@ -163,7 +166,7 @@ class Traced:
             hint="compute with it by tkl's functions and operators",
         )
 
-    __int__ = __index__ = __len__ = __float__  # type: ignore[assignment]
+    __int__ = __index__ = __len__ = __float__
     __hash__ = object.__hash__
 
     def __add__(self, other: Any) -> Any:

@@ -28,8 +28,9 @@ class Bound:
     limit: Expr
 
     def __str__(self) -> str:
-        lane = "" if self.axis is None else f" + lane{self.axis}"
-        return f"0 <= {self.offset}{lane} < {self.limit}"
+        offset = [str(self.offset)] if self.offset.terms or self.axis is None else []
+        lane = [] if self.axis is None else [f"lane{self.axis}"]
+        return f"0 <= {' + '.join([*offset, *lane])} < {self.limit}"
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,17 @@ def run(
     watch: Watch | None = None,
 ) -> dict[str, Tensor]:
     """Run every program; gives the outputs by name, and changes what is in-out."""
+    memories = run_in_memory(program, sizes, args, watch)
+    return {p.name: memories[p.name].tensor for p in program.of_usage("output")}
+
+
+def run_in_memory(
+    program: Program,
+    sizes: Mapping[Symbol, int],
+    args: Mapping[str, Any],
+    watch: Watch | None = None,
+) -> dict[str, Memory]:
+    """Run every program; gives what its buffers hold then, and who wrote it."""
     memories = {}
     for parameter in program.parameters:
         if isinstance(parameter.type, BufferType):
@@ -93,7 +104,7 @@ def run(
     for number, ids in enumerate(itertools.product(*map(range, grid))):
         _renew(memories, program, sizes)
         _run_one(program, sizes, args, memories, (number, ids), watch)
-    return {p.name: memories[p.name].tensor for p in program.of_usage("output")}
+    return memories
 
 
 def _renew(memories: dict[str, Memory], program: Program, sizes: Mapping[Symbol, int]) -> None:

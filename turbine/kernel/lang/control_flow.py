@@ -174,7 +174,7 @@ def _traced(
     types: Sequence[TileType] | None = None,
 ) -> tuple[Body, tuple[fx.Node, ...]]:
     """A function as a region, and the nodes around it that it uses."""
-    with trace.inside() as region:
+    with trace.inside(counter) as region:
         carried = [_placeholder(region, tile) for tile in init]
         given = _returned(function(*counters, *carried))
         tiles = [as_tile(value, None, "a loop") for value in given]

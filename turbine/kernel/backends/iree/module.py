@@ -38,6 +38,8 @@ class Code:
     text: str
     name: str
     report: Report
+    stack_bytes: int
+    scratch: tuple[Scratch, ...]  # memory that does not fit there, of one workgroup
 
 
 def write(
@@ -48,7 +50,7 @@ def write(
     layout = Layout(program, facts)
     body = _body(program, facts, layout, name, vector_bytes)
     text = "\n".join(["module {", *body, *_function(program, layout, name, public), "}"])
-    return Code(text, name, layout.report)
+    return Code(text, name, layout.report, layout.stack_bytes, tuple(layout.scratch))
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ class Layout:
             open_sizes |= facts.simplified(count).symbols
         self.sizes = sorted(open_sizes, key=str)
         self.scratch: list[Scratch] = []
+        self.stack_bytes = 0
         self.workgroups = WORKGROUPS
         self.report = Report()
 
@@ -168,7 +171,7 @@ def _body(
             emitter.known[Symbol(f"program_id({axis})", "program", axis)] = own
             rest = w.floordiv(rest, grid[axis]) if axis else rest
         emitter.region(program.graph)
-    layout.scratch = emitter.scratch
+    layout.scratch, layout.stack_bytes = emitter.scratch, emitter.stack
     layout.report = Report(tuple(emitter.sites), tuple(emitter.alarms))
     layout.workgroups = 1 if emitter.is_serial else WORKGROUPS
     return _executable(layout, name, w)
@@ -365,9 +368,15 @@ def _check_alarms(w: Writer, layout: Layout, names: Sequence[str]) -> None:
 
 
 def _words(host: Emitter, word: Words) -> Operand:
-    zero = host.w.constant(0, "i64")
-    made = host.w.emit(f"flow.tensor.splat {zero} : {word.tensor}", word.tensor)
-    return Operand(word.tensor, str(made))
+    made = _splat(host.w, host.w.constant(0, "i64"), word.tensor)
+    return Operand(word.tensor, made)
+
+
+def _splat(w: Writer, number: Value, tensor: str, dims: str = "") -> str:
+    """A tensor of one number, whose memory is its own: IREE makes one tensor of two that are alike,
+    and gives two results that are tied to it the same memory."""
+    apart = w.emit(f"util.optimization_barrier {number} : {number.type}", number.element)
+    return str(w.emit(f"flow.tensor.splat {apart} : {tensor}{dims}", tensor))
 
 
 def _sizes(w: Writer, layout: Layout, passed: Sequence[Parameter]) -> dict[Symbol, Value]:
@@ -428,8 +437,7 @@ def _filled(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
     tensor = layout.tensor(parameter)
     number = _host_number(emitter.w, type.fill, dtype)
     dims = _braced(emitter, layout.open(type.shape))
-    value = emitter.w.emit(f"flow.tensor.splat {number} : {tensor}{dims}", tensor)
-    return str(value)
+    return _splat(emitter.w, number, tensor, dims)
 
 
 def _host_number(w: Writer, number: float, dtype: Dtype) -> Value:

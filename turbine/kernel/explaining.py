@@ -1,0 +1,138 @@
+"""Explain what a call of a kernel comes to: its types, proofs and code, and how fast it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from textwrap import indent
+from typing import Any
+
+from torch import Tensor
+
+from turbine import config
+from turbine import target as targets
+from turbine.compiler import pipeline
+from turbine.kernel import printing, roofline
+from turbine.kernel.algebra import Symbol
+from turbine.kernel.kernel import Kernel
+from turbine.kernel.printing import Seen
+from turbine.kernel.roofline import Peaks, Work
+from turbine.kernel.types import BufferType
+from turbine.tables import bytes_text, table
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a call of a kernel comes to; print it to read it."""
+
+    typed: str  # the graph, with types and proofs
+    grid: tuple[int, ...]
+    sizes: Mapping[str, tuple[int, str]]  # each with where it comes from
+    recompiles: tuple[str, ...]  # what a call may change that needs other code
+    compile_seconds: float
+    stack_bytes: int
+    scratch_bytes: int  # of a workgroup
+    seconds: float  # of a call, the median
+    work: Work
+    peaks: Peaks
+
+    @property
+    def roofline_share(self) -> float:
+        """How near a call is to what this machine could do at best."""
+        return self.work.least_seconds(self.peaks) / self.seconds
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def explain(kernel: Kernel, *args: Any) -> Report:
+    """Run a kernel on tensors, and say what its code is made of and how fast it is.
+
+    >>> import torch, turbine.kernel as tk, turbine.kernel.lang as tkl
+    >>> N, B = tkl.sym.N, tkl.sym.B
+    >>> @tk.gen.kernel(N // B)
+    ... def double(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]):
+    ...     start = tkl.program_id(0) * B
+    ...     tkl.store(y, (start,), 2 * tkl.load(x, (start,), (B,)))
+    >>> report = tk.explain(double, torch.ones(3000))
+    >>> report.grid, report.sizes["B"]
+    ((3,), (1024, 'chosen'))
+    """
+    named = kernel.named(args, {})
+    program, sizes, _ = kernel.bound(named)
+    # A kernel may change what it is given.
+    own = [value.clone() if isinstance(value, Tensor) else value for value in args]
+    with config.override(interpret=False):
+        seconds = roofline.seconds_of(lambda: kernel(*own))
+    shown = printing.seen(kernel, args)
+    typed = printing.typed_text(shown)
+    code = printing.code_of(shown)
+    target = targets.parse(config.current().target)
+    compiled = pipeline.compile_ir(code.text.encode(), target)
+    return Report(
+        typed,
+        tuple(count.evaluate(sizes) for count in program.grid),
+        {str(s): (value, _source(kernel, s)) for s, value in sizes.items()},
+        tuple(_recompiles(kernel, shown)),
+        compiled.seconds,
+        code.stack_bytes,
+        sum(scratch.bytes.evaluate(sizes) for scratch in code.scratch),
+        seconds,
+        roofline.work_of(program, sizes),
+        roofline.peaks(),
+    )
+
+
+def _source(kernel: Kernel, symbol: Symbol) -> str:
+    """Where a size comes from."""
+    if symbol.name in kernel.blocks:
+        return "given"
+    for parameter in kernel.signature.passed:
+        if isinstance(parameter.type, BufferType):
+            for axis, size in enumerate(parameter.type.shape):
+                if symbol in size.symbols:
+                    return f"axis {axis} of {parameter.name}"
+    return "chosen"
+
+
+def _recompiles(kernel: Kernel, shown: Seen) -> Iterator[str]:
+    """What a call may change that needs other code."""
+    facts = printing.used_facts(shown)
+    yield from (f"{s} % {facts.divisors[s]} != 0" for s in sorted(facts.used, key=str))
+    yield from (f"another {name}" for name in sorted(kernel.specialized))
+    types = {p.name: p.type.dtype for p in kernel.signature.passed}
+    open_ = [p.name for p in kernel.signature.passed if not printing.is_told(p)]
+    yield from (f"another type of {name}, {types[name]}, or none" for name in open_)
+
+
+def _lines(report: Report) -> Iterator[str]:
+    yield report.typed
+    counts = " x ".join(map(str, report.grid)) or "1"
+    yield f"grid: {counts} = {prod(report.grid)} programs"
+    rows = [(name, str(value), source) for name, (value, source) in report.sizes.items()]
+    yield indent(table([("size", "is", "from"), *rows], right={1}), "  ")
+    yield f"compiles again for: {', '.join(report.recompiles) or 'nothing'}"
+    yield f"compiled in {report.compile_seconds:.2f} s"
+    yield (
+        f"memory of a workgroup: {bytes_text(report.stack_bytes)} on the stack, "
+        f"{bytes_text(report.scratch_bytes)} beside it"
+    )
+    work, peaks = report.work, report.peaks
+    yield indent(table([_HEAD, *_speed_rows(report)], right={1, 2, 3}), "  ")
+    yield (
+        f"a call takes {report.seconds * 1e6:.1f} us: {report.roofline_share:.0%} of what this "
+        f"machine could do, where {work.limit(peaks)} is the limit"
+    )
+
+
+_HEAD = ("", "of a call", "a second", "at most")
+
+
+def _speed_rows(report: Report) -> Iterator[tuple[str, ...]]:
+    work, peaks = report.work, report.peaks
+    megabytes, rate = work.bytes / 1e6, work.bytes / report.seconds / 1e9
+    yield "moved", f"{megabytes:.2f} MB", f"{rate:.2f} GB", f"{peaks.bandwidth / 1e9:.1f} GB"
+    million, speed = work.operations / 1e6, work.operations / report.seconds / 1e9
+    top = f"{peaks.operations / 1e9:.1f} GFLOP"
+    yield "computed", f"{million:.2f} MFLOP", f"{speed:.2f} GFLOP", top

@@ -1,0 +1,304 @@
+"""A kernel as text: its graph in our own form, that with proofs of bounds, MLIR, or assembly."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import fx
+
+from turbine import config, errors
+from turbine import target as targets
+from turbine.compiler import pipeline
+from turbine.dtypes import Dtype
+from turbine.kernel import program as programs
+from turbine.kernel.algebra import ONE, Expr
+from turbine.kernel.backends.iree import module
+from turbine.kernel.lang.control_flow import Body, cond_op, for_op, output_of, result, while_op
+from turbine.kernel.launching import facts_of
+from turbine.kernel.op import Op
+from turbine.kernel.program import Program
+from turbine.kernel.proving import Facts
+from turbine.kernel.signature import Parameter
+from turbine.kernel.types import DtypeSymbol, TileType, spelled
+from turbine.kernel.validity import Bound
+
+if TYPE_CHECKING:
+    from turbine.kernel.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A kernel for some arguments: its program, and what is known of sizes."""
+
+    program: Program
+    facts: Facts
+
+
+def text(kernel: Kernel, stage: str, args: Sequence[Any]) -> str:
+    """What a stage made of a kernel, for arguments, those of the last call, or none."""
+    if stage not in STAGES:
+        raise errors.KernelError(errors.unknown("stage", stage, STAGES))
+    return STAGES[stage](seen(kernel, args))
+
+
+def seen(kernel: Kernel, args: Sequence[Any]) -> Seen:
+    """A kernel as a call with these arguments meets it; without any, as the last call did."""
+    call = kernel.bound(kernel.named(args, {})) if args else kernel.last_call
+    if call is not None:
+        program, sizes, key = call
+        return Seen(program, facts_of(program, sizes, dict(key.static)))
+    _check_is_told(kernel)
+    program = programs.trace(
+        kernel.signature, kernel.signature.parameters, kernel.grid, kernel.function
+    )
+    return Seen(program, Facts(kernel.own_sizes(program), {}, program.ranges))
+
+
+def _check_is_told(kernel: Kernel) -> None:
+    """Complain about what only tensors tell."""
+    open_ = [p for p in kernel.signature.parameters if not is_told(p)]
+    names = [str(p) for p in open_]
+    names += [f"the size {name}" for name in sorted(kernel.specialized - kernel.blocks.keys())]
+    if names:
+        given = ", ".join(p.name for p in kernel.signature.passed)
+        raise errors.KernelError(
+            f"what {kernel.__name__} is depends on its arguments: {', '.join(names)}",
+            where=kernel.signature.place,
+            hint=f"call it first, or give them: {kernel.__name__}.text(stage, {given})",
+        )
+
+
+def is_told(parameter: Parameter) -> bool:
+    """Whether a parameter is there, and of one type, in every call."""
+    return not parameter.is_optional and not isinstance(parameter.type.dtype, DtypeSymbol)
+
+
+# The graph
+
+
+def graph_text(shown: Seen) -> str:
+    """One line for each op, with the type of what it gives; regions are indented."""
+    return "\n".join(_Printer(shown.program).lines())
+
+
+def typed_text(shown: Seen) -> str:
+    """The same, and for each access which lanes take part and why that needs no check, or does."""
+    return "\n".join(_Printer(shown.program, shown.facts).lines())
+
+
+@dataclass
+class _Printer:
+    program: Program
+    facts: Facts | None = None
+    names: dict[fx.Node, str] = field(default_factory=dict)
+    taken: dict[str, int] = field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        program = self.program
+        yield f"kernel {program.name}"
+        for parameter in program.parameters:
+            yield f"  {parameter}"
+        yield f"  grid {written(program.grid)}"
+        if self.facts is not None:
+            yield from (f"  {line}" for line in facts_lines(self.facts))
+        for node in program.graph.nodes:
+            if node.op == "placeholder":
+                self.names[node] = node.name
+        yield from self.region(program.graph, "  ")
+
+    def region(self, graph: fx.Graph, indent: str) -> Iterator[str]:
+        for node in graph.nodes:
+            if node.op == "call_function":
+                for line in self.node(node):
+                    yield indent + line
+
+    def node(self, node: fx.Node) -> Iterator[str]:
+        made = node.target
+        assert isinstance(made, Op)
+        type = node.meta.get("type")
+        name = self.name(node, _KEYWORDS.get(made, made.name))
+        given = f"{name}: {type} = " if isinstance(type, TileType) else ""
+        head = _HEADS.get(made, _plain_head)(self, node)
+        yield f"{given}{head}{_place(node)}"
+        yield from (f"    {line}" for line in self.accesses(node))
+        for label, body, around in _bodies(node):
+            yield from self.body(label, body, around)
+
+    def body(self, label: str, body: Body, around: Sequence[fx.Node]) -> Iterator[str]:
+        places = [n for n in body.graph.nodes if n.op == "placeholder"]
+        carried, captured = places[: body.carried], places[body.carried :]
+        for place in carried:
+            self.name(place, "carried")
+        for place, outer in zip(captured, around, strict=True):
+            self.names[place] = self.names[outer]
+        types = ", ".join(f"{self.names[p]}: {p.meta['type']}" for p in carried)
+        yield f"  {label}({types})"
+        yield from self.region(body.graph, "    ")
+        yield f"    give {', '.join(self.names[node] for node in output_of(body.graph))}"
+
+    def name(self, node: fx.Node, wanted: str) -> str:
+        """A name that nothing else in the kernel has."""
+        if node not in self.names:
+            count = self.taken[wanted] = self.taken.get(wanted, 0) + 1
+            self.names[node] = wanted if count == 1 else f"{wanted}_{count}"
+        return self.names[node]
+
+    def written(self, value: Any) -> str:
+        return written(value, self.names)
+
+    def accesses(self, node: fx.Node) -> Iterator[str]:
+        """Which lanes take part, and what is known of that."""
+        if self.facts is None:
+            return
+        for bounds, masks, shape in conditions(node):
+            for bound in bounds:
+                yield f"lanes {bound}: {proof(self.facts, bound, shape)}"
+            for mask in masks:
+                yield f"lanes where {self.names[mask]}"
+
+
+def facts_lines(facts: Facts) -> Iterator[str]:
+    """What is known of sizes when code is made."""
+    if facts.known:
+        yield "in the code: " + ", ".join(f"{s} = {value}" for s, value in facts.known.items())
+    if facts.divisors:
+        yield "known: " + ", ".join(f"{s} % {d} == 0" for s, d in facts.divisors.items())
+
+
+def conditions(node: fx.Node) -> Iterator[tuple[Sequence[Bound], Sequence[fx.Node], Any]]:
+    """The conditions under which lanes take part in what a node does, with the tile's sizes."""
+    bounds: Any = node.kwargs.get("bounds", ())
+    masks: Any = node.kwargs.get("masks", ())
+    if bounds and isinstance(bounds[0], tuple):  # of each operand
+        for operand, own, own_masks in zip(node.args, bounds, masks, strict=False):
+            assert isinstance(operand, fx.Node)
+            yield own, own_masks, operand.meta["type"].shape
+    elif bounds or masks:
+        type = node.meta.get("type")
+        tiles = [n for n in node.all_input_nodes if isinstance(n.meta.get("type"), TileType)]
+        operands = [n for n in tiles if n not in masks]
+        shape = operands[0].meta["type"].shape if operands else type and type.shape
+        yield bounds, masks, shape
+
+
+def proof(facts: Facts, bound: Bound, shape: Sequence[Expr]) -> str:
+    """Whether a bound holds for every lane in every program, and what that takes."""
+    asked = replace(facts, used=set())
+    size = shape[bound.axis] if bound.axis is not None else ONE
+    starts, ends = asked.starts_inside(bound), asked.ends_inside(bound, size)
+    if not (starts and ends):
+        open_ = [side for side, holds in (("start", starts), ("end", ends)) if not holds]
+        return f"guarded at the {' and the '.join(open_)}"
+    used = ", ".join(sorted(f"{s} % {facts.divisors[s]} == 0" for s in asked.used))
+    return f"proven, as {used}" if used else "proven"
+
+
+def _place(node: fx.Node) -> str:
+    line = node.meta.get("line")
+    return "" if line is None else f"  # {Path(line).name}"
+
+
+def _plain_head(printer: _Printer, node: fx.Node) -> str:
+    made = node.target
+    assert isinstance(made, Op)
+    around = [id(captured) for _, _, captured in _bodies(node)]
+    given = [a for a in node.args if not isinstance(a, Body) and id(a) not in around]
+    return f"{made.name}({', '.join(map(printer.written, given))})"
+
+
+def _for_head(printer: _Printer, node: fx.Node) -> str:
+    start, stop, step, init = node.args[:4]
+    assert isinstance(node.args[4], Body)
+    by = "" if step == 1 else f" by {step}"
+    carrying = f" carrying {printer.written(init)}" if init else ""
+    name = printer.names[node]
+    limits = f"{printer.written(start)} to below {printer.written(stop)}"
+    return f"{name}: for {node.args[4].counter} from {limits}{by}{carrying}"
+
+
+def _while_head(printer: _Printer, node: fx.Node) -> str:
+    return f"{printer.names[node]}: carrying {printer.written(node.args[2])}"
+
+
+def _cond_head(printer: _Printer, node: fx.Node) -> str:
+    condition, passed = node.args[:2]
+    return f"{printer.names[node]}: if {printer.written(condition)} with {printer.written(passed)}"
+
+
+def _result_head(printer: _Printer, node: fx.Node) -> str:
+    return f"{printer.written(node.args[0])}[{node.args[1]}]"
+
+
+_HEADS: dict[Op, Callable[[_Printer, fx.Node], str]] = {
+    for_op: _for_head,
+    while_op: _while_head,
+    cond_op: _cond_head,
+    result: _result_head,
+}
+_KEYWORDS = {for_op: "loop", while_op: "loop", cond_op: "branch"}
+_LABELS = {"asked": "while", "body": "do", "one": "then", "other": "else"}
+
+
+def _bodies(node: fx.Node) -> list[tuple[str, Body, Any]]:
+    """The regions of a node; what one uses from around it is the argument behind it."""
+    assert isinstance(node.target, Op)
+    names, args = list(node.target.signature.parameters), tuple[Any, ...](node.args)
+    return [
+        (_LABELS.get(name, name), body, around)
+        for name, body, around in zip(names, args, args[1:], strict=False)
+        if isinstance(body, Body)
+    ]
+
+
+def written(value: Any, names: dict[fx.Node, str] | None = None) -> str:
+    """A value of a graph as a user writes it."""
+    if isinstance(value, fx.Node):
+        return value.name if names is None else names[value]
+    if isinstance(value, (tuple, list)):
+        listed = ", ".join(written(part, names) for part in value)
+        return f"({listed},)" if len(value) == 1 else f"({listed})"
+    return spelled(value) if isinstance(value, Dtype) else str(value)
+
+
+# Code
+
+
+def code_of(shown: Seen) -> module.Code:
+    """What is compiled."""
+    return module.write(shown.program, replace(shown.facts, used=set()), "main", public=True)
+
+
+def used_facts(shown: Seen) -> Facts:
+    """What is known of sizes, and which of it the code needs to be right."""
+    facts = replace(shown.facts, used=set())
+    module.write(shown.program, facts, "main", public=True)
+    return facts
+
+
+def mlir_text(shown: Seen) -> str:
+    """The module that is compiled."""
+    return code_of(shown).text
+
+
+def assembly_text(shown: Seen) -> str:
+    """What the compiler made for this machine's CPU."""
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline.compile_ir(
+            mlir_text(shown).encode(),
+            targets.parse(config.current().target),
+            intermediates=Path(folder),
+        )
+        files = sorted(Path(folder).glob("*.s"))
+        return "\n".join(file.read_text() for file in files)
+
+
+STAGES: dict[str, Callable[[Seen], str]] = {
+    "fx": graph_text,
+    "typed": typed_text,
+    "mlir": mlir_text,
+    "asm": assembly_text,
+}

@@ -1,0 +1,191 @@
+"""How much work a call of a kernel is, and how fast this machine could do it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Expr, Range, Symbol
+from turbine.kernel.lang import control_flow, products, reductions, scans
+from turbine.kernel.lang.control_flow import Body
+from turbine.kernel.op import Op
+from turbine.kernel.program import Program
+from turbine.kernel.types import BufferType, TileType
+from turbine.kernel.validity import Bound
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call has to do: operations on elements, and bytes in and out of its tensors."""
+
+    operations: float
+    bytes: int
+
+    def least_seconds(self, peaks: Peaks) -> float:
+        """How long it takes at least: for its operations or its memory, whichever is more."""
+        return max(self.operations / peaks.operations, self.bytes / peaks.bandwidth)
+
+    def limit(self, peaks: Peaks) -> str:
+        """What it waits for where it is as fast as can be."""
+        computing = self.operations / peaks.operations
+        return "arithmetic" if computing > self.bytes / peaks.bandwidth else "memory"
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What this machine was measured to do in a second."""
+
+    bandwidth: float  # bytes of memory, read and written
+    operations: float  # of f32, in a matrix product of PyTorch's
+
+
+@cache
+def peaks() -> Peaks:
+    """Measured once: a copy that no cache holds, and a product that caches do."""
+    count, size = 2**24, 1024
+    source, target = torch.ones(count), torch.empty(count)
+    one, product = torch.ones(size, size), torch.empty(size, size)
+    copying = seconds_of(lambda: target.copy_(source))
+    multiplying = seconds_of(lambda: torch.mm(one, one, out=product))
+    return Peaks(2 * 4 * count / copying, 2 * size**3 / multiplying)
+
+
+def seconds_of(call: Callable[[], object], at_most: float = 0.2) -> float:
+    """The median time of a call, made for a while."""
+    call()
+    seconds: list[float] = []
+    while len(seconds) < 5 or (sum(seconds) < at_most and len(seconds) < 1000):
+        started = time.perf_counter()
+        call()
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def work_of(program: Program, sizes: Mapping[Symbol, int]) -> Work:
+    """About what a call does: an op of an element counts one, whichever it is."""
+    programs = prod(count.evaluate(sizes) for count in program.grid)
+    counting = _Counting(dict(sizes), program.ranges)
+    for symbol, within in program.ranges.items():
+        if symbol.kind == "program":
+            counting.settle(symbol, within)
+    return Work(programs * counting.operations(program.graph), bytes_of(program, sizes))
+
+
+def bytes_of(program: Program, sizes: Mapping[Symbol, int]) -> int:
+    """What is read and written at least: each tensor once, what is in-out twice."""
+    total = 0
+    for parameter in program.of_usage("input", "output", "inout"):
+        assert isinstance(parameter.type, BufferType)
+        assert isinstance(parameter.type.dtype, Dtype)
+        elements = prod(size.evaluate(sizes) for size in parameter.type.shape)
+        times = 2 if parameter.type.usage == "inout" else 1
+        total += times * elements * parameter.type.dtype.itemsize
+    return total
+
+
+@dataclass
+class _Counting:
+    """Counts for one program in the middle of the grid, and a turn in the middle of each loop."""
+
+    known: dict[Symbol, int]
+    ranges: Mapping[Symbol, Range]
+
+    def settle(self, counter: Symbol, within: Range) -> int:
+        """Take a counter for the one in the middle; gives how many there are."""
+        first, last = (e.substitute(self.known).number or 0 for e in (within.first, within.last))
+        self.known[counter] = (first + last) // 2
+        return max(last - first + 1, 0)
+
+    def operations(self, graph: fx.Graph) -> float:
+        return sum(self.of_node(node) for node in graph.nodes if node.op == "call_function")
+
+    def of_node(self, node: fx.Node) -> float:
+        made = node.target
+        assert isinstance(made, Op)
+        if made is control_flow.for_op:
+            return self.of_loop(node)
+        args: tuple[Any, ...] = node.args
+        inner = [self.operations(part.graph) for part in args if isinstance(part, Body)]
+        return sum(inner, self.of_elements(node, made))
+
+    def of_loop(self, node: fx.Node) -> float:
+        args: tuple[Any, ...] = node.args
+        start, stop, step, _, body, _ = args
+        assert body.counter is not None
+        ends = (start, stop - 1) if step > 0 else (stop + 1, start)
+        turns = self.settle(body.counter, Range(*ends))
+        inner: float = self.operations(body.graph)
+        return inner * turns / abs(int(step))
+
+    def of_elements(self, node: fx.Node, made: Op) -> float:
+        if made is products.dot:
+            left = node.all_input_nodes[0]
+            bounds: Any = node.kwargs["bounds"]
+            shape = left.meta["type"].shape
+            depth: float = shape[-1].evaluate(self.known) * self.share(bounds[0], shape)
+            return 2 * self.lanes(node) * depth
+        if made in OVER_AN_AXIS:
+            return self.lanes(node.all_input_nodes[0])
+        return self.lanes(node) if made.kind == "pointwise" else 0.0
+
+    def lanes(self, node: fx.Node) -> float:
+        """How many lanes of a tile hold a value, in the mean."""
+        type = node.meta["type"]
+        assert isinstance(type, TileType)
+        valid = node.meta.get("valid")
+        elements = prod(size.evaluate(self.known) for size in type.shape)
+        return elements * (1.0 if valid is None else self.share(valid.bounds, type.shape))
+
+    def share(self, bounds: tuple[Bound, ...], shape: tuple[Expr, ...]) -> float:
+        along = {bound.axis: bound for bound in bounds if bound.axis is not None}
+        return prod(self._inside(bound, shape[axis]) for axis, bound in along.items())
+
+    def _inside(self, bound: Bound, size: Expr) -> float:
+        """The mean share of lanes that fulfil a bound, over the counters of its offset."""
+        lanes = size.evaluate(self.known)
+        shares = []
+        for known in self._counted(bound.offset):
+            offset, limit = bound.offset.evaluate(known), bound.limit.evaluate(known)
+            shares.append(max(min(limit - offset, lanes) - max(-offset, 0), 0) / max(lanes, 1))
+        return statistics.fmean(shares) if shares else 1.0
+
+    def _counted(self, offset: Expr) -> Iterator[dict[Symbol, int]]:
+        if not offset.symbols <= self.known.keys():
+            return
+        counters = [s for s in offset.symbols if s in self.ranges]
+        if not counters:
+            yield self.known
+        for counter in counters[:1]:
+            within = self.ranges[counter]
+            ends = [e.substitute(self.known).number for e in (within.first, within.last)]
+            if ends[0] is not None and ends[1] is not None and ends[1] - ends[0] < _MOST_COUNTED:
+                for value in range(ends[0], ends[1] + 1):
+                    yield {**self.known, counter: value}
+
+
+_MOST_COUNTED = 4096
+OVER_AN_AXIS = frozenset(
+    (
+        reductions.sum,
+        reductions.prod,
+        reductions.max,
+        reductions.min,
+        reductions.any,
+        reductions.all,
+        reductions.argmax,
+        reductions.argmin,
+        scans.cumsum,
+        scans.cumprod,
+        scans.cummax,
+        scans.cummin,
+    )
+)
