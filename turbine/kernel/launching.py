@@ -132,7 +132,8 @@ def facts_of(program: Program, sizes: Mapping[Symbol, int], static: Mapping[str,
         if symbol in known:
             continue
         blocks = {known[s] for s in _divisors(program, symbol) if s in known}
-        fitting = [block for block in blocks if block > 1 and size % block == 0]
+        # Nothing is divided by everything: code for that alone would be of no use later.
+        fitting = [block for block in blocks if block > 1 and size and size % block == 0]
         if fitting:
             divisors[symbol] = max(fitting)
     return Facts(known, divisors, program.ranges)

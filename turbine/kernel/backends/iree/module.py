@@ -11,6 +11,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import ZERO, Expr, Symbol
 from turbine.kernel.backends.iree import debugging, elements
@@ -285,7 +287,7 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     tied += [_words(host, word) for word in layout.words]
     made = [f"{layout.tensor(p)}{_braced(host, layout.open(_shape(p)))}" for p in layout.outputs]
     made += [_scratch_result(host, layout, s, groups) for s in layout.scratch]
-    launched = ", ".join([*(operand.name for operand in tied), *made])
+    launched = ", ".join([*(f"{operand.name}{operand.sizes}" for operand in tied), *made])
     given = [*operands, *tied]
     names = [f"%made{place}" for place in range(len(tied) + len(made))]
     w.line(
@@ -350,7 +352,7 @@ def _check_alarms(w: Writer, layout: Layout, names: Sequence[str]) -> None:
 
 
 def _words(host: Emitter, word: Words) -> Operand:
-    zero = host.w.constant(0, "i64")
+    zero = _apart(host.w, host.w.constant(0, "i64"))
     made = host.w.emit(f"flow.tensor.splat {zero} : {word.tensor}", word.tensor)
     return Operand(word.tensor, str(made))
 
@@ -410,18 +412,25 @@ def _filled(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
     type = _buffer(parameter)
     dtype = _dtype(type)
     assert type.fill is not None
-    tensor = layout.tensor(parameter)
-    number = _host_number(emitter.w, type.fill, dtype)
+    w, tensor = emitter.w, layout.tensor(parameter)
     dims = _braced(emitter, layout.open(type.shape))
-    value = emitter.w.emit(f"flow.tensor.splat {number} : {tensor}{dims}", tensor)
-    return str(value)
+    if dtype.kind != "float" or dtype.bits >= 32:
+        number = _apart(w, w.constant(type.fill, dtype.mlir))
+        return str(w.emit(f"flow.tensor.splat {number} : {tensor}{dims}", tensor))
+    # The host has no small floats: their bits do.
+    element = f"i{dtype.bits}"
+    bits = torch.tensor(type.fill).to(dtype.torch).view(_INTEGERS[dtype.bits])
+    number, held = _apart(w, w.constant(int(bits), element)), tensor.replace(dtype.mlir, element)
+    made = w.emit(f"flow.tensor.splat {number} : {held}{dims}", held)
+    return str(w.emit(f"flow.tensor.bitcast {made} : {held}{dims} -> {tensor}{dims}", tensor))
 
 
-def _host_number(w: Writer, number: float, dtype: Dtype) -> Value:
-    if dtype.kind == "float" and dtype.bits < 32:
-        value = float(number)
-        return w.emit(f"arith.constant {value:e} : {dtype.mlir}", dtype.mlir)
-    return w.constant(number, dtype.mlir)
+_INTEGERS = {8: torch.int8, 16: torch.int16}
+
+
+def _apart(w: Writer, number: Value) -> Value:
+    """A number that no other is equal to: IREE gives equal tensors one place, then writes there."""
+    return w.emit(f"util.optimization_barrier {number} : {number.type}", number.type)
 
 
 def _scratch_result(emitter: Emitter, layout: Layout, scratch: Scratch, groups: Value) -> str:
