@@ -33,10 +33,7 @@ def gemm(
         y = tkl.load(b, (j, k * BK), (BN, BK))
         return tkl.dot(x, tkl.transpose(y), acc)
 
-    y = product[0]
-    if bias is not None:
-        y = y + tkl.load(bias, (j,), (BN,))
-    y = gelu(y)
+    y = gelu(product[0] if bias is None else product[0] + tkl.load(bias, (j,), (BN,)))
     if residual is not None:
         y = y + tkl.load(residual, (i, j), (BM, BN))
     tkl.store(c, (i, j), y)
