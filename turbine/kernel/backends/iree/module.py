@@ -352,9 +352,15 @@ def _check_alarms(w: Writer, layout: Layout, names: Sequence[str]) -> None:
 
 
 def _words(host: Emitter, word: Words) -> Operand:
-    zero = _apart(host.w, host.w.constant(0, "i64"))
-    made = host.w.emit(f"flow.tensor.splat {zero} : {word.tensor}", word.tensor)
-    return Operand(word.tensor, str(made))
+    made = _splat(host.w, host.w.constant(0, "i64"), word.tensor)
+    return Operand(word.tensor, made)
+
+
+def _splat(w: Writer, number: Value, tensor: str, dims: str = "") -> str:
+    """A tensor of one number, whose memory is its own: IREE makes one tensor of two that are alike,
+    and gives two results that are tied to it the same memory."""
+    apart = w.emit(f"util.optimization_barrier {number} : {number.type}", number.element)
+    return str(w.emit(f"flow.tensor.splat {apart} : {tensor}{dims}", tensor))
 
 
 def _sizes(w: Writer, layout: Layout, passed: Sequence[Parameter]) -> dict[Symbol, Value]:
@@ -415,22 +421,16 @@ def _filled(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
     w, tensor = emitter.w, layout.tensor(parameter)
     dims = _braced(emitter, layout.open(type.shape))
     if dtype.kind != "float" or dtype.bits >= 32:
-        number = _apart(w, w.constant(type.fill, dtype.mlir))
-        return str(w.emit(f"flow.tensor.splat {number} : {tensor}{dims}", tensor))
-    # The host has no small floats: their bits do.
+        return _splat(w, w.constant(type.fill, dtype.mlir), tensor, dims)
+    # The host has no small floats, but their bits.
     element = f"i{dtype.bits}"
     bits = torch.tensor(type.fill).to(dtype.torch).view(_INTEGERS[dtype.bits])
-    number, held = _apart(w, w.constant(int(bits), element)), tensor.replace(dtype.mlir, element)
-    made = w.emit(f"flow.tensor.splat {number} : {held}{dims}", held)
+    held = tensor.replace(dtype.mlir, element)
+    made = _splat(w, w.constant(int(bits), element), held, dims)
     return str(w.emit(f"flow.tensor.bitcast {made} : {held}{dims} -> {tensor}{dims}", tensor))
 
 
 _INTEGERS = {8: torch.int8, 16: torch.int16}
-
-
-def _apart(w: Writer, number: Value) -> Value:
-    """A number that no other is equal to: IREE gives equal tensors one place, then writes there."""
-    return w.emit(f"util.optimization_barrier {number} : {number.type}", number.type)
 
 
 def _scratch_result(emitter: Emitter, layout: Layout, scratch: Scratch, groups: Value) -> str:
