@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from examples import custom_op, dynamic_batch, no_torch, quickstart
 from turbine import errors
@@ -121,6 +122,32 @@ def test_a_warm_start_takes_less_time_than_a_cold_one(tmp_path: Path) -> None:
     _python(tmp_path, script, *options, "--output", "figures.json", codes=(0, 1))
     seconds = json.loads((tmp_path / "figures.json").read_text())["seconds"]["turbine"]
     assert seconds["warm"][0] < seconds["cold"][0]
+
+
+KERNELS = sorted(path.stem for path in (ROOT / "examples" / "kernels").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_is_the_same_as_pytorch(
+    name: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example = importlib.import_module(f"examples.kernels.{name}")
+    if not request.config.getoption("--sweep"):
+        monkeypatch.setattr(example, "DTYPES", example.DTYPES[:2])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        assert example.main() == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(line.endswith("same as PyTorch") for line in lines)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_an_example_of_a_kernel_is_short(name: str) -> None:
+    assert (ROOT / "examples" / "kernels" / f"{name}.py").read_text().count("\n") < 60
 
 
 def test_the_readme_example_runs_as_written(tmp_path: Path) -> None:

@@ -25,15 +25,15 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Quotient:
-    """above // below, rounded down."""
+    """above // below, rounded down; one that counts blocks has below - 1 in what is above."""
 
     above: Expr
     below: Expr
+    counts_blocks: bool = False
 
     def __str__(self) -> str:
-        blocks = self.above - self.below + 1
-        if len(blocks.terms) < len(self.above.terms):
-            return f"ceil({blocks} / {_tight(self.below)})"
+        if self.counts_blocks:
+            return f"ceil({self.above - self.below + 1} / {_tight(self.below)})"
         return f"{_tight(self.above)} // {_tight(self.below)}"
 
 
@@ -135,12 +135,12 @@ def symbol(name: str, kind: str = "size", number: int = 0) -> Expr:
     return Expr((((Symbol(name, kind, number),), 1),))
 
 
-def quotient(above: Expr | int, below: Expr | int) -> Expr:
+def quotient(above: Expr | int, below: Expr | int, counts_blocks: bool = False) -> Expr:
     """above // below; what divides evenly is drawn out."""
     above, below = as_expr(above), as_expr(below)
     by = below.number
     if by is None:
-        return ONE if above == below else _atom(Quotient(above, below))
+        return ONE if above == below else _atom(Quotient(above, below, counts_blocks))
     if by == 0:
         raise ZeroDivisionError(f"{above} is divided by zero")
     whole = Expr(tuple((m, factor // by) for m, factor in above.terms if factor % by == 0))
@@ -150,12 +150,12 @@ def quotient(above: Expr | int, below: Expr | int) -> Expr:
     whole, rest = whole + constant // by, rest - constant // by * by
     if rest.number is not None:
         return whole + rest.number // by
-    return whole + _atom(Quotient(rest, below))
+    return whole + _atom(Quotient(rest, below, counts_blocks))
 
 
 def ceiling(above: Expr | int, below: Expr | int) -> Expr:
     """above / below, rounded up."""
-    return quotient(as_expr(above) + below - 1, below)
+    return quotient(as_expr(above) + below - 1, below, counts_blocks=True)
 
 
 def remainder(above: Expr | int, below: Expr | int) -> Expr:
@@ -248,7 +248,7 @@ def _bounded_atom(atom: Atom, counter: Symbol, within: Range, side: _Side) -> Ex
     if isinstance(atom, Quotient):
         if atom.below.number is None or atom.below.number < 0:
             return _atom(atom)
-        return quotient(_bound(atom.above, ranges, side), atom.below)
+        return quotient(_bound(atom.above, ranges, side), atom.below, atom.counts_blocks)
     assert isinstance(atom, Extreme)
     one, other = _bound(atom.one, ranges, side), _bound(atom.other, ranges, side)
     return _extreme(atom.name, one, other)
@@ -308,7 +308,8 @@ def _substituted(atom: Atom, values: Mapping[Symbol, Expr | int]) -> Expr:
     if isinstance(atom, Symbol):
         return as_expr(values[atom]) if atom in values else _atom(atom)
     if isinstance(atom, Quotient):
-        return quotient(atom.above.substitute(values), atom.below.substitute(values))
+        above, below = atom.above.substitute(values), atom.below.substitute(values)
+        return quotient(above, below, atom.counts_blocks)
     return _extreme(atom.name, atom.one.substitute(values), atom.other.substitute(values))
 
 

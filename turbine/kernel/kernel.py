@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from turbine import config, errors
-from turbine.kernel import differentiating
-from turbine.kernel import printing
+from turbine.kernel import differentiating, printing
 from turbine.kernel import program as programs
 from turbine.kernel import signature as signatures
 from turbine.kernel.algebra import Symbol

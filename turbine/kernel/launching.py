@@ -140,7 +140,8 @@ def facts_of(program: Program, sizes: Sizes, static: Mapping[str, int]) -> Facts
         if symbol in known:
             continue
         blocks = {known[s] for s in _divisors(program, symbol) if s in known}
-        fitting = [block for block in blocks if block > 1 and divides(block, size)]
+        # Nothing is divided by everything: code for that alone would be of no use later.
+        fitting = [block for block in blocks if block > 1 and size and divides(block, size)]
         if fitting:
             divisors[symbol] = max(fitting)
     return Facts(known, divisors, program.ranges)

@@ -106,6 +106,7 @@ from turbine.kernel.lang.symbols import OutputBuffer as OutputBuffer
 from turbine.kernel.lang.symbols import TemporaryBuffer as TemporaryBuffer
 from turbine.kernel.lang.symbols import cdiv as cdiv
 from turbine.kernel.lang.symbols import sym as sym
+from turbine.kernel.lang.symbols import symbols as symbols
 from turbine.kernel.lang.symbols import types as types
 from turbine.kernel.tracing import IndexExpr as IndexExpr
 from turbine.kernel.tracing import IndexSymbol as IndexSymbol

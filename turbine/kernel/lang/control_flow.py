@@ -13,7 +13,17 @@ from torch import fx
 
 from turbine import errors
 from turbine.kernel import tracing
-from turbine.kernel.algebra import Expr, Quotient, Range, Symbol, ceiling
+from turbine.kernel.algebra import (
+    Atom,
+    Expr,
+    Extreme,
+    Quotient,
+    Range,
+    Symbol,
+    ceiling,
+    larger,
+    smaller,
+)
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.memory import as_offset
 from turbine.kernel.lang.shapes import broadcast_to, masked
@@ -150,13 +160,18 @@ def blocks(count: Expr) -> Expr:
     for monomial, factor in count.terms:
         product = Expr((((), factor),))
         for atom in monomial:
-            product = product * (
-                ceiling(atom.above, atom.below)
-                if isinstance(atom, Quotient)
-                else Expr((((atom,), 1),))
-            )
+            product = product * _counted(atom)
         total = total + product
     return total
+
+
+def _counted(atom: Atom) -> Expr:
+    if isinstance(atom, Quotient) and not atom.counts_blocks:
+        return ceiling(blocks(atom.above), atom.below)
+    if isinstance(atom, Extreme):
+        extreme = {"min": smaller, "max": larger}[atom.name]
+        return extreme(blocks(atom.one), blocks(atom.other))
+    return Expr((((atom,), 1),))
 
 
 def _init(values: Any, what: str) -> list[Tile]:

@@ -43,6 +43,11 @@ sym = Sym()
 types = Types()
 
 
+def symbols(names: str) -> tuple[IndexSymbol, ...]:
+    """Several sizes at once: `M, N, K = tkl.symbols("M N K")`."""
+    return tuple(map(_symbol, names.replace(",", " ").split()))
+
+
 class BufferKind:
     """Makes a type of buffers: `InputBuffer[M, N, tkl.f32]`."""
 

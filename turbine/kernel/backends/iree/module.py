@@ -11,6 +11,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import ZERO, Expr, Symbol
 from turbine.kernel.backends.iree import debugging, elements
@@ -434,17 +436,19 @@ def _filled(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
     type = _buffer(parameter)
     dtype = _dtype(type)
     assert type.fill is not None
-    tensor = layout.tensor(parameter)
-    number = _host_number(emitter.w, type.fill, dtype)
+    w, tensor = emitter.w, layout.tensor(parameter)
     dims = _braced(emitter, layout.open(type.shape))
-    return _splat(emitter.w, number, tensor, dims)
+    if dtype.kind != "float" or dtype.bits >= 32:
+        return _splat(w, w.constant(type.fill, dtype.mlir), tensor, dims)
+    # The host has no small floats, but their bits.
+    element = f"i{dtype.bits}"
+    bits = torch.tensor(type.fill).to(dtype.torch).view(_INTEGERS[dtype.bits])
+    held = tensor.replace(dtype.mlir, element)
+    made = _splat(w, w.constant(int(bits), element), held, dims)
+    return str(w.emit(f"flow.tensor.bitcast {made} : {held}{dims} -> {tensor}{dims}", tensor))
 
 
-def _host_number(w: Writer, number: float, dtype: Dtype) -> Value:
-    if dtype.kind == "float" and dtype.bits < 32:
-        value = float(number)
-        return w.emit(f"arith.constant {value:e} : {dtype.mlir}", dtype.mlir)
-    return w.constant(number, dtype.mlir)
+_INTEGERS = {8: torch.int8, 16: torch.int16}
 
 
 def _scratch_result(emitter: Emitter, layout: Layout, scratch: Scratch, groups: Value) -> str:
