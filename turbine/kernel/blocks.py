@@ -9,6 +9,7 @@ from torch import fx
 from turbine.kernel.algebra import Expr, Symbol
 from turbine.kernel.lang.control_flow import Body
 from turbine.kernel.lang.products import dot
+from turbine.kernel.op import arguments
 from turbine.kernel.program import Program
 from turbine.kernel.types import TileType
 
@@ -35,7 +36,7 @@ def sizes_of_products(program: Program) -> set[Symbol]:
 def _products(program: Program) -> list[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
     """The shapes of the operands of each product."""
     dots = [node for node in _nodes(program.graph) if node.target is dot]
-    return [tuple(o.meta["type"].shape for o in node.args[:2]) for node in dots]  # type: ignore[misc,union-attr]
+    return [(a.meta["type"].shape, b.meta["type"].shape) for a, b, *_ in map(arguments, dots)]
 
 
 def _of_products(program: Program) -> dict[Symbol, int]:

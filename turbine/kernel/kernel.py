@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -345,7 +346,7 @@ def _checked(kernel: str, parameter: Any, given: Mapping[str, Any], place: str |
     return _number(kernel, parameter, value, place)
 
 
-_EMPTY = signatures.inspect.Parameter.empty
+_EMPTY = inspect.Parameter.empty
 
 
 def _number(kernel: str, parameter: Any, value: Any, place: str | None) -> Any:

@@ -224,7 +224,7 @@ def passed_values(program: Program, args: Mapping[str, Any]) -> list[Tensor]:
 
 def _work(program: Program, sizes: Mapping[Symbol, int]) -> float:
     """About how many million operations a call is."""
-    elements = 0
+    elements = 0.0
     for parameter in program.parameters:
         if isinstance(parameter.type, BufferType) and parameter.type.usage != "temporary":
             elements += prod(size.evaluate(sizes) for size in parameter.type.shape)

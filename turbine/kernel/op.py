@@ -13,6 +13,7 @@ from functools import reduce
 from typing import Any
 
 import torch
+from torch import fx
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
@@ -70,6 +71,16 @@ def _nodes(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return tuple(map(_nodes, value))
     return value
+
+
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """What a node's op was given, of whatever types it takes."""
+    return tuple(node.args)
+
+
+def options(node: fx.Node) -> dict[str, Any]:
+    """What it was given by name: the bounds and masks of the lanes that take part."""
+    return dict(node.kwargs)
 
 
 def op(call: Callable[..., Any]) -> Callable[[Meaning], Op]:

@@ -44,7 +44,7 @@ def _constant(node: fx.Node) -> Affine | None:
 
 
 def _from_index(node: fx.Node) -> Affine | None:
-    expr, dtype = node.args
+    expr, _ = node.args
     if not isinstance(expr, Expr) or node.meta["type"].dtype.kind == "float":
         return None
     return Affine(expr, ())
@@ -132,7 +132,7 @@ _RULES: dict[Op, Callable[[fx.Node], Affine | None]] = {
 
 @dataclass(frozen=True)
 class Block:
-    """Lanes that are a block of a buffer: where it begins, and the lanes' axis along each of its."""
+    """Lanes that are a block of a buffer: where it begins, and whose lanes go along each axis."""
 
     offsets: tuple[Expr, ...]
     axes: tuple[int | None, ...]
@@ -170,7 +170,7 @@ def _bounds(node: fx.Node) -> tuple[Bound, ...] | None:
         return _both(node)
     if node.target not in _LIMITS or node.meta["type"].dtype.kind != "bool":
         return None
-    swap, more = _LIMITS[node.target]  # type: ignore[index]
+    swap, more = _LIMITS[node.target]
     found = _operands(node)
     if found is None:
         return None
@@ -197,7 +197,7 @@ def _both(node: fx.Node) -> tuple[Bound, ...] | None:
     return tuple(parts)
 
 
-# Comparisons that limit lanes: whether the lanes stand on the right, and what is added to the limit.
+# Comparisons that limit lanes: whether the lanes stand on the right, what is added to the limit.
 _LIMITS = {
     arithmetic.less: (False, 0),
     arithmetic.less_equal: (False, 1),

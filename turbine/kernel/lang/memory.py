@@ -130,7 +130,7 @@ def _as_lanes(tile: Tile, block: Block, shape: Sequence[Expr]) -> Tile:
         if block.axes[axis] is None:
             tile = squeeze(tile, axis)
     order = [axis for axis in block.axes if axis is not None]
-    lanes = transpose(tile, sorted(range(len(order)), key=order.__getitem__))
+    lanes: Tile = transpose(tile, sorted(range(len(order)), key=order.__getitem__))
     for axis, size in enumerate(shape):
         if size == ONE:
             lanes = expand_dims(lanes, axis)
@@ -144,8 +144,8 @@ def _as_block(tile: Tile, block: Block) -> Tile:
             tile = squeeze(tile, axis)
     wide = sorted(axis for axis in block.axes if axis is not None)
     tile = transpose(tile, [wide.index(axis) for axis in block.axes if axis is not None])
-    for place, axis in enumerate(block.axes):
-        if axis is None:
+    for place, lane_axis in enumerate(block.axes):
+        if lane_axis is None:
             tile = expand_dims(tile, place)
     return tile
 

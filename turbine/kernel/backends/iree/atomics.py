@@ -15,6 +15,7 @@ from turbine.kernel.backends.iree.pointwise import FORMS
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import arithmetic, atomics
+from turbine.kernel.op import arguments
 
 _CHANGES = {"add": arithmetic.add, "max": arithmetic.maximum, "min": arithmetic.minimum}
 
@@ -29,8 +30,8 @@ def _instruction(kind: str, dtype: Dtype) -> str | None:
 
 
 def _block(emitter: Emitter, node: fx.Node) -> TileValue | None:
-    buffer = source(emitter, node.args[0])
-    offsets = [emitter.index(offset) for offset in node.args[1]]  # type: ignore[union-attr,arg-type]
+    buffer = source(emitter, arguments(node)[0])
+    offsets = [emitter.index(offset) for offset in arguments(node)[1]]
 
     def places(coords: Coords) -> list[Index]:
         return [place.base for place in moved(emitter, coords, offsets)]
@@ -39,8 +40,8 @@ def _block(emitter: Emitter, node: fx.Node) -> TileValue | None:
 
 
 def _scatter(emitter: Emitter, node: fx.Node) -> TileValue | None:
-    buffer = source(emitter, node.args[0])
-    index = [emitter.tile(i) for i in node.args[1]]  # type: ignore[union-attr]
+    buffer = source(emitter, arguments(node)[0])
+    index = [emitter.tile(i) for i in arguments(node)[1]]
 
     def places(coords: Coords) -> Sequence[Index]:
         return indices(emitter, index, coords)
@@ -55,8 +56,8 @@ def _changed(
     places: Callable[[Coords], Sequence[Index]],
 ) -> TileValue | None:
     """Change elements lane by lane; what was there is kept if it is used."""
-    operand: Any = node.args[2]
-    kind: Any = node.args[3]
+    operand: Any = arguments(node)[2]
+    kind: Any = arguments(node)[3]
     value = emitter.tile(operand)
     type = node.meta["type"]
     room = emitter.room(type.shape, type.dtype) if node.users else None

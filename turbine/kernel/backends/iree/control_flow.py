@@ -13,15 +13,18 @@ from turbine.kernel.backends.iree.tiles import Coords, Room, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import control_flow, products
 from turbine.kernel.lang.control_flow import Body, output_of
+from turbine.kernel.op import arguments
 from turbine.kernel.validity import Valid
 
 
 def _for(emitter: Emitter, node: fx.Node) -> list[TileValue]:
-    start, stop, step, init, body, captured = node.args
-    assert isinstance(body, Body) and isinstance(step, int) and body.counter is not None
+    start, stop, step, init, body, captured = arguments(node)
+    assert isinstance(body, Body)
+    assert isinstance(step, int)
+    assert body.counter is not None
     w = emitter.w
-    rooms = _rooms(emitter, init)  # type: ignore[arg-type]
-    first, end = emitter.index(start), emitter.index(stop)  # type: ignore[arg-type]
+    rooms = _rooms(emitter, init)
+    first, end = emitter.index(start), emitter.index(stop)
     count = end
     if step < 0:  # loops of MLIR count up
         count = w.floordiv(w.add(w.sub(first, end), -step - 1), -step)
@@ -30,19 +33,20 @@ def _for(emitter: Emitter, node: fx.Node) -> list[TileValue]:
         if step < 0:
             turn = w.add(first, w.mul(loop.counter, step))
         emitter.known[body.counter] = turn
-        _turn(emitter, body, rooms, captured)  # type: ignore[arg-type]
-    return _held(emitter, rooms, init)  # type: ignore[arg-type]
+        _turn(emitter, body, rooms, captured)
+    return _held(emitter, rooms, init)
 
 
 def _while(emitter: Emitter, node: fx.Node) -> list[TileValue]:
-    asked, of_asked, init, body, captured = node.args
-    assert isinstance(asked, Body) and isinstance(body, Body)
+    asked, of_asked, init, body, captured = arguments(node)
+    assert isinstance(asked, Body)
+    assert isinstance(body, Body)
     w = emitter.w
-    rooms = _rooms(emitter, init)  # type: ignore[arg-type]
+    rooms = _rooms(emitter, init)
     w.line("scf.while : () -> () {")
     w.depth += 1
     with emitter.scope():
-        _enter(emitter, asked, rooms, of_asked)  # type: ignore[arg-type]
+        _enter(emitter, asked, rooms, of_asked)
         emitter.region(asked.graph)
         (condition,) = output_of(asked.graph)
         w.line(f"scf.condition({emitter.at(emitter.tile(condition), ())})")
@@ -50,11 +54,11 @@ def _while(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     w.line("} do {")
     w.depth += 1
     with emitter.scope():
-        _turn(emitter, body, rooms, captured)  # type: ignore[arg-type]
+        _turn(emitter, body, rooms, captured)
         w.line("scf.yield")
     w.depth -= 1
     w.line("}")
-    return _held(emitter, rooms, init)  # type: ignore[arg-type]
+    return _held(emitter, rooms, init)
 
 
 def _rooms(emitter: Emitter, init: Sequence[fx.Node]) -> list[Room]:
@@ -164,8 +168,9 @@ def _put(emitter: Emitter, node: fx.Node, tile: TileValue, room: Room, valid: Va
 
 
 def _cond(emitter: Emitter, node: fx.Node) -> list[TileValue]:
-    condition, passed, one, of_one, other, of_other = node.args
-    assert isinstance(one, Body) and isinstance(other, Body)
+    condition, passed, one, of_one, other, of_other = arguments(node)
+    assert isinstance(one, Body)
+    assert isinstance(other, Body)
     types = [out.meta["type"] for out in output_of(one.graph)]
     rooms = [emitter.room(type.shape, type.dtype) for type in types]
     w = emitter.w
@@ -196,9 +201,9 @@ def _branch(
 
 
 def _result(emitter: Emitter, node: fx.Node) -> TileValue:
-    values, place = node.args
-    found: list[TileValue] = emitter.values[values]  # type: ignore[index]
-    return found[place]  # type: ignore[index]
+    values, place = arguments(node)
+    found: TileValue = emitter.values[values][place]
+    return found
 
 
 RULES[control_flow.for_op] = _for

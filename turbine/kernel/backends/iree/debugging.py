@@ -13,6 +13,7 @@ from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.tiles import Coords, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import debugging
+from turbine.kernel.op import arguments, options
 from turbine.kernel.reporting import ALARM, LOG_WORDS, MOST_ALARMS, Alarm, Site
 from turbine.kernel.types import DTYPES, I64
 
@@ -21,7 +22,7 @@ LOG = f"memref<{LOG_WORDS}xi64>"
 
 
 def _assert(emitter: Emitter, node: fx.Node) -> None:
-    condition, message = node.args
+    condition, message = arguments(node)
     assert isinstance(message, str)
     w = emitter.w
     if len(emitter.alarms) == MOST_ALARMS:
@@ -43,7 +44,7 @@ def _assert(emitter: Emitter, node: fx.Node) -> None:
                 f"memref.atomic_rmw maxs {word}, %alarms[{place}] : (i64, {ALARMS}) -> i64", "i64"
             )
 
-    _over(emitter, condition, node.kwargs["bounds"], node.kwargs["masks"], body)
+    _over(emitter, condition, options(node)["bounds"], options(node)["masks"], body)
 
 
 def _over(emitter: Emitter, operand: Any, bounds: Any, masks: Any, body: Any) -> None:
@@ -68,11 +69,11 @@ def _over(emitter: Emitter, operand: Any, bounds: Any, masks: Any, body: Any) ->
 
 
 def _print(emitter: Emitter, node: fx.Node) -> None:
-    values, label = node.args
+    values, label = arguments(node)
     w = emitter.w
-    parts = tuple(v if isinstance(v, str) else v.meta["type"] for v in values)  # type: ignore[union-attr]
-    emitter.sites.append(Site(node.meta.get("line"), label, parts))  # type: ignore[arg-type]
-    rows = zip(values, node.kwargs["bounds"], node.kwargs["masks"], strict=True)  # type: ignore[arg-type]
+    parts = tuple(v if isinstance(v, str) else v.meta["type"] for v in values)
+    emitter.sites.append(Site(node.meta.get("line"), label, parts))
+    rows = zip(values, options(node)["bounds"], options(node)["masks"], strict=True)
     tiles = [(value, bounds, masks) for value, bounds, masks in rows if not isinstance(value, str)]
     words: Index = 2
     starts: list[Index] = []

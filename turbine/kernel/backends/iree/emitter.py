@@ -147,8 +147,8 @@ class Emitter:
         for scope in reversed(self.scopes):
             if key in scope:
                 return scope[key]
-        value = self.scopes[-1][key] = compute()
-        return value
+        self.scopes[-1][key] = compute()
+        return self.scopes[-1][key]
 
     def _sum(self, expr: Expr) -> Index:
         total: Index = 0
@@ -454,7 +454,7 @@ def _is_multiplied_often(node: fx.Node) -> bool:
         body, captured = user.args[-2], user.args[-1]
         assert isinstance(body, Body)
         places = [place for place in body.graph.nodes if place.op == "placeholder"]
-        around = zip(captured, places[body.carried :], strict=True)  # type: ignore[arg-type]
+        around = zip(captured, places[body.carried :], strict=True)
         if any(outer is node and _is_left_factor(place) for outer, place in around):
             return True
     return False

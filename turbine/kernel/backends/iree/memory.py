@@ -14,6 +14,7 @@ from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import memory
+from turbine.kernel.op import arguments, options
 from turbine.kernel.types import BOOL
 
 
@@ -25,8 +26,8 @@ def source(emitter: Emitter, node: Any) -> Source:
 
 
 def _load(emitter: Emitter, node: fx.Node) -> TileValue:
-    buffer = source(emitter, node.args[0])
-    offsets = [emitter.index(offset) for offset in node.args[1]]  # type: ignore[union-attr,arg-type]
+    buffer = source(emitter, arguments(node)[0])
+    offsets = [emitter.index(offset) for offset in arguments(node)[1]]
 
     def compute(coords: Coords) -> Value:
         places = moved(emitter, coords, offsets)
@@ -56,8 +57,8 @@ def now(emitter: Emitter, node: fx.Node, tile: TileValue) -> TileValue:
 
 
 def _gather(emitter: Emitter, node: fx.Node) -> TileValue:
-    buffer = source(emitter, node.args[0])
-    index = [emitter.tile(i) for i in node.args[1]]  # type: ignore[union-attr]
+    buffer = source(emitter, arguments(node)[0])
+    index = [emitter.tile(i) for i in arguments(node)[1]]
     shape = emitter.sizes(node.meta["type"].shape)
 
     def compute(coords: Coords) -> Value:
@@ -118,8 +119,8 @@ def is_inside(emitter: Emitter, buffer: Source, places: Sequence[Value]) -> Valu
 
 
 def _in_bounds(emitter: Emitter, node: fx.Node) -> TileValue:
-    buffer = source(emitter, node.args[0])
-    index = [emitter.tile(i) for i in node.args[1]]  # type: ignore[union-attr]
+    buffer = source(emitter, arguments(node)[0])
+    index = [emitter.tile(i) for i in arguments(node)[1]]
 
     def compute(coords: Coords) -> Value:
         w, holds = emitter.w, None
@@ -137,8 +138,8 @@ def _in_bounds(emitter: Emitter, node: fx.Node) -> TileValue:
 
 
 def _store(emitter: Emitter, node: fx.Node) -> None:
-    buffer, value = source(emitter, node.args[0]), emitter.tile(node.args[2])
-    offsets = [emitter.index(offset) for offset in node.args[1]]  # type: ignore[union-attr,arg-type]
+    buffer, value = source(emitter, arguments(node)[0]), emitter.tile(arguments(node)[2])
+    offsets = [emitter.index(offset) for offset in arguments(node)[1]]
 
     def body(coords: Coords) -> None:
         places = moved(emitter, coords, offsets)
@@ -147,19 +148,19 @@ def _store(emitter: Emitter, node: fx.Node) -> None:
             elements.to_store(emitter.w, raw, buffer.dtype), buffer.name, buffer.type, places
         )
 
-    each_lane(emitter, node, node.args[2], body)
+    each_lane(emitter, node, arguments(node)[2], body)
 
 
 def _scatter(emitter: Emitter, node: fx.Node) -> None:
-    buffer, value = source(emitter, node.args[0]), emitter.tile(node.args[2])
-    index = [emitter.tile(i) for i in node.args[1]]  # type: ignore[union-attr]
+    buffer, value = source(emitter, arguments(node)[0]), emitter.tile(arguments(node)[2])
+    index = [emitter.tile(i) for i in arguments(node)[1]]
 
     def body(coords: Coords) -> None:
         places = [Coord(place) for place in indices(emitter, index, coords)]
         raw = elements.to_store(emitter.w, emitter.at(value, coords), buffer.dtype)
         emitter.write(raw, buffer.name, buffer.type, places)
 
-    each_lane(emitter, node, node.args[2], body, by_vectors=False)
+    each_lane(emitter, node, arguments(node)[2], body, by_vectors=False)
 
 
 def each_lane(
@@ -172,8 +173,8 @@ def each_lane(
 ) -> None:
     """Do something for the lanes of an operand that take part: by vectors, or under masks."""
     shape: Sequence[Expr] = operand.meta["type"].shape
-    bounds: Any = node.kwargs["bounds"]
-    masks = [emitter.tile(mask) for mask in node.kwargs["masks"]]  # type: ignore[union-attr]
+    bounds: Any = options(node)["bounds"]
+    masks = [emitter.tile(mask) for mask in options(node)["masks"]]
     dtype = operand.meta["type"].dtype
 
     def masked(coords: Coords) -> None:
@@ -205,25 +206,25 @@ def mask_at(emitter: Emitter, masks: Sequence[TileValue], coords: Coords) -> Val
 
 def _fill_missing(emitter: Emitter, node: fx.Node) -> TileValue:
     """Everything is filled, then what holds a value is put over it."""
-    tile, other = emitter.tile(node.args[0]), emitter.tile(node.args[1])
+    tile, other = emitter.tile(arguments(node)[0]), emitter.tile(arguments(node)[1])
     type = node.meta["type"]
-    if not node.kwargs["masks"] and not emitter.is_guarded(type.shape, node.kwargs["bounds"]):  # type: ignore[arg-type]
+    if not options(node)["masks"] and not emitter.is_guarded(type.shape, options(node)["bounds"]):
         return tile
     room = emitter.room(type.shape, type.dtype)
     emitter.fill(room, other, emitter.extents(type.shape, ()))
     each_lane(
         emitter,
         node,
-        node.args[0],
+        arguments(node)[0],
         lambda coords: emitter.put(room, coords, emitter.at(tile, coords)),
     )
     return emitter.held(room, emitter.sizes(type.shape))
 
 
 def _to_index(emitter: Emitter, node: fx.Node) -> None:
-    tile, symbol = emitter.tile(node.args[0]), node.args[1]
+    tile, symbol = emitter.tile(arguments(node)[0]), arguments(node)[1]
     value = emitter.at(tile, ())
-    emitter.known[symbol] = emitter.w.convert("arith.index_cast", value, "index")  # type: ignore[index]
+    emitter.known[symbol] = emitter.w.convert("arith.index_cast", value, "index")
 
 
 RULES[memory.load] = _load

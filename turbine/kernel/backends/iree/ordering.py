@@ -14,6 +14,7 @@ from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import ordering
+from turbine.kernel.op import arguments, options
 from turbine.kernel.types import I64
 
 
@@ -43,14 +44,13 @@ class Row:
 
 
 def _sort(emitter: Emitter, node: fx.Node) -> list[TileValue]:
-    operand, axis, descending, count = node.args
-    assert isinstance(axis, int) and isinstance(count, Expr)
-    tile, type = emitter.tile(operand), operand.meta["type"]  # type: ignore[union-attr]
-    bounds = list(
-        dict.fromkeys((*operand.meta["valid"].bounds, *node.kwargs["bounds"]))  # type: ignore[union-attr,misc]
-    )
+    operand, axis, descending, count = arguments(node)
+    assert isinstance(axis, int)
+    assert isinstance(count, Expr)
+    tile, type = emitter.tile(operand), operand.meta["type"]
+    bounds = list(dict.fromkeys((*operand.meta["valid"].bounds, *options(node)["bounds"])))
     extents = emitter.extents(type.shape, bounds)
-    masks = [emitter.tile(mask) for mask in node.kwargs["masks"]]  # type: ignore[union-attr]
+    masks = [emitter.tile(mask) for mask in options(node)["masks"]]
     pair = (as_expr(2), type.shape[axis])
     row = Row(emitter, emitter.room(pair, type.dtype), emitter.room(pair, I64), bool(descending))
     types = node.meta["types"]

@@ -14,7 +14,7 @@ from turbine.kernel.backends.iree.emitter import RULES, Emitter
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads
 from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.kernel.lang import arithmetic, casting, functions
-from turbine.kernel.op import Op
+from turbine.kernel.op import Op, arguments
 
 # Operands of one type in, the result out.
 Form = Callable[[Writer, Dtype, Sequence[Value]], Value]
@@ -218,7 +218,7 @@ FORMS: dict[Op, tuple[Form, int]] = {
 
 def _rule(form: Form, cost: int) -> Callable[[Emitter, fx.Node], TileValue]:
     def rule(emitter: Emitter, node: fx.Node) -> TileValue:
-        kinds = [operand.meta["type"].dtype for operand in node.args]  # type: ignore[union-attr]
+        kinds = [operand.meta["type"].dtype for operand in arguments(node)]
         return combined(emitter, node, form, cost, kinds[-1])
 
     return rule
@@ -230,7 +230,7 @@ def combined(
     """A tile whose lanes are computed from those of its operands."""
     type = node.meta["type"]
     shape = emitter.sizes(type.shape)
-    operands = [_operand(emitter, operand, shape) for operand in node.args]
+    operands = [_operand(emitter, operand, shape) for operand in arguments(node)]
 
     def compute(coords: Coords) -> Value:
         values = [emitter.at(operand, broadcast_coords(operand, coords)) for operand in operands]
@@ -283,7 +283,7 @@ def _bitcast(emitter: Emitter, node: fx.Node) -> TileValue:
 def _elementwise(
     emitter: Emitter, node: fx.Node, convert: Callable[[Writer, Value, Dtype, Dtype], Value]
 ) -> TileValue:
-    tile, to = emitter.tile(node.args[0]), node.args[1]
+    tile, to = emitter.tile(arguments(node)[0]), arguments(node)[1]
     assert isinstance(to, Dtype)
 
     def compute(coords: Coords) -> Value:

@@ -19,6 +19,7 @@ from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import products
 from turbine.kernel.lang.products import accumulated_in
+from turbine.kernel.op import arguments, options
 from turbine.kernel.types import DTYPES, TileType
 
 # Rows of an operand that lie this close can be read again and again.
@@ -76,7 +77,7 @@ class Side:
 
 
 def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
-    a, b, acc = node.args
+    a, b, acc = arguments(node)
     type: TileType = node.meta["type"]
     wide = accumulated_in(type.dtype)
     room = _started(emitter, node, acc, wide)
@@ -117,8 +118,8 @@ def _narrowed(emitter: Emitter, tile: TileValue, to: Dtype) -> TileValue:
 
 
 def _side(emitter: Emitter, node: fx.Node, place: int, operand: Any, dtype: Dtype) -> Side:
-    bounds = (*operand.meta["valid"].bounds, *node.kwargs["bounds"][place])  # type: ignore[index]
-    masks = [emitter.tile(mask) for mask in node.kwargs["masks"][place]]  # type: ignore[index]
+    bounds = (*operand.meta["valid"].bounds, *options(node)["bounds"][place])
+    masks = [emitter.tile(mask) for mask in options(node)["masks"][place]]
     extents = emitter.extents(operand.meta["type"].shape, list(dict.fromkeys(bounds)))
     return Side(emitter, emitter.tile(operand), masks, extents, dtype)
 

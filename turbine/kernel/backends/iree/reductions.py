@@ -16,6 +16,7 @@ from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
 from turbine.kernel.backends.iree.views import counted
 from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.kernel.lang import reductions
+from turbine.kernel.op import arguments, options
 from turbine.kernel.types import I64
 
 
@@ -195,12 +196,12 @@ def _rule(kind: Kind) -> Callable[[Emitter, fx.Node], TileValue]:
 
 def reduced(emitter: Emitter, node: fx.Node, kind: Kind) -> TileValue:
     """Reduce an operand along axes."""
-    operand: Any = node.args[0]
-    axes: tuple[int, ...] = node.args[1]  # type: ignore[assignment]
+    operand: Any = arguments(node)[0]
+    axes: tuple[int, ...] = arguments(node)[1]
     type = node.meta["type"]
     tile = emitter.tile(operand)
-    masks = [emitter.tile(mask) for mask in node.kwargs["masks"]]  # type: ignore[union-attr]
-    bounds = dict.fromkeys((*operand.meta["valid"].bounds, *node.kwargs["bounds"]))  # type: ignore[misc]
+    masks = [emitter.tile(mask) for mask in options(node)["masks"]]
+    bounds = dict.fromkeys((*operand.meta["valid"].bounds, *options(node)["bounds"]))
     extents = emitter.extents(operand.meta["type"].shape, list(bounds))
     axis = vector_axis(extents)
     inner = axis in axes

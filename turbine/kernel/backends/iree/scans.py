@@ -17,6 +17,7 @@ from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
 from turbine.kernel.backends.iree.writer import Value
 from turbine.kernel.lang import reductions, scans
 from turbine.kernel.lang.control_flow import Body, output_of
+from turbine.kernel.op import Op, arguments, options
 
 # Values so far and the next ones in, values so far out.
 Combine = Callable[[Sequence[Value], Sequence[Value]], list[Value]]
@@ -128,12 +129,12 @@ def _none(_: object) -> None:
 
 def _extents(emitter: Emitter, node: fx.Node, operands: Sequence[Any]) -> list[Extent]:
     bounds = dict.fromkeys(b for o in operands for b in o.meta["valid"].bounds)
-    bounds |= dict.fromkeys(node.kwargs["bounds"])  # type: ignore[arg-type]
+    bounds |= dict.fromkeys(options(node)["bounds"])
     return emitter.extents(operands[0].meta["type"].shape, list(bounds))
 
 
 def _masks(emitter: Emitter, node: fx.Node) -> list[TileValue]:
-    return [emitter.tile(mask) for mask in node.kwargs["masks"]]  # type: ignore[union-attr]
+    return [emitter.tile(mask) for mask in options(node)["masks"]]
 
 
 _BUILT_IN = {
@@ -144,10 +145,15 @@ _BUILT_IN = {
 }
 
 
+def _op_of(node: fx.Node) -> Op:
+    assert isinstance(node.target, Op)
+    return node.target
+
+
 def _built_in(emitter: Emitter, node: fx.Node) -> TileValue:
-    operand, axis, reverse = node.args
+    operand, axis, reverse = arguments(node)
     assert isinstance(axis, int)
-    kind = _BUILT_IN[node.target]  # type: ignore[index]
+    kind = _BUILT_IN[_op_of(node)]
     tile = emitter.tile(operand)
     w = emitter.w
 
@@ -163,27 +169,29 @@ def _built_in(emitter: Emitter, node: fx.Node) -> TileValue:
 
 
 def _by_function(emitter: Emitter, node: fx.Node) -> list[TileValue]:
-    operands, axis, reverse, body, captured = node.args
-    assert isinstance(axis, int) and isinstance(body, Body)
-    tiles = [emitter.tile(operand) for operand in operands]  # type: ignore[union-attr]
-    combine = _region(emitter, body, captured, [tile.dtype for tile in tiles])  # type: ignore[arg-type]
+    operands, axis, reverse, body, captured = arguments(node)
+    assert isinstance(axis, int)
+    assert isinstance(body, Body)
+    tiles = [emitter.tile(operand) for operand in operands]
+    combine = _region(emitter, body, captured, [tile.dtype for tile in tiles])
     walk = Walk(emitter, tiles, _masks(emitter, node), axis, combine, None, bool(reverse))
-    return _scan(emitter, node, operands, walk)  # type: ignore[arg-type]
+    return _scan(emitter, node, operands, walk)
 
 
 def _reduce(emitter: Emitter, node: fx.Node) -> list[TileValue]:
-    operands, axis, init, body, captured = node.args
-    assert isinstance(axis, int) and isinstance(body, Body)
+    operands, axis, init, body, captured = arguments(node)
+    assert isinstance(axis, int)
+    assert isinstance(body, Body)
     w = emitter.w
-    tiles = [emitter.tile(operand) for operand in operands]  # type: ignore[union-attr]
-    first = [emitter.at(emitter.tile(start), ()) for start in init]  # type: ignore[union-attr]
+    tiles = [emitter.tile(operand) for operand in operands]
+    first = [emitter.at(emitter.tile(start), ()) for start in init]
 
     def starts(lanes: int) -> list[Value]:
         return [w.splat(value, lanes) if lanes else value for value in first]
 
-    combine = _region(emitter, body, captured, [tile.dtype for tile in tiles])  # type: ignore[arg-type]
+    combine = _region(emitter, body, captured, [tile.dtype for tile in tiles])
     walk = Walk(emitter, tiles, _masks(emitter, node), axis, combine, starts)
-    extents = _extents(emitter, node, operands)  # type: ignore[arg-type]
+    extents = _extents(emitter, node, operands)
     types = node.meta["types"]
     rooms = [emitter.room(type.shape, type.dtype) for type in types]
     others = [extent for place, extent in enumerate(extents) if place != axis]

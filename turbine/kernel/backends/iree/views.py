@@ -17,22 +17,24 @@ from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import creation, shapes
+from turbine.kernel.op import arguments, options
 from turbine.kernel.types import BOOL, I64
 
 # Creation
 
 
 def _constant(emitter: Emitter, node: fx.Node) -> TileValue:
-    dtype, number = node.args[1], node.args[2]
+    dtype, number = arguments(node)[1], arguments(node)[2]
     assert isinstance(dtype, Dtype)
-    value = elements.number(emitter.w, number, dtype)  # type: ignore[arg-type]
+    value = elements.number(emitter.w, number, dtype)
     shape = emitter.sizes(node.meta["type"].shape)
     return TileValue(shape, dtype, lambda coords: value)
 
 
 def _from_index(emitter: Emitter, node: fx.Node) -> TileValue:
-    expr, dtype = node.args
-    assert isinstance(expr, Expr) and isinstance(dtype, Dtype)
+    expr, dtype = arguments(node)
+    assert isinstance(expr, Expr)
+    assert isinstance(dtype, Dtype)
     value = as_number(emitter, emitter.index(expr), dtype)
     return TileValue((), dtype, lambda coords: value)
 
@@ -44,8 +46,9 @@ def as_number(emitter: Emitter, index: Index, dtype: Dtype) -> Value:
 
 
 def _arange(emitter: Emitter, node: fx.Node) -> TileValue:
-    _, start, dtype = node.args
-    assert isinstance(start, Expr) and isinstance(dtype, Dtype)
+    _, start, dtype = arguments(node)
+    assert isinstance(start, Expr)
+    assert isinstance(dtype, Dtype)
     first = emitter.index(start)
 
     def compute(coords: Coords) -> Value:
@@ -74,7 +77,7 @@ RULES[creation.arange] = _arange
 def _view(
     emitter: Emitter, node: fx.Node, place: Callable[[Coords], Coords], operand: Any = None
 ) -> TileValue:
-    tile = emitter.tile(node.args[0] if operand is None else operand)
+    tile = emitter.tile(arguments(node)[0] if operand is None else operand)
 
     def compute(coords: Coords) -> Value:
         return emitter.at(tile, place(coords))
@@ -84,39 +87,41 @@ def _view(
 
 
 def _transpose(emitter: Emitter, node: fx.Node) -> TileValue:
-    order: Sequence[int] = node.args[1]  # type: ignore[assignment]
+    order: Sequence[int] = arguments(node)[1]
     back = [list(order).index(axis) for axis in range(len(order))]
 
     def place(coords: Coords) -> Coords:
         return tuple(coords[axis] for axis in back)
 
-    tile, moved = emitter.tile(node.args[0]), _view(emitter, node, place)
+    tile, moved = emitter.tile(arguments(node)[0]), _view(emitter, node, place)
     ahead = tile.prefetch
     prefetch = None if ahead is None else lambda coords: ahead(place(coords))
     return replace(moved, neighbours=list(order).index(tile.along), prefetch=prefetch)
 
 
 def _expand_dims(emitter: Emitter, node: fx.Node) -> TileValue:
-    axis: int = node.args[1]  # type: ignore[assignment]
+    axis: int = arguments(node)[1]
     return _view(emitter, node, lambda coords: coords[:axis] + coords[axis + 1 :])
 
 
 def _squeeze(emitter: Emitter, node: fx.Node) -> TileValue:
-    axis: int = node.args[1]  # type: ignore[assignment]
+    axis: int = arguments(node)[1]
     return _view(emitter, node, lambda coords: (*coords[:axis], Coord(0), *coords[axis:]))
 
 
 def _broadcast_to(emitter: Emitter, node: fx.Node) -> TileValue:
-    tile = emitter.tile(node.args[0])
+    tile = emitter.tile(arguments(node)[0])
     return _view(emitter, node, lambda coords: broadcast_coords(tile, coords))
 
 
 def _slice(emitter: Emitter, node: fx.Node) -> TileValue:
-    _, axis, start, _, step = node.args
-    assert isinstance(axis, int) and isinstance(start, Expr) and isinstance(step, int)
+    _, axis, start, _, step = arguments(node)
+    assert isinstance(axis, int)
+    assert isinstance(start, Expr)
+    assert isinstance(step, int)
     first = emitter.index(start)
     if step != 1:
-        _hold_guarded(emitter, node.args[0])
+        _hold_guarded(emitter, arguments(node)[0])
     w = emitter.w
 
     def place(coords: Coords) -> Coords:
@@ -130,8 +135,8 @@ def _slice(emitter: Emitter, node: fx.Node) -> TileValue:
 
 
 def _reshape(emitter: Emitter, node: fx.Node) -> TileValue:
-    _hold_guarded(emitter, node.args[0])
-    old = emitter.tile(node.args[0]).shape
+    _hold_guarded(emitter, arguments(node)[0])
+    old = emitter.tile(arguments(node)[0]).shape
     new = emitter.sizes(node.meta["type"].shape)
 
     def place(coords: Coords) -> Coords:
@@ -188,12 +193,12 @@ def _unravelled(emitter: Emitter, place: Coord, shape: Sequence[Index]) -> Coord
 
 
 def _concatenate(emitter: Emitter, node: fx.Node) -> TileValue:
-    operands, axis = node.args
+    operands, axis = arguments(node)
     assert isinstance(axis, int)
     type = node.meta["type"]
     room = emitter.room(type.shape, type.dtype)
     start: Index = 0
-    for operand in operands:  # type: ignore[union-attr]
+    for operand in operands:
         part = emitter.tile(operand)
         _put_behind(emitter, operand, part, room, axis, start)
         start = emitter.w.add(start, part.shape[axis])
@@ -215,9 +220,9 @@ def _put_behind(
 
 def _mask_of(emitter: Emitter, node: fx.Node) -> TileValue:
     """Whether lanes fulfil the conditions that the node has."""
-    shape: Sequence[Expr] = node.args[0]  # type: ignore[assignment]
-    bounds: Any = node.kwargs["bounds"]
-    masks = [emitter.tile(mask) for mask in node.kwargs["masks"]]  # type: ignore[union-attr]
+    shape: Sequence[Expr] = arguments(node)[0]
+    bounds: Any = options(node)["bounds"]
+    masks = [emitter.tile(mask) for mask in options(node)["masks"]]
     extents = emitter.extents(shape, bounds)
     sizes = emitter.sizes(shape)
 
