@@ -228,5 +228,5 @@ def _work(program: Program, sizes: Mapping[Symbol, int]) -> float:
     for parameter in program.parameters:
         if isinstance(parameter.type, BufferType) and parameter.type.usage != "temporary":
             elements += prod(size.evaluate(sizes) for size in parameter.type.shape)
-    nodes = sum(node.op == "call_function" for node in program.graph.nodes)
+    nodes: int = sum(node.op == "call_function" for node in program.graph.nodes)
     return elements * nodes / 1e6

@@ -145,10 +145,12 @@ class Emitter:
 
     def _remembered(self, key: Any, compute: Callable[[], Value]) -> Value:
         for scope in reversed(self.scopes):
-            if key in scope:
-                return scope[key]
-        self.scopes[-1][key] = compute()
-        return self.scopes[-1][key]
+            found = scope.get(key)
+            if found is not None:
+                return found
+        value = compute()
+        self.scopes[-1][key] = value
+        return value
 
     def _sum(self, expr: Expr) -> Index:
         total: Index = 0
