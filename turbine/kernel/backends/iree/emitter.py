@@ -145,7 +145,7 @@ class Emitter:
 
     def _remembered(self, key: Any, compute: Callable[[], Value]) -> Value:
         for scope in reversed(self.scopes):
-            found = scope.get(key)
+            found: Value | None = scope.get(key)
             if found is not None:
                 return found
         value = compute()
