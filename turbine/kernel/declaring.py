@@ -111,7 +111,9 @@ class _Rules:
 
     def run(self, *args: Any) -> Any:
         """Run the kernel on tensors with data."""
-        named = self._named(args)
+        result = self.kernel.repeated(args)
+        if result is not None:
+            return result
         devices = {str(a.device) for a in args if isinstance(a, Tensor) and a.device.type != "cpu"}
         if devices:
             raise errors.KernelError(
@@ -119,7 +121,7 @@ class _Rules:
                 where=self.kernel.signature.place,
                 hint="kernels run on the CPU: move the tensors there, tensor.cpu()",
             )
-        return self.kernel.run(named)
+        return self.kernel.run(self._named(args), args)
 
     def shapes(self, *args: Any) -> Any:
         """The outputs, without data, of tensors without data."""
@@ -177,7 +179,7 @@ class _Rules:
         sizes = symbolic_sizes.bind_sizes(kernel.signature, named, kernel.own_sizes(program))
         signatures.check_open(kernel.signature, program.sizes, sizes)
         for symbol, size in sizes.items():
-            if kernel.is_fixed(program, symbol):
+            if symbol.name in kernel.specialized:
                 sizes[symbol] = int(size)
         if all(isinstance(size, int) for size in sizes.values()):
             check_grid(program, {symbol: int(size) for symbol, size in sizes.items()})

@@ -48,7 +48,7 @@ def of_kernel(forward: Signature, backward: Kernel) -> Gradient:
         if name not in given:
             what = errors.unknown(f"gradient of an input of {forward.kernel}", name, given)
             raise errors.KernelError(
-                f"{backward.__name__} gives {what}",
+                f"{backward.__name__} gives an {what}",
                 where=backward.signature.place,
                 hint="an output is called grad_x, after the input x whose gradient it is",
             )
@@ -97,7 +97,7 @@ def _of_names(
     for name in takes:
         if name not in known:
             raise errors.KernelError(
-                f"{called}, the gradient of {forward.kernel}, takes "
+                f"{called}, the gradient of {forward.kernel}, takes an "
                 + errors.unknown("value of the call", name, known),
                 where=place,
                 hint="it takes inputs, outputs and gradients of outputs, grad_y, by their names",
@@ -134,7 +134,7 @@ def _by_name(forward: Signature, results: Any, called: str, place: str | None) -
         wrong = [name for name in results if name not in names]
         if wrong:
             what = errors.unknown(f"input of {forward.kernel}", wrong[0], names)
-            raise errors.KernelError(f"{called} gives the gradient of {what}", where=place)
+            raise errors.KernelError(f"{called} gives the gradient of an {what}", where=place)
         return results
     values = tuple(results) if isinstance(results, (tuple, list)) else (results,)
     if len(values) != len(names):

@@ -86,9 +86,8 @@ class Kernel:
             named = self.named(args, keywords)
             assert _has_op(self)
             return self._op.op(*[named[p.name] for p in self.signature.passed])
-        quick = self._quick
-        if quick is not None and not keywords and _is_plain() and not config.is_interpreting():
-            result = quick[0].call(args) if len(args) == quick[1] else None
+        if not keywords and _is_plain():
+            result = self.repeated(args)
             if result is not None:
                 return result
         named = self.named(args, keywords)
@@ -130,6 +129,13 @@ class Kernel:
         outputs = results[: len(results) - len(written)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
+    def repeated(self, args: Sequence[Any]) -> Any:
+        """The result of a call on tensors that is like the one before; None if it is not."""
+        quick = self._quick
+        if quick is None or len(args) != quick[1] or config.is_interpreting():
+            return None
+        return quick[0].call(args)
+
     def _remember(self, variant: Variant, args: tuple[Any, ...]) -> None:
         """Take the short way for calls like this one, if there is one."""
         slots = [*variant.call.inputs, *variant.call.results]
@@ -157,7 +163,8 @@ class Kernel:
         blocks = self.own_sizes(program)
         sizes = signatures.bind_sizes(self.signature, named, blocks)
         signatures.check_open(self.signature, program.sizes, sizes)
-        static = {s: v for s, v in sizes.items() if s in blocks or self.is_fixed(program, s)}
+        fixed = {*blocks, *sizes_of_products(program)}
+        static = {s: v for s, v in sizes.items() if s in fixed or s.name in self.specialized}
         key = Key(self._types(named), tuple(sorted((s.name, value) for s, value in static.items())))
         return program, sizes, key
 
@@ -183,10 +190,6 @@ class Kernel:
         """The sizes that are the kernel's own: given ones, and ones that are chosen."""
         given = {Symbol(name): value for name, value in self.blocks.items()}
         return {**chosen_blocks(program, self.signature.size_symbols), **given}
-
-    def is_fixed(self, program: Program, symbol: Symbol) -> bool:
-        """Whether a size that tensors tell is part of the code."""
-        return symbol.name in self.specialized or symbol in sizes_of_products(program)
 
     def using(self, **blocks: int) -> Kernel:
         """The same kernel with other sizes of tiles: `gemm.using(BM=32, BN=128)`."""
