@@ -21,7 +21,7 @@ import turbine
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from tests.models import Fn
-from turbine import aot, errors
+from turbine import aot, dynamo, errors
 from turbine.kernel.declaring import schema_text
 
 M, N, K, B, D = tkl.sym.M, tkl.sym.N, tkl.sym.K, tkl.sym.B, tkl.sym.D
@@ -163,7 +163,7 @@ def test_a_model_that_holds_a_kernel_is_copied_and_pickled() -> None:
 
 def test_the_op_runs_the_kernel() -> None:
     assert_close(softmax.op(X), X.softmax(-1))
-    assert_close(torch.ops.tk.softmax(X.double()), X.double().softmax(-1))
+    assert_close(torch.ops.tk.softmax(2 * X), (2 * X).softmax(-1))
 
 
 @pytest.mark.parametrize("call", [accumulate, lambda *args: accumulate.op(*args)])
@@ -231,21 +231,19 @@ def test_a_kernel_is_part_of_one_graph() -> None:
 def test_code_for_sizes_that_vary_serves_them_all() -> None:
     graphs = []
 
-    def count(graph: Any, example: Any) -> Any:
+    def count(graph: Any, examples: Any) -> Any:
         graphs.append(graph)
-        return graph.forward
+        return dynamo.backend(graph, examples)
 
-    function = compiled(lambda a, b, bias: shifted_gemm(a, b, bias).relu(), dynamic=True)
-    counted = torch.compile(shifted_gemm, backend=count, fullgraph=True, dynamic=True)
+    function = torch.compile(shifted_gemm, backend=count, fullgraph=True, dynamic=True)
     for m, n, k in ((3, 4, 5), (70, 6, 2), (9, 8, 7)):
         a, b, bias = torch.randn(m, k), torch.randn(k, n), torch.randn(n)
-        assert_close(function(a, b, bias), (a @ b + bias).relu())
-        assert_close(counted(a, b, bias=bias), a @ b + bias)
+        assert_close(function(a, b, bias=bias), a @ b + bias)
     assert len(graphs) == 1
 
 
 def test_compiled_code_writes_to_the_callers_tensor() -> None:
-    def add(total: Tensor, part: Tensor, shift: int) -> Tensor:
+    def add(total: Tensor, part: Tensor, shift: int) -> Any:
         largest = accumulate(total, part, shift=shift)
         return total * largest
 
@@ -343,16 +341,18 @@ def test_an_artifact_runs_where_there_are_no_kernels(tmp_path: Path) -> None:
     artifact = exported.compile(tmp_path / "softmax.turbine")
     expected = model.forward(a).detach()
     assert_close(artifact(a), expected)
-    torch.save(expected, tmp_path / "expected.pt")
     script = """
-import sys, torch, turbine
-folder = sys.argv[1]
-found = turbine.load(f"{folder}/softmax.turbine")(torch.ones(64, 64))
-torch.testing.assert_close(found, torch.load(f"{folder}/expected.pt"))
-assert not [name for name in sys.modules if name.startswith(("turbine.kernel", "iree.compiler"))]
+import sys, numpy, turbine
+found = turbine.load(sys.argv[1])(numpy.ones((64, 64), numpy.float32))
+rooms = ("turbine.kernel", "turbine.ops", "iree.compiler", "torch")
+assert not [name for name in sys.modules if name.startswith(rooms)]
+sys.stdout.buffer.write(numpy.asarray(found).tobytes())
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True)
+    command = [sys.executable, "-c", script, str(tmp_path / "softmax.turbine")]
+    done = subprocess.run(command, capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
+    found = torch.frombuffer(bytearray(done.stdout), dtype=torch.float32).reshape(64, 64)
+    assert_close(found, expected)
 
 
 def test_an_exported_program_writes_to_the_callers_tensor() -> None:
@@ -470,17 +470,17 @@ def losses(prepare: Function) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     x = torch.randn(32, 8)
     found = []
-    for _ in range(4):
+    for _ in range(3):
         loss = torch.nn.functional.mse_loss(step(x), x.sum(1, keepdim=True))
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         found.append(loss.detach())
     return torch.stack(found)
 
 
 def test_models_of_kernels_are_trained_alike_everywhere() -> None:
-    def reference(model: torch.nn.Module) -> Function:
+    def reference(model: Trained) -> Function:
         def step(x: Tensor) -> Any:
             inner = model.into(x)
             return model.out(torch.nn.functional.layer_norm(inner, (16,), model.weight))

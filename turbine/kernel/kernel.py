@@ -129,7 +129,7 @@ class Kernel:
         outputs = results[: len(results) - len(written)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
-    def repeated(self, args: Sequence[Any]) -> Any:
+    def repeated(self, args: tuple[Any, ...]) -> Any:
         """The result of a call on tensors that is like the one before; None if it is not."""
         quick = self._quick
         if quick is None or len(args) != quick[1] or config.is_interpreting():
