@@ -476,6 +476,28 @@ def test_an_emission_by_builders_is_the_same_in_every_form() -> None:
     torch.library.opcheck(op.op, (X, [X, Y], True))
 
 
+def test_an_emission_gives_lists_among_several_results() -> None:
+    op = declare(
+        "f(Tensor x) -> (Tensor[], Tensor, Tensor[])",
+        lambda x: ([torch.empty_like(x)] * 2, torch.empty_like(x), [torch.empty_like(x)]),
+    )
+
+    @op.register_emission
+    def _(builder: ops.Builder, x: Any) -> Any:
+        return [arith.negf(x), arith.addf(x, x)], arith.mulf(x, x), [x]
+
+    expected = ([-X, X + X], X * X, [X])
+    forms: list[Any] = [
+        op.op,
+        torch.compile(Fn(op.op), backend="turbine", fullgraph=True),
+        turbine.aot.export(Fn(op.op), args=(X,)).compile(),
+        turbine.aot.export(Fn(lambda x: op.op(x)[0][1] - op.op(x)[1]), args=(X,)).compile(),
+    ]
+    for form in forms[:3]:
+        assert_alike(tuple(form(X)), expected, ROUNDING)
+    assert_alike(forms[3](X), X + X - X * X, ROUNDING)
+
+
 def test_an_op_that_writes_has_an_emission_of_new_values() -> None:
     op = declare("f(Tensor(a!) x, Tensor y) -> ()", lambda x, y: None)
     op.register_emission(lambda builder, x, y: arith.AddFOp(x, y).result)
