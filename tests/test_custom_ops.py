@@ -758,6 +758,15 @@ def test_a_template_that_cannot_be_is_refused_at_once(
     assert "test::add" not in declared_ops.EMITTED
 
 
+def test_a_template_that_fails_leaves_the_emission_before_it_in_place() -> None:
+    op = add_op()
+    op.register_emission(lambda builder, x, y: arith.addf(x, y), keeps_operands=True)
+    with pytest.raises(errors.CustomOpError, match="expected"):
+        op.register_template("func.func @add(%x: {x}", engine="format", example=(X, Y))
+    assert "test::add" in declared_ops.KEEP_OPERANDS
+    torch.testing.assert_close(op(X, Y), X + Y)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

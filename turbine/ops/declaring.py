@@ -447,10 +447,13 @@ def _put_back_on_failure(op: DeclaredOp) -> Iterator[None]:
         (expand_custom_ops.DECLARED, op.schema.dotted),
     ]
     before = [table.get(key) for table, key in rows]
+    kept_operands = core.schema.qualified in KEEP_OPERANDS
     try:
         yield
     except BaseException:
         vars(core).update(facts)
+        if kept_operands:
+            KEEP_OPERANDS.add(core.schema.qualified)
         for (table, key), value in zip(rows, before, strict=True):
             table.pop(key, None)
             table.update({} if value is None else {key: value})
