@@ -360,6 +360,7 @@ def test_forward_mode_goes_through_and_an_emission_refuses_it() -> None:
         torch.testing.assert_close(add(X, Y), X + Y)
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own
 def test_a_given_backward_is_used_by_torch_func() -> None:
     op = declare("f(Tensor x, Tensor[] ys, float a) -> Tensor", lambda x, ys, a: x * ys[0] * a)
     op.register_autograd(

@@ -385,23 +385,19 @@ class WritingOp(DeclaredOp):
 
     def _computed(self, function: Function, *args: Any, **keywords: Any) -> Any:
         """The results of a function on copies of what it writes, and those copies."""
-        filled = self.schema.filled(args, keywords)
-        pairs = list(zip(self.schema.arguments, filled, strict=True))
-        own = [_copied(value) if argument.is_written else value for argument, value in pairs]
+        own = self.schema.with_copies(self.schema.filled(args, keywords))
         results = self.schema.call(function, own)
         if results is NotImplemented:
             return results
         results = self.schema.conforming(results)
-        written = [v for a, v in zip(self.schema.arguments, own, strict=True) if a.is_written]
-        values = (*self.schema.as_tuple(results), *written)
+        values = (*self.schema.as_tuple(results), *self.schema.written_of(own))
         return values[0] if len(values) == 1 else values
 
     def _kept(self, filled: Sequence[Any]) -> list[Any]:
         """The arguments; where a gradient may want them later, copies of what is written."""
         if not (torch.is_grad_enabled() and _any_requires_grad(filled)):
             return list(filled)
-        pairs = zip(self.schema.arguments, filled, strict=True)
-        return [_copied(value) if argument.is_written else value for argument, value in pairs]
+        return self.schema.with_copies(filled)
 
     def _reads_what_it_writes(self, filled: Sequence[Any]) -> bool:
         """Whether a tensor that is written shares memory with another argument."""
@@ -430,9 +426,7 @@ class WritingOp(DeclaredOp):
             return self._written_in_pytorch(filled)
         values = self.pure.schema.as_tuple(self.schema.call(self.pure.op, self._kept(filled)))
         count = len(self.schema.results)
-        pairs = zip(self.schema.arguments, filled, strict=True)
-        written = [value for argument, value in pairs if argument.is_written]
-        torch_pytree.tree_map(_overwrite, written, list(values[count:]))
+        torch_pytree.tree_map(_overwrite, self.schema.written_of(filled), list(values[count:]))
         return values[0] if count == 1 else values[:count] or None
 
 
@@ -541,10 +535,6 @@ def _apart(result: torch.Tensor, taken: Collection[int]) -> torch.Tensor:
     if _address(result) in taken:
         return result.clone(memory_format=torch.contiguous_format)
     return result.contiguous()
-
-
-def _copied(value: Any) -> Any:
-    return torch_pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, value)
 
 
 def _overwrite(old: Any, new: Any) -> None:
