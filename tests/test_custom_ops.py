@@ -26,7 +26,7 @@ from tests.models import Fn, assert_alike
 from turbine import aot, errors, ops
 from turbine.capture import declared_ops
 from turbine.cli.main import main
-from turbine.ops.declaring import DECLARED
+from turbine.ops.declared_op import DECLARED
 
 ROUNDING = 2e-6
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
