@@ -18,9 +18,9 @@ from turbine.ops.launching import Launcher
 from turbine.ops.questions import (
     address,
     any_requires_grad,
+    is_seen,
     is_tensor,
     is_transformed,
-    is_watched,
 )
 from turbine.ops.repeating import Repeat
 
@@ -59,11 +59,11 @@ class PureOp(DeclaredOp):
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Call the op; a call like the one before skips PyTorch's dispatcher."""
-        if keywords or torch.compiler.is_compiling() or is_watched() or is_transformed():
+        if keywords or torch.compiler.is_compiling() or is_seen():
             return self.op(*args, **keywords)
         direct = self.direct
         if direct is not None:
-            result = direct(args, keywords)
+            result = direct.of_places(args)
             if result is not None:
                 return result
         results = self.op(*args)

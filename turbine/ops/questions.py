@@ -8,16 +8,27 @@ import torch
 from torch.autograd import forward_ad
 from torch.utils import _pytree as torch_pytree
 
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_transform_level = torch._C._functorch.maybe_current_level
+
 
 def is_watched() -> bool:
     """Whether something is to see every call of an op."""
-    return bool(torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack())
+    return bool(_function_modes() or _dispatch_modes())
 
 
 def is_transformed() -> bool:
     """Whether a call may be part of one of torch.func's transforms, or of forward-mode AD."""
     level: int = forward_ad._current_level
-    return level >= 0 or torch._C._functorch.maybe_current_level() is not None
+    return level >= 0 or _transform_level() is not None
+
+
+def is_seen() -> bool:
+    """Whether a call is watched or transformed; every call asks, so both are asked in line."""
+    if _function_modes() or _dispatch_modes() or _transform_level() is not None:
+        return True
+    return bool(forward_ad._current_level >= 0)
 
 
 def any_requires_grad(values: Any) -> bool:
