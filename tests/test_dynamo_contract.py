@@ -194,6 +194,7 @@ DTYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8]
 DTYPES += [torch.uint8, torch.bool, torch.complex64]
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_dtypes(dtype: torch.dtype) -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -100,6 +100,7 @@ RESHAPES: dict[str, tuple[Callable[[Any], Any], Shape, Shape]] = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", RESHAPES)
 def test_reshapes_of_dynamic_sizes(case: str) -> None:
     after, *shapes = RESHAPES[case]

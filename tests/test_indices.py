@@ -24,6 +24,7 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("case", CASES)
 def test_an_index_out_of_range_is_an_error_and_the_program_goes_on(case: str) -> None:
     good = torch.tensor([1, 0, 9])

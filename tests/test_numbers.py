@@ -59,6 +59,7 @@ FLOATS: dict[str, Function] = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_floats(dtype: torch.dtype) -> None:
     values = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 7.0, 1e9, 3e12, INF, -INF, NAN]
@@ -92,6 +93,7 @@ INTEGERS: dict[str, Function] = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64], ids=str)
 def test_integers(dtype: torch.dtype) -> None:
     values = [1, 3, 7, 100, 127, *([200, 255] if dtype == torch.uint8 else [-1, -7, -100])]
@@ -101,6 +103,7 @@ def test_integers(dtype: torch.dtype) -> None:
 NUMBERS = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 def test_constants_fold_to_what_they_mean(dtype: torch.dtype) -> None:
     """The compiler folds 3.0 < 0 to true, and 3.0 + -2 to 1.8e19, of a constant and an int."""

@@ -15,7 +15,7 @@ from torch import nn
 import turbine.aot
 from turbine import aot, errors
 from turbine.mlir import context
-from turbine.ops.declaring import PureOp
+from turbine.ops.pure_op import PureOp
 from turbine.passes import ExpandCustomOps, Merge, run_passes
 from turbine.peer.custom_op_expansion import ExpandCustomOpsPass
 from turbine.peer.op_reg import (

@@ -85,6 +85,7 @@ class Forms(nn.Module):
 
 
 # Groups that fill vectors, that do not divide the columns, that fill no vector, and are too long.
+@pytest.mark.sweep(2)
 @pytest.mark.run
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 16), (4, 10), (8, 7), (8, 1000)])
 def test_every_form_of_product(bits: int, group_size: int) -> None:
@@ -105,6 +106,7 @@ def test_layers_right_after_one_another_are_packed() -> None:
     assert_alike(small.compile()(x), eager(small, x)[0], ROUNDING)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.parametrize("bits", [4, 8])
 def test_any_number_of_rows(bits: int) -> None:
@@ -146,6 +148,7 @@ def unpacked(output: ExportOutput, layer: nn.Linear) -> nn.Linear:
     return copy
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.run
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_weights_of_other_dtypes(dtype: torch.dtype) -> None:

@@ -43,6 +43,7 @@ FUNCTIONS: dict[str, Function] = {
 ALLOWED_ULPS = 40
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_functions_of_one_number(dtype: torch.dtype) -> None:
     grid = torch.linspace(-8, 8, 301, dtype=torch.float64)
@@ -109,6 +110,7 @@ def test_order_with_nan_and_ties() -> None:
     torch.testing.assert_close(found, all_orders(x), equal_nan=True, rtol=0, atol=0)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("padding", [None, 2])
 def test_embedding_bag(mode: str, padding: int | None) -> None:
@@ -127,6 +129,7 @@ def test_embedding_bag_with_weights_and_last_offset() -> None:
     torch.testing.assert_close(turbine.aot.export(bag, args=args).compile()(*args), bag(*args))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_strided_convolution_down_to_one_pixel(size: int, dims: int) -> None:
@@ -176,6 +179,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", ATTENTION)
 def test_attention_is_pytorchs(case: str, dtype: torch.dtype) -> None:

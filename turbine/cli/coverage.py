@@ -37,7 +37,7 @@ def show_coverage(
     The exit code is 1 if an op fails.
 
     example:
-      turbine coverage --ops softsign
+      turbine coverage --ops softsign --samples 1
     """
     from turbine.dynamo import coverage, sweep
 

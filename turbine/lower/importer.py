@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -256,7 +258,8 @@ class _Body(GraphNodeImporter):
 
     def _emit(self, rule: emission.Rule, loc: Location, node: fx.Node, target: Any) -> None:
         given = declared_arguments(node, target._schema)
-        declared = [self._result_type(value) for value in _result_values(node, target._schema)]
+        nested = _result_values(node, target._schema)
+        declared = [self._result_type(value) for value in _in_line(nested)]
         with loc:
             results = [None if of is None else torch_values.builtin_type(of) for of in declared]
             arguments = [self._argument(value, loc) for value in given]
@@ -266,10 +269,25 @@ class _Body(GraphNodeImporter):
         values = [made] if isinstance(made, Value) else list(made)
         if not isinstance(node.meta.get("val"), torch.Tensor):
             self._multi_result_nodes.add(node)
-        for index, (value, of) in enumerate(zip(values, declared, strict=True)):
-            self.bind_node_value(
-                node, None if of is None else torch_values.convert(value, of, loc), index
-            )
+        pairs = zip(values, declared, strict=True)
+        found = iter([None if of is None else torch_values.convert(v, of, loc) for v, of in pairs])
+        for index, value in enumerate(nested):
+            if isinstance(value, (tuple, list)):
+                self._bind_list(node, index, list(islice(found, len(value))))
+            else:
+                self.bind_node_value(node, next(found), index)
+
+    def _bind_list(self, node: fx.Node, index: int, values: list[Value | None]) -> None:
+        """Bind a list among several results to the nodes that take it from them."""
+        for user in node.users:
+            if user.target is operator.getitem and user.args[1] == index:
+                self._multi_result_nodes.add(user)
+                for place, value in enumerate(values):
+                    self.bind_node_value(user, value, place)
+
+    def _import_getitem(self, loc: Location, node: fx.Node) -> None:
+        if node not in self._multi_result_nodes:  # where it is a list, that is bound
+            super()._import_getitem(loc, node)
 
     def _argument(self, value: Any, loc: Location) -> Any:
         if isinstance(value, (list, tuple)):
@@ -325,14 +343,17 @@ def declared_arguments(node: fx.Node, schema: Any) -> list[Any]:
 
 
 def _result_values(node: fx.Node, schema: Any) -> list[Any]:
-    """What a node gives, the elements of lists in line."""
+    """What a node gives: its results, or the elements of the only one if that is a list."""
     if not schema.returns:
         return []
     value = node.meta["val"]
-    leaves = value if isinstance(value, (tuple, list)) else [value]
-    if any(isinstance(leaf, (tuple, list)) for leaf in leaves):
-        raise NotImplementedError("a list among several results")
-    return list(leaves)
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _in_line(values: Sequence[Any]) -> list[Any]:
+    """Values with the elements of lists in their place."""
+    lists = [value if isinstance(value, (tuple, list)) else [value] for value in values]
+    return list(chain.from_iterable(lists))
 
 
 def _first_location(cache: Any, nodes: Any) -> Location:

@@ -3,7 +3,7 @@
 from turbine.capture.grouped_product import Packed as Packed
 from turbine.ops.convolution import conv_2d_nhwc_fhwc as conv_2d_nhwc_fhwc
 from turbine.ops.convolution import generic_conv as generic_conv
-from turbine.ops.declaring import DeclaredOp as DeclaredOp
+from turbine.ops.declared_op import DeclaredOp as DeclaredOp
 from turbine.ops.declaring import custom_op as custom_op
 from turbine.ops.dot_product import attention as attention
 from turbine.ops.emitting import Builder as Builder

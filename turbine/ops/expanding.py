@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as torch_pytree
 
 from turbine import dtypes, errors
@@ -28,6 +27,8 @@ def expansion(schema: Schema, emitted: str) -> Emit:
     """What stands for operators of an op in IR; `emitted` names the op whose emission it is."""
 
     def emit(at: InsertionPoint, operands: Sequence[Value], types: Sequence[Type]) -> list[Value]:
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
         if len(operands) != len(schema.arguments):
             raise errors.TransformError(
                 f"{schema.qualified} has {len(operands)} operands, its schema "

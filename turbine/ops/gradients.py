@@ -83,10 +83,7 @@ def under_transforms(op: Any, schema: Schema, info: Info) -> Function:
         with torch._C._AutoDispatchBelowAutograd():
             results = op.redispatch(keyset & torch._C._after_autograd_keyset, *args, **keywords)
         if info._setup_context_fn is not None:
-            filled = schema.filled(args, keywords)
-            pairs = list(zip(schema.arguments, filled, strict=True))
-            inputs = tuple(value for argument, value in pairs if not argument.keyword_only)
-            named = {argument.name: value for argument, value in pairs if argument.keyword_only}
+            inputs, named = schema.split(schema.filled(args, keywords))
             more = {"keyword_only_inputs": named} if named else {}
             info._setup_context_fn(ctx=ctx, inputs=inputs, output=results, **more)
         return results

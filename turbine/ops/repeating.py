@@ -51,11 +51,16 @@ class Repeat:
 
     def __call__(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> torch.Tensor | None:
         """The result, or None if the call is another one."""
-        if len(args) < self.count or args[self.count :] != self.rest or keywords:
+        return None if keywords else self.of_places(args)
+
+    def of_places(self, args: tuple[Any, ...]) -> torch.Tensor | None:
+        """The same for a call without keywords."""
+        count = self.count
+        if len(args) < count or args[count:] != self.rest:
             return None
         if self.captured and not are_unchanged(self.captured):
             return None
-        return self.quick.call(args[: self.count])
+        return self.quick.call(args[:count])
 
     def again(self, args: tuple[Any, ...]) -> Repeat | None:
         """The same for another layer of the dispatcher, if these are its arguments."""

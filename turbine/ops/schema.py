@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
 
@@ -78,12 +79,28 @@ class Schema:
         named = {**dict(zip([a.name for a in self.arguments], args, strict=False)), **keywords}
         return [named.get(a.name, a.default) for a in self.arguments]
 
+    def split(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments in order as those that are passed by place, and those by name only."""
+        pairs = list(zip(self.arguments, args, strict=True))
+        by_place = tuple(value for argument, value in pairs if not argument.keyword_only)
+        return by_place, {
+            argument.name: value for argument, value in pairs if argument.keyword_only
+        }
+
     def call(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
         """Call a function with arguments in order, some of which it knows by name only."""
-        pairs = list(zip(self.arguments, args, strict=True))
-        positional = [value for argument, value in pairs if not argument.keyword_only]
-        keywords = {argument.name: value for argument, value in pairs if argument.keyword_only}
-        return function(*positional, **keywords)
+        by_place, by_name = self.split(args)
+        return function(*by_place, **by_name)
+
+    def written_of(self, args: Sequence[Any]) -> list[Any]:
+        """Of the arguments in order, those that the op changes."""
+        pairs = zip(self.arguments, args, strict=True)
+        return [value for argument, value in pairs if argument.is_written]
+
+    def with_copies(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments in order, with copies in place of the tensors that the op changes."""
+        pairs = zip(self.arguments, args, strict=True)
+        return [_copied(value) if argument.is_written else value for argument, value in pairs]
 
     def as_tuple(self, results: Any) -> tuple[Any, ...]:
         """The results of a call by themselves, however many there are."""
@@ -123,6 +140,10 @@ class Schema:
     def written(self) -> tuple[Argument, ...]:
         """The arguments that the op changes."""
         return tuple(a for a in self.arguments if a.is_written)
+
+
+def _copied(value: Any) -> Any:
+    return torch_pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, value)
 
 
 # Spellings of torch's types, without "?" and "[]".

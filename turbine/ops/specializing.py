@@ -8,10 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dynamo.source import ConstantSource
-from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._subclasses import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils import _pytree as torch_pytree
 
 from turbine.capture import graph_passes
@@ -140,6 +137,10 @@ def sizes_of(values: Sequence[Leaf]) -> list[int]:
 
 def trace(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
     """Trace a call of a function that takes a list, for all calls that have its key."""
+    # These import Dynamo and sympy, which take as long as torch itself.
+    from torch._functorch.aot_autograd import aot_export_joint_simple
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     shape_env = ShapeEnv()
     symbols: list[Any] = []
     passed_leaves = [leaf for leaf in values if leaf.is_passed]
@@ -185,6 +186,9 @@ def _symbolic(mode: FakeTensorMode, leaf: Leaf, symbols: list[Any]) -> Any:
 
 
 def _named(shape_env: Any, size: int, symbols: list[Any]) -> Any:
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic
+
     source = ConstantSource(f"size_{len(symbols)}")
     symbol = shape_env.create_symbol(size, source=source, dynamic_dim=DimDynamic.DUCK)
     symbols.append(symbol if symbol.is_Symbol else None)

@@ -44,10 +44,10 @@ TINY: dict[str, Callable[[], Example]] = {
     "gru": partial(gru, batch=2, length=5, features=4, hidden=8),
     "lstm": partial(lstm, batch=2, length=5, features=4, hidden=8),
     "bilstm": partial(bilstm, batch=2, length=5, features=4, hidden=8),
-    "resnet18": partial(resnet18, batch=2, size=32, width=4, classes=10),
-    "unet": partial(unet, batch=2, size=32, width=4, depth=2),
-    "vit": partial(vit, batch=2, size=32, patch=8, dim=16, layers=2, heads=2, classes=10),
-    "bert": partial(bert, batch=2, length=16, vocab=64, dim=16, layers=2, heads=2),
+    "resnet18": partial(resnet18, batch=2, size=32, width=4, classes=10, stages=(1, 2)),
+    "unet": partial(unet, batch=2, size=16, width=4, depth=1),
+    "vit": partial(vit, batch=2, size=16, patch=8, dim=16, layers=1, heads=2, classes=10),
+    "bert": partial(bert, batch=2, length=16, vocab=64, dim=16, layers=1, heads=2),
     "gpt2": partial(gpt2, batch=2, length=16, vocab=64, dim=16, layers=2, heads=2),
     "llama": partial(
         llama, batch=2, length=16, vocab=64, dim=16, hidden=32, layers=2, heads=4, kv_heads=2
@@ -56,6 +56,6 @@ TINY: dict[str, Callable[[], Example]] = {
         transformer_encoder, batch=2, length=16, dim=16, layers=2, heads=2
     ),
     "embeddingbag": partial(embeddingbag, batch=4, tables=3, rows=20, dense=5, dim=8, bag=2),
-    "conv3d": partial(conv3d, batch=2, frames=4, size=16, width=2),
-    "convtranspose": partial(convtranspose, batch=2, latent=8, width=2, doublings=2),
+    "conv3d": partial(conv3d, batch=2, frames=4, size=8, width=2),
+    "convtranspose": partial(convtranspose, batch=2, latent=8, width=2, doublings=1),
 }

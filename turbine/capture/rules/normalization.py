@@ -32,15 +32,9 @@ def variance(
     return ((centered * centered).sum(axes, keepdim=keepdim) / freedom).to(x.dtype)
 
 
-def deviation(
-    x: Tensor,
-    dim: Sequence[int] | None = None,
-    *,
-    correction: float | None = None,
-    keepdim: bool = False,
-) -> Tensor:
-    """The root of the variance."""
-    squared = variance(x, dim, correction=correction, keepdim=keepdim)
+def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
+    """The root of the variance, which takes the same arguments."""
+    squared = variance(x, *args, **options)
     return squared if squared is NotImplemented else squared.sqrt()
 
 

@@ -1,0 +1,217 @@
+"""An op that only gives results: kernels of PyTorch's around one that is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch._library.autograd import Info, make_autograd_impl
+from torch.autograd import forward_ad
+from torch.utils import _pytree as torch_pytree
+
+from turbine import errors
+from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS
+from turbine.ops import emitting, gradients
+from turbine.ops.declared_op import DeclaredOp, Function
+from turbine.ops.launching import Launcher
+from turbine.ops.questions import (
+    address,
+    any_requires_grad,
+    is_seen,
+    is_tensor,
+    is_transformed,
+)
+from turbine.ops.repeating import Repeat
+
+
+class PureOp(DeclaredOp):
+    """An op that only gives results."""
+
+    @property
+    def core(self) -> PureOp:
+        return self
+
+    def _implement(self) -> None:
+        name, library = self.schema.name, self.library
+        self.launcher = Launcher(self.schema, self.op, self.static, instead=self._expanded)
+        # Calls to repeat without the layers below: at the dispatcher's autograd, and before it.
+        self.repeat: Repeat | None = None
+        self.direct: Repeat | None = None
+        self.has_meaning = True
+        self.eager: Function | None = None
+        MEANINGS[self.op] = self._expanded
+        self.has_own_gradient = False
+        self._differentiate_by(gradients.derived(self.schema, self._meaning))
+        self.batch = gradients.loop(self.op)
+        self.takes_keyword_tensors = any(
+            argument.keyword_only and argument.kind.startswith("Tensor")
+            for argument in self.schema.arguments
+        )
+        if not self.takes_keyword_tensors:  # which torch's rules do not know
+            torch.library.register_vmap(self.schema.qualified, self._batched, lib=library)
+        if "Meta" not in self.leave:
+            torch.library.register_fake(self.schema.qualified, self._shaped, lib=library)
+        if "CPU" not in self.leave:
+            library.impl(name, self._launch, "CPU")
+            library.impl(name, self._elsewhere, "CompositeExplicitAutograd")
+        library.impl(name, self._differentiable, "Autograd", with_keyset=True)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Call the op; a call like the one before skips PyTorch's dispatcher."""
+        if keywords or torch.compiler.is_compiling() or is_seen():
+            return self.op(*args, **keywords)
+        direct = self.direct
+        if direct is not None:
+            result = direct.of_places(args)
+            if result is not None:
+                return result
+        results = self.op(*args)
+        self.direct = self._repeat_of(args)
+        return results
+
+    def emit_by(self, emit: emitting.Emit) -> None:
+        """Take the function for a shape rule from now on, and the emission for the code."""
+        self.forget()
+        self.has_meaning = False
+        EMITTED[self.schema.qualified] = emitting.rule(self.schema, emit)
+        self.launcher = Launcher(self.schema, self.op, self.static)
+        self.repeat = self.direct = None
+        if not self.has_own_gradient:
+            self._differentiate_by(Info(self._no_gradient, None))
+
+    def register_eager(self, execute: Function) -> Function:
+        self.eager = execute
+        self.repeat = self.direct = None
+        return execute
+
+    def register_autograd(
+        self, backward: Function, /, *, setup_context: Function | None = None
+    ) -> None:
+        self._differentiate_by(Info(backward, setup_context))
+        self.has_own_gradient = True
+
+    def _differentiate_by(self, info: Info) -> None:
+        self.autograd = make_autograd_impl(self.op, info)
+        self.transformed = gradients.under_transforms(self.op, self.schema, info)
+
+    def remove(self) -> None:
+        self.forget()
+        super().remove()
+        self.direct = None
+
+    def forget(self) -> None:
+        """Take back what stands for the op in compiled code."""
+        EMITTED.pop(self.schema.qualified, None)
+        KEEP_OPERANDS.discard(self.schema.qualified)
+        MEANINGS.pop(self.op, None)
+
+    def _meaning(self, *args: Any) -> Any:
+        """The function's results, which are as the schema says."""
+        return self.schema.conforming(self.schema.call(self.function, args))
+
+    def _shaped(self, *args: Any, **keywords: Any) -> Any:
+        """Results without data, all of them contiguous."""
+        results = self._meaning(*self.schema.filled(args, keywords))
+        return torch_pytree.tree_map_only(torch.Tensor, _empty_like, results)
+
+    def _expanded(self, *args: Any, **keywords: Any) -> Any:
+        """The function's ops in place of the op, with results such as compiled code gives."""
+        filled = self.schema.filled(args, keywords)
+        inputs = [leaf for leaf in torch_pytree.tree_leaves(filled) if is_tensor(leaf)]
+        results = self._meaning(*filled)
+        return torch_pytree.tree_map_only(torch.Tensor, lambda t: _own(t, inputs), results)
+
+    def _launch(self, *args: Any, **keywords: Any) -> Any:
+        if self.eager is None:
+            return self.launcher(*args, **keywords)
+        results = self._executed(self.eager, self.schema.filled(args, keywords))
+        return self.launcher(*args, **keywords) if results is NotImplemented else results
+
+    def _executed(self, eager: Function, filled: Sequence[Any]) -> Any:
+        """What the function for tensors gives, in memory of its own."""
+        results = self.schema.call(eager, filled)
+        if results is NotImplemented:
+            return results
+        taken = {address(t) for t in torch_pytree.tree_leaves(list(filled)) if is_tensor(t)}
+        conforming = self.schema.conforming(results)
+        return torch_pytree.tree_map_only(torch.Tensor, lambda t: _apart(t, taken), conforming)
+
+    def _elsewhere(self, *args: Any, **keywords: Any) -> Any:
+        """On devices that are not CPUs, PyTorch runs the function if it is written for that."""
+        filled = self.schema.filled(args, keywords)
+        if self.eager is not None:
+            results = self._executed(self.eager, filled)
+            if results is not NotImplemented:
+                return results
+        if self.has_meaning:
+            return self._expanded(*filled)
+        devices = {str(t.device) for t in torch_pytree.tree_leaves(filled) if is_tensor(t)}
+        raise errors.CustomOpError(
+            f"{self.schema.qualified} was called with tensors on {', '.join(sorted(devices))}",
+            hint="its emission runs on the CPU: move the tensors there",
+        )
+
+    def _differentiable(self, keyset: Any, *args: Any, **keywords: Any) -> Any:
+        transformed = is_transformed()
+        repeat = self.repeat
+        if repeat is not None and not transformed:
+            result = repeat(args, keywords)
+            if result is not None:
+                return result
+        is_derived = self.has_meaning and not self.has_own_gradient
+        if is_derived and (transformed or self._needs_keywords_gradient(keywords)):
+            # torch.func's transforms do not take ops with gradients of their own.
+            return self._expanded(*args, **keywords)
+        if transformed:
+            self._check_has_no_tangent([*args, *keywords.values()])
+            if torch._C._functorch.maybe_current_level() is not None:
+                return self.transformed(keyset, *args, **keywords)
+        results = self.autograd(keyset, *args, **keywords)
+        self.repeat = None if keywords else self._repeat_of(args)
+        return results
+
+    def _needs_keywords_gradient(self, keywords: dict[str, Any]) -> bool:
+        """Whether a gradient is wanted that PyTorch does not ask ops for."""
+        return self.takes_keyword_tensors and any_requires_grad(list(keywords.values()))
+
+    def _check_has_no_tangent(self, args: Sequence[Any]) -> None:
+        tensors = filter(is_tensor, torch_pytree.tree_leaves(list(args)))
+        if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+            raise errors.CustomOpError(
+                f"{self.schema.qualified} has no forward-mode gradient",
+                hint="one is derived if the op is a function of PyTorch's ops without a backward",
+            )
+
+    def _repeat_of(self, args: tuple[Any, ...]) -> Repeat | None:
+        """The call that the launcher remembers, if it was this one."""
+        below = self.launcher.repeat
+        if below is None or self.eager is not None or torch._C._any_requires_grad(*args):
+            return None
+        return below.again(args)
+
+    def _batched(self, info: Any, in_dims: Any, *args: Any, **keywords: Any) -> Any:
+        return self.batch(info, in_dims, *args, **keywords)
+
+    def _no_gradient(self, ctx: Any, *grads: Any) -> Any:
+        raise errors.CustomOpError(
+            f"{self.schema.qualified} has no gradient", hint="give it one with register_autograd"
+        )
+
+
+def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def _own(result: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A result in memory of its own, in the order of its axes."""
+    if result._is_view() or any(result is one for one in inputs):
+        return result.clone(memory_format=torch.contiguous_format)
+    return result.contiguous()
+
+
+def _apart(result: torch.Tensor, taken: Collection[int]) -> torch.Tensor:
+    """A result in none of the memory that is taken, in the order of its axes."""
+    if address(result) in taken:
+        return result.clone(memory_format=torch.contiguous_format)
+    return result.contiguous()

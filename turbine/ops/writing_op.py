@@ -1,0 +1,98 @@
+"""An op that writes to arguments: kernels around a pure op that gives their new values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils import _pytree as torch_pytree
+
+from turbine import errors
+from turbine.ops.declared_op import DECLARED, DeclaredOp, Function
+from turbine.ops.pure_op import PureOp
+from turbine.ops.questions import address, any_requires_grad, is_transformed, is_watched
+
+
+class WritingOp(DeclaredOp):
+    """An op that writes to arguments: one that gives their new values does the work."""
+
+    @property
+    def core(self) -> PureOp:
+        return self.pure
+
+    def _implement(self) -> None:
+        computed = partial(self._computed, self.function)
+        self.pure = PureOp(self.schema.functional(), computed, self.static)
+        for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
+            self.library.impl(self.schema.name, self._write, key)
+
+    def register_eager(self, execute: Function) -> Function:
+        self.pure.register_eager(partial(self._computed, execute))
+        return execute
+
+    def register_autograd(
+        self, backward: Function, /, *, setup_context: Function | None = None
+    ) -> None:
+        raise errors.CustomOpError(
+            f"{self.schema.qualified} writes to arguments, and so has no gradient of its own",
+            hint="declare an op that returns what this one writes",
+        )
+
+    def remove(self) -> None:
+        functional = DECLARED.get(self.schema.functional().qualified)
+        if functional is not None:
+            functional.remove()
+        super().remove()
+
+    def _computed(self, function: Function, *args: Any, **keywords: Any) -> Any:
+        """The results of a function on copies of what it writes, and those copies."""
+        own = self.schema.with_copies(self.schema.filled(args, keywords))
+        results = self.schema.call(function, own)
+        if results is NotImplemented:
+            return results
+        results = self.schema.conforming(results)
+        values = (*self.schema.as_tuple(results), *self.schema.written_of(own))
+        return values[0] if len(values) == 1 else values
+
+    def _kept(self, filled: Sequence[Any]) -> list[Any]:
+        """The arguments; where a gradient may want them later, copies of what is written."""
+        if not (torch.is_grad_enabled() and any_requires_grad(filled)):
+            return list(filled)
+        return self.schema.with_copies(filled)
+
+    def _reads_what_it_writes(self, filled: Sequence[Any]) -> bool:
+        """Whether a tensor that is written shares memory with another argument."""
+        tensors = [
+            (argument.is_written, leaf)
+            for argument, value in zip(self.schema.arguments, filled, strict=True)
+            for leaf in torch_pytree.tree_leaves(value)
+            if type(leaf) is torch.Tensor and leaf.device.type == "cpu"
+        ]
+        written = {address(tensor) for is_written, tensor in tensors if is_written}
+        return sum(address(tensor) in written for _, tensor in tensors) > len(written)
+
+    def _written_in_pytorch(self, filled: Sequence[Any]) -> Any:
+        """What the function does step by step, as one that reads what it has written needs."""
+        if not self.pure.has_meaning:
+            raise errors.CustomOpError(
+                f"{self.schema.qualified} writes to an argument that shares memory with another",
+                hint="pass a copy of it, tensor.clone()",
+            )
+        return self.schema.conforming(self.schema.call(self.function, filled))
+
+    def _write(self, *args: Any, **keywords: Any) -> Any:
+        filled = self.schema.filled(args, keywords)
+        is_plain = not (is_transformed() or is_watched())
+        if is_plain and self._reads_what_it_writes(filled):
+            return self._written_in_pytorch(filled)
+        values = self.pure.schema.as_tuple(self.schema.call(self.pure.op, self._kept(filled)))
+        count = len(self.schema.results)
+        torch_pytree.tree_map(_overwrite, self.schema.written_of(filled), list(values[count:]))
+        return values[0] if count == 1 else values[:count] or None
+
+
+def _overwrite(old: Any, new: Any) -> None:
+    if isinstance(old, torch.Tensor):
+        old.copy_(new)
