@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import runpy
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from turbine import config, redirects
 from turbine.dynamo import options
+from turbine.kernel import lang
 from turbine.passes import PASSES
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +44,7 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
 @pytest.mark.parametrize(
     "page",
     "torch_compile parameters transforms quantization devices moving_over compiled_module runtime "
-    "custom_ops builtin_ops".split(),
+    "custom_ops builtin_ops kernels".split(),
 )
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -53,6 +55,18 @@ def test_the_code_of_a_page_runs(
     (tmp_path / "page.py").write_text("\n".join(blocks))
     with torch.random.fork_rng(devices=[]):
         runpy.run_path(str(tmp_path / "page.py"))
+
+
+def test_every_name_of_the_kernel_language_is_documented() -> None:
+    text = (ROOT / "docs" / "kernels.md").read_text()
+    table = text.partition("## Every op")[2]
+    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|.*$", table, re.M))))
+    public = {name for name, value in vars(lang).items() if not _is_module(name, value)}
+    assert listed == public
+
+
+def _is_module(name: str, value: object) -> bool:
+    return name.startswith("_") or isinstance(value, ModuleType)
 
 
 def test_every_pass_is_documented() -> None:

@@ -137,11 +137,11 @@ def facts_of(program: Program, sizes: Sizes, static: Mapping[str, int]) -> Facts
     known = {Symbol(name): value for name, value in static.items()}
     divisors: dict[Symbol, int] = {}
     for symbol, size in sizes.items():
-        if symbol in known:
+        # Everything divides 0: code for that alone would be of no use later.
+        if symbol in known or (isinstance(size, int) and size == 0):
             continue
         blocks = {known[s] for s in _divisors(program, symbol) if s in known}
-        # Nothing is divided by everything: code for that alone would be of no use later.
-        fitting = [block for block in blocks if block > 1 and size and divides(block, size)]
+        fitting = [block for block in blocks if block > 1 and divides(block, size)]
         if fitting:
             divisors[symbol] = max(fitting)
     return Facts(known, divisors, program.ranges)

@@ -182,16 +182,21 @@ def _number_kind(value: Any, what: str) -> str:
     for kind, name in kinds.items():
         if isinstance(value, kind):
             return name
+    is_several = isinstance(value, (tuple, list))
     raise errors.KernelError(
-        f"tkl.{what} of {_described(value)}",
+        f"tkl.{what.removeprefix('tkl.')} of {_described(value)}",
         where=user_line(),
-        hint="its operands are tiles and numbers; a buffer is read by tkl.load",
+        hint="take one of them: what a loop gives is body[0], body[1], ..."
+        if is_several
+        else "its operands are tiles and numbers; a buffer is read by tkl.load",
     )
 
 
 def _described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "a torch.Tensor, which a kernel takes as an argument"
+    if isinstance(value, (tuple, list)):
+        return f"several values, {value!r}"
     return repr(value) if isinstance(value, Buffer) else f"a {type(value).__name__}"
 
 

@@ -14,7 +14,7 @@ from turbine.kernel.algebra import ONE, ZERO, Expr, Range, Symbol
 from turbine.kernel.lang.control_flow import blocks
 from turbine.kernel.signature import Parameter, Signature
 from turbine.kernel.tracing import Buffer, Region, Tile, Trace, expr_of, tracing
-from turbine.kernel.types import BufferType, TileType
+from turbine.kernel.types import BufferType, DtypeSymbol, TileType
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ def trace(
     ranges = {
         symbol: Range(ZERO, count - ONE) for symbol, count in zip(program_ids, counts, strict=True)
     }
-    tracer = Trace(signature.kernel, [Region(fx.Graph(), None)], counts, ranges)
+    known = _named_dtypes(signature, present)
+    tracer = Trace(signature.kernel, [Region(fx.Graph(), None)], counts, ranges, dtypes=known)
     graph = tracer.region.graph
     given = {parameter.name: _stand_in(graph, parameter) for parameter in present}
     with tracing(tracer):
@@ -67,6 +68,16 @@ def trace(
     graph.output(())
     _check_outputs(signature, present, tracer)
     return Program(signature.kernel, tuple(present), graph, counts, tracer.ranges, signature.place)
+
+
+def _named_dtypes(signature: Signature, present: Sequence[Parameter]) -> dict[str, Dtype]:
+    """The element types that have a name in the kernel's types."""
+    actual = {parameter.name: parameter.type.dtype for parameter in present}
+    return {
+        p.type.dtype.name: dtype
+        for p in signature.parameters
+        if isinstance(p.type.dtype, DtypeSymbol) and isinstance(dtype := actual.get(p.name), Dtype)
+    }
 
 
 def _stand_in(graph: fx.Graph, parameter: Parameter) -> Buffer | Tile:

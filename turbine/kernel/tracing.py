@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 from torch import fx
 
 from turbine import errors
+from turbine.dtypes import Dtype
 from turbine.kernel import algebra
 from turbine.kernel.algebra import Expr, Range, Symbol
 from turbine.kernel.types import BufferType, TileType, spelled
@@ -60,6 +61,7 @@ class Trace:
     ranges: dict[Symbol, Range] = field(default_factory=dict)
     counters: int = 0
     written: set[str] = field(default_factory=set)
+    dtypes: Mapping[str, Dtype] = field(default_factory=dict)  # what tkl.types.T and the like are
     # Called with each tile that an op gives, when someone looks on.
     watch: Callable[[str, Tile], None] | None = None
 

@@ -9,10 +9,11 @@ import torch
 
 from turbine import errors
 from turbine.dtypes import Dtype
+from turbine.kernel import tracing
 from turbine.kernel.algebra import Expr
 from turbine.kernel.op import MAKE, Op, op, shape_of
 from turbine.kernel.tracing import IndexExpr, Tile, expr_of, user_line
-from turbine.kernel.types import I64, TileType
+from turbine.kernel.types import I64, DtypeSymbol, TileType
 
 
 def _constant(made: Op, shape: Any, dtype: Any, value: float) -> Tile:
@@ -94,10 +95,15 @@ def _tile(value: Any) -> Tile:
 
 def checked_dtype(dtype: Any, what: str) -> Dtype:
     """The element type that a user names."""
+    if isinstance(dtype, DtypeSymbol):
+        dtype = tracing.current(what).dtypes.get(dtype.name, dtype)
     if isinstance(dtype, Dtype):
         return dtype
+    is_open = isinstance(dtype, DtypeSymbol)
     raise errors.KernelError(
-        f"{what}: {dtype!r} is no element type", where=user_line(), hint="tkl.f32, tkl.i32, ..."
+        f"{what}: {dtype} is no element type{' of an argument' if is_open else ''}",
+        where=user_line(),
+        hint="tkl.f32, tkl.i32, ... or the type of a tile or buffer, x.dtype",
     )
 
 

@@ -1,4 +1,4 @@
-"""Grids and loops count blocks, the last and partial one too, and nothing beyond it."""
+"""Blocks are counted, outputs start with a number, and names for types and results are told."""
 
 from typing import Any
 
@@ -7,6 +7,7 @@ import torch
 
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
+from turbine import errors
 from turbine.kernel import algebra
 from turbine.kernel.lang.control_flow import blocks
 
@@ -75,3 +76,38 @@ def test_an_argument_that_is_in_and_out_is_changed() -> None:
     x = torch.arange(5.0)
     assert double(x) is None
     assert torch.equal(x, 2 * torch.arange(5.0))
+
+
+def test_a_named_element_type_is_that_of_the_arguments() -> None:
+    @tk.gen.kernel(SIZE // BLOCK)
+    def ones(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> None:
+        made = tkl.zeros((BLOCK,), T)
+        tkl.store(y, (tkl.program_id(0) * BLOCK,), made + tkl.to_dtype(1, T))
+
+    for dtype in (torch.float16, torch.int8):
+        assert torch.equal(ones.interpret(torch.zeros(3, dtype=dtype)), torch.ones(3, dtype=dtype))
+
+
+def test_an_element_type_that_no_argument_has_is_refused() -> None:
+    @tk.gen.kernel(SIZE // BLOCK)
+    def zeros(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> None:
+        tkl.store(y, (tkl.program_id(0) * BLOCK,), tkl.zeros((BLOCK,), tkl.types.U))
+
+    with pytest.raises(errors.KernelError, match="U is no element type of an argument"):
+        zeros.interpret(torch.ones(3))
+
+
+def test_all_results_of_a_loop_for_one_value_are_refused_with_what_to_write() -> None:
+    @tk.gen.kernel(SIZE // BLOCK)
+    def twice(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> None:
+        start = (tkl.program_id(0) * BLOCK,)
+
+        @tkl.for_loop(0, 2, init_args=[tkl.load(x, start, (BLOCK,))])
+        def body(turn: Any, tile: Any) -> Any:
+            return tile + tile
+
+        tkl.store(y, start, body)
+
+    with pytest.raises(errors.KernelError, match=r"^tkl.store of several values") as raised:
+        twice.interpret(torch.ones(3))
+    assert "body[0]" in str(raised.value)
