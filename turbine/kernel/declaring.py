@@ -31,7 +31,7 @@ from turbine.kernel.types import BufferType, ScalarType
 from turbine.mlir import constants, flow, scalars
 from turbine.mlir.ir import Type, Value
 from turbine.ops import custom_op
-from turbine.ops.declaring import DeclaredOp
+from turbine.ops.declared_op import DeclaredOp
 from turbine.ops.emitting import Builder
 
 if TYPE_CHECKING:
