@@ -205,14 +205,19 @@ def test_the_op_that_differs_is_named(wrong_rule: Any) -> None:
 def test_the_turn_of_a_loop_in_which_an_op_differs_is_named(wrong_rule: Any) -> None:
     right: Any = RULES[tkl.transpose]
 
-    def first_column(emitter: Emitter, node: fx.Node) -> TileValue:
+    def doubled(emitter: Emitter, node: fx.Node) -> TileValue:
         tile: TileValue = right(emitter, node)
-        return replace(tile, compute=lambda c: tile.compute((c[0], replace(c[1], base=0))))
 
-    wrong_rule(tkl.transpose, first_column)
+        def compute(coords: Any) -> Any:
+            value = tile.compute(coords)
+            return emitter.w.binary("arith.addf", value, value)
+
+        return replace(tile, compute=compute)
+
+    wrong_rule(tkl.transpose, doubled)
     with pytest.raises(errors.KernelError, match=r"first at tkl\.transpose, \[BK, BN, f32\]") as e:
         tk.check(gemm, ROWS, COLUMNS)
-    assert ", k = 0, lane [" in str(e.value)
+    assert "program (0, 0), k = 0, lane [0, 0] is " in str(e.value)
 
 
 def test_what_a_caller_passes_is_not_changed_by_a_check() -> None:

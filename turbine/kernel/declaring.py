@@ -175,7 +175,7 @@ class _Rules:
         kernel, named = self.kernel, self._named(args)
         program = kernel.program(named)
         sizes = symbolic_sizes.bind_sizes(kernel.signature, named, kernel.own_sizes(program))
-        signatures.check_open(kernel.signature, program.sizes, sizes)
+        signatures.check_open(kernel.signature, program.size_symbols, sizes)
         for symbol, size in sizes.items():
             if kernel.is_fixed(program, symbol):
                 sizes[symbol] = int(size)
