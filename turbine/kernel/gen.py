@@ -7,6 +7,8 @@ from typing import Any
 
 from turbine import errors
 from turbine.kernel.kernel import Kernel
+from turbine.kernel.threads import TestLaunchContext as TestLaunchContext
+from turbine.kernel.threads import Thread as Thread
 from turbine.kernel.tracing import IndexExpr, user_line
 
 
@@ -35,6 +37,16 @@ def kernel(
         return Kernel(function, grid, blocks, specialize)
 
     return make
+
+
+def thread(*grid: Any) -> Callable[[Callable[..., Any]], Thread]:
+    """Make a kernel that is called with its outputs too, in a context that says what happens.
+
+    `with tk.gen.TestLaunchContext({BM: 64}):` prints its code. New programs are shorter under
+    `tk.gen.kernel`, which returns outputs.
+    """
+    make = kernel(*grid)
+    return lambda function: Thread(make(function))
 
 
 def check_grid(grid: tuple[Any, ...]) -> None:

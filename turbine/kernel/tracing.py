@@ -432,6 +432,7 @@ class Buffer:
         self.node = node
         self.type = type
         node.meta["type"] = type
+        node.meta["buffer"] = name  # which the graph may have changed
 
     @property
     def shape(self) -> tuple[IndexExpr, ...]:
