@@ -205,14 +205,19 @@ def test_the_op_that_differs_is_named(wrong_rule: Any) -> None:
 def test_the_turn_of_a_loop_in_which_an_op_differs_is_named(wrong_rule: Any) -> None:
     right: Any = RULES[tkl.transpose]
 
-    def first_column(emitter: Emitter, node: fx.Node) -> TileValue:
+    def doubled(emitter: Emitter, node: fx.Node) -> TileValue:
         tile: TileValue = right(emitter, node)
-        return replace(tile, compute=lambda c: tile.compute((c[0], replace(c[1], base=0))))
 
-    wrong_rule(tkl.transpose, first_column)
+        def compute(coords: Any) -> Any:
+            value = tile.compute(coords)
+            return emitter.w.binary("arith.addf", value, value)
+
+        return replace(tile, compute=compute)
+
+    wrong_rule(tkl.transpose, doubled)
     with pytest.raises(errors.KernelError, match=r"first at tkl\.transpose, \[BK, BN, f32\]") as e:
         tk.check(gemm, ROWS, COLUMNS)
-    assert ", k = 0, lane [" in str(e.value)
+    assert "program (0, 0), k = 0, lane [0, 0] is " in str(e.value)
 
 
 def test_what_a_caller_passes_is_not_changed_by_a_check() -> None:
@@ -246,9 +251,9 @@ def test_a_tolerance_can_be_given(wrong_rule: Any) -> None:
 
 def stored_at(place: Any, **blocks: int) -> tk.Kernel:
     @tk.gen.kernel(M // BM, N // BN, blocks={BM: 4, BN: 4, **blocks})
-    def spread(x: tkl.InputBuffer[M, N, tkl.f32], y: tkl.OutputBuffer[M, N, tkl.f32]) -> None:
+    def spread(input: tkl.InputBuffer[M, N, tkl.f32], max: tkl.OutputBuffer[M, N, tkl.f32]) -> None:
         i, j = tkl.program_id(0), tkl.program_id(1)
-        tkl.store(y, place(i, j), tkl.load(x, (i * BM, j * BN), (BM, BN)))
+        tkl.store(max, place(i, j), tkl.load(input, (i * BM, j * BN), (BM, BN)))
 
     return spread
 
@@ -263,7 +268,7 @@ def stored_at(place: Any, **blocks: int) -> tk.Kernel:
 )
 def test_stores_that_surely_meet_are_refused_before_code_is_made(place: Any, axis: int) -> None:
     kernel = stored_at(place)
-    told = rf"program_id\({axis}\) 0 and 1 store to one element of y: a tile \[BM, BN, f32\]"
+    told = rf"program_id\({axis}\) 0 and 1 store to one element of max: a tile \[BM, BN, f32\]"
     with pytest.raises(errors.KernelError, match=told):
         kernel(torch.ones(8, 8))
     assert not kernel.launcher.variants
@@ -272,7 +277,7 @@ def test_stores_that_surely_meet_are_refused_before_code_is_made(place: Any, axi
 def test_a_later_call_with_more_programs_is_looked_at_too() -> None:
     kernel = stored_at(lambda i, j: (i * BM, 0))
     assert kernel(torch.ones(8, 4)).shape == (8, 4)
-    with pytest.raises(errors.KernelError, match="store to one element of y"):
+    with pytest.raises(errors.KernelError, match="store to one element of max"):
         kernel(torch.ones(8, 8))
 
 

@@ -49,6 +49,16 @@ NAMES = {
     "dynamo.decompositions": "DEFAULT_DECOMPOSITIONS DEFAULT_DECOMPOSITION_TABLE",
     "dynamo.passes": "DEFAULT_DECOMPOSITIONS",
     "importers.ir": "Attribute Context InsertionPoint IrType Location Module Operation func_d",
+    "kernel": "gen lang DEBUG is_debug",
+    "kernel._support.indexing": "IndexExpr IndexSymbol",
+    "kernel._support.tracing": "DebugLaunchContext AOTLaunchContext",
+    "kernel.gen": "kernel thread TestLaunchContext",
+    "kernel.lang": """
+        sym IndexExpr IndexSymbol KernelBuffer InputBuffer OutputBuffer TemporaryBuffer Grid
+        AddressSpace Index Vector bool i8 i16 i32 i64 index bf16 f16 f32 f64 f8e5m2 f8e4m3fn
+        program_id to_dtype constant load store exp2 max sum dot for_loop broadcast
+        broadcast_in_dim transpose is_debug
+        """,
     "runtime": "Device Launchable get_vm_instance",
     "runtime.device": """
         Device DeviceState get_vm_instance lookup_device_from_torch get_device_from_torch

@@ -32,6 +32,9 @@ MOVED = {
     "dynamo.passes": "turbine.peer.decompositions",
     "importers.ir": "turbine.peer.ir",
     "importers.utils": "turbine.peer.importers",
+    "kernel": "turbine.kernel",
+    "kernel._support.indexing": "turbine.kernel.tracing",
+    "kernel._support.tracing": "turbine.peer.kernel_tracing",
     "ops": "turbine.ops",
     "ops.conv_fwd": "turbine.ops.convolution",
     "ops.iree": "turbine.ops",
@@ -56,9 +59,13 @@ MOVED = {
 ABSENT = {
     "aot.support.procedural": "the tracing of procedures is not public; turbine.aot has what "
     "programs use",
-    "kernel": "Turbine has no kernel language yet",
     "kernel.boo": "Turbine has no bag of ops; torch.compile(model, backend='turbine') leaves to "
     "PyTorch what it does not compile",
+    "kernel.compiler": "turbine.kernel compiles kernels; kernel.text('mlir') gives their code",
+    "kernel.lang.global_symbols": "it is left from Wave, a project of its own, iree-org/wave",
+    "kernel.lang.tkw_types": "it is left from Wave, a project of its own, iree-org/wave",
+    "kernel.ops": "turbine.kernel.lang has the ops of kernels; those of Wave are in a project of "
+    "its own, iree-org/wave",
     "kernel.wave": "Wave is a project of its own, iree-org/wave",
     "dynamo.backends.boo": "torch.compile(model, backend='turbine') leaves to PyTorch what it "
     "does not compile",

@@ -5,3 +5,5 @@ from turbine.kernel import lang as lang
 from turbine.kernel.checking import check as check
 from turbine.kernel.explaining import explain as explain
 from turbine.kernel.kernel import Kernel as Kernel
+from turbine.kernel.lang.debugging import DEBUG as DEBUG
+from turbine.kernel.lang.debugging import is_debug as is_debug

@@ -177,7 +177,7 @@ class _Rules:
         kernel, named = self.kernel, self._named(args)
         program = kernel.program(named)
         sizes = symbolic_sizes.bind_sizes(kernel.signature, named, kernel.own_sizes(program))
-        signatures.check_open(kernel.signature, program.sizes, sizes)
+        signatures.check_open(kernel.signature, program.size_symbols, sizes)
         for symbol, size in sizes.items():
             if symbol.name in kernel.specialized:
                 sizes[symbol] = int(size)

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from turbine import errors
 from turbine.kernel.kernel import Kernel
+from turbine.kernel.threads import TestLaunchContext as TestLaunchContext
+from turbine.kernel.threads import Thread as Thread
+from turbine.kernel.tracing import IndexExpr, user_line
 
 
 def kernel(
@@ -27,7 +31,33 @@ def kernel(
     tensor([2., 2., 2.])
     """
 
+    check_grid(grid)
+
     def make(function: Callable[..., Any]) -> Kernel:
         return Kernel(function, grid, blocks, specialize)
 
     return make
+
+
+def thread(*grid: Any) -> Callable[[Callable[..., Any]], Thread]:
+    """Make a kernel that is called with its outputs too, in a context that says what happens.
+
+    `with tk.gen.TestLaunchContext({BM: 64}):` prints its code. New programs are shorter under
+    `tk.gen.kernel`, which returns outputs.
+    """
+    make = kernel(*grid)
+    return lambda function: Thread(make(function))
+
+
+def check_grid(grid: tuple[Any, ...]) -> None:
+    """Complain about counts of programs that are none."""
+    for axis, count in enumerate(grid):
+        if isinstance(count, IndexExpr) or (type(count) is int and count >= 0):
+            continue
+        what = "a function" if callable(count) else repr(count)
+        raise errors.KernelError(
+            f"the grid has {what} for its axis {axis}",
+            where=user_line(),
+            hint="a count of programs is a number or an expression of sizes: "
+            "@tk.gen.kernel(M // BM, 4)",
+        )

@@ -20,9 +20,10 @@ from turbine.kernel.backends import interpret
 from turbine.kernel.blocks import chosen_blocks, sizes_of_products
 from turbine.kernel.differentiating import Gradient
 from turbine.kernel.launching import Key, Launcher, Variant, check_grid
+from turbine.kernel.op import described
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Signature
-from turbine.kernel.tracing import IndexSymbol
+from turbine.kernel.tracing import Buffer, IndexSymbol, Tile
 from turbine.kernel.types import BufferType, ScalarType, spelled
 from turbine.runtime.quick_calling import QuickCall, is_shareable
 
@@ -56,6 +57,7 @@ class Kernel:
         self.blocks = {_name(symbol): value for symbol, value in (blocks or {}).items()}
         _check_blocks(self.signature, self.blocks)
         self.specialized = frozenset(map(_name, specialize))
+        _check_specialized(self.signature, self.specialized)
         self.launcher = Launcher(self.signature)
         self._programs: dict[tuple[tuple[str, str], ...], Program] = {}
         self._quick: tuple[QuickCall, int] | None = None
@@ -102,7 +104,8 @@ class Kernel:
         wrong = [name for name in keywords if name not in names]
         if wrong:
             what = errors.unknown(f"argument of {self.__name__}", wrong[0], names)
-            raise errors.KernelError(what, where=self.signature.place)
+            hint = "outputs are not passed: the call returns them"
+            raise errors.KernelError(what, where=self.signature.place, hint=hint)
         if len(args) > len(names):
             raise errors.KernelError(
                 f"{self.__name__} takes {len(names)} arguments, {', '.join(names)}, and was given "
@@ -162,7 +165,7 @@ class Kernel:
         program = self.program(named)
         blocks = self.own_sizes(program)
         sizes = signatures.bind_sizes(self.signature, named, blocks)
-        signatures.check_open(self.signature, program.sizes, sizes)
+        signatures.check_open(self.signature, program.size_symbols, sizes)
         fixed = {*blocks, *sizes_of_products(program)}
         static = {s: v for s, v in sizes.items() if s in fixed or s.name in self.specialized}
         key = Key(self._types(named), tuple(sorted((s.name, value) for s, value in static.items())))
@@ -181,9 +184,9 @@ class Kernel:
         if types not in self._programs:
             with self._lock:
                 present = signatures.resolve_dtypes(self.signature, named)
-                self._programs[types] = programs.trace(
-                    self.signature, present, self.grid, self.function
-                )
+                traced = programs.trace(self.signature, present, self.grid, self.function)
+                _check_used(self.signature, self.blocks, traced)
+                self._programs[types] = traced
         return self._programs[types]
 
     def own_sizes(self, program: Program) -> dict[Symbol, int]:
@@ -193,6 +196,8 @@ class Kernel:
 
     def using(self, **blocks: int) -> Kernel:
         """The same kernel with other sizes of tiles: `gemm.using(BM=32, BN=128)`."""
+        for program in self._programs.values():
+            _check_used(self.signature, blocks, program)
         made = Kernel(self.function, self.grid, {**self.blocks, **blocks}, self.specialized)
         made.gradient, made._origin = self.gradient, (self, blocks)
         return made
@@ -303,6 +308,29 @@ def _check_blocks(signature: Signature, blocks: Mapping[str, int]) -> None:
             )
 
 
+def _check_used(signature: Signature, blocks: Mapping[str, int], program: Program) -> None:
+    """Complain about sizes for what a kernel does not name."""
+    names = {symbol.name for symbol in program.size_symbols}
+    for name in blocks:
+        if name not in names:
+            raise errors.KernelError(
+                errors.unknown(f"size of kernel {signature.kernel}", name, names),
+                where=signature.place,
+                hint="blocks= and using() give numbers to the symbols of a kernel",
+            )
+
+
+def _check_specialized(signature: Signature, names: Collection[str]) -> None:
+    told = {symbol.name for symbol in signature.size_symbols}
+    for name in names:
+        if name not in told:
+            raise errors.KernelError(
+                errors.unknown(f"size of the tensors of kernel {signature.kernel}", name, told),
+                where=signature.place,
+                hint="specialize= names symbols in the types of arguments",
+            )
+
+
 def _is_plain() -> bool:
     """Whether no one but PyTorch's eager mode is to see a call."""
     return not (
@@ -341,10 +369,13 @@ def _checked(kernel: str, parameter: Any, given: Mapping[str, Any], place: str |
     if isinstance(parameter.type, BufferType):
         if isinstance(value, Tensor):
             return value
+        inside = isinstance(value, (Tile, Buffer))
         raise errors.KernelError(
-            f"{kernel}: {parameter} was given a {type(value).__name__}",
+            f"{kernel}: {parameter} was given {described(value)}",
             where=place,
-            hint="pass a torch.Tensor",
+            hint="a kernel does not call another, but functions that are not kernels"
+            if inside
+            else "pass a torch.Tensor",
         )
     return _number(kernel, parameter, value, place)
 

@@ -163,12 +163,12 @@ def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> list[int]:
     """How many programs there are along each axis, if they can be counted."""
     counts = [count.evaluate(sizes) for count in program.grid]
     for axis, (count, number) in enumerate(zip(program.grid, counts, strict=True)):
-        if number > _MOST_PROGRAMS:
+        if not 0 <= number <= _MOST_PROGRAMS:
             raise errors.KernelError(
                 f"{program.name}: the grid has {number} programs along axis {axis}, which is "
-                f"{count}; there are at most {_MOST_PROGRAMS}",
+                f"{count}; there are 0 to {_MOST_PROGRAMS}",
                 where=program.place,
-                hint="use larger blocks",
+                hint="use larger blocks" if number > 0 else "pass larger tensors",
             )
     return counts
 

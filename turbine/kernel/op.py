@@ -19,7 +19,7 @@ from turbine import dtypes, errors
 from turbine.dtypes import Dtype
 from turbine.kernel import tracing
 from turbine.kernel.algebra import ONE, Expr
-from turbine.kernel.tracing import Buffer, IndexExpr, Tile, expr_of, user_line
+from turbine.kernel.tracing import Buffer, IndexExpr, Tile, Traced, expr_of, user_line
 from turbine.kernel.types import BOOL, F32, I64, TileType, spelled
 from turbine.kernel.validity import ALWAYS, Valid, both
 
@@ -36,6 +36,7 @@ class Op:
     meaning: Meaning
     call: Callable[..., Any]
     kind: str = "special"  # "pointwise" ops have rules of one form
+    takes: inspect.Signature | None = None  # what a call is given, if not what the meaning is
     signature: inspect.Signature = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +46,16 @@ class Op:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Add the op to the kernel that is traced."""
+        tracing.current(f"tkl.{self.name}")
+        takes = self.signature if self.takes is None else self.takes
+        try:
+            takes.bind(*args, **keywords)
+        except TypeError as error:
+            raise errors.KernelError(
+                f"tkl.{self.name} is called wrongly: {error}",
+                where=user_line(),
+                hint=f"it takes {', '.join(map(_parameter_text, takes.parameters.values()))}",
+            ) from error
         return self.call(*args, **keywords)
 
     def __repr__(self) -> str:
@@ -63,6 +74,11 @@ class Op:
         trace = tracing.current(f"tkl.{self.name}")
         nodes = _nodes(args)
         return trace.add(self, nodes, {name: _nodes(value) for name, value in keywords.items()})
+
+
+def _parameter_text(parameter: inspect.Parameter) -> str:
+    has_default = parameter.default is not inspect.Parameter.empty
+    return f"{parameter.name}={parameter.default!r}" if has_default else parameter.name
 
 
 def _nodes(value: Any) -> Any:
@@ -89,7 +105,11 @@ def op(call: Callable[..., Any]) -> Callable[[Meaning], Op]:
     def declare(meaning: Meaning) -> Op:
         name = meaning.__name__.rstrip("_")
         made: Op
-        made = Op(name, meaning, lambda *args, **keywords: call(made, *args, **keywords))
+        own = inspect.signature(call)
+        takes = own.replace(parameters=list(own.parameters.values())[1:])
+        made = Op(
+            name, meaning, lambda *args, **keywords: call(made, *args, **keywords), takes=takes
+        )
         return made
 
     return declare
@@ -161,7 +181,7 @@ def common_dtype(operands: Sequence[Any], what: str) -> Dtype:
     except RuntimeError as error:
         listed = " and ".join(dict.fromkeys(map(spelled, strong)))
         raise errors.KernelError(
-            f"tkl.{what} of {listed}: they have no type in common",
+            f"{_called(what)} of {listed}: they have no type in common",
             where=user_line(),
             hint="convert one with x.to(tkl.f32) or the like",
         ) from error
@@ -182,22 +202,25 @@ def _number_kind(value: Any, what: str) -> str:
     for kind, name in kinds.items():
         if isinstance(value, kind):
             return name
-    is_several = isinstance(value, (tuple, list))
     raise errors.KernelError(
-        f"tkl.{what.removeprefix('tkl.')} of {_described(value)}",
+        f"{_called(what)} of {described(value)}",
         where=user_line(),
-        hint="take one of them: what a loop gives is body[0], body[1], ..."
-        if is_several
-        else "its operands are tiles and numbers; a buffer is read by tkl.load",
+        hint="its operands are tiles and numbers; a buffer is read by tkl.load, and of what a loop "
+        "gives, one is body[0]",
     )
 
 
-def _described(value: Any) -> str:
+def _called(what: str) -> str:
+    return what if what.startswith("tkl.") else f"tkl.{what}"
+
+
+def described(value: Any) -> str:
+    """What a user gave, in words."""
     if isinstance(value, torch.Tensor):
         return "a torch.Tensor, which a kernel takes as an argument"
     if isinstance(value, (tuple, list)):
-        return f"several values, {value!r}"
-    return repr(value) if isinstance(value, Buffer) else f"a {type(value).__name__}"
+        return f"{len(value)} values in a {type(value).__name__}"
+    return repr(value) if isinstance(value, (Buffer, Traced)) else f"a {type(value).__name__}"
 
 
 def _promoted(one: Dtype, other: Dtype) -> Dtype:
@@ -252,12 +275,14 @@ def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
     for size in sizes:
         if not isinstance(size, (int, IndexExpr)) or isinstance(size, bool):
             raise errors.KernelError(
-                f"{what}: a size is {_described(size)}",
+                f"{what}: a size is {described(size)}",
                 where=user_line(),
                 hint="sizes are numbers and symbols, which are known before the kernel runs",
             )
         if isinstance(size, int) and size < 0:
-            raise errors.KernelError(f"{what}: a size is {size}", where=user_line())
+            raise errors.KernelError(
+                f"{what}: a size is {size}", where=user_line(), hint="sizes are not negative"
+            )
         counters = [s for s in expr_of(size).symbols if s.kind != "size"]
         if counters:
             raise errors.KernelError(

@@ -107,7 +107,7 @@ class _Printer:
             yield from (f"  {line}" for line in facts_lines(self.facts))
         for node in program.graph.nodes:
             if node.op == "placeholder":
-                self.names[node] = node.name
+                self.names[node] = str(node.target)
         yield from self.region(program.graph, "  ")
 
     def region(self, graph: fx.Graph, indent: str) -> Iterator[str]:
@@ -174,14 +174,16 @@ def conditions(node: fx.Node) -> Iterator[tuple[Sequence[Bound], Sequence[fx.Nod
     bounds: Any = node.kwargs.get("bounds", ())
     masks: Any = node.kwargs.get("masks", ())
     if bounds and isinstance(bounds[0], tuple):  # of each operand
-        for operand, own, own_masks in zip(node.args, bounds, masks, strict=False):
-            assert isinstance(operand, fx.Node)
-            yield own, own_masks, operand.meta["type"].shape
+        first: Any = node.args[0]
+        operands = first if isinstance(first, (tuple, list)) else node.args
+        for operand, own, own_masks in zip(operands, bounds, masks, strict=False):
+            if own or own_masks:
+                yield own, own_masks, operand.meta["type"].shape
     elif bounds or masks:
         type = node.meta.get("type")
         tiles = [n for n in node.all_input_nodes if isinstance(n.meta.get("type"), TileType)]
-        operands = [n for n in tiles if n not in masks]
-        shape = operands[0].meta["type"].shape if operands else type and type.shape
+        given = [n for n in tiles if n not in masks]
+        shape = given[0].meta["type"].shape if given else type and type.shape
         yield bounds, masks, shape
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import fx
@@ -11,10 +12,11 @@ from torch import fx
 from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import ONE, ZERO, Expr, Range, Symbol
-from turbine.kernel.lang.control_flow import blocks
+from turbine.kernel.lang.control_flow import Body, blocks
 from turbine.kernel.signature import Parameter, Signature
 from turbine.kernel.tracing import Buffer, Region, Tile, Trace, expr_of, tracing
 from turbine.kernel.types import BufferType, DtypeSymbol, TileType
+from turbine.kernel.validity import Bound
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,38 @@ class Program:
     ranges: Mapping[Symbol, Range]
     place: str | None
 
-    @property
-    def sizes(self) -> list[Expr]:
-        """The sizes of its buffers and of its grid."""
+    @cached_property
+    def size_symbols(self) -> frozenset[Symbol]:
+        """The sizes that its code needs: of buffers, of the grid and in the graph."""
         shapes = [p.type.shape for p in self.parameters if isinstance(p.type, BufferType)]
-        return [*(size for shape in shapes for size in shape), *self.grid]
+        found = {*_symbols((*shapes, self.grid)), *_symbols_of(self.graph)}
+        return frozenset(symbol for symbol in found if symbol.kind == "size")
 
     def of_usage(self, *usages: str) -> list[Parameter]:
         """The buffers that are used in one of these ways."""
         return [
             p for p in self.parameters if isinstance(p.type, BufferType) and p.type.usage in usages
         ]
+
+
+def _symbols_of(graph: fx.Graph) -> Iterator[Symbol]:
+    for node in graph.nodes:
+        yield from _symbols((node.args, tuple(node.kwargs.values()), node.meta.get("type")))
+
+
+def _symbols(value: Any) -> Iterator[Symbol]:
+    """The symbols in an argument of a node."""
+    if isinstance(value, Expr):
+        yield from value.symbols
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _symbols(part)
+    elif isinstance(value, Bound):
+        yield from _symbols((value.offset, value.limit))
+    elif isinstance(value, TileType):
+        yield from _symbols(value.shape)
+    elif isinstance(value, Body):
+        yield from _symbols_of(value.graph)
 
 
 def trace(

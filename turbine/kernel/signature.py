@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,10 +13,12 @@ from turbine import dtypes, errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import Expr, Symbol
 from turbine.kernel.types import (
+    DTYPES,
     BufferType,
     DtypeSymbol,
     OptionalType,
     ScalarType,
+    axes_text,
     spelled,
 )
 
@@ -133,6 +135,13 @@ def _bind_dtype(
 ) -> None:
     assert isinstance(parameter.type, BufferType)
     actual = dtypes.of_torch(given.dtype)
+    if actual not in DTYPES.values():
+        raise errors.KernelError(
+            f"{signature.kernel}: {parameter.name} was given a tensor of {actual.name}, which "
+            "kernels do not compute with",
+            where=signature.place,
+            hint=f"there are {', '.join(DTYPES)}",
+        )
     wanted, source = parameter.type.dtype, None
     if isinstance(wanted, DtypeSymbol):
         wanted, source = known.setdefault(wanted.name, (actual, parameter.name))
@@ -186,10 +195,11 @@ def check_rank(signature: Signature, parameter: Parameter, given: torch.Tensor) 
     assert isinstance(parameter.type, BufferType)
     if given.ndim != parameter.type.rank:
         raise errors.KernelError(
-            f"{signature.kernel}: {parameter.name} is {parameter.type}, of {parameter.type.rank} "
-            f"axes, and was given a tensor of {given.ndim}: {list(given.shape)}",
+            f"{signature.kernel}: {parameter.name} is {parameter.type}, of "
+            f"{axes_text(parameter.type.rank)}, and was given a tensor of {given.ndim}: "
+            f"{list(given.shape)}",
             where=signature.place,
-            hint="reshape it, or declare another kernel",
+            hint=f"reshape or index {parameter.name}, or declare a kernel for {given.ndim} axes",
         )
 
 
@@ -232,9 +242,14 @@ def mismatch(
 ) -> errors.KernelError:
     """The error for a size that two axes say differently."""
     sources = ", ".join(dict.fromkeys(told[s] for s in size.symbols if s in told))
-    source = f" from {sources}" if sources else ""
+    if not sources:
+        return errors.KernelError(
+            f"{signature.kernel}: {here} is {wanted}, and {actual} in the tensor that was given",
+            where=signature.place,
+            hint="write a symbol, tkl.sym.N, where sizes may differ",
+        )
     return errors.KernelError(
-        f"{signature.kernel}: {size} is {wanted}{source} and {actual} from {here}",
+        f"{signature.kernel}: {size} is {wanted} from {sources} and {actual} from {here}",
         where=signature.place,
         hint="sizes of one name are equal: pass tensors that agree",
     )
@@ -255,14 +270,14 @@ def _solved(size: Expr, actual: int) -> tuple[Symbol, int] | None:
     return (symbol, value) if fits else None
 
 
-def check_open(signature: Signature, shapes: Sequence[Expr], sizes: Collection[Symbol]) -> None:
+def check_open(signature: Signature, needed: Collection[Symbol], sizes: Collection[Symbol]) -> None:
     """Complain about sizes that nothing tells."""
-    open_ = {s for size in shapes for s in size.symbols if s not in sizes}
+    open_ = sorted({str(symbol) for symbol in needed} - {str(symbol) for symbol in sizes})
     if open_:
-        names = ", ".join(sorted(map(str, open_)))
+        given = ", ".join(f"{name}=64" for name in open_)
         raise errors.KernelError(
-            f"{signature.kernel}: nothing tells {names}",
+            f"{signature.kernel}: nothing tells {', '.join(open_)}",
             where=signature.place,
-            hint=f"give it to the kernel, {signature.kernel}.using({names}=64), "
+            hint=f"give it to the kernel, {signature.kernel}.using({given}), "
             "or in the decorator, blocks={...}",
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
+import numbers
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import fx
@@ -17,9 +16,8 @@ from turbine.dtypes import Dtype
 from turbine.kernel import algebra
 from turbine.kernel.algebra import Expr, Range, Symbol
 from turbine.kernel.types import BufferType, TileType, spelled
+from turbine.kernel.user_code import user_line as user_line
 from turbine.kernel.validity import ALWAYS, Valid
-
-_HERE = f"{Path(__file__).parent}/"
 
 
 @dataclass
@@ -38,9 +36,10 @@ class Region:
             return node
         if self.parent is None:
             raise errors.KernelError(
-                "a value of a loop or a branch is used outside of it",
+                f"{_origin(node)} is a value of a loop, a branch or another kernel, and is used "
+                "outside of it",
                 where=user_line(),
-                hint="return it from the function and use the loop's results, body[0]",
+                hint="return it from the loop's function and use the results, body[0]",
             )
         outer = self.parent.reach(node)
         if outer not in self.captured:
@@ -127,16 +126,10 @@ def tracing(trace: Trace) -> Iterator[Trace]:
         _active.trace = before
 
 
-def user_line() -> str | None:
-    """The line of the caller's own code that is run now."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_HERE) and "contextlib" not in file and "/torch/" not in file:
-            return f"{file}:{frame.f_lineno}"
-        assert frame.f_back is not None
-        frame = frame.f_back
-    return None
+def _origin(node: fx.Node) -> str:
+    line = node.meta.get("line")
+    made = f"what {node.target!r} gives" if node.op == "call_function" else f"{node.name}"
+    return made if line is None else f"{made} ({line})"
 
 
 def _symbol(expr: Expr) -> Symbol:
@@ -151,24 +144,55 @@ class Traced:
         raise errors.KernelError(
             f"Python asks whether {self} is true while the kernel is traced",
             where=user_line(),
-            hint="its value is known when the kernel runs: use tkl.where or tkl.cond",
+            hint="its value is known when the kernel runs: use tkl.where or tkl.cond; for and, or, "
+            "not, max and min write &, |, ~, tkl.maximum and tkl.minimum",
         )
 
     def __iter__(self) -> Any:
         raise errors.KernelError(
             f"Python iterates over {self} while the kernel is traced",
             where=user_line(),
-            hint="use tkl.for_loop, or tkl.slice for a part of a tile",
+            hint="use tkl.for_loop, tkl.sum and the like, or tkl.slice for a part of a tile",
         )
 
     def __float__(self) -> float:
         raise errors.KernelError(
             f"Python needs {self} as a number while the kernel is traced",
             where=user_line(),
-            hint="compute with it by tkl's functions and operators",
+            hint="compute with it by operators and tkl's functions, convert by x.to(tkl.i32), "
+            "count by tkl.for_loop; sizes are in x.shape",
         )
 
     __int__ = __index__ = __len__ = __float__
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Functions of PyTorch's are not for values of a kernel."""
+        name = function.__name__
+        traced = next((value for value in args if isinstance(value, Traced)), "a value of a kernel")
+        raise errors.KernelError(
+            f"torch's {name} is called with {traced}",
+            where=user_line(),
+            hint="tkl has functions of tiles, tkl.exp(x); a tensor becomes a tile by being an "
+            "argument of the kernel, read by tkl.load",
+        )
+
+    def __array_ufunc__(self, function: Any, method: str, *args: Any, **keywords: Any) -> Any:
+        """Nor are NumPy's."""
+        raise errors.KernelError(
+            f"numpy's {function.__name__} is called with {self}",
+            where=user_line(),
+            hint="tkl has functions of tiles, tkl.exp(x)",
+        )
+
+    def __round__(self) -> Any:
+        return OPERATORS["round"](self)
+
+    def __matmul__(self, other: Any) -> Any:
+        return OPERATORS["dot"](self, other)
+
     __hash__ = object.__hash__
 
     def __add__(self, other: Any) -> Any:
@@ -279,6 +303,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 
 
 def _operate(name: str, *operands: Any) -> Any:
+    operands = tuple(map(_plain, operands))
     if all(isinstance(operand, (IndexExpr, int)) for operand in operands):
         on_sizes = _ON_SIZES.get(name)
         if on_sizes is not None:
@@ -289,6 +314,13 @@ def _operate(name: str, *operands: Any) -> Any:
     if not all(isinstance(o, (Traced, int, float)) for o in operands):
         return NotImplemented
     return OPERATORS[name](*operands)
+
+
+def _plain(operand: Any) -> Any:
+    """A number as Python has it: NumPy's are taken for that."""
+    if isinstance(operand, (Traced, int, float)) or not isinstance(operand, numbers.Real):
+        return operand
+    return int(operand) if isinstance(operand, numbers.Integral) else float(operand)
 
 
 _ON_SIZES: dict[str, Callable[..., Expr]] = {
@@ -367,6 +399,22 @@ class Tile(Traced):
         """Parts and new axes: `x[:, None]`, `x[0]`, `x[2:4]`."""
         return _tile(OPERATORS["subscript"](self, index))
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise errors.KernelError(
+            f"a part of {self} is assigned to",
+            where=user_line(),
+            hint="a tile does not change: make another by tkl.where or tkl.concatenate, or write "
+            "to a buffer by tkl.store",
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # which Python asks for
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{self} has no {name!r}: it has shape, dtype, to() and brackets; all else is a "
+            "function that gives a new tile, tkl.sum(x)"
+        )
+
     def __repr__(self) -> str:
         return f"a tile {self.type}" if self.type.rank else f"a traced {spelled(self.dtype)}"
 
@@ -386,6 +434,7 @@ class Buffer:
         self.node = node
         self.type = type
         node.meta["type"] = type
+        node.meta["buffer"] = name  # which the graph may have changed
 
     @property
     def shape(self) -> tuple[IndexExpr, ...]:
@@ -402,6 +451,18 @@ class Buffer:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         OPERATORS["store"](self, index, value)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise errors.KernelError(
+            f"Python computes with {self}",
+            where=user_line(),
+            hint=f"read a tile from it first: tkl.load({self.name}, index, shape)",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _refuse
+    __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = __invert__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __iter__ = __float__ = _refuse
 
     def __repr__(self) -> str:
         return f"buffer {self.name}: {self.type}"

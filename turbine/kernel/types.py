@@ -8,6 +8,7 @@ from typing import Any
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import Expr
+from turbine.kernel.user_code import user_line
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ _SHORT = {row: short for short, row in reversed(DTYPES.items()) if short != "ind
 BOOL, I32, I64, F32 = (DTYPES[name] for name in ("bool", "i32", "i64", "f32"))
 
 
+def axes_text(count: int) -> str:
+    """How many axes: "1 axis", "2 axes"."""
+    return "1 axis" if count == 1 else f"{count} axes"
+
+
 def spelled(dtype: ElementType) -> str:
     """As kernels spell it."""
     return dtype.name if isinstance(dtype, DtypeSymbol) else _SHORT[dtype]
@@ -84,7 +90,11 @@ class BufferType:
     def filled(self, value: int | float) -> BufferType:
         """An output that holds a number wherever the kernel has not written yet."""
         if self.usage != "output":
-            raise errors.KernelError(f"{self} is filled, which only an OutputBuffer can be")
+            raise errors.KernelError(
+                f"{self} is filled, which only an OutputBuffer can be",
+                where=user_line(),
+                hint="an InOutBuffer holds what the caller passes",
+            )
         return replace(self, fill=value)
 
     @property

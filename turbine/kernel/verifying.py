@@ -99,7 +99,7 @@ def _block(node: fx.Node, known: Mapping[Symbol, int]) -> Written | None:
         lanes[bound.axis] = max(begin, -offset), min(end, limit - offset)
     starts = [expr.evaluate(known) for expr in index]  # type: ignore[union-attr]
     box = tuple((s + begin, s + end) for s, (begin, end) in zip(starts, lanes, strict=True))
-    return Written(buffer.name, node, box)
+    return Written(buffer.meta["buffer"], node, box)
 
 
 def _race(program: Program, own: Written, other: Written, axis: int) -> errors.KernelError:

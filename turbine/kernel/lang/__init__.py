@@ -44,6 +44,7 @@ from turbine.kernel.lang.creation import iota as iota
 from turbine.kernel.lang.creation import zeros as zeros
 from turbine.kernel.lang.debugging import assert_ as assert_
 from turbine.kernel.lang.debugging import breakpoint as breakpoint
+from turbine.kernel.lang.debugging import is_debug as is_debug
 from turbine.kernel.lang.debugging import print as print
 from turbine.kernel.lang.functions import ceil as ceil
 from turbine.kernel.lang.functions import cos as cos
@@ -66,6 +67,7 @@ from turbine.kernel.lang.grid import num_programs as num_programs
 from turbine.kernel.lang.grid import program_id as program_id
 from turbine.kernel.lang.memory import load as load
 from turbine.kernel.lang.memory import store as store
+from turbine.kernel.lang.memory_spaces import AddressSpace as AddressSpace
 from turbine.kernel.lang.ordering import argsort as argsort
 from turbine.kernel.lang.ordering import sort as sort
 from turbine.kernel.lang.ordering import sort_with_indices as sort_with_indices
@@ -99,6 +101,7 @@ from turbine.kernel.lang.shapes import reshape as reshape
 from turbine.kernel.lang.shapes import slice_ as slice  # noqa: F401
 from turbine.kernel.lang.shapes import squeeze as squeeze
 from turbine.kernel.lang.shapes import transpose as transpose
+from turbine.kernel.lang.symbols import Grid as Grid
 from turbine.kernel.lang.symbols import InOutBuffer as InOutBuffer
 from turbine.kernel.lang.symbols import InputBuffer as InputBuffer
 from turbine.kernel.lang.symbols import KernelBuffer as KernelBuffer
@@ -110,6 +113,7 @@ from turbine.kernel.lang.symbols import symbols as symbols
 from turbine.kernel.lang.symbols import types as types
 from turbine.kernel.tracing import IndexExpr as IndexExpr
 from turbine.kernel.tracing import IndexSymbol as IndexSymbol
+from turbine.kernel.tracing import Tile as _Tile
 from turbine.kernel.types import DTYPES as _DTYPES
 
 bool = _DTYPES["bool"]
@@ -119,3 +123,5 @@ f16, bf16, f32, f64 = (_DTYPES[name] for name in ("f16", "bf16", "f32", "f64"))
 f8e5m2, f8e4m3fn = _DTYPES["f8e5m2"], _DTYPES["f8e4m3fn"]
 f8e5m2fnuz, f8e4m3fnuz = _DTYPES["f8e5m2fnuz"], _DTYPES["f8e4m3fnuz"]
 index = _DTYPES["index"]
+# As iree-turbine calls them.
+Index, Vector = IndexExpr, _Tile

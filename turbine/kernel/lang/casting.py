@@ -8,7 +8,7 @@ import torch
 
 from turbine import errors
 from turbine.kernel.lang.creation import checked_dtype, number
-from turbine.kernel.op import MAKE, Op, op
+from turbine.kernel.op import MAKE, Op, described, op
 from turbine.kernel.tracing import OPERATORS, IndexExpr, Tile, user_line
 
 
@@ -17,7 +17,11 @@ def _to_dtype(made: Op, x: Any, dtype: Any) -> Tile:
     if isinstance(x, (bool, int, float, IndexExpr)):
         return number(x, to)
     if not isinstance(x, Tile):
-        raise errors.KernelError(f"tkl.to_dtype of {x!r}, which is no tile", where=user_line())
+        raise errors.KernelError(
+            f"tkl.to_dtype of {described(x)}, which is no tile",
+            where=user_line(),
+            hint="a buffer is read by tkl.load",
+        )
     return x if x.dtype == to else made.add(x, to, type=x.type.of(to), valid=x.valid)
 
 

@@ -5,6 +5,7 @@ A lane without a value leaves what a loop carries as it was: see Note [Lanes wit
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from turbine.kernel.lang.memory import as_offset
 from turbine.kernel.lang.shapes import broadcast_to, masked
 from turbine.kernel.op import Op, as_tile, op
 from turbine.kernel.tracing import IndexExpr, Region, Tile, Trace, expr_of, user_line
-from turbine.kernel.types import TileType
+from turbine.kernel.types import TileType, spelled
 from turbine.kernel.validity import ALWAYS, Valid
 
 
@@ -48,6 +49,15 @@ class Body:
 
 class Results(tuple[Any, ...]):
     """What a loop gives: `body[0]`, or `a, b = body`."""
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, int) and not -len(self) <= place < len(self):
+            raise errors.KernelError(
+                f"result {place} is asked for, and a loop or branch gives {len(self)}",
+                where=user_line(),
+                hint="there is one for each of init_args, counted from 0",
+            )
+        return super().__getitem__(place)
 
 
 def for_loop(
@@ -93,13 +103,28 @@ def while_loop(
     """While a function of what is carried holds, carry on with what another returns."""
     trace = tracing.current("tkl.while_loop")
     init = _init(init_args, "init_args")
-    asked, of_asked = _traced(trace, lambda *c: as_bool(condition(*c), "while_loop"), [], init)
+    asked, of_asked = _traced(trace, _asking(condition), [], init)
     types = [tile.type for tile in init]
     done, of_done = _traced(trace, body, [], init, types=types)
-    if len(asked.valid) != 1:
-        raise errors.KernelError("the condition of tkl.while_loop is one value", where=user_line())
     node = while_op.record(asked, of_asked, init, done, of_done)
     return _results(node, types, [tile.valid for tile in init])
+
+
+def _asking(condition: Callable[..., Any]) -> Callable[..., Any]:
+    """The condition of a loop, which gives one bool."""
+
+    def asking(*carried: Any) -> Tile:
+        _check_takes(condition, carried, "the condition of tkl.while_loop")
+        tile = as_bool(condition(*carried), "while_loop")
+        if tile.type.rank:
+            raise errors.KernelError(
+                f"the condition of tkl.while_loop gives {tile!r}",
+                where=user_line(),
+                hint="it is a single value: tkl.any(x) or tkl.all(x)",
+            )
+        return tile
+
+    return asking
 
 
 def cond(
@@ -117,7 +142,7 @@ def cond(
     passed = _init(operands, "operands")
     one, of_one = _traced(trace, _masking(then), [], passed)
     types = [node.meta["type"] for node in output_of(one.graph)]
-    other, of_other = _traced(trace, _masking(otherwise), [], passed, types=types)
+    other, of_other = _traced(trace, _masking(otherwise, types[::2]), [], passed)
     node = cond_op.record(asked, passed, one, of_one, other, of_other)
     results = _results(node, types, [ALWAYS] * len(types))
     pairs = zip(results[::2], results[1::2], strict=True)
@@ -125,12 +150,16 @@ def cond(
     return values[0] if len(values) == 1 else Results(values)
 
 
-def _masking(function: Callable[..., Any]) -> Callable[..., Any]:
+def _masking(
+    function: Callable[..., Any], types: Sequence[TileType] | None = None
+) -> Callable[..., Any]:
     """The function, which gives with each value whether its lanes hold one."""
 
     def pairs(*args: Any) -> list[Any]:
+        _check_takes(function, args, "a branch of tkl.cond")
         given = _returned(function(*args))
         tiles = [as_tile(value, None, "cond") for value in given]
+        tiles = tiles if types is None else _agreeing(tiles, types, _BRANCH)
         return [part for tile in tiles for part in (tile, masked(tile))]
 
     return pairs
@@ -176,7 +205,9 @@ def _counted(atom: Atom) -> Expr:
 
 def _init(values: Any, what: str) -> list[Tile]:
     if not isinstance(values, (tuple, list)):
-        raise errors.KernelError(f"{what} is a list, not {values!r}", where=user_line())
+        raise errors.KernelError(
+            f"{what} is a list, not {values!r}", where=user_line(), hint=f"{what}=[acc]"
+        )
     return [as_tile(value, None, what) for value in values]
 
 
@@ -191,9 +222,10 @@ def _traced(
     """A function as a region, and the nodes around it that it uses."""
     with trace.inside(counter) as region:
         carried = [_placeholder(region, tile) for tile in init]
+        _check_takes(function, (*counters, *carried), "the function of a loop")
         given = _returned(function(*counters, *carried))
-        tiles = [as_tile(value, None, "a loop") for value in given]
-        tiles = tiles if types is None else _agreeing(tiles, types)
+        tiles = [as_tile(value, None, "for_loop") for value in given]
+        tiles = tiles if types is None else _agreeing(tiles, types, _LOOP)
         yielded = tuple(region.reach(tile.node) for tile in tiles)
         masks = [[region.reach(m.node) for m in tile.valid.masks] for tile in tiles]
         region.graph.output(yielded)
@@ -202,6 +234,19 @@ def _traced(
     )
     body = Body(region.graph, len(init), valid, counter)
     return body, tuple(region.captured)
+
+
+def _check_takes(function: Callable[..., Any], args: Sequence[Any], what: str) -> None:
+    """Complain about a function that takes another number of arguments."""
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError as error:
+        given = ", ".join(map(repr, args)) or "nothing"
+        raise errors.KernelError(
+            f"{what} is called with {given}: {error}",
+            where=user_line(),
+            hint="it takes the counter of a tkl.for_loop, then each value that is carried",
+        ) from error
 
 
 def output_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
@@ -216,11 +261,19 @@ def _placeholder(region: Region, tile: Tile) -> Tile:
     return Tile(node, tile.type, tile.valid)
 
 
-def _agreeing(tiles: Sequence[Tile], types: Sequence[TileType]) -> list[Tile]:
-    """What a body returned, as what it was given."""
+# Who returns values, and what they have to agree with.
+_LOOP = ("the function of a loop", "what it carries")
+_BRANCH = ("the second branch of tkl.cond", "the first")
+
+
+def _agreeing(
+    tiles: Sequence[Tile], types: Sequence[TileType], roles: tuple[str, str]
+) -> list[Tile]:
+    """What a function returned, as what it was given, or as another returned it."""
+    who, other = roles
     if len(tiles) != len(types):
         raise errors.KernelError(
-            f"a body returns {len(tiles)} values, {len(types)} are carried",
+            f"{who} returns {_listed([tile.type for tile in tiles])}, {other} is {_listed(types)}",
             where=user_line(),
             hint="return a tuple with a value for each of them",
         )
@@ -230,12 +283,17 @@ def _agreeing(tiles: Sequence[Tile], types: Sequence[TileType]) -> list[Tile]:
             tile = broadcast_to(tile, list(map(IndexExpr, type.shape)))
         if tile.type.shape != type.shape or tile.dtype != type.dtype:
             raise errors.KernelError(
-                f"value {place} that a body returns is {tile.type}, what is carried is {type}",
+                f"value {place} that {who} returns is {tile.type}, {other} is {type}",
                 where=user_line(),
-                hint="start with a tile of that shape and type, or convert what is returned",
+                hint=f"convert it, x.to(tkl.{spelled(type.dtype)}), and broadcast it, or start "
+                f"with a tile {tile.type}",
             )
         agreeing.append(tile)
     return agreeing
+
+
+def _listed(types: Sequence[TileType]) -> str:
+    return " and ".join(map(str, types)) or "nothing"
 
 
 def _results(node: fx.Node, types: Sequence[TileType], valids: Sequence[Valid]) -> Results:

@@ -68,7 +68,11 @@ def iota(shape: Any, axis: int, dtype: Any = I64) -> Tile:
     """A tile that holds the place of each element along an axis."""
     sizes = shape_of(shape, "tkl.iota")
     if not -len(sizes) <= axis < len(sizes):
-        raise errors.KernelError(f"tkl.iota of {len(sizes)} axes: {axis=}", where=user_line())
+        raise errors.KernelError(
+            f"tkl.iota of {len(sizes)} axes: {axis=}",
+            where=user_line(),
+            hint=f"axes are {-len(sizes)} to {len(sizes) - 1}",
+        )
     counts = arange(IndexExpr(sizes[axis]), dtype=dtype)
     behind = (None,) * (len(sizes) - 1 - axis % len(sizes))
     shaped = counts[(slice(None), *behind)]

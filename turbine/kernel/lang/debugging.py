@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from turbine import errors
+from turbine import config, errors
 from turbine.kernel import tracing
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.op import Op, as_tile, op
@@ -42,6 +42,15 @@ def assert_(condition: Any, message: str = "it does not hold") -> None:
     tracing.current("tkl.assert_")
     asked = as_bool(condition, "assert_")
     assert_op.record(asked, message, bounds=asked.valid.bounds, masks=asked.valid.masks)
+
+
+# Whether kernels are run in the interpreter, when Turbine is imported.
+DEBUG = config.is_interpreting()
+
+
+def is_debug() -> bool:
+    """Whether kernels are run in the interpreter now, as TURBINE_INTERPRET=1 says."""
+    return config.is_interpreting()
 
 
 def breakpoint() -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from turbine.kernel.op import FLOATS, pointwise
+from turbine.kernel.tracing import OPERATORS
 
 
 @pointwise(FLOATS)
@@ -108,3 +109,6 @@ def round(x: Tensor) -> Tensor:
 def trunc(x: Tensor) -> Tensor:
     """The integer part, as a float."""
     return torch.trunc(x)
+
+
+OPERATORS["round"] = round

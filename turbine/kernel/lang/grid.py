@@ -6,26 +6,28 @@ from turbine import errors
 from turbine.kernel import tracing
 from turbine.kernel.algebra import symbol
 from turbine.kernel.tracing import IndexExpr, user_line
+from turbine.kernel.types import axes_text
 
 
 def program_id(axis: int) -> IndexExpr:
     """The number of this program along an axis of the grid."""
-    trace = tracing.current("tkl.program_id")
-    _check(axis, len(trace.grid))
-    return IndexExpr(symbol(f"program_id({axis})", "program", axis))
+    checked = _checked(axis, "program_id")
+    return IndexExpr(symbol(f"program_id({checked})", "program", checked))
 
 
 def num_programs(axis: int) -> IndexExpr:
     """How many programs there are along an axis of the grid."""
-    trace = tracing.current("tkl.num_programs")
-    _check(axis, len(trace.grid))
-    return IndexExpr(trace.grid[axis])
+    checked = _checked(axis, "num_programs")
+    return IndexExpr(tracing.current("tkl.num_programs").grid[checked])
 
 
-def _check(axis: int, rank: int) -> None:
-    if not isinstance(axis, int) or not 0 <= axis < rank:
-        raise errors.KernelError(
-            f"there is no axis {axis!r} of a grid that has {rank}",
-            where=user_line(),
-            hint=f"the axes are 0 to {rank - 1}" if rank else "give the decorator a grid",
-        )
+def _checked(axis: int, what: str) -> int:
+    grid = tracing.current(f"tkl.{what}").grid
+    if isinstance(axis, int) and 0 <= axis < len(grid):
+        return axis
+    counts = ", ".join(map(str, grid))
+    raise errors.KernelError(
+        f"tkl.{what}({axis!r}) of the grid ({counts}), which has {axes_text(len(grid))}",
+        where=user_line(),
+        hint="axes are counted from 0" if grid else "give the decorator a grid, kernel(M // BM)",
+    )

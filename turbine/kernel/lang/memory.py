@@ -19,9 +19,9 @@ from turbine.kernel.algebra import ONE, Expr, Symbol, symbol
 from turbine.kernel.lang.affine import Block, block_of, bounds_of
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.shapes import broadcast_to, expand_dims, new_axes, squeeze, transpose
-from turbine.kernel.op import Op, as_tile, broadcast_shapes, op, shape_of
+from turbine.kernel.op import Op, as_tile, broadcast_shapes, described, op, shape_of
 from turbine.kernel.tracing import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
-from turbine.kernel.types import BOOL, I64, TileType
+from turbine.kernel.types import BOOL, I64, TileType, axes_text
 from turbine.kernel.validity import Bound, Valid, both
 
 Index = Expr | Tile
@@ -63,7 +63,7 @@ def _block(made: Op, buffer: Buffer, places: Sequence[Index], shape: Any) -> Til
     sizes = (ONE,) * len(offsets) if shape is None else shape_of(shape, "tkl.load")
     if len(sizes) != len(offsets):
         raise errors.KernelError(
-            f"a block of {len(sizes)} axes is read from {buffer.name}, which has "
+            f"a block of {axes_text(len(sizes))} is read from {buffer.name}, which has "
             f"{buffer.type.rank}: {buffer.type}",
             where=user_line(),
             hint="give a size along each axis, 1 where there is one row",
@@ -288,10 +288,11 @@ def scatter(buffer: Tensor, index: Sequence[Tensor], value: Tensor, within: Tens
 
 def buffer_of(value: Any, what: str) -> Buffer:
     """The buffer that a user names."""
+    tracing.current(what)
     if isinstance(value, Buffer):
         return value
     raise errors.KernelError(
-        f"{what} of {value!r}, which is no buffer",
+        f"{what} of {described(value)}, which is no buffer",
         where=user_line(),
         hint="its first argument is an argument of the kernel that has a buffer's type",
     )
@@ -323,8 +324,8 @@ def places_of(buffer: Buffer, index: Any, what: str) -> list[Index]:
     items = index if isinstance(index, (tuple, list)) else (index,)
     if len(items) != buffer.type.rank:
         raise errors.KernelError(
-            f"{what}: {len(items)} indices for {buffer.name}, which has {buffer.type.rank} axes: "
-            f"{buffer.type}",
+            f"{what}: {len(items)} indices for {buffer.name}, which has "
+            f"{axes_text(buffer.type.rank)}: {buffer.type}",
             where=user_line(),
             hint="give one along each axis",
         )
@@ -355,7 +356,8 @@ def as_offset(place: Index) -> Expr:
         raise errors.KernelError(
             f"a block begins at {place!r}",
             where=user_line(),
-            hint="leave the shape out to read the elements that a tile names",
+            hint="a block begins at a single number; leave the shape out to read the elements that "
+            "a tile names",
         )
     offset: IndexExpr = to_index(place)
     return offset.expr

@@ -12,7 +12,7 @@ from turbine.dtypes import Dtype
 from turbine.kernel.algebra import Expr
 from turbine.kernel.lang.creation import constant, sizes
 from turbine.kernel.op import Op, as_tile, common_dtype, op
-from turbine.kernel.tracing import Tile, user_line
+from turbine.kernel.tracing import OPERATORS, Tile, user_line
 from turbine.kernel.types import DTYPES, F32
 from turbine.kernel.validity import Valid, both
 
@@ -87,7 +87,9 @@ def _check(a: Any, b: Any) -> None:
     batches = a.type.shape[:-2], b.type.shape[:-2]
     if batches[0] != batches[1]:
         raise errors.KernelError(
-            f"tkl.dot of {a.type} and {b.type}: the batches differ", where=user_line()
+            f"tkl.dot of {a.type} and {b.type}: the batches differ",
+            where=user_line(),
+            hint="axes before the last two are the same in both; broadcast one by tkl.broadcast_to",
         )
     if a.type.shape[-1] != b.type.shape[-2]:
         raise errors.KernelError(
@@ -114,3 +116,6 @@ def _parted(tile: Tile, contracted: int) -> tuple[Valid, Valid]:
     staying = tuple(b for b in tile.valid.bounds if b.axis != axis)
     taking = tuple(b for b in tile.valid.bounds if b.axis == axis)
     return Valid(taking, tile.valid.masks), Valid(staying)
+
+
+OPERATORS["dot"] = dot

@@ -100,7 +100,9 @@ def _place(made: Op, x: Any, axis: Any = None, *, keepdims: bool = False) -> Til
         )
     axes = _axes(0 if axis is None else axis, tile, _spelled(made))
     if len(axes) != 1:
-        raise errors.KernelError(f"tkl.{made.name} is along one axis: {axis=}", where=user_line())
+        raise errors.KernelError(
+            f"tkl.{made.name} is along one axis: {axis=}", where=user_line(), hint="axis=0"
+        )
     return _reduce(made, tile, axes, keepdims, I64)
 
 

@@ -14,7 +14,7 @@ from turbine import errors
 from turbine.kernel.algebra import ONE, ZERO, Expr
 from turbine.kernel.op import MAKE, Op, as_tile, common_dtype, op, shape_of
 from turbine.kernel.tracing import OPERATORS, IndexExpr, Tile, user_line
-from turbine.kernel.types import BOOL, TileType
+from turbine.kernel.types import BOOL, TileType, axes_text
 from turbine.kernel.validity import ALWAYS, Valid
 
 
@@ -22,7 +22,7 @@ def axis_of(axis: Any, rank: int, what: str) -> int:
     """An axis that a user names, counted from the first."""
     if not isinstance(axis, int) or not -rank <= axis < rank:
         raise errors.KernelError(
-            f"{what}: there is no axis {axis!r} of a tile that has {rank}",
+            f"{what}: there is no axis {axis!r} of a tile that has {axes_text(rank)}",
             where=user_line(),
             hint=f"axes are {-rank} to {rank - 1}" if rank else "it is a single number",
         )
@@ -109,6 +109,7 @@ def _squeeze(made: Op, x: Tile, axis: int) -> Tile:
         raise errors.KernelError(
             f"tkl.squeeze of {x!r}: axis {place} has size {x.type.shape[place]}, not 1",
             where=user_line(),
+            hint="x[0] takes one element along an axis",
         )
     shape = x.type.shape[:place] + x.type.shape[place + 1 :]
     masks = tuple(made(mask, place) for mask in x.valid.masks)
@@ -189,6 +190,7 @@ def _reshape(made: Op, x: Tile, shape: Any) -> Tile:
             f"tkl.reshape of {x!r} to [{listed}]: {_count(x.type.shape)} elements are not "
             f"{_count(sizes)}",
             where=user_line(),
+            hint="the sizes of a shape multiply to the same number, in the same symbols",
         )
     if sizes == x.type.shape:
         return x
@@ -220,6 +222,7 @@ def _slice(made: Op, x: Tile, axis: int, start: Any, size: Any, step: int = 1) -
             f"tkl.slice of {x!r}: {length} elements from {first} in steps of {step} are not "
             f"among {whole}",
             where=user_line(),
+            hint="tkl.slice(x, axis, start, size) stays within the tile",
         )
     shape = (*x.type.shape[:place], length, *x.type.shape[place + 1 :])
     if step == 1:
@@ -251,7 +254,9 @@ def slice_(x: Tensor, axis: int, start: int, size: int, step: int) -> Tensor:
 
 def _concatenate(made: Op, tiles: Sequence[Tile], axis: int = 0) -> Tile:
     if not tiles:
-        raise errors.KernelError("tkl.concatenate of nothing", where=user_line())
+        raise errors.KernelError(
+            "tkl.concatenate of nothing", where=user_line(), hint="give it a list of tiles"
+        )
     dtype = common_dtype(tiles, "concatenate")
     parts = [as_tile(tile, dtype, "concatenate") for tile in tiles]
     place = axis_of(axis, parts[0].type.rank, "tkl.concatenate")
@@ -261,6 +266,7 @@ def _concatenate(made: Op, tiles: Sequence[Tile], axis: int = 0) -> Tile:
         raise errors.KernelError(
             f"tkl.concatenate of {listed} along axis {place}: the other sizes differ",
             where=user_line(),
+            hint="tiles agree along all axes but one; broadcast one by tkl.broadcast_to",
         )
     total = sum((part.type.shape[place] for part in parts), start=ZERO)
     shape = (*parts[0].type.shape[:place], total, *parts[0].type.shape[place + 1 :])
@@ -311,7 +317,11 @@ def subscript(x: Tile, index: Any) -> Tile:
 def _without_dots(items: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
     taken = sum(item is not None and item is not Ellipsis for item in items)
     if taken > rank:
-        raise errors.KernelError(f"{taken} axes of a tile that has {rank}", where=user_line())
+        raise errors.KernelError(
+            f"brackets name {axes_text(taken)} of a tile that has {rank}",
+            where=user_line(),
+            hint="None makes a new axis: x[:, None]",
+        )
     if Ellipsis not in items:
         return items
     place = items.index(Ellipsis)

@@ -8,6 +8,7 @@ from typing import Any
 from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel import algebra
+from turbine.kernel.lang.memory_spaces import AddressSpace
 from turbine.kernel.tracing import IndexExpr, IndexSymbol, expr_of, user_line
 from turbine.kernel.types import USAGES, BufferType, DtypeSymbol
 
@@ -55,7 +56,8 @@ class BufferKind:
         self.usage = usage
 
     def __getitem__(self, items: Any) -> BufferType:
-        *sizes, dtype = items if isinstance(items, tuple) else (items,)
+        listed = items if isinstance(items, tuple) else (items,)
+        *sizes, dtype = (item for item in listed if item is not AddressSpace.GLOBAL_MEMORY)
         if not isinstance(dtype, (Dtype, DtypeSymbol)):
             raise errors.KernelError(
                 f"{USAGES[self.usage]}[...] ends with {dtype!r}, which is no element type",
@@ -63,6 +65,13 @@ class BufferKind:
                 hint="write the sizes, then the type: InputBuffer[M, N, tkl.f32]",
             )
         for size in sizes:
+            if isinstance(size, AddressSpace):
+                raise errors.KernelError(
+                    f"{USAGES[self.usage]}[...] is in {size}",
+                    where=user_line(),
+                    hint="what is passed to a kernel is in global memory; a TemporaryBuffer "
+                    "belongs to one program",
+                )
             if not isinstance(size, (int, IndexExpr)) or isinstance(size, bool):
                 raise errors.KernelError(
                     f"{USAGES[self.usage]}[...] has {size!r} for a size",
@@ -80,6 +89,16 @@ OutputBuffer = BufferKind("output")
 InOutBuffer = BufferKind("inout")
 TemporaryBuffer = BufferKind("temporary")
 KernelBuffer = InOutBuffer
+
+
+class GridKind:
+    """Makes a grid: `tkl.Grid[M, N]` is its counts of programs, `kernel(*tkl.Grid[M, N])`."""
+
+    def __getitem__(self, items: Any) -> tuple[Any, ...]:
+        return items if isinstance(items, tuple) else (items,)
+
+
+Grid = GridKind()
 
 
 def cdiv(one: Any, other: Any) -> IndexExpr:

@@ -1,0 +1,466 @@
+"""Every mistake in a kernel has a message: the fact in the user's symbols, the line, what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import turbine.kernel as tk
+import turbine.kernel.lang as tkl
+from turbine import errors
+from turbine.kernel.backends.iree.emitter import RULES
+
+M, N, K = tkl.sym.M, tkl.sym.N, tkl.sym.K
+BM, BN, BK = tkl.sym.BM, tkl.sym.BN, tkl.sym.BK
+T = tkl.types.T
+VECTOR = torch.ones(8)
+Body = Callable[[Any, Any], Any]
+
+
+def raised(run: Callable[[], Any]) -> errors.KernelError:
+    """The error, which names a line of this file and says what to do."""
+    with pytest.raises(errors.KernelError) as caught:
+        run()
+    assert caught.value.where is not None
+    assert caught.value.where.startswith(f"{__file__}:")
+    assert caught.value.hint
+    return caught.value
+
+
+def kernel(
+    body: Body, grid: tuple[Any, ...] = (), x: Any = None, y: Any = None, **options: Any
+) -> tk.Kernel:
+    def made(x, y):  # type: ignore[no-untyped-def]
+        body(x, y)
+
+    made.__annotations__ = {
+        "x": tkl.InputBuffer[N, tkl.f32] if x is None else x,
+        "y": tkl.OutputBuffer[N, tkl.f32] if y is None else y,
+    }
+    return tk.gen.kernel(*grid, **options)(made)
+
+
+def read(x: Any) -> Any:
+    return tkl.load(x, (0,), (N,))
+
+
+def write(y: Any, value: Any) -> None:
+    tkl.store(y, (0,), value)
+
+
+def tile(*shape: Any, dtype: Any = tkl.f32) -> Any:
+    return tkl.constant(shape, dtype, 0)
+
+
+def size(value: Any) -> Any:
+    return value
+
+
+def copied(x: Any, y: Any) -> None:
+    write(y, read(x))
+
+
+def looped(function: Callable[..., Any], init: Any = None, stop: Any = 3, step: Any = 1) -> Body:
+    def body(x: Any, y: Any) -> None:
+        carried = [read(x)] if init is None else init
+        write(y, tkl.for_loop(0, stop, step, init_args=carried)(function)[0])
+
+    return body
+
+
+def escaping(x: Any, y: Any) -> None:
+    kept: list[Any] = []
+
+    @tkl.for_loop(0, 3, init_args=[read(x)])
+    def body(k: Any, a: Any) -> Any:
+        kept.append(a + 1)
+        return a
+
+    write(y, kept[0])
+
+
+def assigned(x: Any, y: Any) -> None:
+    row = read(x)
+    row[0] = 1.0
+
+
+def with_message(*rows: tuple[str, Body]) -> pytest.MarkDecorator:
+    names = [message for message, _ in rows]
+    return pytest.mark.parametrize(("message", "body"), rows, ids=names)
+
+
+# Python on values that are traced
+
+
+@with_message(
+    ("Python asks whether a traced bool is true", lambda x, y: write(y, 1.0 if N > 3 else 2.0)),
+    (
+        "Python asks whether a tile [N, bool] is true",
+        lambda x, y: write(y, tkl.where((read(x) > 0) and (read(x) < 1), 1.0, 2.0)),
+    ),
+    ("Python iterates over a tile [N, f32]", lambda x, y: write(y, sum(read(x)))),
+    ("Python needs N as a number", lambda x, y: [read(x) for _ in range(size(N))]),
+    ("Python needs a traced f32 as a number", lambda x, y: write(y, int(read(x)[0]))),
+    ("Python needs a tile [N, f32] as a number", lambda x, y: write(y, math.exp(read(x)))),
+    ("Python computes with buffer x: InputBuffer[N, f32]", lambda x, y: write(y, x + 1)),
+    ("torch's exp is called with a tile [N, f32]", lambda x, y: write(y, torch.exp(read(x)))),
+    ("torch's add is called with a tile [N, f32]", lambda x, y: write(y, read(x) + VECTOR)),
+    ("numpy's exp is called with a tile [N, f32]", lambda x, y: write(y, numpy.exp(read(x)))),
+    ("a part of a tile [N, f32] is assigned to", assigned),
+)
+def test_python_that_a_trace_cannot_follow(message: str, body: Body) -> None:
+    assert message in raised(lambda: kernel(body).interpret(VECTOR)).fact
+
+
+def ask_for(name: str, x: Any, y: Any) -> Any:
+    return getattr(read(x), name)
+
+
+def test_methods_that_tiles_do_not_have_lead_to_functions() -> None:
+    for name in ("add_", "sum", "T"):
+        told = rf"a tile \[N, f32\] has no '{name}': .* tkl\.sum\(x\)"
+        with pytest.raises(AttributeError, match=told):
+            kernel(partial(ask_for, name)).interpret(VECTOR)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    made = kernel(lambda x, y: write(y, read(x) * numpy.float32(2) + numpy.int64(1)))
+    assert made.interpret(VECTOR).tolist() == [3.0] * 8
+
+
+# Where things are used
+
+
+@pytest.mark.parametrize(
+    ("what", "use"),
+    [
+        ("tkl.program_id", lambda: tkl.program_id(0)),
+        ("tkl.load", lambda: tkl.load(VECTOR, (0,), (8,))),
+        ("tkl.exp", lambda: tkl.exp(1.0)),
+        ("tkl.for_loop", lambda: tkl.for_loop(0, 3)),
+    ],
+)
+def test_use_outside_a_kernel(what: str, use: Callable[[], Any]) -> None:
+    assert raised(use).fact == f"{what} is used outside a kernel"
+
+
+def test_a_value_of_a_loop_used_outside_of_it() -> None:
+    error = raised(lambda: kernel(escaping).interpret(VECTOR))
+    assert error.fact.startswith("what tkl.add gives (")
+    assert "is a value of a loop, a branch or another kernel, and is used outside" in error.fact
+
+
+def test_an_op_without_a_rule_on_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(RULES, tkl.exp)
+    made = kernel(lambda x, y: write(y, tkl.exp(read(x))))
+    error = raised(lambda: made(VECTOR))
+    assert error.fact == "kernel made: tkl.exp has no code on the CPU"
+    assert "made.interpret(...)" in str(error.hint)
+
+
+def test_a_kernel_called_in_a_kernel() -> None:
+    other = kernel(copied)
+    error = raised(lambda: kernel(lambda x, y: write(y, other(read(x)))).interpret(VECTOR))
+    assert error.fact == "made: x: InputBuffer[N, f32] was given a tile [N, f32]"
+
+
+# Reading and writing
+
+
+@with_message(
+    (
+        "tkl.store to x, which is an input: InputBuffer[N, f32]",
+        lambda x, y: tkl.store(x, (0,), read(x)),
+    ),
+    (
+        "y is read before anything was written to it: OutputBuffer[N, f32]",
+        lambda x, y: write(y, read(y)),
+    ),
+    ("kernel made never writes to its output y", lambda x, y: read(x)),
+    ("tkl.load: 2 indices for x, which has 1 axis", lambda x, y: tkl.load(x, (0, 0), (1, N))),
+    ("a block of 2 axes is read from x, which has 1", lambda x, y: tkl.load(x, (0,), (1, N))),
+    (
+        "a tile [2, N, f32] is stored to y, which has fewer axes: OutputBuffer[N, f32]",
+        lambda x, y: write(y, tile(2, N)),
+    ),
+    ("tkl.load of a tile [N, f32], which is no buffer", lambda x, y: tkl.load(read(x), (0,), (N,))),
+    ("tkl.load: an index is 0.5", lambda x, y: tkl.load(x, (0.5,), (N,))),
+    ("tkl.load: an index is a tile [N, f32]", lambda x, y: tkl.load(x, (read(x),))),
+    ("tkl.load: a size is a traced f32", lambda x, y: tkl.load(x, (0,), (read(x)[0],))),
+    (
+        "tkl.load: the size program_id(0) differs from program to program",
+        lambda x, y: tkl.load(x, (0,), (tkl.program_id(0),)),
+    ),
+    (
+        "a tile [2, bool] cannot be broadcast to [N]",
+        lambda x, y: tkl.load(x, (0,), (N,), mask=tile(2, dtype=tkl.bool)),
+    ),
+)
+def test_accesses_that_do_not_fit(message: str, body: Body) -> None:
+    assert message in raised(lambda: kernel(body, (1,)).interpret(VECTOR)).fact
+
+
+def test_floats_stored_where_there_are_none() -> None:
+    made = kernel(copied, y=tkl.OutputBuffer[N, tkl.i32])
+    told = "a tile [N, f32] is stored to y, which holds no floats: OutputBuffer[N, i32]"
+    assert raised(lambda: made.interpret(VECTOR)).fact == told
+
+
+def test_elements_read_that_nothing_was_written_to() -> None:
+    def body(x: Any, y: Any) -> None:
+        tkl.store(y, (0,), tkl.load(x, (0,), (1,)))
+        write(y, read(y))
+
+    told = "program () reads elements of y that nothing was written to"
+    assert raised(lambda: kernel(body).interpret(VECTOR)).fact == told
+
+
+def test_two_programs_that_store_to_one_element() -> None:
+    error = raised(lambda: kernel(copied, (2,)).interpret(VECTOR))
+    assert error.fact.startswith("two programs store to one element of y: ")
+
+
+# Shapes and types of tiles
+
+
+@with_message(
+    (
+        "tiles of [N, f32] and [K, f32] do not fit: N and K are different sizes",
+        lambda x, y: read(x) + tile(K),
+    ),
+    ("tkl.dot of a tile [N, f32] and a tile [N, f32]", lambda x, y: read(x) @ read(x)),
+    (
+        "tkl.dot of [BM, BK, f32] and [BN, BK, f32]: BK of the first is not BN of the second",
+        lambda x, y: tkl.dot(tile(BM, BK), tile(BN, BK)),
+    ),
+    (
+        "tkl.dot of [BM, BK, f32] and [BK, BN, f32] is added to [BM, BK, f32]",
+        lambda x, y: tkl.dot(tile(BM, BK), tile(BK, BN), tile(BM, BK)),
+    ),
+    (
+        "is added to a tile [BM, BN, i32]",
+        lambda x, y: tkl.dot(tile(BM, BK), tile(BK, BN), tile(BM, BN, dtype=tkl.i32)),
+    ),
+    ("the batches differ", lambda x, y: tkl.dot(tile(2, BM, BK), tile(3, BK, BN))),
+    ("tkl.bitwise_and of f32: it takes bool, int, uint", lambda x, y: read(x) & read(x)),
+    ("tkl.constant of a traced f32", lambda x, y: tkl.constant((N,), tkl.f32, read(x)[0])),
+    ("torch.float32 is no element type", lambda x, y: tkl.constant((N,), torch.float32, 0)),
+    ("tkl.constant: a size is -1", lambda x, y: tkl.constant((-1,), tkl.f32, 0)),
+    ("tkl.arange of a traced f32", lambda x, y: tkl.arange(read(x)[0])),
+    ("tkl.iota of 1 axes: axis=1", lambda x, y: tkl.iota((N,), 1)),
+    ("tkl.sum: there is no axis 1 of a tile that has 1 axis", lambda x, y: tkl.sum(read(x), 1)),
+    ("tkl.argmax of a tile [2, N, f32] needs an axis", lambda x, y: tkl.argmax(tile(2, N))),
+    ("to [N, 2]: N elements are not 2*N", lambda x, y: tkl.reshape(read(x), (N, 2))),
+    ("(1, 0) does not name each axis once", lambda x, y: tkl.transpose(read(x), (1, 0))),
+    (
+        "a tile [N, f32] cannot be broadcast to [K, 3]",
+        lambda x, y: tkl.broadcast_to(read(x), (K, 3)),
+    ),
+    (
+        "tkl.concatenate of [N, 1, f32] and [2, 2, f32] along axis 0: the other sizes differ",
+        lambda x, y: tkl.concatenate([tile(N, 1), tile(2, 2)]),
+    ),
+    ("tkl.concatenate of nothing", lambda x, y: tkl.concatenate([])),
+    ("4 elements from 2 in steps of 1 are not among 4", lambda x, y: tile(4)[slice(2, 6)]),
+    ("a tile's brackets hold 'a'", lambda x, y: read(x)["a"]),
+    ("brackets name 2 axes of a tile that has 1", lambda x, y: read(x)[0, 0]),
+    (
+        "tkl.squeeze of a tile [N, f32]: axis 0 has size N, not 1",
+        lambda x, y: tkl.squeeze(read(x), 0),
+    ),
+    ("tkl.bitcast of a tile [N, f32] to 16 bits", lambda x, y: tkl.bitcast(read(x), tkl.i16)),
+    ("tkl.exp of buffer x: InputBuffer[N, f32]", lambda x, y: tkl.exp(x)),
+    ("tkl.to_dtype of buffer x: InputBuffer[N, f32]", lambda x, y: tkl.to_dtype(x, tkl.f16)),
+    ("got an unexpected keyword argument 'axis'", lambda x, y: tkl.exp(read(x), axis=1)),
+    ("tkl.maximum is called wrongly: missing", lambda x, y: tkl.maximum(read(x))),
+)
+def test_tiles_that_do_not_fit(message: str, body: Body) -> None:
+    assert message in raised(lambda: kernel(body).interpret(VECTOR)).fact
+
+
+def test_a_product_whose_second_is_transposed_says_so() -> None:
+    made = kernel(lambda x, y: tkl.dot(tile(BM, BK), tile(BN, BK)))
+    assert "tkl.transpose(b, (1, 0))" in str(raised(lambda: made.interpret(VECTOR)).hint)
+
+
+# Loops and branches
+
+
+@with_message(
+    (
+        "the function of a loop returns [N, f32] and [N, f32], what it carries is [N, f32]",
+        looped(lambda k, a: (a, a)),
+    ),
+    ("the function of a loop returns nothing", looped(lambda k, a: None)),
+    (
+        "value 0 that the function of a loop returns is [N, f16], what it carries is [N, f32]",
+        looped(lambda k, a: a.to(tkl.f16)),
+    ),
+    ("the function of a loop is called with ", looped(lambda k: k)),
+    ("init_args is a list, not 1.0", looped(lambda k, a: a, init=1.0)),
+    ("a limit of a loop is 2.5", looped(lambda k, a: a, stop=2.5)),
+    ("tkl.for_loop has step=0", looped(lambda k, a: a, step=0)),
+    ("result 0 is asked for, and a loop or branch gives 0", looped(lambda k: None, init=[])),
+    (
+        "tkl.store of 1 values in a Results",
+        lambda x, y: write(y, tkl.for_loop(0, 3, init_args=[read(x)])(lambda k, a: a)),
+    ),
+    (
+        "the condition of tkl.while_loop gives a tile [N, bool]",
+        lambda x, y: tkl.while_loop(lambda a: a > 0, lambda a: a - 1, [read(x)]),
+    ),
+    (
+        "the condition of tkl.cond is a tile [N, bool]",
+        lambda x, y: tkl.cond(read(x) > 0, lambda: 1.0, lambda: 2.0),
+    ),
+    (
+        "value 0 that the second branch of tkl.cond returns is [i64], the first is [f32]",
+        lambda x, y: tkl.cond(read(x)[0] > 0, lambda: 1.0, lambda: 2),
+    ),
+    (
+        "the second branch of tkl.cond returns [f32], the first is [f32] and [f32]",
+        lambda x, y: tkl.cond(read(x)[0] > 0, lambda: (1.0, 2.0), lambda: 2.0),
+    ),
+)
+def test_loops_and_branches_that_do_not_fit(message: str, body: Body) -> None:
+    assert message in raised(lambda: kernel(body).interpret(VECTOR)).fact
+
+
+# Declarations
+
+
+def returning() -> tk.Kernel:
+    @tk.gen.kernel()
+    def made(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> Any:
+        write(y, read(x))
+        return y
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("message", "declare"),
+    [
+        ("InputBuffer[...] ends with N, which is no", lambda: tkl.InputBuffer[tkl.f32, N]),
+        ("InputBuffer[...] has 'N' for a size", lambda: tkl.InputBuffer["N", tkl.f32]),
+        ("InputBuffer[N, f32] is filled", lambda: tkl.InputBuffer[N, tkl.f32].filled(0)),
+        ("the grid has 2.5 for its axis 0", lambda: kernel(copied, (2.5,))),
+        ("the grid has -2 for its axis 1", lambda: kernel(copied, (1, -2))),
+        ("the grid has (2, 3) for its axis 0", lambda: kernel(copied, ((2, 3),))),
+        ("the grid has a function for its axis 0", lambda: tk.gen.kernel(copied)),
+        (
+            "argument x of kernel made is annotated with <class 'torch.Tensor'>",
+            lambda: kernel(copied, x=torch.Tensor),
+        ),
+        ("kernel made writes nothing", lambda: kernel(copied, y=tkl.InputBuffer[N, tkl.f32])),
+        ("made: the block size BN is 0", lambda: kernel(copied, blocks={BN: 0})),
+        ("made: the block size BN is 2.0", lambda: kernel(copied, blocks={BN: 2.0})),
+        (
+            "unknown size of the tensors of kernel made 'Q'; valid: N",
+            lambda: kernel(copied, specialize=["Q"]),
+        ),
+        ("kernel made returns a value", lambda: returning().interpret(VECTOR)),
+        (
+            "tkl.program_id(1) of the grid (N), which has 1 axis",
+            lambda: kernel(lambda x, y: tkl.program_id(1), (N,)).interpret(VECTOR),
+        ),
+    ],
+)
+def test_declarations_that_do_not_hold_together(message: str, declare: Any) -> None:
+    assert message in raised(declare).fact
+
+
+def test_a_block_that_a_kernel_does_not_name() -> None:
+    made = kernel(copied)
+    told = "unknown size of kernel made 'BX'; valid: N"
+    assert raised(lambda: made.using(BX=3).interpret(VECTOR)).fact == told
+    made.interpret(VECTOR)
+    assert raised(lambda: made.using(BX=3)).fact == told
+
+
+# Calls
+
+
+def product() -> tk.Kernel:
+    @tk.gen.kernel()
+    def made(
+        a: tkl.InputBuffer[M, K, T],
+        b: tkl.InputBuffer[K, N, T],
+        c: tkl.OutputBuffer[M, N, T],
+    ) -> None:
+        tkl.store(c, (0, 0), tkl.dot(tkl.load(a, (0, 0), (M, K)), tkl.load(b, (0, 0), (K, N))))
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    [
+        (
+            "made: K is 64 from axis 1 of a and 32 from axis 0 of b",
+            lambda: product().interpret(torch.ones(2, 64), torch.ones(32, 3)),
+        ),
+        (
+            "made: b is InputBuffer[K, N, T], a tensor of f32 (T is that of a), and was given one "
+            "of float16",
+            lambda: product().interpret(torch.ones(2, 4), torch.ones(4, 3).half()),
+        ),
+        (
+            "made: a was given a tensor of complex64, which kernels do not compute with",
+            lambda: product().interpret(torch.ones(2, 4, dtype=torch.complex64), torch.ones(4, 3)),
+        ),
+        (
+            "made: x is InputBuffer[N, f32], of 1 axis, and was given a tensor of 2: [6, 8]",
+            lambda: kernel(copied).interpret(torch.ones(6, 8)),
+        ),
+        (
+            "made: x is InputBuffer[N, f32], a tensor of f32, and was given one of float16",
+            lambda: kernel(copied).interpret(VECTOR.half()),
+        ),
+        (
+            "made: axis 0 of x is 4, and 8 in the tensor that was given",
+            lambda: kernel(copied, x=tkl.InputBuffer[4, tkl.f32]).interpret(VECTOR),
+        ),
+        (
+            "made: 2*N cannot be 7, which is axis 0 of x",
+            lambda: kernel(copied, x=tkl.InputBuffer[2 * N, tkl.f32]).interpret(torch.ones(7)),
+        ),
+        (
+            "made: nothing tells K",
+            lambda: kernel(copied, y=tkl.OutputBuffer[K, tkl.f32]).interpret(VECTOR),
+        ),
+        (
+            "made: nothing tells K",
+            lambda: kernel(lambda x, y: tkl.store(y, (K,), read(x))).interpret(VECTOR),
+        ),
+        (
+            "made: no tensor that is passed tells the element type T of y",
+            lambda: kernel(copied, y=tkl.OutputBuffer[N, T]).interpret(VECTOR),
+        ),
+        (
+            "made: the grid has 8796093022208 programs along axis 0, which is 1099511627776*N",
+            lambda: kernel(copied, (N * 2**40,)).interpret(VECTOR),
+        ),
+        (
+            "made: the grid has -92 programs along axis 0, which is N - 100",
+            lambda: kernel(copied, (N - 100,)).interpret(VECTOR),
+        ),
+        ("made was called without x: InputBuffer[N, f32]", lambda: kernel(copied)()),
+        ("made: x: InputBuffer[N, f32] is None", lambda: kernel(copied)(None)),
+        ("was given 2 values in a list", lambda: kernel(copied)([1, 2])),
+        ("made takes 1 arguments, x, and was given 2", lambda: kernel(copied)(VECTOR, VECTOR)),
+        ("unknown argument of made 'z'; valid: x", lambda: kernel(copied)(z=VECTOR)),
+        (
+            "made: x: f32 was given 'one'",
+            lambda: kernel(lambda x, y: write(y, x), x=tkl.f32)("one"),
+        ),
+    ],
+)
+def test_calls_that_do_not_fit(message: str, call: Any) -> None:
+    assert message in raised(call).fact

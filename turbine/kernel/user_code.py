@@ -1,0 +1,20 @@
+"""Where a user's own code stands while a kernel is made."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import torch
+
+# What is between a user's line and an error: this package, PyTorch, and `with` statements.
+_FOREIGN = (f"{Path(__file__).parent}/", f"{Path(torch.__file__).parent}/", contextlib.__file__)
+
+
+def user_line() -> str | None:
+    """The line of the caller's own code that is run now."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOREIGN):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
