@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
+
+import torch
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
@@ -50,6 +53,21 @@ BOOL, I32, I64, F32 = (DTYPES[name] for name in ("bool", "i32", "i64", "f32"))
 def spelled(dtype: ElementType) -> str:
     """As kernels spell it."""
     return dtype.name if isinstance(dtype, DtypeSymbol) else _SHORT[dtype]
+
+
+def fits(number: bool | int | float, dtype: Dtype) -> bool:
+    """Whether a type has a number of Python's, but for rounding; bits of u8 may be named by -2."""
+    if dtype.kind in ("bool", "float"):
+        return True
+    limits = torch.iinfo(dtype.torch)
+    return isfinite(number) and min(limits.min, -limits.max) <= int(number) <= limits.max
+
+
+def tensor_of(number: bool | int | float, dtype: Dtype) -> torch.Tensor:
+    """A number that `fits` as a tensor without axes."""
+    if dtype.kind == "float":
+        return torch.tensor(float(number), dtype=torch.float64).to(dtype.torch)
+    return torch.full((), int(number), dtype=dtype.torch)
 
 
 @dataclass(frozen=True)
