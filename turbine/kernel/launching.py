@@ -9,7 +9,6 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from turbine import config, dtypes, errors

@@ -58,7 +58,7 @@ def spelled(dtype: ElementType) -> str:
 def fits(number: bool | int | float, dtype: Dtype) -> bool:
     """Whether a type has a number of Python's, but for rounding; bits of u8 may be named by -2."""
     if dtype.kind in ("bool", "float"):
-        return True
+        return isinstance(number, float) or abs(number) < 2**1023
     limits = torch.iinfo(dtype.torch)
     return isfinite(number) and min(limits.min, -limits.max) <= int(number) <= limits.max
 

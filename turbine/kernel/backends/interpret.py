@@ -54,7 +54,7 @@ class Memory:
             return Memory(name, given, torch.full(given.shape, _CALLER))
         assert isinstance(type.dtype, Dtype)
         if type.fill is not None:
-            filled = tensor_of(type.fill, type.dtype).expand(tuple(shape)).clone()
+            filled = tensor_of(type.fill, type.dtype).repeat(tuple(shape))
             return Memory(name, filled, torch.full(filled.shape, _CALLER))
         empty = poisoned(torch.empty(tuple(shape), dtype=type.dtype.torch))
         return Memory(name, empty, torch.full(empty.shape, _NOBODY))

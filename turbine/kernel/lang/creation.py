@@ -36,7 +36,7 @@ def _constant(made: Op, shape: Any, dtype: Any, value: float) -> Tile:
 @op(_constant)
 def constant(shape: Sequence[int], dtype: torch.dtype, value: float) -> torch.Tensor:
     """A tile with one number of Python's everywhere."""
-    return tensor_of(value, dtypes.of_torch(dtype)).expand(shape).clone()
+    return tensor_of(value, dtypes.of_torch(dtype)).repeat(tuple(shape))
 
 
 def _from_index(made: Op, value: IndexExpr, dtype: Dtype) -> Tile:

@@ -438,9 +438,9 @@ def _filled(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
     assert type.fill is not None
     w, tensor = emitter.w, layout.tensor(parameter)
     dims = _braced(emitter, layout.open(type.shape))
-    if dtype.kind != "float" or dtype.bits >= 32:
+    if dtype.kind != "float":
         return _splat(w, w.constant(type.fill, dtype.mlir), tensor, dims)
-    # The host has no small floats, but their bits.
+    # The host has no small floats, and takes -0.0 for 0.0, but has their bits.
     element = f"i{dtype.bits}"
     bits = tensor_of(type.fill, dtype).view(_INTEGERS[dtype.bits])
     held = tensor.replace(dtype.mlir, element)
@@ -448,7 +448,7 @@ def _filled(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
     return str(w.emit(f"flow.tensor.bitcast {made} : {held}{dims} -> {tensor}{dims}", tensor))
 
 
-_INTEGERS = {8: torch.int8, 16: torch.int16}
+_INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 def _scratch_result(emitter: Emitter, layout: Layout, scratch: Scratch, groups: Value) -> str:
