@@ -24,7 +24,7 @@ from turbine.kernel.op import described
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Signature
 from turbine.kernel.tracing import Buffer, IndexSymbol, Tile
-from turbine.kernel.types import BufferType, ScalarType, spelled
+from turbine.kernel.types import BufferType, ScalarType, fits, spelled
 from turbine.runtime.quick_calling import QuickCall, is_shareable
 
 Function = Callable[..., Any]
@@ -392,7 +392,10 @@ def _number(kernel: str, parameter: Any, value: Any, place: str | None) -> Any:
         "float": (int, float, torch.SymInt, torch.SymFloat),
         "bool": (bool, torch.SymBool),
     }
-    if isinstance(value, allowed.get(kind, (int, torch.SymInt))):
+    known = value if isinstance(value, (int, float)) else 0
+    if isinstance(value, allowed.get(kind, (int, torch.SymInt))) and fits(
+        known, parameter.type.dtype
+    ):
         return value
     raise errors.KernelError(
         f"{kernel}: {parameter} was given {value!r}",

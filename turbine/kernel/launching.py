@@ -9,7 +9,6 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from turbine import config, dtypes, errors
@@ -26,7 +25,7 @@ from turbine.kernel.proving import Facts
 from turbine.kernel.reporting import Report
 from turbine.kernel.signature import Parameter, Signature
 from turbine.kernel.symbolic_sizes import Sizes, divides
-from turbine.kernel.types import BufferType, ScalarType
+from turbine.kernel.types import BufferType, ScalarType, tensor_of
 from turbine.runtime import device, tracing
 from turbine.runtime.executable import Executable, aligned
 from turbine.runtime.tensor_calling import TensorCall
@@ -213,8 +212,11 @@ def _passed(parameter: Parameter, value: Any) -> Tensor:
 
 
 def number_tensor(type: ScalarType, value: Any) -> Tensor:
-    """A number as it is passed."""
-    return torch.tensor(value).to(scalar_dtype(type).torch)
+    """A number as it is passed; small floats are rounded where they are computed with."""
+    passed = scalar_dtype(type)
+    if type.dtype.kind == "float":
+        return tensor_of(value, passed)
+    return tensor_of(value, type.dtype).view(passed.torch)
 
 
 def passed_values(program: Program, args: Mapping[str, Any]) -> list[Tensor]:

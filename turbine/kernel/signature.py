@@ -19,6 +19,7 @@ from turbine.kernel.types import (
     OptionalType,
     ScalarType,
     axes_text,
+    fits,
     spelled,
 )
 
@@ -127,7 +128,21 @@ def resolve_dtypes(signature: Signature, args: Mapping[str, Any]) -> tuple[Param
         if parameter.is_passed and args.get(parameter.name) is None:
             continue
         present.append(_with_dtype(signature, parameter, known))
+        _check_fill(signature, present[-1])
     return tuple(present)
+
+
+def _check_fill(signature: Signature, parameter: Parameter) -> None:
+    type = parameter.type
+    if not isinstance(type, BufferType) or type.fill is None:
+        return
+    assert isinstance(type.dtype, Dtype)
+    if not fits(type.fill, type.dtype):
+        raise errors.KernelError(
+            f"{signature.kernel}: {parameter} is filled with {type.fill}, which is no number of "
+            f"{spelled(type.dtype)}",
+            where=signature.place,
+        )
 
 
 def _bind_dtype(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
+
+import torch
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
@@ -56,6 +59,21 @@ def axes_text(count: int) -> str:
 def spelled(dtype: ElementType) -> str:
     """As kernels spell it."""
     return dtype.name if isinstance(dtype, DtypeSymbol) else _SHORT[dtype]
+
+
+def fits(number: bool | int | float, dtype: Dtype) -> bool:
+    """Whether a type has a number of Python's, but for rounding; bits of u8 may be named by -2."""
+    if dtype.kind in ("bool", "float"):
+        return isinstance(number, float) or abs(number) < 2**1023
+    limits = torch.iinfo(dtype.torch)
+    return isfinite(number) and min(limits.min, -limits.max) <= int(number) <= limits.max
+
+
+def tensor_of(number: bool | int | float, dtype: Dtype) -> torch.Tensor:
+    """A number that `fits` as a tensor without axes."""
+    if dtype.kind == "float":
+        return torch.tensor(float(number), dtype=torch.float64).to(dtype.torch)
+    return torch.full((), int(number), dtype=dtype.torch)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from turbine.kernel.lang import (
 from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.op import Op
 from turbine.kernel.program import Program
-from turbine.kernel.types import BufferType
+from turbine.kernel.types import BufferType, tensor_of
 from turbine.kernel.validity import Bound
 
 # Called with each node that was computed, and its value.
@@ -54,7 +54,7 @@ class Memory:
             return Memory(name, given, torch.full(given.shape, _CALLER))
         assert isinstance(type.dtype, Dtype)
         if type.fill is not None:
-            filled = torch.full(tuple(shape), type.fill, dtype=type.dtype.torch)
+            filled = tensor_of(type.fill, type.dtype).repeat(tuple(shape))
             return Memory(name, filled, torch.full(filled.shape, _CALLER))
         empty = poisoned(torch.empty(tuple(shape), dtype=type.dtype.torch))
         return Memory(name, empty, torch.full(empty.shape, _NOBODY))
@@ -132,7 +132,7 @@ def _run_one(
         if not isinstance(given, Memory):
             dtype = parameter.type.dtype
             assert isinstance(dtype, Dtype)
-            given = torch.tensor(given).to(dtype.torch)
+            given = tensor_of(given, dtype)
         frame.values[node] = given
     frame.run(program.graph)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from turbine import errors
+from turbine import dtypes, errors
 from turbine.dtypes import Dtype
 from turbine.kernel import tracing
 from turbine.kernel.algebra import Expr
 from turbine.kernel.op import MAKE, Op, op, shape_of
 from turbine.kernel.tracing import IndexExpr, Tile, expr_of, user_line
-from turbine.kernel.types import I64, DtypeSymbol, TileType
+from turbine.kernel.types import I64, DtypeSymbol, TileType, fits, spelled, tensor_of
 
 
 def _constant(made: Op, shape: Any, dtype: Any, value: float) -> Tile:
@@ -24,6 +24,12 @@ def _constant(made: Op, shape: Any, dtype: Any, value: float) -> Tile:
             where=user_line(),
             hint="it is a number of Python's; tkl.full takes what is computed",
         )
+    if not fits(value, checked):
+        raise errors.KernelError(
+            f"{value} is no number of {spelled(checked)}",
+            where=user_line(),
+            hint="convert the tile that it goes with to a larger type, x.to(tkl.i64)",
+        )
     sizes = shape_of(shape, "tkl.constant")
     return made.add(sizes, checked, value, type=TileType(sizes, checked))
 
@@ -31,7 +37,7 @@ def _constant(made: Op, shape: Any, dtype: Any, value: float) -> Tile:
 @op(_constant)
 def constant(shape: Sequence[int], dtype: torch.dtype, value: float) -> torch.Tensor:
     """A tile with one number of Python's everywhere."""
-    return torch.full(shape, value, dtype=dtype)
+    return tensor_of(value, dtypes.of_torch(dtype)).repeat(tuple(shape))
 
 
 def _from_index(made: Op, value: IndexExpr, dtype: Dtype) -> Tile:

@@ -226,8 +226,11 @@ def _slice(made: Op, x: Tile, axis: int, start: Any, size: Any, step: int = 1) -
         )
     shape = (*x.type.shape[:place], length, *x.type.shape[place + 1 :])
     if step == 1:
+        # Of a single lane, a bound holds or not, however often it is repeated.
+        along = None if length == ONE else place
         bounds = tuple(
-            replace(b, offset=b.offset + first) if b.axis == place else b for b in x.valid.bounds
+            replace(b, axis=along, offset=b.offset + first) if b.axis == place else b
+            for b in x.valid.bounds
         )
         valid = Valid(
             bounds, tuple(_cut(made, mask, place, first, length) for mask in x.valid.masks)

@@ -128,7 +128,7 @@ def _in_bounds(emitter: Emitter, node: fx.Node) -> TileValue:
             value = emitter.at(one, broadcast_coords(one, coords))
             limit = w.convert("arith.index_cast", w.index(size), "i64")
             spread = w.splat(limit, value.lanes) if value.lanes else limit
-            check = w.compare("arith.cmpi", "ult", value, spread)
+            check = emitter.spread(w.compare("arith.cmpi", "ult", value, spread), coords)
             holds = check if holds is None else w.binary("arith.andi", holds, check)
         return w.constant(True, "i1") if holds is None else holds
 

@@ -24,7 +24,7 @@ from turbine.kernel.program import Program
 from turbine.kernel.proving import Facts
 from turbine.kernel.reporting import LOG_WORDS, MOST_ALARMS, Report
 from turbine.kernel.signature import Parameter
-from turbine.kernel.types import BufferType, ScalarType
+from turbine.kernel.types import BufferType, ScalarType, tensor_of
 
 WORKGROUPS = 32
 _PIPELINE = (
@@ -216,13 +216,13 @@ def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
     spans += [_span(layout, parameter) for parameter in layout.outputs]
     spans += [_scratch_span(layout, scratch) for scratch in layout.scratch]
     arguments = ["%groups: index", *(f"{_size(s)}: index" for s in layout.sizes)]
-    arguments += [f"%{span.name}_bound: !stream.binding" for span in spans]
+    arguments += [f"%bound_{span.name}: !stream.binding" for span in spans]
     head = Writer(constants=w.constants, top=w.top, count=10**6)
     spanned = []
     for span in spans:
         sizes = ", ".join(str(_written(head, layout, dim)) for dim in span.open)
         spanned.append(
-            f"%{span.name} = stream.binding.subspan %{span.name}_bound"
+            f"%{span.name} = stream.binding.subspan %bound_{span.name}"
             f"[{head.index(_written(head, layout, span.start))}] : "
             f"!stream.binding -> {span.type}{f'{{{sizes}}}' if span.open else ''}"
         )
@@ -438,17 +438,17 @@ def _filled(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
     assert type.fill is not None
     w, tensor = emitter.w, layout.tensor(parameter)
     dims = _braced(emitter, layout.open(type.shape))
-    if dtype.kind != "float" or dtype.bits >= 32:
+    if dtype.kind != "float":
         return _splat(w, w.constant(type.fill, dtype.mlir), tensor, dims)
-    # The host has no small floats, but their bits.
+    # The host has no small floats, and takes -0.0 for 0.0, but has their bits.
     element = f"i{dtype.bits}"
-    bits = torch.tensor(type.fill).to(dtype.torch).view(_INTEGERS[dtype.bits])
+    bits = tensor_of(type.fill, dtype).view(_INTEGERS[dtype.bits])
     held = tensor.replace(dtype.mlir, element)
     made = _splat(w, w.constant(int(bits), element), held, dims)
     return str(w.emit(f"flow.tensor.bitcast {made} : {held}{dims} -> {tensor}{dims}", tensor))
 
 
-_INTEGERS = {8: torch.int8, 16: torch.int16}
+_INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 
 
 def _scratch_result(emitter: Emitter, layout: Layout, scratch: Scratch, groups: Value) -> str:
