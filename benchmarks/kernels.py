@@ -1,7 +1,7 @@
 """Time kernels of TK beside PyTorch on the same machine and threads.
 
-Prints milliseconds by medians, and PyTorch's time over the kernel's with the goal for it. Calls take
-turns, so that a busy machine is busy for both:
+Prints milliseconds by medians, and PyTorch's time over the kernel's with the goal for it. Calls
+take turns, so that a busy machine is busy for both:
 
     python benchmarks/kernels.py --seconds 3
     python benchmarks/kernels.py --only gemm,softmax
@@ -137,7 +137,7 @@ def add(
 
 @dataclass(frozen=True)
 class Case:
-    """A kernel and what PyTorch has for it, on arguments; `goal` is for PyTorch's time over ours."""
+    """A kernel and what PyTorch has for it; `goal` is for PyTorch's time over the kernel's."""
 
     name: str
     kernel: Callable[..., Tensor]

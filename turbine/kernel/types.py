@@ -65,8 +65,8 @@ def fits(number: bool | int | float, dtype: Dtype) -> bool:
     """Whether a type has a number of Python's, but for rounding; bits of u8 may be named by -2."""
     if dtype.kind in ("bool", "float"):
         return isinstance(number, float) or abs(number) < 2**1023
-    limits = torch.iinfo(dtype.torch)
-    return isfinite(number) and min(limits.min, -limits.max) <= int(number) <= limits.max
+    last = 2 ** (dtype.bits - (dtype.kind == "int")) - 1
+    return isfinite(number) and -last - (dtype.kind == "int") <= int(number) <= last
 
 
 def tensor_of(number: bool | int | float, dtype: Dtype) -> torch.Tensor:

@@ -128,12 +128,12 @@ def _run_one(
     known.update({Symbol(f"program_id({a})", "program", a): i for a, i in enumerate(ids)})
     frame = Frame(known, number, ids, watch)
     for parameter, node in zip(program.parameters, program.graph.nodes, strict=False):
-        given = memories.get(parameter.name, args.get(parameter.name))
-        if not isinstance(given, Memory):
-            dtype = parameter.type.dtype
-            assert isinstance(dtype, Dtype)
-            given = tensor_of(given, dtype)
-        frame.values[node] = given
+        if parameter.name in memories:
+            frame.values[node] = memories[parameter.name]
+            continue
+        dtype = parameter.type.dtype
+        assert isinstance(dtype, Dtype)
+        frame.values[node] = tensor_of(args[parameter.name], dtype)
     frame.run(program.graph)
 
 
