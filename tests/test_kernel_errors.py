@@ -308,7 +308,7 @@ def test_a_product_whose_second_is_transposed_says_so() -> None:
     ("tkl.for_loop has step=0", looped(lambda k, a: a, step=0)),
     ("result 0 is asked for, and a loop or branch gives 0", looped(lambda k: None, init=[])),
     (
-        "tkl.store of 1 values in a Results",
+        "tkl.store of several values, a Results of 1",
         lambda x, y: write(y, tkl.for_loop(0, 3, init_args=[read(x)])(lambda k, a: a)),
     ),
     (
@@ -453,7 +453,7 @@ def product() -> tk.Kernel:
         ),
         ("made was called without x: InputBuffer[N, f32]", lambda: kernel(copied)()),
         ("made: x: InputBuffer[N, f32] is None", lambda: kernel(copied)(None)),
-        ("was given 2 values in a list", lambda: kernel(copied)([1, 2])),
+        ("was given several values, a list of 2", lambda: kernel(copied)([1, 2])),
         ("made takes 1 arguments, x, and was given 2", lambda: kernel(copied)(VECTOR, VECTOR)),
         ("unknown argument of made 'z'; valid: x", lambda: kernel(copied)(z=VECTOR)),
         (

@@ -108,6 +108,6 @@ def test_all_results_of_a_loop_for_one_value_are_refused_with_what_to_write() ->
 
         tkl.store(y, start, body)
 
-    with pytest.raises(errors.KernelError, match=r"^tkl.store of 1 values in a Results") as raised:
+    with pytest.raises(errors.KernelError, match=r"^tkl.store of several values") as raised:
         twice.interpret(torch.ones(3))
     assert "body[0]" in str(raised.value)

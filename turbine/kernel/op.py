@@ -219,7 +219,7 @@ def described(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return "a torch.Tensor, which a kernel takes as an argument"
     if isinstance(value, (tuple, list)):
-        return f"{len(value)} values in a {type(value).__name__}"
+        return f"several values, a {type(value).__name__} of {len(value)}"
     return repr(value) if isinstance(value, (Buffer, Traced)) else f"a {type(value).__name__}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any
 
 import torch
@@ -66,7 +65,7 @@ def fits(number: bool | int | float, dtype: Dtype) -> bool:
     if dtype.kind in ("bool", "float"):
         return isinstance(number, float) or abs(number) < 2**1023
     last = 2 ** (dtype.bits - (dtype.kind == "int")) - 1
-    return isfinite(number) and -last - (dtype.kind == "int") <= int(number) <= last
+    return -last - (dtype.kind == "int") <= number <= last
 
 
 def tensor_of(number: bool | int | float, dtype: Dtype) -> torch.Tensor:
