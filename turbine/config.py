@@ -85,11 +85,13 @@ def current() -> Config:
 
 def is_interpreting() -> bool:
     """Whether `interpret` is on: asked on every call of a kernel, so without the other knobs."""
-    for settings in (_overrides.get({}), _settings):
-        if "interpret" in settings:
-            return bool(settings["interpret"])
-    text = os.environ.get(_VARIABLES["interpret"])
-    return bool(text) and bool(_check("interpret", text, label=_VARIABLES["interpret"]))
+    overrides = _overrides.get(None)
+    if overrides and "interpret" in overrides:
+        return bool(overrides["interpret"])
+    if "interpret" in _settings:
+        return bool(_settings["interpret"])
+    text = os.environ.get("TURBINE_INTERPRET")
+    return bool(text) and bool(_check("interpret", text, label="TURBINE_INTERPRET"))
 
 
 def set(**knobs: Any) -> None:
