@@ -59,6 +59,8 @@ class Kernel:
         self.specialized = frozenset(map(_name, specialize))
         _check_specialized(self.signature, self.specialized)
         self.launcher = Launcher(self.signature)
+        # Calls by their tensors' types and sizes, so that it is asked once what they mean.
+        self._known: dict[tuple[Any, ...], tuple[Call, Variant]] = {}
         self._programs: dict[tuple[tuple[str, str], ...], Program] = {}
         self._quick: tuple[QuickCall, int] | None = None
         self._op: Any = None
@@ -122,14 +124,19 @@ class Kernel:
         """Run the kernel on tensors that are no more than that; `args` may be remembered."""
         if config.is_interpreting():
             return self._interpreted(named)
-        program, sizes, key = self.last_call = self.bound(named)
-        variant, results = self.launcher(key, program, sizes, named)
-        written = program.of_usage("inout")
-        for parameter, value in zip(written, results[len(results) - len(written) :], strict=True):
-            named[parameter.name].copy_(value)
-        if args is not None and not written:
+        facts = tuple(_fact(value) for value in named.values())
+        known = self._known.get(facts)
+        if known is None:
+            call = self.bound(named)
+            program, sizes, key = call
+            known = call, self.launcher.variant(key, program, sizes)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[facts] = known
+        self.last_call, variant = known
+        outputs = variant.run(named, self.last_call[1])
+        if args is not None and not variant.written:
             self._remember(variant, args)
-        outputs = results[: len(results) - len(written)]
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def repeated(self, args: tuple[Any, ...]) -> Any:
@@ -329,6 +336,15 @@ def _check_specialized(signature: Signature, names: Collection[str]) -> None:
                 where=signature.place,
                 hint="specialize= names symbols in the types of arguments",
             )
+
+
+# Calls of different sizes that are kept in mind.
+_MOST_KNOWN = 4096
+
+
+def _fact(value: Any) -> Any:
+    """What of an argument the code may depend on."""
+    return (value.dtype, value.shape) if isinstance(value, Tensor) else value is None
 
 
 def _is_plain() -> bool:

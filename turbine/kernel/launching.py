@@ -67,6 +67,27 @@ class Variant:
         """What the code takes, in order."""
         return [p for p in self.program.parameters if p.is_passed]
 
+    @cached_property
+    def outputs(self) -> int:
+        """How many tensors it makes."""
+        return len(self.program.of_usage("output"))
+
+    @cached_property
+    def written(self) -> list[str]:
+        """The arguments that it changes."""
+        return [p.name for p in self.program.of_usage("inout")]
+
+    def run(self, args: Mapping[str, Any], sizes: Mapping[Symbol, int]) -> list[Tensor]:
+        """The outputs; what is in-out is changed, and what the kernel has to say is said."""
+        results = self.call([_passed(p, args[p.name]) for p in self.passed])
+        count = self.outputs + len(self.written)
+        if results[count:]:
+            grid = [size.evaluate(sizes) for size in self.program.grid]
+            self.report.deliver(results[count:], grid, sizes)
+        for name, value in zip(self.written, results[self.outputs : count], strict=True):
+            args[name].copy_(value)
+        return results[: self.outputs]
+
 
 @dataclass
 class Launcher:
@@ -78,10 +99,8 @@ class Launcher:
     # Grids for which it was looked whether programs store to one element.
     verified: set[tuple[Key, tuple[bool, ...]]] = field(default_factory=set)
 
-    def __call__(
-        self, key: Key, program: Program, sizes: Mapping[Symbol, int], args: Mapping[str, Any]
-    ) -> tuple[Variant, list[Any]]:
-        """The code that was run, and its results: outputs in order, then what is in-out."""
+    def variant(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
+        """The code for a call, compiled if there is none."""
         counts = check_grid(program, sizes)
         several = key, tuple(count > 1 for count in counts)
         if several not in self.verified:
@@ -91,12 +110,7 @@ class Launcher:
         if variant is None:
             with self.lock:
                 variant = self._known(key, sizes) or self._made(key, program, sizes)
-        results = variant.call([_passed(p, args[p.name]) for p in variant.passed])
-        count = len(program.of_usage("output", "inout"))
-        if results[count:]:
-            grid = [size.evaluate(sizes) for size in program.grid]
-            variant.report.deliver(results[count:], grid, sizes)
-        return variant, results[:count]
+        return variant
 
     def _known(self, key: Key, sizes: Mapping[Symbol, int]) -> Variant | None:
         for variant in self.variants.get(key, ()):
