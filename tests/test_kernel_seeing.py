@@ -174,6 +174,19 @@ def test_work_counts_the_turns_of_loops_that_depend_on_the_program() -> None:
     assert report.work.operations == 8 * (1 + 2 + 3)
 
 
+def test_an_explanation_tells_types_and_arguments_that_need_other_code() -> None:
+    @tk.gen.kernel(M, specialize=[N])
+    def scaled(
+        x: tkl.InputBuffer[M, N, T], y: tkl.OutputBuffer[M, N, T], by: tkl.f32 = None
+    ) -> None:
+        i = tkl.program_id(0)
+        row = tkl.load(x, (i, 0), (1, N))
+        tkl.store(y, (i, 0), row if by is None else (row * by).to(x.dtype))
+
+    report = tk.explain(scaled, ROWS)
+    assert report.recompiles == ("another N", "another type T", "by given")
+
+
 # Checks
 
 

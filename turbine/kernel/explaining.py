@@ -18,7 +18,7 @@ from turbine.kernel.algebra import Symbol
 from turbine.kernel.kernel import Kernel
 from turbine.kernel.printing import Seen
 from turbine.kernel.roofline import Peaks, Work
-from turbine.kernel.types import BufferType
+from turbine.kernel.types import BufferType, DtypeSymbol
 from turbine.tables import bytes_text, table
 
 
@@ -98,12 +98,17 @@ def _source(kernel: Kernel, symbol: Symbol) -> str:
 
 def _recompiles(kernel: Kernel, shown: Seen) -> Iterator[str]:
     """What a call may change that needs other code."""
-    facts = printing.used_facts(shown)
+    facts, program = printing.used_facts(shown), shown.program
     yield from (f"{s} % {facts.divisors[s]} != 0" for s in sorted(facts.used, key=str))
-    yield from (f"another {name}" for name in sorted(kernel.specialized))
-    types = {p.name: p.type.dtype for p in kernel.signature.passed}
-    open_ = [p.name for p in kernel.signature.passed if not printing.is_told(p)]
-    yield from (f"another type of {name}, {types[name]}, or none" for name in open_)
+    own = kernel.own_sizes(program)
+    yield from sorted(f"another {symbol}" for symbol in facts.known if symbol not in own)
+    passed = kernel.signature.passed
+    open_ = [p.type.dtype for p in passed if isinstance(p.type.dtype, DtypeSymbol)]
+    yield from (f"another type {dtype}" for dtype in dict.fromkeys(open_))
+    present = {p.name for p in program.parameters}
+    for parameter in passed:
+        if parameter.is_optional:
+            yield f"{parameter.name} {'left out' if parameter.name in present else 'given'}"
 
 
 def _lines(report: Report) -> Iterator[str]:
