@@ -64,8 +64,9 @@ def fits(number: bool | int | float, dtype: Dtype) -> bool:
     """Whether a type has a number of Python's, but for rounding; bits of u8 may be named by -2."""
     if dtype.kind in ("bool", "float"):
         return isinstance(number, float) or abs(number) < 2**1023
-    last = 2 ** (dtype.bits - (dtype.kind == "int")) - 1
-    return -last - (dtype.kind == "int") <= number <= last
+    is_signed = dtype.kind == "int"
+    last: int = 2 ** (dtype.bits - is_signed) - 1
+    return -last - is_signed <= number <= last
 
 
 def tensor_of(number: bool | int | float, dtype: Dtype) -> torch.Tensor:
