@@ -109,14 +109,14 @@ def attention(
     scale: f32,
 ) -> None:
     h, i = tkl.program_id(0), tkl.program_id(1)
-    queries = tkl.load(q, (h, i * BM, 0), (1, BM, D))[0] * (scale * 1.4426950408889634)
+    queries = tkl.load(q, (h, i * BM, 0), (None, BM, D)) * (scale * 1.4426950408889634)
     most = tkl.constant((BM, 1), f32, float("-inf"))
     total, acc = tkl.zeros((BM, 1), f32), tkl.zeros((BM, D), f32)
 
     @tkl.for_loop(0, S // BN, init_args=[most, total, acc])
     def body(j: Any, most: Any, total: Any, acc: Any) -> Any:
-        keys = tkl.load(k, (h, j * BN, 0), (1, BN, D))[0]
-        values = tkl.load(v, (h, j * BN, 0), (1, BN, D))[0]
+        keys = tkl.load(k, (h, j * BN, 0), (None, BN, D))
+        values = tkl.load(v, (h, j * BN, 0), (None, BN, D))
         scores = tkl.dot(queries, tkl.transpose(keys, (1, 0)))
         larger = tkl.maximum(most, tkl.max(scores, axis=1, keepdims=True))
         weights = tkl.exp2(scores - larger)
@@ -124,7 +124,7 @@ def attention(
         total = total * shrink + tkl.sum(weights, axis=1, keepdims=True)
         return larger, total, tkl.dot(weights, values, acc * shrink)
 
-    tkl.store(o, (h, i * BM, 0), (body[2] / body[1])[None])
+    tkl.store(o, (h, i * BM, 0), body[2] / body[1])
 
 
 @tk.gen.kernel(N // BN, blocks={BN: 64})

@@ -35,7 +35,8 @@ def test_a_quotient_counts_the_blocks_that_cover_a_size(
     assert blocks(written).evaluate(SIZES) == counted
 
 
-SIZE, BLOCK, T = tkl.sym.SIZE, tkl.sym.BLOCK, tkl.types.T
+SIZE, BLOCK, HEADS, COUNT = tkl.symbols("SIZE BLOCK HEADS COUNT")
+T = tkl.types.T
 
 
 def filled(one: Any, other: Any) -> tk.Kernel:
@@ -111,3 +112,34 @@ def test_all_results_of_a_loop_for_one_value_are_refused_with_what_to_write() ->
     with pytest.raises(errors.KernelError, match=r"^tkl.store of several values") as raised:
         twice.interpret(torch.ones(3))
     assert "body[0]" in str(raised.value)
+
+
+def test_an_axis_of_which_one_element_is_read_can_be_left_out() -> None:
+    @tk.gen.kernel(HEADS, SIZE // BLOCK)
+    def copy(x: tkl.InputBuffer[HEADS, SIZE, T], y: tkl.OutputBuffer[HEADS, SIZE, T]) -> None:
+        place = tkl.program_id(0), tkl.program_id(1) * BLOCK
+        tile = tkl.load(x, place, (None, BLOCK))
+        assert len(tile.shape) == 1
+        tkl.store(y, place, tile)
+
+    x = torch.randn(3, 1030)
+    assert torch.equal(copy(x), x)
+
+
+def test_blocks_that_are_counted_by_hand_are_counted_once() -> None:
+    @tk.gen.kernel((SIZE + BLOCK - 1) // BLOCK, blocks={BLOCK: 4})
+    def count(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[1, tkl.i32].filled(0)) -> None:
+        tkl.load(x, (tkl.program_id(0) * BLOCK,), (BLOCK,))
+        tkl.atomic_add(y, (0,), 1)
+
+    assert [int(count.interpret(torch.ones(size))) for size in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+def test_a_size_that_only_an_output_has_is_not_chosen() -> None:
+    @tk.gen.kernel(1)
+    def first(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[COUNT, T]) -> None:
+        tkl.store(y, (0,), tkl.load(x, (0,), (COUNT,)))
+
+    with pytest.raises(errors.KernelError, match="nothing tells COUNT"):
+        first.interpret(torch.ones(3))
+    assert torch.equal(first.using(COUNT=2).interpret(torch.ones(3)), torch.ones(2))

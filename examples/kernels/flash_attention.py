@@ -20,14 +20,14 @@ def flash_attention(causal: bool, head: int) -> tk.Kernel:
     @tk.gen.kernel(B, H, S // BM)
     def attention(q: In, k: In, v: In, out: Out) -> None:
         b, h, i = (tkl.program_id(axis) for axis in range(3))
-        rows = tkl.load(q, (b, h, i * BM, 0), (1, 1, BM, D))[0, 0]
+        rows = tkl.load(q, (b, h, i * BM, 0), (None, None, BM, D))
         start = [tkl.full((BM,), -math.inf, tkl.f32), tkl.zeros((BM,), tkl.f32)]
         last = tkl.minimum((i + 1) * BM, S) if causal else S  # no key behind the diagonal
 
         @tkl.for_loop(0, last // BN, init_args=[*start, tkl.zeros((BM, D), tkl.f32)])
         def blocks(j, largest, total, acc):
-            keys = tkl.load(k, (b, h, j * BN, 0), (1, 1, BN, D))[0, 0]
-            values = tkl.load(v, (b, h, j * BN, 0), (1, 1, BN, D))[0, 0]
+            keys = tkl.load(k, (b, h, j * BN, 0), (None, None, BN, D))
+            values = tkl.load(v, (b, h, j * BN, 0), (None, None, BN, D))
             scores = tkl.dot(rows, tkl.transpose(keys)) * scale
             if causal:
                 query, key = i * BM + tkl.arange(BM), j * BN + tkl.arange(BN)

@@ -11,7 +11,7 @@ from turbine.kernel.lang.control_flow import Body
 from turbine.kernel.lang.products import dot
 from turbine.kernel.op import arguments
 from turbine.kernel.program import Program
-from turbine.kernel.types import TileType
+from turbine.kernel.types import BufferType, TileType
 
 # Lanes along an axis of a tile, by how many axes the tile has.
 _LANES = {1: 1024, 2: 64}
@@ -21,9 +21,13 @@ _RESULT, _SUMMED, _BOTH = 128, 256, 64
 
 
 def chosen_blocks(program: Program, told: Collection[Symbol]) -> dict[Symbol, int]:
-    """A size for each symbol that no tensor tells."""
+    """A size for each symbol that no tensor tells, but for those that the caller would see."""
     chosen = {**_by_rank(program), **_of_products(program)}
-    return {s: size for s, size in chosen.items() if s not in told and s.kind == "size"}
+    types = [p.type for p in program.of_usage("output")]
+    shapes = [type.shape for type in types if isinstance(type, BufferType)]
+    seen = {s for shape in shapes for size in shape for s in size.symbols}
+    left_out = {*told, *seen}
+    return {s: size for s, size in chosen.items() if s not in left_out and s.kind == "size"}
 
 
 def sizes_of_products(program: Program) -> set[Symbol]:

@@ -196,7 +196,10 @@ def blocks(count: Expr) -> Expr:
 
 def _counted(atom: Atom) -> Expr:
     if isinstance(atom, Quotient) and not atom.counts_blocks:
-        return ceiling(blocks(atom.above), atom.below)
+        # (N + B - 1) // B is how others write it.
+        exact = atom.above - atom.below + 1
+        is_rounded_up = len(exact.terms) < len(atom.above.terms)
+        return ceiling(blocks(exact if is_rounded_up else atom.above), atom.below)
     if isinstance(atom, Extreme):
         extreme = {"min": smaller, "max": larger}[atom.name]
         return extreme(blocks(atom.one), blocks(atom.other))

@@ -46,8 +46,9 @@ def _load(
 def load(buffer: Tensor, index: Sequence[int], shape: Sequence[int], within: Tensor) -> Tensor:
     """The block of a buffer at an index, `load(a, (i * BM, 0), (BM, K))`.
 
-    Without a shape, single elements: those that tiles of integers name, or one. Where `mask` does
-    not hold, and outside the buffer, lanes hold no value, or `other` if it is given.
+    Along an axis whose size is None there is one element, and the tile has no such axis. Without a
+    shape, single elements: those that tiles of integers name, or one. Where `mask` does not hold,
+    and outside the buffer, lanes hold no value, or `other` if it is given.
     """
     grids = [
         (torch.arange(size) + start).clamp(0, max(extent - 1, 0))
@@ -60,7 +61,9 @@ def load(buffer: Tensor, index: Sequence[int], shape: Sequence[int], within: Ten
 
 def _block(made: Op, buffer: Buffer, places: Sequence[Index], shape: Any) -> Tile:
     offsets = [as_offset(place) for place in places]
-    sizes = (ONE,) * len(offsets) if shape is None else shape_of(shape, "tkl.load")
+    wanted = (None,) * len(offsets) if shape is None else shape
+    wanted = wanted if isinstance(wanted, (tuple, list)) else (wanted,)
+    sizes = shape_of([1 if size is None else size for size in wanted], "tkl.load")
     if len(sizes) != len(offsets):
         raise errors.KernelError(
             f"a block of {axes_text(len(sizes))} is read from {buffer.name}, which has "
@@ -78,13 +81,9 @@ def _block(made: Op, buffer: Buffer, places: Sequence[Index], shape: Any) -> Til
         valid=Valid(bounds),
         bounds=bounds,
     )
-    return tile if shape is not None else _scalar(tile)
-
-
-def _scalar(tile: Tile) -> Tile:
-
-    for _ in range(tile.type.rank):
-        tile = squeeze(tile, 0)
+    for axis in range(len(sizes) - 1, -1, -1):
+        if wanted[axis] is None:
+            tile = squeeze(tile, axis)
     return tile
 
 
