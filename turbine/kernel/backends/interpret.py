@@ -301,7 +301,10 @@ def _check_written(
 def _store(frame: Frame, node: fx.Node) -> None:
     buffer, index, value = _args(node)
     lanes = frame.within(node, value.meta["type"].shape)
-    places = torch.nonzero(lanes, as_tuple=True)
+    # A tile without axes has a lane, but no place.
+    places = torch.nonzero(lanes, as_tuple=True) if lanes.ndim else ()
+    if not bool(lanes.any()):
+        return
     at = tuple(place + first for place, first in zip(places, frame.plain(index), strict=True))
     _write(frame, node, frame.values[buffer], at, frame.values[value], places)
 

@@ -135,10 +135,12 @@ def sum(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
 @op(_numeric)
 def prod(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """The product; of integers and bools, in i64."""
-    x = _filled("prod", x, within)
+    filled = _filled("prod", x, within)
+    # torch rounds the products of small floats as it goes.
+    product = filled.float() if x.dtype in (torch.float16, torch.bfloat16) else filled
     for axis in reversed(axes):
-        x = x.prod(axis)
-    return x
+        product = product.prod(axis)
+    return product.to(x.dtype)
 
 
 @op(_numeric)

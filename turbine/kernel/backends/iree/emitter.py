@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from torch import fx
@@ -34,8 +35,11 @@ _VECTOR_BYTES = 64
 # A worker's stack is small: larger rooms, and those that do not fit any more, are in the heap.
 _LARGEST_ON_STACK = 1 << 14
 _STACK_BYTES = 3 << 14
+_ALIGNMENT = 64
 # A tile that costs more than this for a lane is computed once if it is used often.
 _CHEAP = 6
+# And one that costs more than this is computed by itself, before what is computed from it.
+_LONG = 150
 
 # First and last + 1 of the lanes along an axis.
 Extent = tuple[Index, Index]
@@ -123,7 +127,9 @@ class Emitter:
         if _is_multiplied_often(node):
             return self.in_room(node, value)
         is_often = len(node.users) > 1 or any(_is_region(user) for user in node.users)
-        return self.in_room(node, value) if is_often and value.weight > _CHEAP else value
+        return (
+            self.in_room(node, value) if value.weight > (_CHEAP if is_often else _LONG) else value
+        )
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -337,14 +343,15 @@ class Emitter:
         sizes = [self.facts.simplified(size) for size in shape]
         element = elements.stored(dtype)
         numbers = [size.number for size in sizes]
-        count = dtype.itemsize
-        for number in numbers:
-            count *= number if number is not None else _LARGEST_ON_STACK + 1
         self.rooms += 1
-        if count <= _LARGEST_ON_STACK and self.stack + count <= _STACK_BYTES:
+        count = -(-dtype.itemsize * prod(n or 0 for n in numbers) // _ALIGNMENT) * _ALIGNMENT
+        is_small = None not in numbers and count <= _LARGEST_ON_STACK
+        if is_small and self.stack + count <= _STACK_BYTES:
             self.stack += count
             type = f"memref<{''.join(f'{n}x' for n in numbers)}{element}>"
-            self.w.top.append(f"%room{self.rooms} = memref.alloca() alignment = 64 : {type}")
+            self.w.top.append(
+                f"%room{self.rooms} = memref.alloca() alignment = {_ALIGNMENT} : {type}"
+            )
             return Room(f"%room{self.rooms}", type, dtype)
         name = f"%scratch{len(self.scratch)}"
         self.scratch.append(Scratch(name, element, tuple(sizes)))

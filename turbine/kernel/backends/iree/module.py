@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import ZERO, Expr, Symbol
 from turbine.kernel.backends.iree import debugging, elements
@@ -26,6 +27,8 @@ from turbine.kernel.reporting import LOG_WORDS, MOST_ALARMS, Report
 from turbine.kernel.signature import Parameter
 from turbine.kernel.types import BufferType, ScalarType, tensor_of
 
+# What a dispatch of IREE's can have.
+_MOST_BINDINGS, _MOST_SIZES = 32, 31
 WORKGROUPS = 32
 _PIPELINE = (
     "translation_info = #iree_codegen.translation_info<"
@@ -51,8 +54,29 @@ def write(
     assert RULES
     layout = Layout(program, facts)
     body = _body(program, facts, layout, name, vector_bytes)
+    _check_count(program, layout)
     text = "\n".join(["module {", *body, *_function(program, layout, name, public), "}"])
     return Code(text, name, layout.report, layout.stack_bytes, tuple(layout.scratch))
+
+
+def _check_count(program: Program, layout: Layout) -> None:
+    passed = len(program.parameters) - len(layout.temporaries)
+    count = passed + len(layout.words) + bool(layout.scratch)
+    if count > _MOST_BINDINGS:
+        raise errors.KernelError(
+            f"kernel {program.name} has {passed} buffers and numbers, and memory of its own; "
+            f"IREE takes {_MOST_BINDINGS} of these together",
+            where=program.place,
+            hint="pass tensors of one shape stacked, or make it two kernels",
+        )
+    if len(layout.sizes) > _MOST_SIZES:
+        listed = ", ".join(map(str, layout.sizes))
+        raise errors.KernelError(
+            f"kernel {program.name} has {len(layout.sizes)} sizes that are told when it runs: "
+            f"{listed}; IREE takes {_MOST_SIZES}",
+            where=program.place,
+            hint="name some in specialize=, which makes them a part of the code",
+        )
 
 
 @dataclass(frozen=True)
@@ -214,15 +238,16 @@ def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
     spans = [_span(layout, parameter) for parameter in operands]
     spans += [Span(word.name, word.memref, ()) for word in layout.words]
     spans += [_span(layout, parameter) for parameter in layout.outputs]
-    spans += [_scratch_span(layout, scratch) for scratch in layout.scratch]
+    spans += _scratch_spans(layout)
+    bindings = dict.fromkeys(span.binding or span.name for span in spans)
     arguments = ["%groups: index", *(f"{_size(s)}: index" for s in layout.sizes)]
-    arguments += [f"%bound_{span.name}: !stream.binding" for span in spans]
+    arguments += [f"%bound_{binding}: !stream.binding" for binding in bindings]
     head = Writer(constants=w.constants, top=w.top, count=10**6)
     spanned = []
     for span in spans:
         sizes = ", ".join(str(_written(head, layout, dim)) for dim in span.open)
         spanned.append(
-            f"%{span.name} = stream.binding.subspan %bound_{span.name}"
+            f"%{span.name} = stream.binding.subspan %bound_{span.binding or span.name}"
             f"[{head.index(_written(head, layout, span.start))}] : "
             f"!stream.binding -> {span.type}{f'{{{sizes}}}' if span.open else ''}"
         )
@@ -255,6 +280,7 @@ class Span:
     type: str
     open: Sequence[Expr]
     start: Expr = ZERO  # in bytes
+    binding: str = ""  # if it is not called like the memref
 
 
 def _span(layout: Layout, parameter: Parameter) -> Span:
@@ -269,10 +295,21 @@ def _span(layout: Layout, parameter: Parameter) -> Span:
     )
 
 
-def _scratch_span(layout: Layout, scratch: Scratch) -> Span:
-    type = f"memref<{layout.dims(scratch.shape)}{scratch.element}>"
-    start = scratch.bytes * Expr((((Symbol("%workgroup", "data"),), 1),))
-    return Span(scratch.name.removeprefix("%"), type, layout.open(scratch.shape), start)
+def _scratch_spans(layout: Layout) -> list[Span]:
+    """Memory of a workgroup's, one behind the other in one binding: a launch has few of these."""
+    workgroup = Expr((((Symbol("%workgroup", "data"),), 1),))
+    start = _scratch_bytes(layout) * workgroup
+    spans = []
+    for scratch in layout.scratch:
+        type = f"memref<{layout.dims(scratch.shape)}{scratch.element}>"
+        name, open_ = scratch.name.removeprefix("%"), layout.open(scratch.shape)
+        spans.append(Span(name, type, open_, start, "scratch"))
+        start = start + scratch.bytes
+    return spans
+
+
+def _scratch_bytes(layout: Layout) -> Expr:
+    return sum((scratch.bytes for scratch in layout.scratch), start=ZERO)
 
 
 def _written(w: Writer, layout: Layout, expr: Expr) -> Index:
@@ -304,7 +341,9 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     tied += [_operand(host, layout, p, _filled(host, layout, p)) for p in layout.filled]
     tied += [_words(host, word) for word in layout.words]
     made = [f"{layout.tensor(p)}{_braced(host, layout.open(_shape(p)))}" for p in layout.outputs]
-    made += [_scratch_result(host, layout, s, groups) for s in layout.scratch]
+    if layout.scratch:
+        total = w.mul(groups, host.index(_scratch_bytes(layout)))
+        made.append(f"tensor<?xi8>{{{w.index(total)}}}")
     launched = ", ".join([*(f"{operand.name}{operand.sizes}" for operand in tied), *made])
     given = [*operands, *tied]
     names = [f"%made{place}" for place in range(len(tied) + len(made))]
@@ -449,8 +488,3 @@ def _filled(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
 
 
 _INTEGERS = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
-
-
-def _scratch_result(emitter: Emitter, layout: Layout, scratch: Scratch, groups: Value) -> str:
-    total = emitter.w.mul(groups, emitter.index(scratch.bytes))
-    return f"tensor<?xi8>{{{emitter.w.index(total)}}}"
