@@ -88,7 +88,7 @@ class Kernel:
         """Run the kernel on tensors."""
         if torch.compiler.is_compiling():
             named = self.named(args, keywords)
-            assert _has_op(self)
+            assert self._has_op()
             return self._op.op(*[named[p.name] for p in self.signature.passed])
         if not keywords and _is_plain():
             result = self.repeated(args)
@@ -280,6 +280,11 @@ class Kernel:
         """
         return printing.text(self, stage, args)
 
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _has_op(self) -> bool:
+        """See to it that the op is declared; Dynamo does not look at how."""
+        return self.op is not None
+
     def explain_recompiles(self) -> str:
         """Why code was compiled, each time."""
         lines = [
@@ -293,12 +298,6 @@ class Kernel:
 
 def _using(kernel: Kernel, blocks: dict[str, int]) -> Kernel:
     return kernel.using(**blocks)
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_op(kernel: Kernel) -> bool:
-    """See to it that the op is declared; Dynamo does not look at how."""
-    return kernel.op is not None
 
 
 def _name(symbol: Any) -> str:

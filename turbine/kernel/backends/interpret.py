@@ -232,9 +232,18 @@ class Frame:
         """What a turn of a loop carries on: lanes without a value stay as they were."""
         rows = zip(body.valid, before, after, output_of(body.graph), strict=True)
         return [
-            torch.where(self.lanes(v.bounds, v.masks, node.meta["type"].shape), new, old)
+            _chosen(self.lanes(v.bounds, v.masks, node.meta["type"].shape), new, old)
             for v, old, new, node in rows
         ]
+
+
+def _chosen(lanes: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """New values where lanes hold one, else the old ones."""
+    bits = _BITS.get(new.dtype)
+    if bits is None:
+        return torch.where(lanes, new, old)
+    chosen = torch.where(lanes, new.contiguous().view(bits), old.contiguous().view(bits))
+    return chosen.view(new.dtype)
 
 
 # Ops that need more than the values of their operands
