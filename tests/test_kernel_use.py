@@ -143,3 +143,42 @@ def test_a_size_that_only_an_output_has_is_not_chosen() -> None:
     with pytest.raises(errors.KernelError, match="nothing tells COUNT"):
         first.interpret(torch.ones(3))
     assert torch.equal(first.using(COUNT=2).interpret(torch.ones(3)), torch.ones(2))
+
+
+@tk.gen.kernel(SIZE // BLOCK)
+def scaled(
+    x: tkl.InputBuffer[SIZE, tkl.f32], y: tkl.OutputBuffer[SIZE, tkl.f32], by: tkl.f32 = 2.0
+) -> None:
+    start = (tkl.program_id(0) * BLOCK,)
+    tkl.store(y, start, by * tkl.load(x, start, (BLOCK,)))
+
+
+@pytest.mark.parametrize("by", [(), (torch.tensor(3),), (torch.tensor(0.5),)], ids=str)
+def test_a_number_that_is_left_out_or_a_tensor_is_taken_in_each_call(by: Any) -> None:
+    x = torch.arange(5.0)
+    for _ in range(3):
+        assert torch.equal(scaled(x, *by), x * (by[0] if by else 2))
+
+
+@tk.gen.kernel(tkl.sym.P, blocks={tkl.sym.P: 3, BLOCK: 4})
+def in_strides(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> None:
+    @tkl.for_loop(tkl.program_id(0), SIZE // BLOCK, tkl.num_programs(0))
+    def block(i: Any) -> None:
+        tkl.store(y, (i * BLOCK,), 2 * tkl.load(x, (i * BLOCK,), (BLOCK,)))
+
+
+@pytest.mark.parametrize("size", [0, 1, 24, 33])
+def test_a_loop_steps_by_the_count_of_programs(size: int) -> None:
+    x = torch.arange(size)
+    assert torch.equal(in_strides(x), 2 * x)
+    assert torch.equal(in_strides.interpret(x), 2 * x)
+
+
+def test_blocks_that_cover_a_computed_number_are_counted() -> None:
+    @tk.gen.kernel(1)
+    def counts(n: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> None:
+        tkl.store(y, (0,), tkl.cdiv(tkl.load(n, (0,), (SIZE,)), 4))
+
+    for dtype in (torch.int32, torch.uint8):
+        numbers = torch.tensor([0, 1, 4, 5, 127]).to(dtype)
+        assert counts(numbers).tolist() == [0, 1, 1, 2, 32]

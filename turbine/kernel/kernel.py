@@ -150,7 +150,10 @@ class Kernel:
         """Take the short way for calls like this one, if there is one."""
         slots = [*variant.call.inputs, *variant.call.results]
         plain = all(slot.dtype is not None and is_shareable(slot.dtype) for slot in slots)
-        if plain and len(variant.call.results) == 1 and all(isinstance(a, Tensor) for a in args):
+        single = len(variant.call.results) == 1
+        # Numbers are not passed as they are, be they left out or tensors without axes.
+        buffers = all(isinstance(p.type, BufferType) for p in variant.passed)
+        if plain and single and buffers and all(isinstance(a, Tensor) for a in args):
             quick = QuickCall(variant.call.entry, (0, 0))
             quick.remember(args)
             self._quick = quick, len(args)

@@ -66,29 +66,58 @@ def for_loop(
     """Run the function below once for each number from start to below stop.
 
     It is given the number and what the turn before returned, `init_args` at first; the loop's
-    results take its name. In `stop`, `K // BK` counts blocks, the last and partial one too.
+    results take its name. In `stop`, `K // BK` counts blocks, the last and partial one too. A step
+    is a number, or a size or count of programs: `tkl.num_programs(0)`.
     """
     trace = tracing.current("tkl.for_loop")
     first, end = (0, start) if stop is None else (start, stop)
     begin, limit = _limit(first), blocks(_limit(end))
-    if not isinstance(step, int) or step == 0:
+    if isinstance(step, int) and step:
+        numbers = _Numbers(begin, limit, step)
+    elif isinstance(step, IndexExpr) and _is_count(step.expr):
+        turns = larger(ceiling(limit - begin, step.expr), 0)
+        numbers = _Numbers(Expr(()), turns, 1, begin, step.expr)
+    else:
         raise errors.KernelError(
-            f"tkl.for_loop has {step=}", where=user_line(), hint="a step is a number, not 0"
+            f"tkl.for_loop has {step=}",
+            where=user_line(),
+            hint="a step is a number, not 0, or a size",
         )
 
     def run(function: Callable[..., Any]) -> Results:
         init = _init(init_args, "init_args")
-        within = _range(begin, limit, step)
         name = function.__code__.co_varnames[0] if function.__code__.co_argcount else "k"
-        counter = trace.counter(name, "loop", within)
+        counter = trace.counter(name, "loop", numbers.range)
         (turn,) = counter.symbols
         types = [tile.type for tile in init]
-        counted = [IndexExpr(counter)]
+        counted = [IndexExpr(numbers.first + counter * numbers.by)]
         body, captured = _traced(trace, function, counted, init, turn, types)
-        node = for_op.record(begin, limit, step, init, body, captured)
+        node = for_op.record(numbers.start, numbers.stop, numbers.step, init, body, captured)
         return _results(node, types, [tile.valid for tile in init])
 
     return run
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What a loop counts, and what its function is given for it: first + by * count."""
+
+    start: Expr
+    stop: Expr
+    step: int
+    first: Expr = Expr(())
+    by: Expr | int = 1
+
+    @property
+    def range(self) -> Range | None:
+        """The counts, if their limits are known before the loop is reached."""
+        return _range(self.start, self.stop, self.step)
+
+
+def _is_count(expr: Expr) -> bool:
+    """Whether an expression is made of sizes, and not negative."""
+    sizes = all(symbol.kind == "size" for symbol in expr.symbols)
+    return sizes and all(factor > 0 for _, factor in expr.terms)
 
 
 def _range(begin: Expr, limit: Expr, step: int) -> Range | None:

@@ -9,7 +9,7 @@ from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel import algebra
 from turbine.kernel.lang.memory_spaces import AddressSpace
-from turbine.kernel.tracing import IndexExpr, IndexSymbol, expr_of, user_line
+from turbine.kernel.tracing import IndexExpr, IndexSymbol, Tile, expr_of, user_line
 from turbine.kernel.types import USAGES, BufferType, DtypeSymbol
 
 
@@ -101,6 +101,8 @@ class GridKind:
 Grid = GridKind()
 
 
-def cdiv(one: Any, other: Any) -> IndexExpr:
-    """one / other rounded up: how many blocks cover a size."""
+def cdiv(one: Any, other: Any) -> Any:
+    """one / other rounded up: how many blocks cover a size, or a number that is computed."""
+    if isinstance(one, Tile) or isinstance(other, Tile):
+        return one // other + (one % other != 0)
     return IndexExpr(algebra.ceiling(expr_of(one), expr_of(other)))
