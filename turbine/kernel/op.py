@@ -115,6 +115,15 @@ def op(call: Callable[..., Any]) -> Callable[[Meaning], Op]:
     return declare
 
 
+def recorded(meaning: Meaning) -> Op:
+    """Declare an op that users do not call: functions of the language add its nodes."""
+    return op(_not_called)(meaning)
+
+
+def _not_called(made: Op, *_: Any) -> Any:
+    raise AssertionError(f"{made.name} is recorded, not called")
+
+
 # The kinds of elements that an op computes with, and what other kinds become first.
 @dataclass(frozen=True)
 class Takes:

@@ -23,7 +23,7 @@ from turbine.kernel.lang.memory import (
     value_for,
 )
 from turbine.kernel.lang.shapes import new_axes, squeeze
-from turbine.kernel.op import Op, op
+from turbine.kernel.op import recorded
 from turbine.kernel.tracing import Buffer, Tile, user_line
 from turbine.kernel.types import BOOL
 from turbine.kernel.validity import Valid, both
@@ -105,11 +105,7 @@ def _changeable(buffer: Buffer, what: str) -> Buffer:
     return buffer
 
 
-def _unused(made: Op, *_: Any) -> Any:
-    raise AssertionError(f"{made.name} is recorded, not called")
-
-
-@op(_unused)
+@recorded
 def atomic_block(
     buffer: Tensor, index: Sequence[int], value: Tensor, kind: str, within: Tensor
 ) -> Tensor:
@@ -120,7 +116,7 @@ def atomic_block(
     )
 
 
-@op(_unused)
+@recorded
 def atomic_scatter(
     buffer: Tensor, index: Sequence[Tensor], value: Tensor, kind: str, within: Tensor
 ) -> Tensor:

@@ -28,7 +28,7 @@ from turbine.kernel.algebra import (
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.memory import as_offset
 from turbine.kernel.lang.shapes import broadcast_to, masked
-from turbine.kernel.op import Op, as_tile, op
+from turbine.kernel.op import as_tile, recorded
 from turbine.kernel.tracing import IndexExpr, Region, Tile, Trace, expr_of, user_line
 from turbine.kernel.types import TileType, spelled
 from turbine.kernel.validity import ALWAYS, Valid
@@ -335,25 +335,21 @@ def _results(node: fx.Node, types: Sequence[TileType], valids: Sequence[Valid]) 
     return Results(tiles)
 
 
-def _unused(made: Op, *_: Any) -> Any:
-    raise AssertionError(f"{made.name} is recorded, not called")
-
-
-@op(_unused)
+@recorded
 def for_op(start: Any, stop: Any, step: int, init: Any, body: Body, captured: Any) -> Any:
     """A loop over numbers."""
 
 
-@op(_unused)
+@recorded
 def while_op(asked: Body, of_asked: Any, init: Any, body: Body, captured: Any) -> Any:
     """A loop as long as a condition holds."""
 
 
-@op(_unused)
+@recorded
 def cond_op(condition: Any, passed: Any, one: Body, of_one: Any, other: Body, of_other: Any) -> Any:
     """One of two branches."""
 
 
-@op(_unused)
+@recorded
 def result(values: Any, place: int) -> Any:
     """One of the values that a loop or a branch gives."""

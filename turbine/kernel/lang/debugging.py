@@ -11,7 +11,7 @@ from typing import Any
 from turbine import config, errors
 from turbine.kernel import tracing
 from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.op import Op, as_tile, op
+from turbine.kernel.op import as_tile, recorded
 from turbine.kernel.tracing import Buffer, IndexExpr, Tile, user_line
 from turbine.kernel.validity import ALWAYS
 
@@ -66,20 +66,16 @@ def breakpoint() -> None:
     breakpoint_op.record(tuple(held), values)
 
 
-def _unused(made: Op, *_: Any) -> Any:
-    raise AssertionError(f"{made.name} is recorded, not called")
-
-
-@op(_unused)
+@recorded
 def print_op(values: Any, label: str | None) -> None:
     """Show text and tiles; bounds and masks are those of each."""
 
 
-@op(_unused)
+@recorded
 def assert_op(condition: Any, message: str) -> None:
     """An error where a condition does not hold."""
 
 
-@op(_unused)
+@recorded
 def breakpoint_op(names: Any, values: Any) -> None:
     """A stop in the interpreter; compiled code leaves it out."""

@@ -18,7 +18,7 @@ from turbine.kernel.lang.control_flow import result
 from turbine.kernel.lang.creation import iota
 from turbine.kernel.lang.reductions import sum as sum_of
 from turbine.kernel.lang.shapes import axis_of, mask_of
-from turbine.kernel.op import Op, as_tile, op, shape_of
+from turbine.kernel.op import as_tile, recorded, shape_of
 from turbine.kernel.tracing import IndexExpr, Tile, user_line
 from turbine.kernel.types import I64, TileType
 from turbine.kernel.validity import Bound, Valid
@@ -100,11 +100,7 @@ def _begins_inside(bound: Bound) -> bool:
     return is_never_negative(bound.offset, tracing.current("tkl.sort").ranges)
 
 
-def _unused(made: Op, *_: Any) -> Any:
-    raise AssertionError(f"{made.name} is recorded, not called")
-
-
-@op(_unused)
+@recorded
 def sort_op(
     x: Tensor, axis: int, descending: bool, count: int, within: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from turbine.kernel import tracing
 from turbine.kernel.lang.control_flow import Body, Results, result
 from turbine.kernel.lang.reductions import neutral, without_axes
 from turbine.kernel.lang.shapes import axis_of, broadcast_to
-from turbine.kernel.op import Op, as_tile, broadcast_shapes, op
+from turbine.kernel.op import Op, as_tile, broadcast_shapes, op, recorded
 from turbine.kernel.tracing import IndexExpr, Tile, user_line
 from turbine.kernel.types import I64, TileType
 from turbine.kernel.validity import ALWAYS, Valid, both
@@ -207,15 +207,11 @@ def _given(node: fx.Node, types: Sequence[TileType], valid: Valid, x: Any) -> An
     return Results(tiles) if isinstance(x, (tuple, list)) else tiles[0]
 
 
-def _unused(made: Op, *_: Any) -> Any:
-    raise AssertionError(f"{made.name} is recorded, not called")
-
-
-@op(_unused)
+@recorded
 def scan_op(tiles: Any, axis: int, reverse: bool, body: Body, captured: Any) -> Any:
     """A scan by a region; the running values are its first placeholders."""
 
 
-@op(_unused)
+@recorded
 def reduce_op(tiles: Any, axis: int, starts: Any, body: Body, captured: Any) -> Any:
     """A reduction by a region; the values so far are its first placeholders."""

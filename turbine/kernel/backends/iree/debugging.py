@@ -9,7 +9,7 @@ from torch import fx
 from turbine import errors
 from turbine.kernel.backends.iree.casting import converted
 from turbine.kernel.backends.iree.emitter import RULES, Emitter
-from turbine.kernel.backends.iree.memory import mask_at
+from turbine.kernel.backends.iree.memory import over_lanes
 from turbine.kernel.backends.iree.tiles import Coords, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import debugging
@@ -44,28 +44,7 @@ def _assert(emitter: Emitter, node: fx.Node) -> None:
                 f"memref.atomic_rmw maxs {word}, %alarms[{place}] : (i64, {ALARMS}) -> i64", "i64"
             )
 
-    _over(emitter, condition, options(node)["bounds"], options(node)["masks"], body)
-
-
-def _over(emitter: Emitter, operand: Any, bounds: Any, masks: Any, body: Any) -> None:
-    """Do something for each lane that holds a value."""
-    held = [emitter.tile(mask) for mask in masks]
-
-    def masked(coords: Coords) -> None:
-        taking = mask_at(emitter, held, coords)
-        if taking is None:
-            body(coords)
-            return
-        with emitter.w.branch(taking), emitter.scope():
-            body(coords)
-
-    extents = emitter.extents(operand.meta["type"].shape, bounds)
-    condition = emitter.condition(bounds) if not extents else None
-    if condition is None:
-        emitter.sweep(extents, 0, masked)
-        return
-    with emitter.w.branch(condition), emitter.scope():
-        emitter.sweep(extents, 0, masked)
+    over_lanes(emitter, condition, options(node)["bounds"], options(node)["masks"], body)
 
 
 def _print(emitter: Emitter, node: fx.Node) -> None:
@@ -116,7 +95,7 @@ def _write(emitter: Emitter, operand: Any, bounds: Any, masks: Any, start: Value
         _word(emitter, w.index(place), w.constant(1, "i64"))
         _word(emitter, w.index(w.add(place, 1)), _as_word(emitter, emitter.at(tile, coords), tile))
 
-    _over(emitter, operand, bounds, masks, body)
+    over_lanes(emitter, operand, bounds, masks, body)
 
 
 def _as_word(emitter: Emitter, value: Value, tile: TileValue) -> Value:

@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import fx
 
-from turbine.kernel.algebra import Expr
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source, lanes_for
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
@@ -16,6 +15,7 @@ from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import memory
 from turbine.kernel.op import arguments, options
 from turbine.kernel.types import BOOL
+from turbine.kernel.validity import Bound
 
 
 def source(emitter: Emitter, node: Any) -> Source:
@@ -171,11 +171,23 @@ def each_lane(
     *,
     by_vectors: bool = True,
 ) -> None:
-    """Do something for the lanes of an operand that take part: by vectors, or under masks."""
-    shape: Sequence[Expr] = operand.meta["type"].shape
-    bounds: Any = options(node)["bounds"]
-    masks = [emitter.tile(mask) for mask in options(node)["masks"]]
-    dtype = operand.meta["type"].dtype
+    """Do something for the lanes of an operand that take part in what a node does."""
+    given = options(node)
+    over_lanes(emitter, operand, given["bounds"], given["masks"], body, by_vectors=by_vectors)
+
+
+def over_lanes(
+    emitter: Emitter,
+    operand: Any,
+    bounds: Sequence[Bound],
+    masked_by: Sequence[Any],
+    body: Callable[[Coords], None],
+    *,
+    by_vectors: bool = False,
+) -> None:
+    """Do something for the lanes of an operand that fulfil bounds and masks."""
+    masks = [emitter.tile(mask) for mask in masked_by]
+    type = operand.meta["type"]
 
     def masked(coords: Coords) -> None:
         taking = mask_at(emitter, masks, coords)
@@ -185,9 +197,9 @@ def each_lane(
         with emitter.w.branch(taking), emitter.scope():
             body(coords)
 
-    extents = emitter.extents(shape, bounds)
+    extents = emitter.extents(type.shape, bounds)
     condition = emitter.condition(bounds) if not extents else None
-    lanes = lanes_for(dtype, extents) if by_vectors and not masks else 0
+    lanes = lanes_for(type.dtype, extents) if by_vectors and not masks else 0
     if condition is None:
         emitter.sweep(extents, lanes, masked)
         return
