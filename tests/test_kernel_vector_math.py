@@ -68,6 +68,24 @@ def test_zero_has_the_sign_it_has_in_torch(name: str) -> None:
     assert torch.equal(got.signbit(), expected.signbit())
 
 
+@pytest.mark.parametrize("name", ["tanh", "erf"])
+@pytest.mark.parametrize("element", DTYPES)
+def test_function_that_ends_at_one_gets_there(name: str, element: str) -> None:
+    (x,) = _arguments(name, element)
+    large = x.abs() > 20.0
+    got = _results()[f"{name}_{element}_{LANES[element]}"]
+    assert torch.equal(got[large], x[large].sign())
+
+
+@pytest.mark.parametrize("name", ["exp", "exp2"])
+@pytest.mark.parametrize("element", DTYPES)
+def test_exponentials_end_at_zero_and_infinity(name: str, element: str) -> None:
+    (x,) = _arguments(name, element)
+    got = _results()[f"{name}_{element}_{LANES[element]}"]
+    assert torch.equal(got[x < -1100.0], torch.zeros_like(got[x < -1100.0]))
+    assert got[x > 1100.0].isposinf().all()
+
+
 @pytest.mark.parametrize("name", ["sin", "cos"])
 @pytest.mark.parametrize("element", DTYPES)
 def test_sines_of_huge_numbers_stay_between_minus_one_and_one(name: str, element: str) -> None:

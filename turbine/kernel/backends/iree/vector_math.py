@@ -44,9 +44,11 @@ def exp(x: Term) -> Term:
 
 
 def exp2(x: Term) -> Term:
-    """2^n 2^r, where x is n + r."""
+    """2^n 2^r, where x is n + r; at both limits r is zero, and exponents are those of 0 and inf."""
     limit = float(x.format.bias)
-    return _held(x, _exp2_within(x), 1.0 - limit, 1.0 + limit)
+    held = x.call("arith.maximumf", -limit).call("arith.minimumf", limit + 1.0)
+    # What nan has in its bits need not be a nan any more after it was scaled.
+    return held.fma(0.0, _exp2_within(held))
 
 
 def expm1(x: Term) -> Term:
@@ -93,7 +95,7 @@ def _exp_of_sum(x: Term, tail: Term | None) -> Term:
 
 
 def _exp2_within(x: Term) -> Term:
-    """2^x where that is a normal number."""
+    """2^x where that is a normal number, or zero or infinite and x is whole."""
     shifted = x + x.format.one_and_half
     return _scaled(_two_to(x - (shifted - x.format.one_and_half)), shifted)
 
@@ -237,11 +239,29 @@ def _quadrant_and_rest(x: Term) -> tuple[Term, Term]:
 
 
 def erf(x: Term) -> Term:
+    """The odd function, of a size up to where it rounds to one."""
+    size = x.abs().call("arith.minimumf", x.format.erf_limit)
+    return _ERRORS[x.value.element](x, size)
+
+
+def _erf_in_single(x: Term, size: Term) -> Term:
+    """Of t = 4 - 4 erfc(x)^(1/4), a polynomial, t - t^2 / 8 is 2 - 2 erfc(x)^(1/2), and so on.
+
+    Near zero this is as exact as t, near one more so: errors of what is missing are squared.
+    """
+    # t - x by its highest factor: that step need not multiply, and this is a normal number always.
+    unit = fits.ERF_ROOT[0]
+    beyond = size * size.polynomial(tuple(factor / unit for factor in fits.ERF_ROOT))
+    fourth = beyond.fma(unit, size)
+    # Not from `fourth` alone, which is rounded.
+    second = fourth.fma(fourth * (-0.125 / unit), beyond).fma(unit, size)
+    return second.fma(second * -0.25, second).signed_as(x)
+
+
+def _erf_in_double(x: Term, size: Term) -> Term:
     """An odd polynomial near zero; from there one minus a power of two of a polynomial."""
-    element, size = x.value.element, x.abs()
-    near = x.fma((x * x).polynomial(fits.ERF_NEAR[element]), x)
-    held = size.call("arith.minimumf", x.format.erf_limit)
-    far = x.like(1.0) - _exp2_within(held.polynomial(fits.ERF_FAR[element]))
+    near = x.fma((x * x).polynomial(fits.ERF_NEAR), x)
+    far = x.like(1.0) - _exp2_within(size.polynomial(fits.ERF_FAR))
     return near.where(size.is_("ult", 0.9), far.signed_as(x))
 
 
@@ -327,6 +347,11 @@ def _sum(x: Term, y: Term, low: Operand) -> tuple[Term, Term]:
 _PRODUCTS: dict[str, Callable[[Term, Term], tuple[Term, Term | None]]] = {
     "f32": _product_in_single,
     "f64": _product_in_double,
+}
+
+_ERRORS: dict[str, Callable[[Term, Term], Term]] = {
+    "f32": _erf_in_single,
+    "f64": _erf_in_double,
 }
 
 FUNCTIONS: dict[str, Function] = {
