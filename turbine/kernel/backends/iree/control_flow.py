@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import fx
 
+from turbine.kernel.algebra import Expr
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.tiles import Coords, Room, TileValue
@@ -25,16 +26,26 @@ def _for(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     w = emitter.w
     rooms = _rooms(emitter, init)
     first, end = emitter.index(start), emitter.index(stop)
-    count = end
-    if step < 0:  # loops of MLIR count up
-        count = w.floordiv(w.add(w.sub(first, end), -step - 1), -step)
-    with w.loop(0 if step < 0 else first, count, max(step, 1)) as loop, emitter.scope():
+    limits = (0, _turns(emitter, first, end, step)) if _is_counted(start, stop, step) else None
+    with w.loop(*(limits or (first, end, step))) as loop, emitter.scope():
         turn: Index = loop.counter
-        if step < 0:
+        if limits is not None:
             turn = w.add(first, w.mul(loop.counter, step))
         emitter.known[body.counter] = turn
         _turn(emitter, body, rooms, captured)
     return _held(emitter, rooms, init)
+
+
+def _is_counted(start: Expr, stop: Expr, step: int) -> bool:
+    """Whether turns are counted: loops of MLIR go up, and never end if they go beyond i64."""
+    is_computed = any(s.kind == "data" for s in (*start.symbols, *stop.symbols))
+    return step < 0 or (step > 1 and is_computed)
+
+
+def _turns(emitter: Emitter, first: Index, end: Index, step: int) -> Index:
+    w, size = emitter.w, abs(step)
+    way = w.sub(end, first) if step > 0 else w.sub(first, end)
+    return w.floordiv(w.add(way, size - 1), size)
 
 
 def _while(emitter: Emitter, node: fx.Node) -> list[TileValue]:
