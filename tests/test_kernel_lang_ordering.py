@@ -1,4 +1,4 @@
-"""Sorting and top-k in the interpreter."""
+"""Sorting and top-k in the interpreter, and where few are asked for in compiled code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from tests.interpreted import interpreted
 from turbine import errors
@@ -120,6 +121,29 @@ def test_topk_gives_the_largest_first(block: int) -> None:
     expected = torch.topk(x, 3)
     same(outputs["values"], expected.values)
     same(outputs["places"], expected.indices)
+
+
+@pytest.mark.parametrize("count", [1, 4, 65])
+def test_compiled_topk_is_the_start_of_a_stable_sort(count: int) -> None:
+    @tk.gen.kernel(M, blocks={K: count})
+    def largest_evens(
+        x: tkl.InputBuffer[M, N, T],
+        values: tkl.OutputBuffer[M, K, T].filled(-99),
+        places: tkl.OutputBuffer[M, K, tkl.i64].filled(-1),
+    ) -> None:
+        row = tkl.program_id(0)
+        tile = tkl.load(x, (row, 0), (1, N), mask=tkl.arange(N)[None] % 2 == 0)
+        value, place = tkl.topk(tile, K)
+        tkl.store(values, (row, 0), value)
+        tkl.store(places, (row, 0), place)
+
+    x = torch.arange(300).remainder(7).reshape(2, 150).float()
+    x[0, 4] = x[0, 8] = NAN
+    x[1] = x[1].sort().values
+    values, places = largest_evens(x)
+    expected = x[:, ::2].sort(stable=True, descending=True)
+    same(values, expected.values[:, :count])
+    same(places, 2 * expected.indices[:, :count])
 
 
 def test_topk_of_fewer_elements_leaves_the_rest() -> None:

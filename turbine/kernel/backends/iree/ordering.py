@@ -1,4 +1,7 @@
-"""The rule of sorts: lanes with a value are gathered, then merged in runs of growing length."""
+"""The rule of sorts: lanes with a value are gathered, then merged in runs of growing length.
+
+Where only a few are asked for, each lane is compared with the last of those kept so far instead.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import ordering
 from turbine.kernel.op import arguments, options
 from turbine.kernel.types import I64
+
+# So many are kept in order while a row is read; more of them are sorted with the row.
+_MOST_KEPT = 64
 
 
 @dataclass
@@ -51,16 +57,23 @@ def _sort(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     bounds = list(dict.fromkeys((*operand.meta["valid"].bounds, *options(node)["bounds"])))
     extents = emitter.extents(type.shape, bounds)
     masks = [emitter.tile(mask) for mask in options(node)["masks"]]
-    pair = (as_expr(2), type.shape[axis])
+    limit = emitter.index(count)
+    few = isinstance(limit, int) and 0 < limit <= _MOST_KEPT
+    pair = (as_expr(1), count) if few else (as_expr(2), type.shape[axis])
     row = Row(emitter, emitter.room(pair, type.dtype), emitter.room(pair, I64), bool(descending))
     types = node.meta["types"]
     rooms = [emitter.room(one.shape, one.dtype) for one in types]
     others = [extent for place, extent in enumerate(extents) if place != axis]
 
     def body(coords: Coords) -> None:
+        w = emitter.w
+        if few:
+            kept = _kept(emitter, row, tile, masks, extents[axis], coords, axis, limit)
+            _given(emitter, row, w.index(0), kept, rooms, coords, axis)
+            return
         length = _gathered(emitter, row, tile, masks, extents[axis], coords, axis)
-        side = _merged(emitter.w, row, length, type.dtype)
-        _given(emitter, row, side, emitter.w.min(length, emitter.index(count)), rooms, coords, axis)
+        side = _merged(w, row, length, type.dtype)
+        _given(emitter, row, side, w.min(length, limit), rooms, coords, axis)
 
     emitter.sweep(others, 0, body)
     return [emitter.held(r, emitter.sizes(t.shape)) for r, t in zip(rooms, types, strict=True)]
@@ -87,6 +100,56 @@ def _gathered(
         more = w.index(w.add(length, 1))
         loop.yielded = [more if taking is None else w.select(taking, more, length)]
     return loop.results[0]
+
+
+def _kept(
+    emitter: Emitter,
+    row: Row,
+    tile: TileValue,
+    masks: list[TileValue],
+    extent: Any,
+    others: Coords,
+    axis: int,
+    limit: Index,
+) -> Value:
+    """Keep the first of the lanes that hold a value, in order; gives how many there are."""
+    w = emitter.w
+    first, end = extent
+    with w.loop(first, end, 1, [w.index(0)]) as loop, emitter.scope():
+        (length,) = loop.carried
+        coords = (*others[:axis], Coord(loop.counter), *others[axis:])
+        value = emitter.at(tile, coords)
+        last, _ = row.get(0, w.max(w.sub(length, 1), 0))
+        is_open = w.compare("arith.cmpi", "slt", length, w.index(limit))
+        enters = w.binary("arith.ori", is_open, _before(w, tile.dtype, value, last, row.descending))
+        taking = mask_at(emitter, masks, coords)
+        if taking is not None:
+            enters = w.binary("arith.andi", enters, taking)
+        longer = w.index(w.min(w.add(length, 1), limit))
+        with w.branch(enters), emitter.scope():
+            origin = w.convert("arith.index_cast", loop.counter, "i64")
+            _insert(w, row, tile.dtype, (value, origin), length, longer)
+        loop.yielded = [longer if taking is None else w.select(taking, longer, length)]
+    return loop.results[0]
+
+
+def _insert(
+    w: Writer, row: Row, dtype: Dtype, new: tuple[Value, Value], length: Value, longer: Value
+) -> None:
+    """Put a value where it belongs; those behind it move on by one, the last one out if need be."""
+    moving = w.constant(False, "i1")
+    with w.loop(0, longer, 1, [*new, moving]) as loop, row.emitter.scope():
+        value, origin, moves = loop.carried
+        other, other_origin = row.get(0, loop.counter)
+        is_end = w.compare("arith.cmpi", "sge", loop.counter, length)
+        goes = w.binary("arith.ori", is_end, _before(w, dtype, value, other, row.descending))
+        goes = w.binary("arith.ori", goes, moves)
+        row.put(0, loop.counter, w.select(goes, value, other), w.select(goes, origin, other_origin))
+        loop.yielded = [
+            w.select(goes, other, value),
+            w.select(goes, other_origin, origin),
+            goes,
+        ]
 
 
 def _merged(w: Writer, row: Row, length: Value, dtype: Dtype) -> Value:
