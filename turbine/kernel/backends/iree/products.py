@@ -88,7 +88,9 @@ def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     sizes = (*emitter.sizes(type.shape)[-2:], left.tile.shape[-1])
     starts = (rows[-2][0], rows[-1][0], first)
     known = all(isinstance(size, int) and size > 0 for size in sizes)
-    if known and all(start == 0 for start in starts):
+    if known and _is_of_vectors(left, right, sizes):
+        _vector_by_vector(emitter, left, right, room, rows, (first, end))
+    elif known and all(start == 0 for start in starts):
         _by_register_tiles(emitter, left, right, room, rows, end, sizes)
     else:
         _row_by_row(emitter, left, right, room, rows, (first, end))
@@ -169,6 +171,45 @@ def _matrix(emitter: Emitter, room: Room, batch: Coords, sizes: Any) -> tuple[st
     type = f"memref<{m}x{n}x{element}, strided<[{n}, 1], offset: ?>>"
     text = f"memref.subview {room.name}[{at}] [{shape}] [{ones}] : {room.type} to {type}"
     return str(emitter.w.emit(text, type)), type
+
+
+def _is_of_vectors(left: Side, right: Side, sizes: Any) -> bool:
+    """Whether each row of a matrix, as it lies in memory, is multiplied with one vector."""
+    m, n, k = sizes
+    runs_along_rows = left.tile.along != len(left.tile.shape) - 2
+    runs_along_columns = right.tile.along == len(right.tile.shape) - 2
+    lanes = lanes_for(left.dtype, [(0, k)])
+    return 0 < 2 * lanes <= k and ((n == 1 and runs_along_rows) or (m == 1 and runs_along_columns))
+
+
+def _vector_by_vector(
+    emitter: Emitter, left: Side, right: Side, room: Room, rows: list[Extent], summed: Extent
+) -> None:
+    """Vectors along what is summed: nothing is read twice, so nothing is worth a copy."""
+    w, dtype = emitter.w, left.dtype
+    held = emitter.held(room, ())
+    first, end = summed[0], w.max(*summed)
+    lanes = lanes_for(dtype, [(0, left.tile.shape[-1])])
+    whole = w.add(first, w.mul(w.floordiv(w.sub(end, first), lanes), lanes))
+    add: Callable[[Value, Value, Value], Value] = _fused(w) if dtype.kind == "float" else _whole(w)
+
+    def turn(k: Coord, coords: Coords, acc: Value) -> Value:
+        row, column = (*coords[:-1], k), (*coords[:-2], k, coords[-1])
+        x, y = emitter.spread(left.at(row), row), emitter.spread(right.at(column), column)
+        return add(x, y, acc)
+
+    def body(coords: Coords) -> None:
+        zeros = elements.number(w, 0, dtype, lanes)
+        with w.loop(first, whole, lanes, [zeros]) as loop, emitter.scope():
+            loop.yielded = [turn(Coord(loop.counter, lanes), coords, loop.carried[0])]
+        (part,) = loop.results
+        text = f"vector.reduction <add>, {part}, {held.compute(coords)}"
+        total = w.emit(f"{text} : {part.type} into {part.element}", part.element)
+        with w.loop(whole, end, 1, [total]) as loop, emitter.scope():
+            loop.yielded = [turn(Coord(loop.counter), coords, loop.carried[0])]
+        emitter.put(room, coords, loop.results[0])
+
+    emitter.sweep(rows, 0, body)
 
 
 def _row_by_row(

@@ -1,0 +1,57 @@
+"""Products of a matrix and a vector, which are summed along memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import turbine.kernel as tk
+import turbine.kernel.lang as tkl
+
+M, K, BM, BK, T = tkl.sym.M, tkl.sym.K, tkl.sym.BM, tkl.sym.BK, tkl.types.T
+
+
+@tk.gen.kernel(M // BM, blocks={BM: 4, BK: 32})
+def of_evens(
+    a: tkl.InputBuffer[M, K, T], x: tkl.InputBuffer[K, T], y: tkl.OutputBuffer[M, tkl.f32]
+) -> None:
+    """Of the columns with even numbers; the first block begins before the first of them."""
+    row = tkl.program_id(0) * BM
+
+    @tkl.for_loop(0, (K + 5) // BK, init_args=[tkl.zeros((BM, 1), tkl.f32)])
+    def product(k: Any, acc: Any) -> Any:
+        start = k * BK - 5
+        is_even = (start + tkl.arange(BK)[None]) % 2 == 0
+        block = tkl.load(a, (row, start), (BM, BK), mask=is_even)
+        return tkl.dot(block, tkl.load(x, (start,), (BK,))[:, None], acc)
+
+    tkl.store(y, (row,), product[0][:, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "columns"), [(5, 70), (4, 27), (3, 1)])
+def test_a_matrix_times_a_column_takes_lanes_with_a_value(
+    rows: int, columns: int, dtype: torch.dtype
+) -> None:
+    a, x = torch.randn(rows, columns).to(dtype), torch.randn(columns).to(dtype)
+    expected = (a[:, ::2].double() @ x[::2].double()).float()
+    torch.testing.assert_close(of_evens(a, x), expected, rtol=1e-5, atol=1e-5)
+
+
+@tk.gen.kernel(M // BM, blocks={BM: 4})
+def row_times_rows(
+    x: tkl.InputBuffer[K, tkl.i8], a: tkl.InputBuffer[M, K, tkl.i8], y: tkl.OutputBuffer[M, tkl.i32]
+) -> None:
+    row = tkl.program_id(0) * BM
+    rows = tkl.transpose(tkl.load(a, (row, 0), (BM, K)))
+    tkl.store(y, (row,), tkl.dot(tkl.load(x, (0,), (K,))[None], rows)[0])
+
+
+@pytest.mark.parametrize("columns", [1, 3, 64, 70])
+def test_a_row_times_a_transposed_matrix(columns: int) -> None:
+    x, a = (
+        torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((columns,), (6, columns))
+    )
+    assert row_times_rows(x, a).tolist() == (a.long() @ x.long()).tolist()
