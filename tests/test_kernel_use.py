@@ -182,3 +182,13 @@ def test_blocks_that_cover_a_computed_number_are_counted() -> None:
     for dtype in (torch.int32, torch.uint8):
         numbers = torch.tensor([0, 1, 4, 5, 127]).to(dtype)
         assert counts(numbers).tolist() == [0, 1, 1, 2, 32]
+
+
+def test_a_loop_whose_step_is_an_empty_size_ends() -> None:
+    @tk.gen.kernel(1)
+    def turns(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[1, tkl.i64]) -> None:
+        total = tkl.for_loop(3, 20, SIZE, init_args=[tkl.full((), 0, tkl.i64)])(lambda k, a: a + k)
+        tkl.store(y, (0,), total[0])
+
+    assert [turns(torch.zeros(n)).item() for n in (1, 2, 30)] == [187, 99, 3]
+    assert turns(torch.zeros(0)).item() == turns.interpret(torch.zeros(0)).item()

@@ -75,7 +75,8 @@ def for_loop(
     if isinstance(step, int) and step:
         numbers = _Numbers(begin, limit, step)
     elif isinstance(step, IndexExpr) and _is_count(step.expr):
-        turns = larger(ceiling(limit - begin, step.expr), 0)
+        # A size may be 0, of tensors for which no loop is of use; nothing is divided by it.
+        turns = larger(ceiling(limit - begin, larger(step.expr, 1)), 0)
         numbers = _Numbers(Expr(()), turns, 1, begin, step.expr)
     else:
         raise errors.KernelError(
