@@ -192,3 +192,47 @@ def test_a_loop_whose_step_is_an_empty_size_ends() -> None:
 
     assert [turns(torch.zeros(n)).item() for n in (1, 2, 30)] == [187, 99, 3]
     assert turns(torch.zeros(0)).item() == turns.interpret(torch.zeros(0)).item()
+
+
+def test_rows_that_indices_name_are_read_as_rows_and_checked() -> None:
+    @tk.gen.kernel(COUNT // BLOCK, blocks={BLOCK: 8})
+    def rows(
+        table: tkl.InputBuffer[SIZE, HEADS, T],
+        index: tkl.InputBuffer[COUNT, tkl.i64],
+        y: tkl.OutputBuffer[COUNT, HEADS, T].filled(0),
+    ) -> None:
+        start = tkl.program_id(0) * BLOCK
+        named = tkl.load(index, (start,), (BLOCK,))
+        columns = tkl.arange(HEADS) + 1
+        tkl.store(y, (start, 0), tkl.load(table, (named[:, None], columns[None, :])))
+
+    table, index = torch.randn(20, 37), torch.tensor([3, 19, -1, 0, 20, 7, 7, 2**40, 1])
+    inside = (index >= 0) & (index < 20)
+    wanted = torch.zeros(9, 37)
+    wanted[inside, :-1] = table[index[inside], 1:]
+    assert torch.equal(rows(table, index), wanted)
+
+
+def test_lanes_under_a_mask_are_stored_together_or_one_by_one() -> None:
+    @tk.gen.kernel(SIZE // BLOCK, blocks={BLOCK: 64})
+    def some(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T].filled(-1)) -> None:
+        places = tkl.program_id(0) * BLOCK + tkl.arange(BLOCK)
+        tkl.store(y, (places,), tkl.load(x, (places,)), mask=(places % 3 != 0) | (places < 64))
+
+    x, places = torch.randn(200), torch.arange(200)
+    taking = (places % 3 != 0) | (places < 64)
+    assert torch.equal(some(x), torch.where(taking, x, torch.tensor(-1.0)))
+
+
+def test_in_out_buffers_that_share_memory_are_refused() -> None:
+    @tk.gen.kernel(SIZE // BLOCK)
+    def both(x: tkl.InOutBuffer[SIZE, T], y: tkl.InOutBuffer[SIZE, T]) -> None:
+        place = (tkl.program_id(0) * BLOCK,)
+        tkl.store(x, place, tkl.load(x, place, (BLOCK,)) + 1)
+        tkl.store(y, place, tkl.load(y, place, (BLOCK,)) * 2)
+
+    whole = torch.ones(6)
+    with pytest.raises(errors.KernelError, match="x and y are in-out and share memory"):
+        both(whole, whole)
+    both(whole[:3], whole[3:])
+    assert whole.tolist() == [2.0] * 6

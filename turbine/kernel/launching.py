@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -26,7 +27,7 @@ from turbine.kernel.reporting import Report
 from turbine.kernel.signature import Parameter, Signature
 from turbine.kernel.symbolic_sizes import Sizes, divides
 from turbine.kernel.types import BufferType, ScalarType, tensor_of
-from turbine.runtime import device, tracing
+from turbine.runtime import device, torch_buffers, tracing
 from turbine.runtime.executable import Executable, aligned
 from turbine.runtime.tensor_calling import TensorCall
 from turbine.signature import Slot
@@ -79,6 +80,7 @@ class Variant:
 
     def run(self, args: Mapping[str, Any], sizes: Mapping[Symbol, int]) -> list[Tensor]:
         """The outputs; what is in-out is changed, and what the kernel has to say is said."""
+        _check_apart(self.program, [(name, args[name]) for name in self.written])
         results = self.call([_passed(p, args[p.name]) for p in self.passed])
         count = self.outputs + len(self.written)
         if results[count:]:
@@ -143,6 +145,18 @@ class Launcher:
             if sizes[s] % d
         }
         return f"facts that the code used changed: {', '.join(sorted(broken))}"
+
+
+def _check_apart(program: Program, written: Sequence[tuple[str, Tensor]]) -> None:
+    """Refuse tensors that share memory where each would be written over the other."""
+    spans = sorted((*torch_buffers.span(tensor), name) for name, tensor in written)
+    for (_, end, one), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise errors.KernelError(
+                f"{program.name}: {one} and {other} are in-out and share memory",
+                where=program.place,
+                hint=f"pass a copy of one of them: {other}.clone()",
+            )
 
 
 def facts_of(program: Program, sizes: Sizes, static: Mapping[str, int]) -> Facts:

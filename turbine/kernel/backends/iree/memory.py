@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 from torch import fx
 
+from turbine.kernel.algebra import ONE
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source, lanes_for
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value
-from turbine.kernel.lang import memory
+from turbine.kernel.lang import memory, shapes
+from turbine.kernel.lang.affine import affine_of
 from turbine.kernel.op import arguments, options
 from turbine.kernel.types import BOOL
 from turbine.kernel.validity import Bound
@@ -61,13 +64,69 @@ def _gather(emitter: Emitter, node: fx.Node) -> TileValue:
     index = [emitter.tile(i) for i in arguments(node)[1]]
     shape = emitter.sizes(node.meta["type"].shape)
 
-    def compute(coords: Coords) -> Value:
+    def one_by_one(coords: Coords) -> Value:
         return by_lane(emitter, coords, lambda one: _element(emitter, buffer, index, one))
+
+    in_rows = _names_rows(arguments(node)[1])
+
+    def compute(coords: Coords) -> Value:
+        if not in_rows or not coords[-1].lanes:
+            return one_by_one(coords)
+        return _row(emitter, buffer, index, coords, one_by_one)
 
     weight = 4 + sum(i.weight for i in index)
     reads = joined_reads(index, in_place=True)
     tile = TileValue(shape, buffer.dtype, compute, weight, reads)
     return now(emitter, node, tile) if buffer.is_written else tile
+
+
+def _names_rows(index: Sequence[fx.Node]) -> bool:
+    """Whether neighbours along the last axis are neighbours in the buffer."""
+    last = affine_of(index[-1])
+    if last is None or last.steps[-1:] != (1,):
+        return False
+    return all(_stays_along_last(one) for one in index[:-1])
+
+
+def _stays_along_last(node: fx.Node) -> bool:
+    """Whether a tile of integers is the same all along its last axis."""
+    if node.target is shapes.broadcast_to:
+        return bool(arguments(node)[0].meta["type"].shape[-1:] == (ONE,))
+    affine = affine_of(node)
+    return affine is not None and affine.steps[-1:] == (0,)
+
+
+def _row(
+    emitter: Emitter,
+    buffer: Source,
+    index: Sequence[TileValue],
+    coords: Coords,
+    otherwise: Callable[[Coords], Value],
+) -> Value:
+    """Neighbours in a row at once, if all of them are there."""
+    w, lanes = emitter.w, coords[-1].lanes
+    *rows, start = indices(emitter, index, (*coords[:-1], Coord(coords[-1].base)))
+    last = w.index(w.sub(buffer.shape[-1], lanes))
+    checks = [
+        w.compare("arith.cmpi", "ult", row, w.index(size))
+        for row, size in zip(rows, buffer.shape[:-1], strict=True)
+    ]
+    checks += [
+        w.compare("arith.cmpi", "sge", start, w.index(0)),
+        w.compare("arith.cmpi", "sle", start, last),
+    ]
+    inside = reduce(lambda one, other: w.binary("arith.andi", one, other), checks)
+    result = w.fresh(elements.carrier(buffer.dtype), lanes)
+    w.line(f"{result} = scf.if {inside} -> ({result.type}) {{")
+    with emitter.scope():
+        at = [*map(Coord, rows), Coord(start, lanes)]
+        raw = emitter.read(buffer.name, buffer.type, buffer.dtype, at)
+        w.line(f"scf.yield {elements.loaded(w, raw, buffer.dtype)} : {result.type}")
+    w.line("} else {")
+    with emitter.scope():
+        w.line(f"scf.yield {otherwise(coords)} : {result.type}")
+    w.line("}")
+    return result
 
 
 def by_lane(emitter: Emitter, coords: Coords, compute: Callable[[Coords], Value]) -> Value:
@@ -193,18 +252,39 @@ def over_lanes(
         taking = mask_at(emitter, masks, coords)
         if taking is None:
             body(coords)
-            return
-        with emitter.w.branch(taking), emitter.scope():
-            body(coords)
+        elif taking.lanes:
+            _all_or_some(emitter, coords, taking, body, masked)
+        else:
+            with emitter.w.branch(taking), emitter.scope():
+                body(coords)
 
     extents = emitter.extents(type.shape, bounds)
     condition = emitter.condition(bounds) if not extents else None
-    lanes = lanes_for(type.dtype, extents) if by_vectors and not masks else 0
+    lanes = lanes_for(type.dtype, extents) if by_vectors else 0
     if condition is None:
         emitter.sweep(extents, lanes, masked)
         return
     with emitter.w.branch(condition), emitter.scope():
         emitter.sweep(extents, lanes, masked)
+
+
+def _all_or_some(
+    emitter: Emitter,
+    coords: Coords,
+    taking: Value,
+    body: Callable[[Coords], None],
+    masked: Callable[[Coords], None],
+) -> None:
+    """Lanes at once if all of them take part, else those that do, one by one."""
+    w = emitter.w
+    every = w.emit(f"vector.reduction <and>, {taking} : {taking.type} into i1", "i1")
+    w.line(f"scf.if {every} {{")
+    with emitter.scope():
+        body(coords)
+    w.line("} else {")
+    with w.loop(0, taking.lanes) as loop, emitter.scope():
+        masked(tuple(Coord(w.add(c.base, loop.counter)) if c.lanes else c for c in coords))
+    w.line("}")
 
 
 def mask_at(emitter: Emitter, masks: Sequence[TileValue], coords: Coords) -> Value | None:
