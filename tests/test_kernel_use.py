@@ -1,6 +1,6 @@
 """Blocks are counted, outputs start with a number, and names for types and results are told."""
 
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -192,3 +192,32 @@ def test_a_loop_whose_step_is_an_empty_size_ends() -> None:
 
     assert [turns(torch.zeros(n)).item() for n in (1, 2, 30)] == [187, 99, 3]
     assert turns(torch.zeros(0)).item() == turns.interpret(torch.zeros(0)).item()
+
+
+def test_a_number_may_be_left_out() -> None:
+    @tk.gen.kernel(SIZE // BLOCK)
+    def moved(
+        x: tkl.InputBuffer[SIZE, T],
+        by: tkl.f32 | None,
+        to: Optional[tkl.i32],  # noqa: UP045
+        y: tkl.OutputBuffer[SIZE, T],
+    ) -> None:
+        start = tkl.program_id(0) * BLOCK
+        tile = tkl.load(x, (start,), (BLOCK,))
+        tile = tile if by is None else tile * by
+        tkl.store(y, (start,), tile if to is None else tile + to)
+
+    x = torch.arange(3.0)
+    assert moved(x).tolist() == [0, 1, 2]
+    assert moved(x, 0.5).tolist() == [0, 0.5, 1]
+    assert moved(x, to=3).tolist() == [3, 4, 5]
+
+
+def test_buffers_without_axes() -> None:
+    @tk.gen.kernel()
+    def doubled(x: tkl.InputBuffer[T], y: tkl.OutputBuffer[T].filled(7)) -> None:
+        tile = tkl.load(x, ())
+        tkl.store(y, (), 2 * tile, mask=tile > 0)
+
+    for run in (doubled, doubled.interpret):
+        assert [run(torch.tensor(x)).item() for x in (3.0, -3.0)] == [6, 7]
