@@ -221,3 +221,19 @@ def test_buffers_without_axes() -> None:
 
     for run in (doubled, doubled.interpret):
         assert [run(torch.tensor(x)).item() for x in (3.0, -3.0)] == [6, 7]
+
+
+def test_the_order_of_keywords_does_not_matter() -> None:
+    @tk.gen.kernel(SIZE // BLOCK, COUNT, specialize=[SIZE])
+    def outer(
+        x: tkl.InputBuffer[SIZE, T],
+        z: tkl.InputBuffer[COUNT, T],
+        y: tkl.OutputBuffer[SIZE, COUNT, T],
+    ) -> None:
+        start, place = tkl.program_id(0) * BLOCK, tkl.program_id(1)
+        tile = tkl.load(x, (start,), (BLOCK,))[:, None] * tkl.load(z, (place,))
+        tkl.store(y, (start, place), tile)
+
+    two, three = torch.arange(2.0), torch.arange(3.0)
+    assert torch.equal(outer(x=two, z=three), torch.outer(two, three))
+    assert torch.equal(outer(z=two, x=three), torch.outer(three, two))
