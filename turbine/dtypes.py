@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from turbine import errors
 
@@ -25,6 +25,10 @@ class Dtype:
     bits: int
     kind: str  # "bool", "int", "uint", "float" or "complex"
     dlpack: bool = True  # fp8 has no DLPack code in IREE and travels as bytes
+
+    def __or__(self, other: None) -> Any:
+        """What may be such a number, or be left out: `tkl.f32 | None`."""
+        return Union[self, other]  # noqa: UP007  # these are no types of Python's
 
     @property
     def itemsize(self) -> int:

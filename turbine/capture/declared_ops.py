@@ -17,6 +17,8 @@ EMITTED: dict[str, Callable[..., Any]] = {}
 
 # Of these, the ones whose IR is known not to change an operand, as `tensor.insert_slice` may.
 KEEP_OPERANDS: set[str] = set()
+# Ops that show something in Python when they run.
+SPEAKING: set[str] = set()
 # What an op that only exported programs keep is in code that is compiled to run at once.
 IN_PROCESS: dict[Any, Callable[..., Any]] = {}
 

@@ -11,7 +11,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from turbine import dtypes, errors
-from turbine.capture.declared_ops import EMITTED
+from turbine.capture.declared_ops import EMITTED, SPEAKING
 from turbine.capture.effects import draws
 from turbine.mlir import torch_ops
 
@@ -74,6 +74,8 @@ def _op_obstacle(node: fx.Node) -> str | None:
         return "compiled code gives other numbers: it takes unsigned numbers for signed ones"
     if draws(target):
         return DRAWS
+    if target.name() in SPEAKING:
+        return "it prints, which Python does for it"
     if target._schema.is_mutable:
         return "changes its argument"
     if node.is_impure():

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-
-from torch import fx
+from collections.abc import Collection
 
 from turbine.kernel.algebra import Expr, Symbol
-from turbine.kernel.lang.control_flow import Body
 from turbine.kernel.lang.products import dot
 from turbine.kernel.op import arguments
-from turbine.kernel.program import Program
+from turbine.kernel.program import Program, nodes_of
 from turbine.kernel.types import BufferType, TileType
 
 # Lanes along an axis of a tile, by how many axes the tile has.
@@ -39,7 +36,7 @@ def sizes_of_products(program: Program) -> set[Symbol]:
 
 def _products(program: Program) -> list[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
     """The shapes of the operands of each product."""
-    dots = [node for node in _nodes(program.graph) if node.target is dot]
+    dots = [node for node in nodes_of(program.graph) if node.target is dot]
     return [(a.meta["type"].shape, b.meta["type"].shape) for a, b, *_ in map(arguments, dots)]
 
 
@@ -58,7 +55,7 @@ def _of_products(program: Program) -> dict[Symbol, int]:
 def _by_rank(program: Program) -> dict[Symbol, int]:
     """The more axes its tiles have, the smaller."""
     ranks: dict[Symbol, int] = {}
-    for node in _nodes(program.graph):
+    for node in nodes_of(program.graph):
         type = node.meta.get("type")
         if not isinstance(type, TileType):
             continue
@@ -69,12 +66,3 @@ def _by_rank(program: Program) -> dict[Symbol, int]:
         for symbol in count.symbols:
             ranks.setdefault(symbol, 1)
     return {symbol: _LANES.get(rank, _LANES_OF_MORE) for symbol, rank in ranks.items()}
-
-
-def _nodes(graph: fx.Graph) -> Iterator[fx.Node]:
-    """Every node, those of loops and branches too."""
-    for node in graph.nodes:
-        yield node
-        for argument in node.args:
-            if isinstance(argument, Body):
-                yield from _nodes(argument.graph)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.capture.declared_ops import SPEAKING
 from turbine.dtypes import SCALARS, Dtype
 from turbine.kernel import signature as signatures
 from turbine.kernel import symbolic_sizes
@@ -126,6 +128,8 @@ class _Rules:
     def shapes(self, *args: Any) -> Any:
         """The outputs, without data, of tensors without data."""
         program, sizes = self._bound(args)
+        if program.is_printing:
+            SPEAKING.update({f"{NAMESPACE}::{self.name}", f"{NAMESPACE}::{self.name}_functional"})
         tensors = [a for a in args if isinstance(a, Tensor)]
         device = tensors[0].device if tensors else "cpu"
         outputs = []
@@ -143,6 +147,9 @@ class _Rules:
         facts = _facts(program, sizes)
         function = f"{self.name}_{_digest(program, facts)}"
         code = module.write(program, facts, function)
+        if program.is_printing:
+            name = self.kernel.__name__
+            warnings.warn(f"kernel {name} prints, and exported programs do not", stacklevel=2)
         values = self._named(args)
         passed = [_operand(builder, p, values[p.name]) for p in program.parameters if p.is_passed]
         results = iter(builder.call(code.text, *passed, name=function))

@@ -100,7 +100,7 @@ class Kernel:
         return self.op(*[named[p.name] for p in self.signature.passed])
 
     def named(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call by name, with the defaults it left out."""
+        """The arguments of a call by name, in the order of the kernel's, with defaults."""
         passed = self.signature.passed
         names = [p.name for p in passed]
         wrong = [name for name in keywords if name not in names]
@@ -116,9 +116,8 @@ class Kernel:
                 hint="outputs are not passed: the call returns them",
             )
         given = {**dict(zip(names, args, strict=False)), **keywords}
-        for parameter in passed:
-            given[parameter.name] = _checked(self.__name__, parameter, given, self.signature.place)
-        return given
+        place = self.signature.place
+        return {p.name: _checked(self.__name__, p, given, place) for p in passed}
 
     def run(self, named: Mapping[str, Any], args: tuple[Any, ...] | None = None) -> Any:
         """Run the kernel on tensors that are no more than that; `args` may be remembered."""

@@ -13,6 +13,7 @@ from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import ONE, ZERO, Expr, Range, Symbol
 from turbine.kernel.lang.control_flow import Body, blocks
+from turbine.kernel.lang.debugging import print_op
 from turbine.kernel.signature import Parameter, Signature
 from turbine.kernel.tracing import Buffer, Region, Tile, Trace, expr_of, tracing
 from turbine.kernel.types import BufferType, DtypeSymbol, TileType
@@ -37,11 +38,25 @@ class Program:
         found = {*_symbols((*shapes, self.grid)), *_symbols_of(self.graph)}
         return frozenset(symbol for symbol in found if symbol.kind == "size")
 
+    @cached_property
+    def is_printing(self) -> bool:
+        """Whether it shows something while it runs."""
+        return any(node.target is print_op for node in nodes_of(self.graph))
+
     def of_usage(self, *usages: str) -> list[Parameter]:
         """The buffers that are used in one of these ways."""
         return [
             p for p in self.parameters if isinstance(p.type, BufferType) and p.type.usage in usages
         ]
+
+
+def nodes_of(graph: fx.Graph) -> Iterator[fx.Node]:
+    """Every node, those of loops and branches too."""
+    for node in graph.nodes:
+        yield node
+        for argument in node.args:
+            if isinstance(argument, Body):
+                yield from nodes_of(argument.graph)
 
 
 def _symbols_of(graph: fx.Graph) -> Iterator[Symbol]:

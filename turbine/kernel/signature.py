@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from types import NoneType
+from typing import Any, Union, get_args, get_origin
 
 import torch
 
@@ -103,8 +104,8 @@ def _annotations(function: Callable[..., Any], place: str) -> dict[str, Any]:
 
 
 def _parameter(kernel: str, parameter: inspect.Parameter, annotation: Any, place: str) -> Parameter:
-    is_optional = isinstance(annotation, OptionalType) or parameter.default is None
-    type = annotation.of if isinstance(annotation, OptionalType) else annotation
+    type, is_optional = _without_none(annotation)
+    is_optional |= parameter.default is None
     if isinstance(type, Dtype):
         type = ScalarType(type)
     if not isinstance(type, (BufferType, ScalarType)):
@@ -114,6 +115,16 @@ def _parameter(kernel: str, parameter: inspect.Parameter, annotation: Any, place
             hint="tkl.InputBuffer[M, N, tkl.f32] for a tensor, tkl.f32 for a number",
         )
     return Parameter(parameter.name, type, is_optional, parameter.default)
+
+
+def _without_none(annotation: Any) -> tuple[Any, bool]:
+    """What an argument is if it is not None, and whether it may be."""
+    if isinstance(annotation, OptionalType):
+        return annotation.of, True
+    if get_origin(annotation) is not Union:
+        return annotation, False
+    kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
+    return (kinds[0] if len(kinds) == 1 else annotation), len(kinds) == 1
 
 
 def resolve_dtypes(signature: Signature, args: Mapping[str, Any]) -> tuple[Parameter, ...]:

@@ -1,7 +1,8 @@
 """Run a kernel's graph with torch, program by program: each op by its meaning.
 
 Slow, and meant to be looked into: what is read outside a buffer or before it was written is nan,
-two programs that write one element are reported, and errors name the user's line.
+two programs that write one element, or of which one writes what the other reads, are reported, and
+errors name the user's line.
 """
 
 from __future__ import annotations
@@ -41,11 +42,18 @@ Watch = Callable[[fx.Node, Any], None]
 
 @dataclass
 class Memory:
-    """A buffer: its tensor, and which program wrote each element (-1: none, -2: the caller)."""
+    """A buffer: its tensor, and which program wrote each element (-1: none, -2: the caller).
+
+    `reader` is the one that read it (-1: none, -2: several).
+    """
 
     name: str
     tensor: Tensor
     writer: Tensor
+    reader: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = torch.full_like(self.writer, _NOBODY)
 
     @staticmethod
     def of(name: str, type: BufferType, given: Tensor | None, shape: Sequence[int]) -> Memory:
@@ -60,7 +68,7 @@ class Memory:
         return Memory(name, empty, torch.full(empty.shape, _NOBODY))
 
 
-_NOBODY, _CALLER = -1, -2
+_NOBODY, _CALLER, _SEVERAL = -1, -2, -2
 # What is changed by atomics: by those of one program, below, or of several.
 _SHARED = -(2**62)
 
@@ -267,6 +275,8 @@ def _load(frame: Frame, node: fx.Node) -> Tensor:
     _check_written(
         frame, node, source, memory.load.meaning(source.writer, start, sizes, lanes), lanes
     )
+    if bool(lanes.any()):
+        _read(frame, node, source, tuple(map(torch.add, _numbered(lanes), start)))
     raw = memory.load.meaning(_readable(source.tensor), start, sizes, lanes)
     return _outside_poisoned(raw.to(source.tensor.dtype), lanes)
 
@@ -276,6 +286,7 @@ def _gather(frame: Frame, node: fx.Node) -> Tensor:
     source, index = frame.values[buffer], [frame.values[i] for i in names]
     lanes = frame.within(node, node.meta["type"].shape)
     _check_written(frame, node, source, memory.gather.meaning(source.writer, index), lanes)
+    _read(frame, node, source, tuple(i.expand(lanes.shape)[lanes] for i in index))
     raw = memory.gather.meaning(_readable(source.tensor), index)
     return _outside_poisoned(raw.to(source.tensor.dtype), lanes)
 
@@ -307,15 +318,49 @@ def _check_written(
         )
 
 
+def _read(frame: Frame, node: fx.Node, source: Memory, at: Any) -> None:
+    """Take down who reads elements, and complain about what another program wrote."""
+    writers, readers = source.writer[at], source.reader[at]
+    others = (writers >= 0) & (writers != frame.number)
+    if bool(others.any()):
+        raise _raced(frame, node, source, "reads", f"number {int(writers[others][0])} writes")
+    is_first = (readers == _NOBODY) | (readers == frame.number)
+    source.reader[at] = torch.where(is_first, frame.number, _SEVERAL)
+
+
+def _check_unread(frame: Frame, node: fx.Node, target: Memory, readers: Tensor) -> None:
+    others = (readers != _NOBODY) & (readers != frame.number)
+    if bool(others.any()):
+        other = int(readers[others][0])
+        named = "several read" if other == _SEVERAL else f"number {other} reads"
+        raise _raced(frame, node, target, "writes", named)
+
+
+def _raced(
+    frame: Frame, node: fx.Node, buffer: Memory, does: str, other: str
+) -> errors.KernelError:
+    return errors.KernelError(
+        f"program number {frame.number}, {frame.ids}, {does} an element of {buffer.name} that "
+        f"{other}: which is first is not known",
+        where=node.meta.get("line"),
+        hint="let each program read what it writes itself; read from an InputBuffer and write to "
+        "an OutputBuffer",
+    )
+
+
 def _store(frame: Frame, node: fx.Node) -> None:
     buffer, index, value = _args(node)
     lanes = frame.within(node, value.meta["type"].shape)
-    # A tile without axes has a lane, but no place.
-    places = torch.nonzero(lanes, as_tuple=True) if lanes.ndim else ()
     if not bool(lanes.any()):
         return
+    places = _numbered(lanes)
     at = tuple(place + first for place, first in zip(places, frame.plain(index), strict=True))
     _write(frame, node, frame.values[buffer], at, frame.values[value], places)
+
+
+def _numbered(lanes: Tensor) -> tuple[Tensor, ...]:
+    """Which lanes are true, along each axis; of a single lane that is, nothing is to be said."""
+    return tuple(torch.nonzero(lanes).T)
 
 
 def _scatter(frame: Frame, node: fx.Node) -> None:
@@ -330,6 +375,7 @@ def _write(
     frame: Frame, node: fx.Node, target: Memory, at: Any, value: Tensor, places: Any
 ) -> None:
     _check_alone(frame, node, target, target.writer[at])
+    _check_unread(frame, node, target, target.reader[at])
     target.writer[at] = frame.number
     bytes_ = _BITS.get(target.tensor.dtype)  # torch cannot index some types
     if bytes_ is None:

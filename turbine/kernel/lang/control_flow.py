@@ -144,7 +144,7 @@ def _asking(condition: Callable[..., Any]) -> Callable[..., Any]:
     """The condition of a loop, which gives one bool."""
 
     def asking(*carried: Any) -> Tile:
-        _check_takes(condition, carried, "the condition of tkl.while_loop")
+        check_takes(condition, carried, "the condition of tkl.while_loop")
         tile = as_bool(condition(*carried), "while_loop")
         if tile.type.rank:
             raise errors.KernelError(
@@ -186,7 +186,7 @@ def _masking(
     """The function, which gives with each value whether its lanes hold one."""
 
     def pairs(*args: Any) -> list[Any]:
-        _check_takes(function, args, "a branch of tkl.cond")
+        check_takes(function, args, "a branch of tkl.cond")
         given = _returned(function(*args))
         tiles = [as_tile(value, None, "cond") for value in given]
         tiles = tiles if types is None else _agreeing(tiles, types, _BRANCH)
@@ -255,7 +255,7 @@ def _traced(
     """A function as a region, and the nodes around it that it uses."""
     with trace.inside(counter) as region:
         carried = [_placeholder(region, tile) for tile in init]
-        _check_takes(function, (*counters, *carried), "the function of a loop")
+        check_takes(function, (*counters, *carried), "the function of a loop")
         given = _returned(function(*counters, *carried))
         tiles = [as_tile(value, None, "for_loop") for value in given]
         tiles = tiles if types is None else _agreeing(tiles, types, _LOOP)
@@ -269,7 +269,12 @@ def _traced(
     return body, tuple(region.captured)
 
 
-def _check_takes(function: Callable[..., Any], args: Sequence[Any], what: str) -> None:
+def check_takes(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    what: str,
+    hint: str = "it takes the counter of a tkl.for_loop, then each value that is carried",
+) -> None:
     """Complain about a function that takes another number of arguments."""
     try:
         inspect.signature(function).bind(*args)
@@ -278,7 +283,7 @@ def _check_takes(function: Callable[..., Any], args: Sequence[Any], what: str) -
         raise errors.KernelError(
             f"{what} is called with {given}: {error}",
             where=user_line(),
-            hint="it takes the counter of a tkl.for_loop, then each value that is carried",
+            hint=hint,
         ) from error
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel import tracing
-from turbine.kernel.lang.control_flow import Body, Results, result
+from turbine.kernel.lang.control_flow import Body, Results, check_takes, result
 from turbine.kernel.lang.reductions import neutral, without_axes
 from turbine.kernel.lang.shapes import axis_of, broadcast_to
 from turbine.kernel.op import Op, as_tile, broadcast_shapes, op, recorded
@@ -173,7 +173,14 @@ def _combining(
             tuple(Tile(region.graph.placeholder(f"{side}_{n}"), t) for n, t in enumerate(types))
             for side in ("left", "right")
         ]
-        given = function(*sides) if is_tuple else function(*(side[0] for side in sides))
+        passed = sides if is_tuple else [side[0] for side in sides]
+        check_takes(
+            function,
+            passed,
+            "the function that combines",
+            "it takes two values, or two tuples where a tuple of tiles is combined",
+        )
+        given = function(*passed)
         combined = _combined(given, types)
         region.graph.output(tuple(region.reach(tile.node) for tile in combined))
     body = Body(region.graph, 2 * len(types), (ALWAYS,) * len(types))

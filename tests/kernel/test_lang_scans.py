@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import turbine.kernel.lang as tkl
-from tests.interpreted import interpreted
+from tests.kernel.interpreted import interpreted
 from turbine import errors
 
 M, N, BN, T, U = tkl.sym.M, tkl.sym.N, tkl.sym.BN, tkl.types.T, tkl.types.U
@@ -180,3 +180,9 @@ def test_a_start_for_each_tile_is_needed() -> None:
 def test_an_axis_that_is_not_there_is_refused() -> None:
     with pytest.raises(errors.KernelError, match=r"tkl.cumsum: there is no axis 2"):
         of_rows(lambda x: tkl.cumsum(x, 2), ROWS, 5)
+
+
+def test_a_function_that_does_not_take_two_is_refused() -> None:
+    first_of_three: Any = lambda a, b, c: a  # noqa: E731
+    with pytest.raises(errors.KernelError, match="the function that combines is called with"):
+        of_rows(lambda x: tkl.associative_scan(first_of_three, x, 1), ROWS, 5)

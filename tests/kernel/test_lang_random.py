@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import turbine.kernel.lang as tkl
-from tests.interpreted import interpreted
+from tests.kernel.interpreted import interpreted
 from turbine import errors
 from turbine.kernel.lang import random
 

@@ -226,6 +226,33 @@ def test_two_programs_that_store_to_one_element() -> None:
     assert error.fact.startswith("two programs store to one element of y: ")
 
 
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (1, "program number 1, (1,), writes an element of x that number 0 reads"),
+        (-1, "program number 2, (2,), reads an element of x that number 1 writes"),
+    ],
+)
+def test_a_program_that_reads_what_another_writes(step: int, told: str) -> None:
+    @tk.gen.kernel(N)
+    def moved(x: tkl.InOutBuffer[N, tkl.f32]) -> None:
+        i = tkl.program_id(0)
+        tkl.store(x, (i,), tkl.load(x, (i + step,), (1,)))
+
+    error = raised(lambda: moved.interpret(VECTOR.clone()))
+    assert error.fact == f"{told}: which is first is not known"
+
+
+def test_several_programs_that_read_what_another_writes() -> None:
+    @tk.gen.kernel(N)
+    def last(x: tkl.InOutBuffer[N, tkl.f32]) -> None:
+        i = tkl.program_id(0)
+        tkl.store(x, (i,), tkl.load(x, (tkl.full((1,), N - 1, tkl.i64),)))
+
+    error = raised(lambda: last.interpret(VECTOR.clone()))
+    assert "program number 7, (7,), writes an element of x that several read" in error.fact
+
+
 # Shapes and types of tiles
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import turbine.kernel.lang as tkl
-from tests.interpreted import interpreted
+from tests.kernel.interpreted import interpreted
 from turbine import errors
 
 N, B, T = tkl.sym.N, tkl.sym.B, tkl.types.T

@@ -545,3 +545,23 @@ def test_gradients_that_do_not_fit_are_refused() -> None:
     result = differentiable(lambda grad_y: (grad_y, None))(x)
     with pytest.raises(errors.KernelError, match="gives 2 gradients, and scaled takes 1 tensors"):
         result.sum().backward()
+
+
+@tk.gen.kernel(N // B, blocks={B: 4})
+def shown(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
+    start = tkl.program_id(0) * B
+    tile = tkl.load(x, (start,), (B,))
+    tkl.print(tile)
+    tkl.store(y, (start,), tile)
+
+
+def test_prints_are_shown_under_compile(capsys: pytest.CaptureFixture[str]) -> None:
+    function = compiled(lambda x: shown(2 * x) + 1)
+    for x in (torch.ones(2), torch.zeros(2)):
+        assert_close(function(x), 2 * x + 1)
+        assert capsys.readouterr().out.endswith(f"program (0,): [{2 * x[0]:g} {2 * x[1]:g} . .]\n")
+
+
+def test_an_export_of_a_kernel_that_prints_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="kernel shown prints, and exported programs do not"):
+        aot.export(Fn(shown), args=(torch.ones(2),))

@@ -10,7 +10,7 @@ import torch
 
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
-from tests.interpreted import interpreted
+from tests.kernel.interpreted import interpreted
 from turbine import errors
 
 M, N, BM, BN, K, T = tkl.sym.M, tkl.sym.N, tkl.sym.BM, tkl.sym.BN, tkl.sym.K, tkl.types.T

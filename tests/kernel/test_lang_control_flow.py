@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import turbine.kernel.lang as tkl
-from tests.interpreted import interpreted
+from tests.kernel.interpreted import interpreted
 
 N = tkl.sym.N
 

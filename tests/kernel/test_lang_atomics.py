@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import turbine.kernel.lang as tkl
-from tests.interpreted import interpreted
+from tests.kernel.interpreted import interpreted
 from turbine import errors
 from turbine.kernel.types import DTYPES
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import turbine.kernel.lang as tkl
-from tests.interpreted import interpreted
+from tests.kernel.interpreted import interpreted
 from turbine.dtypes import Dtype
 from turbine.kernel.types import DTYPES
 

@@ -1,6 +1,6 @@
 """Blocks are counted, outputs start with a number, and names for types and results are told."""
 
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import torch
@@ -236,3 +236,48 @@ def test_in_out_buffers_that_share_memory_are_refused() -> None:
         both(whole, whole)
     both(whole[:3], whole[3:])
     assert whole.tolist() == [2.0] * 6
+
+
+def test_a_number_may_be_left_out() -> None:
+    @tk.gen.kernel(SIZE // BLOCK)
+    def moved(
+        x: tkl.InputBuffer[SIZE, T],
+        by: tkl.f32 | None,
+        to: Optional[tkl.i32],  # noqa: UP045
+        y: tkl.OutputBuffer[SIZE, T],
+    ) -> None:
+        start = tkl.program_id(0) * BLOCK
+        tile = tkl.load(x, (start,), (BLOCK,))
+        tile = tile if by is None else tile * by
+        tkl.store(y, (start,), tile if to is None else tile + to)
+
+    x = torch.arange(3.0)
+    assert moved(x).tolist() == [0, 1, 2]
+    assert moved(x, 0.5).tolist() == [0, 0.5, 1]
+    assert moved(x, to=3).tolist() == [3, 4, 5]
+
+
+def test_buffers_without_axes() -> None:
+    @tk.gen.kernel()
+    def doubled(x: tkl.InputBuffer[T], y: tkl.OutputBuffer[T].filled(7)) -> None:
+        tile = tkl.load(x, ())
+        tkl.store(y, (), 2 * tile, mask=tile > 0)
+
+    for run in (doubled, doubled.interpret):
+        assert [run(torch.tensor(x)).item() for x in (3.0, -3.0)] == [6, 7]
+
+
+def test_the_order_of_keywords_does_not_matter() -> None:
+    @tk.gen.kernel(SIZE // BLOCK, COUNT, specialize=[SIZE])
+    def outer(
+        x: tkl.InputBuffer[SIZE, T],
+        z: tkl.InputBuffer[COUNT, T],
+        y: tkl.OutputBuffer[SIZE, COUNT, T],
+    ) -> None:
+        start, place = tkl.program_id(0) * BLOCK, tkl.program_id(1)
+        tile = tkl.load(x, (start,), (BLOCK,))[:, None] * tkl.load(z, (place,))
+        tkl.store(y, (start, place), tile)
+
+    two, three = torch.arange(2.0), torch.arange(3.0)
+    assert torch.equal(outer(x=two, z=three), torch.outer(two, three))
+    assert torch.equal(outer(z=two, x=three), torch.outer(three, two))
