@@ -58,6 +58,6 @@ def check_grid(grid: tuple[Any, ...]) -> None:
         raise errors.KernelError(
             f"the grid has {what} for its axis {axis}",
             where=user_line(),
-            hint="a count of programs is a number or an expression of sizes: "
-            "@tk.gen.kernel(M // BM, 4)",
+            hint="a count of programs is a number or an expression of sizes; the decorator is "
+            "called with them: @tk.gen.kernel(M // BM, 4)",
         )

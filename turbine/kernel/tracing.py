@@ -311,6 +311,12 @@ def _operate(name: str, *operands: Any) -> Any:
         decided = _decided(name, operands)
         if decided is not None:
             return decided
+        if name == "truediv" and not is_tracing():
+            raise errors.KernelError(
+                f"{operands[0]!r} / {operands[1]!r} is no size",
+                where=user_line(),
+                hint=f"write {operands[0]!r} // {operands[1]!r}, which counts blocks in a grid",
+            )
     if not all(isinstance(o, (Traced, int, float)) for o in operands):
         return NotImplemented
     return OPERATORS[name](*operands)

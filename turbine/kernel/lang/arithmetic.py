@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from turbine import errors
 from turbine.kernel import algebra
 from turbine.kernel.op import (
     ANYTHING,
@@ -16,6 +18,7 @@ from turbine.kernel.op import (
     Op,
     Takes,
     aligned,
+    apply,
     as_tile,
     broadcast_shapes,
     common_dtype,
@@ -23,7 +26,7 @@ from turbine.kernel.op import (
     op,
     pointwise,
 )
-from turbine.kernel.tracing import OPERATORS, IndexExpr, Tile, expr_of
+from turbine.kernel.tracing import OPERATORS, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.types import BOOL, TileType
 from turbine.kernel.validity import both
 
@@ -74,9 +77,20 @@ def _guarded(function: Any, x: Tensor, y: Tensor) -> Tensor:
     )
 
 
-@pointwise(FLOATS)
+def _pow(made: Op, x: Any, y: Any) -> Any:
+    is_whole = isinstance(x, Tile) and x.dtype.kind in ("int", "uint")
+    if is_whole and type(y) is int and 0 < y <= _LARGEST_POWER:
+        return reduce(lambda power, _: mul(power, x), range(y - 1), x)
+    return apply(made, [x, y], FLOATS, None)
+
+
+# Of integers, powers up to this one are products.
+_LARGEST_POWER = 16
+
+
+@op(_pow)
 def pow(x: Tensor, y: Tensor) -> Tensor:
-    """x to the power of y; integers become f32."""
+    """x to the power of y. An integer to a small power of Python's stays one, else it is an f32."""
     return torch.pow(x, y)
 
 
@@ -242,15 +256,34 @@ def maximum(x: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(x, y)
 
 
-@pointwise(NUMBERS)
+def _clamp(
+    made: Op, x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None
+) -> Any:
+    least, most = (min if low is None else low), (max if high is None else high)
+    if least is not None and most is not None:
+        return apply(made, [x, least, most], NUMBERS, None)
+    if least is None and most is None:
+        raise errors.KernelError(
+            "tkl.clamp has no bound", where=user_line(), hint="tkl.clamp(x, 0, 1), or min= or max="
+        )
+    return minimum(x, most) if least is None else maximum(x, least)
+
+
+@op(_clamp)
 def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """x, or the nearer bound where it lies outside."""
+    """x, or the nearer bound where it lies outside; one bound may be left out, `min=0`."""
     return torch.minimum(torch.maximum(x, low), high)
 
 
-@pointwise(FLOATS)
+def _fma(made: Op, x: Any, y: Any, z: Any) -> Any:
+    if common_dtype([x, y, z], "fma").kind != "float":
+        return add(mul(x, y), z)
+    return apply(made, [x, y, z], FLOATS, None)
+
+
+@op(_fma)
 def fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """x * y + z, rounded once where the CPU can."""
+    """x * y + z, of floats rounded once."""
     wide = torch.float64 if x.dtype != torch.float64 else x.dtype
     return (x.to(wide) * y.to(wide) + z.to(wide)).to(x.dtype)
 

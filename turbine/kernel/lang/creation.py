@@ -10,7 +10,7 @@ import torch
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
 from turbine.kernel import tracing
-from turbine.kernel.algebra import Expr
+from turbine.kernel.algebra import Expr, ceiling
 from turbine.kernel.op import MAKE, Op, op, shape_of
 from turbine.kernel.tracing import IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.types import I64, DtypeSymbol, TileType, fits, spelled, tensor_of
@@ -50,8 +50,14 @@ def from_index(value: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.int64).to(dtype)
 
 
-def _arange(made: Op, start: Any, stop: Any = None, dtype: Any = I64) -> Tile:
+def _arange(made: Op, start: Any, stop: Any = None, step: Any = 1, dtype: Any = I64) -> Any:
+    if isinstance(step, (Dtype, DtypeSymbol)):
+        step, dtype = 1, step
     first, end = (0, start) if stop is None else (start, stop)
+    if type(step) is not int or step == 0:
+        raise errors.KernelError(
+            f"tkl.arange has {step=}", where=user_line(), hint="a step is a number, not 0"
+        )
     for limit in (first, end):
         if not isinstance(limit, (int, IndexExpr)):
             raise errors.KernelError(
@@ -60,13 +66,21 @@ def _arange(made: Op, start: Any, stop: Any = None, dtype: Any = I64) -> Tile:
                 hint="how long it is must be known before the kernel runs; add the rest to it",
             )
     checked = checked_dtype(dtype, "tkl.arange")
+    if step != 1:
+        return _stepped(made, expr_of(first), expr_of(end), step, checked)
     size = expr_of(end) - expr_of(first)
     return made.add(size, expr_of(first), checked, type=TileType((size,), checked))
 
 
+def _stepped(made: Op, first: Expr, end: Expr, step: int, dtype: Dtype) -> Any:
+    reach = end - first if step > 0 else first - end
+    turns = made(IndexExpr(ceiling(reach, abs(step))), dtype=dtype)
+    return turns * step + IndexExpr(first)
+
+
 @op(_arange)
 def arange(size: int, start: int, dtype: torch.dtype) -> torch.Tensor:
-    """0, 1, 2 ... below a number: arange(BN), arange(2, 6)."""
+    """0, 1, 2 ... below a number: arange(BN), arange(2, 6), arange(0, 8, 2)."""
     return torch.arange(start, start + size).to(dtype)
 
 

@@ -1,11 +1,13 @@
-"""Functions of one number, element by element; integers become f32."""
+"""Functions of one number, element by element; integers become f32, or are whole already."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from turbine.kernel.op import FLOATS, pointwise
+from turbine.kernel.op import FLOATS, Op, apply, as_tile, op, pointwise
 from turbine.kernel.tracing import OPERATORS
 
 
@@ -87,25 +89,30 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.sigmoid(x)
 
 
-@pointwise(FLOATS)
+def _to_whole(made: Op, x: Any) -> Any:
+    tile = as_tile(x, None, made.name)
+    return tile if tile.dtype.kind in ("int", "uint") else apply(made, [tile], FLOATS, None)
+
+
+@op(_to_whole)
 def floor(x: Tensor) -> Tensor:
     """The next integer below, as a float."""
     return torch.floor(x)
 
 
-@pointwise(FLOATS)
+@op(_to_whole)
 def ceil(x: Tensor) -> Tensor:
     """The next integer above, as a float."""
     return torch.ceil(x)
 
 
-@pointwise(FLOATS)
+@op(_to_whole)
 def round(x: Tensor) -> Tensor:
     """The nearest integer, as a float; of two, the even one."""
     return torch.round(x)
 
 
-@pointwise(FLOATS)
+@op(_to_whole)
 def trunc(x: Tensor) -> Tensor:
     """The integer part, as a float."""
     return torch.trunc(x)

@@ -1,0 +1,58 @@
+"""Integers stay whole, bounds may be left out, and counts go in steps."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import turbine.kernel as tk
+import turbine.kernel.lang as tkl
+from tests.kernel.interpreted import interpreted
+from turbine import errors
+
+N = tkl.sym.N
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (lambda x: tkl.floor(x), lambda x: x),
+        (lambda x: tkl.round(x), lambda x: x),
+        (lambda x: x**3, lambda x: x**3),
+        (lambda x: tkl.fma(x, x, 1), lambda x: x * x + 1),
+        (lambda x: tkl.clamp(x, min=-2), lambda x: x.clamp(min=-2)),
+        (lambda x: tkl.clamp(x, max=5), lambda x: x.clamp(max=5)),
+        (lambda x: tkl.clamp(x, -2, 5), lambda x: x.clamp(-2, 5)),
+    ],
+    ids="floor round pow fma clamp_min clamp_max clamp".split(),
+)
+def test_integers_stay_whole(function: Any, expected: Any) -> None:
+    def kernel(x: tkl.InputBuffer[N, tkl.i64], y: tkl.OutputBuffer[N, tkl.i64]) -> None:
+        tkl.store(y, (0,), function(tkl.load(x, (0,), (N,))))
+
+    x = torch.tensor([-3, 0, 7, 2**40 + 1])
+    assert torch.equal(interpreted(kernel, (1,), {}, x=x)["y"], expected(x))
+
+
+@pytest.mark.parametrize("limits", [(2, 8, 2), (0, 7, 3), (9, 0, -4), (5, 5, 2)])
+def test_counts_go_in_steps(limits: tuple[int, int, int]) -> None:
+    wanted = torch.arange(*limits)
+
+    def kernel(y: tkl.OutputBuffer[len(wanted), tkl.i64]) -> None:
+        tkl.store(y, (0,), tkl.arange(*limits))
+
+    assert torch.equal(interpreted(kernel, (1,), {})["y"], wanted)
+
+
+def test_a_clamp_without_bounds_is_refused() -> None:
+    def kernel(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
+        tkl.store(y, (0,), tkl.clamp(tkl.load(x, (0,), (N,))))
+
+    with pytest.raises(errors.KernelError, match=r"tkl\.clamp has no bound"):
+        interpreted(kernel, (1,), {}, x=torch.ones(2))
+
+
+def test_a_quotient_that_is_no_count_says_what_is() -> None:
+    with pytest.raises(errors.KernelError, match="write N // 4") as raised:
+        tk.gen.kernel(N / 4)
+    assert raised.value.where is not None
