@@ -289,12 +289,8 @@ class Kernel:
 
     def explain_recompiles(self) -> str:
         """Why code was compiled, each time."""
-        lines = [
-            f"{number}: {variant.reason}"
-            for number, variant in enumerate(
-                (v for variants in self.launcher.variants.values() for v in variants), start=1
-            )
-        ]
+        reasons = enumerate(self.launcher.reasons, start=1)
+        lines = [f"{number}: {reason}" for number, reason in reasons]
         return "\n".join(lines) or "nothing was compiled yet"
 
 

@@ -57,7 +57,6 @@ class Variant:
     divisors: Mapping[Symbol, int]
     call: TensorCall
     report: Report
-    reason: str
 
     def serves(self, sizes: Mapping[Symbol, int]) -> bool:
         """Whether it is right for a call with these sizes."""
@@ -97,6 +96,7 @@ class Launcher:
 
     signature: Signature
     variants: dict[Key, list[Variant]] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)  # why each was compiled, in order
     lock: threading.RLock = field(default_factory=threading.RLock)
     # Grids for which it was looked whether programs store to one element.
     verified: set[tuple[Key, tuple[bool, ...]]] = field(default_factory=set)
@@ -127,7 +127,8 @@ class Launcher:
         dump(program.name, {"kernel.mlir": lambda: code.text})
         divisors = {s: facts.divisors[s] for s in facts.used}
         call = compiled(program, code, _work(program, sizes))
-        variant = Variant(program, divisors, call, code.report, reason)
+        variant = Variant(program, divisors, call, code.report)
+        self.reasons.append(reason)
         self.variants.setdefault(key, []).append(variant)
         return variant
 
