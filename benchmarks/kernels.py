@@ -79,7 +79,8 @@ def rms_norm(
 
 def gelu_of(x: Any) -> Any:
     """GELU of a tile."""
-    return 0.5 * x * (1 + tkl.erf(x * math.sqrt(0.5)))
+    half = 0.5 * x
+    return tkl.fma(half, tkl.erf(x * math.sqrt(0.5)), half)
 
 
 @tk.gen.kernel(M // BM, N // BN, blocks={BM: 4, BN: 4096})

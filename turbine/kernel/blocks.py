@@ -14,7 +14,7 @@ from turbine.kernel.types import BufferType, TileType
 _LANES = {1: 1024, 2: 64}
 _LANES_OF_MORE = 32
 # Of a product: rows and columns of the result, what is summed, and what is both.
-_RESULT, _SUMMED, _BOTH = 128, 256, 64
+_RESULT, _SUMMED, _BOTH = 256, 256, 64
 
 
 def chosen_blocks(program: Program, told: Collection[Symbol]) -> dict[Symbol, int]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch, _len_torch_dispatch_stack, _len_torch_function_stack
 from torch.autograd import forward_ad
 
 from turbine import config, errors
@@ -153,7 +154,7 @@ class Kernel:
         # Numbers are not passed as they are, be they left out or tensors without axes.
         buffers = all(isinstance(p.type, BufferType) for p in variant.passed)
         if plain and single and buffers and all(isinstance(a, Tensor) for a in args):
-            quick = QuickCall(variant.call.entry, (0, 0))
+            quick = QuickCall(variant.call.entry, (0, 0), is_fresh=True)
             quick.remember(args)
             self._quick = quick, len(args)
 
@@ -347,11 +348,10 @@ def _fact(value: Any) -> Any:
 def _is_plain() -> bool:
     """Whether no one but PyTorch's eager mode is to see a call."""
     return not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
+        _len_torch_function_stack()
+        or _len_torch_dispatch_stack()
         or forward_ad._current_level >= 0
-        or torch._C._functorch.maybe_current_level() is not None
+        or _functorch.maybe_current_level() is not None
     )
 
 

@@ -26,11 +26,15 @@ _DLPACK_CPU = 1
 
 
 class QuickCall:
-    """Calls a function with one result and a signature that `is_plain`."""
+    """Calls a function with one result and a signature that `is_plain`.
 
-    def __init__(self, entry: EntryPoint, fixed: Span) -> None:
+    `is_fresh` says that the result is never in memory of an argument or a weight.
+    """
+
+    def __init__(self, entry: EntryPoint, fixed: Span, *, is_fresh: bool = False) -> None:
         self.entry = entry
         self.fixed_start, self.fixed_end = fixed
+        self.is_fresh = is_fresh
         self.is_alike: Callable[..., bool] = _never
 
     def remember(self, args: Sequence[Any]) -> None:
@@ -52,13 +56,16 @@ class QuickCall:
                 start = tensor.data_ptr()
                 if not start:
                     return None
-                spans.append((start, start + tensor.nbytes))
+                if not self.is_fresh:
+                    spans.append((start, start + tensor.nbytes))
                 arguments.push_ref(device.from_dlpack_capsule(to_dlpack(tensor)))
         except _NOT_SHAREABLE:
             return None
         results = self.entry.invoke(arguments, 1)
         view = results.get_as_object(0, _VIEW)
         value: Tensor = from_dlpack(device.create_dlpack_capsule(view, _DLPACK_CPU, 0))
+        if self.is_fresh:
+            return value
         address = value.data_ptr()
         # IREE may hand back the memory of an argument or a weight.
         for start, end in spans:
