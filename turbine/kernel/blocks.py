@@ -10,16 +10,16 @@ from turbine.kernel.op import arguments
 from turbine.kernel.program import Program, nodes_of
 from turbine.kernel.types import BufferType, TileType
 
-# Lanes along an axis of a tile, by how many axes the tile has.
-_LANES = {1: 1024, 2: 64}
-_LANES_OF_MORE = 32
+# Lanes along the only axis of tiles, along the last of several, along those before, and along one
+# that is both in different tiles.
+_ALONE, _LAST, _BEFORE, _EITHER = 1024, 1024, 4, 64
 # Of a product: rows and columns of the result, what is summed, and what is both.
 _RESULT, _SUMMED, _BOTH = 256, 256, 64
 
 
 def chosen_blocks(program: Program, told: Collection[Symbol]) -> dict[Symbol, int]:
     """A size for each symbol that no tensor tells, but for those that the caller would see."""
-    chosen = {**_by_rank(program), **_of_products(program)}
+    chosen = {**_by_axis(program), **_of_products(program)}
     types = [p.type for p in program.of_usage("output")]
     shapes = [type.shape for type in types if isinstance(type, BufferType)]
     seen = {s for shape in shapes for size in shape for s in size.symbols}
@@ -52,17 +52,25 @@ def _of_products(program: Program) -> dict[Symbol, int]:
     return {**dict.fromkeys(summed, _SUMMED), **dict.fromkeys(results, _RESULT)}
 
 
-def _by_rank(program: Program) -> dict[Symbol, int]:
-    """The more axes its tiles have, the smaller."""
-    ranks: dict[Symbol, int] = {}
+def _by_axis(program: Program) -> dict[Symbol, int]:
+    """Long rows of tiles with several axes, as memory is read best in line."""
+    alone: set[Symbol] = set()
+    last: set[Symbol] = set()
+    before: set[Symbol] = set()
     for node in nodes_of(program.graph):
         type = node.meta.get("type")
         if not isinstance(type, TileType):
             continue
-        wide = sum(size.number != 1 for size in type.shape)
-        for symbol in {s for size in type.shape for s in size.symbols}:
-            ranks[symbol] = max(ranks.get(symbol, 0), wide)
-    for count in program.grid:
-        for symbol in count.symbols:
-            ranks.setdefault(symbol, 1)
-    return {symbol: _LANES.get(rank, _LANES_OF_MORE) for symbol, rank in ranks.items()}
+        wide = [size for size in type.shape if size.number != 1]
+        if len(wide) == 1:
+            alone |= wide[0].symbols
+        elif wide:
+            last |= wide[-1].symbols
+            before |= {s for size in wide[:-1] for s in size.symbols}
+    counted = {s for count in program.grid for s in count.symbols}
+    return {
+        **dict.fromkeys(counted | alone, _ALONE),
+        **dict.fromkeys(last, _LAST),
+        **dict.fromkeys(before, _BEFORE),
+        **dict.fromkeys(last & before, _EITHER),
+    }
