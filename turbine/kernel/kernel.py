@@ -24,7 +24,7 @@ from turbine.kernel.launching import Key, Launcher, Variant, check_grid
 from turbine.kernel.op import described
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Signature
-from turbine.kernel.tracing import Buffer, IndexSymbol, Tile
+from turbine.kernel.tracing import Buffer, Tile, symbol_name
 from turbine.kernel.types import BufferType, ScalarType, fits, spelled
 from turbine.runtime.quick_calling import QuickCall, is_shareable
 
@@ -55,9 +55,9 @@ class Kernel:
         self.__module__ = function.__module__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
-        self.blocks = {_name(symbol): value for symbol, value in (blocks or {}).items()}
+        self.blocks = {symbol_name(symbol): value for symbol, value in (blocks or {}).items()}
         _check_blocks(self.signature, self.blocks)
-        self.specialized = frozenset(map(_name, specialize))
+        self.specialized = frozenset(map(symbol_name, specialize))
         _check_specialized(self.signature, self.specialized)
         self.launcher = Launcher(self.signature)
         # Calls by their tensors' types and sizes, so that it is asked once what they mean.
@@ -297,10 +297,6 @@ class Kernel:
 
 def _using(kernel: Kernel, blocks: dict[str, int]) -> Kernel:
     return kernel.using(**blocks)
-
-
-def _name(symbol: Any) -> str:
-    return symbol.name if isinstance(symbol, IndexSymbol) else str(symbol)
 
 
 def _check_blocks(signature: Signature, blocks: Mapping[str, int]) -> None:

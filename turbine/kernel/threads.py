@@ -15,7 +15,7 @@ from turbine.kernel import printing, verifying
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.kernel import Kernel
 from turbine.kernel.signature import Parameter
-from turbine.kernel.tracing import IndexSymbol
+from turbine.kernel.tracing import symbol_name
 from turbine.kernel.types import BufferType
 from turbine.kernel.user_code import user_line
 
@@ -29,7 +29,7 @@ class LaunchContext(ABC):
     """
 
     def __init__(self, constant_bindings: Mapping[Any, int] | None = None) -> None:
-        self.constant_bindings = {_name(s): n for s, n in (constant_bindings or {}).items()}
+        self.constant_bindings = {symbol_name(s): n for s, n in (constant_bindings or {}).items()}
         self._tokens: list[Token[LaunchContext | None]] = []
 
     def __enter__(self) -> LaunchContext:
@@ -42,10 +42,6 @@ class LaunchContext(ABC):
     @abstractmethod
     def launch(self, kernel: Kernel, named: Mapping[str, Any]) -> Any:
         """Do with a call of a kernel what this context is for."""
-
-
-def _name(symbol: Any) -> str:
-    return symbol.name if isinstance(symbol, IndexSymbol) else str(symbol)
 
 
 @final

@@ -371,6 +371,11 @@ class IndexSymbol(IndexExpr):
         return str(self.expr)
 
 
+def symbol_name(symbol: Any) -> str:
+    """The name of a size that a user gives by its symbol or by its name."""
+    return symbol.name if isinstance(symbol, IndexSymbol) else str(symbol)
+
+
 def expr_of(value: Any) -> Expr:
     """A size as an expression."""
     return value.expr if isinstance(value, IndexExpr) else algebra.as_expr(value)

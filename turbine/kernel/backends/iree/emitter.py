@@ -249,11 +249,9 @@ class Emitter:
         extents: Sequence[Extent],
         lanes: int,
         body: Callable[[Coords], None],
-        axis: int | None = None,
     ) -> None:
-        """Write loops over lanes, the last axis by vectors."""
-        chosen = vector_axis(extents) if axis is None else axis
-        self._sweep(extents, (), chosen, lanes, body)
+        """Write loops over lanes, the last axis that has several by vectors."""
+        self._sweep(extents, (), vector_axis(extents), lanes, body)
 
     def _sweep(
         self,
@@ -318,10 +316,8 @@ class Emitter:
         """The tile that lies in a room."""
 
         def compute(coords: Coords) -> Value:
-            places = list(coords)
-            return elements.loaded(
-                self.w, self.read(room.name, room.type, room.dtype, places), room.dtype
-            )
+            raw = self.read(room.name, room.type, room.dtype, coords)
+            return elements.loaded(self.w, raw, room.dtype)
 
         return TileValue(shape, room.dtype, compute, 1, {room.name: True}, room)
 

@@ -58,14 +58,6 @@ class Loop:
 
 
 @dataclass
-class Branches:
-    """A conditional that is being written."""
-
-    results: list[Value]
-    yielded: Sequence[Value] = ()
-
-
-@dataclass
 class Writer:
     """The lines of one function so far, and the constants at its top."""
 
