@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Top to bottom. A room imports itself and any room on the floors below it.
 FLOORS = (
     ("cli", "peer"),
+    ("fuzz",),
     ("aot", "dynamo", "eager"),
     ("kernel",),
     ("ops",),
@@ -39,6 +40,7 @@ LOOSE = dict.fromkeys(
         "dumping",
         "tables",
         "progress",
+        "child_processes",
         "redirects",
         "version",
     ),

@@ -59,6 +59,9 @@ class Config:
     log_level: str = _knob("", "short for log_level among the debug flags")
     verify_weights: bool = _knob(True, "check weights against their checksums on the first call")
     interpret: bool = _knob(False, "run kernels of TK in the interpreter, program by program")
+    guard: bool = _knob(
+        False, "pass compiled code copies of its arguments between guard pages, for debugging"
+    )
     sync_limit_mflop: float = _knob(
         1.0, "programs below this much work run on the calling thread", least=0
     )

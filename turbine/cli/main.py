@@ -15,6 +15,7 @@ from turbine.cli.cache import show_cache
 from turbine.cli.compile import compile_model
 from turbine.cli.coverage import show_coverage
 from turbine.cli.doctor import check_installation
+from turbine.cli.fuzz import fuzz_programs
 from turbine.cli.inspect import inspect_artifact
 from turbine.cli.opt import transform_ir
 from turbine.cli.options import Assignment, Verb, add_options, call
@@ -31,6 +32,7 @@ VERBS: dict[str, Verb] = {
     "cache": show_cache,
     "trace": show_trace,
     "coverage": show_coverage,
+    "fuzz": fuzz_programs,
     "doctor": check_installation,
 }
 FAILED = 1

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 import iree.runtime as iree
 
-from turbine import errors
+from turbine import config, errors
 from turbine.runtime import device as devices
 
 Providers = Callable[[], list[Any]]
@@ -157,7 +157,11 @@ class EntryPoint:
 
     def __init__(self, executable: Executable, function: Any) -> None:
         self.device = executable.device
-        self.invoke = partial(executable.invoke, function)
+        self.invoke: Callable[[Any, int], Any] = partial(executable.invoke, function)
+        if config.current().guard:
+            from turbine.runtime import guard
+
+            self.invoke = guard.guard_calls(self.invoke, executable.device)
 
 
 def aligned(code: bytes) -> memoryview:

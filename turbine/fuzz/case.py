@@ -1,0 +1,34 @@
+"""A random program with the way it is compiled, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turbine.fuzz.program import Program
+
+COMPILE = "compile"
+COMPILE_DYNAMIC = "compile dynamic"
+EXPORT = "export"
+EXPORT_DYNAMIC = "export dynamic"
+KERNEL = "kernel"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program, how it is compiled, and the second size of its dynamic axis."""
+
+    program: Program
+    mode: str
+    other_size: int | None = None
+    raises: bool = False  # eager PyTorch refuses the arguments
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case: `problem` is None where the answers agree."""
+
+    problem: str | None = None
+    refused: str | None = None  # why there was nothing to compare
+
+
+AGREES = Outcome()

@@ -1,0 +1,145 @@
+"""Fuzz for a while: a seed in, failing cases made small out."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from turbine import config
+from turbine.child_processes import Crash, run_jobs
+from turbine.fuzz.case import Case, Outcome
+from turbine.fuzz.script import script
+from turbine.fuzz.shrink import shrink
+
+MODELS, KERNELS = "models", "kernels"
+KINDS = (MODELS, KERNELS)
+# Seconds one case may take; it counts as a finding then.
+_LIMIT = 300.0
+_CASES_PER_PROCESS = 50
+_SHARE_OF_KERNELS = 0.3
+_CASES_PER_SEED = 1_000_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A case that fails, and how."""
+
+    number: int
+    case: Case
+    problem: str
+
+    def script(self) -> str:
+        """A script that raises; it pastes into an issue."""
+        return script(self.case, self.problem)
+
+
+@dataclass
+class Tally:
+    """How many cases agreed, were refused or failed, in each mode."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def add(self, case: Case, outcome: Outcome) -> None:
+        """Count one case."""
+        verdict = "agreed"
+        if outcome.problem is not None:
+            verdict = "failed"
+        elif outcome.refused is not None:
+            verdict = "refused"
+            self.refusals[outcome.refused] += 1
+        self.counts[case.mode, verdict] += 1
+
+    @property
+    def total(self) -> int:
+        """How many programs ran."""
+        return self.counts.total()
+
+
+def fuzz(
+    *,
+    seed: int = 0,
+    seconds: float = 60.0,
+    jobs: int = 1,
+    kinds: Sequence[str] = KINDS,
+    shrink_seconds: float = 60.0,
+    tally: Tally | None = None,
+) -> Iterator[Finding]:
+    """Run random programs in child processes and yield those that fail, made small.
+
+    Args:
+        seed: of the sequence of programs; the same seed gives the same programs.
+        seconds: how long to go on.
+        jobs: how many processes run at once.
+        kinds: "models", "kernels" or both.
+        shrink_seconds: how long each failing program is made smaller; 0 leaves it as it is.
+        tally: counts the programs that ran.
+    """
+    numbers = _numbers(seed, seconds)
+    yield from _run(numbers, jobs, kinds, shrink_seconds, Tally() if tally is None else tally)
+
+
+def run_case(
+    number: int, *, kinds: Sequence[str] = KINDS, shrink_seconds: float = 60.0, tally: Tally
+) -> Iterator[Finding]:
+    """Run the one program of a number, as `fuzz` does."""
+    yield from _run(iter([number]), 1, kinds, shrink_seconds, tally)
+
+
+def _run(
+    numbers: Iterator[int], jobs: int, kinds: Sequence[str], shrink_seconds: float, tally: Tally
+) -> Iterator[Finding]:
+    start = _Start(tuple(kinds))
+    answers = run_jobs(start, numbers, count=jobs, limit=_LIMIT, lifetime=_CASES_PER_PROCESS)
+    for number, answer in answers:
+        if isinstance(answer, Crash):
+            case, outcome = random_case(number, kinds), Outcome(answer.reason)
+        else:
+            case, outcome = answer
+        tally.add(case, outcome)
+        if outcome.problem is not None:
+            small, problem = case, outcome.problem
+            if shrink_seconds:
+                small, problem = shrink(case, problem, start, seconds=shrink_seconds)
+            yield Finding(number, small, problem)
+
+
+def random_case(number: int, kinds: Sequence[str] = KINDS) -> Case:
+    """The case of a number: the same each time."""
+    from turbine.fuzz.kernels import random_kernel
+    from turbine.fuzz.models import random_model
+
+    kind = KERNELS if random.Random(number).random() < _SHARE_OF_KERNELS else MODELS
+    if kind not in kinds:
+        (kind,) = kinds
+    return random_kernel(number) if kind == KERNELS else random_model(number)
+
+
+def _numbers(seed: int, seconds: float) -> Iterator[int]:
+    end = time.monotonic() + seconds
+    number = seed * _CASES_PER_SEED
+    while time.monotonic() < end:
+        yield number
+        number += 1
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Prepares a child process; called there."""
+
+    kinds: tuple[str, ...]
+
+    def __call__(self) -> Callable[[Any], tuple[Case, Outcome]]:
+        from turbine.fuzz.check import check
+
+        config.set(compile_workers=1, guard=True)
+
+        def answer(job: int | Case) -> tuple[Case, Outcome]:
+            case = job if isinstance(job, Case) else random_case(job, self.kinds)
+            return case, check(case)
+
+        return answer
