@@ -134,10 +134,10 @@ def by_lane(emitter: Emitter, coords: Coords, compute: Callable[[Coords], Value]
     lanes = lanes_of(coords)
     if not lanes:
         return compute(coords)
-    return emitter.gathered([compute(single(emitter, coords, step)) for step in range(lanes)])
+    return emitter.gathered([compute(_single(emitter, coords, step)) for step in range(lanes)])
 
 
-def single(emitter: Emitter, coords: Coords, step: int) -> Coords:
+def _single(emitter: Emitter, coords: Coords, step: int) -> Coords:
     """One of the lanes that coordinates stand for."""
     return tuple(Coord(emitter.w.add(c.base, step)) if c.lanes else c for c in coords)
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 from torch import fx
 
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import Expr
+from turbine.kernel.algebra import ONE, Expr
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.casting import converted
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
+from turbine.kernel.backends.iree.memory import by_lane
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value
@@ -131,20 +133,51 @@ def _slice(emitter: Emitter, node: fx.Node) -> TileValue:
 
     if step == 1:
         return _view(emitter, node, place)
-    return _one_by_one(emitter, _view(emitter, node, place), axis)
+    return _one_by_one(emitter, _view(emitter, node, place), [axis])
 
 
 def _reshape(emitter: Emitter, node: fx.Node) -> TileValue:
-    _hold_guarded(emitter, arguments(node)[0])
-    old = emitter.tile(arguments(node)[0]).shape
-    new = emitter.sizes(node.meta["type"].shape)
+    operand: Any = arguments(node)[0]
+    _hold_guarded(emitter, operand)
+    old, new = operand.meta["type"].shape, node.meta["type"].shape
+    counterparts = [_counterpart(emitter, old, new, axis) for axis in range(len(new))]
+    old_sizes, new_sizes = emitter.sizes(old), emitter.sizes(new)
 
     def place(coords: Coords) -> Coords:
-        return _unravelled(emitter, _ravelled(emitter, coords, new), old)
+        along = [axis for axis, coord in enumerate(coords) if coord.lanes]
+        axis = counterparts[along[0]] if along else None
+        line = _ravel(emitter, coords, new_sizes)
+        return _unravel(emitter, line, old_sizes, axis, lanes_of(coords))
 
-    tile = _view(emitter, node, place)
-    kept = bool(old and new) and old[-1] == new[-1]
-    return tile if kept else _one_by_one(emitter, tile, None)
+    scattered = [axis for axis, found in enumerate(counterparts) if found is None]
+    return _one_by_one(emitter, _view(emitter, node, place), scattered)
+
+
+def _counterpart(
+    emitter: Emitter, old: Sequence[Expr], new: Sequence[Expr], axis: int
+) -> int | None:
+    """The axis of a tile along which neighbours are those along an axis of a reshaped one.
+
+    None: some neighbours of the reshaped tile are in different rows of the other.
+    """
+    size = emitter.facts.simplified(new[axis])
+    behind = _count(emitter, new[axis + 1 :])
+    for other, length in enumerate(map(emitter.facts.simplified, old)):
+        if _count(emitter, old[other + 1 :]) == behind and _is_multiple(length, size):
+            return other
+    return None
+
+
+def _count(emitter: Emitter, shape: Sequence[Expr]) -> Expr:
+    """How many lanes a shape has."""
+    return reduce(lambda product, size: product * emitter.facts.simplified(size), shape, ONE)
+
+
+def _is_multiple(length: Expr, size: Expr) -> bool:
+    if length == size:
+        return True
+    whole, part = length.number, size.number
+    return whole is not None and part is not None and part > 0 and whole % part == 0
 
 
 def _hold_guarded(emitter: Emitter, operand: Any) -> None:
@@ -154,40 +187,37 @@ def _hold_guarded(emitter: Emitter, operand: Any) -> None:
         emitter.values[operand] = emitter.in_room(operand, tile)
 
 
-def _one_by_one(emitter: Emitter, tile: TileValue, axis: int | None) -> TileValue:
-    """A tile whose neighbours (along an axis, or any) are no neighbours where they come from."""
+def _one_by_one(emitter: Emitter, tile: TileValue, axes: Sequence[int]) -> TileValue:
+    """A tile whose neighbours along some axes are no neighbours where they come from."""
+    if not axes:
+        return tile
 
     def compute(coords: Coords) -> Value:
-        lanes = lanes_of(coords)
-        along = [place for place, coord in enumerate(coords) if coord.lanes]
-        if not lanes or (axis is not None and along != [axis]):
+        if not any(coords[axis].lanes for axis in axes):
             return tile.compute(coords)
-        parts = [tile.compute(_single(emitter, coords, step)) for step in range(lanes)]
-        return emitter.gathered(parts)
+        return by_lane(emitter, coords, tile.compute)
 
     return TileValue(tile.shape, tile.dtype, compute, tile.weight + 1, tile.reads)
 
 
-def _single(emitter: Emitter, coords: Coords, step: int) -> Coords:
-    return tuple(Coord(emitter.w.add(c.base, step)) if c.lanes else c for c in coords)
-
-
-def _ravelled(emitter: Emitter, coords: Coords, shape: Sequence[Index]) -> Coord:
-    """The place of a lane when all are in line."""
-    w, base, lanes = emitter.w, 0, lanes_of(coords)
-    place: Index = base
+def _ravel(emitter: Emitter, coords: Coords, shape: Sequence[Index]) -> Index:
+    """The place of the first lane when all are in line."""
+    w = emitter.w
+    place: Index = 0
     for coord, size in zip(coords, shape, strict=True):
         place = w.add(w.mul(place, size), coord.base)
-    return Coord(place, lanes)
+    return place
 
 
-def _unravelled(emitter: Emitter, place: Coord, shape: Sequence[Index]) -> Coords:
-    w, rest = emitter.w, place.base
+def _unravel(
+    emitter: Emitter, place: Index, shape: Sequence[Index], along: int | None, lanes: int
+) -> Coords:
+    """The coordinates of a place; its neighbours, if there are any, lie along one axis."""
+    w, rest = emitter.w, place
     coords: list[Coord] = []
     for axis in range(len(shape) - 1, -1, -1):
-        lanes = place.lanes if axis == len(shape) - 1 else 0
         own = w.mod(rest, shape[axis]) if axis else rest
-        coords.append(Coord(own, lanes))
+        coords.append(Coord(own, lanes if axis == along else 0))
         rest = w.floordiv(rest, shape[axis]) if axis else rest
     return tuple(reversed(coords))
 
