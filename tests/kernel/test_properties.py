@@ -196,7 +196,8 @@ def reduced(
     tkl.store(total, (i,), tkl.sum(tile, 1))
     tkl.store(most, (i,), tkl.max(tile, 1))
     tkl.store(place, (i,), tkl.argmin(tile, 1))
-    tkl.store(positive, (i,), tkl.sum(tkl.load(x, (i, 0), (BM, N), mask=tile > 0), 1))
+    positives = tkl.load(x, (i, 0), (BM, N), mask=tile > 0, other=0)
+    tkl.store(positive, (i,), tkl.sum(positives, 1))
 
 
 @few

@@ -44,13 +44,13 @@ class Valid:
         """The conditions that depend on these axes."""
         wanted = set(axes)
         bounds = tuple(b for b in self.bounds if b.axis in wanted)
-        return Valid(bounds, tuple(m for m in self.masks if wanted & _axes(m)))
+        return Valid(bounds, tuple(m for m in self.masks if wanted & axes_of(m)))
 
     def apart_from(self, axes: Iterable[int]) -> Valid:
         """The conditions that do not."""
         dropped = set(axes)
         bounds = tuple(b for b in self.bounds if b.axis not in dropped)
-        return Valid(bounds, tuple(m for m in self.masks if not dropped & _axes(m)))
+        return Valid(bounds, tuple(m for m in self.masks if not dropped & axes_of(m)))
 
     def moved(self, axis_of: Callable[[int], int]) -> tuple[Bound, ...]:
         """The bounds, for a tile whose axes have other places."""
@@ -70,5 +70,6 @@ def both(valids: Sequence[Valid]) -> Valid:
     return Valid(tuple(bounds), tuple(masks.values()))
 
 
-def _axes(mask: Any) -> set[int]:
+def axes_of(mask: Any) -> set[int]:
+    """The axes along which a mask makes a difference."""
     return {axis for axis, size in enumerate(mask.type.shape) if size.number != 1}

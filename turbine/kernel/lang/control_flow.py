@@ -26,7 +26,7 @@ from turbine.kernel.algebra import (
     smaller,
 )
 from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.lang.memory import as_offset
+from turbine.kernel.lang.memory import FARTHEST, computed_index, fill_missing
 from turbine.kernel.lang.shapes import broadcast_to, masked
 from turbine.kernel.op import as_tile, recorded
 from turbine.kernel.tracing import IndexExpr, Region, Tile, Trace, expr_of, user_line
@@ -71,7 +71,9 @@ def for_loop(
     """
     trace = tracing.current("tkl.for_loop")
     first, end = (0, start) if stop is None else (start, stop)
-    begin, limit = _limit(first), blocks(_limit(end))
+    # A loop whose limit is masked off has no turns.
+    ahead = isinstance(step, int) and step < 0
+    begin, limit = _limit(first, not ahead), blocks(_limit(end, ahead))
     if isinstance(step, int) and step:
         numbers = _Numbers(begin, limit, step)
     elif isinstance(step, IndexExpr) and _is_count(step.expr):
@@ -145,7 +147,7 @@ def _asking(condition: Callable[..., Any]) -> Callable[..., Any]:
 
     def asking(*carried: Any) -> Tile:
         check_takes(condition, carried, "the condition of tkl.while_loop")
-        tile = as_bool(condition(*carried), "while_loop")
+        tile = _holding(as_bool(condition(*carried), "while_loop"))
         if tile.type.rank:
             raise errors.KernelError(
                 f"the condition of tkl.while_loop gives {tile!r}",
@@ -162,7 +164,7 @@ def cond(
 ) -> Any:
     """What one of two functions gives, each called with the operands."""
     trace = tracing.current("tkl.cond")
-    asked = as_bool(condition, "cond")
+    asked = _holding(as_bool(condition, "cond"))
     if asked.type.rank:
         raise errors.KernelError(
             f"the condition of tkl.cond is {asked!r}",
@@ -178,6 +180,12 @@ def cond(
     pairs = zip(results[::2], results[1::2], strict=True)
     values = [Tile(value.node, value.type, Valid((), (mask,))) for value, mask in pairs]
     return values[0] if len(values) == 1 else Results(values)
+
+
+def _holding(condition: Tile) -> Tile:
+    """A condition that does not hold where it is masked off."""
+    held: Tile = fill_missing(condition, False) if condition.valid else condition
+    return held
 
 
 def _masking(
@@ -201,9 +209,16 @@ def _returned(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (tuple, list)) else [given]
 
 
-def _limit(value: Any) -> Expr:
+def _limit(value: Any, is_last: bool) -> Expr:
+    """A limit of a loop; where it is masked off, the last number of all, or the first."""
+    if isinstance(value, Tile) and value.type.rank:
+        raise errors.KernelError(
+            f"a limit of a loop is {value!r}",
+            where=user_line(),
+            hint="it is a single number: tkl.max(x) or the like",
+        )
     if isinstance(value, Tile):
-        return as_offset(value)
+        return computed_index(value, FARTHEST if is_last else -FARTHEST)
     if isinstance(value, (int, IndexExpr)) and not isinstance(value, bool):
         return expr_of(value)
     raise errors.KernelError(

@@ -18,7 +18,14 @@ from turbine.kernel import tracing
 from turbine.kernel.algebra import ONE, Expr, Symbol, symbol
 from turbine.kernel.lang.affine import Block, block_of, bounds_of
 from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.lang.shapes import broadcast_to, expand_dims, new_axes, squeeze, transpose
+from turbine.kernel.lang.shapes import (
+    aligned_to,
+    broadcast_to,
+    expand_dims,
+    new_axes,
+    squeeze,
+    transpose,
+)
 from turbine.kernel.op import Op, as_tile, broadcast_shapes, described, op, shape_of
 from turbine.kernel.tracing import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.types import BOOL, I64, TileType, axes_text
@@ -176,8 +183,7 @@ def in_bounds(buffer: Tensor, index: Sequence[Tensor]) -> Tensor:
 def restricted(tile: Tile, mask: Any, what: str) -> Tile:
     """The tile, whose lanes hold a value only where a mask holds too."""
     condition = as_bool(mask, what)
-    spread = broadcast_to(condition, list(tile.shape)) if condition.type.rank else condition
-    padded = new_axes(spread, tile.type.rank - spread.type.rank)
+    padded = aligned_to(condition, tile.type.shape)
     bounds = bounds_of(condition)
     if bounds is None:
         restricting = both([padded.valid, Valid((), (padded,))])
@@ -358,8 +364,17 @@ def as_offset(place: Index) -> Expr:
             hint="a block begins at a single number; leave the shape out to read the elements that "
             "a tile names",
         )
-    offset: IndexExpr = to_index(place)
-    return offset.expr
+    return computed_index(place, FARTHEST)
+
+
+# No buffer and no loop reaches this far.
+FARTHEST = 1 << 61
+
+
+def computed_index(value: Tile, otherwise: int) -> Expr:
+    """A computed integer as an offset or a limit; another number where it is masked off."""
+    index: IndexExpr = to_index(fill_missing(value, otherwise) if value.valid else value)
+    return index.expr
 
 
 def _to_index(made: Op, x: Tile) -> IndexExpr:

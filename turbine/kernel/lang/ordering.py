@@ -74,8 +74,7 @@ def _sorted(x: Any, axis: int, descending: bool, count: Any, what: str) -> tuple
             where=user_line(),
             hint="k is at most the size of the axis",
         )
-    taking = tile.valid.along([place])
-    given = {"bounds": taking.bounds, "masks": taking.masks}
+    given = {"bounds": tile.valid.bounds, "masks": tile.valid.along([place]).masks}
     node = sort_op.record(tile, place, bool(descending), wanted, **given)
     shape = (*tile.type.shape[:place], wanted, *tile.type.shape[place + 1 :])
     types = (TileType(shape, tile.dtype), TileType(shape, I64))
@@ -90,7 +89,8 @@ def _at_the_front(tile: Tile, axis: int, type: TileType) -> Valid:
     taking, staying = tile.valid.along([axis]), tile.valid.apart_from([axis])
     if not taking.masks and all(map(_begins_inside, taking.bounds)):
         return Valid((*staying.bounds, *taking.bounds), staying.masks)
-    counts = sum_of(mask_of(tile.type.shape, taking), axis, keepdims=True)
+    lanes_held = mask_of(tile.type.shape, Valid(tile.valid.bounds, taking.masks))
+    counts = sum_of(lanes_held, axis, keepdims=True)
     lanes = iota(list(map(IndexExpr, type.shape)), axis)
     return Valid(staying.bounds, (*staying.masks, less(lanes, counts)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +11,14 @@ from torch import Tensor
 from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import Expr
+from turbine.kernel.lang.arithmetic import greater
 from turbine.kernel.lang.creation import constant, sizes
+from turbine.kernel.lang.reductions import has_lane
+from turbine.kernel.lang.shapes import masked
 from turbine.kernel.op import Op, as_tile, common_dtype, op
 from turbine.kernel.tracing import OPERATORS, Tile, user_line
 from turbine.kernel.types import DTYPES, F32
-from turbine.kernel.validity import Valid, both
+from turbine.kernel.validity import ALWAYS, Valid, both
 
 
 def _dot(made: Op, a: Any, b: Any, acc: Any = None) -> Tile:
@@ -36,17 +40,34 @@ def _dot(made: Op, a: Any, b: Any, acc: Any = None) -> Tile:
             where=user_line(),
             hint="products of floats are added to floats, of integers to integers",
         )
-    left, right = _parted(tiles[0], -1), _parted(tiles[1], -2)
-    valid = both([left[1], right[1], start.valid])
+    left, right = tiles
+    rows, columns = [left.type.rank - 1], [right.type.rank - 2]
+    staying = [left.valid.apart_from(rows), right.valid.apart_from(columns), start.valid]
     return made.add(
-        tiles[0],
-        tiles[1],
+        left,
+        right,
         start,
         type=start.type,
-        valid=valid,
-        bounds=(left[0].bounds, right[0].bounds),
-        masks=(left[0].masks, right[0].masks),
+        valid=both([*staying, _valid_products(left, right)]),
+        bounds=(left.valid.bounds, right.valid.bounds),
+        masks=(left.valid.along(rows).masks, right.valid.along(columns).masks),
     )
+
+
+def _valid_products(left: Tile, right: Tile) -> Valid:
+    """The lanes of a product for which masks leave something to sum, as numpy.ma.dot has it."""
+    row, column = left.type.rank - 1, right.type.rank - 2
+    is_left, is_right = left.valid.along([row]).masks, right.valid.along([column]).masks
+    if not is_left and not is_right:
+        return ALWAYS
+    if is_left and is_right:
+        counts = dot(masked(left).to(F32), masked(right).to(F32))
+        return Valid((), (greater(counts, 0),))
+    tile, axis, other = (left, row, right) if is_left else (right, column, left)
+    across = column if is_left else row
+    ends = (replace(b, axis=axis) for b in other.valid.bounds if b.axis == across)
+    both_inside = Valid((*tile.valid.bounds, *ends), tile.valid.masks)
+    return Valid((), (has_lane(tile.type.shape, both_inside, [axis], keepdims=True),))
 
 
 @op(_dot)
@@ -104,18 +125,6 @@ def _transposed_hint(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> str:
     if a[-1] == b[-1]:
         return "transpose the second: tkl.dot(a, tkl.transpose(b, (1, 0)))"
     return "the last size of the first is the one before the last of the second"
-
-
-def _parted(tile: Tile, contracted: int) -> tuple[Valid, Valid]:
-    """The conditions on the axis that is summed, and those that stay with the result.
-
-    What stays has to hold for the result's axes: bounds of batches, of rows and of columns do.
-    Masks that do not depend on the axis that is summed are taken into the sum too.
-    """
-    axis = contracted % tile.type.rank
-    staying = tuple(b for b in tile.valid.bounds if b.axis != axis)
-    taking = tuple(b for b in tile.valid.bounds if b.axis == axis)
-    return Valid(taking, tile.valid.masks), Valid(staying)
 
 
 OPERATORS["dot"] = dot

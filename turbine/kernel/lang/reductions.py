@@ -1,6 +1,9 @@
 """Many elements to one: along an axis, along several, or all of them.
 
-Lanes without a value take no part; of no lanes at all the result is the neutral element.
+Note [Masks and reductions]
+Masked-off lanes take no part. The result is masked off where its row is: outside the buffer along
+an axis that is kept, or all of its lanes removed by masks, as in numpy.ma. A buffer's edge along
+the axis that is reduced is where the row ends; a row without elements gives the neutral element.
 """
 
 from __future__ import annotations
@@ -13,14 +16,14 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import Expr
+from turbine.kernel.algebra import ONE, Expr
 from turbine.kernel.lang import arithmetic
 from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.lang.shapes import axis_of, expand_dims, squeeze
+from turbine.kernel.lang.shapes import axis_of, expand_dims, mask_of, squeeze
 from turbine.kernel.op import Op, as_tile, op
 from turbine.kernel.tracing import Tile, user_line
 from turbine.kernel.types import BOOL, I64, TileType
-from turbine.kernel.validity import Valid
+from turbine.kernel.validity import Valid, axes_of
 
 
 def _axes(axis: Any, tile: Tile, what: str) -> tuple[int, ...]:
@@ -32,29 +35,40 @@ def _axes(axis: Any, tile: Tile, what: str) -> tuple[int, ...]:
 
 def _reduce(made: Op, tile: Tile, axes: tuple[int, ...], keepdims: bool, dtype: Dtype) -> Tile:
     """A node of a reduction; conditions that do not depend on its axes stay with the result."""
-    shape, taking, valid = without_axes(tile.type.shape, tile.valid, axes)
+    shape = tuple(size for axis, size in enumerate(tile.type.shape) if axis not in axes)
     result = made.add(
         tile,
         axes,
         type=TileType(shape, dtype),
-        valid=valid,
-        bounds=taking.bounds,
-        masks=taking.masks,
+        valid=valid_without(tile.type.shape, tile.valid, axes),
+        bounds=tile.valid.bounds,
+        masks=tile.valid.along(axes).masks,
     )
     for axis in axes if keepdims else ():
         result = expand_dims(result, axis)
     return result
 
 
-def without_axes(
-    shape: tuple[Expr, ...], valid: Valid, axes: Sequence[int]
-) -> tuple[tuple[Expr, ...], Valid, Valid]:
-    """The shape without axes, the lanes that take part along them, and those that stay."""
-    left = tuple(size for axis, size in enumerate(shape) if axis not in axes)
+def valid_without(shape: Sequence[Expr], valid: Valid, axes: Sequence[int]) -> Valid:
+    """The lanes of a reduction's result that hold a value: see Note [Masks and reductions]."""
     staying = valid.apart_from(axes)
-    masks = tuple(_squeezed(mask, axes) for mask in staying.masks)
+    masks = [_squeezed(mask, axes) for mask in staying.masks]
+    if valid.along(axes).masks:
+        masks.append(has_lane(shape, valid, axes))
     moved = staying.moved(lambda a: a - len([one for one in axes if one < a]))
-    return left, valid.along(axes), Valid(moved, masks)
+    return Valid(moved, tuple(masks))
+
+
+def has_lane(
+    shape: Sequence[Expr], valid: Valid, axes: Sequence[int], *, keepdims: bool = False
+) -> Tile:
+    """Whether masks leave a lane along axes; of size 1 along others that make no difference."""
+    masks = valid.along(axes).masks
+    wide = {axis for mask in masks for axis in axes_of(mask)}
+    sizes = tuple(size if axis in wide else ONE for axis, size in enumerate(shape))
+    bounds = tuple(b for b in valid.bounds if b.axis is None or b.axis in wide)
+    found: Tile = any(mask_of(sizes, Valid(bounds, masks)), tuple(axes), keepdims=keepdims)
+    return found
 
 
 def _squeezed(tile: Tile, axes: Sequence[int]) -> Tile:

@@ -15,7 +15,7 @@ from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel import tracing
 from turbine.kernel.lang.control_flow import Body, Results, check_takes, result
-from turbine.kernel.lang.reductions import neutral, without_axes
+from turbine.kernel.lang.reductions import neutral, valid_without
 from turbine.kernel.lang.shapes import axis_of, broadcast_to
 from turbine.kernel.op import Op, as_tile, broadcast_shapes, op, recorded
 from turbine.kernel.tracing import IndexExpr, Tile, user_line
@@ -36,15 +36,14 @@ def _compared(made: Op, x: Any, axis: int, reverse: bool = False) -> Tile:
 def _running(made: Op, tile: Tile, dtype: Dtype, axis: int, reverse: bool) -> Tile:
     """A node of a scan; what does not depend on its axis concerns the result alone."""
     place = axis_of(axis, tile.type.rank, f"tkl.{made.name}")
-    taking = tile.valid.along([place])
     return made.add(
         as_tile(tile, dtype, made.name),
         place,
         bool(reverse),
         type=tile.type.of(dtype),
         valid=tile.valid,
-        bounds=taking.bounds,
-        masks=taking.masks,
+        bounds=tile.valid.bounds,
+        masks=tile.valid.along([place]).masks,
     )
 
 
@@ -111,9 +110,8 @@ def associative_scan(
     place = axis_of(axis, tiles[0].type.rank, "tkl.associative_scan")
     body, captured = _combining(trace, function, tiles, isinstance(x, (tuple, list)))
     valid = both([tile.valid for tile in tiles])
-    taking = valid.along([place])
     types = [tile.type for tile in tiles]
-    given = {"bounds": taking.bounds, "masks": taking.masks}
+    given = {"bounds": valid.bounds, "masks": valid.along([place]).masks}
     node = scan_op.record(tiles, place, bool(reverse), body, captured, **given)
     return _given(node, types, valid, x)
 
@@ -132,13 +130,12 @@ def reduce(function: Callable[[Any, Any], Any], x: Any, axis: int, init: Any) ->
     place = axis_of(axis, tiles[0].type.rank, "tkl.reduce")
     starts = _starts(init, tiles)
     body, captured = _combining(trace, function, tiles, isinstance(x, (tuple, list)))
-    shape, taking, staying = without_axes(
-        tiles[0].type.shape, both([tile.valid for tile in tiles]), (place,)
-    )
+    whole, valid = tiles[0].type.shape, both([tile.valid for tile in tiles])
+    shape = whole[:place] + whole[place + 1 :]
     types = [TileType(shape, tile.dtype) for tile in tiles]
-    given = {"bounds": taking.bounds, "masks": taking.masks}
+    given = {"bounds": valid.bounds, "masks": valid.along([place]).masks}
     node = reduce_op.record(tiles, place, starts, body, captured, **given)
-    return _given(node, types, staying, x)
+    return _given(node, types, valid_without(whole, valid, [place]), x)
 
 
 def _together(x: Any, what: str) -> list[Tile]:

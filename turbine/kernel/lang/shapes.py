@@ -131,6 +131,12 @@ def _broadcast_to(made: Op, x: Any, shape: Any) -> Tile:
     tile = as_tile(x, None, "broadcast_to")
     if tile.type.shape == sizes:
         return tile
+    padded = aligned_to(tile, sizes)
+    return made.add(padded, sizes, type=TileType(sizes, tile.dtype), valid=padded.valid)
+
+
+def aligned_to(tile: Tile, sizes: Sequence[Expr]) -> Tile:
+    """The tile with as many axes as a shape that it can be broadcast to."""
     missing = len(sizes) - tile.type.rank
     fits = missing >= 0 and all(
         old in (ONE, new) for old, new in zip(tile.type.shape, sizes[missing:], strict=True)
@@ -142,9 +148,7 @@ def _broadcast_to(made: Op, x: Any, shape: Any) -> Tile:
             where=user_line(),
             hint="axes are aligned at the last; only those of size 1 become larger",
         )
-    padded = new_axes(tile, missing)
-    valid = padded.valid
-    return made.add(padded, sizes, type=TileType(sizes, tile.dtype), valid=valid)
+    return new_axes(tile, missing)
 
 
 @op(_broadcast_to)

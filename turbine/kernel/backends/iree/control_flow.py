@@ -8,7 +8,7 @@ from typing import Any
 from torch import fx
 
 from turbine.kernel.algebra import Expr
-from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
+from turbine.kernel.backends.iree.emitter import RULES, Emitter
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.tiles import Coords, Room, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value
@@ -160,7 +160,6 @@ def _put(emitter: Emitter, node: fx.Node, tile: TileValue, room: Room, valid: Va
     """Write the lanes that hold a value."""
     type = node.meta["type"]
     masks = [emitter.tile(mask) for mask in valid.masks]
-    extents = emitter.extents(type.shape, valid.bounds)
 
     def body(coords: Coords) -> None:
         taking = mask_at(emitter, masks, coords)
@@ -170,12 +169,7 @@ def _put(emitter: Emitter, node: fx.Node, tile: TileValue, room: Room, valid: Va
             new = emitter.w.select(taking, new, old)
         emitter.put(room, coords, new)
 
-    condition = emitter.condition(valid.bounds) if not extents else None
-    if condition is None:
-        emitter.sweep(extents, lanes_for(tile.dtype, extents), body)
-        return
-    with emitter.w.branch(condition), emitter.scope():
-        emitter.sweep(extents, lanes_for(tile.dtype, extents), body)
+    emitter.sweep_inside(type.shape, valid.bounds, body, tile.dtype)
 
 
 def _cond(emitter: Emitter, node: fx.Node) -> list[TileValue]:

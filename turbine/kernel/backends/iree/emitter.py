@@ -253,6 +253,23 @@ class Emitter:
         """Write loops over lanes, the last axis that has several by vectors."""
         self._sweep(extents, (), vector_axis(extents), lanes, body)
 
+    def sweep_inside(
+        self,
+        shape: Sequence[Expr],
+        bounds: Sequence[Bound],
+        body: Callable[[Coords], None],
+        by_vectors_of: Dtype | None,
+    ) -> None:
+        """Write loops over the lanes of a tile that fulfil bounds, or check a single one."""
+        extents = self.extents(shape, bounds)
+        condition = self.condition(bounds) if not extents else None
+        lanes = 0 if by_vectors_of is None else lanes_for(by_vectors_of, extents)
+        if condition is None:
+            self.sweep(extents, lanes, body)
+            return
+        with self.w.branch(condition), self.scope():
+            body(())
+
     def _sweep(
         self,
         extents: Sequence[Extent],

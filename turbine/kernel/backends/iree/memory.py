@@ -10,7 +10,7 @@ from torch import fx
 
 from turbine.kernel.algebra import ONE
 from turbine.kernel.backends.iree import elements
-from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source, lanes_for
+from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value
@@ -258,14 +258,7 @@ def over_lanes(
             with emitter.w.branch(taking), emitter.scope():
                 body(coords)
 
-    extents = emitter.extents(type.shape, bounds)
-    condition = emitter.condition(bounds) if not extents else None
-    lanes = lanes_for(type.dtype, extents) if by_vectors else 0
-    if condition is None:
-        emitter.sweep(extents, lanes, masked)
-        return
-    with emitter.w.branch(condition), emitter.scope():
-        emitter.sweep(extents, lanes, masked)
+    emitter.sweep_inside(type.shape, bounds, masked, type.dtype if by_vectors else None)
 
 
 def _all_or_some(

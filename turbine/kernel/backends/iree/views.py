@@ -14,7 +14,7 @@ from turbine.kernel.algebra import ONE, Expr
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.casting import converted
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
-from turbine.kernel.backends.iree.memory import by_lane
+from turbine.kernel.backends.iree.memory import by_lane, mask_at
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value
@@ -253,26 +253,39 @@ def _mask_of(emitter: Emitter, node: fx.Node) -> TileValue:
     shape: Sequence[Expr] = arguments(node)[0]
     bounds: Any = options(node)["bounds"]
     masks = [emitter.tile(mask) for mask in options(node)["masks"]]
-    extents = emitter.extents(shape, bounds)
-    sizes = emitter.sizes(shape)
+    if masks and emitter.is_guarded(shape, bounds):
+        return _masks_inside(emitter, shape, bounds, masks)
+    extents, sizes = emitter.extents(shape, bounds), emitter.sizes(shape)
+    condition = emitter.condition(bounds) if not shape else None
 
     def compute(coords: Coords) -> Value:
         w = emitter.w
-        holds = w.constant(True, "i1")
         rows = zip(coords, extents, sizes, strict=True)
-        checks = [_inside(emitter, coord, extent, size) for coord, extent, size in rows]
-        checks += [emitter.at(mask, broadcast_coords(mask, coords)) for mask in masks]
-        lanes = lanes_of(coords)
-        for check in checks:
-            if check is not None:
-                holds = w.binary(
-                    "arith.andi",
-                    w.splat(holds, lanes) if lanes else holds,
-                    emitter.spread(check, coords),
-                )
-        return holds
+        inside = [_inside(emitter, coord, extent, size) for coord, extent, size in rows]
+        checks = [condition, *inside, mask_at(emitter, masks, coords)]
+        found = [emitter.spread(check, coords) for check in checks if check is not None]
+        if not found:
+            return emitter.spread(w.constant(True, "i1"), coords)
+        return reduce(lambda one, other: w.binary("arith.andi", one, other), found)
 
     return TileValue(sizes, BOOL, compute, 2)
+
+
+def _masks_inside(
+    emitter: Emitter, shape: Sequence[Expr], bounds: Any, masks: Sequence[TileValue]
+) -> TileValue:
+    """Masks in memory: what they are computed from may not be read outside of bounds."""
+    room = emitter.room(shape, BOOL)
+    nowhere = TileValue((), BOOL, lambda coords: emitter.w.constant(False, "i1"))
+    emitter.fill(room, nowhere, emitter.extents(shape, ()))
+
+    def body(coords: Coords) -> None:
+        taking = mask_at(emitter, masks, coords)
+        assert taking is not None
+        emitter.put(room, coords, taking)
+
+    emitter.sweep_inside(shape, bounds, body, BOOL)
+    return emitter.held(room, emitter.sizes(shape))
 
 
 def _inside(emitter: Emitter, coord: Coord, extent: Any, size: Index) -> Value | None:
