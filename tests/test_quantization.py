@@ -14,9 +14,10 @@ from torch.nn import functional
 
 import turbine
 from tests.models import Fn, assert_alike, relative_error
-from turbine import aot, errors
+from turbine import aot, errors, target
 from turbine.aot import ExportOutput
 from turbine.capture import grouped_product
+from turbine.lower.emission import TargetQuery
 from turbine.passes import RenameParameters
 from turbine.zoo import decoder
 
@@ -374,11 +375,14 @@ def test_a_row_with_inf_is_nan_and_the_others_are_right() -> None:
         torch.testing.assert_close(found[::2], expected[::2])
 
 
+CUDA = TargetQuery(lambda: target.parse("cuda"))
+
+
 def test_transforms_last_when_the_target_changes() -> None:
     layer = nn.Linear(64, 6, bias=False)
     small = turbine.aot.quantize(layer, args=(torch.ones(1, 64),), bits=8)
     renamed = small.transform(RenameParameters({"weight.packed": "packed"}))
-    assert '"packed"' in renamed._lowered_for("cuda").text()
+    assert '"packed"' in renamed._lowered_for(CUDA).text()
 
 
 # Compiled modules.
@@ -466,6 +470,6 @@ def test_an_export_of_a_compiled_module_is_quantized_by_patterns() -> None:
 
 def test_a_quantized_compiled_module_gets_code_for_other_targets(several: ExportOutput) -> None:
     assert "stream.executable" in several.text()
-    other = several._lowered_for("cuda")
+    other = several._lowered_for(CUDA)
     assert "stream.executable" not in other.text()
     assert [w.name for w in other.lowered.external] == [w.name for w in several.lowered.external]

@@ -88,9 +88,15 @@ class Target:
 
     @property
     def vector_bytes(self) -> int:
-        """How much a vector register of a CPU holds, as far as its features are known."""
+        """The width of a vector register; a CPU has to be resolved, `compiler.host.resolve`."""
+        assert self.kind != "cpu" or self.architecture, f"{self.text} is not resolved"
         features = self.features.split(",")
         return 64 if "+avx512f" in features else 32 if "+avx2" in features else 16
+
+    @property
+    def code_facts(self) -> tuple[str, int]:
+        """What IR that was emitted for this target depends on."""
+        return self.kind, self.vector_bytes
 
     @property
     def flags(self) -> tuple[str, ...]:

@@ -22,7 +22,9 @@ from turbine.aot.procedures import Procedure, ProgramMember
 from turbine.aot.tracing import Trace
 from turbine.capture.program import Devices, Weight
 from turbine.capture.quantization import Quantizer
+from turbine.compiler import host
 from turbine.lower import importer
+from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import Lowered
 from turbine.lower.weights import Number, WeightBuilder, check_place
 from turbine.mlir import context as mlir_context
@@ -124,7 +126,7 @@ class CompiledModule:
         import_to: ImportPhase | str | None = ImportPhase.IMPORT,
         weights: str = "external",
     ) -> None:
-        built = build(self, check_place(weights), context=context)
+        built = build(self, check_place(weights), TargetQuery(host.configured), context=context)
         importing.import_to(built.lowered.module, import_to)
         object.__setattr__(self, "_instance_info", built)
 
@@ -232,8 +234,8 @@ def _snake(name: str) -> str:
 def build(
     instance: CompiledModule,
     place: str,
+    target: TargetQuery,
     quantizer: Quantizer | None = None,
-    target_kind: str = "cpu",
     context: Context | None = None,
 ) -> InstanceInfo:
     """Trace every procedure of an instance into a new module; a quantizer packs its weights."""
@@ -241,14 +243,14 @@ def build(
     module = Module.create(Location.unknown(context or mlir_context.new_context()))
     with module.context, Location.unknown():
         mlir_function.set_module_name(module, info.export_name)
-        trace = Trace(WeightBuilder(module, place), quantizer, target_kind)
+        trace = Trace(WeightBuilder(module, place), target, quantizer)
         with tracing.tracing(trace):
             _declare(trace, info)
             functions = [program.define(trace) for program in info.programs.values()]
             functions = [function for function in functions if not function.name.startswith("_")]
             functions += [p.define(trace, instance) for p in info.procedures.values()]
             _declare_fixed(trace, info)
-        lowered = importer.finish(trace.weights)
+        lowered = importer.finish(trace.weights, trace.target)
     mlir_context.verify(module)
     signatures = {function.name: function.signature for function in functions}
     return InstanceInfo(info, lowered, signatures, trace.mflop, place)

@@ -14,6 +14,8 @@ from turbine.aot.compiled_module import CompiledModule
 from turbine.aot.fx_programs import FxPrograms, FxProgramsBuilder
 from turbine.aot.output import Exported, ExportOutput
 from turbine.capture.program import Devices, Program, capture, share_weights
+from turbine.compiler import host
+from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import DEFAULT_NAME, lower_all
 
 
@@ -82,7 +84,7 @@ def _export_several(model: FxPrograms, name: str, weights: str) -> ExportOutput:
 def _output(
     programs: Mapping[str, Program], name: str, source: object, weights: str
 ) -> ExportOutput:
-    lowered = lower_all(programs, module_name=name, weights=weights)
+    lowered = lower_all(programs, TargetQuery(host.configured), module_name=name, weights=weights)
     entry_points = {entry: Exported.of(program) for entry, program in programs.items()}
     return ExportOutput(entry_points, lowered, name, provenance.of(source), weights)
 

@@ -130,7 +130,7 @@ class Jittable:
             trace.weights,
             name,
             trace.adopt(program, name),
-            target_kind=trace.target_kind,
+            trace.target,
             visibility="private",
             callable_inside=True,
         )

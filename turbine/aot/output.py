@@ -19,9 +19,10 @@ from turbine.aot.compiled_module import CompiledModule, build
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
 from turbine.capture.quantization import Quantizer, Report
-from turbine.compiler import pipeline
+from turbine.compiler import host, pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.dumping import dump
+from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import Lowered, lower_all
 from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
@@ -68,7 +69,6 @@ class ExportOutput:
     module: CompiledModule | None = None  # whose procedures were traced, if it is one
     quantizer: Quantizer | None = None  # what packed the weights, if `quantize` was asked to
     quantization: Report | None = None  # what it did
-    target_kind: str = "cpu"  # the kind of target whose own code the IR may hold
     passes: tuple[Pass, ...] = ()  # what `transform` ran
 
     @property
@@ -179,7 +179,8 @@ class ExportOutput:
             if not _is_written(archive):
                 open_archive(Path(archive)).check(declared)
         chosen = targets.parse(config.current().target if target is None else target)
-        ready = self._lowered_for(chosen.kind)
+        resolved = partial(host.resolve, chosen, in_process=in_process)
+        ready = self._lowered_for(TargetQuery(resolved))
         chosen = replace(chosen, devices=devices.count(ready.mlir_module))
         ready.verify()
         module = devices.with_known_devices(ready.mlir_module, chosen.devices)
@@ -202,22 +203,20 @@ class ExportOutput:
         )
         return ready._deliver(compiled, save_to, archive)
 
-    def _lowered_for(self, target_kind: str) -> ExportOutput:
-        """Products of quantized weights have code of their own for CPUs."""
-        if self.quantization is None or self.target_kind == target_kind:
+    def _lowered_for(self, target: TargetQuery) -> ExportOutput:
+        """The export with kernels and products of quantized weights emitted for a target."""
+        emitted = self.lowered.target
+        if emitted is None or emitted.code_facts == target.target.code_facts:
             return self
-        return replace(self, lowered=self.lowered_anew(target_kind), target_kind=target_kind)
+        return replace(self, lowered=self.lowered_anew(target))
 
-    def lowered_anew(self, target_kind: str) -> Lowered:
+    def lowered_anew(self, target: TargetQuery) -> Lowered:
         """The programs or procedures lowered again, with the quantizer and the passes there are."""
         if self.module is not None:
-            lowered = build(self.module, self.weights, self.quantizer, target_kind).lowered
+            lowered = build(self.module, self.weights, target, self.quantizer).lowered
         else:
             lowered = lower_all(
-                self.programs,
-                module_name=self.module_name,
-                weights=self.weights,
-                target_kind=target_kind,
+                self.programs, target, module_name=self.module_name, weights=self.weights
             )
         return transforming.transform(lowered, self.passes) if self.passes else lowered
 

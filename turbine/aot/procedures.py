@@ -291,7 +291,7 @@ class ProgramMember:
                 trace.weights,
                 self.name,
                 program,
-                target_kind=trace.target_kind,
+                trace.target,
                 visibility=PUBLIC if self.is_public else PRIVATE,
                 callable_inside=True,
             )

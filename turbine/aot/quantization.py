@@ -15,6 +15,8 @@ from turbine.aot.exporting import export
 from turbine.aot.fx_programs import FxPrograms
 from turbine.aot.output import Exported, ExportOutput
 from turbine.capture.quantization import Quantizer
+from turbine.compiler import host
+from turbine.lower.emission import TargetQuery
 
 # What can be quantized: anything that can be exported, or an export.
 Source = (
@@ -59,7 +61,7 @@ def quantize(
         packed = {name: quantizer(program) for name, program in output.programs.items()}
         entry_points = {name: Exported.of(program) for name, program in packed.items()}
         output = replace(output, entry_points=entry_points)
-    lowered = output.lowered_anew(output.target_kind)
+    lowered = output.lowered_anew(TargetQuery(host.configured))
     return replace(output, lowered=lowered, quantization=quantizer.report())
 
 

@@ -17,6 +17,7 @@ from turbine.capture import work
 from turbine.capture.program import Program, Weight, identity
 from turbine.capture.quantization import Quantizer
 from turbine.capture.traits import DeviceTensorTrait
+from turbine.lower.emission import TargetQuery
 from turbine.lower.weights import WeightBuilder
 from turbine.mlir.ir import Location, Type
 from turbine.signature import Range, Signature
@@ -37,8 +38,8 @@ class Trace:
     """A module under construction."""
 
     weights: WeightBuilder
+    target: TargetQuery
     quantizer: Quantizer | None = None  # packs the weights of what is captured
-    target_kind: str = "cpu"
     functions: dict[Any, Function] = field(default_factory=dict)  # by what they were made from
     in_progress: list[Any] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # symbol -> what has it

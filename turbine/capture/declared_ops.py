@@ -1,4 +1,4 @@
-"""Ops declared outside PyTorch, by what stands for each in compiled code: three tables."""
+"""Ops declared outside PyTorch, by what stands for each in compiled code: tables."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ EMITTED: dict[str, Callable[..., Any]] = {}
 
 # Of these, the ones whose IR is known not to change an operand, as `tensor.insert_slice` may.
 KEEP_OPERANDS: set[str] = set()
+# How many operations a call of an op is about, by its arguments; of others, one for each result.
+OPERATIONS: dict[str, Callable[..., float]] = {}
 # Ops that show something in Python when they run.
 SPEAKING: set[str] = set()
 # What an op that only exported programs keep is in code that is compiled to run at once.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.declared_ops import OPERATIONS
 from turbine.capture.grouped_product import GROUPED_PRODUCT
 from turbine.capture.sizes import count, hint
 
@@ -27,12 +28,20 @@ def megabytes(nodes: Iterable[fx.Node]) -> float:
     return sum(count(tensor) * tensor.element_size() for tensor in tensors) / 1e6
 
 
-def _flop(node: fx.Node) -> int:
+def _flop(node: fx.Node) -> float:
+    declared = OPERATIONS.get(_name(node))
+    if declared is not None:
+        args: Any = fx.map_arg(node.args, lambda one: one.meta["val"])
+        return declared(*args, **fx.map_arg(node.kwargs, lambda one: one.meta["val"]))
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return 0
     inner = _INNER.get(node.target)
     return count(value) * (2 * inner(node) if inner is not None else 1)
+
+
+def _name(node: fx.Node) -> str:
+    return node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
 
 
 def _operand(node: fx.Node, index: int) -> torch.Tensor:

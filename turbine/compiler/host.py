@@ -40,6 +40,11 @@ def resolve(wanted: Target, *, in_process: bool | None = None) -> Target:
     return found
 
 
+def configured() -> Target:
+    """The target that code is compiled for where a caller does not name one."""
+    return resolve(target.parse(config.current().target))
+
+
 def _probe(wanted: Target, in_process: bool | None) -> str:
     """The target description the compiler writes for a trivial program; remembered on disk."""
     caching = config.current().cache

@@ -11,8 +11,9 @@ from torch import fx
 
 from turbine import config, errors
 from turbine.capture.program import Region
-from turbine.compiler import diagnostics, invoke, session, strategies
+from turbine.compiler import diagnostics, host, invoke, session, strategies
 from turbine.compiler.invoke import Job
+from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import lower
 from turbine.mlir import context as mlir_context
 
@@ -27,7 +28,7 @@ def refused_alone(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
         jobs: dict[fx.Node, Job] = {}
         for node in nodes:
             try:
-                module = lower(_alone(node)).module
+                module = lower(_alone(node), TargetQuery(host.configured)).module
                 mlir_context.verify(module)
             except (errors.UnsupportedOp, errors.CompileError) as error:
                 reasons[node] = error.fact

@@ -22,11 +22,12 @@ from turbine.capture.flat_call import flattened
 from turbine.capture.partition import Part, is_compute
 from turbine.capture.program import Region
 from turbine.capture.sizes import hint
-from turbine.compiler import pipeline
+from turbine.compiler import host, pipeline
 from turbine.compiler.pipeline import Compiled, Pending
 from turbine.dumping import dump
 from turbine.dynamo import remembering
 from turbine.dynamo.counting import add
+from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import DEFAULT_NAME, lower
 from turbine.mlir import context as mlir_context
 from turbine.progress import progress
@@ -100,7 +101,8 @@ class PartModule(torch.nn.Module):
         (output,) = (node for node in graph.graph.nodes if node.op == "output")
         region = Region(graph, placeholders, tuple(output.args[0]))
         try:
-            module = lower(region, locate=_location).module
+            target = TargetQuery(partial(host.resolve, self._target))
+            module = lower(region, target, locate=_location).module
             mlir_context.verify(module)
         except (errors.UnsupportedOp, errors.CompileError, errors.CustomOpError) as error:
             return error

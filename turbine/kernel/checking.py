@@ -22,10 +22,9 @@ from turbine.kernel import tracing
 from turbine.kernel.algebra import ONE, Expr, Symbol, as_expr, greatest, least
 from turbine.kernel.backends import interpret
 from turbine.kernel.backends.interpret import Memory
-from turbine.kernel.backends.iree import module
 from turbine.kernel.kernel import Kernel
 from turbine.kernel.lang.memory import store
-from turbine.kernel.launching import Key, compiled, facts_of, passed_values
+from turbine.kernel.launching import Key, compiled, facts_of, passed_values, write_main
 from turbine.kernel.op import MAKE
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Parameter
@@ -177,7 +176,7 @@ def largest(tensor: Tensor) -> float:
 def _run_compiled(
     program: Program, sizes: Mapping[Symbol, int], key: Key, named: Mapping[str, Any]
 ) -> dict[str, Tensor]:
-    code = module.write(program, facts_of(program, sizes, dict(key.static)), "main", public=True)
+    code = write_main(program, facts_of(program, sizes, dict(key.static)))
     call = compiled(program, code, 0.0)
     results = call(passed_values(program, named))
     names = [p.name for p in (*program.of_usage("output"), *program.of_usage("inout"))]

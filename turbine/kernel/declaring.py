@@ -18,13 +18,20 @@ import torch
 from torch import Tensor
 
 from turbine import errors
-from turbine.capture.declared_ops import SPEAKING
+from turbine.capture.declared_ops import OPERATIONS, SPEAKING
+from turbine.capture.sizes import hint
 from turbine.dtypes import SCALARS, Dtype
 from turbine.kernel import signature as signatures
 from turbine.kernel import symbolic_sizes
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.backends.iree import module
-from turbine.kernel.launching import check_grid, facts_of, number_tensor, scalar_dtype
+from turbine.kernel.launching import (
+    check_grid,
+    facts_of,
+    number_tensor,
+    operations_of,
+    scalar_dtype,
+)
 from turbine.kernel.program import Program
 from turbine.kernel.proving import Facts
 from turbine.kernel.signature import Parameter, Signature
@@ -53,6 +60,7 @@ def declare(kernel: Kernel) -> DeclaredOp:
     op = custom_op(schema_text(kernel.signature, name))(rules.shapes)
     op.register_emission(rules.emit, keeps_operands=not rules.written)
     op.register_eager(rules.run)
+    OPERATIONS[op.core.schema.qualified] = rules.operations
     op.core.register_autograd(rules.backward, setup_context=rules.setup_context)
     return op
 
@@ -141,12 +149,17 @@ class _Rules:
             outputs.append(torch.empty(shape, dtype=type.dtype.torch, device=device))
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
+    def operations(self, *args: Any) -> float:
+        """About how many operations a call on tensors without data is."""
+        program, sizes = self._bound(args)
+        return operations_of(program, {symbol: hint(size) for symbol, size in sizes.items()})
+
     def emit(self, builder: Builder, *args: Any) -> list[Value | None]:
         """The kernel as a function of the module, and a call of it."""
         program, sizes = self._bound(builder.examples)
         facts = _facts(program, sizes)
         function = f"{self.name}_{_digest(program, facts)}"
-        code = module.write(program, facts, function)
+        code = module.write(program, facts, function, builder.target)
         if program.is_printing:
             name = self.kernel.__name__
             warnings.warn(f"kernel {name} prints, and exported programs do not", stacklevel=2)

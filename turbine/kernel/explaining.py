@@ -11,12 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from turbine import config
-from turbine import target as targets
-from turbine.compiler import pipeline
+from turbine.compiler import host, pipeline
 from turbine.kernel import printing, roofline
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.kernel import Kernel
-from turbine.kernel.printing import Seen
+from turbine.kernel.program import Program
+from turbine.kernel.proving import Facts
 from turbine.kernel.roofline import Peaks, Work
 from turbine.kernel.types import BufferType, DtypeSymbol
 from turbine.tables import bytes_text, table
@@ -67,14 +67,13 @@ def explain(kernel: Kernel, *args: Any) -> Report:
         seconds = roofline.seconds_of(lambda: kernel(*own))
     shown = printing.seen(kernel, args)
     typed = printing.typed_text(shown)
-    code = printing.code_of(shown)
-    target = targets.parse(config.current().target)
-    compiled = pipeline.compile_ir(code.text.encode(), target)
+    code, facts = printing.code_of(shown)
+    compiled = pipeline.compile_ir(code.text.encode(), host.configured())
     return Report(
         typed,
         tuple(count.evaluate(sizes) for count in program.grid),
         {str(s): (value, _source(kernel, s)) for s, value in sizes.items()},
-        tuple(_recompiles(kernel, shown)),
+        tuple(_recompiles(kernel, program, facts)),
         compiled.seconds,
         code.stack_bytes,
         sum(scratch.bytes.evaluate(sizes) for scratch in code.scratch),
@@ -96,9 +95,8 @@ def _source(kernel: Kernel, symbol: Symbol) -> str:
     return "chosen"
 
 
-def _recompiles(kernel: Kernel, shown: Seen) -> Iterator[str]:
+def _recompiles(kernel: Kernel, program: Program, facts: Facts) -> Iterator[str]:
     """What a call may change that needs other code."""
-    facts, program = printing.used_facts(shown), shown.program
     yield from (f"{s} % {facts.divisors[s]} != 0" for s in sorted(facts.used, key=str))
     own = kernel.own_sizes(program)
     yield from sorted(f"another {symbol}" for symbol in facts.known if symbol not in own)

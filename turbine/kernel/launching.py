@@ -12,8 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from turbine import config, dtypes, errors
-from turbine import target as targets
+from turbine import dtypes, errors
 from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
 from turbine.dumping import dump
@@ -123,10 +122,10 @@ class Launcher:
     def _made(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
         reason = self._reason(key, sizes)
         facts = facts_of(program, sizes, dict(key.static))
-        code = written(program, facts, _ENTRY, public=True)
+        code = write_main(program, facts)
         dump(program.name, {"kernel.mlir": lambda: code.text})
         divisors = {s: facts.divisors[s] for s in facts.used}
-        call = compiled(program, code, _work(program, sizes))
+        call = compiled(program, code, operations_of(program, sizes) / 1e6)
         variant = Variant(program, divisors, call, code.report)
         self.reasons.append(reason)
         self.variants.setdefault(key, []).append(variant)
@@ -201,15 +200,15 @@ def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> list[int]:
     return counts
 
 
-def written(program: Program, facts: Facts, name: str, *, public: bool) -> Code:
-    """The kernel as a module, for the CPU that is compiled for."""
-    target = host.resolve(targets.parse(config.current().target))
-    return module.write(program, facts, name, public=public, vector_bytes=target.vector_bytes)
+def write_main(program: Program, facts: Facts) -> Code:
+    """The kernel as a module of its own, for the configured target: what calls, text and
+    reports show and run."""
+    return module.write(program, facts, _ENTRY, host.configured(), public=True)
 
 
 def compiled(program: Program, code: Code, mflop: float) -> TensorCall:
     """The function of a module, ready to be called on tensors."""
-    target = targets.parse(config.current().target)
+    target = host.configured()
     made = pipeline.compile_ir(code.text.encode(), target)
     tracing.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
     driver = device.driver_for(target, mflop)
@@ -253,11 +252,11 @@ def passed_values(program: Program, args: Mapping[str, Any]) -> list[Tensor]:
     return [_passed(p, args[p.name]) for p in program.parameters if p.is_passed]
 
 
-def _work(program: Program, sizes: Mapping[Symbol, int]) -> float:
-    """About how many million operations a call is."""
+def operations_of(program: Program, sizes: Mapping[Symbol, int]) -> float:
+    """About how many operations a call is."""
     elements = 0.0
     for parameter in program.parameters:
         if isinstance(parameter.type, BufferType) and parameter.type.usage != "temporary":
             elements += prod(size.evaluate(sizes) for size in parameter.type.shape)
     nodes: int = sum(node.op == "call_function" for node in program.graph.nodes)
-    return elements * nodes / 1e6
+    return elements * nodes

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import fx
 
-from turbine import config, errors
-from turbine import target as targets
-from turbine.compiler import pipeline
+from turbine import errors
+from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
 from turbine.kernel import program as programs
 from turbine.kernel.algebra import ONE, Expr
-from turbine.kernel.backends.iree import module
+from turbine.kernel.backends.iree.module import Code
 from turbine.kernel.lang.control_flow import Body, cond_op, for_op, output_of, result, while_op
-from turbine.kernel.launching import facts_of
+from turbine.kernel.launching import facts_of, write_main
 from turbine.kernel.op import Op
 from turbine.kernel.program import Program
 from turbine.kernel.proving import Facts
@@ -269,29 +268,23 @@ def written(value: Any, names: dict[fx.Node, str] | None = None) -> str:
 # Code
 
 
-def code_of(shown: Seen) -> module.Code:
-    """What is compiled."""
-    return module.write(shown.program, replace(shown.facts, used=set()), "main", public=True)
-
-
-def used_facts(shown: Seen) -> Facts:
-    """What is known of sizes, and which of it the code needs to be right."""
+def code_of(shown: Seen) -> tuple[Code, Facts]:
+    """What is compiled; and what is known of sizes, with which of it the code needs."""
     facts = replace(shown.facts, used=set())
-    module.write(shown.program, facts, "main", public=True)
-    return facts
+    return write_main(shown.program, facts), facts
 
 
 def mlir_text(shown: Seen) -> str:
     """The module that is compiled."""
-    return code_of(shown).text
+    return code_of(shown)[0].text
 
 
 def assembly_text(shown: Seen) -> str:
-    """What the compiler made for this machine's CPU."""
+    """What the compiler made for the configured target."""
     with tempfile.TemporaryDirectory() as folder:
         pipeline.compile_ir(
             mlir_text(shown).encode(),
-            targets.parse(config.current().target),
+            host.configured(),
             intermediates=Path(folder),
         )
         files = sorted(Path(folder).glob("*.s"))

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS
 from turbine.mlir import grouped_product
 from turbine.mlir.grouped_product import Call, Packed
 from turbine.mlir.ir import Location, Module, Type, Value
+from turbine.target import Target
+
+
+@dataclass(frozen=True)
+class TargetQuery:
+    """The target that IR is emitted for; found when an emission asks, since most do not."""
+
+    find: Callable[[], Target]
+
+    @cached_property
+    def target(self) -> Target:
+        """The target, with the features of its CPU."""
+        return self.find()
+
+    @property
+    def answer(self) -> Target | None:
+        """The target, if an emission asked for it."""
+        return self.target if "target" in vars(self) else None
 
 
 @dataclass(frozen=True)
@@ -26,7 +45,12 @@ class Site:
     examples: Sequence[Any]
     results: Sequence[Type | None]
     location: Location
-    target_kind: str
+    query: TargetQuery
+
+    @property
+    def target(self) -> Target:
+        """What the code will run on; IR of a site that asks is emitted again for other targets."""
+        return self.query.target
 
 
 # From a site to the op's results, builtin values: one, or several in order, those of lists in line.
@@ -36,7 +60,7 @@ Rule = Callable[[Site], Value | Sequence[Value | None]]
 def emit_grouped_product(site: Site) -> Value:
     """A product with a packed weight: [rows, columns] in, [rows, outputs] out."""
     rows, _ = _shape(site.examples[0])
-    by_vectors = site.target_kind == "cpu"
+    by_vectors = site.target.kind == "cpu"
     return grouped_product.product(_call(site), _packed(site), rows, by_vectors=by_vectors)
 
 

@@ -17,6 +17,7 @@ from turbine import dtypes, errors
 from turbine.capture.declared_ops import EMITTED
 from turbine.capture.program import Devices, Region, Weight
 from turbine.lower import emission
+from turbine.lower.emission import TargetQuery
 from turbine.lower.weights import (
     Number,
     WeightBuilder,
@@ -29,6 +30,7 @@ from turbine.mlir import context as mlir_context
 from turbine.mlir import devices, function, torch_values
 from turbine.mlir.ir import Block, InsertionPoint, Location, Module, Type, Value
 from turbine.signature import state_functions
+from turbine.target import Target
 
 # Names a node in the compiler's messages.
 Locate = Callable[[fx.Node], str]
@@ -41,29 +43,29 @@ class Lowered:
     module: Module
     external: tuple[Weight, ...]
     state: tuple[Weight | Number, ...] = ()
+    target: Target | None = None  # what its code is for; None if it is the same for every target
 
 
 DEFAULT_NAME = "main"
 
 
-def lower(region: Region, *, locate: Locate | None = None) -> Lowered:
+def lower(region: Region, target: TargetQuery, *, locate: Locate | None = None) -> Lowered:
     """Lower one graph as the only function."""
-    return lower_all({DEFAULT_NAME: region}, locate=locate)
+    return lower_all({DEFAULT_NAME: region}, target, locate=locate)
 
 
 def lower_all(
     regions: Mapping[str, Region],
+    target: TargetQuery,
     *,
     module_name: str = "module",
     weights: str = "external",
     locate: Locate | None = None,
-    target_kind: str = "cpu",
 ) -> Lowered:
     """Lower graphs as functions of one module, which share weights and state by name.
 
     `weights` is "external", "global" or "inline". Locations are lines of the user's code, or what
-    `locate` says of a node. Of ops that have code of their own for one kind of target,
-    `target_kind` chooses it.
+    `locate` says of a node. `target` is what ops with code for one target are emitted for.
     """
     place = check_place(weights)
     module = Module.create(Location.unknown(mlir_context.new_context()))
@@ -71,17 +73,17 @@ def lower_all(
         function.set_module_name(module, module_name)
         builder = WeightBuilder(module, place)
         for name, region in regions.items():
-            define_function(builder, name, region, locate=locate, target_kind=target_kind)
-        return finish(builder)
+            define_function(builder, name, region, target, locate=locate)
+        return finish(builder, target)
 
 
 def define_function(
     builder: WeightBuilder,
     name: str,
     region: Region,
+    target: TargetQuery,
     *,
     locate: Locate | None = None,
-    target_kind: str = "cpu",
     visibility: str = "public",
     callable_inside: bool = False,
 ) -> FunctionTypes:
@@ -89,7 +91,7 @@ def define_function(
 
     A function that is `callable_inside` takes builtin types, as other functions of the module do.
     """
-    walk = _Walk(region, builder, name, locate, target_kind, visibility, callable_inside)
+    walk = _Walk(region, builder, name, locate, target, visibility, callable_inside)
     walk.bind_placeholders()
     walk.import_body()
     walk.store_and_return()
@@ -106,7 +108,7 @@ def place_arguments(block: Block, where: Devices) -> None:
     devices.place_arguments(block, places)
 
 
-def finish(builder: WeightBuilder) -> Lowered:
+def finish(builder: WeightBuilder, target: TargetQuery) -> Lowered:
     """Give state its functions, and list what lies outside the module that was built."""
     kept = tuple(weight for weight in builder.defined.values() if weight.mutable)
     for index, value in enumerate(kept):
@@ -114,7 +116,7 @@ def finish(builder: WeightBuilder) -> Lowered:
     weights = [w for w in builder.defined.values() if isinstance(w, Weight)]
     external = tuple(weight for weight in weights if builder.is_external(weight))
     check_addresses(external)
-    return Lowered(builder.module, external, kept)
+    return Lowered(builder.module, external, kept, target.answer)
 
 
 def _define_accessors(builder: WeightBuilder, index: int, kept: Weight | Number) -> None:
@@ -149,7 +151,7 @@ class _Walk:
         weights: WeightBuilder,
         function_name: str,
         locate: Locate | None,
-        target_kind: str,
+        target: TargetQuery,
         visibility: str,
         callable_inside: bool,
     ) -> None:
@@ -175,7 +177,7 @@ class _Walk:
         )
         place_arguments(self.block, region.devices)
         self.body = _Body(self.importer, module.context, self.cache, self.block)
-        self.body.target_kind = target_kind
+        self.body.query = target
 
     def type_of(self, node: fx.Node) -> Type:
         try:
@@ -242,7 +244,7 @@ def _unchanged(of: Type) -> Type:
 class _Body(GraphNodeImporter):
     """IREE's op importer, with ops of ours, and with assertions (which it drops) at run time."""
 
-    target_kind: str
+    query: TargetQuery
 
     def _import_torch_op_overload(
         self, loc: Location, node: fx.Node, concrete_target: Any = None
@@ -265,7 +267,7 @@ class _Body(GraphNodeImporter):
             arguments = [self._argument(value, loc) for value in given]
             module = self.fx_importer.module
             examples = list(fx.map_arg(given, lambda one: one.meta["val"]))
-            made = rule(emission.Site(module, arguments, examples, results, loc, self.target_kind))
+            made = rule(emission.Site(module, arguments, examples, results, loc, self.query))
         values = [made] if isinstance(made, Value) else list(made)
         if not isinstance(node.meta.get("val"), torch.Tensor):
             self._multi_result_nodes.add(node)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from turbine import dtypes, errors
-from turbine.lower.emission import Rule, Site
+from turbine.lower.emission import Rule, Site, TargetQuery
 from turbine.mlir import context as mlir_context
 from turbine.mlir import flow, function, scalars, symbols, torch_values
 from turbine.mlir.ir import Context, Location, Module, Operation, SymbolTable, Type, Value
@@ -18,6 +18,7 @@ from turbine.mlir.matching import FuncOpMatcher, match_children
 from turbine.mlir.symbols import symbol_name
 from turbine.ops.schema import Schema
 from turbine.passes.merge import Merger
+from turbine.target import Target
 
 # A builder and the op's arguments in, its values out: one, several, or none.
 Emit = Callable[..., Any]
@@ -38,7 +39,17 @@ class Builder:
     location: Location
     examples: Sequence[Any]
     results: Sequence[Type | None]
-    target_kind: str
+    query: TargetQuery
+
+    @property
+    def target(self) -> Target:
+        """What the code will run on; an op that asks is emitted again for other targets."""
+        return self.query.target
+
+    @property
+    def target_kind(self) -> str:
+        """The kind of the target, "cpu"; "any" where IR is transformed before that is known."""
+        return self.target.kind
 
     def index(self, number: int) -> Value:
         """A constant of type index."""
@@ -107,7 +118,7 @@ def rule(schema: Schema, emit: Emit) -> Rule:
             location=site.location,
             examples=site.examples,
             results=site.results,
-            target_kind=site.target_kind,
+            query=site.query,
         )
         pairs = zip(schema.arguments, site.arguments, strict=True)
         args = [_sized(value, builder) if a.kind == "SymInt" else value for a, value in pairs]

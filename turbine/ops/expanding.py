@@ -12,15 +12,16 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import dtypes, errors
 from turbine.capture.declared_ops import EMITTED
-from turbine.lower.emission import Site
+from turbine.lower.emission import Site, TargetQuery
 from turbine.mlir import torch_values
 from turbine.mlir.ir import InsertionPoint, Location, Type, Value
 from turbine.mlir.matching import operation_of
 from turbine.ops.schema import Schema
 from turbine.passes.expand_custom_ops import Emit
+from turbine.target import Target
 
 # IR does not say what it will be compiled for.
-_ANY_TARGET = "any"
+_ANY_TARGET = TargetQuery(lambda: Target("any", ""))
 
 
 def expansion(schema: Schema, emitted: str) -> Emit:
@@ -49,7 +50,7 @@ def expansion(schema: Schema, emitted: str) -> Emit:
             examples=examples,
             results=[*results, *(value.type for value in unsaid)],
             location=Location.current,
-            target_kind=_ANY_TARGET,
+            query=_ANY_TARGET,
         )
         made = EMITTED[emitted](site)
         values = [made] if isinstance(made, Value) else list(made)

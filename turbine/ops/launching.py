@@ -20,8 +20,9 @@ from turbine.capture import work
 from turbine.capture.effects import draws
 from turbine.capture.flat_call import flattened
 from turbine.capture.program import Region
-from turbine.compiler import pipeline
+from turbine.compiler import host, pipeline
 from turbine.dumping import dump
+from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import DEFAULT_NAME, lower
 from turbine.mlir import context as mlir_context
 from turbine.mlir.ir import Module
@@ -199,7 +200,8 @@ class Launcher:
         names = [node.name for node in nodes if node.op == "placeholder"]
         passed = [name for name in names if name not in traced.weights]
         region = Region(graph, tuple(passed), tuple(nodes[-1].args[0]), traced.weights)
-        module = lower(region, locate=lambda node: self.schema.qualified).module
+        target = TargetQuery(host.configured)
+        module = lower(region, target, locate=lambda node: self.schema.qualified).module
         mlir_context.verify(module)
         text = partial(mlir_context.to_text, module)
         dump(self.schema.name, {"lowered.mlir": text})

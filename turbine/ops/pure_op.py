@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
-from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS
+from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS, OPERATIONS
 from turbine.ops import emitting, gradients
 from turbine.ops.declared_op import DeclaredOp, Function
 from turbine.ops.launching import Launcher
@@ -104,6 +104,7 @@ class PureOp(DeclaredOp):
         """Take back what stands for the op in compiled code."""
         EMITTED.pop(self.schema.qualified, None)
         KEEP_OPERANDS.discard(self.schema.qualified)
+        OPERATIONS.pop(self.schema.qualified, None)
         MEANINGS.pop(self.op, None)
 
     def _meaning(self, *args: Any) -> Any:

@@ -87,7 +87,7 @@ class Emitter:
     known: dict[Symbol, Index]  # sizes, and the counters of what is being written
     w: Writer = field(default_factory=Writer)
     values: dict[fx.Node, Any] = field(default_factory=dict)
-    vector_bytes: int = 16  # of the CPU's registers
+    vector_bytes: int = 0  # of the CPU's registers; what only computes sizes has no use for it
     scratch: list[Scratch] = field(default_factory=list)
     # Nodes whose result belongs into memory that is there already.
     destinations: dict[fx.Node, Room] = field(default_factory=dict)

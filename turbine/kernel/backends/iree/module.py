@@ -26,10 +26,13 @@ from turbine.kernel.proving import Facts
 from turbine.kernel.reporting import LOG_WORDS, MOST_ALARMS, Report
 from turbine.kernel.signature import Parameter
 from turbine.kernel.types import BufferType, ScalarType, tensor_of
+from turbine.target import Target
 
 # What a dispatch of IREE's can have.
 _MOST_BINDINGS, _MOST_SIZES = 32, 31
 WORKGROUPS = 32
+# What kernels compile for; "any" is IR whose target is not known yet.
+_KINDS = ("cpu", "any")
 _PIPELINE = (
     "translation_info = #iree_codegen.translation_info<"
     "pipeline = #iree_cpu.pipeline<BufferOpsTileAndVectorize>>"
@@ -48,12 +51,21 @@ class Code:
 
 
 def write(
-    program: Program, facts: Facts, name: str, *, public: bool = False, vector_bytes: int = 16
+    program: Program, facts: Facts, name: str, target: Target, *, public: bool = False
 ) -> Code:
-    """A kernel as a module: `name` takes what is passed, and gives outputs and what is in-out."""
+    """A kernel as a module: `name` takes what is passed, and gives outputs and what is in-out.
+
+    `target` is resolved: tiles of products are as wide as its vector registers.
+    """
     assert RULES
+    if target.kind not in _KINDS:
+        raise errors.KernelError(
+            f"kernel {program.name} is compiled for {target.text}",
+            where=program.place,
+            hint='kernels run on CPUs: compile for target="cpu"',
+        )
     layout = Layout(program, facts)
-    body = _body(program, facts, layout, name, vector_bytes)
+    body = _body(program, facts, layout, name, target.vector_bytes)
     _check_count(program, layout)
     text = "\n".join(["module {", *body, *_function(program, layout, name, public), "}"])
     return Code(text, name, layout.report, layout.stack_bytes, tuple(layout.scratch))

@@ -1,0 +1,147 @@
+"""A kernel is compiled for one target, however it is called: vectors are as wide as its CPU's."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import turbine
+import turbine.kernel as tk
+import turbine.kernel.lang as tkl
+from turbine import config, errors, target
+from turbine.capture import work
+from turbine.compiler import host, session, strategies
+from turbine.lower.emission import TargetQuery
+from turbine.passes import RenameParameters
+from turbine.target import Target
+
+M, N, K, BM, BN, BK = tkl.symbols("M N K BM BN BK")
+A, B = torch.randn(8, 16), torch.randn(16, 32)
+AVX512 = Target("cpu", "znver4", "+avx2,+avx512f,+fma", "x86_64")
+AVX2 = Target("cpu", "znver3", "+avx2,+fma", "x86_64")
+SSE = Target("cpu", "generic", "", "x86_64")
+
+
+@tk.gen.kernel(M // BM, N // BN, blocks={BM: 8, BN: 32, BK: 16})
+def gemm(
+    a: tkl.InputBuffer[M, K, tkl.f32],
+    b: tkl.InputBuffer[K, N, tkl.f32],
+    c: tkl.OutputBuffer[M, N, tkl.f32],
+) -> None:
+    i, j = tkl.program_id(0) * BM, tkl.program_id(1) * BN
+
+    @tkl.for_loop(0, K // BK, init_args=[tkl.zeros((BM, BN), tkl.f32)])
+    def product(k, acc):  # type: ignore[no-untyped-def]
+        x = tkl.load(a, (i, k * BK), (BM, BK))
+        y = tkl.load(b, (k * BK, j), (BK, BN))
+        return tkl.dot(x, y, acc)
+
+    tkl.store(c, (i, j), product[0])
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Parameter(B, requires_grad=False)
+
+    def forward(self, a: Tensor) -> Tensor:
+        return gemm(a, self.b) + 1
+
+
+def lanes_of_products(text: str) -> set[int]:
+    """How many lanes the vectors have that a module multiplies and adds."""
+    sums = re.findall(r"(?:math\.fma|vector\.fma|llvm\.intr\.fma).*?vector<(\d+)xf32>", text)
+    return set(map(int, sums))
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of 512 bits; a CPU that has none computes with parts of them."""
+    monkeypatch.setattr(Target, "vector_bytes", property(lambda self: 64))
+
+
+@pytest.mark.usefixtures("wide")
+def test_every_way_to_compile_a_kernel_uses_the_vectors_of_the_target(tmp_path: Path) -> None:
+    fresh, expected = gemm.using(BK=16), A @ B
+    with config.override(dump=str(tmp_path), cache=False):
+        torch.testing.assert_close(fresh(A, B), expected, atol=1e-4, rtol=1e-4)
+        compiled = torch.compile(lambda a: gemm(a, B) + 1, backend="turbine", fullgraph=True)
+        torch.testing.assert_close(compiled(A), expected + 1, atol=1e-4, rtol=1e-4)
+        artifact = turbine.aot.export(Product(), args=(A,)).compile()
+        torch.testing.assert_close(artifact(A), expected + 1, atol=1e-4, rtol=1e-4)
+    texts = {p: p.read_text() for p in tmp_path.rglob("*.mlir")}
+    found = {str(p.relative_to(tmp_path)): lanes_of_products(t) for p, t in texts.items()}
+    assert len(found) == 3
+    assert set.intersection(*found.values()) == {16}, found
+    launched = [text for path, text in texts.items() if path.name.endswith("kernel.mlir")]
+    assert launched == [fresh.text("mlir")]
+
+
+def test_text_is_for_the_configured_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    for chosen, lanes in ((AVX512, 16), (AVX2, 8), (SSE, 4)):
+        monkeypatch.setattr(host, "resolve", lambda *_, chosen=chosen, **__: chosen)
+        assert max(lanes_of_products(gemm.text("mlir", A, B))) == lanes
+
+
+def test_an_export_is_emitted_again_for_another_cpu() -> None:
+    output = turbine.aot.export(Product(), args=(A,))
+    renamed = output.transform(RenameParameters({"b": "weight"}))
+    for chosen, lanes in ((AVX512, 16), (AVX2, 8), (SSE, 4)):
+        ready = renamed._lowered_for(TargetQuery(lambda chosen=chosen: chosen))
+        assert max(lanes_of_products(ready.text())) == lanes
+        assert '"weight"' in ready.text()
+    (wanted,) = {output.lowered.target}
+    assert wanted == host.configured()
+    assert output._lowered_for(TargetQuery(host.configured)) is output
+
+
+def test_a_program_without_kernels_is_the_same_for_every_cpu() -> None:
+    output = turbine.aot.export(nn.Linear(4, 2), args=(torch.ones(3, 4),))
+    assert output.lowered.target is None
+
+
+def test_a_kernel_for_another_cpu_has_its_instructions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(host, "resolve", lambda *_, **__: AVX512)
+    source = gemm.text("mlir", A, B).encode()
+    flags = (
+        *target.parse("cpu:znver4").flags,
+        "--iree-llvmcpu-target-triple=x86_64-linux-gnu",
+        f"--iree-hal-dump-executable-intermediates-to={tmp_path}",
+    )
+    outcome = session.run(session.Request(source, (*strategies.COMMON, *flags)))
+    assert outcome.data is not None, outcome.diagnostics
+    assembly = "\n".join(path.read_text() for path in tmp_path.glob("*.s"))
+    assert re.search(r"vfmadd\d+ps.*%?zmm", assembly)
+
+
+def test_an_unresolved_cpu_has_no_vector_width() -> None:
+    with pytest.raises(AssertionError, match="not resolved"):
+        _ = target.parse("cpu").vector_bytes
+    resolved = host.resolve(target.parse("cpu"))
+    assert resolved.vector_bytes in (16, 32, 64)
+    assert replace(resolved, devices=2).code_facts == resolved.code_facts
+
+
+def test_kernels_are_refused_for_gpus() -> None:
+    output = turbine.aot.export(Product(), args=(A,))
+    with pytest.raises(errors.UnsupportedOp, match=r"kernel gemm is compiled for cuda:sm_80"):
+        output._lowered_for(TargetQuery(lambda: target.parse("cuda")))
+
+
+def test_the_work_of_a_kernel_counts_in_programs() -> None:
+    a, b = torch.randn(512, 512), torch.randn(512, 512)
+
+    class Large(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return gemm(a, b)
+
+    output = turbine.aot.export(Large(), args=(a, b))
+    assert work.mflop(output.program.graph.graph) > 2
+    assert output.entry_points["main"].mflop > 2
