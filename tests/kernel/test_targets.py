@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import turbine.kernel.lang as tkl
 from turbine import config, errors, target
 from turbine.capture import work
 from turbine.compiler import host, session, strategies
+from turbine.kernel import peaks
 from turbine.lower.emission import TargetQuery
 from turbine.passes import RenameParameters
 from turbine.target import Target
@@ -50,7 +52,8 @@ class Product(nn.Module):
         self.b = nn.Parameter(B, requires_grad=False)
 
     def forward(self, a: Tensor) -> Tensor:
-        return gemm(a, self.b) + 1
+        result: Tensor = gemm(a, self.b) + 1
+        return result
 
 
 def lanes_of_products(text: str) -> set[int]:
@@ -84,7 +87,7 @@ def test_every_way_to_compile_a_kernel_uses_the_vectors_of_the_target(tmp_path: 
 
 def test_text_is_for_the_configured_target(monkeypatch: pytest.MonkeyPatch) -> None:
     for chosen, lanes in ((AVX512, 16), (AVX2, 8), (SSE, 4)):
-        monkeypatch.setattr(host, "resolve", lambda *_, chosen=chosen, **__: chosen)
+        monkeypatch.setattr(host, "configured", partial(replace, chosen))
         assert max(lanes_of_products(gemm.text("mlir", A, B))) == lanes
 
 
@@ -92,7 +95,7 @@ def test_an_export_is_emitted_again_for_another_cpu() -> None:
     output = turbine.aot.export(Product(), args=(A,))
     renamed = output.transform(RenameParameters({"b": "weight"}))
     for chosen, lanes in ((AVX512, 16), (AVX2, 8), (SSE, 4)):
-        ready = renamed._lowered_for(TargetQuery(lambda chosen=chosen: chosen))
+        ready = renamed._lowered_for(TargetQuery(partial(replace, chosen)))
         assert max(lanes_of_products(ready.text())) == lanes
         assert '"weight"' in ready.text()
     (wanted,) = {output.lowered.target}
@@ -108,7 +111,7 @@ def test_a_program_without_kernels_is_the_same_for_every_cpu() -> None:
 def test_a_kernel_for_another_cpu_has_its_instructions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host, "resolve", lambda *_, **__: AVX512)
+    monkeypatch.setattr(host, "configured", partial(replace, AVX512))
     source = gemm.text("mlir", A, B).encode()
     flags = (
         *target.parse("cpu:znver4").flags,
@@ -140,8 +143,20 @@ def test_the_work_of_a_kernel_counts_in_programs() -> None:
 
     class Large(nn.Module):
         def forward(self, a: Tensor, b: Tensor) -> Tensor:
-            return gemm(a, b)
+            result: Tensor = gemm(a, b)
+            return result
 
     output = turbine.aot.export(Large(), args=(a, b))
     assert work.mflop(output.program.graph.graph) > 2
     assert output.entry_points["main"].mflop > 2
+
+
+def test_the_peak_is_measured_with_arithmetic_as_wide_as_the_vectors() -> None:
+    limits = peaks.peaks()
+    assert limits.operations >= 1e9 * limits.cores
+    for chosen, lanes in ((AVX512, 16), (AVX2, 8)):
+        text = peaks._loop_text(chosen, groups=4)
+        assert lanes_of_products(text) == {lanes}
+    assert lanes_of_products(peaks._loop_text(SSE, groups=4)) == set()
+    report = str(tk.explain(gemm, A, B))
+    assert "f32 multiply-adds in registers" in report

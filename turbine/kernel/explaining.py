@@ -15,9 +15,10 @@ from turbine.compiler import host, pipeline
 from turbine.kernel import printing, roofline
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.kernel import Kernel
+from turbine.kernel.peaks import Peaks, peaks
 from turbine.kernel.program import Program
 from turbine.kernel.proving import Facts
-from turbine.kernel.roofline import Peaks, Work
+from turbine.kernel.roofline import Work
 from turbine.kernel.types import BufferType, DtypeSymbol
 from turbine.tables import bytes_text, table
 
@@ -61,6 +62,7 @@ def explain(kernel: Kernel, *args: Any) -> Report:
     """
     named = kernel.named(args, {})
     program, sizes, _ = kernel.bound(named)
+    limits = peaks()
     # A kernel may change what it is given.
     own = [value.clone() if isinstance(value, Tensor) else value for value in args]
     with config.override(interpret=False):
@@ -79,7 +81,7 @@ def explain(kernel: Kernel, *args: Any) -> Report:
         sum(scratch.bytes.evaluate(sizes) for scratch in code.scratch),
         seconds,
         roofline.work_of(program, sizes),
-        roofline.peaks(),
+        limits,
     )
 
 
@@ -121,11 +123,15 @@ def _lines(report: Report) -> Iterator[str]:
         f"memory of a workgroup: {bytes_text(report.stack_bytes)} on the stack, "
         f"{bytes_text(report.scratch_bytes)} beside it"
     )
-    work, peaks = report.work, report.peaks
+    work, limits = report.work, report.peaks
     yield indent(table([_HEAD, *_speed_rows(report)], right={1, 2, 3}), "  ")
     yield (
         f"a call takes {report.seconds * 1e6:.1f} us: {report.roofline_share:.0%} of what this "
-        f"machine could do, where {work.limit(peaks)} is the limit"
+        f"machine could do, where {work.limit(limits)} is the limit"
+    )
+    yield (
+        f"at most: measured with f32 multiply-adds in registers on {limits.cores} cores, and with "
+        "a copy that no cache holds"
     )
 
 
@@ -133,9 +139,9 @@ _HEAD = ("", "of a call", "a second", "at most")
 
 
 def _speed_rows(report: Report) -> Iterator[tuple[str, ...]]:
-    work, peaks = report.work, report.peaks
+    work, limits = report.work, report.peaks
     megabytes, rate = work.bytes / 1e6, work.bytes / report.seconds / 1e9
-    yield "moved", f"{megabytes:.2f} MB", f"{rate:.2f} GB", f"{peaks.bandwidth / 1e9:.1f} GB"
+    yield "moved", f"{megabytes:.2f} MB", f"{rate:.2f} GB", f"{limits.bandwidth / 1e9:.1f} GB"
     million, speed = work.operations / 1e6, work.operations / report.seconds / 1e9
-    top = f"{peaks.operations / 1e9:.1f} GFLOP"
+    top = f"{limits.operations / 1e9:.1f} GFLOP"
     yield "computed", f"{million:.2f} MFLOP", f"{speed:.2f} GFLOP", top

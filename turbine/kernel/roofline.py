@@ -6,11 +6,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any
 
-import torch
 from torch import fx
 
 from turbine.dtypes import Dtype
@@ -18,6 +16,7 @@ from turbine.kernel.algebra import Expr, Range, Symbol
 from turbine.kernel.lang import control_flow, products, reductions, scans
 from turbine.kernel.lang.control_flow import Body
 from turbine.kernel.op import Op
+from turbine.kernel.peaks import Peaks
 from turbine.kernel.program import Program
 from turbine.kernel.types import BufferType, TileType
 from turbine.kernel.validity import Bound
@@ -38,25 +37,6 @@ class Work:
         """What it waits for where it is as fast as can be."""
         computing = self.operations / peaks.operations
         return "arithmetic" if computing > self.bytes / peaks.bandwidth else "memory"
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """What this machine was measured to do in a second."""
-
-    bandwidth: float  # bytes of memory, read and written
-    operations: float  # of f32, in a matrix product of PyTorch's
-
-
-@cache
-def peaks() -> Peaks:
-    """Measured once: a copy that no cache holds, and a product that caches do."""
-    count, size = 2**24, 1024
-    source, target = torch.ones(count), torch.empty(count)
-    one, product = torch.ones(size, size), torch.empty(size, size)
-    copying = seconds_of(lambda: target.copy_(source))
-    multiplying = seconds_of(lambda: torch.mm(one, one, out=product))
-    return Peaks(2 * 4 * count / copying, 2 * size**3 / multiplying)
 
 
 def seconds_of(call: Callable[[], object], at_most: float = 0.2) -> float:

@@ -33,7 +33,7 @@ _MOST_BINDINGS, _MOST_SIZES = 32, 31
 WORKGROUPS = 32
 # What kernels compile for; "any" is IR whose target is not known yet.
 _KINDS = ("cpu", "any")
-_PIPELINE = (
+DISPATCH_ATTRIBUTES = (
     "translation_info = #iree_codegen.translation_info<"
     "pipeline = #iree_cpu.pipeline<BufferOpsTileAndVectorize>>"
 )
@@ -271,7 +271,7 @@ def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
         "  stream.return %n, %one, %one : index, index, index",
         "}",
         "builtin.module {",
-        f"func.func @{name}_code({', '.join(arguments)}) attributes {{{_PIPELINE}}} {{",
+        f"func.func @{name}_code({', '.join(arguments)}) attributes {{{DISPATCH_ATTRIBUTES}}} {{",
         "%workgroup = stream.dispatch.workgroup.id[0] : index",
         *w.top,
         *head.lines,
