@@ -17,10 +17,10 @@ setup: $(INSTALLED) ## create .venv and install everything (the only step that n
 run: $(INSTALLED) ## run the quickstart example
 	$(BIN)/python examples/quickstart.py $(ARGS)
 
-test: $(INSTALLED) check ## check, then the whole test suite
+test: $(INSTALLED) check ## check, then the whole test suite; of sweeps a slice that follows the commit
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
-sweep: $(INSTALLED) ## the tests of which `make test` runs a slice, whole
+sweep: $(INSTALLED) ## the tests of which `make test` runs a slice, whole (one slice again: make test ARGS="--seed HEX")
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --sweep -m sweep $(ARGS)
 
 check: $(INSTALLED) ## lint, formatting and types

@@ -5,7 +5,6 @@ The whole table is `make coverage`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,8 +36,6 @@ from turbine.dynamo.coverage import (
 aten = torch.ops.aten
 X = torch.linspace(-1.0, 1.0, 6)
 SLICE_SECONDS = 20.0
-# Another slice with every change of the seed; CI sets one for each run.
-SEED = int(os.environ.get("COVERAGE_SEED", "0"))
 
 
 def _judge(function: Callable[..., Any], *, training: bool = False) -> Verdict:
@@ -146,11 +143,11 @@ def test_a_slice_depends_on_the_seed_alone() -> None:
 
 
 @pytest.fixture(scope="module")
-def judged() -> list[Judged]:
+def judged(seed: int) -> list[Judged]:
     """A slice of all ops, after one that ends the process it is judged in."""
-    names = sweep.shuffled(list(coverage.ops()), SEED)
+    names = sweep.shuffled(list(coverage.ops()), seed)
     ended = ["no such op", *names]
-    return list(sweep.sweep(ended, seed=SEED, samples=1, seconds=SLICE_SECONDS))
+    return list(sweep.sweep(ended, seed=seed, samples=1, seconds=SLICE_SECONDS))
 
 
 def test_a_process_that_ends_is_a_failure_of_its_op(judged: list[Judged]) -> None:
