@@ -12,8 +12,10 @@ torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint first
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 import train_gpt
@@ -64,5 +66,17 @@ def shard(model: nn.Module) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
+def leave(code: int) -> NoReturn:
+    """End the process without Python's finalization.
+
+    The threads of a gloo group end with the last reference to it, and caches of DTensor keep one
+    until the process ends. A thread that drops a tensor while Python finalizes aborts the process:
+    "terminate called without an active exception" (pytorch/pytorch#190489).
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
