@@ -100,7 +100,7 @@ def _compare(
     except Exception as error:
         return Outcome(f"{type(error).__name__}: {_first_line(error)}")
     problem = tolerance.difference(
-        found.tensors(), expected.tensors(), lambda: _samples(program, function)
+        found.tensors(), expected.tensors(), lambda: sample_answers(program, function)
     )
     return Outcome(problem)
 
@@ -134,7 +134,7 @@ def _run(
     return Answer([result.detach() for result in results], list(gradients), detached)
 
 
-def _samples(program: Program, function: Callable[..., Any]) -> list[list[Any]]:
+def sample_answers(program: Program, function: Callable[..., Any]) -> list[list[Any]]:
     """Answers that are as good as eager's: with rounding noise, in float64, without subnormals."""
     samples = []
     for seed in range(tolerance.NOISY_RUNS):

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from turbine import config
@@ -64,6 +65,7 @@ def fuzz(
     *,
     seed: int = 0,
     seconds: float = 60.0,
+    programs: int | None = None,
     jobs: int = 1,
     kinds: Sequence[str] = KINDS,
     shrink_seconds: float = 60.0,
@@ -74,12 +76,13 @@ def fuzz(
     Args:
         seed: of the sequence of programs; the same seed gives the same programs.
         seconds: how long to go on.
+        programs: stop after so many, if the time is not over before.
         jobs: how many processes run at once.
         kinds: "models", "kernels" or both.
         shrink_seconds: how long each failing program is made smaller; 0 leaves it as it is.
         tally: counts the programs that ran.
     """
-    numbers = _numbers(seed, seconds)
+    numbers = islice(_numbers(seed, seconds), programs)
     yield from _run(numbers, jobs, kinds, shrink_seconds, Tally() if tally is None else tally)
 
 

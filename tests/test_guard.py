@@ -1,0 +1,73 @@
+"""Guard pages: accesses outside of arguments are caught, and nothing else changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import iree.runtime as iree
+import numpy
+import pytest
+import torch
+
+from turbine import config, errors
+from turbine.dtypes import named
+from turbine.runtime import device, guard, numpy_buffers
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 100, 4096, 5000])
+def test_fenced_memory_ends_at_a_page_and_is_aligned(size: int) -> None:
+    fenced = guard.fence(size)
+    assert fenced.data.nbytes == size
+    assert fenced.memory.ctypes.data % numpy_buffers.ALIGNMENT == 0
+    assert fenced.start % numpy_buffers.ALIGNMENT == 0
+    assert len(fenced.memory) - fenced.start - size < numpy_buffers.ALIGNMENT
+    fenced.data[:] = 1
+    assert fenced.damage() is None
+
+
+@pytest.mark.parametrize(("place", "offset"), [(-1, -1), (100, 100), (101, 101)])
+def test_a_write_beside_the_data_is_found(place: int, offset: int) -> None:
+    fenced = guard.fence(100)
+    fenced.memory[fenced.start + place] = 0
+    assert fenced.damage() == offset
+
+
+def test_an_access_behind_the_page_ends_the_process() -> None:
+    script = (
+        "import ctypes; from turbine.runtime import guard; f = guard.fence(64)\n"
+        "ctypes.string_at(f.data.ctypes.data + 64, 1)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert ended.returncode < 0
+
+
+def test_a_call_that_writes_outside_of_an_argument_is_reported() -> None:
+    def invoke(arguments: Any, _: int) -> Any:
+        view = arguments.get_as_object(0, iree.HalBufferView)
+        array = numpy_buffers.from_view(None, view, named("float32"))
+        beside = numpy.lib.stride_tricks.as_strided(array, (array.size + 1,), (4,))
+        beside[array.size] = 0.0
+        return None
+
+    device.instance()  # knows the types of what lists hold
+    hal = device.device("local-sync")
+    arguments = iree.VmVariantList(1)
+    arguments.push_ref(numpy_buffers.to_view(hal, numpy.ones(5, "f4"), named("float32"), []))
+    with pytest.raises(errors.RunError, match=r"outside of argument 0: at byte 20 of 20"):
+        guard.guard_calls(invoke, lambda: hal)(arguments, 0)
+
+
+def test_guarded_calls_give_the_same_answers() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        y.add_(1)
+        return torch.relu(x @ y)[i]
+
+    x, i = torch.randn(7, 5), torch.tensor([0, -1, 3])
+    with config.override(guard=True):
+        compiled = torch.compile(f, backend="turbine")
+        for _ in range(2):
+            ours, theirs = torch.ones(5, 3), torch.ones(5, 3)
+            torch.testing.assert_close(compiled(x, ours, i), f(x, theirs, i))
+            torch.testing.assert_close(ours, theirs)
