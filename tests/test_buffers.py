@@ -17,7 +17,8 @@ from turbine import dtypes
 from turbine.dtypes import Dtype
 from turbine.runtime import device as devices
 from turbine.runtime import numpy_buffers, torch_buffers
-from turbine.runtime.numpy_buffers import ALIGNMENT, Span
+from turbine.runtime.numpy_buffers import ALIGNMENT
+from turbine.runtime.overlap import Span
 
 SHAPES = [(3, 4), (), (1, 5), (0,), (2, 0, 3)]
 F32 = dtypes.named("float32")

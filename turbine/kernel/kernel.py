@@ -20,7 +20,7 @@ from turbine.kernel.algebra import Symbol
 from turbine.kernel.backends import interpret
 from turbine.kernel.blocks import chosen_blocks, sizes_of_products
 from turbine.kernel.differentiating import Gradient
-from turbine.kernel.launching import Key, Launcher, Variant, check_grid
+from turbine.kernel.launching import Key, Launcher, Variant, check_grid, separate_inputs
 from turbine.kernel.op import described
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Signature
@@ -165,7 +165,7 @@ class Kernel:
     def _interpreted(self, named: Mapping[str, Any]) -> Any:
         program, sizes, _ = self.last_call = self.bound(named)
         check_grid(program, sizes)
-        outputs = list(interpret.run(program, sizes, named).values())
+        outputs = list(interpret.run(program, sizes, separate_inputs(program, named)).values())
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     # What a call means for the code

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -26,7 +25,8 @@ from turbine.kernel.reporting import Report
 from turbine.kernel.signature import Parameter, Signature
 from turbine.kernel.symbolic_sizes import Sizes, divides
 from turbine.kernel.types import BufferType, ScalarType, tensor_of
-from turbine.runtime import device, torch_buffers, tracing
+from turbine.ops import aliasing
+from turbine.runtime import device, tracing
 from turbine.runtime.executable import Executable, aligned
 from turbine.runtime.tensor_calling import TensorCall
 from turbine.signature import Slot
@@ -78,8 +78,8 @@ class Variant:
 
     def run(self, args: Mapping[str, Any], sizes: Mapping[Symbol, int]) -> list[Tensor]:
         """The outputs; what is in-out is changed, and what the kernel has to say is said."""
-        _check_apart(self.program, [(name, args[name]) for name in self.written])
-        results = self.call([_passed(p, args[p.name]) for p in self.passed])
+        given = separate_inputs(self.program, args) if self.written else args
+        results = self.call([_passed(p, given[p.name]) for p in self.passed])
         count = self.outputs + len(self.written)
         if results[count:]:
             grid = [size.evaluate(sizes) for size in self.program.grid]
@@ -147,16 +147,34 @@ class Launcher:
         return f"facts that the code used changed: {', '.join(sorted(broken))}"
 
 
-def _check_apart(program: Program, written: Sequence[tuple[str, Tensor]]) -> None:
-    """Refuse tensors that share memory where each would be written over the other."""
-    spans = sorted((*torch_buffers.span(tensor), name) for name, tensor in written)
-    for (_, end, one), (start, _, other) in pairwise(spans):
-        if start < end:
+def separate_inputs(program: Program, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, with copies of the inputs that share memory with an in-out buffer.
+
+    An input is read as it was before the call, wherever the kernel runs. In-out buffers that share
+    memory, or have several elements in one place, are refused: what they hold after the call would
+    depend on the order of its stores.
+    """
+    written = {p.name: args[p.name] for p in program.of_usage("inout")}
+    for name, tensor in written.items():
+        if aliasing.overlaps_itself(tensor):
             raise errors.KernelError(
-                f"{program.name}: {one} and {other} are in-out and share memory",
+                f"{program.name}: several elements of {name}, which is in-out, share memory: "
+                f"shape {list(tensor.shape)}, strides {list(tensor.stride())}",
                 where=program.place,
-                hint=f"pass a copy of one of them: {other}.clone()",
+                hint=f"pass a tensor with memory for each element: {name}.clone()",
             )
+    for one, other in aliasing.shared_pairs(written):
+        raise errors.KernelError(
+            f"{program.name}: {one} and {other} are in-out and share memory",
+            where=program.place,
+            hint=f"pass a copy of one of them: {other}.clone()",
+        )
+    separate = dict(args)
+    for parameter in program.of_usage("input"):
+        value = args[parameter.name]
+        if any(aliasing.share_memory(value, tensor) for tensor in written.values()):
+            separate[parameter.name] = value.clone()
+    return separate
 
 
 def facts_of(program: Program, sizes: Sizes, static: Mapping[str, int]) -> Facts:

@@ -9,7 +9,7 @@ import torch
 
 from turbine.ops.schema import Schema
 from turbine.ops.specializing import Captured, are_unchanged
-from turbine.runtime.numpy_buffers import Span
+from turbine.runtime.overlap import Span
 from turbine.runtime.quick_calling import QuickCall, is_shareable
 from turbine.runtime.tensor_calling import TensorCall
 from turbine.signature import Slot

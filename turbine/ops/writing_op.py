@@ -10,9 +10,10 @@ import torch
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
+from turbine.ops.aliasing import share_memory, shared_pairs
 from turbine.ops.declared_op import DECLARED, DeclaredOp, Function
 from turbine.ops.pure_op import PureOp
-from turbine.ops.questions import address, any_requires_grad, is_transformed, is_watched
+from turbine.ops.questions import any_requires_grad, is_transformed, is_watched
 
 
 class WritingOp(DeclaredOp):
@@ -62,31 +63,42 @@ class WritingOp(DeclaredOp):
             return list(filled)
         return self.schema.with_copies(filled)
 
+    def _tensors(self, filled: Sequence[Any], *, written: bool) -> dict[str, torch.Tensor]:
+        """The tensors that the op writes to, or those that it only reads, by name."""
+        return {
+            argument.name if leaf is value else f"{argument.name}[{place}]": leaf
+            for argument, value in zip(self.schema.arguments, filled, strict=True)
+            if argument.is_written == written
+            for place, leaf in enumerate(torch_pytree.tree_leaves(value))
+            if isinstance(leaf, torch.Tensor)
+        }
+
     def _reads_what_it_writes(self, filled: Sequence[Any]) -> bool:
         """Whether a tensor that is written shares memory with another argument."""
-        tensors = [
-            (argument.is_written, leaf)
-            for argument, value in zip(self.schema.arguments, filled, strict=True)
-            for leaf in torch_pytree.tree_leaves(value)
-            if type(leaf) is torch.Tensor and leaf.device.type == "cpu"
-        ]
-        written = {address(tensor) for is_written, tensor in tensors if is_written}
-        return sum(address(tensor) in written for _, tensor in tensors) > len(written)
+        written = self._tensors(filled, written=True)
+        read = self._tensors(filled, written=False).values()
+        return any(shared_pairs(written)) or any(
+            share_memory(one, other) for one in written.values() for other in read
+        )
 
-    def _written_in_pytorch(self, filled: Sequence[Any]) -> Any:
-        """What the function does step by step, as one that reads what it has written needs."""
-        if not self.pure.has_meaning:
+    def _check_apart(self, filled: Sequence[Any]) -> None:
+        """Refuse tensors that share memory where IR gives each a new value of its own.
+
+        What is only read may share memory with them: it is read as it was before the call.
+        """
+        for one, other in shared_pairs(self._tensors(filled, written=True)):
             raise errors.CustomOpError(
-                f"{self.schema.qualified} writes to an argument that shares memory with another",
-                hint="pass a copy of it, tensor.clone()",
+                f"{self.schema.qualified} writes to {one} and {other}, which share memory",
+                hint=f"pass a copy of one of them: {other}.clone()",
             )
-        return self.schema.conforming(self.schema.call(self.function, filled))
 
     def _write(self, *args: Any, **keywords: Any) -> Any:
         filled = self.schema.filled(args, keywords)
-        is_plain = not (is_transformed() or is_watched())
-        if is_plain and self._reads_what_it_writes(filled):
-            return self._written_in_pytorch(filled)
+        if not self.pure.has_meaning:
+            self._check_apart(filled)
+        elif not (is_transformed() or is_watched()) and self._reads_what_it_writes(filled):
+            # Step by step, as a function that reads what it has written needs it.
+            return self.schema.conforming(self.schema.call(self.function, filled))
         values = self.pure.schema.as_tuple(self.schema.call(self.pure.op, self._kept(filled)))
         count = len(self.schema.results)
         torch_pytree.tree_map(_overwrite, self.schema.written_of(filled), list(values[count:]))

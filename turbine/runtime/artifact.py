@@ -15,7 +15,7 @@ from turbine.runtime import container, device, parameters
 from turbine.runtime.calling import Caller
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
-from turbine.runtime.numpy_buffers import Span
+from turbine.runtime.overlap import Span
 from turbine.runtime.state import Kept, State
 from turbine.runtime.weights import Given, Weights
 from turbine.signature import Signature, state_functions

@@ -14,7 +14,7 @@ from turbine.dims import Dim
 from turbine.dtypes import Dtype
 from turbine.runtime import libraries, numpy_buffers
 from turbine.runtime.executable import EntryPoint
-from turbine.runtime.numpy_buffers import Span
+from turbine.runtime.overlap import Span, overlaps, share_memory
 from turbine.signature import Input, Output, Signature
 
 
@@ -53,6 +53,8 @@ class Caller:
             self.quick = _quick_call(self)
         if self.quick is not None and leaves is args:
             self.quick.remember(args)
+        if self.mutated:
+            self._check_apart(leaves)
         results = self.entry.invoke(arguments, self.result_count)
         written = self._written(device, leaves, results, taken) if self.mutated else ()
         values = self._values(device, library, results, taken)
@@ -123,6 +125,23 @@ class Caller:
                     hint="it was traced for such sizes; for others PyTorch may take another branch",
                 )
 
+    def _check_apart(self, leaves: Sequence[Any]) -> None:
+        """Refuse memory that is written and passed twice: the program was traced without that."""
+        layouts = {
+            k: _LIBRARIES[type(leaves[k])].layout(leaves[k])
+            for k, (_, row, _) in enumerate(self.inputs)
+            if row is not None
+        }
+        for index, _ in self.mutated:
+            for k, other in layouts.items():
+                if k != index and share_memory(layouts[index], other):
+                    raise _refusal(
+                        self.signature.inputs[index],
+                        f"is written by the program and shares memory with argument "
+                        f"{self.signature.inputs[k].name!r}",
+                        "pass a copy of one of them: tensor.clone() or array.copy()",
+                    )
+
     def _written(
         self, device: Any, leaves: Sequence[Any], results: Any, taken: list[Span]
     ) -> list[tuple[Any, Any]]:
@@ -175,15 +194,6 @@ def _quick_call(caller: Caller) -> Any:
     if not is_flat or not quick_calling.is_plain(caller.signature):
         return None
     return quick_calling.QuickCall(caller.entry, caller.fixed_span)
-
-
-def overlaps(span: Span, taken: list[Span]) -> bool:
-    """Whether the span and one that is taken have memory in common."""
-    first, last = span
-    for start, end in taken:  # noqa: SIM110 - half the time of any() on this path
-        if first < end and start < last:
-            return True
-    return False
 
 
 def _flat_count(signature: Signature) -> int:
@@ -261,9 +271,9 @@ def _is_passed(spec: Input, leaf: Any, symbols: dict[str, int]) -> bool:
     return False
 
 
-def _refusal(spec: Input, reason: str) -> errors.ArgumentError:
-    expected = f"{spec.dtype}[{', '.join(map(str, spec.shape))}]" if spec.kind == "tensor" else None
-    hint = f"the program takes {spec.name}: {expected}" if expected is not None else None
+def _refusal(spec: Input, reason: str, hint: str | None = None) -> errors.ArgumentError:
+    if hint is None and spec.kind == "tensor":
+        hint = f"the program takes {spec.name}: {spec.dtype}[{', '.join(map(str, spec.shape))}]"
     return errors.ArgumentError(f"argument {spec.name!r} {reason}", hint=hint)
 
 

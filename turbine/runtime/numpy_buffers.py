@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from turbine import dtypes
 from turbine.dtypes import Dtype
+from turbine.runtime.overlap import Layout, Span
 
 # IREE imports host memory in place only from addresses that are multiples of this.
 ALIGNMENT = 64
 
 Array = NDArray[Any]
-Span = tuple[int, int]  # the first address and the one after the last
 
 # Types that numpy can hand to others; those of ml_dtypes travel as bytes.
 _NATIVE = {row.name for row in dtypes.TABLE if row.numpy.isbuiltin == 1}
@@ -89,6 +89,12 @@ def span(array: Array) -> Span:
     """The addresses a contiguous array occupies."""
     start = _address(array) if array.size else 0
     return start, start + array.nbytes
+
+
+def layout(array: Array) -> Layout:
+    """Where the elements of an array are."""
+    start: int = array.__array_interface__["data"][0]
+    return Layout(start, array.shape, array.strides, array.itemsize)
 
 
 def to_numpy(array: Array) -> Array:

@@ -18,7 +18,7 @@ from torch._C._dynamo.guards import TensorGuards
 from turbine import dtypes
 from turbine.dtypes import Dtype
 from turbine.runtime.executable import EntryPoint
-from turbine.runtime.numpy_buffers import Span
+from turbine.runtime.overlap import Span
 from turbine.signature import Input, Output, Signature
 
 _VIEW = iree.HalBufferView

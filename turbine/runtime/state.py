@@ -14,7 +14,7 @@ from turbine.dims import Dim
 from turbine.pytree import LEAF, Tree
 from turbine.runtime.calling import Caller
 from turbine.runtime.executable import Executable
-from turbine.runtime.numpy_buffers import Span
+from turbine.runtime.overlap import Span
 from turbine.signature import Input, Output, Signature, state_functions
 
 

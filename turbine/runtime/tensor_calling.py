@@ -16,7 +16,7 @@ from torch._C import _AutoDispatchBelowADInplaceOrView
 from turbine import errors
 from turbine.runtime import torch_buffers
 from turbine.runtime.executable import EntryPoint
-from turbine.runtime.numpy_buffers import Span
+from turbine.runtime.overlap import Span, overlaps
 from turbine.signature import Slot
 
 _VIEW = iree.HalBufferView
@@ -96,10 +96,10 @@ def _made_own(values: list[Any], shared: list[Span]) -> list[Any]:
         return values
     taken = list(shared)
     own = []
-    for value, (start, end) in zip(values, spans, strict=True):
-        if any(start < other_end and other < end for other, other_end in taken):
+    for value, span in zip(values, spans, strict=True):
+        if overlaps(span, taken):
             value = torch_buffers.copy(value)
-        taken.append((start, end))
+        taken.append(span)
         own.append(value)
     return own
 

@@ -16,7 +16,8 @@ from torch._C import _to_dlpack as to_dlpack
 
 from turbine.dtypes import TABLE, Dtype, named, of_torch
 from turbine.runtime import numpy_buffers
-from turbine.runtime.numpy_buffers import ALIGNMENT, Span
+from turbine.runtime.numpy_buffers import ALIGNMENT
+from turbine.runtime.overlap import Layout, Span
 
 _DLPACK_CPU = 1
 _UINT8 = named("uint8")
@@ -93,6 +94,13 @@ def span(tensor: Tensor) -> Span:
     """The addresses a contiguous tensor occupies."""
     start = tensor.data_ptr()
     return start, start + tensor.nbytes
+
+
+def layout(tensor: Tensor) -> Layout:
+    """Where the elements of a tensor are."""
+    size = tensor.element_size()
+    strides = tuple(step * size for step in tensor.stride())
+    return Layout(tensor.data_ptr(), tuple(tensor.shape), strides, size)
 
 
 def to_numpy(tensor: Tensor) -> Any:

@@ -14,10 +14,9 @@ import iree.runtime as iree
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
 from turbine.runtime import libraries, numpy_buffers
-from turbine.runtime.calling import overlaps
 from turbine.runtime.convention import BITS_OF_INT, FLOATS, REF, Convention
 from turbine.runtime.executable import EntryPoint
-from turbine.runtime.numpy_buffers import Span
+from turbine.runtime.overlap import Span, overlaps
 
 _VIEW = iree.HalBufferView
 

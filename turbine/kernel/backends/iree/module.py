@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -348,7 +349,9 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     operands = [Operand("index", str(groups))]
     operands += [Operand("index", str(w.index(sizes[s]))) for s in layout.sizes]
     read = (*layout.scalars, *layout.inputs)
-    operands += [_operand(host, layout, p, _of(p)) for p in read]
+    twice = [] if public else _read_in_place(layout)
+    apart = {p.name: _barrier(w, layout, p) for p in twice}
+    operands += [_operand(host, layout, p, apart.get(p.name, _of(p))) for p in read]
     tied = [_operand(host, layout, p, _of(p)) for p in layout.inouts]
     tied += [_operand(host, layout, p, _filled(host, layout, p)) for p in layout.filled]
     tied += [_words(host, word) for word in layout.words]
@@ -366,6 +369,8 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     )
     results = _results(program, layout, names, public)
     if not public:
+        for p in twice:
+            _barrier(w, layout, p)
         _check_alarms(w, layout, names)
     arguments = ", ".join(f"{_of(p)}: {layout.tensor(p)}" for p in passed)
     gives = ", ".join(type for _, type in results)
@@ -418,6 +423,32 @@ def _check_alarms(w: Writer, layout: Layout, names: Sequence[str]) -> None:
         holds = w.compare("arith.cmpi", "eq", value, w.constant(0, "i64"))
         message = json.dumps(f"an assertion of a kernel fails: {alarm.message} ({alarm.line})")
         w.line(f"cf.assert {holds}, {message}")
+
+
+def _read_in_place(layout: Layout) -> list[Parameter]:
+    """The inputs that a caller in the module may pass as an in-out too, as one value or a view.
+
+    Note [One value twice]
+    IREE copies what a dispatch writes where the value is read later. Where the dispatch itself
+    reads it too, by another operand, IREE makes no copy, or one that both operands become. So the
+    input goes through a barrier, which makes it another value in the same memory, and is used once
+    more behind the dispatch. Then there is a copy where the values are one, and none otherwise.
+    """
+    written = [_static_bytes(layout, p) for p in layout.inouts]
+    sizes = [(p, _static_bytes(layout, p)) for p in layout.inputs]
+    return [p for p, size in sizes if any(size in (None, w) or w is None for w in written)]
+
+
+def _barrier(w: Writer, layout: Layout, parameter: Parameter) -> str:
+    of = layout.tensor(parameter)
+    return str(w.emit(f"util.optimization_barrier {_of(parameter)} : {of}", of))
+
+
+def _static_bytes(layout: Layout, parameter: Parameter) -> int | None:
+    type = _buffer(parameter)
+    numbers = [layout.facts.simplified(size).number for size in type.shape]
+    known = [number for number in numbers if number is not None]
+    return prod(known) * _dtype(type).itemsize if len(known) == len(numbers) else None
 
 
 def _words(host: Emitter, word: Words) -> Operand:
