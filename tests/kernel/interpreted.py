@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from turbine.kernel import program, signature
+from turbine.kernel import program, signature, size_inference
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.backends import interpret
 
@@ -27,5 +27,5 @@ def interpreted(
     """The outputs of a kernel's function, by name; what is in-out is changed."""
     made = traced(function, grid, **args)
     known = {Symbol(name): size for name, size in (blocks or {}).items()}
-    sizes = signature.bind_sizes(signature.parse(function), args, known)
+    sizes = size_inference.bind_sizes(signature.parse(function), args, known)
     return interpret.run(made, sizes, args)

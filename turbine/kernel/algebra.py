@@ -153,6 +153,14 @@ def quotient(above: Expr | int, below: Expr | int, counts_blocks: bool = False) 
     return whole + _atom(Quotient(rest, below, counts_blocks))
 
 
+def slope(expr: Expr, of: Symbol) -> Expr | None:
+    """The factor of a symbol in an expression that is linear in it; None if it is not linear."""
+    terms = [(m, f) for m, f in expr.terms if any(of in _symbols(atom) for atom in m)]
+    if any(sum(of in _symbols(atom) for atom in m) != 1 or of not in m for m, _ in terms):
+        return None
+    return _sum((_less(m, of), factor) for m, factor in terms)
+
+
 def ceiling(above: Expr | int, below: Expr | int) -> Expr:
     """above / below, rounded up."""
     return quotient(as_expr(above) + below - 1, below, counts_blocks=True)

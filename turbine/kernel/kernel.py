@@ -24,6 +24,7 @@ from turbine.kernel.launching import Key, Launcher, Variant, check_grid, separat
 from turbine.kernel.op import described
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Signature
+from turbine.kernel.size_inference import bind_sizes
 from turbine.kernel.tracing import Buffer, Tile, symbol_name
 from turbine.kernel.types import BufferType, ScalarType, fits, spelled
 from turbine.runtime.quick_calling import QuickCall, is_shareable
@@ -174,7 +175,7 @@ class Kernel:
         """The program of a call, every size of it, and what its code depends on."""
         program = self.program(named)
         blocks = self.own_sizes(program)
-        sizes = signatures.bind_sizes(self.signature, named, blocks)
+        sizes = bind_sizes(self.signature, named, blocks)
         signatures.check_open(self.signature, program.size_symbols, sizes)
         fixed = {*blocks, *sizes_of_products(program)}
         static = {s: v for s, v in sizes.items() if s in fixed or s.name in self.specialized}

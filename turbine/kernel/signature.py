@@ -8,18 +8,15 @@ from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any, Union, get_args, get_origin
 
-import torch
-
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import Expr, Symbol
+from turbine.kernel.algebra import Symbol
 from turbine.kernel.types import (
     DTYPES,
     BufferType,
     DtypeSymbol,
     OptionalType,
     ScalarType,
-    axes_text,
     fits,
     spelled,
 )
@@ -195,105 +192,6 @@ def _with_dtype(
             hint="give an input of that type, or write it out",
         )
     return replace(parameter, type=replace(type, dtype=known[type.dtype.name][0]))
-
-
-def bind_sizes(
-    signature: Signature, args: Mapping[str, Any], known: Mapping[Symbol, int]
-) -> dict[Symbol, int]:
-    """The sizes that tensors tell, beside those that are known already."""
-    sizes, told = dict(known), dict.fromkeys(known, "the kernel")
-    pending: list[tuple[Parameter, int, Expr, int]] = []
-    for parameter in signature.passed:
-        given = args.get(parameter.name)
-        if not isinstance(parameter.type, BufferType) or given is None:
-            continue
-        check_rank(signature, parameter, given)
-        rows = enumerate(zip(parameter.type.shape, given.shape, strict=True))
-        pending += [(parameter, axis, size, int(actual)) for axis, (size, actual) in rows]
-    # Plain symbols first: an expression may need what they tell.
-    for row in sorted(pending, key=lambda row: len(row[2].terms) > 1 or not row[2].symbols):
-        _bind_size(signature, row, sizes, told)
-    return sizes
-
-
-def check_rank(signature: Signature, parameter: Parameter, given: torch.Tensor) -> None:
-    """Refuse a tensor of more or fewer axes."""
-    assert isinstance(parameter.type, BufferType)
-    if given.ndim != parameter.type.rank:
-        raise errors.KernelError(
-            f"{signature.kernel}: {parameter.name} is {parameter.type}, of "
-            f"{axes_text(parameter.type.rank)}, and was given a tensor of {given.ndim}: "
-            f"{list(given.shape)}",
-            where=signature.place,
-            hint=f"reshape or index {parameter.name}, or declare a kernel for {given.ndim} axes",
-        )
-
-
-def _bind_size(
-    signature: Signature,
-    row: tuple[Parameter, int, Expr, int],
-    sizes: dict[Symbol, int],
-    told: dict[Symbol, str],
-) -> None:
-    parameter, axis, size, actual = row
-    here = f"axis {axis} of {parameter.name}"
-    open_ = size.substitute(sizes)
-    if open_.number is not None:
-        if open_.number != actual:
-            raise mismatch(signature, size, open_.number, actual, here, told)
-        return
-    solved = _solved(open_, actual)
-    if solved is None:
-        raise cannot_be(signature, size, actual, here)
-    symbol, value = solved
-    sizes[symbol], told[symbol] = value, here
-
-
-def cannot_be(signature: Signature, size: Expr, actual: Any, here: str) -> errors.KernelError:
-    """The error for a size that no values of the symbols give."""
-    return errors.KernelError(
-        f"{signature.kernel}: {size} cannot be {actual}, which is {here}",
-        where=signature.place,
-        hint="pass a tensor whose size fits the kernel's type",
-    )
-
-
-def mismatch(
-    signature: Signature,
-    size: Expr,
-    wanted: Any,
-    actual: Any,
-    here: str,
-    told: Mapping[Symbol, str],
-) -> errors.KernelError:
-    """The error for a size that two axes say differently."""
-    sources = ", ".join(dict.fromkeys(told[s] for s in size.symbols if s in told))
-    if not sources:
-        return errors.KernelError(
-            f"{signature.kernel}: {here} is {wanted}, and {actual} in the tensor that was given",
-            where=signature.place,
-            hint="write a symbol, tkl.sym.N, where sizes may differ",
-        )
-    return errors.KernelError(
-        f"{signature.kernel}: {size} is {wanted} from {sources} and {actual} from {here}",
-        where=signature.place,
-        hint="sizes of one name are equal: pass tensors that agree",
-    )
-
-
-def _solved(size: Expr, actual: int) -> tuple[Symbol, int] | None:
-    """The symbol that an expression with one open symbol settles."""
-    unknown = list(size.symbols)
-    if len(unknown) != 1:
-        return None
-    (symbol,) = unknown
-    start = size.substitute({symbol: 0}).number
-    slope = size.substitute({symbol: 1}).number
-    if start is None or slope is None or slope == start:
-        return None
-    value, rest = divmod(actual - start, slope - start)
-    fits = not rest and value >= 0 and size.substitute({symbol: value}).number == actual
-    return (symbol, value) if fits else None
 
 
 def check_open(signature: Signature, needed: Collection[Symbol], sizes: Collection[Symbol]) -> None:

@@ -6,75 +6,45 @@ What has to hold for unknowns is left to PyTorch as a check; nothing is speciali
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from turbine import errors
-from turbine.kernel.algebra import Atom, Expr, Quotient, Symbol
-from turbine.kernel.signature import (
-    Parameter,
-    Signature,
+from turbine.kernel.algebra import Atom, Expr, Quotient, Symbol, slope
+from turbine.kernel.signature import Signature
+from turbine.kernel.size_inference import (
+    Axis,
+    axes_of,
     cannot_be,
-    check_rank,
+    check_inferred,
+    in_order,
     mismatch,
 )
-from turbine.kernel.types import BufferType
 
 Size = int | torch.SymInt
 Sizes = Mapping[Symbol, Size]
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One axis of an argument: what the kernel says of its size, and what it is."""
-
-    parameter: Parameter
-    axis: int
-    size: Expr
-    actual: Size
-
-    @property
-    def place(self) -> str:
-        return f"axis {self.axis} of {self.parameter.name}"
-
-    @property
-    def order(self) -> tuple[bool, bool]:
-        """Plain symbols first: an expression may need what they tell. Numbers before unknowns."""
-        plain = len(self.size.terms) == 1 and bool(self.size.symbols)
-        return not plain, not isinstance(self.actual, int)
-
-
 def bind_sizes(
     signature: Signature, args: Mapping[str, Any], known: Mapping[Symbol, int]
 ) -> dict[Symbol, Size]:
-    """The sizes that tensors tell, beside those that are known already."""
+    """The sizes of a call on tensors without data, beside those that are known already."""
     sizes: dict[Symbol, Size] = dict(known)
-    told = dict.fromkeys(known, "the kernel")
-    for row in sorted(_rows(signature, args), key=lambda row: row.order):
-        unknown = [s for s in row.size.symbols if s not in sizes]
-        if not unknown:
-            _check_equal(signature, row, sizes, told)
-        elif len(unknown) == 1:
-            sizes[unknown[0]] = _solved(signature, row, unknown[0], sizes)
-            told[unknown[0]] = row.place
-        else:
-            raise cannot_be(signature, row.size, row.actual, row.place)
-    return sizes
-
-
-def _rows(signature: Signature, args: Mapping[str, Any]) -> list[_Row]:
-    rows = []
-    for parameter in signature.passed:
-        given = args.get(parameter.name)
-        if not isinstance(parameter.type, BufferType) or given is None:
+    sources = dict.fromkeys(known, "the kernel")
+    axes = [replace(axis, given=plain(axis.given)) for axis in axes_of(signature, args, known)]
+    for axis, symbol in in_order(axes, sizes):
+        if symbol is None:
+            _check_equal(signature, axis, sizes, sources)
             continue
-        check_rank(signature, parameter, given)
-        for axis, size in enumerate(parameter.type.shape):
-            rows.append(_Row(parameter, axis, size, plain(given.shape[axis])))
-    return rows
+        value = _solved(signature, axis, symbol, sizes, sources)
+        if value is not None:
+            sizes[symbol], sources[symbol] = value, axis.place
+    check_inferred(signature, axes, sizes)
+    return sizes
 
 
 def plain(size: Size) -> Size:
@@ -85,24 +55,35 @@ def plain(size: Size) -> Size:
     return size if number is None else number
 
 
-def _check_equal(signature: Signature, row: _Row, sizes: Sizes, told: Mapping[Symbol, str]) -> None:
-    wanted = evaluate(row.size, sizes)
-    _check(
-        wanted == row.actual,
-        lambda: mismatch(signature, row.size, wanted, row.actual, row.place, told),
-    )
+def _check_equal(
+    signature: Signature, axis: Axis, sizes: Sizes, sources: Mapping[Symbol, str]
+) -> None:
+    wanted = evaluate(axis.size, sizes)
+    _check(wanted == axis.given, lambda: mismatch(signature, axis, wanted, sources))
 
 
-def _solved(signature: Signature, row: _Row, unknown: Symbol, sizes: Sizes) -> Size:
-    """The symbol in a size that is linear in it."""
-    start = evaluate(row.size, {**sizes, unknown: 0})
-    slope = evaluate(row.size, {**sizes, unknown: 1}) - start
-    if isinstance(start, int) and start == 0 and isinstance(slope, int) and slope == 1:
-        return row.actual
-    value = (row.actual - start) // slope
-    fits = evaluate(row.size, {**sizes, unknown: value}) == row.actual
-    for condition in (value >= 0, fits):
-        _check(condition, lambda: cannot_be(signature, row.size, row.actual, row.place))
+def _solved(
+    signature: Signature,
+    axis: Axis,
+    unknown: Symbol,
+    sizes: Sizes,
+    sources: Mapping[Symbol, str],
+) -> Size | None:
+    """The symbol in a size that is linear in it; None if any value would do."""
+    factor = slope(axis.size, unknown)
+    assert factor is not None
+    start, by = evaluate(axis.size, {**sizes, unknown: 0}), evaluate(factor, sizes)
+    if isinstance(start, int) and start == 0 and isinstance(by, int) and by == 1:
+        given: Size = axis.given
+        return given
+    error = partial(cannot_be, signature, axis, sources)
+    if isinstance(by, int) and by == 0:
+        _check(axis.given == start, error)
+        return None
+    _check(by != 0, error)
+    value = plain((axis.given - start) // by)
+    for condition in (value >= 0, start + value * by == axis.given):
+        _check(condition, error)
     return value
 
 

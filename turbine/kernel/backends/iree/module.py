@@ -16,7 +16,7 @@ import torch
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import ZERO, Expr, Symbol
+from turbine.kernel.algebra import ZERO, Expr, Symbol, is_never_negative, slope
 from turbine.kernel.backends.iree import debugging, elements
 from turbine.kernel.backends.iree.emitter import Emitter, Scratch, Source
 from turbine.kernel.backends.iree.rules import RULES
@@ -26,6 +26,7 @@ from turbine.kernel.program import Program
 from turbine.kernel.proving import Facts
 from turbine.kernel.reporting import LOG_WORDS, MOST_ALARMS, Report
 from turbine.kernel.signature import Parameter
+from turbine.kernel.size_inference import Axis, in_order
 from turbine.kernel.types import BufferType, ScalarType, tensor_of
 from turbine.target import Target
 
@@ -466,37 +467,33 @@ def _splat(w: Writer, number: Value, tensor: str, dims: str = "") -> str:
 def _sizes(w: Writer, layout: Layout, passed: Sequence[Parameter]) -> dict[Symbol, Value]:
     """The sizes that are not part of the code, from the tensors that are passed."""
     found: dict[Symbol, Value] = {}
-    pending = [
-        (parameter, axis, layout.facts.simplified(size))
+    axes = [
+        Axis(parameter, number, layout.facts.simplified(size))
         for parameter in passed
         if isinstance(parameter.type, BufferType)
-        for axis, size in enumerate(parameter.type.shape)
+        for number, size in enumerate(parameter.type.shape)
     ]
-    # Plain symbols first: an expression may need what they tell.
-    for parameter, axis, size in sorted(pending, key=lambda row: len(row[2].terms)):
-        unknown = [s for s in size.symbols if s not in found]
-        if len(unknown) == 1:
-            found[unknown[0]] = _solved(w, layout, parameter, axis, size, unknown[0], found)
+    for axis, symbol in in_order(axes, found):
+        if symbol is not None:
+            found[symbol] = _solved(w, layout, axis, symbol, found)
     return found
 
 
 def _solved(
-    w: Writer,
-    layout: Layout,
-    parameter: Parameter,
-    axis: int,
-    size: Expr,
-    unknown: Symbol,
-    found: dict[Symbol, Value],
+    w: Writer, layout: Layout, axis: Axis, unknown: Symbol, found: dict[Symbol, Value]
 ) -> Value:
     """The symbol in a size that is linear in it."""
-    place = w.constant(axis, "index")
-    dim = w.emit(f"tensor.dim {_of(parameter)}, {place} : {layout.tensor(parameter)}", "index")
-    start = size.substitute({unknown: 0})
-    slope = size.substitute({unknown: 1}) - start
+    place, of = w.constant(axis.number, "index"), layout.tensor(axis.parameter)
+    dim = w.emit(f"tensor.dim {_of(axis.parameter)}, {place} : {of}", "index")
+    factor = slope(axis.size, unknown)
+    assert factor is not None
     emitter = Emitter("", layout.facts, dict(found), w)
-    above = w.sub(dim, emitter.index(start))
-    return w.index(w.floordiv(above, emitter.index(slope)))
+    above = w.sub(dim, emitter.index(axis.size.substitute({unknown: 0})))
+    by = emitter.index(factor)
+    # What divides may be a size that is 0: then any value would do.
+    if factor.number is None and is_never_negative(factor, {}):
+        by = w.max(by, 1)
+    return w.index(w.floordiv(above, by))
 
 
 def _operand(host: Emitter, layout: Layout, parameter: Parameter, name: str) -> Operand:
