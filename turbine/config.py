@@ -57,6 +57,9 @@ class Config:
         "", "flags of turbine.peer.debugging: log_level=debug,-asserts,runtime_trace_dir=DIR"
     )
     log_level: str = _knob("", "short for log_level among the debug flags")
+    check_indices: bool = _knob(
+        True, "report loaded indices outside of a buffer; read when a kernel is traced"
+    )
     verify_weights: bool = _knob(True, "check weights against their checksums on the first call")
     interpret: bool = _knob(False, "run kernels of TK in the interpreter, program by program")
     guard: bool = _knob(

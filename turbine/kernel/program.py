@@ -12,6 +12,7 @@ from torch import fx
 from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import ONE, ZERO, Expr, Range, Symbol
+from turbine.kernel.data_dependence import drop_other_checks
 from turbine.kernel.lang.control_flow import Body, blocks
 from turbine.kernel.lang.debugging import print_op
 from turbine.kernel.signature import Parameter, Signature
@@ -104,6 +105,7 @@ def trace(
             hint="write results to an OutputBuffer by tkl.store",
         )
     graph.output(())
+    drop_other_checks(graph)
     _check_outputs(signature, present, tracer)
     return Program(signature.kernel, tuple(present), graph, counts, tracer.ranges, signature.place)
 

@@ -22,6 +22,8 @@ LOG_WORDS = 1 << 16
 ALARM = 1 << 62
 # Assertions that one kernel may have.
 MOST_ALARMS = 256
+# Behind them, the first bad index of each workgroup: 1 + the alarm's place, the program, the index.
+RECORD_WORDS = 3
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,20 @@ class Site:
 
 @dataclass(frozen=True)
 class Alarm:
-    """An assertion in a kernel."""
+    """An assertion in a kernel, or a check of the indices of a buffer's axis."""
 
     line: str | None
     message: str
+    indexed: Indexed | None = None
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """The axis of a buffer that is indexed."""
+
+    buffer: str
+    axis: int
+    size: Expr
 
 
 @dataclass(frozen=True)
@@ -57,13 +69,45 @@ class Report:
         if self.sites:
             _show(self.sites, rest.pop(0).tolist(), grid, sizes)
         if alarms is not None:
-            _raise(self.alarms, alarms.tolist(), grid)
+            _raise(self.alarms, alarms.tolist(), grid, sizes)
 
 
-def _raise(alarms: Sequence[Alarm], words: Sequence[int], grid: Sequence[int]) -> None:
-    for alarm, word in zip(alarms, words, strict=False):
-        if word:
-            raise failed(alarm.message, program_ids(ALARM - word, grid), "", alarm.line)
+def _raise(
+    alarms: Sequence[Alarm],
+    words: Sequence[int],
+    grid: Sequence[int],
+    sizes: Mapping[Symbol, int],
+) -> None:
+    """Raise for the first program that has something to complain about."""
+    number = ALARM - max(words[: len(alarms)])
+    if number == ALARM:
+        return
+    ids = program_ids(number, grid)
+    first = alarms[words.index(ALARM - number)]
+    if first.indexed is None:
+        raise failed(first.message, ids, "", first.line)
+    for start in range(MOST_ALARMS, len(words), RECORD_WORDS):
+        place, program, value = words[start : start + RECORD_WORDS]
+        if place and program == number:
+            alarm = alarms[place - 1]
+            assert alarm.indexed is not None
+            size = alarm.indexed.size.evaluate(sizes)
+            raise bad_index(alarm.indexed, size, value, ids, alarm.line)
+    raise AssertionError("a bad index was seen and not recorded")
+
+
+def bad_index(
+    indexed: Indexed, size: int, value: int, ids: Sequence[int], line: str | None
+) -> errors.KernelError:
+    """The error for an index that names no element."""
+    wraps = "; a kernel does not count negative ones from the end" if value < 0 else ""
+    return errors.KernelError(
+        f"index {value} is out of range for axis {indexed.axis} of {indexed.buffer}, which has "
+        f"size {size} (program {tuple(ids)})",
+        where=line,
+        hint=f"pass indices from 0 to {size - 1}{wraps}; mask= leaves lanes out, other= gives them "
+        "a value, check=False masks them off",
+    )
 
 
 def failed(message: str, ids: Sequence[int], lane: str, line: str | None) -> errors.KernelError:

@@ -19,13 +19,14 @@ from torch import Tensor, fx
 from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel import reporting
-from turbine.kernel.algebra import Expr, Symbol
+from turbine.kernel.algebra import Expr, Symbol, as_expr
 from turbine.kernel.backends.element_types import narrowed, widened
 from turbine.kernel.lang import (
     arithmetic,
     atomics,
     control_flow,
     debugging,
+    index_checks,
     memory,
     products,
     scans,
@@ -559,6 +560,18 @@ def _assert(frame: Frame, node: fx.Node) -> None:
     raise reporting.failed(message, frame.ids, lane, node.meta.get("line"))
 
 
+def _check_index(frame: Frame, node: fx.Node) -> None:
+    index, buffer, axis, shape, _ = _args(node)
+    size = frame.values[buffer].tensor.shape[axis]
+    lanes = frame.within(node, shape)
+    values = frame.values[index].expand(lanes.shape)[lanes]
+    bad = values[(values < 0) | (values >= size)]
+    if len(bad):
+        indexed = reporting.Indexed(frame.values[buffer].name, axis, as_expr(size))
+        line = node.meta.get("line")
+        raise reporting.bad_index(indexed, size, int(bad[0]), frame.ids, line)
+
+
 def _breakpoint(frame: Frame, node: fx.Node) -> None:
     """Stop; the kernel's variables are in `values`, what was computed in `nodes`."""
     names, held = _args(node)
@@ -596,4 +609,5 @@ SPECIAL: dict[Op, Callable[[Frame, fx.Node], Any]] = {
     debugging.print_op: _print,
     debugging.assert_op: _assert,
     debugging.breakpoint_op: _breakpoint,
+    index_checks.check_index: _check_index,
 }

@@ -16,6 +16,7 @@ from turbine.kernel.lang.memory import (
     as_offset,
     block_bounds,
     buffer_of,
+    check_block,
     check_writable,
     places_of,
     restricted,
@@ -29,35 +30,36 @@ from turbine.kernel.types import BOOL
 from turbine.kernel.validity import Valid, both
 
 
-def atomic_add(buffer: Any, index: Any, value: Any, mask: Any = None) -> Tile:
+def atomic_add(buffer: Any, index: Any, value: Any, mask: Any = None, *, check: Any = None) -> Tile:
     """Add a tile to the block of a buffer at an index, or to elements that tiles of integers name.
 
     Gives what was there before. The buffer is an InOutBuffer, or an output that is `.filled(0)`.
-    Lanes outside the buffer, without a value, or where `mask` does not hold, are left out. An
-    element that is named several times is changed each time.
+    Lanes outside the buffer, masked-off ones, and those where `mask` does not hold, are left out.
+    An element that is named several times is changed each time. An index that was loaded is
+    checked as by tkl.load; `check=False` leaves such lanes out.
 
         tkl.atomic_add(histogram, (bins,), 1)
     """
-    return _atomic("add", buffer, index, value, mask)
+    return _atomic("add", buffer, index, value, mask, check)
 
 
-def atomic_max(buffer: Any, index: Any, value: Any, mask: Any = None) -> Tile:
+def atomic_max(buffer: Any, index: Any, value: Any, mask: Any = None, *, check: Any = None) -> Tile:
     """Make elements of a buffer at least as large as a tile's; as atomic_add does it."""
-    return _atomic("max", buffer, index, value, mask)
+    return _atomic("max", buffer, index, value, mask, check)
 
 
-def atomic_min(buffer: Any, index: Any, value: Any, mask: Any = None) -> Tile:
+def atomic_min(buffer: Any, index: Any, value: Any, mask: Any = None, *, check: Any = None) -> Tile:
     """Make elements of a buffer at most as large as a tile's; as atomic_add does it."""
-    return _atomic("min", buffer, index, value, mask)
+    return _atomic("min", buffer, index, value, mask, check)
 
 
-def _atomic(kind: str, buffer: Any, index: Any, value: Any, mask: Any) -> Tile:
+def _atomic(kind: str, buffer: Any, index: Any, value: Any, mask: Any, check: Any) -> Tile:
     what = f"tkl.atomic_{kind}"
     checked = _changeable(buffer_of(buffer, what), what)
     places = places_of(checked, index, what)
     tile = value_for(checked, value, what)
     if any(isinstance(place, Tile) and place.type.rank for place in places):
-        named, spread, valid = scattered(checked, places, tile, mask, what)
+        named, spread, valid = scattered(checked, places, tile, mask, check, what)
         given = {"bounds": valid.bounds, "masks": valid.masks}
         return atomic_scatter.add(
             checked, named, spread, kind, type=spread.type, valid=valid, **given
@@ -73,6 +75,7 @@ def _atomic(kind: str, buffer: Any, index: Any, value: Any, mask: Any) -> Tile:
     block = new_axes(tile, missing)
     if mask is not None:
         block = restricted(block, mask, what)
+    check_block(checked, places, block, check, what)
     valid = both([Valid(block_bounds(checked, offsets, block.type.shape)), block.valid])
     given = {"bounds": valid.bounds, "masks": valid.masks}
     old = atomic_block.add(checked, offsets, block, kind, type=block.type, valid=valid, **given)

@@ -26,7 +26,7 @@ from turbine.kernel.algebra import (
     smaller,
 )
 from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.lang.memory import FARTHEST, computed_index, fill_missing
+from turbine.kernel.lang.memory import FARTHEST, computed_index, number_or
 from turbine.kernel.lang.shapes import broadcast_to, masked
 from turbine.kernel.op import as_tile, recorded
 from turbine.kernel.tracing import IndexExpr, Region, Tile, Trace, expr_of, user_line
@@ -147,14 +147,14 @@ def _asking(condition: Callable[..., Any]) -> Callable[..., Any]:
 
     def asking(*carried: Any) -> Tile:
         check_takes(condition, carried, "the condition of tkl.while_loop")
-        tile = _holding(as_bool(condition(*carried), "while_loop"))
+        tile = as_bool(condition(*carried), "while_loop")
         if tile.type.rank:
             raise errors.KernelError(
                 f"the condition of tkl.while_loop gives {tile!r}",
                 where=user_line(),
                 hint="it is a single value: tkl.any(x) or tkl.all(x)",
             )
-        return tile
+        return number_or(tile, False)
 
     return asking
 
@@ -164,13 +164,14 @@ def cond(
 ) -> Any:
     """What one of two functions gives, each called with the operands."""
     trace = tracing.current("tkl.cond")
-    asked = _holding(as_bool(condition, "cond"))
+    asked = as_bool(condition, "cond")
     if asked.type.rank:
         raise errors.KernelError(
             f"the condition of tkl.cond is {asked!r}",
             where=user_line(),
             hint="it is a single value; tkl.where chooses element by element",
         )
+    asked = number_or(asked, False)
     passed = _init(operands, "operands")
     one, of_one = _traced(trace, _masking(then), [], passed)
     types = [node.meta["type"] for node in output_of(one.graph)]
@@ -180,12 +181,6 @@ def cond(
     pairs = zip(results[::2], results[1::2], strict=True)
     values = [Tile(value.node, value.type, Valid((), (mask,))) for value, mask in pairs]
     return values[0] if len(values) == 1 else Results(values)
-
-
-def _holding(condition: Tile) -> Tile:
-    """A condition that does not hold where it is masked off."""
-    held: Tile = fill_missing(condition, False) if condition.valid else condition
-    return held
 
 
 def _masking(

@@ -15,9 +15,10 @@ from torch import Tensor
 from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel import tracing
-from turbine.kernel.algebra import ONE, Expr, Symbol, symbol
+from turbine.kernel.algebra import ONE, Expr, Symbol, is_never_negative, symbol
 from turbine.kernel.lang.affine import Block, block_of, bounds_of
 from turbine.kernel.lang.arithmetic import as_bool
+from turbine.kernel.lang.index_checks import check_indices, wants_check
 from turbine.kernel.lang.shapes import (
     aligned_to,
     broadcast_to,
@@ -35,17 +36,25 @@ Index = Expr | Tile
 
 
 def _load(
-    made: Op, buffer: Any, index: Any, shape: Any = None, *, mask: Any = None, other: Any = None
+    made: Op,
+    buffer: Any,
+    index: Any,
+    shape: Any = None,
+    *,
+    mask: Any = None,
+    other: Any = None,
+    check: Any = None,
 ) -> Tile:
     checked = buffer_of(buffer, "tkl.load")
     _check_written(checked)
     places = places_of(checked, index, "tkl.load")
-    if shape is None and any(isinstance(place, Tile) for place in places):
-        tile = _gathered(checked, places)
-    else:
-        tile = _block(made, checked, places, shape)
-    if mask is not None:
-        tile = restricted(tile, mask, "tkl.load")
+    is_gather = shape is None and any(isinstance(place, Tile) for place in places)
+    tile = _gathered(checked, places) if is_gather else _block(made, checked, places, shape)
+    masking = Valid() if mask is None else restriction(tile.type.shape, mask, "tkl.load")
+    if wants_check(check, "tkl.load", has_other=other is not None):
+        named = places if is_gather else single_places(places, shape)
+        check_indices(checked, named, tile.type.shape, masking, always=check is True)
+    tile = Tile(tile.node, tile.type, both([tile.valid, masking]))
     return tile if other is None else fill_missing(tile, other)
 
 
@@ -55,7 +64,11 @@ def load(buffer: Tensor, index: Sequence[int], shape: Sequence[int], within: Ten
 
     Along an axis whose size is None there is one element, and the tile has no such axis. Without a
     shape, single elements: those that tiles of integers name, or one. Where `mask` does not hold,
-    and outside the buffer, lanes hold no value, or `other` if it is given.
+    and outside the buffer, lanes are masked off, or `other` if it is given.
+
+    A single element whose index was loaded and lies outside the buffer is an error, unless `mask`
+    leaves it out or `other` is given. `check=True` looks at other indices too, `check=False` at
+    none.
     """
     grids = [
         (torch.arange(size) + start).clamp(0, max(extent - 1, 0))
@@ -182,22 +195,25 @@ def in_bounds(buffer: Tensor, index: Sequence[Tensor]) -> Tensor:
 
 def restricted(tile: Tile, mask: Any, what: str) -> Tile:
     """The tile, whose lanes hold a value only where a mask holds too."""
+    masking = restriction(tile.type.shape, mask, what)
+    return Tile(tile.node, tile.type, both([tile.valid, masking]))
+
+
+def restriction(shape: Sequence[Expr], mask: Any, what: str) -> Valid:
+    """The lanes of a tile where a mask holds that is broadcast to it."""
     condition = as_bool(mask, what)
-    padded = aligned_to(condition, tile.type.shape)
+    padded = aligned_to(condition, shape)
     bounds = bounds_of(condition)
     if bounds is None:
-        restricting = both([padded.valid, Valid((), (padded,))])
-    else:
-        restricting = Valid(tuple(_aligned(bound, condition, tile) for bound in bounds))
-    return Tile(tile.node, tile.type, both([tile.valid, restricting]))
+        return both([padded.valid, Valid((), (padded,))])
+    return Valid(tuple(_aligned(bound, condition, len(shape)) for bound in bounds))
 
 
-def _aligned(bound: Bound, mask: Tile, tile: Tile) -> Bound:
-    """A bound of a mask, for the tile that it is broadcast to."""
+def _aligned(bound: Bound, mask: Tile, rank: int) -> Bound:
+    """A bound of a mask, for a tile of more axes that it is broadcast to."""
     assert bound.axis is not None
     is_single = mask.type.shape[bound.axis] == ONE
-    place = None if is_single else bound.axis + tile.type.rank - mask.type.rank
-    return replace(bound, axis=place)
+    return replace(bound, axis=None if is_single else bound.axis + rank - mask.type.rank)
 
 
 def _fill_missing(made: Op, x: Tile, other: Any) -> Tile:
@@ -213,14 +229,16 @@ def fill_missing(x: Tensor, other: Tensor, within: Tensor) -> Tensor:
     return torch.where(within, x, other)
 
 
-def _store(made: Op, buffer: Any, index: Any, value: Any, *, mask: Any = None) -> None:
+def _store(
+    made: Op, buffer: Any, index: Any, value: Any, *, mask: Any = None, check: Any = None
+) -> None:
     checked = buffer_of(buffer, "tkl.store")
     check_writable(checked, "tkl.store")
     places = places_of(checked, index, "tkl.store")
     tile = value_for(checked, value, "tkl.store")
     tracing.current("tkl.store").written.add(checked.name)
     if any(isinstance(place, Tile) and place.type.rank for place in places):
-        _scatter(checked, places, tile, mask)
+        _scatter(checked, places, tile, mask, check)
         return
     offsets = [as_offset(place) for place in places]
     if tile.type.rank > len(offsets):
@@ -232,6 +250,7 @@ def _store(made: Op, buffer: Any, index: Any, value: Any, *, mask: Any = None) -
     block = new_axes(tile, len(offsets) - tile.type.rank)
     if mask is not None:
         block = restricted(block, mask, "tkl.store")
+    check_block(checked, places, block, check, "tkl.store")
     _put(checked, offsets, block)
 
 
@@ -245,28 +264,31 @@ def _put(buffer: Buffer, offsets: Sequence[Expr], block: Tile) -> None:
 def store(buffer: Tensor, index: Sequence[int], value: Tensor, within: Tensor) -> None:
     """Write a tile to the block of a buffer at an index, or elements where tiles of integers say.
 
-    Lanes outside the buffer, without a value, or where `mask` does not hold, are left out.
+    Lanes outside the buffer, masked-off ones, and those where `mask` does not hold, are left out.
+    An index that was loaded is checked as by tkl.load; `check=False` leaves such lanes out.
     """
     places = torch.nonzero(within.expand(value.shape), as_tuple=True)
     targets = tuple(place + start for place, start in zip(places, index, strict=True))
     buffer[targets] = value[places]
 
 
-def _scatter(buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any) -> None:
+def _scatter(buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any, check: Any) -> None:
     tiles = [as_tile(_as_value(place), I64, "store") for place in places]
     shape = broadcast_shapes([*(tile.type for tile in tiles), value.type])
     block = block_of(tiles, shape)
     if block is not None:
         lanes = broadcast_to(value, list(map(IndexExpr, shape)))
         named = lanes if mask is None else restricted(lanes, mask, "tkl.store")
+        if wants_check(check, "tkl.store"):
+            check_indices(buffer, tiles, shape, named.valid, always=check is True)
         _put(buffer, block.offsets, _as_block(named, block))
         return
-    index, spread, valid = scattered(buffer, places, value, mask, "tkl.store")
+    index, spread, valid = scattered(buffer, places, value, mask, check, "tkl.store")
     scatter.record(buffer, index, spread, bounds=valid.bounds, masks=valid.masks)
 
 
 def scattered(
-    buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any, what: str
+    buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any, check: Any, what: str
 ) -> tuple[tuple[Tile, ...], Tile, Valid]:
     """Indices and a value of one shape, and the lanes that are written."""
     tiles = [as_tile(_as_value(place), I64, what) for place in places]
@@ -275,10 +297,30 @@ def scattered(
     index = tuple(broadcast_to(tile, sizes) for tile in tiles)
     spread = broadcast_to(value, sizes)
     inside: Tile = in_bounds(buffer, *index)
-    valid = both([*(tile.valid for tile in (*index, spread)), Valid((), (inside,))])
+    named = both([tile.valid for tile in (*index, spread)])
     if mask is not None:
-        valid = both([valid, restricted(spread, mask, what).valid])
-    return index, spread, valid
+        named = both([named, restriction(shape, mask, what)])
+    if wants_check(check, what):
+        check_indices(buffer, tiles, shape, named, always=check is True)
+    return index, spread, both([named, Valid((), (inside,))])
+
+
+def check_block(
+    buffer: Buffer, places: Sequence[Index], block: Tile, check: Any, what: str
+) -> None:
+    """Check the indices of a block along whose axes there is one element."""
+    if wants_check(check, what):
+        named = single_places(places, list(block.shape))
+        check_indices(buffer, named, block.type.shape, block.valid, always=check is True)
+
+
+def single_places(places: Sequence[Index], sizes: Any) -> list[Index | None]:
+    """The indices of a block; None along axes where it has several elements, and an edge."""
+    if sizes is None:
+        return list(places)
+    listed = sizes if isinstance(sizes, (tuple, list)) else (sizes,)
+    is_single = [size is None or expr_of(size) == ONE for size in listed]
+    return [p if single else None for p, single in zip(places, is_single, strict=True)]
 
 
 @op(_scatter)
@@ -373,15 +415,26 @@ FARTHEST = 1 << 61
 
 def computed_index(value: Tile, otherwise: int) -> Expr:
     """A computed integer as an offset or a limit; another number where it is masked off."""
-    index: IndexExpr = to_index(fill_missing(value, otherwise) if value.valid else value)
+    index: IndexExpr = to_index(number_or(as_tile(value, I64, "to_index"), otherwise))
     return index.expr
+
+
+def number_or(value: Tile, otherwise: bool | int) -> Tile:
+    """A tile without axes; another number where it may be masked off."""
+    ranges = tracing.current("a number").ranges
+    is_held = not value.valid.masks and all(
+        is_never_negative(b.offset, ranges) and is_never_negative(b.limit - b.offset - 1, ranges)
+        for b in value.valid.bounds
+    )
+    held: Tile = value if is_held else fill_missing(value, otherwise)
+    return held
 
 
 def _to_index(made: Op, x: Tile) -> IndexExpr:
     trace = tracing.current("tkl.to_index")
     trace.counters += 1
     unknown = Symbol(x.node.name, "data", trace.counters)
-    made.record(as_tile(x, I64, "to_index"), unknown)
+    made.record(x, unknown)
     return IndexExpr(symbol(unknown.name, unknown.kind, unknown.number))
 
 

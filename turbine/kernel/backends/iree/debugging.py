@@ -8,16 +8,26 @@ from torch import fx
 
 from turbine import errors
 from turbine.kernel.backends.iree.casting import converted
-from turbine.kernel.backends.iree.emitter import RULES, Emitter
-from turbine.kernel.backends.iree.memory import over_lanes
+from turbine.kernel.backends.iree.emitter import RULES, WORKGROUPS, Emitter
+from turbine.kernel.backends.iree.memory import mask_at, over_lanes, source
+from turbine.kernel.backends.iree.pointwise import broadcast_coords
+from turbine.kernel.backends.iree.reductions import has_any
 from turbine.kernel.backends.iree.tiles import Coords, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value
-from turbine.kernel.lang import debugging
+from turbine.kernel.lang import debugging, index_checks
 from turbine.kernel.op import arguments, options
-from turbine.kernel.reporting import ALARM, LOG_WORDS, MOST_ALARMS, Alarm, Site
-from turbine.kernel.types import DTYPES, I64
+from turbine.kernel.reporting import (
+    ALARM,
+    LOG_WORDS,
+    MOST_ALARMS,
+    RECORD_WORDS,
+    Alarm,
+    Indexed,
+    Site,
+)
+from turbine.kernel.types import BOOL, DTYPES, I64
 
-ALARMS = f"memref<{MOST_ALARMS}xi64>"
+ALARMS = f"memref<{MOST_ALARMS + WORKGROUPS * RECORD_WORDS}xi64>"
 LOG = f"memref<{LOG_WORDS}xi64>"
 
 
@@ -25,26 +35,91 @@ def _assert(emitter: Emitter, node: fx.Node) -> None:
     condition, message = arguments(node)
     assert isinstance(message, str)
     w = emitter.w
-    if len(emitter.alarms) == MOST_ALARMS:
-        raise errors.KernelError(
-            f"kernel {emitter.kernel} has more than {MOST_ALARMS} assertions",
-            where=node.meta.get("line"),
-        )
-    emitter.alarms.append(Alarm(node.meta.get("line"), message))
-    place = w.index(len(emitter.alarms) - 1)
+    place = _alarm(emitter, Alarm(node.meta.get("line"), message))
     tile = emitter.tile(condition)
-    number = w.convert("arith.index_cast", emitter.number, "i64")
-    word = w.binary("arith.subi", w.constant(ALARM, "i64"), number)
 
     def body(coords: Coords) -> None:
         holds = emitter.at(tile, coords)
         fails = w.binary("arith.xori", holds, w.constant(True, "i1"))
         with w.branch(fails):
-            w.emit(
-                f"memref.atomic_rmw maxs {word}, %alarms[{place}] : (i64, {ALARMS}) -> i64", "i64"
-            )
+            _sound(emitter, place)
 
     over_lanes(emitter, condition, options(node)["bounds"], options(node)["masks"], body)
+
+
+def _alarm(emitter: Emitter, alarm: Alarm) -> int:
+    """The place of an alarm among the kernel's; the same one again where it is alike."""
+    if alarm in emitter.alarms:
+        return emitter.alarms.index(alarm)
+    if len(emitter.alarms) == MOST_ALARMS:
+        raise errors.KernelError(
+            f"kernel {emitter.kernel} has more than {MOST_ALARMS} assertions and checks of indices",
+            where=alarm.line,
+            hint="leave checks out by check=False, or put what is alike in a tkl.for_loop",
+        )
+    emitter.alarms.append(alarm)
+    return len(emitter.alarms) - 1
+
+
+def _sound(emitter: Emitter, place: int) -> None:
+    """Leave the number of the program, if none before it was left."""
+    w = emitter.w
+    word = w.binary("arith.subi", w.constant(ALARM, "i64"), _number(emitter))
+    at = w.index(place)
+    w.emit(f"memref.atomic_rmw maxs {word}, %alarms[{at}] : (i64, {ALARMS}) -> i64", "i64")
+
+
+def _number(emitter: Emitter) -> Value:
+    return emitter.w.convert("arith.index_cast", emitter.number, "i64")
+
+
+def _check_index(emitter: Emitter, node: fx.Node) -> None:
+    """Look at all indices at once; if one is bad, look for the first."""
+    index, buffer, axis, shape, _ = arguments(node)
+    assert isinstance(axis, int)
+    w, tile = emitter.w, emitter.tile(index)
+    place = _alarm(emitter, _bad_index(node))
+    size = w.convert("arith.index_cast", w.index(source(emitter, buffer).shape[axis]), "i64")
+
+    def compute(coords: Coords) -> Value:
+        value = emitter.spread(emitter.at(tile, broadcast_coords(tile, coords)), coords)
+        # A negative one is larger than any size if it is taken for a number without sign.
+        return w.compare("arith.cmpi", "uge", value, emitter.spread(size, coords))
+
+    is_bad = TileValue(emitter.sizes(shape), BOOL, compute, tile.weight + 1, tile.reads)
+    bounds: Any = options(node)["bounds"]
+    masks = [emitter.tile(mask) for mask in options(node)["masks"]]
+
+    def look(coords: Coords) -> None:
+        fails, taking = emitter.at(is_bad, coords), mask_at(emitter, masks, coords)
+        with w.branch(fails if taking is None else w.binary("arith.andi", fails, taking)):
+            _sound(emitter, place)
+            _record(emitter, place, emitter.at(tile, broadcast_coords(tile, coords)))
+
+    if not shape:
+        emitter.sweep_inside(shape, bounds, look, None)
+        return
+    found = has_any(emitter, is_bad, shape, bounds, masks)
+    with w.branch(found), emitter.scope():
+        emitter.sweep_inside(shape, bounds, look, None)
+
+
+def _bad_index(node: fx.Node) -> Alarm:
+    _, buffer, axis, *_ = arguments(node)
+    name, size = buffer.meta["buffer"], buffer.meta["type"].shape[axis]
+    message = f"an index is out of range for axis {axis} of {name}, which has size {size}"
+    return Alarm(node.meta.get("line"), message, Indexed(name, axis, size))
+
+
+def _record(emitter: Emitter, place: int, index: Value) -> None:
+    """Keep the first bad index of the workgroup, which runs its programs in order."""
+    w = emitter.w
+    start = w.add(MOST_ALARMS, w.mul(Value("%workgroup", "index"), RECORD_WORDS))
+    first = w.load("%alarms", ALARMS, [start], "i64", 0)
+    with w.branch(w.compare("arith.cmpi", "eq", first, w.constant(0, "i64"))):
+        words = (w.constant(place + 1, "i64"), _number(emitter), index)
+        for step, word in enumerate(words):
+            w.store(word, "%alarms", ALARMS, [w.add(start, step)])
 
 
 def _print(emitter: Emitter, node: fx.Node) -> None:
@@ -110,5 +185,6 @@ def _breakpoint(emitter: Emitter, node: fx.Node) -> None:
 
 
 RULES[debugging.assert_op] = _assert
+RULES[index_checks.check_index] = _check_index
 RULES[debugging.print_op] = _print
 RULES[debugging.breakpoint_op] = _breakpoint

@@ -41,6 +41,9 @@ _CHEAP = 6
 # And one that costs more than this is computed by itself, before what is computed from it.
 _LONG = 150
 
+# A launch has at most so many: see Note [Few workgroups].
+WORKGROUPS = 32
+
 # First and last + 1 of the lanes along an axis.
 Extent = tuple[Index, Index]
 

@@ -18,13 +18,13 @@ from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import ZERO, Expr, Symbol, is_never_negative, slope
 from turbine.kernel.backends.iree import debugging, elements
-from turbine.kernel.backends.iree.emitter import Emitter, Scratch, Source
+from turbine.kernel.backends.iree.emitter import WORKGROUPS, Emitter, Scratch, Source
 from turbine.kernel.backends.iree.rules import RULES
 from turbine.kernel.backends.iree.tiles import TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer, spelled
 from turbine.kernel.program import Program
 from turbine.kernel.proving import Facts
-from turbine.kernel.reporting import LOG_WORDS, MOST_ALARMS, Report
+from turbine.kernel.reporting import LOG_WORDS, Report
 from turbine.kernel.signature import Parameter
 from turbine.kernel.size_inference import Axis, in_order
 from turbine.kernel.types import BufferType, ScalarType, tensor_of
@@ -32,7 +32,6 @@ from turbine.target import Target
 
 # What a dispatch of IREE's can have.
 _MOST_BINDINGS, _MOST_SIZES = 32, 31
-WORKGROUPS = 32
 # What kernels compile for; "any" is IR whose target is not known yet.
 _KINDS = ("cpu", "any")
 DISPATCH_ATTRIBUTES = (
@@ -132,7 +131,7 @@ class Layout:
     @property
     def words(self) -> list[Words]:
         """Memory for what there is to report."""
-        alarms = Words("alarms", debugging.ALARMS, f"tensor<{MOST_ALARMS}xi64>")
+        alarms = Words("alarms", debugging.ALARMS, debugging.ALARMS.replace("memref", "tensor"))
         log = Words("log", debugging.LOG, f"tensor<{LOG_WORDS}xi64>")
         return [alarms] * bool(self.report.alarms) + [log] * bool(self.report.sites)
 
@@ -418,11 +417,12 @@ def _check_alarms(w: Writer, layout: Layout, names: Sequence[str]) -> None:
     if not layout.report.alarms:
         return
     word = names[len(layout.inouts) + len(layout.filled)]
-    tensor = f"tensor<{MOST_ALARMS}xi64>"
+    tensor = layout.words[0].tensor
     for place, alarm in enumerate(layout.report.alarms):
         value = w.emit(f"flow.tensor.load {word}[{w.index(place)}] : {tensor}", "i64")
         holds = w.compare("arith.cmpi", "eq", value, w.constant(0, "i64"))
-        message = json.dumps(f"an assertion of a kernel fails: {alarm.message} ({alarm.line})")
+        failing = "" if alarm.indexed is not None else "an assertion of a kernel fails: "
+        message = json.dumps(f"{failing}{alarm.message} ({alarm.line})")
         w.line(f"cf.assert {holds}, {message}")
 
 

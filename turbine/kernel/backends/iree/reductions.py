@@ -9,6 +9,7 @@ from typing import Any
 from torch import fx
 
 from turbine.dtypes import Dtype
+from turbine.kernel.algebra import Expr
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_for, vector_axis
 from turbine.kernel.backends.iree.memory import mask_at
@@ -18,6 +19,7 @@ from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.kernel.lang import reductions
 from turbine.kernel.op import arguments, options
 from turbine.kernel.types import I64
+from turbine.kernel.validity import Bound
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,21 @@ def reduced(emitter: Emitter, node: fx.Node, kind: Kind) -> TileValue:
 
     emitter.sweep(kept, 0 if inner else lanes_for(tile.dtype, kept), body)
     return emitter.held(room, emitter.sizes(type.shape))
+
+
+def has_any(
+    emitter: Emitter,
+    tile: TileValue,
+    shape: Sequence[Expr],
+    bounds: Sequence[Bound],
+    masks: list[TileValue],
+) -> Value:
+    """Whether a bool of a tile holds, among the lanes that fulfil bounds and masks."""
+    extents = emitter.extents(shape, bounds)
+    axes, lanes = tuple(range(len(shape))), lanes_for(tile.dtype, extents)
+    reduction = Reduction(emitter, KINDS[reductions.any], tile, axes, masks, lanes)
+    (found,) = reduction.folded(reduction.over(extents, (), vector_axis(extents)))
+    return found
 
 
 def _result(emitter: Emitter, held: Sequence[Value], dtype: Dtype) -> Value:

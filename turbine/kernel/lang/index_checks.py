@@ -1,0 +1,88 @@
+"""Checks of indices that come from data: where PyTorch raises, so does a kernel.
+
+A block that sticks out of its buffer is an edge, and its lanes are masked off. An index that was
+loaded is a claim of the caller's: if it names no element, the caller is told which one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from turbine import config, errors
+from turbine.kernel import tracing
+from turbine.kernel.algebra import ONE, Expr
+from turbine.kernel.lang.affine import affine_of
+from turbine.kernel.lang.shapes import aligned_to
+from turbine.kernel.op import as_tile, recorded
+from turbine.kernel.tracing import Buffer, IndexExpr, Tile, user_line
+from turbine.kernel.types import I64
+from turbine.kernel.validity import Valid, axes_of, both
+
+
+def wants_check(check: Any, what: str, *, has_other: bool = False) -> bool:
+    """Whether indices are looked at: by default where nothing says what a bad one gives."""
+    if not isinstance(check, bool) and check is not None:
+        raise errors.KernelError(
+            f"{what} has {check=}",
+            where=user_line(),
+            hint="check=True looks at every index, check=False at none, None at loaded ones",
+        )
+    if check is None:
+        return config.current().check_indices and not has_other
+    return check
+
+
+def check_indices(
+    buffer: Buffer,
+    places: Sequence[Expr | Tile | None],
+    shape: Sequence[Expr],
+    valid: Valid,
+    *,
+    always: bool,
+) -> None:
+    """Check indices, one along each axis or None, for the lanes of this shape that are accessed.
+
+    Unless `always`, indices that only count are left out.
+    """
+    tiles = {
+        axis: aligned_to(as_tile(_as_value(place), I64, "load"), shape)
+        for axis, place in enumerate(places)
+        if place is not None and (isinstance(place, Tile) or always or not _is_count(place))
+    }
+    accessed = both([valid, *(tile.valid for tile in tiles.values())])
+    for axis, tile in tiles.items():
+        if always or not _is_count(tile):
+            _check(buffer, axis, tile, shape, accessed, always)
+
+
+def _as_value(place: Expr | Tile) -> Any:
+    return place if isinstance(place, Tile) else IndexExpr(place)
+
+
+def _check(
+    buffer: Buffer, axis: int, index: Tile, shape: Sequence[Expr], accessed: Valid, always: bool
+) -> None:
+    """Check along the axes that the index and the masks of its lanes have."""
+    wide = axes_of(index).union(*map(axes_of, accessed.masks))
+    sizes = tuple(size if place in wide else ONE for place, size in enumerate(shape))
+    bounds = tuple(b for b in accessed.bounds if b.axis is None or b.axis in wide)
+    check_index.record(index, buffer, axis, sizes, always, bounds=bounds, masks=accessed.masks)
+
+
+def _is_count(place: Expr | Tile) -> bool:
+    """Whether an index is made of sizes, program ids and counters of loops whose limits are."""
+    if isinstance(place, Expr):
+        ranges = tracing.current("an index").ranges
+        return all(s.kind != "data" and (s.kind != "loop" or s in ranges) for s in place.symbols)
+    affine = affine_of(place.node)
+    return affine is not None and _is_count(affine.base)
+
+
+@recorded
+def check_index(
+    index: Tensor, buffer: Tensor, axis: int, shape: Sequence[int], always: bool
+) -> None:
+    """An error where an index of a buffer's axis, broadcast to a shape, names no element."""
