@@ -1,10 +1,11 @@
 """Time kernels of TK beside PyTorch on the same machine and threads.
 
-Prints milliseconds by medians, and PyTorch's time over the kernel's with the goal for it. Calls
-take turns, so that a busy machine is busy for both:
+Prints milliseconds by medians, and PyTorch's time over the kernel's with the goal for it; then what
+checks of loaded indices cost. Calls take turns, so that a busy machine is busy for both:
 
     python benchmarks/kernels.py --seconds 3
     python benchmarks/kernels.py --only gemm,softmax
+    python benchmarks/kernels.py --only checks
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from torch import Tensor
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine import tables
+from turbine.kernel.kernel import Kernel
 
 M, N, K, D, H, S = tkl.sym.M, tkl.sym.N, tkl.sym.K, tkl.sym.D, tkl.sym.H, tkl.sym.S
 BM, BN, BK = tkl.sym.BM, tkl.sym.BN, tkl.sym.BK
@@ -136,6 +138,50 @@ def add(
     tkl.store(z, place, tkl.load(x, place, (BN,)) + tkl.load(y, place, (BN,)))
 
 
+def take(check: bool) -> Kernel:
+    """Elements by loaded indices."""
+
+    @tk.gen.kernel(M // BM, blocks={BM: 1024})
+    def taken(
+        x: tkl.InputBuffer[N, f32], ids: tkl.InputBuffer[M, tkl.i64], y: tkl.OutputBuffer[M, f32]
+    ) -> None:
+        start = tkl.program_id(0) * BM
+        tkl.store(y, (start,), tkl.load(x, (tkl.load(ids, (start,), (BM,)),), check=check))
+
+    return taken
+
+
+def embed(check: bool) -> Kernel:
+    """Rows by loaded indices."""
+
+    @tk.gen.kernel(M)
+    def embedded(
+        x: tkl.InputBuffer[N, K, f32],
+        ids: tkl.InputBuffer[M, tkl.i64],
+        y: tkl.OutputBuffer[M, K, f32],
+    ) -> None:
+        i = tkl.program_id(0)
+        row = tkl.load(x, (tkl.load(ids, (i,)), 0), (1, K), check=check)
+        tkl.store(y, (i, 0), row)
+
+    return embedded
+
+
+def histogram(check: bool) -> Kernel:
+    """Counts by loaded indices."""
+
+    @tk.gen.kernel(M // BM, blocks={BM: 1024})
+    def counted(
+        x: tkl.InputBuffer[N, f32],
+        ids: tkl.InputBuffer[M, tkl.i64],
+        y: tkl.OutputBuffer[N, tkl.i64].filled(0),
+    ) -> None:
+        values = tkl.load(ids, (tkl.program_id(0) * BM,), (BM,))
+        tkl.atomic_add(y, (values,), 1, check=check)
+
+    return counted
+
+
 @dataclass(frozen=True)
 class Case:
     """A kernel and what PyTorch has for it; `goal` is for PyTorch's time over the kernel's."""
@@ -202,6 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(tables.table([head, *rows], right=(1, 2, 3, 4)))
     if not wanted or "add" in wanted:
         print(_overhead(options.seconds))
+    if not wanted or "checks" in wanted:
+        print(_checks(options.seconds))
     return 0
 
 
@@ -226,6 +274,35 @@ def _overhead(seconds: float) -> str:
     timings = round_robin(calls, seconds=seconds, block=50)
     over = 1e6 * (timings["turbine"].best - timings["PyTorch"].best)
     return f"a cached call on 64 elements: {over:.1f} us over torch.add; goal {OVERHEAD_GOAL_US}"
+
+
+# A kernel with and without checks, the tensor that is indexed, and how many indices there are.
+CHECKED: tuple[tuple[str, Callable[[bool], Kernel], tuple[int, ...], int], ...] = (
+    ("take 1M of 1M", take, (1 << 20,), 1 << 20),
+    ("take 1M of 1K", take, (1 << 10,), 1 << 20),
+    ("take 64 of 1K", take, (1 << 10,), 64),
+    ("embed 4K rows of 256", embed, (1 << 15, 256), 1 << 12),
+    ("embed 16 rows of 256", embed, (1 << 15, 256), 16),
+    ("histogram of 1M", histogram, (1 << 10,), 1 << 20),
+)
+
+
+def _checks(seconds: float) -> str:
+    rows = [["indices that are loaded", "checked us", "unchecked us", "cost"]]
+    for name, make, shape, count in CHECKED:
+        x, ids = torch.randn(shape), torch.randint(0, shape[0], (count,))
+        checked, unchecked = make(True), make(False)
+        assert torch.equal(checked(x, ids), unchecked(x, ids))
+        calls: dict[str, Call] = {
+            "checked": lambda call=checked, x=x, ids=ids: call(x, ids),
+            "unchecked": lambda call=unchecked, x=x, ids=ids: call(x, ids),
+        }
+        timings = round_robin(calls, seconds=seconds, block=5)
+        own, bare = timings["checked"].median, timings["unchecked"].median
+        rows.append(
+            [name, f"{1e6 * own:.1f}", f"{1e6 * bare:.1f}", f"{100 * (own / bare - 1):.0f}%"]
+        )
+    return tables.table(rows, right=(1, 2, 3))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ def test_a_bad_index_is_reported_by_both_ways_to_run(name: str) -> None:
 
 
 def test_the_line_is_the_one_that_reads() -> None:
-    with pytest.raises(errors.KernelError, match="does not count negative ones") as caught:
+    with pytest.raises(
+        errors.KernelError, match="negative ones do not count from the end"
+    ) as caught:
         take(TABLE, BAD)
     assert caught.value.where == f"{__file__}:{take.function.__code__.co_firstlineno + 5}"
 

