@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.export import Dim
 
 import turbine
+from tests.compiled import agrees
+from tests.compiled import compiled as dynamo_compiled
 from tests.models import Fn, compiled
+
+aten = torch.ops.aten
 
 TABLE = torch.arange(40.0).reshape(10, 4)
 CASES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -21,16 +26,39 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "gather": lambda i: TABLE.gather(0, i.unsqueeze(1)),
     "scatter": lambda i: torch.zeros(10, 1).scatter(0, i.unsqueeze(1), 1.0),
     "index_put": lambda i: torch.zeros(10).index_put((i,), torch.ones(3)),
+    "index_add": lambda i: TABLE.index_add(0, i, torch.ones(3, 4)),
+    "index_copy": lambda i: TABLE.index_copy(0, i, torch.ones(3, 4)),
+    "index_fill": lambda i: TABLE.index_fill(0, i, 1.0),
+    "index_reduce": lambda i: TABLE.index_reduce(0, i, torch.ones(3, 4), "amax"),
+    "scatter_add": lambda i: TABLE.scatter_add(-2, i.unsqueeze(1), torch.ones(3, 1)),
+    "take": lambda i: TABLE[:, 0].take(i),
+    "put": lambda i: torch.zeros(10).put(i, torch.ones(3)),
+    "max_unpool2d": lambda i: F.max_unpool2d(
+        torch.ones(2, 1, 3), i.expand(2, 1, 3), (2, 3), (2, 3), output_size=(1, 10)
+    ),
+}
+# PyTorch refuses -1 here.
+FROM_START_ONLY = {
+    "embedding",
+    "index_select",
+    "gather",
+    "scatter",
+    "scatter_add",
+    "index_add",
+    "index_copy",
+    "index_reduce",
+    "max_unpool2d",
 }
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")  # in beta, PyTorch says
 @pytest.mark.sweep(5)
 @pytest.mark.parametrize("case", CASES)
 def test_an_index_out_of_range_is_an_error_and_the_program_goes_on(case: str) -> None:
     good = torch.tensor([1, 0, 9])
     artifact = compiled(CASES[case], good)
     torch.testing.assert_close(artifact(good), CASES[case](good))
-    for bad in (10, 10**6, -(10**9)):
+    for bad in (10, 10**6, -(10**9), *([-1] if case in FROM_START_ONLY else [])):
         with pytest.raises(turbine.errors.RunError, match="index out of range"):
             artifact(torch.tensor([1, bad, 9]))
     torch.testing.assert_close(artifact(good), CASES[case](good))
@@ -39,6 +67,79 @@ def test_an_index_out_of_range_is_an_error_and_the_program_goes_on(case: str) ->
 def test_negative_indices_count_from_the_end() -> None:
     i = torch.tensor([-1, -10, 3])
     torch.testing.assert_close(compiled(CASES["index"], i)(i), TABLE[i])
+
+
+def _write(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Every kind of write by indices that may count from the end, and one read."""
+    y = x.clone()
+    y[[-1]] = 1.0
+    return (
+        y,
+        x.index_put((i,), v),
+        x.index_put((i,), v, accumulate=True),
+        aten.index_put(x, [None, i], v[:, :1].t(), True),
+        x.index_put((i, i), v[:, 0]),
+        x.index_put((i.to(torch.int32),), v),
+        x.index_fill(0, i, 2.0),
+        x.index_fill(-1, i, 2.0),
+        x.put(i, v[:, 0]),
+        x.put(i, v[:, 0], accumulate=True),
+        x.take(i) + i[i // 2].to(x.dtype),
+    )
+
+
+WRITES = (TABLE, torch.tensor([-1, 0, -4]), torch.randn(3, 4))
+
+
+def test_negative_indices_in_writes_count_from_the_end() -> None:
+    torch.testing.assert_close(compiled(_write, *WRITES)(*WRITES), _write(*WRITES))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_negative_indices_count_from_the_end_under_torch_compile(dynamic: bool) -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        return x[..., [-2], :] * x[:, [-1, 0]].sum()
+
+    agrees(_write, lambda: (*(t.clone() for t in WRITES),), ops=10, dynamic=dynamic)
+    agrees(gradient, lambda: (TABLE.clone().requires_grad_(),), ops=4, dynamic=dynamic)
+
+
+def test_bad_indices_raise_what_eager_raises_under_torch_compile() -> None:
+    def write(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x.index_add(0, i, torch.ones(2, 4)).index_put((i,), x[:2]) * 2
+
+    function = dynamo_compiled(write)
+    good = torch.tensor([1, 2])
+    torch.testing.assert_close(function(TABLE, good), write(TABLE, good))
+    for bad in ([1, -1], [10, 1], [-11, 0]):
+        with pytest.raises(IndexError):
+            function(TABLE, torch.tensor(bad))
+
+
+def test_scatters_along_an_axis_counted_from_the_end() -> None:
+    def scatter(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        source = x[:2] + 1
+        return (
+            x.scatter(-2, i, source),
+            x.scatter_reduce(-2, i, source, "prod"),
+            x.scatter(-2, i, 2.0, reduce="multiply"),
+            x.gather(-1, i[:, :2]),
+            x.index_select(-1, i[0]),
+        )
+
+    args = (TABLE, torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]]))
+    torch.testing.assert_close(compiled(scatter, *args)(*args), scatter(*args))
+
+
+def test_an_index_into_an_empty_axis_is_an_error() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            return x.index_put((i,), torch.ones(()))
+
+    args = (torch.arange(6.0), torch.tensor([0, 1]))
+    output = turbine.aot.export(Model(), args=args, dynamic_shapes=({0: Dim("n", max=9)}, None))
+    with pytest.raises(turbine.errors.TurbineError):
+        output.compile()(torch.ones(0), torch.tensor([-1, -1]))
 
 
 def test_an_index_into_a_tensor_of_any_size_is_checked() -> None:

@@ -27,7 +27,7 @@ def flattened(
     rewrite_reshapes(graph)
     widen_small_integers(graph)
     names = [node.name for node in placeholders]
-    check_indices(graph, names)
+    check_indices(graph)
     keep_arguments(graph, names)
     taken, given = hand_over_in_memory_order(graph)
     inputs = [

@@ -1,23 +1,27 @@
-"""Check indices that depend on a call's data: compiled code would read outside its memory.
+"""Check indices and wrap negative ones: compiled code would read or write out of bounds.
 
-Each such index is clamped, so that nothing outside is touched, and an assertion ahead of it makes
-the call fail as eager PyTorch does.
+An index that is not known to be in range is clamped, so that nothing outside is touched, and an
+assertion ahead of it makes the call fail as eager PyTorch does. An index that may count from the
+end is made one that does not: the compiler's scatters take no negative ones.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from turbine.capture.effects import is_ordered
+from turbine.capture.sizes import expression
 
 aten = torch.ops.aten
 Size = int | fx.Node
+Bounds = tuple[int, int] | None  # the least and the largest element, if they are known
 
 
 @dataclass(frozen=True)
@@ -28,15 +32,29 @@ class Index:
     source: fx.Node
     axis: int
     from_end: bool
+    place: tuple[int, ...]  # where it stands among the arguments of its op
 
 
-def check_indices(graph: fx.Graph, changing: Iterable[str]) -> None:
-    """Guard every index computed from the placeholders named in `changing`."""
-    for node in _dependents(graph, set(changing)):
-        find = _INDICES.get(node.target)
-        for index in list(find(node)) if find is not None else []:
-            if index.node.meta["val"].dtype in (torch.int32, torch.int64):
-                node.replace_input_with(index.node, _guarded(graph, node, index))
+def check_indices(graph: fx.Graph) -> None:
+    """Guard and wrap every index, except for constants known to be in range."""
+    constants = _Constants(graph)
+    found = [(node, index) for node in graph.nodes for index in _indices(node)]
+    bounds = {index.node: constants.bounds(index.node) for _, index in found}
+    made: dict[Any, fx.Node] = {}
+    for node, index in found:
+        key = (index.node, expression(_extent(index)), index.from_end)
+        if key not in made:
+            with graph.inserting_before(node):
+                made[key] = _make_safe(graph, node, index, bounds[index.node])
+        # The index may have other uses: in x[i, i] each axis has a size of its own.
+        node.args = _put(node.args, index.place, made[key])
+
+
+def _indices(node: fx.Node) -> list[Index]:
+    """The indices that a node takes, without masks."""
+    find = _INDICES.get(node.target)
+    found = list(find(node)) if find is not None else []
+    return [one for one in found if one.node.meta["val"].dtype in (torch.int32, torch.int64)]
 
 
 def check_early(graph: fx.Graph) -> None:
@@ -67,46 +85,118 @@ def _sources(node: fx.Node) -> set[fx.Node]:
     return found
 
 
-def _dependents(graph: fx.Graph, names: set[str]) -> list[fx.Node]:
-    """Nodes whose values follow from those placeholders; sizes alone do not count."""
-    reached: list[fx.Node] = []
-    for node in graph.nodes:
-        if node.op != "call_function" or node.target is aten.sym_size.int:
-            continue
-        if any(argument.name in names for argument in node.all_input_nodes):
-            names.add(node.name)
-            reached.append(node)
-    return reached
+class _Constants:
+    """The values of nodes that depend on neither arguments nor weights, computed when asked for."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._values: dict[fx.Node, torch.Tensor] = {}
+        self._nodes: set[fx.Node] = set()
+        for node in graph.nodes:
+            if _is_computable(node) and self._nodes.issuperset(node.all_input_nodes):
+                self._nodes.add(node)
+
+    def bounds(self, node: fx.Node) -> Bounds:
+        """The least and the largest element, if they are known."""
+        if node not in self._nodes:
+            return None
+        with _disable_current_modes():  # under torch.compile, tensors are fake otherwise
+            value = self._value(node)
+            return (int(value.min()), int(value.max())) if value.numel() else (0, -1)
+
+    def _value(self, node: fx.Node) -> torch.Tensor:
+        if node not in self._values:
+            target: Any = node.target
+            args, kwargs = fx.map_arg((node.args, node.kwargs), self._value)
+            self._values[node] = target(*args, **kwargs)
+        return self._values[node]
 
 
-def _guarded(graph: fx.Graph, user: fx.Node, index: Index) -> fx.Node:
-    """The index, clamped, after an assertion that clamping changes nothing."""
-    with graph.inserting_before(user):
-        size = _size(graph, user, index)
-        last = size - 1 if isinstance(size, int) else _emit(graph, user, operator.sub, size, 1)
-        first: Size = 0
-        if index.from_end:
-            first = -size if isinstance(size, int) else _emit(graph, user, operator.mul, size, -1)
-        inside = _emit(graph, user, aten.clamp.default, index.node, first, last)
-        same = _emit(graph, user, aten.eq.Tensor, inside, index.node)
-        holds = _emit(graph, user, aten.all.default, same)
-        message = f"{user.target}: index out of range along axis {index.axis}"
-        _emit(graph, user, aten._assert_async.msg, holds, message)
-    return inside
+# Larger constants are checked at run time.
+_MOST_ELEMENTS = 1 << 20
+
+
+def _is_computable(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(node.target, torch._ops.OpOverload) or is_ordered(node):
+        return False
+    if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        return False
+    sizes = list(value.shape)
+    return all(isinstance(n, int) for n in sizes) and value.numel() <= _MOST_ELEMENTS
+
+
+def _make_safe(graph: fx.Graph, user: fx.Node, index: Index, bounds: Bounds) -> fx.Node:
+    """The index as one within its axis, counted from the start."""
+    if index.node.meta["val"].dtype != torch.int64:
+        # The compiler mixes up the two.
+        wide = _emit(graph, user, aten._to_copy.default, index.node, dtype=torch.int64)
+        index = replace(index, node=wide)
+    extent = _extent(index)
+    if _are_within(bounds, 0, extent):
+        return index.node
+    size = _size(graph, user, index)
+    if not (index.from_end and _are_within(bounds, -extent, extent)):
+        index = replace(index, node=_guard(graph, user, index, size))
+    return _wrap(graph, user, index, size) if index.from_end else index.node
+
+
+def _are_within(bounds: Bounds, first: int | torch.SymInt, end: int | torch.SymInt) -> bool:
+    if bounds is None or not isinstance(end, int):
+        return False
+    return bounds[0] >= first and bounds[1] < end
+
+
+def _put(values: Any, place: tuple[int, ...], value: fx.Node) -> Any:
+    """Nested arguments with another value in one place."""
+    if not place:
+        return value
+    first, *rest = place
+    return type(values)(
+        _put(one, tuple(rest), value) if at == first else one for at, one in enumerate(values)
+    )
+
+
+def _guard(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:
+    """The index, clamped, after an assertion that it is in range."""
+    last = size - 1 if isinstance(size, int) else _emit(graph, user, operator.sub, size, 1)
+    first: Size = 0
+    if index.from_end:
+        first = -size if isinstance(size, int) else _emit(graph, user, operator.mul, size, -1)
+    above = _emit(graph, user, aten.ge.Scalar, index.node, first)
+    below = _emit(graph, user, aten.le.Scalar, index.node, last)
+    within = _emit(graph, user, aten.logical_and.default, above, below)
+    holds = _emit(graph, user, aten.all.default, within)
+    message = f"{user.target}: index out of range along axis {index.axis}"
+    _emit(graph, user, aten._assert_async.msg, holds, message)
+    return _emit(graph, user, aten.clamp.default, index.node, first, last)
+
+
+def _wrap(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:
+    """The index, with the size added where it is negative."""
+    negative = _emit(graph, user, aten.lt.Scalar, index.node, 0)
+    from_start = _emit(graph, user, aten.add.Scalar, index.node, size)
+    return _emit(graph, user, aten.where.self, negative, from_start, index.node)
+
+
+def _extent(index: Index) -> Any:
+    """The size of the axis, which may be symbolic."""
+    return index.source.meta["val"].shape[index.axis]
 
 
 def _size(graph: fx.Graph, user: fx.Node, index: Index) -> Size:
-    size = index.source.meta["val"].shape[index.axis]
+    size = _extent(index)
     if isinstance(size, int):
         return size
     return _emit(graph, user, aten.sym_size.int, index.source, index.axis)
 
 
-def _emit(graph: fx.Graph, beside: fx.Node, target: Callable[..., Any], *args: Any) -> fx.Node:
+def _emit(
+    graph: fx.Graph, beside: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any
+) -> fx.Node:
     """A new node with the value and the source line the importer asks for."""
-    node = graph.call_function(target, args)
+    node = graph.call_function(target, args, kwargs)
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-    node.meta["val"] = None if target is aten._assert_async.msg else target(*values)
+    node.meta["val"] = None if target is aten._assert_async.msg else target(*values, **kwargs)
     if beside.stack_trace is not None:
         node.meta["stack_trace"] = beside.stack_trace
     return node
@@ -120,7 +210,7 @@ def _along(source: int, axis: int, index: int) -> Callable[[fx.Node], Iterator[I
         if isinstance(tensor, fx.Node) and isinstance(chosen, fx.Node) and isinstance(place, int):
             rank = tensor.meta["val"].dim()
             if rank:
-                yield Index(chosen, tensor, place % rank, from_end=False)
+                yield Index(chosen, tensor, place % rank, False, (index,))
 
     return find
 
@@ -128,7 +218,7 @@ def _along(source: int, axis: int, index: int) -> Callable[[fx.Node], Iterator[I
 def _embedding(node: fx.Node) -> Iterator[Index]:
     table, chosen = node.args[0], node.args[1]
     if isinstance(table, fx.Node) and isinstance(chosen, fx.Node):
-        yield Index(chosen, table, 0, from_end=False)
+        yield Index(chosen, table, 0, False, (1,))
 
 
 def _advanced(node: fx.Node) -> Iterator[Index]:
@@ -137,13 +227,12 @@ def _advanced(node: fx.Node) -> Iterator[Index]:
     if isinstance(tensor, fx.Node) and isinstance(indices, Sequence):
         for axis, chosen in enumerate(indices):
             if isinstance(chosen, fx.Node):
-                yield Index(chosen, tensor, axis, from_end=True)
+                yield Index(chosen, tensor, axis, True, (1, axis))
 
 
 _INDICES: dict[Any, Callable[[fx.Node], Iterator[Index]]] = {
     aten.embedding.default: _embedding,
     aten.index.Tensor: _advanced,
-    aten._unsafe_index.Tensor: _advanced,
     aten.index_put.default: _advanced,
     aten.index_select.default: _along(0, 1, 2),
     aten.gather.default: _along(0, 1, 2),

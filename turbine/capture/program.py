@@ -109,7 +109,7 @@ def capture(
     graph_passes.run(decomposed.graph_module)
     program = _program(decomposed, _parameter_names(model, exported))
     widen_small_integers(program.graph.graph)
-    check_indices(program.graph.graph, [*program.inputs, *program.stores])
+    check_indices(program.graph.graph)
     check_early(program.graph.graph)
     rewrite_reshapes(program.graph.graph)
     keep_arguments(program.graph.graph, program.inputs)

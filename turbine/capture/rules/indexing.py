@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 
@@ -31,7 +33,8 @@ def index_put(
     values = values.movedim([axes[0] + k for k in range(len(rank))], list(range(len(rank))))
     front = list(range(len(axes)))
     written = x.movedim(axes, front).index_put(tuple(chosen), values, accumulate)
-    return written.movedim(front, axes)
+    back = written.movedim(front, axes)
+    return back.contiguous() if x.is_contiguous() else back
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
@@ -39,12 +42,12 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return aten.index.Tensor(x.reshape(-1), [index.reshape(-1)]).view(index.shape)
 
 
-def _on_single_elements(op: Any) -> Callable[..., Any]:
-    """An op along an axis, which the compiler fails on where there is none."""
+def _along_axis(op: Any) -> Callable[..., Any]:
+    """An op along an axis: the compiler fails without axes, and miscounts from the end."""
 
     def along_axis(x: Tensor, dim: int, *args: Any, **kwargs: Any) -> Tensor:
         if x.dim():
-            return NotImplemented
+            return NotImplemented if dim >= 0 else op(x, dim + x.dim(), *args, **kwargs)
         rows = [a.reshape(1) if isinstance(a, Tensor) else a for a in args]
         return op(x.view(1), 0, *rows, **kwargs).view([])
 
@@ -52,13 +55,61 @@ def _on_single_elements(op: Any) -> Callable[..., Any]:
 
 
 def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """Of a tensor without axes, itself as often as it is asked for."""
-    return x.expand(index.shape).clone() if x.dim() == 0 else NotImplemented
+    """Of a tensor without axes, its element as often as it is asked for."""
+    if x.dim():
+        return NotImplemented if dim >= 0 else aten.gather.default(x, dim + x.dim(), index)
+    return aten.gather.default(x.view(1), 0, index.reshape(-1)).view(index.shape)
 
 
-def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Of a tensor without axes, itself."""
-    return x.clone() if x.dim() == 0 else NotImplemented
+def scatter_with_reduction(
+    x: Tensor, dim: int, index: Tensor, source: Tensor | float, *, reduce: str
+) -> Tensor:
+    """The older names of two reductions."""
+    if not isinstance(source, Tensor):
+        source = torch.full(index.shape, source, dtype=x.dtype, device=x.device)
+    return aten.scatter_reduce.two(x, dim, index, source, _REDUCTIONS[reduce])
+
+
+_REDUCTIONS = {"add": "sum", "multiply": "prod"}
+
+
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
+    """Write one value to slices; indices may count from the end."""
+    if not isinstance(value, Tensor):
+        value = torch.full((), value, dtype=x.dtype, device=x.device)
+    rows = x if x.dim() else x.view(1)
+    indices = [None] * (dim % rows.dim()) + [index]
+    filled: Tensor = aten.index_put.default(rows, indices, value.to(x.dtype))
+    return filled.view(x.shape)
+
+
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """PyTorch's rule on indices that may not count from the end."""
+    rule = decomposition_table[aten.index_add.default]
+    added: Tensor = rule(x, dim, _without_negative(x, dim, index), source, alpha=alpha)
+    return added
+
+
+def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """PyTorch's rule on indices that may not count from the end."""
+    rule = decomposition_table[aten.index_copy.default]
+    copied: Tensor = rule(x, dim, _without_negative(x, dim, index), source)
+    return copied
+
+
+def _without_negative(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """Indices that `index_put` refuses where they are negative, as the op itself does."""
+    size = x.shape[dim] if x.dim() else 1
+    return torch.where(index < 0, size, index)
+
+
+def max_unpool(x: Tensor, indices: Tensor, output_size: list[int], *windows: list[int]) -> Tensor:
+    """Write each element of a channel to its place in a larger one."""
+    axes = len(output_size)
+    channels = list(x.shape[: x.dim() - axes])
+    flat = x.new_zeros([*channels, prod(output_size)])
+    written = flat.scatter(-1, indices.flatten(-axes), x.flatten(-axes))
+    return written.view([*channels, *output_size])
 
 
 def index_reduce(
@@ -114,9 +165,7 @@ def roll(x: Tensor, shifts: list[int], dims: Sequence[int] = ()) -> Tensor:
 
 def masked_scatter_backward(gradient: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
     """What went to the true places of the mask, in their order; the rest of the source got none."""
-    count = 1
-    for size in sizes:
-        count *= size
+    count = prod(sizes)
     chosen = mask.expand(gradient.shape).reshape(-1)
     # One more place receives what was not chosen.
     places = torch.where(chosen, chosen.to(torch.int64).cumsum(0) - 1, count)
@@ -159,15 +208,23 @@ _ALONG_AXIS = (
     aten.scatter.value,
     aten.scatter_add.default,
     aten.scatter_reduce.two,
+    aten.index_select.default,
 )
 
 RULES: dict[Any, Callable[..., Any]] = {
-    **{op: _on_single_elements(op) for op in _ALONG_AXIS},
+    **{op: _along_axis(op) for op in _ALONG_AXIS},
+    aten.scatter.reduce: scatter_with_reduction,
+    aten.scatter.value_reduce: scatter_with_reduction,
     aten.index_put.default: index_put,
     aten.put.default: put,
     aten.take.default: take,
     aten.gather.default: gather,
-    aten.index_select.default: index_select,
+    aten.index_fill.int_Scalar: index_fill,
+    aten.index_fill.int_Tensor: index_fill,
+    aten.index_add.default: index_add,
+    aten.index_copy.default: index_copy,
+    aten.max_unpool2d.default: max_unpool,
+    aten.max_unpool3d.default: max_unpool,
     aten.index_reduce.default: index_reduce,
     aten.diagonal_scatter.default: diagonal_scatter,
     aten.as_strided_scatter.default: as_strided_scatter,
