@@ -41,6 +41,7 @@ LOOSE = dict.fromkeys(
         "tables",
         "progress",
         "child_processes",
+        "needs_torch",
         "redirects",
         "version",
     ),

@@ -73,6 +73,22 @@ def test_torch_is_really_absent(folder: Path) -> None:
     assert run(folder, program) == "absent\n"
 
 
+def test_what_needs_torch_says_so(folder: Path) -> None:
+    program = """
+    for name in ("aot", "ops", "kernel", "dynamo"):
+        try:
+            __import__("turbine." + name)
+        except errors.MissingExtra as error:
+            print(error.fact.partition(":")[0], "|", error.hint.partition(";")[0])
+    try:
+        turbine.aot
+    except ImportError as error:
+        print(type(error).__name__)
+    """
+    line = "this part of Turbine needs PyTorch, which cannot be imported | pip install torch\n"
+    assert run(folder, program) == 4 * line + "MissingExtra\n"
+
+
 def test_numbers_are_those_of_torch(folder: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)

@@ -32,4 +32,12 @@ def __getattr__(name: str) -> Any:
         from turbine.runtime import artifact
 
         return vars(artifact)[name]
-    raise AttributeError(f"module 'turbine' has no attribute {name!r}")
+    hint = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+    raise AttributeError(f"module 'turbine' has no attribute {name!r}{hint}")
+
+
+# What a newcomer may look for here.
+_ELSEWHERE = {
+    "compile": 'write torch.compile(model, backend="turbine") or turbine.aot.export(...).compile()',
+    "export": "it is turbine.aot.export",
+}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
+from traceback import extract_tb
 
 
 class TurbineError(Exception):
@@ -109,6 +112,10 @@ class DeviceError(ArtifactTargetError):
     """A driver or device that is not here or cannot be used so, or no current device."""
 
 
+class TrainingModeWarning(UserWarning):
+    """A model exported in training mode, with ops that act differently then."""
+
+
 class ParameterError(TurbineError):
     """Weights that are missing, or unlike what the program declares."""
 
@@ -134,10 +141,30 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}; {listed}"
 
 
-_FOREIGN = ("/site-packages/", "/torch/", f"{sysconfig.get_path('stdlib')}/")
+# Code that is not the user's: libraries, and what they have written as Python.
+_LIBRARIES = ("/site-packages/", "/torch/", f"{sysconfig.get_path('stdlib')}/")
+_FOREIGN = (*_LIBRARIES, "<eval_with_key>", "<string>")
+_OWN_FOLDER = f"{Path(__file__).parent}/"
 
 
 def user_place(places: Sequence[str]) -> str | None:
     """Of "file:line" places, innermost first: the first in the user's own code, else the first."""
-    own = [p for p in places if not any(folder in p for folder in _FOREIGN)]
+    own = [p for p in places if _is_users(p)]
     return next(iter([*own, *places]), None)
+
+
+def traced_at(stack_trace: str | None) -> str | None:
+    """The same for the lines of a stack trace as PyTorch keeps it for each op."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', stack_trace or "")
+    return user_place([f"{file}:{line}" for file, line in reversed(frames)])
+
+
+def raised_at(error: BaseException) -> str | None:
+    """The line of the user's own code that led to an error, if any did."""
+    frames = reversed(extract_tb(error.__traceback__))
+    places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith(_OWN_FOLDER)]
+    return next(filter(_is_users, places), None)
+
+
+def _is_users(place: str) -> bool:
+    return not any(folder in place for folder in _FOREIGN)

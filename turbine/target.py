@@ -112,6 +112,10 @@ class Target:
 
 def parse(text: str) -> Target:
     """Parse "cpu", "cpu:generic", "cpu:<llvm cpu name>", "cuda:sm_80", "hip:gfx942", "vulkan"."""
+    if not isinstance(text, str):
+        raise errors.UnknownTarget(
+            f"target is a {type(text).__name__}, expected a str", hint='write target="cpu"'
+        )
     name, _, chip = text.partition(":")
     if name not in KINDS or text.endswith(":"):
         raise errors.UnknownTarget(errors.unknown("target", text, spellings()))

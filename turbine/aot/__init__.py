@@ -1,5 +1,6 @@
 """Ahead of time: export a model, compile it, ship and call the artifact."""
 
+from turbine import needs_torch as needs_torch
 from turbine.aot.abstract import AbstractBool as AbstractBool
 from turbine.aot.abstract import AbstractF32 as AbstractF32
 from turbine.aot.abstract import AbstractF64 as AbstractF64

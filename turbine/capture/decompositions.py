@@ -15,7 +15,7 @@ from torch._decomp import decomposition_table, get_decompositions
 
 from turbine.capture import declared_ops
 from turbine.capture.effects import draws
-from turbine.capture.rules import RULES
+from turbine.capture.rules import EXPORTED, RULES
 from turbine.capture.rules.ordering import SHORT_ROWS
 from turbine.mlir import torch_ops
 
@@ -54,8 +54,9 @@ def current_aot_decompositions() -> Table:
 
 
 def current_tracing_decompositions() -> Table:
-    """The same for functions that are traced, where random numbers stay with PyTorch."""
+    """The same for functions that are traced, where PyTorch draws, factors and selects."""
     table = current_aot_decompositions()
+    table = {op: rule for op, rule in table.items() if EXPORTED.get(op) is not rule}
     # Our own rules for ops that may draw apply only where they do not.
     kept = {op: rule for op, rule in table.items() if op in RULES or not draws(op)}
     return {op: rule for op, rule in kept.items() if op not in _LIFTS} | declared_ops.IN_PROCESS
@@ -123,7 +124,7 @@ def _default() -> Table:
         if isinstance(op, torch._ops.OpOverload) and _helps(op):
             table.setdefault(op, rule)
     table.update(get_decompositions(list(MISTRUSTED)))
-    table.update(RULES)
+    table.update(RULES | EXPORTED)
     return table
 
 

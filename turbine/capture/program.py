@@ -29,10 +29,14 @@ from turbine.capture import dim_names, graph_passes, small_sizes, trees
 from turbine.capture.comparing import agrees, can_compare
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
+from turbine.capture.effect_tokens import drop_tokens
+from turbine.capture.export_errors import export_error
+from turbine.capture.graph_checks import check_graph
 from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.ownership import keep_arguments
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.small_integers import widen_small_integers
+from turbine.capture.training_mode import warn_of_training_mode
 from turbine.capture.traits import DeviceAffinity, DeviceTensorTrait, ExternalTensorTrait
 from turbine.signature import Input, Output, Range, Signature
 
@@ -101,12 +105,15 @@ def capture(
     Without `least_sizes`, those that PyTorch assumes are nobody's: the least that are right are
     found from 0 on.
     """
-    exported = model
-    if not isinstance(exported, ExportedProgram):
-        exported = export_program(exported, args, kwargs or {}, dynamic_shapes, strict)
+    if isinstance(model, ExportedProgram):
+        exported = model
+    else:
+        exported = export_program(model, args, kwargs or {}, dynamic_shapes, strict)
+        warn_of_training_mode(model, exported)
     decomposed = _decompose(exported)
     general = _trace(exported, decomposed)
     graph_passes.run(decomposed.graph_module)
+    check_graph(decomposed.graph)
     program = _program(decomposed, _parameter_names(model, exported))
     widen_small_integers(program.graph.graph)
     check_indices(program.graph.graph)
@@ -204,12 +211,13 @@ def export_program(
         )
     args, kwargs = _without_repeats((args, kwargs))
     try:
-        with Expanding():
+        # The error that follows says what the log would.
+        with Expanding(), small_sizes.without_log():
             return torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
             )
     except Exception as error:
-        raise _capture_error(name or type(model).__name__, error) from error
+        raise export_error(name or type(model).__name__, error) from error
 
 
 def _without_repeats(arguments: Any) -> Any:
@@ -229,21 +237,13 @@ def _without_repeats(arguments: Any) -> Any:
     return torch_pytree.tree_map(own, arguments)
 
 
-def _capture_error(name: str, error: Exception) -> errors.ExportError:
-    first_line = str(error).strip().split("\n\n")[0]
-    return errors.ExportError(
-        f"PyTorch could not export {name}: {type(error).__name__}: {first_line}",
-        hint="the full reason is in the chained exception; torch.export's documentation lists "
-        "what a model may do while it is traced",
-    )
-
-
 def _decompose(exported: ExportedProgram) -> ExportedProgram:
     try:
         with warnings.catch_warnings():
             # torch 2.13 warns of its own use of a class it deprecated.
             warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
             decomposed: ExportedProgram = exported.run_decompositions(current_aot_decompositions())
+            drop_tokens(decomposed)
             return decomposed
     except Exception as error:
         raise errors.ExportError(

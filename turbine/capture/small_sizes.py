@@ -301,12 +301,18 @@ def _run(trace: Trace, arguments: Sequence[Any]) -> Any:
 @contextmanager
 def quietly() -> Iterator[None]:
     """What PyTorch says of a size that nobody has asked for is of no interest."""
+    with without_log(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def without_log() -> Iterator[None]:
+    """No traceback in the log for an op that has no meaning for the sizes it is given."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         logger.disabled = before
 

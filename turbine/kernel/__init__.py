@@ -1,5 +1,6 @@
 """TK, the kernel language: `import turbine.kernel as tk, turbine.kernel.lang as tkl`."""
 
+from turbine import needs_torch as needs_torch
 from turbine.kernel import gen as gen
 from turbine.kernel import lang as lang
 from turbine.kernel.checking import check as check

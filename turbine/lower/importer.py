@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -186,9 +185,18 @@ class _Walk:
             raise self.unsupported(node, error) from error
 
     def unsupported(self, node: fx.Node, error: Exception) -> errors.UnsupportedOp:
+        where = user_line(node) if self.locate is None else self.locate(node)
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            name = node.target.name()
+            hint = _CONTROL_FLOW.get(name, "write it with tensor ops")
+            return errors.UnsupportedOp(
+                f"control flow with {name!r} has no compiled form",
+                where=where,
+                hint=hint,
+            )
         return errors.UnsupportedOp(
             f"cannot lower {node.target} ({node.name}): {error}",
-            where=user_line(node) if self.locate is None else self.locate(node),
+            where=where,
             hint="give it a decomposition with turbine.aot.extend_aot_decompositions",
         )
 
@@ -235,6 +243,17 @@ class _Walk:
                 for value, of in zip(results, self.result_types, strict=True)
             ]
             function.return_values(given, self.location)
+
+
+# What stands for PyTorch's operators of control flow.
+_CONTROL_FLOW = {
+    "cond": "compute both branches and choose with torch.where(condition, a, b)",
+    "while_loop": "write a Python loop over a fixed number of iterations, and keep the result of "
+    "those that count with torch.where",
+    "map_impl": "call the function on the whole tensor, or through torch.vmap",
+    "scan": "write a Python loop over the axis, or use torch.cumsum and its kin",
+    "associative_scan": "write a Python loop over the axis, or use torch.cumsum and its kin",
+}
 
 
 def _unchanged(of: Type) -> Type:
@@ -368,5 +387,4 @@ def _first_location(cache: Any, nodes: Any) -> Location:
 
 def user_line(node: fx.Node) -> str | None:
     """The line of the user's own code that made a node."""
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
-    return errors.user_place([f"{file}:{line}" for file, line in reversed(frames)])
+    return errors.traced_at(node.stack_trace)

@@ -195,8 +195,14 @@ def _type(weight: Weight) -> tuple[tuple[int, ...], Dtype]:
 PLACES = ("external", "global", "inline")
 
 
-def check_place(place: str) -> str:
+def check_place(place: object) -> str:
     """The place, or an error that lists the places there are."""
+    if not isinstance(place, str):
+        raise errors.ConfigError(
+            f"weights is a {type(place).__name__}, expected one of {', '.join(map(repr, PLACES))}",
+            hint="weights says where parameters go; to export other values, call "
+            "model.load_state_dict(values) before the export",
+        )
     if place not in PLACES:
         raise errors.ConfigError(errors.unknown("place for weights", place, PLACES))
     return place

@@ -1,5 +1,6 @@
 """Custom ops: declared once, compiled on the first call; and the ops that Turbine brings."""
 
+from turbine import needs_torch as needs_torch
 from turbine.capture.grouped_product import Packed as Packed
 from turbine.ops.convolution import conv_2d_nhwc_fhwc as conv_2d_nhwc_fhwc
 from turbine.ops.convolution import generic_conv as generic_conv

@@ -16,6 +16,8 @@ from turbine.capture.rules import (
     fourier,
     gamma,
     indexing,
+    inverse,
+    masks,
     normal,
     normalization,
     ordering,
@@ -45,4 +47,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     **gamma.RULES,
     **normal.RULES,
     **bessel.RULES,
+}
+
+# Of ops that torch.compile leaves to PyTorch; an exported program has no PyTorch beside it.
+EXPORTED: dict[Any, Callable[..., Any]] = {
+    **inverse.RULES,
+    **masks.RULES,
 }

@@ -1,0 +1,337 @@
+"""What a new user gets wrong: a snippet in; what failed, where and how to fix it out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import turbine
+from tests.models import Fn, compiled
+from turbine import errors
+
+X = torch.linspace(-1.0, 1.0, 6).reshape(2, 3)
+HERE = Path(__file__).name
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A call that fails; `line` is text of the line of this file that the message points at."""
+
+    call: Callable[[], object]
+    kind: type[Exception]
+    what: str
+    how: str = ""
+    line: str = ""
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        if x.sum() > 0:  # a branch on data
+            return x + 1
+        return x - 1
+
+
+class Counting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(int(x.sum().item())):  # a loop over data
+            x = x + 1
+        return x
+
+
+class Asserting(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert (x > 0).all()  # an assertion on data
+        return x
+
+
+class WithCond(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        positive = x.sum() > 0
+        return torch.cond(positive, lambda y: y + 1, lambda y: y - 1, (x,))  # a cond
+
+
+class WithLoop(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        start = torch.zeros((), dtype=torch.int64)
+        loop = torch.ops.higher_order.while_loop
+        return loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (start, x), ())  # a while_loop
+
+
+class WithNumpy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.from_numpy(x.numpy() * 2)  # numpy in a model
+
+
+class Raising(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("negative input")  # an error of the model's
+
+
+class WrongShape(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x  # shapes that do not fit
+
+
+class TwoDtypes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.ones(3, 2, dtype=torch.float16)  # two dtypes
+
+
+class Sparse(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return torch.sparse.mm(x.to_sparse(), x.t())  # a sparse tensor
+
+
+class Svd(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return torch.linalg.svdvals(x)  # an op without a definition
+
+
+class Cholesky(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return torch.linalg.cholesky(x)  # a factorization without a definition
+
+
+def _export(model: nn.Module, *args: Any, **options: Any) -> turbine.aot.ExportOutput:
+    return turbine.aot.export(model, args=args or (X,), **options)
+
+
+def _linear() -> nn.Linear:
+    return nn.Linear(3, 2)
+
+
+@cache
+def _artifact() -> turbine.Artifact:
+    return compiled(lambda x: x + 1, X)
+
+
+def _call(*args: Any, **kwargs: Any) -> object:
+    return _artifact()(*args, **kwargs)
+
+
+Dim = torch.export.Dim
+WHERE = "torch.where"
+FORWARD = "example arguments for the model's forward"
+MISTAKES = {
+    # What a model does.
+    "branch": Mistake(
+        lambda: _export(Branching()), errors.ExportError, "data-dependent", WHERE, "a branch on"
+    ),
+    "loop": Mistake(
+        lambda: _export(Counting()), errors.ExportError, "data-dependent", "int", "a loop over"
+    ),
+    "assert": Mistake(
+        lambda: _export(Asserting()), errors.ExportError, "data-dependent", WHERE, "an assertion"
+    ),
+    "cond": Mistake(lambda: _export(WithCond()), errors.UnsupportedOp, "'cond'", WHERE, "a cond"),
+    "while_loop": Mistake(
+        lambda: _export(WithLoop()), errors.UnsupportedOp, "'while_loop'", "Python loop", "a while_"
+    ),
+    "numpy": Mistake(
+        lambda: _export(WithNumpy()), errors.ExportError, ".numpy()", "torch's", "numpy in a model"
+    ),
+    "raise": Mistake(
+        lambda: _export(Raising()), errors.ExportError, "negative input", "chained", "an error of"
+    ),
+    "shape": Mistake(
+        lambda: _export(WrongShape()), errors.ExportError, "[2, 3]", "chained", "that do not fit"
+    ),
+    "dtypes": Mistake(
+        lambda: _export(TwoDtypes()), errors.ExportError, "float16", "one dtype", "two dtypes"
+    ),
+    "half": Mistake(
+        lambda: _export(_linear().half()), errors.ExportError, "float16, float32", "one dtype"
+    ),
+    "sparse": Mistake(
+        lambda: _export(Sparse()), errors.UnsupportedOp, "sparse_coo", "to_dense", "a sparse"
+    ),
+    "bits": Mistake(
+        lambda: _export(Fn(lambda x: x), X.to(torch.float8_e4m3fn).view(torch.bits8)),
+        errors.UnsupportedDtype,
+        "bits8",
+        "x.to(torch.float32)",
+    ),
+    "svd": Mistake(
+        lambda: _export(Svd()).compile(),
+        errors.UnsupportedOp,
+        "_linalg_svd",
+        "extend_aot_decompositions",
+        "an op without",
+    ),
+    "cholesky": Mistake(
+        lambda: _export(Cholesky(), torch.eye(3)).compile(),
+        errors.UnsupportedOp,
+        "linalg_cholesky_ex",
+        "extend_aot_decompositions",
+        "a factorization without",
+    ),
+    # How it is exported.
+    "function": Mistake(lambda: turbine.aot.export(torch.sin), errors.ExportError, "nn.Module"),  # type: ignore[arg-type]
+    "class": Mistake(lambda: turbine.aot.export(nn.Linear), errors.ExportError, "class Linear"),  # type: ignore[arg-type]
+    "no arguments": Mistake(
+        lambda: turbine.aot.export(_linear()), errors.ExportError, "'input'", FORWARD
+    ),
+    "another keyword": Mistake(
+        lambda: turbine.aot.export(_linear(), kwargs={"x": X}),
+        errors.ExportError,
+        "'input'",
+        FORWARD,
+    ),
+    "a list": Mistake(
+        lambda: turbine.aot.export(_linear(), args=[X]),  # type: ignore[arg-type]
+        errors.ExportError,
+        "expected a tuple",
+        "args=(x,)",
+    ),
+    "an array": Mistake(
+        lambda: _export(_linear(), X.numpy()), errors.ExportError, "ndarray", "torch.from_numpy"
+    ),
+    "an object": Mistake(
+        lambda: _export(Fn(lambda x, y: x), X, object()), errors.ExportError, "object", "tensors"
+    ),
+    "an object returned": Mistake(
+        lambda: _export(Fn(lambda x: (x, object()))), errors.ExportError, "object", "return tensors"
+    ),
+    "meta weights": Mistake(
+        lambda: _export(nn.Linear(3, 2, device="meta")), errors.ExportError, "meta", "one device"
+    ),
+    "scripted": Mistake(
+        lambda: _export(torch.jit.trace(_linear(), X)), errors.ExportError, "Script", "nn.Module"
+    ),
+    "dynamic_shapes by another name": Mistake(
+        lambda: _export(_linear(), dynamic_shapes={"x": {0: Dim("batch")}}),
+        errors.ExportError,
+        "['input']",
+        "one entry for each argument",
+    ),
+    "a fixed size left open": Mistake(
+        lambda: _export(_linear(), dynamic_shapes={"input": {1: Dim("width")}}),
+        errors.ExportError,
+        "width",
+        "fixes a size",
+    ),
+    "weights=state_dict": Mistake(
+        lambda: _export(_linear(), weights=_linear().state_dict()),
+        errors.ConfigError,
+        "weights is a OrderedDict, expected one of 'external', 'global', 'inline'",
+        "load_state_dict",
+    ),
+    "weights=extern": Mistake(
+        lambda: _export(_linear(), weights="extern"), errors.ConfigError, "valid: external"
+    ),
+    "target=gpu": Mistake(
+        lambda: _export(_linear()).compile(target="gpu"), errors.UnknownTarget, "valid: cpu, "
+    ),
+    "target=device": Mistake(
+        lambda: _export(_linear()).compile(target=torch.device("cpu")),  # type: ignore[arg-type]
+        errors.UnknownTarget,
+        "target is a device",
+        'target="cpu"',
+    ),
+    "strategy=O3": Mistake(
+        lambda: _export(_linear()).compile(strategy="O3"), errors.ConfigError, "valid: auto, plain"
+    ),
+    "turbine.compile": Mistake(
+        lambda: turbine.compile(_linear()),
+        AttributeError,
+        "'compile'",
+        'torch.compile(model, backend="turbine")',
+    ),
+    # How it is loaded and called.
+    "no file": Mistake(lambda: turbine.load("nothing.turbine"), errors.ArtifactError, "nothing."),
+    "another file": Mistake(
+        lambda: turbine.load(__file__), errors.ArtifactError, "not a turbine artifact", HERE
+    ),
+    "dtype": Mistake(
+        lambda: _call(X.double()), errors.ArgumentError, "float64, expected", "float32[2, 3]"
+    ),
+    "rank": Mistake(lambda: _call(X[0]), errors.ArgumentError, "1 dims", "float32[2, 3]"),
+    "size": Mistake(lambda: _call(X[:1]), errors.ArgumentError, "size 1 along", "float32[2, 3]"),
+    "list": Mistake(lambda: _call([1.0]), errors.ArgumentError, "a list", "float32[2, 3]"),
+    "number": Mistake(lambda: _call(3), errors.ArgumentError, "a int", "float32[2, 3]"),
+    "none": Mistake(lambda: _call(None), errors.ArgumentError, "NoneType", "float32[2, 3]"),
+    "nothing": Mistake(lambda: _call(), errors.ArgumentError, "missing", "float32[2, 3]"),
+    "two": Mistake(lambda: _call(X, X), errors.ArgumentError, "extra", "float32[2, 3]"),
+    "keyword": Mistake(lambda: _call(y=X), errors.ArgumentError, "'y'", "float32[2, 3]"),
+    "device": Mistake(lambda: _call(X.to("meta")), errors.ArgumentError, "meta", "float32[2, 3]"),
+    "layout": Mistake(lambda: _call(X.to_sparse()), errors.ArgumentError, "sparse", "[2, 3]"),
+    "array of doubles": Mistake(
+        lambda: _call(numpy.ones((2, 3))), errors.ArgumentError, "float64", "float32[2, 3]"
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_explained(name: str) -> None:
+    mistake = MISTAKES[name]
+    with pytest.raises(mistake.kind) as raised:
+        mistake.call()
+    text = str(raised.value)
+    assert mistake.what in text.partition("\n  where:")[0]
+    assert mistake.how in text
+    assert not re.search(r"<eval_with_key>|0x[0-9a-f]{6}|OutputKind|MLIRError", text)
+    if mistake.line:
+        assert f"where: {__file__}:{_number(mistake.line)}\n" in text
+
+
+def _number(line: str) -> int:
+    """The number of the line of this file's models that has a text."""
+    lines = Path(__file__).read_text().partition("\nDim = ")[0].splitlines()
+    (number,) = [index for index, text in enumerate(lines, start=1) if line in text]
+    return number
+
+
+class Training(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(_linear(), nn.Dropout(0.5), nn.BatchNorm1d(2))
+        self.kept = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.kept(self.layers(x))  # type: ignore[no-any-return]
+
+
+def test_training_mode_is_warned_of_with_the_modules_it_changes() -> None:
+    with pytest.warns(errors.TrainingModeWarning) as caught:
+        _export(Training())
+    (warning,) = caught
+    text = str(warning.message)
+    assert "layers.1 (Dropout), layers.2 (BatchNorm1d)\n" in text
+    assert "model.eval()" in text
+
+
+def test_evaluation_mode_is_not_warned_of() -> None:
+    _export(Training().eval())
+
+
+def test_dropout_that_is_asked_for_in_evaluation_mode_is_not_warned_of() -> None:
+    _export(Fn(lambda x: nn.functional.dropout(x, 0.5, True)).eval())
+
+
+def test_the_inverse_of_a_matrix_is_exported_with_its_check() -> None:
+    x = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
+    inverse = compiled(torch.linalg.inv, x)
+    torch.testing.assert_close(inverse(x), torch.linalg.inv(x))
+    with pytest.raises(errors.RunError, match=r"linalg\.inv: the matrix is singular"):
+        inverse(torch.zeros(2, 3, 3))
+
+
+def _masked(x: Tensor) -> tuple[Tensor, ...]:
+    y = x.clone()
+    y[x > 0] = x[x > 0] * 2
+    columns = x[:, x[0] < 0].sum(0)
+    return y, columns, x[x > 9], torch.masked_select(x, x[0] > -0.5)
+
+
+def test_elements_under_a_mask_are_exported() -> None:
+    torch.testing.assert_close(compiled(_masked, X)(X), _masked(X))

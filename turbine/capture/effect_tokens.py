@@ -1,0 +1,45 @@
+"""Take effect tokens out of an exported program; a check of a factorization becomes an assertion.
+
+PyTorch threads a token through ops with effects, so that they keep their order. Compiled code
+keeps the order of its assertions, and needs no token.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
+from torch.export.graph_signature import InputKind
+
+aten = torch.ops.aten
+
+
+def drop_tokens(program: ExportedProgram) -> None:
+    """Rewrite a program and its signature in place."""
+    if any(spec.kind == InputKind.TOKEN for spec in program.graph_signature.input_specs):
+        _remove_effect_tokens(program)
+    checks = program.graph.find_nodes(op="call_function", target=aten._linalg_check_errors.default)
+    for check in checks:
+        _assert_success(program.graph, check)
+
+
+def _assert_success(graph: fx.Graph, check: fx.Node) -> None:
+    """An error code of 0 for every matrix, as PyTorch's op demands."""
+    info, name = check.args[:2]
+    assert isinstance(info, fx.Node)
+    with graph.inserting_before(check):
+        zero = _call(graph, check, aten.eq.Scalar, info, 0)
+        holds = _call(graph, check, aten.all.default, zero)
+        text = f"{name}: the matrix is singular, or not one that it can be computed for"
+        assertion = graph.call_function(aten._assert_async.msg, (holds, text))
+        assertion.meta = dict(check.meta)
+    graph.erase_node(check)
+
+
+def _call(graph: fx.Graph, beside: fx.Node, target: Any, value: fx.Node, *rest: Any) -> fx.Node:
+    node = graph.call_function(target, (value, *rest))
+    node.meta = {**beside.meta, "val": target(value.meta["val"], *rest)}
+    return node

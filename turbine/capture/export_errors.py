@@ -1,0 +1,43 @@
+"""Say why torch.export failed: its exception in, ours with the user's line and a remedy out."""
+
+from __future__ import annotations
+
+import re
+
+from turbine import errors
+
+# What PyTorch says, as a regular expression -> what to do about it. The first that matches.
+_REMEDIES = {
+    r"GuardOnDataDependent|data-dependent": "Python code branches on, or counts by, the value of a "
+    "tensor, which only a run knows; choose with torch.where(condition, a, b), or compute the "
+    "number before the model and pass it as an int",
+    r"missing a required argument|unexpected keyword|too many positional": "args=(...) and "
+    "kwargs={...} are example arguments for the model's forward, by its parameters",
+    r"Unsupported input type <class 'numpy": "convert arrays with torch.from_numpy(x)",
+    r"Unsupported input type": "pass tensors, ints, floats, bools, strings, None or nests of these",
+    r"which is not a known type": "return tensors, ints, floats, bools, None or nests of these",
+    r"\.numpy\(\) is not supported|numpy": "numpy cannot take part in a traced model; use torch's "
+    "functions instead, or convert before the call",
+    r"DeviceMismatch|same device": "move the model and the example arguments to one device, as in "
+    'model.to("cpu")',
+    r"Constraints violated": "the model fixes a size that dynamic_shapes leaves open; take that "
+    "axis out of dynamic_shapes, or lift the restriction in the model",
+    r"dynamic_shapes": "dynamic_shapes has one entry for each argument of forward, as in "
+    '{"x": {0: torch.export.Dim("batch")}}',
+    r"ScriptModule": "export the nn.Module that was scripted",
+}
+_OTHERWISE = (
+    "the chained exception has the whole reason; torch.export's documentation lists what a model "
+    "may do while it is traced"
+)
+
+
+def export_error(name: str, error: Exception) -> errors.ExportError:
+    """The error for a model, of that name, that PyTorch could not export."""
+    reason = f"{type(error).__name__}: {str(error).strip()}"
+    hints = (hint for pattern, hint in _REMEDIES.items() if re.search(pattern, reason))
+    return errors.ExportError(
+        f"PyTorch could not export {name}: " + reason.split("\n\n")[0],
+        where=errors.raised_at(error),
+        hint=next(hints, _OTHERWISE),
+    )

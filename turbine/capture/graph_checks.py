@@ -1,0 +1,69 @@
+"""Refuse a graph that compiled code cannot have: a node that is at fault in, its line out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from turbine import dtypes, errors
+
+aten = torch.ops.aten
+
+# PyTorch traces these with operands of several dtypes, and refuses to run them.
+_ONE_DTYPE = {
+    aten.mm.default,
+    aten.bmm.default,
+    aten.addmm.default,
+    aten.baddbmm.default,
+    aten.convolution.default,
+}
+
+
+def check_graph(graph: fx.Graph) -> None:
+    """Raise for the first node with a layout or dtype that compiled code does not have."""
+    for node in graph.nodes:
+        for value in _tensors(node.meta.get("val")):
+            _check_tensor(node, value)
+        if node.target in _ONE_DTYPE:
+            _check_operands(node)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return (one for one in values if isinstance(one, torch.Tensor))
+
+
+def _check_tensor(node: fx.Node, value: torch.Tensor) -> None:
+    if value.layout is not torch.strided:
+        raise errors.UnsupportedOp(
+            f"{_described(node)} has layout {value.layout}, and compiled code has dense tensors",
+            where=errors.traced_at(node.stack_trace),
+            hint="convert it before the export, as in x.to_dense()",
+        )
+    try:
+        dtypes.of_torch(value.dtype)
+    except errors.UnsupportedDtype as error:
+        raise errors.UnsupportedDtype(
+            f"{_described(node)}: {error.fact}",
+            where=errors.traced_at(node.stack_trace),
+            hint="convert it to one of these, as in x.to(torch.float32)",
+        ) from error
+
+
+def _check_operands(node: fx.Node) -> None:
+    operands = [t for source in node.all_input_nodes for t in _tensors(source.meta.get("val"))]
+    found = dict.fromkeys(str(tensor.dtype).removeprefix("torch.") for tensor in operands)
+    if len(found) > 1:
+        raise errors.ExportError(
+            f"{node.target} has operands of several dtypes: {', '.join(found)}",
+            where=errors.traced_at(node.stack_trace),
+            hint="give the model and its arguments one dtype, as in model.to(x.dtype)",
+        )
+
+
+def _described(node: fx.Node) -> str:
+    is_given = node.op == "placeholder"
+    return f"argument or weight {node.name}" if is_given else f"the result of {node.target}"

@@ -1,0 +1,44 @@
+"""The inverse of a small matrix by elimination, for exported programs.
+
+torch.compile leaves factorizations to PyTorch, which has LAPACK.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+# Each row is a step of the program.
+LARGEST = 16
+
+
+def inv_ex(x: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    """Gauss-Jordan elimination with the largest element of a column as its pivot."""
+    size = x.shape[-1]
+    if not isinstance(size, int) or size > LARGEST or x.is_complex():
+        return NotImplemented
+    rows = torch.arange(size, device=x.device)
+    identity = torch.eye(size, dtype=x.dtype, device=x.device).expand(x.shape)
+    both = torch.cat([x, identity], -1)
+    info = torch.zeros(x.shape[:-2], dtype=torch.int32, device=x.device)
+    for step in range(size):
+        column = torch.where(rows >= step, both[..., step].abs(), -1.0)
+        is_pivot = (rows == column.argmax(-1, keepdim=True)).unsqueeze(-1)
+        pivot_row = torch.where(is_pivot, both, 0.0).sum(-2, keepdim=True)
+        pivot = pivot_row[..., step : step + 1]
+        info = torch.where((info == 0) & (pivot[..., 0, 0] == 0), step + 1, info)
+        swapped = torch.where(is_pivot, both[..., step : step + 1, :], both)
+        scaled = pivot_row / pivot
+        reduced = swapped - swapped[..., step : step + 1] * scaled
+        both = torch.where((rows == step).unsqueeze(-1), scaled, reduced)
+    return both[..., size:].clone(), info.to(torch.int32)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.linalg_inv_ex.default: inv_ex,
+}
