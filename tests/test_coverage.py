@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from tests.commit_seed import draw_slice
 from turbine import errors
 from turbine.capture import flat_call
 from turbine.capture.decompositions import extend_aot_decompositions
 from turbine.cli.coverage import page, share
 from turbine.cli.main import main
-from turbine.dynamo import coverage, sweep
+from turbine.dynamo import argument_forms, coverage, sweep
 from turbine.dynamo.coverage import (
     COMPILED,
     FAILS,
@@ -106,6 +107,49 @@ def test_strides_are_compared() -> None:
     assert unlike([x], [x.t().contiguous().t()], strides=False) is None
 
 
+def test_forms_hold_the_same_elements() -> None:
+    x = torch.complex(torch.arange(6.0), -torch.arange(6.0)).reshape(2, 3)
+    for form in argument_forms.FORMS:
+        (y,) = argument_forms.apply(form, (x.clone(),), 0)
+        assert y.shape == x.shape
+        if form not in ("expanded", "mixed"):
+            torch.testing.assert_close(y, x)
+
+
+def test_forms_are_what_they_are_called() -> None:
+    x = torch.zeros(2, 3, dtype=torch.complex64)
+    made = {form: argument_forms.apply(form, x.clone(), 0) for form in argument_forms.FORMS}
+    assert made["transposed"].stride() == (1, 2)
+    assert (made["spread"].stride(), made["spread"].storage_offset()) == ((7, 2), 1)
+    assert 0 in made["expanded"].stride()
+    assert made["negated"].is_neg()
+    assert made["conjugated"].is_conj()
+    assert made["dynamic"]._dynamo_weak_dynamic_indices
+
+
+def test_a_form_that_changes_nothing_is_not_tried() -> None:
+    row, number = torch.ones(3), torch.ones(())
+    applied = {form for form in argument_forms.FORMS if argument_forms.can_apply(form, (row, 1))}
+    assert applied == {"spread", "expanded", "negated", "mixed", "dynamic"}
+    assert not argument_forms.can_apply("dynamic", (number, None))
+
+
+@pytest.mark.parametrize("form", ["transposed", "spread", "expanded", "negated", "dynamic"])
+def test_forms_of_arguments_compile(form: str) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    case = Case(lambda x: (x.exp() * x).sum(0), (x,), {}, form=form)
+    assert judge_case(case).status == COMPILED
+
+
+def test_a_failure_in_a_form_counts_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def judge(case: Case, undefined: bool, *, training: bool) -> Verdict:
+        return Verdict(COMPILED) if case.form is None else Verdict(FAILS, "why")
+
+    monkeypatch.setattr(coverage, "judge_case", judge)
+    judged = coverage.judge("abs", coverage.ops()["abs"], samples=1, forms=["spread", "conjugated"])
+    assert judged.forward == Verdict(FAILS, "spread arguments: why")
+
+
 def _overwritten(x: torch.Tensor) -> torch.Tensor:
     return x.index_put((torch.tensor([1, 3]),), torch.zeros(2))
 
@@ -147,7 +191,8 @@ def judged(seed: int) -> list[Judged]:
     """A slice of all ops, after one that ends the process it is judged in."""
     names = sweep.shuffled(list(coverage.ops()), seed)
     ended = ["no such op", *names]
-    return list(sweep.sweep(ended, seed=seed, samples=1, seconds=SLICE_SECONDS))
+    forms = draw_slice("forms of arguments", list(argument_forms.FORMS), 1, seed)
+    return list(sweep.sweep(ended, seed=seed, samples=1, forms=forms, seconds=SLICE_SECONDS))
 
 
 def test_a_process_that_ends_is_a_failure_of_its_op(judged: list[Judged]) -> None:
@@ -171,9 +216,17 @@ def test_the_command_prints_counts_and_writes_the_page(
     tmp_path: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "coverage.md"
-    assert main(["coverage", "--ops", "^view$", "--jobs", "1", "-o", str(path)]) == 0
+    assert (
+        main(["coverage", "--ops", "^view$", "--forms", "spread", "--jobs", "1", "-o", str(path)])
+        == 0
+    )
     assert "forward" in capsys.readouterr().out
     assert "| `view` | free | free |" in path.read_text()
+
+
+def test_an_unknown_form_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["coverage", "--ops", "^view$", "--forms", "transpose"]) == 1
+    assert "valid: transposed" in capsys.readouterr().err
 
 
 def test_an_unknown_op_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

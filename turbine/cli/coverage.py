@@ -28,10 +28,15 @@ def show_coverage(
     seed: Annotated[int, "of the samples' numbers, and of the slice that --seconds takes"] = 0,
     seconds: Annotated[float | None, "judge ops in random order for so long, not all"] = None,
     samples: Annotated[int, "calls of each op, unlike each other"] = 3,
+    forms: Annotated[str, "of arguments, with commas between: each sample again in each"] = "all",
     output: Annotated[Path | None, "write the page with the whole table there", "-o"] = None,
     jobs: Annotated[int, "processes that judge at once"] = os.cpu_count() or 1,
 ) -> int:
     """Run PyTorch's own op samples forward and backward and compare with eager.
+
+    Samples are run again with their arguments in other forms: transposed, spread (every second
+    element of a longer row), expanded, negated and conjugated (when they are read), mixed (each
+    argument in one of these) and dynamic (with a size that is a symbol). Only failures count.
 
     Prints a row for each op that is not wholly compiled, then how many there are of each kind.
     The exit code is 1 if an op fails.
@@ -39,19 +44,28 @@ def show_coverage(
     example:
       turbine coverage --ops softsign --samples 1
     """
-    from turbine.dynamo import coverage, sweep
+    from turbine.dynamo import argument_forms, coverage, sweep
 
     if samples < 1 or jobs < 1:
         raise errors.ConfigError(f"nothing to do: {samples=} {jobs=}", hint="use 1 or more")
     names = _matching(coverage.ops(), ops)
     if seconds is not None:
         names = sweep.shuffled(names, seed)
-    found = sweep.sweep(names, seed=seed, samples=samples, jobs=jobs, seconds=seconds)
+    chosen = _forms(forms, list(argument_forms.FORMS))
+    found = sweep.sweep(names, seed=seed, samples=samples, forms=chosen, jobs=jobs, seconds=seconds)
     judged = sorted(_with_progress(found, len(names)), key=lambda item: item.name)
     if output is not None:
         output.write_text(page(judged))
     print(_text(judged))
     return int(any(item.fails for item in judged))
+
+
+def _forms(text: str, known: Sequence[str]) -> Sequence[str]:
+    chosen = known if text == "all" else [name for name in text.split(",") if name]
+    for name in chosen:
+        if name not in known:
+            raise errors.ConfigError(errors.unknown("form of arguments", name, [*known, "all"]))
+    return chosen
 
 
 def _matching(names: Iterable[str], pattern: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Judge PyTorch's own op samples: an op in, what the backend makes of it out.
 
-The answer of compiled code is compared with eager's: values, dtypes, shapes and strides.
+The answer of compiled code is compared with eager's: values, dtypes, shapes and strides, with the
+arguments as they are and in other forms: views, expanded or negated ones, with a dynamic size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from turbine import errors
 from turbine.capture import support
-from turbine.dynamo import records
+from turbine.dynamo import argument_forms, records
 from turbine.dynamo.counting import counters
 from turbine.dynamo.entry import backend
 from turbine.dynamo.records import GraphRecord
@@ -92,6 +93,7 @@ class Case:
     kwargs: dict[str, Any]
     of_results: Callable[[Any], Any] = lambda results: results  # those that are differentiable
     seed: int = 0
+    form: str | None = None  # of the arguments, one of `argument_forms.FORMS`; None is as they are
 
 
 def ops() -> dict[str, Any]:
@@ -110,15 +112,36 @@ def _name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
-def judge(name: str, op: Any, *, seed: int = 0, samples: int = SAMPLES) -> Judged:
-    """Run an op's samples forward and, where it has a gradient, backward."""
+def judge(
+    name: str, op: Any, *, seed: int = 0, samples: int = SAMPLES, forms: Sequence[str] = ()
+) -> Judged:
+    """Run an op's samples forward and, where it has a gradient, backward.
+
+    Each is run again with its arguments in each of the forms; of that, failures count.
+    """
     undefined = op.name in _UNDEFINED
-    forward = [judge_case(case, undefined) for case in cases(op, seed, samples)]
+    forward = _judge_all(cases(op, seed, samples), undefined, forms)
     if not op.supports_autograd:
         return Judged(name, combined(forward), Verdict(NO_GRADIENT))
     trained = cases(op, seed, samples, requires_grad=True)
-    backward = [judge_case(case, undefined, training=True) for case in trained]
+    backward = _judge_all(trained, undefined, forms, training=True)
     return Judged(name, combined(forward), combined(backward, NO_GRADIENT))
+
+
+def _judge_all(
+    found: Iterable[Case], undefined: bool, forms: Sequence[str], *, training: bool = False
+) -> list[Verdict]:
+    verdicts = []
+    for case in found:
+        verdicts.append(judge_case(case, undefined, training=training))
+        if verdicts[-1].status in (FAILS, NOT_TRACED, NO_GRADIENT):
+            continue
+        given = (case.args, case.kwargs)
+        for form in (form for form in forms if argument_forms.can_apply(form, given)):
+            verdict = judge_case(replace(case, form=form), undefined, training=training)
+            if verdict.status == FAILS:
+                verdicts.append(Verdict(FAILS, f"{form} arguments: {verdict.reason}"))
+    return verdicts
 
 
 def combined(verdicts: Sequence[Verdict], empty: str = NOT_TRACED) -> Verdict:
@@ -231,8 +254,13 @@ def _infer(case: Case, function: Callable[..., Any]) -> _Answer:
     _seed(case.seed)
     with torch.no_grad():
         results = function(*args, **kwargs)
-    tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)]
-    return _Answer(pytree.tree_leaves(results), [], tensors)
+    return _Answer(pytree.tree_leaves(results), [], _memory((args, kwargs)))
+
+
+def _memory(tree: Any) -> list[torch.Tensor]:
+    """Tensors, and what they are views of."""
+    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [*tensors, *(x._base for x in tensors if x._base is not None)]
 
 
 def _train(case: Case, function: Callable[..., Any]) -> _Answer:
@@ -248,9 +276,11 @@ def _train(case: Case, function: Callable[..., Any]) -> _Answer:
 
 
 def _fresh(case: Case) -> tuple[Any, Any]:
-    """A copy of the arguments with the same strides and sharing."""
+    """A copy of the arguments with the same strides and sharing, or in the form asked for."""
     detached = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (case.args, case.kwargs))
     copied = copy.deepcopy(detached)
+    if case.form is not None:
+        copied = argument_forms.apply(case.form, copied, case.seed)
     leaves = zip(
         pytree.tree_leaves((case.args, case.kwargs)), pytree.tree_leaves(copied), strict=True
     )
@@ -281,7 +311,8 @@ def _attempt(
 ) -> tuple[str | None, bool]:
     """What is wrong with the answer of compiled code, and whether it drew random numbers."""
     torch._dynamo.reset()
-    function = torch.compile(case.function, backend=compiler, fullgraph=fullgraph, dynamic=False)
+    dynamic = None if case.form == "dynamic" else False
+    function = torch.compile(case.function, backend=compiler, fullgraph=fullgraph, dynamic=dynamic)
     try:
         found = run(case, function)
     except Exception as error:

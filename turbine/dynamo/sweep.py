@@ -29,12 +29,13 @@ def sweep(
     *,
     seed: int = 0,
     samples: int = coverage.SAMPLES,
+    forms: Sequence[str] = (),
     jobs: int = 1,
     seconds: float | None = None,
     limit: float = LIMIT,
 ) -> Iterator[Judged]:
     """Judge ops in the order given until `seconds` are over; yields in the order they finish."""
-    start = partial(_start, seed, samples)
+    start = partial(_start, seed, samples, tuple(forms))
     taken = _until(names, seconds)
     answers = run_jobs(
         start, taken, count=min(jobs, len(names)), limit=limit, lifetime=_OPS_PER_PROCESS
@@ -55,7 +56,11 @@ def _until(names: Sequence[str], seconds: float | None) -> Iterator[str]:
         yield name
 
 
-def _start(seed: int, samples: int) -> Callable[[str], Judged]:
+def _start(seed: int, samples: int, forms: tuple[str, ...]) -> Callable[[str], Judged]:
     known = coverage.ops()
     config.set(compile_workers=1)
-    return lambda name: coverage.judge(name, known[name], seed=seed, samples=samples)
+
+    def judge(name: str) -> Judged:
+        return coverage.judge(name, known[name], seed=seed, samples=samples, forms=forms)
+
+    return judge
