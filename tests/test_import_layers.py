@@ -39,6 +39,7 @@ LOOSE = dict.fromkeys(
         "dims",
         "dumping",
         "tables",
+        "permissions",
         "progress",
         "child_processes",
         "needs_torch",

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turbine import config
+from turbine import config, permissions
 
 # Part of every key: raise it when the layout of a file or the facts in it change.
-FORMAT = 1
+FORMAT = 2
 _SUFFIX = ".entry"
 _TEMPORARY = ".writing-"
 _STALE_SECONDS = 3600.0
@@ -55,13 +55,16 @@ def key_of(parts: Iterable[str | bytes]) -> str:
 
 
 def read(key: str) -> Entry | None:
-    """The entry, or None where there is none; a damaged file is removed."""
+    """The entry, or None where there is none that we or root wrote; a damaged file is removed."""
     path = _path(key)
     try:
-        raw = path.read_bytes()
+        raw = _read_trusted(path)
+    except _Untrusted as error:
+        _warn_once(f"turbine does not read its cache: {error}")
+        return None
     except OSError:
         return None
-    entry = _decode(raw)
+    entry = _decode(key, raw)
     with contextlib.suppress(OSError):
         if entry is None:
             path.unlink()
@@ -74,10 +77,10 @@ def write(key: str, entry: Entry) -> None:
     """Keep an entry; a folder that cannot be written costs one warning and nothing else."""
     path = _path(key)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_TEMPORARY, delete=False) as file:
             try:
-                file.write(_encode(entry))
+                file.write(_encode(key, entry))
                 file.flush()
                 os.fsync(file.fileno())
                 os.replace(file.name, path)
@@ -88,6 +91,34 @@ def write(key: str, entry: Entry) -> None:
         evict()
     except OSError as error:
         _warn_once(f"turbine cannot write its cache ({error}); compiled code is not kept")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of the cache which nobody else may write; raise OSError if somebody may."""
+    root = config.current().cache_dir
+    root.parent.mkdir(parents=True, exist_ok=True)
+    for path in dict.fromkeys((root, folder)):
+        path.mkdir(mode=0o700, exist_ok=True)
+        _check_writers(path, path.stat())
+
+
+class _Untrusted(OSError):
+    """A file or a folder of the cache that another user may have written."""
+
+
+def _read_trusted(path: Path) -> bytes:
+    """The bytes of a file that, as its folders, nobody but us and root may write."""
+    for folder in (config.current().cache_dir, path.parent):
+        _check_writers(folder, folder.stat())
+    with path.open("rb") as file:
+        _check_writers(path, os.fstat(file.fileno()))
+        return file.read()
+
+
+def _check_writers(path: Path, status: os.stat_result) -> None:
+    problem = permissions.problem(status)
+    if problem is not None:
+        raise _Untrusted(f"{path} {problem}; remove it, or `chmod go-w` what is yours")
 
 
 def listings() -> list[Listing]:
@@ -152,15 +183,15 @@ def _failed() -> Iterator[Path]:
     return failed_folder().glob("*.mlir*")
 
 
-def _encode(entry: Entry) -> bytes:
+def _encode(key: str, entry: Entry) -> bytes:
     facts = json.dumps(entry.facts, sort_keys=True).encode()
     body = _LENGTH.pack(len(facts)) + facts + entry.data
-    return hashlib.sha256(body).digest() + body
+    return _digest(key, body) + body
 
 
-def _decode(raw: bytes) -> Entry | None:
+def _decode(key: str, raw: bytes) -> Entry | None:
     digest, body = raw[:_DIGEST_BYTES], raw[_DIGEST_BYTES:]
-    if hashlib.sha256(body).digest() != digest:
+    if _digest(key, body) != digest:
         return None
     try:
         (length,) = _LENGTH.unpack_from(body)
@@ -168,6 +199,11 @@ def _decode(raw: bytes) -> Entry | None:
         return Entry(body[start + length :], json.loads(body[start : start + length]))
     except (struct.error, ValueError):
         return None
+
+
+def _digest(key: str, body: bytes) -> bytes:
+    """A digest that only fits the file of its key."""
+    return hashlib.sha256(key.encode() + body).digest()
 
 
 def _facts(path: Path) -> dict[str, Any]:

@@ -270,11 +270,15 @@ def _error(messages: Sequence[diagnostics.Diagnostic]) -> errors.CompileError:
 
 def _dump(source: bytes) -> Path | None:
     """Keep the IR of a failed compile where `config.dump` says, or in the cache folder."""
-    folder = config.current().dump or cache.failed_folder()
+    dump = config.current().dump
+    folder = dump or cache.failed_folder()
     suffix = ".mlirbc" if session.is_bytecode(source) else ".mlir"
     path = folder / f"{hashlib.sha256(source).hexdigest()[:16]}{suffix}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if dump is not None:
+            dump.mkdir(parents=True, exist_ok=True)
+        else:
+            cache.make_folder(folder)
         path.write_bytes(source)
         cache.evict()
     except OSError:

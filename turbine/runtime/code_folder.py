@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from turbine import errors
+from turbine import errors, permissions
 from turbine.runtime import container
 from turbine.runtime.device import Device
 
@@ -19,12 +20,18 @@ class CodeFolder:
     path: Path
 
     def read(self, device: Device, source: bytes) -> bytes | None:
-        """The code that was made of a source; None where there is none that is whole."""
+        """The code that was made of a source; None where there is none that is whole.
+
+        A folder or a file that other users may write is refused.
+        """
         note = self._note(device)
         if note.get("source") != _digest(source):
             return None
         try:
-            code = self._code(device).read_bytes()
+            _check_writers(self.path, self.path.stat())
+            with self._code(device).open("rb") as file:
+                _check_writers(self._code(device), os.fstat(file.fileno()))
+                code = file.read()
         except OSError:
             return None
         return code if note.get("code") == _digest(code) else None
@@ -50,7 +57,8 @@ class CodeFolder:
 
     def write(self, device: Device, source: bytes, code: bytes) -> None:
         """Keep code; files of that name stay whole until the end."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.mkdir(mode=0o700, exist_ok=True)
         note = {"source": _digest(source), "code": _digest(code), "device": device.type_cache_key}
         with container.replacing(self._code(device)) as file:
             file.write(code)
@@ -69,6 +77,16 @@ class CodeFolder:
         except (OSError, ValueError):
             return {}
         return note if isinstance(note, dict) else {}
+
+
+def _check_writers(path: Path, status: os.stat_result) -> None:
+    problem = permissions.problem(status)
+    if problem is not None:
+        raise errors.ArtifactError(
+            f"the code is not taken from this folder, for {path.name} {problem}",
+            where=str(path.parent),
+            hint=f"`chmod go-w {path}` if all that is in it is yours, or name another folder",
+        )
 
 
 def _digest(data: bytes) -> str:
