@@ -118,10 +118,18 @@ def _line(dim: str, name: str, known: Mapping[str, int]) -> tuple[int, int] | No
 def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
-    except SyntaxError as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise errors.ArtifactError(f"size expression does not parse: {text!r}") from error
 
 
+def _power(base: int, exponent: int) -> int:
+    """A power that a size may be: numbers of a file do not take all the memory there is."""
+    if abs(exponent) > _BITS or abs(base) >> _BITS:
+        raise errors.ArtifactError(f"a size is too large: {base}**{exponent}")
+    return int(base**exponent)
+
+
+_BITS = 64
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b,
     ast.Sub: lambda a, b: a - b,
@@ -129,7 +137,7 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.FloorDiv: lambda a, b: a // b,
     ast.Div: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
-    ast.Pow: lambda a, b: int(a**b),
+    ast.Pow: lambda a, b: _power(a, b),
     ast.BitAnd: lambda a, b: (a != 0) & (b != 0),
     ast.BitOr: lambda a, b: (a != 0) | (b != 0),
     ast.Eq: lambda a, b: a == b,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
-from functools import cache
+from types import ModuleType
 from typing import Any
 
 from turbine import errors
@@ -144,23 +144,46 @@ def _build(tree: Tree, leaves: Iterator[Any]) -> Any:
 
 
 def _record(type_path: str, items: dict[str | int, Any]) -> Any:
-    """An instance of the record's class, or a plain dict where that class cannot be imported."""
-    try:
-        made = _record_class(type_path)
-    except (ImportError, KeyError):
-        return items
+    """An instance of the record's class, or a Record where that class is not imported."""
+    made = _record_class(type_path)
+    if made is None:
+        return Record(items)
     named = {str(key): value for key, value in items.items()}
     if is_dataclass(made):
         named = {**dict.fromkeys(f.name for f in dataclass_fields(made) if f.init), **named}
-    if vars(made).get("n_sequence_fields") is not None:  # a structseq, such as torch.sort's result
+    if _is_structseq(made):  # such as torch.sort's result
         return made(tuple(named.values()))
     return made(**named)
 
 
-@cache
+class Record(dict[Any, Any]):
+    """The fields of a record whose class is not imported: `result["loss"]` or `result.loss`."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(errors.unknown("field", name, map(str, self)), obj=self)
+        return self[name]
+
+
 def _record_class(type_path: str) -> Any:
+    """The class of a record, if the program has imported it.
+
+    Note [Names in files]: the path comes from a file, perhaps a stranger's. So nothing is imported
+    for its sake, and nothing is called but a class whose instances are records.
+    """
     module, _, qualname = type_path.partition(":")
-    made: Any = importlib.import_module(module)
+    made: Any = sys.modules.get(module)
     for name in qualname.split("."):
+        if not isinstance(made, ModuleType | type) or name not in vars(made):
+            return None
         made = vars(made)[name]
-    return made
+    return made if isinstance(made, type) and _is_record(made) else None
+
+
+def _is_record(made: type) -> bool:
+    is_named_tuple = issubclass(made, tuple) and "_fields" in vars(made)
+    return is_dataclass(made) or is_named_tuple or _is_structseq(made)
+
+
+def _is_structseq(made: type) -> bool:
+    return issubclass(made, tuple) and vars(made).get("n_sequence_fields") is not None

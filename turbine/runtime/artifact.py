@@ -53,6 +53,7 @@ class Artifact:
         self.manifest: dict[str, Any] = contents.manifest
         try:
             self.target = Target(**self.manifest["target"])
+            _check_devices(self.target.devices, contents.source)
             _check_iree(self.manifest["provenance"]["iree-base-compiler"], contents.source)
             contents.check(CODE)
             self.driver = device.driver_for(self.target, self.manifest["mflop"])
@@ -216,6 +217,16 @@ def _check_host(wanted: Target, source: str) -> None:
             where=source,
             hint='compile with target="cpu:generic" for any CPU of this architecture',
         )
+
+
+def _check_devices(count: object, source: str) -> None:
+    if type(count) is not int or not 1 <= count <= _MOST_DEVICES:
+        raise errors.ArtifactError(
+            f"the manifest makes no sense: the program wants {count!r} devices", where=source
+        )
+
+
+_MOST_DEVICES = 1024
 
 
 def _check_iree(compiler: str, source: str) -> None:

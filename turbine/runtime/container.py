@@ -13,9 +13,10 @@ import os
 import secrets
 import struct
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -102,7 +103,8 @@ def save(path: Path, manifest: dict[str, Any], sections: Sequence[tuple[str, Any
 def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` only when the block ends well."""
     check_folder(path)
-    draft = path.with_name(f".turbine-{os.getpid()}-{secrets.token_hex(4)}")
+    _remove_stale(path.parent)
+    draft = path.with_name(f"{_DRAFT}{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with draft.open("xb") as file:
             yield file
@@ -113,6 +115,18 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
         raise errors.ArtifactError(f"cannot write {path}: {error.strerror}") from error
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what killed processes left of files they were writing."""
+    for draft in folder.glob(f"{_DRAFT}*"):
+        with suppress(OSError):
+            if time.time() - draft.stat().st_mtime > _STALE_SECONDS:
+                draft.unlink()
+
+
+_DRAFT = ".turbine-"
+_STALE_SECONDS = 3600.0
 
 
 def check_folder(path: Path) -> None:
@@ -174,10 +188,18 @@ def _map(file: IO[bytes], source: str) -> Container:
 def _read(text: bytes, base: int, source: str) -> tuple[dict[str, Any], dict[str, Section]]:
     try:
         manifest = json.loads(text)
-        rows = [Section(**row) for row in manifest.pop("sections")]
+        rows = [_section(row) for row in manifest.pop("sections")]
         return manifest, {row.name: replace(row, offset=base + row.offset) for row in rows}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise errors.ArtifactError(f"the manifest makes no sense: {error}", where=source) from error
+
+
+def _section(row: dict[str, Any]) -> Section:
+    section = Section(**row)
+    numbers = (section.offset, section.length, section.crc32)
+    if type(section.name) is not str or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError(f"{section} is no section")
+    return section
 
 
 def _starts(lengths: Sequence[int]) -> list[int]:
