@@ -33,6 +33,7 @@ from turbine.capture.effect_tokens import drop_tokens
 from turbine.capture.export_errors import export_error
 from turbine.capture.graph_checks import check_graph
 from turbine.capture.index_checks import check_early, check_indices
+from turbine.capture.one_thread import traces
 from turbine.capture.ownership import keep_arguments
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.small_integers import widen_small_integers
@@ -90,6 +91,7 @@ class Program(Region):
         return str(self.graph.print_readable(print_output=False))
 
 
+@traces
 def capture(
     model: torch.nn.Module | ExportedProgram,
     args: tuple[Any, ...] = (),
@@ -191,6 +193,7 @@ def check_devices(devices: Devices | None, count: int) -> Devices:
     return devices or {}
 
 
+@traces
 def export_program(
     model: torch.nn.Module,
     args: tuple[Any, ...],

@@ -13,6 +13,7 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine.capture import graph_passes
 from turbine.capture.decompositions import current_tracing_decompositions
+from turbine.capture.one_thread import traces
 from turbine.capture.program import Weight
 from turbine.ops.schema import Argument, Schema
 
@@ -135,6 +136,7 @@ def sizes_of(values: Sequence[Leaf]) -> list[int]:
     ]
 
 
+@traces
 def trace(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
     """Trace a call of a function that takes a list, for all calls that have its key."""
     # These import Dynamo and sympy, which take as long as torch itself.
