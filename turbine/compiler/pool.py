@@ -243,6 +243,12 @@ class _Worker:
 
 
 def _start() -> _Worker:
+    # A child forked meanwhile would keep the worker's end of the pipe open, and hide its death.
+    with _starting:
+        return _start_one()
+
+
+def _start_one() -> _Worker:
     try:
         ours, theirs = Pipe()
         with theirs, contextlib.ExitStack() as undo:
@@ -275,11 +281,13 @@ def _spawn(pipe: Connection, log: IO[bytes], scratch: str) -> subprocess.Popen[b
 
 
 _pool = _Pool()
+_starting = threading.Lock()
 
 
 def _start_over() -> None:
     """After a fork the workers belong to the parent."""
-    global _pool
+    global _pool, _starting
+    _starting = threading.Lock()
     inherited, _pool = _pool, _Pool()
     for worker in inherited.all_workers():
         worker.disown()
@@ -290,4 +298,8 @@ def _close() -> None:
 
 
 atexit.register(_close)
-os.register_at_fork(after_in_child=_start_over)
+os.register_at_fork(
+    before=lambda: _starting.acquire(),
+    after_in_parent=lambda: _starting.release(),
+    after_in_child=_start_over,
+)
