@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test sweep check format bench coverage clean
+.PHONY: help setup run test sweep soak check format bench coverage clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test: $(INSTALLED) check ## check, then the whole test suite; of sweeps a slice 
 
 sweep: $(INSTALLED) ## the tests of which `make test` runs a slice, whole (one slice again: make test ARGS="--seed HEX")
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --sweep -m sweep $(ARGS)
+
+soak: $(INSTALLED) ## tests/reliability with full numbers: threads, kills, damage, memory (about an hour)
+	nice -n 10 $(BIN)/python -m pytest tests/reliability --soak -v $(ARGS)
 
 check: $(INSTALLED) ## lint, formatting and types
 	$(BIN)/ruff check

@@ -2,12 +2,14 @@
 
 `@pytest.mark.sweep(3)` on a test with many parameters keeps three of them, chosen by the seed of
 the run; `--sweep` (`make sweep`) runs them all. The seed follows the commit, so that each commit
-runs other slices; pytest prints it, and `--seed HEX` repeats a run.
+runs other slices; pytest prints it, and `--seed HEX` repeats a run. `--soak`
+(`make soak`) gives tests/reliability its full numbers: `amount(5, 200)` is 200 then, and 5
+otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -21,7 +23,15 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def amount(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+    """`amount(few, many)`: how often to do something."""
+    many = bool(request.config.getoption("--soak"))
+    return lambda few, full: full if many else few
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="full numbers for tests/reliability")
     parser.addoption("--sweep", action="store_true", help="all of every sweep, not a slice")
     parser.addoption(
         "--seed",

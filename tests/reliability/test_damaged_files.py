@@ -1,4 +1,7 @@
-"""Files that are cut, changed or something else: an error, no crash and no wrong number."""
+"""Files that are cut, changed or something else: an error, no crash and no wrong number.
+
+Every test of random damage takes its number from `amount`, 1,000 of each kind under `--soak`.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,24 @@ import hashlib
 import json
 import random
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
+from safetensors import torch as safetensors
 from torch import Tensor, nn
 
 import turbine
 from turbine import errors
-from turbine.runtime import container
-from turbine.runtime.archive import READERS
+from turbine.compiler import cache
+from turbine.runtime import container, parameters
+from turbine.runtime.archive import READERS, open_archive
+from turbine.runtime.entries import Entry
 
 ONES = torch.ones(2, 4)
-FLIPS = 60
+Amount = Callable[[int, int], int]
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +64,13 @@ def flipped(data: bytes, bit: int) -> bytes:
 # Cut off.
 
 
-def test_a_file_cut_anywhere_is_refused(folder: Path, expected: Tensor, tmp_path: Path) -> None:
+def test_a_file_cut_anywhere_is_refused(
+    folder: Path, expected: Tensor, tmp_path: Path, amount: Amount
+) -> None:
     whole = (folder / "one.turbine").read_bytes()
     path = tmp_path / "cut.turbine"
-    lengths = [*range(64), *range(64, len(whole), max(len(whole) // 100, 1)), len(whole) - 1]
+    step = max(len(whole) // amount(100, 1000), 1)
+    lengths = [*range(64), *range(64, len(whole), step), len(whole) - 1]
     outcomes = set()
     for length in lengths:
         path.write_bytes(whole[:length])
@@ -102,13 +113,13 @@ def test_the_parts_are_all_there_is(folder: Path) -> None:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_changed_bit_is_noticed(
-    part: str, folder: Path, expected: Tensor, tmp_path: Path
+    part: str, folder: Path, expected: Tensor, tmp_path: Path, amount: Amount
 ) -> None:
     whole = (folder / "one.turbine").read_bytes()
     bits = [8 * byte + bit for byte in regions(folder / "one.turbine")[part] for bit in range(8)]
     path = tmp_path / "changed.turbine"
     outcomes = set()
-    for bit in random.Random(part).sample(bits, min(FLIPS, len(bits))):
+    for bit in random.Random(part).sample(bits, min(amount(60, 1000), len(bits))):
         path.write_bytes(flipped(whole, bit))
         outcomes.add(outcome(path, expected))
     assert outcomes <= {"ArtifactError", "ArtifactVersionError"}
@@ -162,12 +173,14 @@ def test_another_format_version_is_refused(version: int, folder: Path, tmp_path:
 # Archives.
 
 
-def test_an_archive_cut_anywhere_is_refused(folder: Path, expected: Tensor, tmp_path: Path) -> None:
+def test_an_archive_cut_anywhere_is_refused(
+    folder: Path, expected: Tensor, tmp_path: Path, amount: Amount
+) -> None:
     whole = (folder / "two.irpa").read_bytes()
     (tmp_path / "two.turbine").write_bytes((folder / "two.turbine").read_bytes())
     end = len(whole.rstrip(b"\0"))
     outcomes = set()
-    for length in [*range(0, end, max(end // 50, 1)), end - 1]:
+    for length in [*range(0, end, max(end // amount(50, 1000), 1)), end - 1]:
         (tmp_path / "two.irpa").write_bytes(whole[:length])
         outcomes.add(outcome(tmp_path / "two.turbine", expected))
     assert outcomes == {"ParameterError"}
@@ -176,13 +189,13 @@ def test_an_archive_cut_anywhere_is_refused(folder: Path, expected: Tensor, tmp_
 
 
 def test_a_changed_bit_of_an_archive_never_changes_the_numbers(
-    folder: Path, expected: Tensor, tmp_path: Path
+    folder: Path, expected: Tensor, tmp_path: Path, amount: Amount
 ) -> None:
     whole = (folder / "two.irpa").read_bytes()
     (tmp_path / "two.turbine").write_bytes((folder / "two.turbine").read_bytes())
     used = [8 * byte + bit for byte in range(len(whole)) if whole[byte] for bit in range(8)]
     outcomes = set()
-    for bit in random.Random(1).sample(used, 8 * FLIPS):
+    for bit in random.Random(1).choices(used, k=amount(300, 1000)):
         (tmp_path / "two.irpa").write_bytes(flipped(whole, bit))
         outcomes.add(outcome(tmp_path / "two.turbine", expected))
     assert "ParameterError" in outcomes
@@ -204,6 +217,100 @@ def test_what_is_no_archive_is_refused(folder: Path, tmp_path: Path) -> None:
             path.write_text(text)
             with pytest.raises(errors.ParameterError):
                 turbine.load(folder / "one.turbine", weights=path)
+
+
+# Archives of every format that a user gives: they have no checksum for the weights.
+
+VALUES = {"weight": torch.arange(12.0).reshape(3, 4), "bias": torch.arange(3.0)}
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same weights in each format, and what artifact reads them."""
+    folder = tmp_path_factory.mktemp("archives")
+    files = {suffix: folder / f"weights{suffix}" for suffix in READERS}
+    safetensors.save_file(VALUES, files[".safetensors"])
+    entries = [
+        Entry(key, t.numpy().data.cast("B"), "float32", tuple(t.shape)) for key, t in VALUES.items()
+    ]
+    parameters.save_archive(files[".irpa"], entries)
+    writer = gguf.GGUFWriter(str(files[".gguf"]), "test")
+    for key, tensor in VALUES.items():
+        writer.add_tensor(key, tensor.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return files
+
+
+def damaged(whole: bytes, chance: random.Random) -> bytes:
+    """A flipped bit, a cut, or a run of bytes that are something else."""
+    kind = chance.randrange(4)
+    if kind == 0:
+        return whole[: chance.randrange(len(whole))]
+    if kind == 1:
+        at, run = chance.randrange(len(whole)), chance.randbytes(chance.randrange(1, 9))
+        return whole[:at] + run + whole[at + len(run) :]
+    head = len(whole) if kind == 2 else min(200, len(whole))
+    return flipped(whole, chance.randrange(8 * head))
+
+
+def read_values(path: Path) -> dict[str, bytes] | None:
+    """The bytes of each parameter, or None where the archive is refused."""
+    try:
+        entries = open_archive(path).entries
+        return {key: bytes(entry.data) for key, entry in entries.items()}
+    except errors.ParameterError:
+        return None
+
+
+@pytest.mark.parametrize("suffix", READERS)
+def test_a_damaged_archive_is_refused_or_read_within_its_bounds(
+    suffix: str, archives: dict[str, Path], tmp_path: Path, amount: Amount
+) -> None:
+    whole = archives[suffix].read_bytes()
+    assert set(read_values(archives[suffix]) or ()) >= set(VALUES)
+    path = tmp_path / f"damaged{suffix}"
+    chance = random.Random(suffix)
+    refused = 0
+    for _ in range(amount(300, 3000)):
+        data = damaged(whole, chance)
+        path.write_bytes(data)
+        found = read_values(path)
+        refused += found is None
+        assert found is None or all(value in data or is_splat(value) for value in found.values())
+    assert refused > 0
+
+
+def is_splat(value: bytes) -> bool:
+    """Whether the bytes repeat, as those that an .irpa stands for by their pattern."""
+    return any(value == value[:width] * (len(value) // width) for width in (1, 2, 4, 8, 16))
+
+
+# Entries of the compile cache.
+
+
+def test_a_damaged_cache_entry_is_compiled_again(tmp_path: Path, amount: Amount) -> None:
+    key, chance = cache.key_of(["a"]), random.Random(0)
+    entry = cache.Entry(chance.randbytes(5000), {"strategy": "plain", "seconds": 0.5})
+    with turbine.config.override(cache_dir=tmp_path / "cache"):
+        cache.write(key, entry)
+        [path] = (tmp_path / "cache").glob("*/*")
+        whole = path.read_bytes()
+        for _ in range(amount(200, 1000)):
+            data = damaged(whole, chance)
+            path.write_bytes(data)
+            assert cache.read(key) == (entry if data == whole else None)
+
+
+def test_an_entry_under_the_name_of_another_is_not_read(tmp_path: Path) -> None:
+    with turbine.config.override(cache_dir=tmp_path / "cache"):
+        for name in "ab":
+            cache.write(cache.key_of([name]), cache.Entry(name.encode(), {}))
+        first, second = (cache._path(cache.key_of([name])) for name in "ab")
+        first.replace(second)
+        assert cache.read(cache.key_of(["b"])) is None
 
 
 # Not artifacts.
@@ -246,6 +353,10 @@ SENSELESS = {
     "sections that are a number": 3,
     "sections of text": ["code"],
     "offsets of text": [{**SECTION, "offset": "0"}],
+    "lengths of text": [{**SECTION, "length": "0"}],
+    "offsets that are not whole": [{**SECTION, "offset": 0.5}],
+    "checksums of text": [{**SECTION, "crc32": "0"}],
+    "names that are numbers": [{**SECTION, "name": 1}],
 }
 
 
