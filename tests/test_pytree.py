@@ -25,6 +25,10 @@ class Point(NamedTuple):
     y: Any
 
 
+class Place(Point):
+    """A named tuple with a class of its own."""
+
+
 @dataclass
 class Box:
     """The last field has a default, which is not what None means."""
@@ -49,6 +53,7 @@ VALUES: list[tuple[Tree, Any, list[Any]]] = [
     (Tree("dict", (LEAF, LEAF), (3, "a")), {3: 1, "a": 2}, [1, 2]),
     (Tree("ordered_dict", (LEAF, LEAF), ("b", "a")), OrderedDict(b=1, a=2), [1, 2]),
     (POINT, Point(1, 2), [1, 2]),
+    (replace(POINT, type_path=f"{__name__}:Place"), Place(1, 2), [1, 2]),
     (BOX, Box(1, None, None), [1]),
     (
         Tree("dict", (Tree("list", (POINT, BOX)),), ("k",)),

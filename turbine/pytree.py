@@ -181,7 +181,7 @@ def _record_class(type_path: str) -> Any:
 
 
 def _is_record(made: type) -> bool:
-    is_named_tuple = issubclass(made, tuple) and "_fields" in vars(made)
+    is_named_tuple = issubclass(made, tuple) and any("_fields" in vars(of) for of in made.__mro__)
     return is_dataclass(made) or is_named_tuple or _is_structseq(made)
 
 
