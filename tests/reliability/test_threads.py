@@ -69,7 +69,7 @@ class Mixer:
 
     def call_custom_op(self, number: int) -> None:
         # Each rank and dtype is traced at its first call.
-        x = torch.randn(*[2] * (number % 6), dtype=DTYPES[number % len(DTYPES)])
+        x = torch.randn([2] * (number % 6), dtype=DTYPES[number % len(DTYPES)])
         torch.testing.assert_close(shifted(x), x + 1.5)
 
 
