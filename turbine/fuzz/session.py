@@ -116,7 +116,9 @@ def random_case(number: int, kinds: Sequence[str] = KINDS) -> Case:
     from turbine.fuzz.kernels import random_kernel
     from turbine.fuzz.models import random_model
 
-    kind = KERNELS if random.Random(number).random() < _SHARE_OF_KERNELS else MODELS
+    # A stream of its own: a program is drawn from the number itself.
+    draw = random.Random(f"kind of {number}").random()
+    kind = KERNELS if draw < _SHARE_OF_KERNELS else MODELS
     if kind not in kinds:
         (kind,) = kinds
     return random_kernel(number) if kind == KERNELS else random_model(number)
