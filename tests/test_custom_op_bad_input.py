@@ -199,9 +199,24 @@ def test_an_argument_that_is_written_may_be_another_one_too() -> None:
     both = torch.full((3,), 2.0)
     op(both, both)
     assert both.tolist() == [9.0] * 3
-    op.register_emission(lambda builder, x, y: x)
-    with pytest.raises(errors.CustomOpError, match="shares memory with another"):
-        op(both, both)
+
+
+def test_ir_reads_what_shares_memory_with_a_written_argument_as_it_was() -> None:
+    op = declare("f(Tensor(a!) x, Tensor y) -> ()", lambda x, y: None)
+    op.register_emission(lambda builder, x, y: y)
+    both = torch.arange(4.0)
+    op(both[:3], both[1:])
+    assert both.tolist() == [1.0, 2.0, 3.0, 3.0]
+
+
+def test_written_arguments_of_ir_that_share_memory_are_refused() -> None:
+    op = declare("f(Tensor(a!) x, Tensor(b!) y) -> ()", lambda x, y: None)
+    op.register_emission(lambda builder, x, y: [y, x])
+    both = torch.arange(4.0)
+    with pytest.raises(errors.CustomOpError, match="writes to x and y, which share memory"):
+        op(both[:3], both[1:])
+    op(both[::2], both[1::2])
+    assert both.tolist() == [1.0, 0.0, 3.0, 2.0]
 
 
 def test_a_gradient_for_an_op_that_writes_is_refused() -> None:

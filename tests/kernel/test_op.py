@@ -532,6 +532,23 @@ def test_a_kernel_without_a_gradient_says_so() -> None:
         result.sum().backward()
 
 
+def test_a_missing_gradient_under_torch_compile_is_one_error_and_nothing_else(
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    kernel = differentiable(None)
+    compiled = torch.compile(lambda x: kernel(x).sum(), backend="turbine")
+    result = compiled(torch.ones(4, requires_grad=True))
+    assert result.item() == 12.0
+    with pytest.raises(errors.KernelError, match=r"scaled has no gradient(.|\n)*register_backward"):
+        result.backward()
+    assert capfd.readouterr() == ("", "")
+    assert not recwarn.list
+    assert not [row for row in caplog.records if row.levelname in ("WARNING", "ERROR")]
+    assert not torch.is_anomaly_enabled()
+
+
 def test_gradients_that_do_not_fit_are_refused() -> None:
     with pytest.raises(errors.KernelError, match="takes an unknown value of the call 'grad_z'"):
         differentiable(lambda grad_z: grad_z)

@@ -15,6 +15,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
+from turbine import errors
 from turbine.capture.decompositions import current_training_decompositions
 from turbine.dynamo import options as backend_options
 from turbine.dynamo import records, recurrence
@@ -57,7 +58,14 @@ def backend(
     except TorchDynamoException:
         raise  # how parts of PyTorch talk to each other
     except Exception as error:
-        log.warning("a graph runs in PyTorch because it could not be traced", exc_info=error)
+        # An error of ours says all there is to say, to whoever calls what is missing.
+        is_known = isinstance(error, errors.TurbineError)
+        log.log(
+            logging.INFO if is_known else logging.WARNING,
+            "a graph runs in PyTorch because it could not be traced: %s",
+            error,
+            exc_info=None if is_known else error,
+        )
         reason = f"not traced: {type(error).__name__}: {error}".splitlines()[0]
         return leave_to_pytorch(graph, records.new("eager"), reason)
     return call

@@ -39,7 +39,7 @@ from turbine.kernel.symbolic_sizes import Size
 from turbine.kernel.types import BufferType, ScalarType
 from turbine.mlir import constants, flow, scalars
 from turbine.mlir.ir import Type, Value
-from turbine.ops import custom_op
+from turbine.ops import custom_op, gradients
 from turbine.ops.declared_op import DeclaredOp
 from turbine.ops.emitting import Builder
 
@@ -181,11 +181,13 @@ class _Rules:
         if gradient is not None:
             return gradient.backward(ctx, *grads)
         name = self.kernel.__name__
-        raise errors.KernelError(
-            f"kernel {name} has no gradient",
-            where=self.kernel.signature.place,
-            hint=f"give it one with {name}.register_backward(kernel), or call it on tensors that "
-            "need none, tensor.detach()",
+        gradients.refuse(
+            errors.KernelError(
+                f"kernel {name} has no gradient",
+                where=self.kernel.signature.place,
+                hint=f"give it one with {name}.register_backward(kernel), or call it on tensors "
+                "that need none, tensor.detach()",
+            )
         )
 
     def _named(self, args: Sequence[Any]) -> dict[str, Any]:

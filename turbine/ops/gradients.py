@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch._functorch import autograd_function
@@ -12,6 +12,8 @@ from torch._library.autograd import Info, supports_tensorlist
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as torch_pytree
 
+from turbine import errors
+from turbine.ops.questions import is_watched
 from turbine.ops.schema import Schema
 
 Function = Callable[..., Any]
@@ -143,3 +145,14 @@ def _picked(argument: Any, dim: Any, index: int) -> Any:
     if argument.shape[dim] == 0:
         return argument.new_zeros([*argument.shape[:dim], *argument.shape[dim + 1 :]])
     return argument.select(dim, index)
+
+
+def refuse(error: errors.TurbineError) -> NoReturn:
+    """Raise the error for a gradient that is not there.
+
+    PyTorch traces backward passes in anomaly mode, which would print the stack of the forward call
+    first; the mode is put back where it was turned on.
+    """
+    if is_watched():
+        torch.set_anomaly_enabled(False)
+    raise error

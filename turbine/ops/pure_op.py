@@ -195,8 +195,11 @@ class PureOp(DeclaredOp):
         return self.batch(info, in_dims, *args, **keywords)
 
     def _no_gradient(self, ctx: Any, *grads: Any) -> Any:
-        raise errors.CustomOpError(
-            f"{self.schema.qualified} has no gradient", hint="give it one with register_autograd"
+        gradients.refuse(
+            errors.CustomOpError(
+                f"{self.schema.qualified} has no gradient",
+                hint="give it one with register_autograd",
+            )
         )
 
 
