@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -62,3 +64,35 @@ def test_something_that_is_no_module_is_refused(bad: object) -> None:
 def test_args_must_be_a_tuple() -> None:
     with pytest.raises(turbine.errors.ExportError, match="expected a tuple"):
         turbine.aot.export(torch.nn.Linear(2, 2), args=torch.ones(1, 2))  # type: ignore[arg-type]
+
+
+class Chooses(torch.nn.Module):
+    """Branches with weights, an index, several results and a division that fails in the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(3, 3)
+        self.second = torch.nn.Linear(3, 3)
+
+    def forward(
+        self, x: torch.Tensor, index: torch.Tensor, divisor: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        def divide(x: torch.Tensor, index: torch.Tensor, divisor: torch.Tensor) -> Any:
+            return self.first(x), torch.div(index, divisor, rounding_mode="floor")
+
+        def select(x: torch.Tensor, index: torch.Tensor, divisor: torch.Tensor) -> Any:
+            return self.second(x).index_select(0, index), index + 1
+
+        y, z = torch.cond(divisor != 0, divide, select, (x, index, divisor))
+        return y * 2, z
+
+
+def test_only_the_branch_that_cond_chooses_runs() -> None:
+    model, x, index = Chooses(), torch.linspace(-1.0, 1.0, 6).reshape(2, 3), torch.tensor([1, 0])
+    artifact = turbine.aot.export(model, args=(x, index, torch.tensor(2))).compile()
+    for divisor in (2, 0):
+        args = (x, index, torch.tensor(divisor))
+        torch.testing.assert_close(artifact(*args), model(*args))
+    artifact(x, index + 5, torch.tensor(2))
+    with pytest.raises(turbine.errors.RunError, match="index out of range"):
+        artifact(x, index + 5, torch.tensor(0))

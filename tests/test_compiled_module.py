@@ -29,6 +29,9 @@ from turbine.aot import (
 from turbine.cli.main import main
 from turbine.zoo.odd import ODD
 
+# Batch norms here update their statistics, as in training.
+pytestmark = pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
+
 torch.manual_seed(0)
 LINEAR = nn.Linear(8, 8)
 HEAD = nn.Linear(8, 3)

@@ -53,12 +53,6 @@ class Asserting(nn.Module):
         return x
 
 
-class WithCond(nn.Module):
-    def forward(self, x: Tensor) -> Any:
-        positive = x.sum() > 0
-        return torch.cond(positive, lambda y: y + 1, lambda y: y - 1, (x,))  # a cond
-
-
 class WithLoop(nn.Module):
     def forward(self, x: Tensor) -> Any:
         start = torch.zeros((), dtype=torch.int64)
@@ -132,7 +126,6 @@ MISTAKES = {
     "assert": Mistake(
         lambda: _export(Asserting()), errors.ExportError, "data-dependent", WHERE, "an assertion"
     ),
-    "cond": Mistake(lambda: _export(WithCond()), errors.UnsupportedOp, "'cond'", WHERE, "a cond"),
     "while_loop": Mistake(
         lambda: _export(WithLoop()), errors.UnsupportedOp, "'while_loop'", "Python loop", "a while_"
     ),

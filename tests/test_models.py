@@ -22,11 +22,13 @@ def test_model_agrees_with_eager(name: str) -> None:
     compare_with_eager(artifact, example, 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
 @pytest.mark.parametrize("name", ODD)
 def test_odd_model_agrees_with_eager(name: str) -> None:
     check_odd_model(name, "external")
 
 
+@pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
 @pytest.mark.sweep(6)
 @pytest.mark.parametrize("weights", ["global", "inline"])
 @pytest.mark.parametrize("name", ODD)

@@ -430,6 +430,7 @@ def test_marked_state_starts_from_the_archive_and_leaves_it_alone(tmp_path: Path
             artifact.reset()
 
 
+@pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
 def test_unmarked_state_stays_in_the_code() -> None:
     artifact = aot.export(nn.BatchNorm1d(32), args=(X,)).compile()
     assert artifact.weight_names == ["weight", "bias"]

@@ -80,6 +80,7 @@ def test_the_manifest_names_the_state(counter_file: Path) -> None:
     assert turbine.load(counter_file).state.keys() == {"count"}
 
 
+@pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
 def test_batch_statistics_follow_those_of_eager() -> None:
     example = ODD["batchnorm_train"]()
     artifact = turbine.aot.export(example.model, args=example.args).compile()

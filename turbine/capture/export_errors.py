@@ -9,8 +9,8 @@ from turbine import errors
 # What PyTorch says, as a regular expression -> what to do about it. The first that matches.
 _REMEDIES = {
     r"GuardOnDataDependent|data-dependent": "Python code branches on, or counts by, the value of a "
-    "tensor, which only a run knows; choose with torch.where(condition, a, b), or compute the "
-    "number before the model and pass it as an int",
+    "tensor, which only a run knows; choose with torch.where(condition, a, b) or torch.cond, or "
+    "compute the number before the model and pass it as an int",
     r"missing a required argument|unexpected keyword|too many positional": "args=(...) and "
     "kwargs={...} are example arguments for the model's forward, by its parameters",
     r"Unsupported input type <class 'numpy": "convert arrays with torch.from_numpy(x)",

@@ -117,11 +117,11 @@ def capture(
     graph_passes.run(decomposed.graph_module)
     check_graph(decomposed.graph)
     program = _program(decomposed, _parameter_names(model, exported))
-    widen_small_integers(program.graph.graph)
-    check_indices(program.graph.graph)
-    check_early(program.graph.graph)
-    rewrite_reshapes(program.graph.graph)
-    keep_arguments(program.graph.graph, program.inputs)
+    for branch in _branches(decomposed.graph_module):
+        graph_passes.run(branch)
+        check_graph(branch.graph)
+        _prepare(branch.graph, [node.name for node in branch.graph.find_nodes(op="placeholder")])
+    _prepare(program.graph.graph, program.inputs)
 
     is_open = small_sizes.are_open(dynamic_shapes)
     sizes = _SmallSizes(model, exported, general, program, strict)
@@ -129,6 +129,22 @@ def capture(
     named = dim_names.with_user_names(signature, dynamic_shapes)
     devices = check_devices(arg_device, len(program.inputs))
     return replace(program, signature=named, devices=devices)
+
+
+def _branches(module: fx.GraphModule) -> list[fx.GraphModule]:
+    """The graphs that operators of control flow choose from."""
+    return [
+        one for one in module.modules() if isinstance(one, fx.GraphModule) and one is not module
+    ]
+
+
+def _prepare(graph: fx.Graph, inputs: Sequence[str]) -> None:
+    """Check indices, and rewrite what the compiler gets wrong."""
+    widen_small_integers(graph)
+    check_indices(graph)
+    check_early(graph)
+    rewrite_reshapes(graph)
+    keep_arguments(graph, inputs)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any
 
@@ -186,13 +187,12 @@ class _Walk:
 
     def unsupported(self, node: fx.Node, error: Exception) -> errors.UnsupportedOp:
         where = user_line(node) if self.locate is None else self.locate(node)
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            name = node.target.name()
-            hint = _CONTROL_FLOW.get(name, "write it with tensor ops")
+        name = str(node.target)
+        if name in _CONTROL_FLOW:
             return errors.UnsupportedOp(
                 f"control flow with {name!r} has no compiled form",
                 where=where,
-                hint=hint,
+                hint=_CONTROL_FLOW[name],
             )
         return errors.UnsupportedOp(
             f"cannot lower {node.target} ({node.name}): {error}",
@@ -245,9 +245,8 @@ class _Walk:
             function.return_values(given, self.location)
 
 
-# What stands for PyTorch's operators of control flow.
+# What to write in place of PyTorch's other operators of control flow.
 _CONTROL_FLOW = {
-    "cond": "compute both branches and choose with torch.where(condition, a, b)",
     "while_loop": "write a Python loop over a fixed number of iterations, and keep the result of "
     "those that count with torch.where",
     "map_impl": "call the function on the whole tensor, or through torch.vmap",
@@ -322,6 +321,35 @@ class _Body(GraphNodeImporter):
         if isinstance(value, torch.Tensor):
             return self._cc.get_vtensor_type(value.size(), value.dtype)
         return None if value is None else Type.parse(_NUMBERS[type(value)])
+
+    def _import_hop_cond(self, loc: Location, node: fx.Node, hop: Any) -> None:
+        """torch.cond: only the branch that is chosen runs."""
+        given: tuple[Any, ...] = node.args
+        condition, chosen, other, operands = given
+        # Values that the branches share are made before them.
+        values = [self._import_argument(loc, operand) for operand in operands]
+        types = [self._result_type(value) for value in node.meta["val"]]
+        bodies = [partial(self._branch, graph, values) for graph in (chosen, other)]
+        truth = self._import_argument(loc, condition)
+        self._multi_result_nodes.add(node)
+        for place, result in enumerate(torch_values.branch(truth, types, bodies, loc)):
+            self.bind_node_value(node, result, place)
+
+    def _branch(self, graph: fx.Node, values: Sequence[Value], block: Block) -> list[Value]:
+        owner = graph.graph.owning_module
+        assert owner is not None
+        module = owner.get_submodule(str(graph.target))
+        assert isinstance(module, fx.GraphModule)
+        body = _Body(self.fx_importer, self._c, self._cc, block)
+        body.query = self.query
+        nodes = list(module.graph.nodes)
+        inputs = [node for node in nodes if node.op == "placeholder"]
+        for node, value in zip(inputs, values, strict=True):
+            body.bind_node_value(node, value)
+        body.import_nodes(nodes, skip_placeholders_outputs=True)
+        results: Any = nodes[-1].args[0]
+        with InsertionPoint(block):
+            return [body.resolve_node_value(result) for result in results]
 
     def _check(self, loc: Location, node: fx.Node) -> None:
         condition, message = node.args

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from iree.compiler.ir import Location, MLIRError, Operation, StringAttr, Type, Value
+from iree.compiler.ir import (
+    Block,
+    InsertionPoint,
+    Location,
+    MLIRError,
+    Operation,
+    StringAttr,
+    Type,
+    Value,
+)
 
 from turbine import errors
 from turbine.mlir import function
 from turbine.mlir.matching import operation_of
+
+# Fills a block; gives the values it ends with.
+Body = Callable[[Block], Sequence[Value]]
 
 
 def from_builtin(value: Value, to: Type, location: Location) -> Value:
@@ -27,12 +39,35 @@ def to_builtin(value: Value, to: Type, location: Location) -> Value:
     ).result
 
 
+def branch(
+    condition: Value, results: Sequence[Type], bodies: Sequence[Body], location: Location
+) -> list[Value]:
+    """What the first body gives where a 0-d bool tensor or a bool holds, else the second."""
+    with location:
+        truth = _truth(condition)
+        operation = Operation.create(
+            "torch.prim.If", results=list(results), operands=[truth], regions=2
+        )
+        for region, body in zip(operation.regions, bodies, strict=True):
+            block = region.blocks.append()
+            values = body(block)
+            with InsertionPoint(block):
+                given = [convert(v, of, location) for v, of in zip(values, results, strict=True)]
+                Operation.create("torch.prim.If.yield", operands=given)
+    return list(operation.results)
+
+
+def _truth(condition: Value) -> Value:
+    of = Type.parse("!torch.bool")
+    if condition.type == of:
+        return condition
+    return Operation.create("torch.aten.Bool.Tensor", results=[of], operands=[condition]).result
+
+
 def check(condition: Value, message: str, location: Location) -> None:
     """Make the call fail with a message unless a 0-d bool tensor holds."""
     with location:
-        truth = Operation.create(
-            "torch.aten.Bool.Tensor", results=[Type.parse("!torch.bool")], operands=[condition]
-        ).result
+        truth = _truth(condition)
         attributes = {"message": StringAttr.get(message)}
         Operation.create("torch.runtime.assert", operands=[truth], attributes=attributes)
 

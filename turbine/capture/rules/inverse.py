@@ -39,6 +39,17 @@ def inv_ex(x: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     return both[..., size:].clone(), info.to(torch.int32)
 
 
+def inv(x: Tensor) -> Tensor:
+    """The inverse, or an error at run time; PyTorch 2.11 drops the check that it would make."""
+    found = inv_ex(x)
+    if found is NotImplemented:
+        return NotImplemented
+    result, info = found
+    aten._assert_async.msg((info == 0).all(), "linalg.inv: the matrix is singular")
+    return result
+
+
 RULES: dict[Any, Callable[..., Any]] = {
+    aten.linalg_inv.default: inv,
     aten.linalg_inv_ex.default: inv_ex,
 }
