@@ -326,6 +326,9 @@ def converted(
 def test_every_type_becomes_every_other(name: str, to: str) -> None:
     dtype, other = DTYPES[name], DTYPES[to]
     x = numbers(3, 77, dtype=dtype)
+    if dtype.kind == "float" and other.kind == "uint":
+        # PyTorch makes a negative one 0 on aarch64, and another number on x86_64.
+        x = x.float().abs().to(dtype.torch)
     agree(converted, (x, torch.empty(77, dtype=other.torch)), x.to(other.torch))
 
 
