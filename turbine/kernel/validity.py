@@ -1,10 +1,11 @@
-"""Which lanes of a tile hold a value: those that were read inside their buffer.
+"""Which lanes of a tile hold a value: those inside their buffer that no mask removes.
 
 Note [Lanes without a value]
-A tile may stick out of the buffer it is read from. Lanes outside hold no value, and what is
-computed from them holds none. A reduction, a product or a scan passes over them; a store and a
-loop that carries a tile leave what was there. So any tile size gives the right result for any
-tensor, and no neutral element has to be named by the user.
+A tile may stick out of the buffer it is read from, and a mask may remove lanes of it: both are
+masked off, and so is what is computed from them. A reduction, a product, a scan or a sort skips
+them, and gives a masked-off lane where masks leave none: see Note [Masks and reductions]. A store
+and a loop that carries a tile leave what was there. So any tile size gives the right result for
+any tensor, and no neutral element has to be named by the user.
 
 A lane is told by bounds, `0 <= offset + lane < limit` along an axis, which cost nothing where they
 are proven, and by masks, tiles of bools that are broadcast.

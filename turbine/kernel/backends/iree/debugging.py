@@ -11,9 +11,9 @@ from turbine.kernel.backends.iree.casting import converted
 from turbine.kernel.backends.iree.emitter import RULES, WORKGROUPS, Emitter
 from turbine.kernel.backends.iree.memory import mask_at, over_lanes, source
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
-from turbine.kernel.backends.iree.reductions import has_any
+from turbine.kernel.backends.iree.reductions import joined_bits
 from turbine.kernel.backends.iree.tiles import Coords, TileValue
-from turbine.kernel.backends.iree.writer import Index, Value
+from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import debugging, index_checks
 from turbine.kernel.op import arguments, options
 from turbine.kernel.reporting import (
@@ -25,7 +25,7 @@ from turbine.kernel.reporting import (
     Indexed,
     Site,
 )
-from turbine.kernel.types import BOOL, DTYPES, I64
+from turbine.kernel.types import DTYPES, I64
 
 ALARMS = f"memref<{MOST_ALARMS + WORKGROUPS * RECORD_WORDS}xi64>"
 LOG = f"memref<{LOG_WORDS}xi64>"
@@ -79,19 +79,21 @@ def _check_index(emitter: Emitter, node: fx.Node) -> None:
     assert isinstance(axis, int)
     w, tile = emitter.w, emitter.tile(index)
     place = _alarm(emitter, _bad_index(node))
-    size = w.convert("arith.index_cast", w.index(source(emitter, buffer).shape[axis]), "i64")
+    end = w.index(w.sub(source(emitter, buffer).shape[axis], 1))
+    last = w.convert("arith.index_cast", end, "i64")
 
     def compute(coords: Coords) -> Value:
+        """A number that is negative if the index is, or the distance to the last element."""
         value = emitter.spread(emitter.at(tile, broadcast_coords(tile, coords)), coords)
-        # A negative one is larger than any size if it is taken for a number without sign.
-        return w.compare("arith.cmpi", "uge", value, emitter.spread(size, coords))
+        left = w.binary("arith.subi", emitter.spread(last, coords), value)
+        return w.binary("arith.ori", value, left)
 
-    is_bad = TileValue(emitter.sizes(shape), BOOL, compute, tile.weight + 1, tile.reads)
+    signs = TileValue(emitter.sizes(shape), I64, compute, tile.weight + 2, tile.reads)
     bounds: Any = options(node)["bounds"]
     masks = [emitter.tile(mask) for mask in options(node)["masks"]]
 
     def look(coords: Coords) -> None:
-        fails, taking = emitter.at(is_bad, coords), mask_at(emitter, masks, coords)
+        fails, taking = _is_negative(w, emitter.at(signs, coords)), mask_at(emitter, masks, coords)
         with w.branch(fails if taking is None else w.binary("arith.andi", fails, taking)):
             _sound(emitter, place)
             _record(emitter, place, emitter.at(tile, broadcast_coords(tile, coords)))
@@ -99,9 +101,13 @@ def _check_index(emitter: Emitter, node: fx.Node) -> None:
     if not shape:
         emitter.sweep_inside(shape, bounds, look, None)
         return
-    found = has_any(emitter, is_bad, shape, bounds, masks)
-    with w.branch(found), emitter.scope():
+    found = joined_bits(emitter, signs, shape, bounds, masks)
+    with w.branch(_is_negative(w, found)), emitter.scope():
         emitter.sweep_inside(shape, bounds, look, None)
+
+
+def _is_negative(w: Writer, value: Value) -> Value:
+    return w.compare("arith.cmpi", "slt", value, w.constant(0, "i64"))
 
 
 def _bad_index(node: fx.Node) -> Alarm:

@@ -225,14 +225,14 @@ def reduced(emitter: Emitter, node: fx.Node, kind: Kind) -> TileValue:
     return emitter.held(room, emitter.sizes(type.shape))
 
 
-def has_any(
+def joined_bits(
     emitter: Emitter,
     tile: TileValue,
     shape: Sequence[Expr],
     bounds: Sequence[Bound],
     masks: list[TileValue],
 ) -> Value:
-    """Whether a bool of a tile holds, among the lanes that fulfil bounds and masks."""
+    """The bits that integers of a tile have, among the lanes that fulfil bounds and masks."""
     extents = emitter.extents(shape, bounds)
     axes, lanes = tuple(range(len(shape))), lanes_for(tile.dtype, extents)
     reduction = Reduction(emitter, KINDS[reductions.any], tile, axes, masks, lanes)
