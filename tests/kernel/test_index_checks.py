@@ -138,6 +138,44 @@ def test_an_index_that_a_loop_loads_is_checked() -> None:
             run(torch.tensor([2, 3, 7, 0]))
 
 
+@tk.gen.kernel(M)
+def sparse_product(
+    starts: tkl.InputBuffer[P, tkl.i64],
+    columns: tkl.InputBuffer[N, tkl.i64],
+    values: tkl.InputBuffer[N, tkl.f32],
+    x: tkl.InputBuffer[M, tkl.f32],
+    y: tkl.OutputBuffer[M, tkl.f32],
+) -> None:
+    """A matrix in rows of loaded lengths: what its loop counts comes from data as well."""
+    i = tkl.program_id(0)
+    first, end = tkl.load(starts, (i,)), tkl.load(starts, (i + 1,))
+
+    @tkl.for_loop(first, end, init_args=[tkl.full((), 0, tkl.f32)])
+    def row(j: Any, total: Any) -> Any:
+        return total + tkl.load(values, (j,)) * tkl.load(x, (tkl.load(columns, (j,)),))
+
+    tkl.store(y, (i,), row[0])
+
+
+@pytest.mark.parametrize(
+    ("starts", "columns", "message"),
+    [
+        ([0, 2, 5], [0, 1, 1], r"index 3 is out of range for axis 0 of values.* \(program \(1,\)"),
+        ([-1, 2, 3], [0, 1, 1], r"index -1 is out of range for axis 0 of values"),
+        ([0, 2, 3], [0, 2, 1], r"index 2 is out of range for axis 0 of x, which has size 2"),
+    ],
+)
+def test_what_a_loop_with_loaded_limits_counts_is_checked(
+    starts: list[int], columns: list[int], message: str
+) -> None:
+    values, x = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 10.0])
+    for run in (sparse_product.interpret, sparse_product):
+        good = run(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1]), values, x)
+        assert good.tolist() == [21, 30]
+        with pytest.raises(errors.KernelError, match=message):
+            run(torch.tensor(starts), torch.tensor(columns), values, x)
+
+
 def test_the_first_of_many_programs_is_named() -> None:
     ids = torch.zeros(4000, dtype=torch.int64)
     ids[2501], ids[3999], ids[777] = 12, 13, 14
