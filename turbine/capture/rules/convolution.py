@@ -239,7 +239,10 @@ def _multiply(rows: Tensor, matrix: Tensor, *, grouped: bool = False) -> Tensor:
 def overlay(values: list[Tensor], windows: Windows, sizes: list[int]) -> Tensor:
     """Add up what each tap gives to the elements it meets."""
     placed = []
+    ends = [size + 2 * padding for size, padding in zip(sizes, windows.padding, strict=True)]
     for value, offsets in zip(values, windows.offsets(), strict=True):
+        if any(offset >= end for offset, end in zip(offsets, ends, strict=True)):
+            continue  # it meets nothing, which ceil_mode allows
         margins: list[int] = []
         for axis, (offset, step, padding, size) in enumerate(
             zip(offsets, windows.stride, windows.padding, sizes, strict=True), start=1
