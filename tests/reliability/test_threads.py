@@ -6,6 +6,7 @@ import copy
 import random
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -79,41 +80,38 @@ def shifted(x: torch.Tensor) -> torch.Tensor:
 
 
 DTYPES = (torch.float32, torch.float64)
-ACTIONS = [
-    Mixer.compile_ir,
-    Mixer.run,
-    Mixer.run,
-    Mixer.export,
-    Mixer.load,
-    Mixer.save,
-    Mixer.torch_compile,
-    Mixer.call_custom_op,
-]
+# Not in one mix: a compiled function that is called while another thread exports can fail in
+# PyTorch, whatever the backend (docs/facts.md).
+ANY = [Mixer.compile_ir, Mixer.run, Mixer.load, Mixer.save, Mixer.call_custom_op]
+MIXES = {"export": [*ANY, Mixer.export], "torch.compile": [*ANY, Mixer.torch_compile]}
 
 
 @pytest.mark.run
-def test_threads_that_mix_everything_get_right_numbers(tmp_path: Path, amount: Amount) -> None:
-    mixer = Mixer(tmp_path)
-    end = time.monotonic() + amount(5, 600)
+@pytest.mark.parametrize("mix", MIXES)
+def test_threads_that_mix_everything_get_right_numbers(
+    mix: str, tmp_path: Path, amount: Amount
+) -> None:
+    mixer, actions = Mixer(tmp_path), MIXES[mix]
+    end = time.monotonic() + amount(3, 300)
     faults: list[str] = []
     done: Counter[str] = Counter()
 
     def work(seed: int) -> None:
         chance = random.Random(seed)
-        action = ACTIONS[seed % len(ACTIONS)]  # so that each has its turn, however little time
+        action = actions[seed % len(actions)]  # so that each has its turn, however little time
         while (not done[action.__name__] or time.monotonic() < end) and not faults:
             try:
                 action(mixer, chance.randrange(10_000))
                 done[action.__name__] += 1
-                action = chance.choice(ACTIONS)
-            except BaseException as error:
-                faults.append(f"{action.__name__}: {type(error).__name__}: {error}")
+                action = chance.choice(actions)
+            except BaseException:
+                faults.append(f"{action.__name__}: {traceback.format_exc()}")
 
     threads = [threading.Thread(target=work, args=(seed,)) for seed in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(600 + 120)
-    assert faults == []
+    assert faults == [], "\n".join(faults)
     assert not any(thread.is_alive() for thread in threads)
-    assert set(done) == {action.__name__ for action in ACTIONS}, done
+    assert set(done) == {action.__name__ for action in actions}, done
