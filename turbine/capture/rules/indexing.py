@@ -22,7 +22,9 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """The compiler wants the indexed axes first."""
+    """A mask chooses between two values; of other indices, the compiler wants the axes first."""
+    if len(indices) == 1 and indices[0] is not None and indices[0].dtype in _MASKS:
+        return _put_by_mask(x, indices[0].to(torch.bool), values, accumulate)
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     chosen = [index for index in indices if index is not None]
     if not axes or axes == list(range(len(axes))) or axes[-1] - axes[0] != len(axes) - 1:
@@ -35,6 +37,22 @@ def index_put(
     written = x.movedim(axes, front).index_put(tuple(chosen), values, accumulate)
     back = written.movedim(front, axes)
     return back.contiguous() if x.is_contiguous() else back
+
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+def _put_by_mask(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Tensor:
+    """Write to the rows that a mask of the leading axes chooses."""
+    rest = x.dim() - mask.dim()
+    chosen = mask.view([*mask.shape, *[1] * rest])
+    if values.dim() > rest and values.shape[0] != 1:  # a value of its own for each row
+        if accumulate:
+            return NotImplemented
+        rows = values.expand([values.shape[0], *x.shape[mask.dim() :]]).to(x.dtype)
+        return aten.masked_scatter.default(x, chosen.expand(x.shape), rows)
+    same = values.reshape(values.shape[values.dim() - min(rest, values.dim()) :]).to(x.dtype)
+    return torch.where(chosen, x + same if accumulate else same, x)
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
