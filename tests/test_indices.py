@@ -131,6 +131,20 @@ def test_scatters_along_an_axis_counted_from_the_end() -> None:
     torch.testing.assert_close(compiled(scatter, *args)(*args), scatter(*args))
 
 
+def test_bools_that_are_added_and_single_elements_that_are_written() -> None:
+    def write(x: torch.Tensor, i: torch.Tensor, one: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (
+            x.scatter_add(0, i, x[:2]),
+            x.index_put((i,), x[:2], accumulate=True),
+            x.scatter_reduce(0, i, x[:2], "amin"),
+            one.scatter(0, torch.tensor([0]), 1),
+            one[0].scatter(0, torch.tensor(0), 1),
+        )
+
+    args = (torch.tensor([True, True, False]), torch.tensor([0, 0]), torch.tensor([5.0]))
+    torch.testing.assert_close(compiled(write, *args)(*args), write(*args))
+
+
 def test_an_index_into_an_empty_axis_is_an_error() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,9 @@ def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
     """A mask chooses between two values; of other indices, the compiler wants the axes first."""
+    if accumulate and x.dtype == torch.bool:  # it adds bools as numbers of one bit
+        wide = (x.to(torch.int32), indices, values.to(torch.int32), True)
+        return aten.index_put.default(*wide).to(torch.bool)
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype in _MASKS:
         return _put_by_mask(x, indices[0].to(torch.bool), values, accumulate)
     axes = [axis for axis, index in enumerate(indices) if index is not None]
@@ -64,12 +67,80 @@ def _along_axis(op: Any) -> Callable[..., Any]:
     """An op along an axis: the compiler fails without axes, and miscounts from the end."""
 
     def along_axis(x: Tensor, dim: int, *args: Any, **kwargs: Any) -> Tensor:
+        if x.dtype == torch.bool and op in _COMBINING:
+            wide = [a.to(torch.int32) if _is_bool(a) else a for a in args]
+            return op(x.to(torch.int32), dim, *wide, **kwargs).to(torch.bool)
+        if x.dim() and op in _COMBINE and _is_single(args[0]):
+            return _scatter_one(_COMBINE[op], x, dim, *args, **kwargs)
         if x.dim():
             return NotImplemented if dim >= 0 else op(x, dim + x.dim(), *args, **kwargs)
         rows = [a.reshape(1) if isinstance(a, Tensor) else a for a in args]
         return op(x.view(1), 0, *rows, **kwargs).view([])
 
     return along_axis
+
+
+# The compiler adds bools as numbers of one bit, so that two are none.
+_COMBINING = {aten.scatter_add.default, aten.scatter_reduce.two}
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype == torch.bool
+
+
+def _is_single(index: Tensor) -> bool:
+    sizes = list(index.shape)
+    return all(isinstance(size, int) and size == 1 for size in sizes)
+
+
+def _scatter_one(
+    combine: Callable[..., Tensor],
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """Write one element: the compiler's scatters take a single constant for 0."""
+    first = torch.zeros(1, dtype=torch.int64, device=x.device)
+    places = [first] * x.dim()
+    places[dim] = _without_negative(x, dim, index.reshape(1).to(torch.int64))
+    new = source[(0,) * source.dim()].reshape(1)
+    old = aten.index.Tensor(x, places)
+    return aten.index_put.default(x, places, combine(old, new, *args, **kwargs))
+
+
+def _reduce_two(old: Tensor, new: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
+    """What a reduction makes of an element and the one that is scattered to it."""
+    if not include_self:
+        return new
+    if reduce == "mean":
+        total = old + new
+        return total / 2 if old.is_floating_point() else total.div(2, rounding_mode="floor")
+    return _REDUCE_TWO[reduce](old, new)
+
+
+_REDUCE_TWO: dict[str, Callable[..., Tensor]] = {
+    "sum": torch.add,
+    "prod": torch.mul,
+    "amax": torch.maximum,
+    "amin": torch.minimum,
+}
+_COMBINE: dict[Any, Callable[..., Tensor]] = {
+    aten.scatter.src: lambda old, new: new,
+    aten.scatter_add.default: torch.add,
+    aten.scatter_reduce.two: _reduce_two,
+}
+
+
+def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    """A tensor of one value."""
+    return aten.scatter.src(x, dim, index, _filled_like(index, value, x))
+
+
+def _filled_like(index: Tensor, value: float, x: Tensor) -> Tensor:
+    return torch.full(index.shape, value, dtype=x.dtype, device=x.device)
 
 
 def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
@@ -84,7 +155,7 @@ def scatter_with_reduction(
 ) -> Tensor:
     """The older names of two reductions."""
     if not isinstance(source, Tensor):
-        source = torch.full(index.shape, source, dtype=x.dtype, device=x.device)
+        source = _filled_like(index, source, x)
     return aten.scatter_reduce.two(x, dim, index, source, _REDUCTIONS[reduce])
 
 
@@ -223,7 +294,6 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
 
 _ALONG_AXIS = (
     aten.scatter.src,
-    aten.scatter.value,
     aten.scatter_add.default,
     aten.scatter_reduce.two,
     aten.index_select.default,
@@ -231,6 +301,7 @@ _ALONG_AXIS = (
 
 RULES: dict[Any, Callable[..., Any]] = {
     **{op: _along_axis(op) for op in _ALONG_AXIS},
+    aten.scatter.value: scatter_value,
     aten.scatter.reduce: scatter_with_reduction,
     aten.scatter.value_reduce: scatter_with_reduction,
     aten.index_put.default: index_put,
