@@ -31,13 +31,21 @@ def megabytes(nodes: Iterable[fx.Node]) -> float:
 def _flop(node: fx.Node) -> float:
     declared = OPERATIONS.get(_name(node))
     if declared is not None:
-        args: Any = fx.map_arg(node.args, lambda one: one.meta["val"])
-        return declared(*args, **fx.map_arg(node.kwargs, lambda one: one.meta["val"]))
+        return declared(*_arguments(node))
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return 0
     inner = _INNER.get(node.target)
     return count(value) * (2 * inner(node) if inner is not None else 1)
+
+
+def _arguments(node: fx.Node) -> list[Any]:
+    """What a call passes, with the defaults that torch.export leaves out."""
+    target: Any = node.target
+    given: Any = fx.map_arg(node.args, lambda one: one.meta["val"])
+    named: Any = fx.map_arg(node.kwargs, lambda one: one.meta["val"])
+    rest = target._schema.arguments[len(given) :]
+    return [*given, *(named.get(a.name, a.default_value) for a in rest)]
 
 
 def _name(node: fx.Node) -> str:
