@@ -132,3 +132,31 @@ def test_a_size_that_depends_on_values() -> None:
             x = torch.randn(size)
             same(call(x), function(x))
         same(call(-torch.ones(5)), function(-torch.ones(5)))
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_views_of_strided_arguments_stay_views(train: bool) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(1, (1, -1))
+
+    compiled = torch.compile(f, backend="turbine", dynamic=True)
+    for width in (3, 8):
+        x = torch.randn(4, 2 * width)[:, ::2].requires_grad_(train)
+        torch.testing.assert_close(compiled(x), f(x), rtol=0, atol=0)
+        assert compiled(x).stride() == f(x).stride()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        torch.diff,
+        lambda x: torch.nn.functional.pad(x[None], (1, 2), mode="circular"),
+        lambda x: x[[0, 1, 1]].sum() + x[[2, 0]].prod(),
+    ],
+)
+def test_gradients_that_start_from_one_fill_do_not_share_it(f: Any) -> None:
+    compiled = torch.compile(f, backend="turbine", dynamic=True)
+    x = torch.randn(7, requires_grad=True)
+    (ours,) = torch.autograd.grad(compiled(x).square().sum(), x)
+    (theirs,) = torch.autograd.grad(f(x).square().sum(), x)
+    torch.testing.assert_close(ours, theirs)

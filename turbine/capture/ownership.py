@@ -1,13 +1,18 @@
-"""Keep ops that work in place off the caller's tensors.
+"""Keep ops that work in place off the caller's tensors, and off each other's.
 
 IREE 3.13 lets a scatter or a sort overwrite an argument whose value nobody reads afterwards, so
 that `x.index_put(...)` or `x.topk(2)` would change x. Each such op gets a value computed from its
 operand instead; the compiler fuses that with whatever makes the operand.
+
+It also lets several of them work in one fill of a dynamic size: in a backward graph, two slices of
+one tensor scatter their gradients to the same zeros. Each gets a fill that differs in its code.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any
 
 import torch
@@ -42,6 +47,46 @@ def keep_arguments(graph: fx.Graph, arguments: Iterable[str]) -> None:
             if _may_be(operand, names):
                 with graph.inserting_before(node):
                     node.replace_input_with(operand, _copied(graph, node, operand))
+
+
+def separate_fills(graph: fx.Graph) -> None:
+    """Give every op that works in place a fill of its own, where sizes are dynamic."""
+    numbers = count(1)
+    for fill in [node for node in graph.nodes if node.target is aten.full.default]:
+        writers = [user for user in fill.users if user.target in IN_PLACE and user.args[0] is fill]
+        sizes: Any = fill.args[0]
+        dynamic = [size for size in sizes if isinstance(size, fx.Node)]
+        if len(fill.users) > 1 and dynamic:
+            for writer in writers:
+                with graph.inserting_before(writer):
+                    own = _fill_of_its_own(graph, fill, dynamic[0], next(numbers))
+                # The first operand only: a source may be the same fill.
+                writer.args = (own, *writer.args[1:])
+
+
+def _fill_of_its_own(graph: fx.Graph, fill: fx.Node, size: fx.Node, number: int) -> fx.Node:
+    """The same fill, whose value takes a zero that the compiler cannot tell from other numbers.
+
+    `size // (size + number)` is zero for every size, and another expression for each fill, so that
+    equal ones are not merged.
+    """
+
+    def emit(value: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+        node = graph.call_function(target, args, kwargs)
+        node.meta = {**fill.meta, "val": value}
+        return node
+
+    extent = size.meta["val"]
+    more = emit(extent + number, operator.add, size, number)
+    zero = emit(extent // (extent + number), operator.floordiv, size, more)
+    sizes, value = fill.args
+    like = fill.meta["val"]
+    dtype = like.dtype if like.dtype != torch.bool else torch.int32
+    wide = like.to(dtype)
+    zeros = emit(wide, aten.full.default, sizes, zero, **{**fill.kwargs, "dtype": dtype})
+    if like.dtype == torch.bool:
+        return emit(like, aten.eq.Scalar if value else aten.ne.Scalar, zeros, 0)
+    return emit(like, aten.add.Scalar, zeros, value) if value else zeros
 
 
 def _at_risk(node: fx.Node) -> list[fx.Node]:
