@@ -256,6 +256,7 @@ def test_array_of_another_dtype_is_refused(dtype: str, device: Any) -> None:
 def test_writable_memory_is_told_from_memory_that_is_not() -> None:
     assert torch_buffers.is_writable(transposed())
     assert not torch_buffers.is_writable(expanded())
+    assert torch_buffers.is_writable(expanded()[:, :0])
     assert numpy_buffers.is_writable(numpy.zeros(3)[::-1])
     assert not numpy_buffers.is_writable(read_only())
 

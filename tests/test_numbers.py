@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -56,6 +57,14 @@ FLOATS: dict[str, Function] = {
     "remainder": lambda a, b: a % b,
     "remainder by a number": lambda a, b: a % 3.0,
     "fmod": torch.fmod,
+    "atan2": torch.atan2,
+    "copysign": torch.copysign,
+    "copysign of a number": lambda a, b: torch.copysign(a, -2),
+    "bucketize": lambda a, b: torch.bucketize(a, torch.tensor([-1, 0, 1])),
+    "searchsorted": lambda a, b: torch.searchsorted(
+        torch.tensor([-1, 2, NAN]).to(a), a, right=True
+    ),
+    "searchsorted in nothing": lambda a, b: torch.searchsorted(b[:0], a),
 }
 
 
@@ -64,6 +73,34 @@ FLOATS: dict[str, Function] = {
 def test_floats(dtype: torch.dtype) -> None:
     values = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 7.0, 1e9, 3e12, INF, -INF, NAN]
     assert wrong(FLOATS, *pairs(values, dtype)) == []
+
+
+LARGE = [0.5, 3.0, -7.25, 1e-35, 12345.678, 1.6e6, 1e9, 3e12, -1e25, 3e38, INF, NAN, -0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_large_numbers(dtype: torch.dtype) -> None:
+    """Remainders are exact for any quotient, where eager's vectors have nan for some."""
+    a, b = pairs(LARGE, dtype)
+
+    def calculated(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.fmod(a, b), a % 3, a.sin(), a.cos(), a.tan()
+
+    rest, thirds, *waves = compiled(calculated, a, b)(a, b)
+    exact = [_rest(p, q) for p, q in zip(a.tolist(), b.tolist(), strict=True)]
+    expected = torch.tensor(exact, dtype=dtype)
+    torch.testing.assert_close(rest, expected, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(rest.signbit(), expected.signbit() | rest.isnan() & rest.signbit())
+    exact = [_rest(p, 3.0) for p in a.tolist()]
+    expected = torch.tensor([r + 3 if r < 0 else r for r in exact], dtype=dtype)
+    torch.testing.assert_close(thirds, expected, rtol=0, atol=0, equal_nan=True)
+    wide = [f(a.double()).to(dtype) for f in (torch.sin, torch.cos, torch.tan)]
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(waves, wide, rtol=tolerance, atol=1e-15, equal_nan=True)
+
+
+def _rest(a: float, b: float) -> float:
+    return math.fmod(a, b) if b and math.isfinite(a) else NAN
 
 
 INTEGERS: dict[str, Function] = {
@@ -90,6 +127,11 @@ INTEGERS: dict[str, Function] = {
     "more than a fraction": lambda a, b: a > 2.5,
     "sorted": lambda a, b: a.sort()[0],
     "written to": lambda a, b: a.index_put((torch.tensor([1]),), b[:1]),
+    "copysign": torch.copysign,
+    "atan2": lambda a, b: torch.atan2(a - a[0], b - b[0]),
+    "bucketize": lambda a, b: torch.bucketize(a, torch.tensor([-1, 0, 1])),
+    "searchsorted": lambda a, b: torch.searchsorted(a.sort()[0], b, right=True),
+    "searchsorted by a fraction": lambda a, b: torch.searchsorted(a.sort()[0], 6.5),
 }
 
 
@@ -98,6 +140,21 @@ INTEGERS: dict[str, Function] = {
 def test_integers(dtype: torch.dtype) -> None:
     values = [1, 3, 7, 100, 127, *([200, 255] if dtype == torch.uint8 else [-1, -7, -100])]
     assert wrong(INTEGERS, *pairs(values, dtype)) == []
+
+
+TRUTHS: dict[str, Function] = {
+    "copysign": torch.copysign,
+    "copysign of a number": lambda a, b: torch.copysign(a, -2),
+    "atan2": torch.atan2,
+    "bucketize": lambda a, b: torch.bucketize(a, torch.tensor([-1, 0, 1])),
+    "filled": lambda a, b: torch.full_like(a, -2) & a.masked_fill(b, 2),
+    "padded": lambda a, b: torch.constant_pad_nd(a, (1, 1), 2),
+    "sorted": lambda a, b: a.sort()[0],
+}
+
+
+def test_truths() -> None:
+    assert wrong(TRUTHS, *pairs([0, 1], torch.bool)) == []
 
 
 NUMBERS = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
@@ -129,6 +186,7 @@ LONG_ROWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "smallest": lambda x: x.topk(5, largest=False)[0],
     "many of topk": lambda x: x.topk(150)[0],
     "kthvalue": lambda x: x.kthvalue(20)[0],
+    "largest kthvalue": lambda x: x.kthvalue(199)[0],
     "nanmedian": lambda x: x.nanmedian(-1)[0],
     "cummax": lambda x: x.cummax(-1)[0],
 }

@@ -23,6 +23,7 @@ def run(graph_module: fx.GraphModule) -> None:
     """Run every pass, in order."""
     drop_guards(graph_module)
     fill_empty(graph_module)
+    fill_with_truth(graph_module)
     fold_uniform(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
@@ -46,6 +47,28 @@ def fill_empty(graph_module: fx.GraphModule) -> None:
             node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 
+def fill_with_truth(graph_module: fx.GraphModule) -> None:
+    """A truth value is made of a number that is not 0; the compiler takes its lowest bit."""
+    for node in graph_module.graph.nodes:
+        place, value = _NUMBERS.get(node.target), node.meta.get("val")
+        if place is None or not isinstance(value, torch.Tensor) or value.dtype != torch.bool:
+            continue
+        if len(node.args) > place and isinstance(node.args[place], (int, float)):
+            node.update_arg(place, bool(node.args[place]))
+
+
+# Where these ops take the number that they write.
+_NUMBERS = {
+    aten.scalar_tensor.default: 0,
+    aten.full.default: 1,
+    aten.full_like.default: 1,
+    aten.fill.Scalar: 1,
+    aten.masked_fill.Scalar: 2,
+    aten.constant_pad_nd.default: 2,
+    aten.scatter.value: 3,
+}
+
+
 def _is_empty(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
@@ -53,9 +76,13 @@ def _is_empty(value: object) -> bool:
     return all(isinstance(size, int) for size in sizes) and 0 in sizes
 
 
+# What is such a fill, and what PyTorch refuses for its indices all the same.
+_KEPT = {aten.full.default, aten.index_select.default, aten.embedding.default}
+
+
 def _is_pure(node: fx.Node) -> bool:
     """Whether leaving the op out changes only its result."""
     target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target is aten.full.default:
+    if not isinstance(target, torch._ops.OpOverload) or target in _KEPT:
         return False
     return not (draws(target) or target.is_view or target._schema.is_mutable or node.is_impure())

@@ -1,8 +1,8 @@
 """Check indices and wrap negative ones: compiled code would read or write out of bounds.
 
-An index that is not known to be in range is clamped, so that nothing outside is touched, and an
-assertion ahead of it makes the call fail as eager PyTorch does. An index that may count from the
-end is made one that does not: the compiler's scatters take no negative ones.
+An index that is not known to be in range is 0 where it is not, so that nothing outside is touched,
+and an assertion ahead of it makes the call fail as eager PyTorch does. An index that may count from
+the end is made one that does not: the compiler's scatters take no negative ones.
 """
 
 from __future__ import annotations
@@ -157,7 +157,11 @@ def _put(values: Any, place: tuple[int, ...], value: fx.Node) -> Any:
 
 
 def _guard(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:
-    """The index, clamped, after an assertion that it is in range."""
+    """The index, or 0 where it is out of range, after an assertion that it is not.
+
+    Clamped to an axis of one element it would be a constant: IREE 3.13 hoists it together with a
+    constant that is written there, and takes the one for the other.
+    """
     last = size - 1 if isinstance(size, int) else _emit(graph, user, operator.sub, size, 1)
     first: Size = 0
     if index.from_end:
@@ -168,7 +172,8 @@ def _guard(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:
     holds = _emit(graph, user, aten.all.default, within)
     message = f"{user.target}: index out of range along axis {index.axis}"
     _emit(graph, user, aten._assert_async.msg, holds, message)
-    return _emit(graph, user, aten.clamp.default, index.node, first, last)
+    start = _emit(graph, user, aten.zeros_like.default, index.node)
+    return _emit(graph, user, aten.where.self, within, index.node, start)
 
 
 def _wrap(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:

@@ -87,7 +87,8 @@ def problem(tensor: Tensor, dtype: Dtype) -> str:
 def is_writable(tensor: Tensor) -> bool:
     """Whether `write` can overwrite the tensor: none of its elements share memory."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return not any(size > 1 and not step for size, step in steps)
+    overlaps = any(size > 1 and not step for size, step in steps)
+    return not overlaps or not tensor.numel()
 
 
 def span(tensor: Tensor) -> Span:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turbine.capture.rules.widening import halves
+
 aten = torch.ops.aten
 Number = Tensor | float
 
@@ -73,7 +75,6 @@ def power(a: Tensor, b: Tensor) -> Tensor:
     return torch.where((b == 0) | (a == 1) | ((size == 1) & (b.abs() == infinity)), 1.0, value)
 
 
-_STEPS = 2
 _ROOTS: dict[float, Callable[[Tensor], Tensor]] = {
     -1.0: torch.reciprocal,
     -0.5: torch.rsqrt,
@@ -131,18 +132,34 @@ def fmod(a: Tensor, b: Number) -> Tensor:
     a, b = a.to(dtype), _as_tensor(b, a, dtype)
     if not dtype.is_floating_point:
         return a - torch.div(a, b, rounding_mode="trunc") * b
-    return _rest(a.double(), b.double()).to(dtype)
+    if dtype == torch.float64:
+        # Large numbers have no halves.
+        scale = 1.0 / (1.0 + (b.abs() > 1e270).to(dtype) * 2.0**200)
+        rest = _rest(a * scale, b * scale, halves(b * scale), _STEPS[dtype]) / scale
+    else:
+        wide = b.double()
+        rest = _rest(a.double(), wide, (wide,), _STEPS[dtype]).to(dtype)
+    return torch.where(a.abs() < b.abs(), a, rest)
 
 
-def _rest(a: Tensor, b: Tensor) -> Tensor:
-    """Each step is exact while the quotient is, which rounding may have made one too large."""
-    rest = a
-    for _ in range(_STEPS):
-        rest = rest - torch.trunc(rest / b) * b
+# How often 2**25 goes into the largest quotient; for f64 quotients of 2**300 have to do.
+_STEPS = {torch.float16: 2, torch.bfloat16: 11, torch.float32: 11, torch.float64: 12}
+
+
+def _rest(a: Tensor, b: Tensor, parts: tuple[Tensor, ...], steps: int) -> Tensor:
+    """A step takes away the leading bits of the quotient.
+
+    It is exact: these are 26 bits, and a part of b has no more than 27.
+    """
+    rest, inverse = a, b.reciprocal()
+    for _ in range(steps):
+        leading = torch.trunc(halves(rest * inverse)[0])
+        for part in parts:
+            rest = rest - leading * part
+    # The quotient may have been rounded up.
     rest = torch.where((rest < 0) != (a < 0), rest + torch.copysign(b, a), rest)
     rest = torch.where(rest.abs() == b.abs(), torch.zeros_like(rest), rest)
-    unbounded = (b.abs() == float("inf")) & (a.abs() != float("inf"))
-    return torch.copysign(torch.where(unbounded, a, rest), a)
+    return torch.copysign(rest, a)
 
 
 def _of_truth(op: Any) -> Callable[..., Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from math import log, pi, sqrt
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from turbine.capture.rules.polynomial import ERF_SERIES, SCALED_ERFC, polynomial
-from turbine.capture.rules.widening import double_only, in_double
+from turbine.capture.rules.widening import double_only, in_double, promoted, rounded_to
 
 aten = torch.ops.aten
 
@@ -124,13 +125,21 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 def signbit(x: Tensor) -> Tensor:
     """Whether the sign is set, -0.0 included."""
+    if x.dtype == torch.bool:
+        return torch.zeros_like(x)
     return (x < 0) | ((x == 0) & (1.0 / x < 0)) if x.is_floating_point() else x < 0
 
 
 def copysign(x: Tensor, sign: Tensor) -> Tensor:
     """The size of one number with the sign of another."""
-    size = x.abs().to(torch.result_type(x, sign))
+    size = x.to(promoted(x, sign)).abs()
     return torch.where(torch.signbit(sign), -size, size)
+
+
+def copysign_of_number(x: Tensor, sign: float) -> Tensor:
+    """The same with the sign of a number of Python's."""
+    size = x.to(rounded_to(x)).abs()
+    return -size if math.copysign(1, sign) < 0 else size
 
 
 RULES: dict[Any, Callable[..., Any]] = {
@@ -148,4 +157,5 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.logcumsumexp.default: logcumsumexp,
     aten.signbit.default: signbit,
     aten.copysign.Tensor: copysign,
+    aten.copysign.Scalar: copysign_of_number,
 }

@@ -143,6 +143,34 @@ def _filled_like(index: Tensor, value: float, x: Tensor) -> Tensor:
     return torch.full(index.shape, value, dtype=x.dtype, device=x.device)
 
 
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """In terms of reductions that include what was there."""
+    op = aten.scatter_reduce.two
+    if x.dtype == torch.bool or _is_single(index):
+        return _along_axis(op)(x, dim, index, source, reduce, include_self=include_self)
+    if reduce == "mean":
+        return _scattered_mean(x, dim, index, source, include_self)
+    if not include_self:
+        # What is there first: nothing to the reduction, or one of the elements that are reduced.
+        first = _NEUTRAL.get(reduce, source)
+        return op(torch.scatter(x, dim, index, first), dim, index, source, reduce)
+    return _along_axis(op)(x, dim, index, source, reduce)
+
+
+def _scattered_mean(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, include_self: bool
+) -> Tensor:
+    total = aten.scatter_reduce.two(x, dim, index, source, "sum", include_self=include_self)
+    counts = torch.ones_like(x) if include_self else torch.zeros_like(x)
+    counts = aten.scatter_add.default(counts, dim, index, torch.ones_like(source)).clamp(min=1)
+    return total / counts if x.is_floating_point() else torch.floor_divide(total, counts)
+
+
+_NEUTRAL: dict[str, Any] = {"sum": 0, "prod": 1}
+
+
 def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """Of a tensor without axes, its element as often as it is asked for."""
     if x.dim():
@@ -175,7 +203,8 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Ten
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """PyTorch's rule on indices that may not count from the end."""
     rule = decomposition_table[aten.index_add.default]
-    added: Tensor = rule(x, dim, _without_negative(x, dim, index), source, alpha=alpha)
+    scaled = source if alpha == 1 else (source * alpha).to(x.dtype)
+    added: Tensor = rule(x, dim, _without_negative(x, dim, index), scaled)
     return added
 
 
@@ -220,6 +249,7 @@ def diagonal_scatter(
     count = source.shape[-1]
     if count == 0:
         return x.clone()
+    source = source.to(x.dtype)
     steps = torch.arange(count, device=x.device)
     rows, columns = steps + max(-offset, 0), steps + max(offset, 0)
     front = x.movedim((dim1, dim2), (0, 1))
@@ -236,7 +266,21 @@ def as_strided_scatter(
     places = torch.full((), offset or 0, dtype=torch.int64, device=x.device)
     for length, step in zip(size, stride, strict=True):
         places = places.unsqueeze(-1) + torch.arange(length, device=x.device) * step
-    return put(x, places, source)
+    return put(x, places, source.to(x.dtype))
+
+
+def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """PyTorch's rule on a source of the same type."""
+    rule = decomposition_table[aten.select_scatter.default]
+    written: Tensor = rule(x, source.to(x.dtype), dim, index)
+    return written
+
+
+def slice_scatter(x: Tensor, source: Tensor, *place: Any, **named: Any) -> Tensor:
+    """The compiler wants a source of the same type."""
+    if source.dtype == x.dtype:
+        return NotImplemented
+    return aten.slice_scatter.default(x, source.to(x.dtype), *place, **named)
 
 
 def roll(x: Tensor, shifts: list[int], dims: Sequence[int] = ()) -> Tensor:
@@ -295,13 +339,13 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
 _ALONG_AXIS = (
     aten.scatter.src,
     aten.scatter_add.default,
-    aten.scatter_reduce.two,
     aten.index_select.default,
 )
 
 RULES: dict[Any, Callable[..., Any]] = {
     **{op: _along_axis(op) for op in _ALONG_AXIS},
     aten.scatter.value: scatter_value,
+    aten.scatter_reduce.two: scatter_reduce,
     aten.scatter.reduce: scatter_with_reduction,
     aten.scatter.value_reduce: scatter_with_reduction,
     aten.index_put.default: index_put,
@@ -317,6 +361,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.index_reduce.default: index_reduce,
     aten.diagonal_scatter.default: diagonal_scatter,
     aten.as_strided_scatter.default: as_strided_scatter,
+    aten.select_scatter.default: select_scatter,
+    aten.slice_scatter.default: slice_scatter,
     aten.roll.default: roll,
     aten.masked_scatter_backward.default: masked_scatter_backward,
     aten.replication_pad1d_backward.default: replication_pad_backward,

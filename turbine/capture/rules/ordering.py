@@ -261,20 +261,44 @@ def searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """How many elements of a sorted row are smaller, or not larger; all of them for nan."""
+    """Where in a sorted row the first element is not smaller, or larger; its end for nan."""
     if sorter is not None:
         sequence = sequence.gather(-1, sorter)
-    row, each = sequence.unsqueeze(-2), values.unsqueeze(-1)
+    row, each = _ordered(sequence, values).unsqueeze(-2), _ordered(values, sequence).unsqueeze(-1)
     if sequence.dim() == 1:
-        row = sequence
+        row = row.squeeze(-2)
     after = row > each if right or side == "right" else row >= each
-    count = (~after).sum(-1)
-    return count.to(torch.int32) if out_int32 else count
+    length = sequence.shape[-1]
+    if isinstance(length, int) and length == 0:
+        place = torch.zeros_like(values, dtype=torch.int64)
+    else:
+        places = torch.arange(length, device=values.device)
+        place = torch.where(after, places, length).amin(-1)
+    return place.to(torch.int32) if out_int32 else place
+
+
+def _ordered(x: Tensor, other: Tensor) -> Tensor:
+    """Numbers in the type that both are compared in; of two bits the compiler takes 1 for -1."""
+    dtype = torch.result_type(x, other)
+    return x.to(torch.int32 if dtype == torch.bool else dtype)
+
+
+def bucketize(
+    values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
+) -> Tensor:
+    """The same with its arguments the other way round."""
+    return searchsorted(boundaries, values, out_int32=out_int32, right=right)
+
+
+def bucketize_one(value: float, boundaries: Tensor, **options: Any) -> Tensor:
+    """The same for a number."""
+    return searchsorted_of_one(boundaries, value, **options)
 
 
 def searchsorted_of_one(sequence: Tensor, value: float, **options: Any) -> Tensor:
     """The same for a number."""
-    return searchsorted(sequence, torch.full((), value, dtype=sequence.dtype), **options)
+    dtype = torch.result_type(sequence, value)
+    return searchsorted(sequence, torch.full((), value, dtype=dtype), **options)
 
 
 RULES: dict[Any, Callable[..., Any]] = {
@@ -296,6 +320,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.cummin.default: cummin,
     aten.searchsorted.Tensor: searchsorted,
     aten.searchsorted.Scalar: searchsorted_of_one,
+    aten.bucketize.Tensor: bucketize,
+    aten.bucketize.Scalar: bucketize_one,
 }
 
 

@@ -2,19 +2,20 @@
 
 IREE 3.13 reduces large arguments poorly in f32 (cos(300) is off in the fourth digit) and has no
 f64 code at all, so all of these are computed in f64 from polynomials of our own.
+Turns of large arguments are counted with as many digits of pi as Payne and Hanek need.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import pi
+from math import inf, pi
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from turbine.capture.rules.polynomial import ATAN, COS_SERIES, SIN_SERIES, polynomial
-from turbine.capture.rules.widening import in_double, rounded_to
+from turbine.capture.rules.widening import halves, in_double, promoted, rounded_to
 
 aten = torch.ops.aten
 
@@ -36,8 +37,9 @@ def tan(x: Tensor) -> Tensor:
     """Tangent, rounded once."""
     if x.is_complex():
         return NotImplemented
-    wide = x.to(torch.float64)
-    return (torch.sin(wide) / torch.cos(wide)).to(rounded_to(x))
+    sine, cosine, quadrant = _in_quadrant(x, 9)
+    odd = _is_odd(quadrant)
+    return (torch.where(odd, -cosine, sine) / torch.where(odd, sine, cosine)).to(rounded_to(x))
 
 
 @in_double
@@ -51,6 +53,20 @@ def atan(x: Tensor) -> Tensor:
     base = (large.to(x.dtype) + middle.to(x.dtype)) * (pi / 4)
     angle = base + reduced * polynomial(reduced * reduced, ATAN)
     return torch.where(x < 0, -angle, angle)
+
+
+def atan2(y: Tensor, x: Tensor) -> Tensor:
+    """The angle of a point, with signs of zeros and of infinities as in C."""
+    dtype = promoted(y, x)
+    y, x = y.to(torch.float64), x.to(torch.float64)
+    height, width = y.abs(), x.abs()
+    slope = height / width
+    # 0/0 and inf/inf.
+    slope = torch.where((height == 0) & (width == 0), 0.0, slope)
+    slope = torch.where((height == inf) & (width == inf), 1.0, slope)
+    angle = torch.atan(slope)
+    angle = torch.where(torch.signbit(x), pi - angle, angle)
+    return torch.copysign(angle, y).to(dtype)
 
 
 @in_double
@@ -69,18 +85,62 @@ def _by_quadrant(x: Tensor, shift: int) -> Tensor:
     if x.is_complex():
         return NotImplemented
     # Narrow results need fewer terms; each term costs two ops in every graph with a sine.
-    terms = 9 if x.dtype == torch.float64 else 6
+    sine, cosine, quadrant = _in_quadrant(x, 9 if x.dtype == torch.float64 else 6)
+    quadrant = quadrant + float(shift)
+    quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
+    value = torch.where(_is_odd(quadrant), cosine, sine)
+    return torch.where(quadrant >= 2.0, -value, value).to(rounded_to(x))
+
+
+def _is_odd(quadrant: Tensor) -> Tensor:
+    half = quadrant * 0.5
+    return half != torch.floor(half)
+
+
+def _in_quadrant(x: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sine and cosine of the angle from the nearest axis, and the number of that axis."""
     wide = x.to(torch.float64)
     turns = torch.round(wide * (2 / pi))
     near = ((wide - turns * _HALF_PI[0]) - turns * _HALF_PI[1]) - turns * _HALF_PI[2]
+    if x.dtype in _DIGITS:
+        quarters = _quarters(wide, _DIGITS[x.dtype])
+        far, axis = wide.abs() > _FAR, torch.round(quarters)
+        turns = torch.where(far, axis, turns)
+        near = torch.where(far, (quarters - axis) * (pi / 2), near)
     square = near * near
     sine = near * polynomial(square, SIN_SERIES[-terms:])
-    cosine = polynomial(square, COS_SERIES[-terms - 1 :])
-    quadrant = turns + float(shift)
-    quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
-    odd = (quadrant == 1.0) | (quadrant == 3.0)
-    value = torch.where(odd, cosine, sine)
-    return torch.where(quadrant >= 2.0, -value, value).to(rounded_to(x))
+    return sine, polynomial(square, COS_SERIES[-terms - 1 :]), turns
+
+
+# Up to here products of _HALF_PI with quadrant numbers are exact.
+_FAR = 2.0**20
+
+
+def _quarters(x: Tensor, digits: int) -> Tensor:
+    """The angle in quarter turns, without whole turns of each exact product with digits of pi."""
+    # Numbers of a narrower type have 24 bits.
+    parts = (x,) if digits == _DIGITS[torch.float32] else halves(x)
+    quarters = torch.zeros_like(x)
+    for digit in _TURNS[:digits]:
+        for part in parts:
+            turns = part * digit
+            quarters = quarters + (turns - torch.round(turns))
+    return (quarters - torch.round(quarters)) * 4.0
+
+
+# 1 / (2 pi) in digits of 26 bits, each in its place.
+_INVERSE = int(
+    "28be60db9391054a7f09d5f47d4d377036d8a5664f10e410"
+    "7f9458eaf7aef1586dc91b8e909374b801924bba82746487",
+    16,
+)
+_BITS = 4 * 96
+_TURNS = tuple(
+    ((_INVERSE >> (_BITS - 26 * (n + 1))) & (2**26 - 1)) * 2.0 ** (-26 * (n + 1)) for n in range(11)
+)
+
+# How many of them tell an angle of the largest number; for f64, of one like those of f32.
+_DIGITS = {torch.float32: 8, torch.bfloat16: 8, torch.float64: 10}
 
 
 RULES: dict[Any, Callable[..., Any]] = {
@@ -88,6 +148,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.cos.default: cos,
     aten.tan.default: tan,
     aten.atan.default: atan,
+    aten.atan2.default: atan2,
     aten.asin.default: asin,
     aten.acos.default: acos,
 }

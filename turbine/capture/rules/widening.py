@@ -29,6 +29,19 @@ def rounded_to(x: Tensor) -> torch.dtype:
     return x.dtype if x.is_floating_point() else torch.get_default_dtype()
 
 
+def promoted(a: Tensor, b: Tensor) -> torch.dtype:
+    """The dtype PyTorch gives a function of two numbers: the default one for integers."""
+    dtype = torch.result_type(a, b)
+    return dtype if dtype.is_floating_point else torch.get_default_dtype()
+
+
+def halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    """An f64 number as a sum of two of at most 26 bits, the leading ones first."""
+    spread = x * (2.0**27 + 1)
+    high = spread - (spread - x)
+    return high, x - high
+
+
 def double_only(function: Function) -> Function:
     """The rule applies to f64; narrower types keep the compiler's own code."""
 
