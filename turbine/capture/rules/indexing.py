@@ -108,7 +108,11 @@ def _scatter_one(
     places[dim] = _without_negative(x, dim, index.reshape(1).to(torch.int64))
     new = source[(0,) * source.dim()].reshape(1)
     old = aten.index.Tensor(x, places)
-    return aten.index_put.default(x, places, combine(old, new, *args, **kwargs))
+    written = combine(old, new, *args, **kwargs)
+    if _is_single(x):
+        # Not by index_put, which the compiler refuses; reading the old one checks the index.
+        return torch.where(places[dim] == 0, written, old).reshape(x.shape)
+    return aten.index_put.default(x, places, written)
 
 
 def _reduce_two(old: Tensor, new: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
