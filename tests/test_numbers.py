@@ -126,6 +126,7 @@ INTEGERS: dict[str, Function] = {
     "with a float": lambda a, b: a.float() * b,
     "more than a fraction": lambda a, b: a > 2.5,
     "sorted": lambda a, b: a.sort()[0],
+    "compared with a number": lambda a, b: (a >= -1) ^ (b == 2) ^ (a < 0.5),
     "written to": lambda a, b: a.index_put((torch.tensor([1]),), b[:1]),
     "copysign": torch.copysign,
     "atan2": lambda a, b: torch.atan2(a - a[0], b - b[0]),
@@ -150,6 +151,7 @@ TRUTHS: dict[str, Function] = {
     "filled": lambda a, b: torch.full_like(a, -2) & a.masked_fill(b, 2),
     "padded": lambda a, b: torch.constant_pad_nd(a, (1, 1), 2),
     "sorted": lambda a, b: a.sort()[0],
+    "compared with a number": lambda a, b: (a >= -1) ^ (b == 2) ^ (a < 0.5),
 }
 
 

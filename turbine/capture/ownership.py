@@ -89,6 +89,34 @@ def _fill_of_its_own(graph: fx.Graph, fill: fx.Node, size: fx.Node, number: int)
     return emit(like, aten.add.Scalar, zeros, value) if value else zeros
 
 
+# Ops that read their first argument at indices.
+_READS = {
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    aten.gather.default,
+    aten.index_select.default,
+    aten.embedding.default,
+}
+
+
+def copy_padded(graph: fx.Graph) -> None:
+    """Read padded tensors of dynamic sizes by a copy: IREE 3.13 reads a slice of one at index 0."""
+    for node in list(graph.nodes):
+        if node.target in _READS and _is_padded(node.args[0]):
+            source = node.args[0]
+            with graph.inserting_before(node):
+                node.args = (_copied(graph, node, source), *node.args[1:])
+
+
+def _is_padded(node: fx.Node) -> bool:
+    """Whether a value is a view of a padded tensor of a dynamic size."""
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        node = node.all_input_nodes[0]
+    if node.target is not aten.constant_pad_nd.default:
+        return False
+    return not all(isinstance(size, int) for size in node.meta["val"].shape)
+
+
 def _at_risk(node: fx.Node) -> list[fx.Node]:
     """The operands in whose memory a node's result may be made."""
     if node.op != "call_function":

@@ -129,6 +129,8 @@ class PartModule(torch.nn.Module):
             if remembering.is_lasting(error):
                 remembering.remember_part(self._name, error)
             return self._instead(error)
+        except errors.TurbineError as error:  # code that IREE's runtime does not load
+            return self._instead(error)
         except Exception as error:
             return self._instead(_surprise(error))
         self.compiled = compiled
@@ -137,6 +139,7 @@ class PartModule(torch.nn.Module):
 
     def _loaded(self, compiled: Compiled) -> TensorCall:
         entry = Executable(aligned(compiled.data), self.driver, list).entry(DEFAULT_NAME)
+        entry.device()  # loads it, which may fail
         return TensorCall(entry, self._inputs, self._results)
 
     def _measure(self, compiled: Compiled) -> float:

@@ -228,7 +228,9 @@ LAYOUTS: dict[str, Callable[[Shape], tuple[Shape, str]]] = {
     "transposed": _transposed,
     "expanded": _expanded,
 }
-SPECIAL_FLOATS = "0.0, -0.0, 1.0, -1.0, 0.5, nan, inf, -inf, 1e-40, -1e-40, 3e38, -7.25"
+# No subnormals, which IREE flushes to zero, and no number whose square overflows: eager PyTorch
+# accumulates some reductions in double.
+SPECIAL_FLOATS = "0.0, -0.0, 1.0, -1.0, 0.5, nan, inf, -inf, 1e-30, -1e-30, 1e18, -7.25"
 VALUES = ("normal", "special")
 
 

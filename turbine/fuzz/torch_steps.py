@@ -56,7 +56,7 @@ _UNARY = (
     "torch.triu({}, 1)",
     "torch.bitwise_not({})",
     "torch.atan({})",
-    "torch.signbit({})",
+    "torch.signbit(torch.nan_to_num({}))",  # the sign of nan is undefined
 )
 
 
@@ -101,7 +101,7 @@ _BINARY = (
     "{} == {}",
     "{} != {}",
     "torch.logical_and({}, {})",
-    "torch.copysign({}, {})",
+    "torch.copysign({}, torch.nan_to_num({} + 0.0))",
     "torch.hypot({}, {})",
     "torch.lerp({}, {}, 0.3)",
     "torch.logaddexp({}, {})",
@@ -431,8 +431,9 @@ def normalize(s: Scope) -> str:
         f"F.normalize({x}, dim={s.axis(x)})",
         f"F.batch_norm({x}, None, None, training=True)",
         f"F.instance_norm({x})",
-        f"F.scaled_dot_product_attention({x}, {x}, {x})",
-        f"F.scaled_dot_product_attention({x}, {x}, {x}, is_causal=True)",
+        # Kernels of PyTorch's attention differ from each other where a score is infinite.
+        "F.scaled_dot_product_attention({0}, {0}, {0})".format(f"torch.nan_to_num({x}, 0, 1, -1)"),
+        f"F.scaled_dot_product_attention({x}, {x}, {x}.tanh(), is_causal=True)",
         f"F.cosine_similarity({x}, {x}.flip(-1), dim=-1)",
         f"F.mse_loss({x}, {x} * 2)",
         f"F.cross_entropy({x}.flatten(0, -2), torch.zeros_like({x}.flatten(0, -2)[:, 0]).long())",

@@ -79,7 +79,29 @@ def _like(bound: Tensor | float, value: Tensor) -> Tensor:
     return torch.full((), bound, dtype=value.dtype, device=value.device)
 
 
+def _compare_truth(op: Any) -> Callable[..., Any]:
+    """A comparison with a number; the compiler makes a truth value of the number first."""
+
+    def compare(x: Tensor, other: float) -> Tensor:
+        if x.dtype != torch.bool or isinstance(other, bool):
+            return NotImplemented
+        dtype = torch.float32 if isinstance(other, float) else torch.int64
+        return op(x.to(dtype), other)
+
+    return compare
+
+
+_COMPARISONS = (
+    aten.eq.Scalar,
+    aten.ne.Scalar,
+    aten.lt.Scalar,
+    aten.le.Scalar,
+    aten.gt.Scalar,
+    aten.ge.Scalar,
+)
+
 RULES: dict[Any, Callable[..., Any]] = {
+    **{op: _compare_truth(op) for op in _COMPARISONS},
     aten.maximum.default: maximum,
     aten.minimum.default: minimum,
     aten.fmax.default: fmax,
