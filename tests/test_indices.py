@@ -261,3 +261,21 @@ def test_positions_made_by_the_model_are_not_checked() -> None:
         Fn(lambda x: x + TABLE[torch.arange(3)].sum()), args=(torch.ones(3),)
     ).text()
     assert "assert" not in text
+
+
+MASKED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "one number": lambda x, mask: x.index_put((mask,), torch.tensor(2.0)),
+    "a row": lambda x, mask: x.index_put((mask,), torch.arange(3.0)),
+    "a row added": lambda x, mask: x.index_put((mask,), torch.arange(3.0)[None], True),
+    "a row for each": lambda x, mask: x.index_put((mask,), torch.arange(9.0).view(3, 3)),
+    "a number for each": lambda x, mask: x.index_put((mask,), torch.arange(3.0)[:, None]),
+    "elements": lambda x, mask: x.index_put((x > 0,), torch.tensor(-1.0)),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_writes_by_mask(name: str) -> None:
+    x, mask = torch.randn(4, 3), torch.tensor([True, False, True, True])
+    expected = MASKED[name](x, mask)
+    function = torch.compile(MASKED[name], backend="turbine", dynamic=name != "elements")
+    torch.testing.assert_close(function(x, mask), expected, rtol=0, atol=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from torch import Tensor
 
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
+from turbine import config
 from turbine.dtypes import Dtype
 from turbine.kernel.types import DTYPES
 
@@ -29,6 +30,13 @@ SHAPES = ((1, 1, 1), (9, 21, 5), (33, 9, 17), (21, 33, 41), (0, 33, 9), (16, 32,
 SEEDS = st.integers(0, 999)
 FLOAT8 = ("f8e5m2", "f8e4m3fn", "f8e5m2fnuz", "f8e4m3fnuz")
 NAMES = sorted(set(DTYPES) - {"index"})
+
+
+@pytest.fixture(autouse=True, scope="module")
+def guard_pages() -> Iterator[None]:
+    """Arguments lie between guard pages."""
+    with config.override(guard=True):
+        yield
 
 
 def numbers(seed: int, *shape: int, dtype: Dtype = tkl.f32) -> Tensor:

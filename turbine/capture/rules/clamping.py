@@ -79,16 +79,29 @@ def _like(bound: Tensor | float, value: Tensor) -> Tensor:
     return torch.full((), bound, dtype=value.dtype, device=value.device)
 
 
-def _compare_truth(op: Any) -> Callable[..., Any]:
-    """A comparison with a number; the compiler makes a truth value of the number first."""
+def _compare_with_number(op: Any) -> Callable[..., Any]:
+    """A comparison with a number that the element type does not hold.
+
+    PyTorch compares truth values as numbers, and wraps an integer to the type of the elements.
+    """
 
     def compare(x: Tensor, other: float) -> Tensor:
-        if x.dtype != torch.bool or isinstance(other, bool):
+        if isinstance(other, bool | torch.SymInt | torch.SymFloat) or x.is_complex():
             return NotImplemented
-        dtype = torch.float32 if isinstance(other, float) else torch.int64
-        return op(x.to(dtype), other)
+        if x.dtype == torch.bool:
+            return op(x.to(torch.float32 if isinstance(other, float) else torch.int64), other)
+        if x.dtype.is_floating_point or isinstance(other, float):
+            return NotImplemented
+        wrapped = _wrap(other, x.dtype)
+        return op(x, wrapped) if wrapped != other else NotImplemented
 
     return compare
+
+
+def _wrap(number: int, dtype: torch.dtype) -> int:
+    """The number that the lowest bits of an integer stand for."""
+    limits = torch.iinfo(dtype)
+    return (number - limits.min) % (limits.max - limits.min + 1) + limits.min
 
 
 _COMPARISONS = (
@@ -101,7 +114,7 @@ _COMPARISONS = (
 )
 
 RULES: dict[Any, Callable[..., Any]] = {
-    **{op: _compare_truth(op) for op in _COMPARISONS},
+    **{op: _compare_with_number(op) for op in _COMPARISONS},
     aten.maximum.default: maximum,
     aten.minimum.default: minimum,
     aten.fmax.default: fmax,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
@@ -49,8 +50,8 @@ def _put_by_mask(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> T
     """Write to the rows that a mask of the leading axes chooses."""
     rest = x.dim() - mask.dim()
     chosen = mask.view([*mask.shape, *[1] * rest])
-    if values.dim() > rest and values.shape[0] != 1:  # a value of its own for each row
-        if accumulate:
+    if values.dim() > rest and not statically_known_true(values.shape[0] == 1):
+        if accumulate or not isinstance(values.shape[0], int):
             return NotImplemented
         rows = values.expand([values.shape[0], *x.shape[mask.dim() :]]).to(x.dtype)
         return aten.masked_scatter.default(x, chosen.expand(x.shape), rows)
