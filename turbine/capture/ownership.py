@@ -99,22 +99,27 @@ _READS = {
 }
 
 
-def copy_padded(graph: fx.Graph) -> None:
-    """Read padded tensors of dynamic sizes by a copy: IREE 3.13 reads a slice of one at index 0."""
+# Views of a part of a tensor, and a tensor around one.
+_PARTS = {aten.select.int, aten.slice.Tensor, aten.constant_pad_nd.default}
+
+
+def copy_parts(graph: fx.Graph) -> None:
+    """Read parts of tensors of dynamic sizes by a copy: IREE 3.13 reads some at index 0."""
     for node in list(graph.nodes):
-        if node.target in _READS and _is_padded(node.args[0]):
+        if node.target in _READS and _is_dynamic_part(node.args[0]):
             source = node.args[0]
             with graph.inserting_before(node):
                 node.args = (_copied(graph, node, source), *node.args[1:])
 
 
-def _is_padded(node: fx.Node) -> bool:
-    """Whether a value is a view of a padded tensor of a dynamic size."""
-    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+def _is_dynamic_part(node: fx.Node) -> bool:
+    """Whether views lead from a value to a part of a tensor of a dynamic size."""
+    while node.target not in _PARTS:
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target.is_view:
+            return False
         node = node.all_input_nodes[0]
-    if node.target is not aten.constant_pad_nd.default:
-        return False
-    return not all(isinstance(size, int) for size in node.meta["val"].shape)
+    shapes = [n.meta["val"].shape for n in (node, node.all_input_nodes[0])]
+    return not all(isinstance(size, int) for shape in shapes for size in shape)
 
 
 def _at_risk(node: fx.Node) -> list[fx.Node]:

@@ -34,7 +34,7 @@ from turbine.capture.export_errors import export_error
 from turbine.capture.graph_checks import check_graph
 from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.one_thread import traces
-from turbine.capture.ownership import copy_padded, keep_arguments, separate_fills
+from turbine.capture.ownership import copy_parts, keep_arguments, separate_fills
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.small_integers import widen_small_integers
 from turbine.capture.training_mode import warn_of_training_mode
@@ -146,7 +146,7 @@ def _prepare(graph: fx.Graph, inputs: Sequence[str]) -> None:
     rewrite_reshapes(graph)
     keep_arguments(graph, inputs)
     separate_fills(graph)
-    copy_padded(graph)
+    copy_parts(graph)
 
 
 @dataclass(frozen=True)
