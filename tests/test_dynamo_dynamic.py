@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -147,10 +148,12 @@ def test_views_of_strided_arguments_stay_views(train: bool) -> None:
         assert function(x).stride() == split_axis(x).stride()
 
 
+resample = partial(torch.nn.functional.interpolate, mode="linear", align_corners=True)
 GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "differences": torch.diff,
     "circular": lambda x: torch.nn.functional.pad(x[None], (1, 2), mode="circular"),
     "indices": lambda x: x[[0, 1, 1]].sum() + x[[2, 0]].prod(),
+    "resampled": lambda x: resample(resample(x.view(1, -1, 1), scale_factor=1.5), size=(1,)),
 }
 
 

@@ -52,20 +52,27 @@ def keep_arguments(graph: fx.Graph, arguments: Iterable[str]) -> None:
 def separate_fills(graph: fx.Graph) -> None:
     """Give every op that works in place a fill of its own, where sizes are dynamic."""
     numbers = count(1)
-    for fill in [node for node in graph.nodes if node.target is aten.full.default]:
-        writers = [user for user in fill.users if user.target in IN_PLACE and user.args[0] is fill]
-        sizes: Any = fill.args[0]
-        dynamic = [size for size in sizes if isinstance(size, fx.Node)]
-        if len(fill.users) > 1 and dynamic:
-            for writer in writers:
-                with graph.inserting_before(writer):
-                    own = _fill_of_its_own(graph, fill, dynamic[0], next(numbers))
-                # The first operand only: a source may be the same fill.
-                writer.args = (own, *writer.args[1:])
+    for writer in [node for node in graph.nodes if node.target in IN_PLACE]:
+        filled: Any = writer.args[0]
+        fill = _shared_fill(filled)
+        if fill is not None and not all(isinstance(n, int) for n in filled.meta["val"].shape):
+            with graph.inserting_before(writer):
+                own = _fill_of_its_own(graph, filled, fill, next(numbers))
+            # The first operand only: a source may be the same fill.
+            writer.args = (own, *writer.args[1:])
 
 
-def _fill_of_its_own(graph: fx.Graph, fill: fx.Node, size: fx.Node, number: int) -> fx.Node:
-    """The same fill, whose value takes a zero that the compiler cannot tell from other numbers.
+def _shared_fill(node: fx.Node) -> fx.Node | None:
+    """The fill that a value is, or is a view of, if anything else reads it."""
+    is_shared = len(node.users) > 1
+    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+        node = node.all_input_nodes[0]
+        is_shared = is_shared or len(node.users) > 1
+    return node if is_shared and node.target is aten.full.default else None
+
+
+def _fill_of_its_own(graph: fx.Graph, filled: fx.Node, fill: fx.Node, number: int) -> fx.Node:
+    """The same values, which take a zero that the compiler cannot tell from other numbers.
 
     `size // (size + number)` is zero for every size, and another expression for each fill, so that
     equal ones are not merged.
@@ -73,20 +80,27 @@ def _fill_of_its_own(graph: fx.Graph, fill: fx.Node, size: fx.Node, number: int)
 
     def emit(value: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         node = graph.call_function(target, args, kwargs)
-        node.meta = {**fill.meta, "val": value}
+        node.meta = {**filled.meta, "val": value}
+        node.meta.pop("tensor_meta", None)
         return node
 
+    like = filled.meta["val"]
+    sizes = [
+        size if isinstance(size, int) else emit(size, aten.sym_size.int, filled, axis)
+        for axis, size in enumerate(like.shape)
+    ]
+    size = next(one for one in sizes if isinstance(one, fx.Node))
     extent = size.meta["val"]
     more = emit(extent + number, operator.add, size, number)
     zero = emit(extent // (extent + number), operator.floordiv, size, more)
-    sizes, value = fill.args
-    like = fill.meta["val"]
     dtype = like.dtype if like.dtype != torch.bool else torch.int32
-    wide = like.to(dtype)
-    zeros = emit(wide, aten.full.default, sizes, zero, **{**fill.kwargs, "dtype": dtype})
+    empty = like.new_empty(like.shape)
+    kwargs = {**fill.kwargs, "dtype": dtype}
+    zeros = emit(empty.to(dtype), aten.full.default, sizes, zero, **kwargs)
+    value: Any = fill.args[1]
     if like.dtype == torch.bool:
-        return emit(like, aten.eq.Scalar if value else aten.ne.Scalar, zeros, 0)
-    return emit(like, aten.add.Scalar, zeros, value) if value else zeros
+        return emit(empty, aten.eq.Scalar if value else aten.ne.Scalar, zeros, 0)
+    return emit(empty, aten.add.Scalar, zeros, value) if value else zeros
 
 
 # Ops that read their first argument at indices.
