@@ -18,8 +18,8 @@ _REMEDIES = {
     r"which is not a known type": "return tensors, ints, floats, bools, None or nests of these",
     r"\.numpy\(\) is not supported|numpy": "numpy cannot take part in a traced model; use torch's "
     "functions instead, or convert before the call",
-    r"DeviceMismatch|same device|Device Propagation": "move the model and the example arguments to one device, as in "
-    'model.to("cpu")',
+    r"DeviceMismatch|same device|Device Propagation": "move the model and the example arguments to "
+    'one device, as in model.to("cpu")',
     r"Constraints violated": "the model fixes a size that dynamic_shapes leaves open; take that "
     "axis out of dynamic_shapes, or lift the restriction in the model",
     r"dynamic_shapes": "dynamic_shapes has one entry for each argument of forward, as in "
