@@ -103,7 +103,7 @@ def test_what_root_wrote_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_code_in_a_folder_that_others_may_write_is_refused(place: str, tmp_path: Path) -> None:
     source = "func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> }"
     folder, device = tmp_path / "code", Device("local-sync")
-    with device.set():
+    with device:
         Launchable.jit_compile(source, file_cache_dir=folder)(torch.ones(2))
     [code] = folder.glob("*.vmfb")
     assert CodeFolder(folder).read(device, source.encode()) is not None
