@@ -180,3 +180,16 @@ def test_parts_of_tensors_are_read_at_their_indices(name: str) -> None:
 
     x = torch.randn(3, 3)
     torch.testing.assert_close(torch.compile(f, backend="turbine", dynamic=True)(x), f(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_write_does_not_change_what_it_reads(dynamic: bool) -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        total, moved = x.sum(1), x.sum(1)
+        total[2:5] = total[0:3] * 2
+        moved[2:5] = moved[0:3].clone()
+        return total, moved
+
+    x = torch.arange(30.0).view(6, 5)
+    function = torch.compile(f, backend="turbine", dynamic=dynamic)
+    torch.testing.assert_close(function(x), f(x), rtol=0, atol=0)

@@ -28,9 +28,9 @@ def flattened(
     widen_small_integers(graph)
     names = [node.name for node in placeholders]
     check_indices(graph)
-    keep_arguments(graph, names)
     separate_fills(graph)
     copy_parts(graph)
+    keep_arguments(graph, names)
     taken, given = hand_over_in_memory_order(graph)
     inputs = [
         _slot(node, order, node.name in fixed)

@@ -2,7 +2,8 @@
 
 IREE 3.13 lets a scatter or a sort overwrite an argument whose value nobody reads afterwards, so
 that `x.index_put(...)` or `x.topk(2)` would change x. Each such op gets a value computed from its
-operand instead; the compiler fuses that with whatever makes the operand.
+operand instead; the compiler fuses that with whatever makes the operand. So does one whose operand
+is read elsewhere: the compiler may write to it before it is read.
 
 It also lets several of them work in one fill of a dynamic size: in a backward graph, two slices of
 one tensor scatter their gradients to the same zeros. Each gets a fill that differs in its code.
@@ -11,7 +12,7 @@ one tensor scatter their gradients to the same zeros. Each gets a fill that diff
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
@@ -40,11 +41,11 @@ IN_PLACE = {
 
 
 def keep_arguments(graph: fx.Graph, arguments: Iterable[str]) -> None:
-    """Give every op that works in place a copy, if it could be given one of these placeholders."""
+    """Give every op that works in place a copy of what is an argument or is read elsewhere."""
     names = set(arguments)
     for node in list(graph.nodes):
         for operand in _at_risk(node):
-            if _may_be(operand, names):
+            if _may_be(operand, names) or _is_read_elsewhere(operand):
                 with graph.inserting_before(node):
                     node.replace_input_with(operand, _copied(graph, node, operand))
 
@@ -64,11 +65,23 @@ def separate_fills(graph: fx.Graph) -> None:
 
 def _shared_fill(node: fx.Node) -> fx.Node | None:
     """The fill that a value is, or is a view of, if anything else reads it."""
-    is_shared = len(node.users) > 1
-    while isinstance(node.target, torch._ops.OpOverload) and node.target.is_view:
+    *_, origin = _views_to(node)
+    return origin if origin.target is aten.full.default and _is_read_elsewhere(node) else None
+
+
+def _is_read_elsewhere(node: fx.Node) -> bool:
+    """Whether a value, or one that it is a view of, has another user: `v[2:5] = 2 * v[0:3]`."""
+    return any(len(one.users) > 1 for one in _views_to(node))
+
+
+def _views_to(node: fx.Node) -> Iterator[fx.Node]:
+    """A value, what it is a view of, and so on; the compiler drops clones."""
+    yield node
+    while isinstance(node.target, torch._ops.OpOverload) and (
+        node.target.is_view or node.target is aten.clone.default
+    ):
         node = node.all_input_nodes[0]
-        is_shared = is_shared or len(node.users) > 1
-    return node if is_shared and node.target is aten.full.default else None
+        yield node
 
 
 def _fill_of_its_own(graph: fx.Graph, filled: fx.Node, fill: fx.Node, number: int) -> fx.Node:

@@ -144,9 +144,9 @@ def _prepare(graph: fx.Graph, inputs: Sequence[str]) -> None:
     check_indices(graph)
     check_early(graph)
     rewrite_reshapes(graph)
-    keep_arguments(graph, inputs)
     separate_fills(graph)
     copy_parts(graph)
+    keep_arguments(graph, inputs)
 
 
 @dataclass(frozen=True)
