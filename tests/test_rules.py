@@ -14,8 +14,8 @@ from torch.export import Dim
 
 import turbine
 from tests.compiled import agrees
+from tests.compiled import compiled as under_torch_compile
 from tests.models import Fn, compiled, relative_error
-from turbine.capture.rules import pooling
 from turbine.capture.rules.attention import scaled_dot_product_attention
 from turbine.capture.rules.convolution import convolution
 
@@ -216,50 +216,50 @@ def test_removing_a_decomposition_leaves_the_op_in_the_graph() -> None:
     assert "torch.aten.tan" not in turbine.aot.export(Fn(torch.tan), args=(torch.rand(4),)).text()
 
 
-def _pool(x: torch.Tensor) -> tuple[Any, ...]:
-    """Windows that reach beyond the input, in one, two and three dimensions."""
-    return (
-        F.avg_pool2d(x, (2, 1), ceil_mode=True),
-        F.avg_pool2d(x, 3, 2, 1, True, False),
-        F.max_pool2d(x, 3, 2, 1, 2, ceil_mode=True, return_indices=True),
-        F.max_pool1d(x.flatten(1, 2), 2, ceil_mode=True),
-        F.avg_pool3d(x, 2, ceil_mode=True),
+@pytest.mark.parametrize("scan", [torch.cumsum, torch.cumprod])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_scans_accumulate_in_a_wider_type(scan: Any, dtype: torch.dtype) -> None:
+    x = (1 + torch.rand(3, 2000) * 2e-3).to(dtype)
+    found = under_torch_compile(lambda x: scan(x, 1))(x)
+    torch.testing.assert_close(found, scan(x, 1), rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_linspace_counts_from_the_nearer_end() -> None:
+    torch.testing.assert_close(
+        under_torch_compile(lambda x: torch.linspace(-1, 1, 27) + x)(torch.zeros(27)),
+        torch.linspace(-1, 1, 27),
+        rtol=0,
+        atol=1e-9,
     )
 
 
-def test_pooling_with_ceil_mode_and_a_dynamic_batch() -> None:
-    x = torch.randn(3, 2, 5, 7)
-    artifact = compiled(_pool, x, dynamic_shapes=(({0: Dim("batch", min=2, max=9)},),))
-    for batch in (2, 7):
-        x = torch.randn(batch, 2, 5, 7)
-        x[1, 0, 2, 3] = float("nan")
-        torch.testing.assert_close(artifact(x), _pool(x), equal_nan=True)
+REDUCTIONS: dict[str, Function] = {
+    "sum": lambda x: x.sum(0, keepdim=True) + 1,
+    "prod": lambda x: x.prod(0, keepdim=True),
+    "all": lambda x: x.all(0, keepdim=True),
+    "any": lambda x: ~x.any(0, keepdim=True),
+    "mean": lambda x: x.mean(0, keepdim=True).isnan(),
+}
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS.values(), ids=REDUCTIONS)
+def test_a_reduction_of_nothing_can_be_reduced(reduce: Function) -> None:
+    agrees(lambda x: reduce(x).sum(-1), lambda: (torch.randn(0, 3),), ops=0)
+
+
+def test_a_write_to_no_elements_of_a_dynamic_batch() -> None:
+    def double_none(x: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        y[:, 1::2] *= 2
+        return y
+
+    artifact = compiled(double_none, torch.randn(2, 1, 1), dynamic_shapes=(({0: Dim.AUTO},),))
+    x = torch.randn(5, 1, 1)
+    torch.testing.assert_close(artifact(x), x)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_gradients_of_pooling_with_ceil_mode(dynamic: bool) -> None:
-    def pool(x: torch.Tensor) -> torch.Tensor:
-        wide = F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False)
-        return wide.sum() + F.max_pool2d(x, 2, ceil_mode=True).square().sum()
-
-    agrees(pool, lambda: (torch.randn(3, 2, 5, 7, requires_grad=True),), dynamic=dynamic)
-
-
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_pooling_rewrites_are_the_same_pooling(data: st.DataObject) -> None:
-    axes = data.draw(st.integers(2, 3))
-
-    def each(low: int, high: int) -> list[int]:
-        return data.draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes))
-
-    taps, stride, sizes = each(1, 3), each(1, 4), each(3, 8)
-    padding = [data.draw(st.integers(0, k // 2)) for k in taps]
-    x = torch.randn(2, 3, *sizes, dtype=torch.float64)
-    count_padding, divisor = data.draw(st.booleans()), data.draw(st.sampled_from([None, 3]))
-    average, largest = pooling._POOLS[axes]
-    mean = (x, taps, stride, padding, True, count_padding, divisor)
-    torch.testing.assert_close(pooling.avg_pool(*mean), average(*mean))
-    most = (x, taps, stride, padding, [1], True)
-    found, expected = pooling.max_pool_with_indices(*most), largest(*most)
-    torch.testing.assert_close(found, expected)
+def test_logcumsumexp_of_nothing(dynamic: bool) -> None:
+    agrees(
+        lambda x: torch.logcumsumexp(x, 0), lambda: (torch.randn(0, 4, 2),), dynamic=dynamic, ops=0
+    )

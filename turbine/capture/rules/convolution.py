@@ -8,7 +8,7 @@ transposed convolution spreads, and so does the gradient of a plain one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
@@ -38,8 +39,41 @@ class Windows:
 
     def count(self, sizes: Sequence[int]) -> list[int]:
         """How many windows fit along each axis."""
-        axes = zip(sizes, self.taps, self.stride, self.padding, self.dilation, strict=True)
-        return [(n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in axes]
+        axes = zip(sizes, self.extents(), self.stride, self.padding, strict=True)
+        return [(n + 2 * p - extent) // s + 1 for n, extent, s, p in axes]
+
+    def extents(self) -> list[int]:
+        """How many elements each axis of a window spans."""
+        return [d * (k - 1) + 1 for k, d in zip(self.taps, self.dilation, strict=True)]
+
+
+def has_loose_window(sizes: Sequence[int], windows: Windows) -> bool:
+    """Whether an axis has one window and elements behind it.
+
+    IREE 3.13 drops an axis of size 1 from the result, and takes all elements for the window.
+    """
+    return any(_is_loose(*axis) for axis in _axes(sizes, windows))
+
+
+def pad(x: Tensor, windows: Windows, value: float = 0.0) -> Tensor:
+    """Pad the last axes of a tensor, and cut off elements behind an only window."""
+    sizes = list(x.shape[-len(windows.taps) :])
+    margins = [amount for p in reversed(windows.padding) for amount in (p, p)]
+    padded = aten.constant_pad_nd(x, margins, value) if any(margins) else x
+    for axis, (size, count, extent) in enumerate(_axes(sizes, windows), start=-len(sizes)):
+        if _is_loose(size, count, extent):
+            padded = aten.slice(padded, axis, 0, extent)
+    return padded
+
+
+def _axes(sizes: Sequence[int], windows: Windows) -> Iterator[tuple[int, int, int]]:
+    """The padded size, the number of windows and their extent along each axis."""
+    padded = [n + 2 * p for n, p in zip(sizes, windows.padding, strict=True)]
+    return zip(padded, windows.count(sizes), windows.extents(), strict=True)
+
+
+def _is_loose(size: int, count: int, extent: int) -> bool:
+    return statically_known_true(count == 1) and not statically_known_true(size == extent)
 
 
 def convolution(
@@ -56,7 +90,12 @@ def convolution(
     """Choose a product, or leave the op to the compiler."""
     windows = _windows(weight, stride, padding, dilation, groups)
     if not _takes(x, weight) or (not transposed and _does_as_well(x, windows)):
-        return NotImplemented
+        if transposed or not has_loose_window(x.shape[2:], windows):
+            return NotImplemented
+        none = [0] * len(windows.taps)
+        return aten.convolution(
+            pad(x, windows), weight, bias, stride, none, dilation, False, none, groups
+        )
     if transposed:
         extra = per_axis(output_padding, x.dim() - 2)
         y = _spread(_channels_last(x), weight, windows, _wide_sizes(x, windows, extra))
@@ -118,14 +157,10 @@ def _takes(x: Tensor, weight: Tensor) -> bool:
 
 
 def _does_as_well(x: Tensor, windows: Windows) -> bool:
-    """Whether the compiler is as good on its own: one image and plain windows.
-
-    IREE 3.13 fails where an axis of the result has size 1 and a stride.
-    """
+    """Whether the compiler is as good on its own: one image and plain windows."""
     if x.dim() != 4 or windows.groups != 1 or x.shape[0] != 1:
         return False
-    counts = zip(windows.count(x.shape[2:]), windows.stride, strict=True)
-    return not any(count == 1 and stride > 1 for count, stride in counts)
+    return not has_loose_window(x.shape[2:], windows)
 
 
 def _wide_sizes(x: Tensor, windows: Windows, extra: Sequence[int]) -> list[int]:

@@ -1,13 +1,17 @@
-"""Pooling with ceil_mode, and gradients of pooling.
+"""Pooling with padding, ceil_mode or indices, adaptive max pooling, and their gradients.
 
-The compiler pads by a whole stride for ceil_mode and then writes out of bounds. Here the input is
-padded so that whole windows give as many results, and those that PyTorch leaves out are cut off.
-In a gradient, what each window passes on is overlaid on the elements it met.
+The compiler pools what is not padded well. With padding its averages can be wrong, with ceil_mode
+it writes out of bounds, and its indices are wrong for windows of unequal sides and for nan. Here
+the input is padded first, windows that PyTorch leaves out are cut off, and indices are found by
+comparing. In a gradient, what each window passes on is overlaid on the elements it met.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -15,7 +19,13 @@ import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 
-from turbine.capture.rules.convolution import Windows, overlay, per_axis
+from turbine.capture.rules.convolution import (
+    Windows,
+    has_loose_window,
+    overlay,
+    pad,
+    per_axis,
+)
 
 aten = torch.ops.aten
 
@@ -36,12 +46,12 @@ def avg_pool(
     if x.dim() == len(windows.taps) + 1:
         mean: Tensor = pool(x.unsqueeze(0), kernel_size, stride, padding, *options)
         return mean.squeeze(0)
-    if not ceil_mode:
-        return NotImplemented
     sizes = list(x.shape[-len(windows.taps) :])
+    if not (ceil_mode or any(windows.padding) or has_loose_window(sizes, windows)):
+        return NotImplemented
     padded = _pad(x, windows, 0.0, ceil_mode)
     summed = pool(padded, windows.taps, windows.stride, [0], False, True, 1)
-    sums = _cut(summed, windows, sizes)
+    sums = _cut(summed, windows, sizes) if ceil_mode else summed
     means = sums / _members(sums, windows, sizes, count_include_pad, divisor_override)
     return _in_format(means, x)
 
@@ -60,19 +70,89 @@ def max_pool_with_indices(
     if x.dim() == len(windows.taps) + 1:
         both = pool(x.unsqueeze(0), kernel_size, stride, padding, dilation, ceil_mode)
         return both[0].squeeze(0), both[1].squeeze(0)
-    if not x.dtype.is_floating_point or not (ceil_mode or any(windows.padding)):
+    if _is_left_to_compiler.get():
         return NotImplemented
     sizes = list(x.shape[-len(windows.taps) :])
-    padded = _pad(x, windows, float("-inf"), ceil_mode)
-    pooled = pool(padded, windows.taps, windows.stride, [0], windows.dilation, False)[0]
+    padded = _pad(x, windows, _lowest(x.dtype), ceil_mode)
+    with _leave_to_compiler():
+        pooled = pool(padded, windows.taps, windows.stride, [0], windows.dilation, False)[0]
     largest = _cut(pooled, windows, sizes) if ceil_mode else pooled
     return _in_format(largest, x), _in_format(_find(largest, padded, windows, sizes), x)
+
+
+_is_left_to_compiler: ContextVar[bool] = ContextVar("is_left_to_compiler", default=False)
+
+
+@contextmanager
+def _leave_to_compiler() -> Iterator[None]:
+    """Keep max pooling as it is: only its largest values are read, which are right."""
+    token = _is_left_to_compiler.set(True)
+    try:
+        yield
+    finally:
+        _is_left_to_compiler.reset(token)
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
 _POOLS: dict[int, tuple[Any, Any]] = {
     2: (aten.avg_pool2d.default, aten.max_pool2d_with_indices.default),
     3: (aten.avg_pool3d.default, aten.max_pool3d_with_indices.default),
 }
+
+
+def adaptive_max_pool(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
+    """The largest of each window, and its place in the input; windows tile the input."""
+    axes = len(output_size)
+    if x.dim() == axes + 1:
+        largest, places = adaptive_max_pool(x.unsqueeze(0), output_size)
+        return largest.squeeze(0), places.squeeze(0)
+    sizes = list(x.shape[-axes:])
+    pairs = list(zip(sizes, output_size, strict=True))
+    if _are_fixed(output_size) and all(isinstance(n, int) and n % count == 0 for n, count in pairs):
+        kernel = [n // count for n, count in pairs]
+        regular: tuple[Tensor, Tensor] = _POOLS[axes][1](x, kernel)
+        return regular
+    members = [_adaptive_members(n, count, x.device) for n, count in pairs]
+    windows = _gather_windows(x, members)
+    places = _gather_windows(torch.arange(prod(sizes), device=x.device).reshape(sizes), members)
+    largest = windows.amax(-1)
+    first = torch.where(windows == largest.unsqueeze(-1), places, prod(sizes)).amin(-1)
+    last_nan = torch.where(windows != windows, places, -1).amax(-1)
+    found = torch.where(last_nan >= 0, last_nan, first)
+    return _in_format(largest, x), _in_format(found, x)
+
+
+def _adaptive_members(size: int, count: int, device: torch.device) -> Tensor:
+    """The indices along an axis in each window; shorter windows repeat their last."""
+    window = torch.arange(count, device=device).unsqueeze(1)
+    most = -(-size // max(count, 1)) + 1
+    start = window * size // max(count, 1)
+    stop = ((window + 1) * size + count - 1) // max(count, 1)
+    return torch.minimum(start + torch.arange(most, device=device), stop - 1)
+
+
+def _gather_windows(x: Tensor, members: Sequence[Tensor]) -> Tensor:
+    """(..., windows of each axis, elements of a window)."""
+    first = x.dim() - len(members)
+    for k, indices in enumerate(members):
+        axis = first + 2 * k
+        x = x.index_select(axis, indices.flatten()).unflatten(axis, indices.shape)
+    counts = [first + 2 * k for k in range(len(members))]
+    order = [*range(first), *counts, *(axis + 1 for axis in counts)]
+    return x.permute(order).flatten(-len(members))
+
+
+def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """The element that was largest gets it all; windows overlap where sizes do not divide."""
+    return _scatter_to_largest(grad, x, indices, 2)
+
+
+def adaptive_max_pool3d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """The element that was largest gets it all; windows overlap where sizes do not divide."""
+    return _scatter_to_largest(grad, x, indices, 3)
 
 
 def avg_pool_backward(
@@ -111,15 +191,19 @@ def max_pool_backward(
     axes = len(windows.taps)
     sizes = list(x.shape[-axes:])
     if not _are_fixed(sizes):
-        flat = torch.zeros_like(x).flatten(-axes)
-        wide = flat.scatter_add(-1, indices.flatten(-axes), grad.flatten(-axes))
-        return _as_before(wide, x)
+        return _scatter_to_largest(grad, x, indices, axes)
     counts = list(grad.shape[-len(sizes) :])
     passed = [
         torch.where(indices == _places(offsets, windows, counts, sizes, grad), grad, 0.0)
         for offsets in windows.offsets()
     ]
     wide = overlay([_channels_last(p, len(sizes)) for p in passed], windows, sizes)
+    return _as_before(wide, x)
+
+
+def _scatter_to_largest(grad: Tensor, x: Tensor, indices: Tensor, axes: int) -> Tensor:
+    flat = torch.zeros_like(x).flatten(-axes)
+    wide = flat.scatter_add(-1, indices.flatten(-axes), grad.flatten(-axes))
     return _as_before(wide, x)
 
 
@@ -141,10 +225,13 @@ def _are_fixed(sizes: Sequence[int]) -> bool:
 
 def _pad(x: Tensor, windows: Windows, value: float, ceil_mode: bool) -> Tensor:
     """Padded so that ceil_mode asks for no more windows than fit."""
+    if not ceil_mode:
+        return pad(x, windows, value)
     margins: list[int] = []
     for step, padding in zip(windows.stride, windows.padding, strict=True):
-        margins = [padding, padding + (step - 1 if ceil_mode else 0), *margins]
-    return aten.constant_pad_nd(x, margins, value) if any(margins) else x
+        margins = [padding, padding + step - 1, *margins]
+    unpadded = replace(windows, padding=(0,) * len(windows.taps))
+    return pad(aten.constant_pad_nd(x, margins, value), unpadded, value)
 
 
 def _cut(pooled: Tensor, windows: Windows, sizes: Sequence[int]) -> Tensor:
@@ -245,6 +332,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.max_pool3d_with_indices.default: max_pool_with_indices,
     aten.avg_pool2d_backward.default: avg_pool_backward,
     aten.avg_pool3d_backward.default: avg_pool_backward,
+    aten.adaptive_max_pool2d.default: adaptive_max_pool,
+    aten.adaptive_max_pool3d.default: adaptive_max_pool,
+    aten.adaptive_max_pool2d_backward.default: adaptive_max_pool2d_backward,
+    aten.adaptive_max_pool3d_backward.default: adaptive_max_pool3d_backward,
     aten.max_pool2d_with_indices_backward.default: max_pool_backward,
     aten.max_pool3d_with_indices_backward.default: max_pool_backward,
 }

@@ -1,0 +1,101 @@
+"""Pooling gives eager's numbers: padding, ceil_mode, indices, nan and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.export import Dim
+
+from tests.compiled import agrees
+from tests.models import compiled
+from turbine.capture.rules import pooling
+
+
+def _pool(x: Tensor) -> tuple[Any, ...]:
+    return (
+        F.avg_pool2d(x, (2, 1), ceil_mode=True),
+        F.avg_pool2d(x, 3, 2, 1, True, False),
+        F.avg_pool3d(x, (1, 3, 2), (1, 3, 3), (0, 1, 1)),
+        F.avg_pool3d(x, 2, ceil_mode=True),
+        F.max_pool2d(x, 3, 2, 1, 2, ceil_mode=True, return_indices=True),
+        F.max_pool2d(x, (3, 1), return_indices=True),
+        F.max_pool1d(x.flatten(1, 2), 2, ceil_mode=True),
+        F.adaptive_max_pool2d(x, (3, 2), return_indices=True),
+        F.adaptive_max_pool2d(x, (5, 1), return_indices=True),
+        F.adaptive_max_pool3d(x, (1, 2, 3)),
+    )
+
+
+def test_a_dynamic_batch() -> None:
+    x = torch.randn(3, 2, 5, 7)
+    artifact = compiled(_pool, x, dynamic_shapes=(({0: Dim("batch", min=2, max=9)},),))
+    for batch in (2, 7):
+        x = torch.randn(batch, 2, 5, 7)
+        x[1, 0, 2, 3] = float("nan")
+        torch.testing.assert_close(artifact(x), _pool(x), equal_nan=True)
+
+
+def test_a_dynamic_length() -> None:
+    def pool(x: Tensor) -> tuple[Any, ...]:
+        return F.adaptive_max_pool1d(x, 3, return_indices=True), F.max_pool1d(x, 3, 2, 1)
+
+    call = torch.compile(pool, backend="turbine", dynamic=True)
+    for length in (7, 5, 33):
+        x = torch.randn(2, length)
+        torch.testing.assert_close(call(x), pool(x))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_elements_behind_an_only_window_are_left_out(dynamic: bool) -> None:
+    def slide(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        half = F.conv2d(x.half(), weight.half(), None, 4, 1)
+        return F.max_pool2d(x, 2), F.avg_pool2d(x, 2), F.conv2d(x, weight, None, 2), half.float()
+
+    def make() -> tuple[Tensor, ...]:
+        return torch.randn(4, 3, 2, 3), torch.randn(2, 3, 2, 2)
+
+    agrees(slide, make, dynamic=dynamic, tolerance=2e-3)
+
+
+def test_integers() -> None:
+    def pool(x: Tensor) -> Any:
+        return F.max_pool2d(x, 3, 2, 1, return_indices=True)
+
+    agrees(pool, lambda: (torch.randint(-9, 0, (2, 3, 9, 8)),))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_gradients(dynamic: bool) -> None:
+    def pool(x: Tensor) -> Tensor:
+        wide = F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False)
+        largest = F.max_pool2d(x, 2, ceil_mode=True), F.adaptive_max_pool2d(x, (3, 4))
+        return wide.sum() + largest[0].square().sum() + largest[1].square().sum()
+
+    agrees(pool, lambda: (torch.randn(3, 2, 5, 7, requires_grad=True),), dynamic=dynamic)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_rewrites_are_the_same_pooling(data: st.DataObject) -> None:
+    axes = data.draw(st.integers(2, 3))
+
+    def each(low: int, high: int) -> list[int]:
+        return data.draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes))
+
+    taps, stride, sizes = each(1, 3), each(1, 4), each(3, 8)
+    padding = [data.draw(st.integers(0, k // 2)) for k in taps]
+    x = torch.randn(2, 3, *sizes, dtype=torch.float64)
+    count_padding, divisor = data.draw(st.booleans()), data.draw(st.sampled_from([None, 3]))
+    average, largest = pooling._POOLS[axes]
+    ceil_mode = data.draw(st.booleans())
+    mean = (x, taps, stride, padding, True, count_padding, divisor)
+    torch.testing.assert_close(pooling.avg_pool(*mean), average(*mean))
+    most = (x, taps, stride, padding, [1], ceil_mode)
+    found, expected = pooling.max_pool_with_indices(*most), largest(*most)
+    torch.testing.assert_close(found, expected)
