@@ -35,11 +35,16 @@ class Noise(TorchDispatchMode):
         return results
 
     def _disturb(self, x: Tensor) -> None:
-        if not x.is_floating_point() or not x.numel():
+        # Elements that share memory would get the noise of all of them.
+        if not x.is_floating_point() or not x.numel() or _shares_elements(x):
             return
         step = torch.finfo(x.dtype).eps * _ULPS
         noise = torch.rand(x.shape, generator=self.generator, dtype=torch.float32) * 2 - 1
         x.mul_((1 + step * noise.double()).to(x.dtype))
+
+
+def _shares_elements(x: Tensor) -> bool:
+    return any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))
 
 
 def widen(x: Tensor) -> Tensor:
