@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import fx
 
@@ -23,6 +25,7 @@ def run(graph_module: fx.GraphModule) -> None:
     """Run every pass, in order."""
     drop_guards(graph_module)
     fill_empty(graph_module)
+    fill_reductions_of_nothing(graph_module)
     fill_with_truth(graph_module)
     fold_uniform(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
@@ -41,10 +44,39 @@ def fill_empty(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.nodes:
         value = node.meta.get("val")
         if node.op == "call_function" and _is_empty(value) and _is_pure(node):
-            # Changed in place: a signature may name the node.
-            node.target = aten.full.default
-            node.args = (list(value.shape), 0)
-            node.kwargs = {"dtype": value.dtype, "device": value.device}
+            _fill(node, 0)
+
+
+def fill_reductions_of_nothing(graph_module: fx.GraphModule) -> None:
+    """A reduction of an empty axis is a constant: IREE 3.13 loses elements when it is reduced."""
+    for node in graph_module.graph.nodes:
+        operands = [operand.meta.get("val") for operand in node.all_input_nodes]
+        if node.target in _REDUCTIONS and all(map(_is_empty, operands)):
+            _fill(node, _REDUCTIONS[node.target])
+
+
+_REDUCTIONS: dict[object, float | bool] = {
+    aten.sum.default: 0,
+    aten.sum.dim_IntList: 0,
+    aten.prod.default: 1,
+    aten.prod.dim_int: 1,
+    aten.mean.default: math.nan,
+    aten.mean.dim: math.nan,
+    aten.any.default: False,
+    aten.any.dim: False,
+    aten.any.dims: False,
+    aten.all.default: True,
+    aten.all.dim: True,
+    aten.all.dims: True,
+}
+
+
+def _fill(node: fx.Node, number: float | bool) -> None:
+    """Make a node a fill, in place: a signature may name it."""
+    value = node.meta["val"]
+    node.target = aten.full.default
+    node.args = (list(value.shape), number)
+    node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 
 def fill_with_truth(graph_module: fx.GraphModule) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -188,7 +189,54 @@ _TRUTHS = (
     aten.all.dims,
 )
 
+
+def _accumulate_wider(op: Any) -> Callable[..., Tensor]:
+    """Scan in the type in which PyTorch accumulates."""
+
+    def scan(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+        result = x.dtype if dtype is None else dtype
+        if result not in _WIDER:
+            return NotImplemented
+        # Rounded to its own type first: that is what is added up.
+        scanned: Tensor = op(x.to(result).to(_WIDER[result]), dim)
+        return scanned.to(result)
+
+    return scan
+
+
+_WIDER = {
+    torch.float32: torch.float64,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+
+
+def linspace(
+    start: float,
+    end: float,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """Counted from the nearer end; an element in the middle counts from the last."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    if not dtype.is_floating_point or not isinstance(steps, int) or steps < 2:
+        return NotImplemented
+    step = (end - start) / (steps - 1)
+    if dtype == torch.float32:  # PyTorch rounds the step, and then once more at the end
+        step = float(numpy.float32(step))
+    place = torch.arange(steps, dtype=torch.float64, device=device)
+    from_end = end - step * (steps - 1 - place)
+    return torch.where(place < steps // 2, start + step * place, from_end).to(dtype)
+
+
 RULES: dict[Any, Callable[..., Any]] = {
+    aten.cumsum.default: _accumulate_wider(aten.cumsum.default),
+    aten.cumprod.default: _accumulate_wider(aten.cumprod.default),
+    aten.linspace.default: linspace,
     **{op: _of_truth(op) for op in _TRUTHS},
     aten.eq.Tensor: equal,
     aten.pow.Tensor_Scalar: power_of_scalar,

@@ -116,6 +116,8 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """Each element against the largest of all up to it, which takes the square of the row."""
     if x.is_complex() or x.dim() == 0 or not isinstance(x.shape[dim], int):
         return x.clone() if x.dim() == 0 else NotImplemented
+    if x.shape[dim] == 0:
+        return x.clone()
     row = x.movedim(dim, -1).to(torch.promote_types(x.dtype, torch.float32))
     places = torch.arange(row.shape[-1], device=x.device)
     seen = places <= places.unsqueeze(-1)

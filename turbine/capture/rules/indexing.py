@@ -266,9 +266,12 @@ def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
     """Write at places that strides over the flattened tensor lead to."""
-    if not x.is_contiguous() or 0 in size:
+    # The offset counts from the start of the storage, of which x may be a part.
+    start: Any = 0 if offset is None else offset - x.storage_offset()
+    last = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    if not x.is_contiguous() or 0 in size or start < 0 or last >= x.numel():
         return NotImplemented
-    places = torch.full((), offset or 0, dtype=torch.int64, device=x.device)
+    places = torch.full((), start, dtype=torch.int64, device=x.device)
     for length, step in zip(size, stride, strict=True):
         places = places.unsqueeze(-1) + torch.arange(length, device=x.device) * step
     return put(x, places, source.to(x.dtype))
@@ -282,7 +285,9 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 
 
 def slice_scatter(x: Tensor, source: Tensor, *place: Any, **named: Any) -> Tensor:
-    """The compiler wants a source of the same type."""
+    """The compiler wants a source of the same type, with elements."""
+    if 0 in source.shape:
+        return x.clone()
     if source.dtype == x.dtype:
         return NotImplemented
     return aten.slice_scatter.default(x, source.to(x.dtype), *place, **named)
