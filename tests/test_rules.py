@@ -263,3 +263,28 @@ def test_logcumsumexp_of_nothing(dynamic: bool) -> None:
     agrees(
         lambda x: torch.logcumsumexp(x, 0), lambda: (torch.randn(0, 4, 2),), dynamic=dynamic, ops=0
     )
+
+
+CONSTANTS: dict[str, Function] = {
+    "difference": lambda x: x - x + 2,
+    "comparison": lambda x: (x + 1) <= (x + 1),
+    "bools": lambda x: (x > 0) >= (x > 0),
+    "copy": lambda x: x.clone() == x,
+    "zero": lambda x: x * 0 + 1,
+    "steps": lambda x: torch.arange(x.shape[-1]) * 0 + 1,
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("constant", CONSTANTS.values(), ids=CONSTANTS)
+def test_integers_that_the_compiler_folds_are_reduced_once_each(
+    constant: Function, dynamic: bool
+) -> None:
+    x = torch.randint(-9, 10, (3, 7))
+    agrees(lambda x: constant(x).sum(-1), lambda: (x,), dynamic=dynamic, ops=0)
+
+
+def test_median_of_integers_in_an_export() -> None:
+    x = torch.randint(-9, 10, (4, 5, 3))
+    median = compiled(lambda x: torch.median(x, 1), x)
+    torch.testing.assert_close(median(x).values, torch.median(x, 1).values)

@@ -1,6 +1,7 @@
 """Fold tensors of one repeated value as PyTorch computes them, before the compiler folds them.
 
-IREE 3.13 folds a constant 3.0 < 0 to true, 3.0 + -2 to 1.8e19, and 3 // -2 to 0.
+IREE 3.13 folds a constant 3.0 < 0 to true, 3.0 + -2 to 1.8e19, and 3 // -2 to 0. What it folds
+inside of a reduction, such as x >= x of integers, is reduced once instead of once per element.
 """
 
 from __future__ import annotations
@@ -28,10 +29,17 @@ def fold_uniform(graph: fx.Graph) -> None:
 
 
 def _fill(node: fx.Node, value: torch.Tensor) -> None:
-    if node.target not in _REPEATS and value.dtype not in _UNSIGNED:
-        like = node.meta["val"]
-        node.target, node.args = aten.full.default, (list(like.shape), value.item())
-        node.kwargs = {"dtype": value.dtype, "device": like.device}
+    if node.target in _REPEATS or value.dtype in _UNSIGNED:
+        return
+    like, number = node.meta["val"], value.item()
+    if _is_static(like):
+        node.target, node.args = aten.full.default, (list(like.shape), number)
+    else:
+        alike = [n for n in node.all_input_nodes if n.meta["val"].shape == like.shape]
+        if not alike:
+            return
+        node.target, node.args = aten.full_like.default, (alike[0], number)
+    node.kwargs = {"dtype": value.dtype, "device": like.device}
 
 
 def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
@@ -41,6 +49,9 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | 
     if node.target in _REPEATS:
         number = node.args[-1]
         return _kept(number, node.meta["val"].dtype) if isinstance(number, (int, float)) else None
+    of_itself = _value_of_itself(node)
+    if of_itself is not None:
+        return of_itself
     inputs = node.all_input_nodes
     if not inputs or not all(argument in known for argument in inputs):
         return None
@@ -51,10 +62,61 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | 
     return _kept(result.item(), node.meta["val"].dtype)
 
 
+def _value_of_itself(node: fx.Node) -> torch.Tensor | None:
+    """What an op gives for an integer and itself, or for an integer and zero."""
+    if len(node.args) != 2 or node.kwargs:
+        return None
+    a, b = node.args
+    if not isinstance(a, fx.Node) or a.meta["val"].is_floating_point():
+        return None
+    is_same = isinstance(b, fx.Node) and node.target in _OF_ITSELF and _are_same(a, b)
+    if is_same or (node.target in _OF_ZERO and b == 0):
+        return torch.tensor(_OF_ITSELF.get(node.target, 0), dtype=node.meta["val"].dtype)
+    return None
+
+
+def _are_same(a: Any, b: Any, depth: int = 8) -> bool:
+    """Whether two values are equal: one value, or the same op on equal values."""
+    if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):
+        return type(a) is type(b) and bool(a == b)
+    a, b = _origin(a), _origin(b)
+    if a is b:
+        return True
+    if not depth or a.target is not b.target or a.kwargs != b.kwargs or len(a.args) != len(b.args):
+        return False
+    if not isinstance(a.target, torch._ops.OpOverload) or not _is_elementwise(a.target):
+        return False
+    return all(_are_same(x, y, depth - 1) for x, y in zip(a.args, b.args, strict=True))
+
+
+def _origin(node: fx.Node) -> fx.Node:
+    """The value that a node is a copy of; the compiler drops clones."""
+    while node.target is aten.clone.default:
+        node = node.all_input_nodes[0]
+    return node
+
+
+_OF_ITSELF: dict[Any, bool | int] = {
+    aten.eq.Tensor: True,
+    aten.ge.Tensor: True,
+    aten.le.Tensor: True,
+    aten.ne.Tensor: False,
+    aten.gt.Tensor: False,
+    aten.lt.Tensor: False,
+    aten.sub.Tensor: 0,
+    aten.bitwise_xor.Tensor: 0,
+}
+_OF_ZERO = {aten.mul.Scalar, aten.mul.Tensor, aten.bitwise_and.Scalar}
+
+
 def _is_plain(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.is_complex():
         return False
-    return value.device.type == "cpu" and all(isinstance(size, int) for size in value.shape)
+    return value.device.type == "cpu"
+
+
+def _is_static(value: torch.Tensor) -> bool:
+    return all(isinstance(size, int) for size in value.shape)
 
 
 # The compiler refuses constants of these.
