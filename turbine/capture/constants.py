@@ -35,7 +35,8 @@ def _fill(node: fx.Node, value: torch.Tensor) -> None:
     if _is_static(like):
         node.target, node.args = aten.full.default, (list(like.shape), number)
     else:
-        alike = [n for n in node.all_input_nodes if n.meta["val"].shape == like.shape]
+        operands = [(n, n.meta.get("val")) for n in node.all_input_nodes]
+        alike = [n for n, v in operands if isinstance(v, torch.Tensor) and v.shape == like.shape]
         if not alike:
             return
         node.target, node.args = aten.full_like.default, (alike[0], number)
@@ -64,15 +65,19 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | 
 
 def _value_of_itself(node: fx.Node) -> torch.Tensor | None:
     """What an op gives for an integer and itself, or for an integer and zero."""
-    if len(node.args) != 2 or node.kwargs:
+    if node.target not in _OF_ITSELF.keys() | _OF_ZERO or len(node.args) != 2 or node.kwargs:
         return None
     a, b = node.args
-    if not isinstance(a, fx.Node) or a.meta["val"].is_floating_point():
+    if not isinstance(a, fx.Node) or not _is_integer(a.meta.get("val")):
         return None
     is_same = isinstance(b, fx.Node) and node.target in _OF_ITSELF and _are_same(a, b)
     if is_same or (node.target in _OF_ZERO and b == 0):
         return torch.tensor(_OF_ITSELF.get(node.target, 0), dtype=node.meta["val"].dtype)
     return None
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not value.is_floating_point()
 
 
 def _are_same(a: Any, b: Any, depth: int = 8) -> bool:
