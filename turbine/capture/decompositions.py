@@ -42,6 +42,9 @@ MISTRUSTED = (
     aten.unfold_copy,
     aten.unsqueeze_copy,
     aten.view_copy,
+    aten.linalg_vector_norm,
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
 )
 
 _scoped: ContextVar[Table | None] = ContextVar("aot_decompositions", default=None)

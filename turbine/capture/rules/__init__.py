@@ -24,6 +24,7 @@ from turbine.capture.rules import (
     pooling,
     products,
     shapes,
+    sums,
     trigonometry,
 )
 
@@ -31,6 +32,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **attention.RULES,
     **normalization.RULES,
     **shapes.RULES,
+    **sums.RULES,
     **arithmetic.RULES,
     **convolution.RULES,
     **pooling.RULES,

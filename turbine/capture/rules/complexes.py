@@ -120,6 +120,5 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.abs.default: absolute,
     aten.angle.default: angle,
     aten.polar.default: polar,
-    aten.sum.dim_IntList: total,
     aten._to_copy.default: to_copy,
 }

@@ -1,4 +1,4 @@
-"""Variances, and batch normalization with running statistics and with those of the batch."""
+"""Variances, and normalization of batches, layers and groups, with statistics in f32 or wider."""
 
 from __future__ import annotations
 
@@ -36,6 +36,57 @@ def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
     """The root of the variance, which takes the same arguments."""
     squared = variance(x, *args, **options)
     return squared if squared is NotImplemented else squared.sqrt()
+
+
+def variance_and_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, keepdim: bool = False, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Each by its own rule."""
+    axes = list(dim or range(x.dim()))
+    return torch.var(x, axes, keepdim=keepdim, **options), x.mean(axes, keepdim=keepdim)
+
+
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Over the last axes: also gives the mean and the inverse of the deviation."""
+    y, mean, inverse = _normalize(x, list(range(x.dim() - len(shape), x.dim())), eps)
+    if weight is not None:
+        y = y * weight
+    if bias is not None:
+        y = y + bias
+    return y.to(x.dtype), mean.to(x.dtype), inverse.to(x.dtype)
+
+
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    inner: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Over groups of channels: also gives the mean and the inverse of the deviation."""
+    grouped = x.reshape(batch, groups, channels // groups, inner)
+    y, mean, inverse = _normalize(grouped, [2, 3], eps)
+    y = y.reshape(x.shape)
+    if weight is not None:
+        y = y * _per_channel(weight, x)
+    if bias is not None:
+        y = y + _per_channel(bias, x)
+    mean, inverse = mean.reshape(batch, groups), inverse.reshape(batch, groups)
+    return y.to(x.dtype), mean.to(x.dtype), inverse.to(x.dtype)
+
+
+def _normalize(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """With mean 0 and deviation 1, the mean and the inverse of the deviation, as wide as needed."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    mean = wide.mean(axes, keepdim=True)
+    centered = wide - mean
+    inverse = torch.rsqrt((centered * centered).mean(axes, keepdim=True) + eps)
+    return centered * inverse, mean, inverse
 
 
 def batch_norm_inference(
@@ -103,6 +154,9 @@ def _blend(old: Tensor, new: Tensor, momentum: float) -> Tensor:
 RULES: dict[Any, Callable[..., Any]] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
     aten._native_batch_norm_legit_functional.default: batch_norm_functional,
+    aten.native_layer_norm.default: layer_norm,
+    aten.native_group_norm.default: group_norm,
+    aten.var_mean.correction: variance_and_mean,
     aten.var.correction: variance,
     aten.std.correction: deviation,
 }

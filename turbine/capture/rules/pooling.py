@@ -26,6 +26,7 @@ from turbine.capture.rules.convolution import (
     pad,
     per_axis,
 )
+from turbine.capture.rules.sums import ADDED_WIDER
 
 aten = torch.ops.aten
 
@@ -46,6 +47,9 @@ def avg_pool(
     if x.dim() == len(windows.taps) + 1:
         mean: Tensor = pool(x.unsqueeze(0), kernel_size, stride, padding, *options)
         return mean.squeeze(0)
+    if x.dtype in ADDED_WIDER:
+        wide: Tensor = pool(x.to(torch.float32), kernel_size, stride, padding, *options)
+        return wide.to(x.dtype)
     sizes = list(x.shape[-len(windows.taps) :])
     if not (ceil_mode or any(windows.padding) or has_loose_window(sizes, windows)):
         return NotImplemented

@@ -1,0 +1,94 @@
+"""Sums, and what is made of sums, are as near to float64 as eager PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.compiled import compiled
+
+Function = Callable[[Tensor], Tensor]
+
+# Of rows whose mean is large beside their deviation.
+FUNCTIONS: dict[str, Function] = {
+    "sum of rows": lambda x: x.sum(1),
+    "sum of columns": lambda x: x.sum(0),
+    "sum of all": lambda x: x.sum(),
+    "sum of a prime number of elements": lambda x: x[:, :1021].sum(1),
+    "sum of a few elements": lambda x: x[:, :48].sum(1),
+    "sum over several axes": lambda x: x.unflatten(1, (16, 64)).sum((0, 2), keepdim=True),
+    "mean": lambda x: x.mean(1),
+    "var_mean": lambda x: torch.var_mean(x, 1)[1],
+    "cumsum": lambda x: x.cumsum(1),
+    "norm": lambda x: x.norm(dim=1),
+    "norm of order 3": lambda x: torch.linalg.vector_norm(x, 3, 1),
+    "log_softmax": lambda x: torch.log_softmax(x, 1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "cosine similarity": lambda x: F.cosine_similarity(x, x.roll(1, 0)),
+    "layer_norm": lambda x: F.layer_norm(x, (1024,), x[0], x[1]),
+    "group_norm": lambda x: F.group_norm(x.unflatten(1, (8, 128)), 2, x[0, :8]),
+    "batch_norm": lambda x: F.batch_norm(x.unflatten(1, (8, 128)), None, None, training=True),
+    "instance_norm": lambda x: F.instance_norm(x.unflatten(1, (2, 512))),
+    "avg_pool2d": lambda x: F.avg_pool2d(x.view(-1, 1, 32, 32), 32),
+}
+# One compiler rounds at other places than another.
+_TIMES_EAGERS_ERROR = 3.0
+
+
+@pytest.mark.run
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_are_as_near_to_float64_as_eagers(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = (torch.rand(48, 1024) + 1).to(dtype)
+    assert _far_ones(FUNCTIONS, x) == []
+
+
+@pytest.mark.run
+def test_sums_of_dynamic_sizes_are_as_near_to_float64_as_eagers() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(1021, 40) + 1
+    names = ("sum of rows", "sum of columns", "sum of all", "mean", "cumsum")
+    assert _far_ones({name: FUNCTIONS[name] for name in names}, x, dynamic=True) == []
+
+
+@pytest.mark.run
+def test_gradients_of_batch_norm_of_a_small_batch_are_as_near_to_float64_as_eagers() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 16, 8, 8) + 3 * torch.randn(16, 1, 1)
+    along = torch.randn_like(x)
+    call = compiled(_batch_norm)
+
+    def gradient(x: Tensor, of: Callable[[Tensor, Tensor], Tensor] = _batch_norm) -> Tensor:
+        weight = torch.ones(16, dtype=x.dtype, requires_grad=True)
+        (of(x, weight) * along).sum().backward()
+        assert weight.grad is not None
+        return weight.grad
+
+    assert not _is_far(gradient(x, call), gradient, x)
+
+
+def _batch_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.batch_norm(x, None, None, weight, training=True)
+
+
+def _far_ones(functions: dict[str, Function], x: Tensor, **options: Any) -> list[str]:
+    """The functions whose compiled results are far off, all compiled at once."""
+    call = compiled(lambda x: [f(x) for f in functions.values()], **options)
+    found = zip(functions.items(), call(x), strict=True)
+    return [name for (name, function), result in found if _is_far(result, function, x)]
+
+
+def _is_far(found: Tensor, function: Function, x: Tensor) -> bool:
+    exact = function(x.double())
+    last_place = torch.finfo(found.dtype).eps
+    allowed = max(_TIMES_EAGERS_ERROR * _distance(function(x), exact), last_place)
+    return not _distance(found, exact) <= allowed
+
+
+def _distance(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())

@@ -1,0 +1,111 @@
+"""Sums and means in f32 and in stages: the compiler adds in the elements' type, in one chain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine.capture.rules import complexes
+
+aten = torch.ops.aten
+
+# The compiler adds these in their own type, PyTorch in f32.
+ADDED_WIDER = (torch.float16, torch.bfloat16)
+# A chain of n additions is off by up to n roundings; PyTorch adds in a tree.
+_LONGEST_CHAIN = 64
+# An axis that has only shorter or longer chunks than these is summed in f64.
+_SHORTEST_CHUNK = 8
+
+
+def total(
+    x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """The sum along some axes, or along all."""
+    if x.is_complex():
+        return complexes.total(x, dim, keepdim, dtype=dtype)
+    axes = _axes(x, dim)
+    if not _applies(x, axes, dtype):
+        return NotImplemented
+    wide = x.to(torch.float32)
+    if _is_short(x, axes):
+        summed = wide.sum(axes, keepdim=keepdim)
+    elif _has_chunks(x, axes):
+        for axis in reversed(axes):
+            wide = _sum_by_chunks(wide, axis)
+        summed = wide if keepdim else wide.squeeze(axes)
+    else:
+        summed = x.to(torch.float64).sum(axes, keepdim=keepdim)
+    return summed.to(dtype or x.dtype)
+
+
+def mean(
+    x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """The sum over the number of elements."""
+    axes = _axes(x, dim)
+    if not _applies(x, axes, dtype):
+        return NotImplemented
+    summed = x.sum(axes, keepdim=keepdim, dtype=torch.float32)
+    return (summed / math.prod(x.shape[axis] for axis in axes)).to(dtype or x.dtype)
+
+
+def mean_of_all(x: Tensor, *, dtype: Any = None) -> Tensor:
+    """The mean of every element."""
+    return mean(x, dtype=dtype)
+
+
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Of narrow types in f32."""
+    if x.dtype not in ADDED_WIDER:
+        return NotImplemented
+    wide = torch.log_softmax(x.to(torch.float32), dim)
+    return wide if half_to_float else wide.to(x.dtype)
+
+
+def _applies(x: Tensor, axes: list[int], dtype: torch.dtype | None) -> bool:
+    if x.dim() == 0 or not {x.dtype, dtype or x.dtype} <= {*ADDED_WIDER, torch.float32}:
+        return False
+    return x.dtype in ADDED_WIDER or not _is_short(x, axes)
+
+
+def _axes(x: Tensor, dim: Sequence[int] | None) -> list[int]:
+    return sorted(axis % (x.dim() or 1) for axis in dim or range(x.dim()))
+
+
+def _is_short(x: Tensor, axes: list[int]) -> bool:
+    count = math.prod(x.shape[axis] for axis in axes)
+    return isinstance(count, int) and count <= _LONGEST_CHAIN
+
+
+def _has_chunks(x: Tensor, axes: list[int]) -> bool:
+    """Whether each axis can be summed in stages; reshapes of dynamic sizes are avoided."""
+    if not all(isinstance(size, int) for size in x.shape):
+        return False
+    return all(_chunk(x.shape[axis]) is not None for axis in axes)
+
+
+def _chunk(size: int) -> int | None:
+    """How many neighbours of an axis are added first: all of a short one."""
+    if size <= _LONGEST_CHAIN:
+        return size
+    divisors = range(_LONGEST_CHAIN, _SHORTEST_CHUNK - 1, -1)
+    return next((chunk for chunk in divisors if size % chunk == 0), None)
+
+
+def _sum_by_chunks(x: Tensor, axis: int) -> Tensor:
+    """The sum along one axis, which is kept."""
+    while (size := x.shape[axis]) > _LONGEST_CHAIN and (chunk := _chunk(size)) is not None:
+        x = x.unflatten(axis, (size // chunk, chunk)).sum(axis + 1)
+    return x.sum(axis, keepdim=True)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.sum.dim_IntList: total,
+    aten.mean.dim: mean,
+    aten.mean.default: mean_of_all,
+    aten._log_softmax.default: log_softmax,
+}
