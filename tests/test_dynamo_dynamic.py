@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import turbine
 from tests.compiled import compiled, outcome, same
+from turbine.capture.decompositions import current_training_decompositions
 from turbine.dynamo import records
 
 Shape = tuple[int, ...]
@@ -193,3 +195,20 @@ def test_a_write_does_not_change_what_it_reads(dynamic: bool) -> None:
     x = torch.arange(30.0).view(6, 5)
     function = torch.compile(f, backend="turbine", dynamic=dynamic)
     torch.testing.assert_close(function(x), f(x), rtol=0, atol=0)
+
+
+def test_a_roll_of_dynamic_sizes_leaves_no_remainders_in_sizes() -> None:
+    rule = current_training_decompositions()[torch.ops.aten.roll.default]
+    traced = make_fx(lambda x: rule(x, [-2, 1], [0, 1]), tracing_mode="symbolic")(torch.ones(5, 7))
+    sizes = {str(size) for node in traced.graph.nodes for size in _sizes(node)}
+    assert not [size for size in sizes if "Mod" in size]
+
+
+def _sizes(node: fx.Node) -> Sequence[Any]:
+    value = node.meta.get("val")
+    return value.shape if isinstance(value, Tensor) else ()
+
+
+def test_a_roll_serves_shifts_beyond_its_size() -> None:
+    shapes = [(4, 3), (9, 5), (2, 7)]
+    assert serves(lambda x: x.roll((5, -3), (0, 1)) * 2, shapes, dynamic=True) == 2

@@ -294,12 +294,16 @@ def slice_scatter(x: Tensor, source: Tensor, *place: Any, **named: Any) -> Tenso
 
 
 def roll(x: Tensor, shifts: list[int], dims: Sequence[int] = ()) -> Tensor:
-    """The two pieces of each axis change places."""
+    """The two pieces of each axis change places; an axis of dynamic size is gathered."""
     if not dims:
         return roll(x.reshape(-1), shifts, [0]).view(x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         length = x.shape[dim]
-        if length:
+        if not isinstance(length, int):
+            # Sizes of pieces of a dynamic one are remainders, which every later op would carry on.
+            places = torch.arange(length, device=x.device) - shift % length
+            x = x.index_select(dim, torch.where(places < 0, places + length, places))
+        elif length:
             cut = length - shift % length
             pieces = [x.narrow(dim, cut, length - cut), x.narrow(dim, 0, cut)]
             x = torch.cat(pieces, dim)
