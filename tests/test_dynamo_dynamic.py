@@ -154,6 +154,7 @@ resample = partial(torch.nn.functional.interpolate, mode="linear", align_corners
 GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "differences": torch.diff,
     "circular": lambda x: torch.nn.functional.pad(x[None], (1, 2), mode="circular"),
+    "other shape": lambda x: x[None].median(0)[0].narrow(0, 2, 3).sum() + x.flip(0),
     "indices": lambda x: x[[0, 1, 1]].sum() + x[[2, 0]].prod(),
     "resampled": lambda x: resample(resample(x.view(1, -1, 1), scale_factor=1.5), size=(1,)),
 }

@@ -279,3 +279,9 @@ def test_writes_by_mask(name: str) -> None:
     expected = MASKED[name](x, mask)
     function = torch.compile(MASKED[name], backend="turbine", dynamic=name != "elements")
     torch.testing.assert_close(function(x, mask), expected, rtol=0, atol=0)
+
+
+def test_an_index_that_fills_nothing_is_not_looked_at() -> None:
+    agrees(
+        lambda x, i: x.index_fill(0, i, 1), lambda: (torch.randn(2, 0), torch.tensor([5])), ops=0
+    )

@@ -407,3 +407,17 @@ def test_expressions_mean_what_they_mean_in_torch(seed: int) -> None:
         z = numbers(seed + 1, rows, dtype=dtype)
         wanted = compute(x, y, z[:, None]) + x * 0
         agree(kernel, (x, y, z), wanted.expand(rows, columns), tolerance=1e-6)
+
+
+@tk.gen.kernel(M)
+def first_of_next_row(
+    x: tkl.InputBuffer[M, N, tkl.f32], y: tkl.OutputBuffer[M, tkl.i64].filled(-7)
+) -> None:
+    i = tkl.program_id(0)
+    row = tkl.load(x, (i + 1, 0), (1, 16))
+    tkl.store(y, (i,), tkl.reshape(tkl.argmin(row, axis=1), (1,)))
+
+
+def test_a_reduction_of_a_row_behind_the_buffer_reads_nothing() -> None:
+    x = numbers(0, 16, 2)
+    assert torch.equal(first_of_next_row(x), first_of_next_row.interpret(x))

@@ -24,7 +24,8 @@ def fold_uniform(graph: fx.Graph) -> None:
         for node in graph.nodes:
             value = _value(node, known)
             if value is not None:
-                known[node] = value
+                if _is_static(node.meta["val"]):
+                    known[node] = value
                 _fill(node, value)
 
 

@@ -51,22 +51,22 @@ def keep_arguments(graph: fx.Graph, arguments: Iterable[str]) -> None:
 
 
 def separate_fills(graph: fx.Graph) -> None:
-    """Give every op that works in place a fill of its own, where sizes are dynamic."""
+    """Give every op that works in place a fill of its own, where sizes are dynamic.
+
+    The compiler merges equal fills, also those of other shapes with as many elements.
+    """
     numbers = count(1)
+    has_several = sum(node.target is aten.full.default for node in graph.nodes) > 1
     for writer in [node for node in graph.nodes if node.target in IN_PLACE]:
         filled: Any = writer.args[0]
-        fill = _shared_fill(filled)
-        if fill is not None and not all(isinstance(n, int) for n in filled.meta["val"].shape):
+        *_, fill = _views_to(filled)
+        is_dynamic = not all(isinstance(n, int) for n in filled.meta["val"].shape)
+        is_shared = has_several or _is_read_elsewhere(filled)
+        if fill.target is aten.full.default and is_dynamic and is_shared:
             with graph.inserting_before(writer):
                 own = _fill_of_its_own(graph, filled, fill, next(numbers))
             # The first operand only: a source may be the same fill.
             writer.args = (own, *writer.args[1:])
-
-
-def _shared_fill(node: fx.Node) -> fx.Node | None:
-    """The fill that a value is, or is a view of, if anything else reads it."""
-    *_, origin = _views_to(node)
-    return origin if origin.target is aten.full.default and _is_read_elsewhere(node) else None
 
 
 def _is_read_elsewhere(node: fx.Node) -> bool:

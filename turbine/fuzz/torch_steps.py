@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+import torch
+
 from turbine.fuzz.scope import NoChoice, Scope, bracket
 
 Generator = Callable[[Scope], str]
@@ -34,7 +36,7 @@ _UNARY = (
     "F.silu({})",
     "F.softplus({})",
     "F.leaky_relu({}, 0.1)",
-    "F.hardswish({})",
+    "F.hardswish(torch.nan_to_num({}))",  # eager's gradient at nan depends on the lane
     "torch.sign({})",
     "torch.reciprocal({})",
     "torch.square({})",
@@ -227,6 +229,8 @@ def write_index(s: Scope) -> str:
     combine = s.one_of(("prod", "mean", "amax", "amin"))
     reduce = f"'{s.one_of((combine, 'sum'))}', include_self={s.chance(0.5)}"
     half = size // 2
+    # Eager PyTorch writes to elements that share memory more than once.
+    apart = x if torch._debug_has_internal_overlap(value) == 0 else f"{x}.contiguous()"
     flat = s.index_tensor(value.numel(), (count,))
     texts = [
         f"torch.index_put({x}, ({nones}{tensor},), {source}, {s.chance(0.5)})",
@@ -239,8 +243,8 @@ def write_index(s: Scope) -> str:
         f"{x}.scatter_reduce({axis}, {places}, {x}.new_full({like}, 2), {reduce})",
         f"torch.Tensor.put({x}, {flat}, {x}.new_full(({count},), 3), {s.chance(0.5)})",
         f"{x}.masked_fill({x} > 0, {s.integer(-3, 3)})",
-        f"{x}.select_scatter({x}.select({axis}, 0) + 1, {axis}, {s.index(size)})",
-        f"{x}.slice_scatter({x}.narrow({axis}, 0, {size - half}) * 2, {axis}, {half}, {size})",
+        f"{apart}.select_scatter({x}.select({axis}, 0) + 1, {axis}, {s.index(size)})",
+        f"{apart}.slice_scatter({x}.narrow({axis}, 0, {size - half}) * 2, {axis}, {half}, {size})",
     ]
     if s.chance(0.5):
         return "$ = " + s.one_of(texts)
@@ -322,8 +326,9 @@ def pad(s: Scope) -> str:
 
 
 def resample(s: Scope) -> str:
-    x = s.pick_exact_rank(3, 4)
-    dims = s.values[x].dim() - 2
+    name = s.pick_exact_rank(3, 4)
+    dims = s.values[name].dim() - 2
+    x = f"torch.nan_to_num({name}, 0, 1, -1)"  # weights of zero make nan of infinities
     modes = (
         ("nearest", "linear") if dims == 1 else ("nearest", "bilinear", "bicubic", "nearest-exact")
     )

@@ -200,6 +200,9 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Ten
     if not isinstance(value, Tensor):
         value = torch.full((), value, dtype=x.dtype, device=x.device)
     rows = x if x.dim() else x.view(1)
+    others = [size for axis, size in enumerate(rows.shape) if axis != dim % rows.dim()]
+    if any(isinstance(size, int) and size == 0 for size in others):
+        return x.clone()  # PyTorch does not look at the indices either
     indices = [None] * (dim % rows.dim()) + [index]
     filled: Tensor = aten.index_put.default(rows, indices, value.to(x.dtype))
     return filled.view(x.shape)

@@ -211,7 +211,7 @@ def reduced(emitter: Emitter, node: fx.Node, kind: Kind) -> TileValue:
         emitter, kind, tile, axes, masks, lanes_for(tile.dtype, extents) if inner else 0
     )
     kept = [extent for place, extent in enumerate(extents) if place not in axes]
-    if all(size == 1 for size in emitter.sizes(type.shape)):
+    if all(extent == (0, 1) for extent in kept):
         zeros = tuple(Coord(0) for _ in kept)
         value = _result(emitter, reduction.folded(reduction.over(extents, zeros, axis)), type.dtype)
         return TileValue(emitter.sizes(type.shape), type.dtype, lambda coords: value)
