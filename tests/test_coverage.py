@@ -13,7 +13,7 @@ import torch
 
 from tests.commit_seed import draw_slice
 from turbine import errors
-from turbine.capture import flat_call
+from turbine.capture import ownership
 from turbine.capture.decompositions import extend_aot_decompositions
 from turbine.cli.coverage import page, share
 from turbine.cli.main import main
@@ -156,7 +156,7 @@ def _overwritten(x: torch.Tensor) -> torch.Tensor:
 
 def test_an_argument_that_changes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _judge(_overwritten).status == COMPILED
-    monkeypatch.setattr(flat_call, "keep_arguments", lambda graph, names: None)
+    monkeypatch.setattr(ownership, "keep_arguments", lambda graph, names: None)
     verdict = _judge(_overwritten)
     assert verdict.status == FAILS, "IREE no longer writes into arguments: drop ownership.py"
 

@@ -10,7 +10,7 @@ from torch import fx
 from turbine import dtypes
 from turbine.capture.index_checks import check_indices
 from turbine.capture.layout import Order, hand_over_in_memory_order, inverse
-from turbine.capture.ownership import copy_parts, keep_arguments, separate_fills
+from turbine.capture.ownership import isolate_writes
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.small_integers import widen_small_integers
 from turbine.signature import Slot
@@ -28,9 +28,7 @@ def flattened(
     widen_small_integers(graph)
     names = [node.name for node in placeholders]
     check_indices(graph)
-    separate_fills(graph)
-    copy_parts(graph)
-    keep_arguments(graph, names)
+    isolate_writes(graph, names)
     taken, given = hand_over_in_memory_order(graph)
     inputs = [
         _slot(node, order, node.name in fixed)

@@ -40,6 +40,13 @@ IN_PLACE = {
 }
 
 
+def isolate_writes(graph: fx.Graph, arguments: Iterable[str]) -> None:
+    """Run all passes; fills come first, for a copy of a fill is not a fill any more."""
+    separate_fills(graph)
+    copy_parts(graph)
+    keep_arguments(graph, arguments)
+
+
 def keep_arguments(graph: fx.Graph, arguments: Iterable[str]) -> None:
     """Give every op that works in place a copy of what is an argument or is read elsewhere."""
     names = set(arguments)

@@ -34,7 +34,7 @@ from turbine.capture.export_errors import export_error
 from turbine.capture.graph_checks import check_graph
 from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.one_thread import traces
-from turbine.capture.ownership import copy_parts, keep_arguments, separate_fills
+from turbine.capture.ownership import isolate_writes
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.small_integers import widen_small_integers
 from turbine.capture.training_mode import warn_of_training_mode
@@ -144,9 +144,7 @@ def _prepare(graph: fx.Graph, inputs: Sequence[str]) -> None:
     check_indices(graph)
     check_early(graph)
     rewrite_reshapes(graph)
-    separate_fills(graph)
-    copy_parts(graph)
-    keep_arguments(graph, inputs)
+    isolate_writes(graph, inputs)
 
 
 @dataclass(frozen=True)
