@@ -239,3 +239,11 @@ def test_saved_programs_take_the_sizes_of_unsaved_ones(tmp_path: Path) -> None:
 )
 def test_only_conditions_against_small_sizes_are_doubted(condition: str, is_small: bool) -> None:
     assert small_sizes._is_about_small_sizes(condition, "n") == is_small
+
+
+def test_an_example_of_zeros_tells_as_much_as_others() -> None:
+    function, _ = NAMED["a branch"]
+    rows = ({0: Dim("rows")},)
+    exported = aot.export(Function(function), args=(torch.zeros(3, 4),), dynamic_shapes=(rows,))
+    with pytest.raises(errors.ArgumentError, match="size 1 along axis 0"):
+        exported.compile()(torch.randn(1, 4))

@@ -239,7 +239,7 @@ def _examples(
             _within(_limits(dims.get(axis), trace.limits.get(str(size))), usual, size)
             for axis, size in enumerate(tensor.shape)
         ]
-        examples.append(torch.empty(sizes, dtype=tensor.dtype))
+        examples.append(torch.zeros(sizes, dtype=tensor.dtype))
         unknown = [axis for axis, size in enumerate(tensor.shape) if not isinstance(size, int)]
         shapes.append({axis: dims.get(axis, Dim.AUTO) for axis in unknown})
     return tuple(examples), tuple(shapes)

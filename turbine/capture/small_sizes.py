@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
 from torch.export import Dim
 from torch.utils import _pytree as torch_pytree
 
@@ -127,7 +128,7 @@ def confirm(signature: Signature, is_right: Callable[[Sizes], bool]) -> Signatur
 
 
 def resized(signature: Signature, examples: Sequence[Any], sizes: Sizes) -> list[Any]:
-    """Example arguments with other sizes, made of their own values."""
+    """Example arguments with other sizes, made of their own values; zeros would tell nothing."""
     pairs = zip(signature.inputs, examples, strict=True)
     return [_resized(spec, example, sizes) for spec, example in pairs]
 
@@ -136,12 +137,21 @@ def _resized(spec: Input, example: Any, sizes: Sizes) -> Any:
     if spec.kind != "tensor" or not isinstance(example, torch.Tensor):
         return example
     resized = example.detach()
+    if _is_zero(resized):
+        # Ones and zeros in turn, which are valid as indices too.
+        turns = (torch.arange(resized.numel()) + 1) % 2
+        resized = turns.to(resized.dtype).reshape(resized.shape)
     for axis, dim in enumerate(spec.shape):
         size = dims.evaluate(dim, sizes) or 0
         if not resized.shape[axis]:
             resized = resized.new_zeros([*resized.shape[:axis], 1, *resized.shape[axis + 1 :]])
         resized = resized.index_select(axis, torch.arange(size) % resized.shape[axis])
     return resized
+
+
+def _is_zero(x: torch.Tensor) -> bool:
+    has_values = x.device.type == "cpu" and not isinstance(x, FakeTensor)
+    return has_values and not x.is_complex() and not x.to(torch.float64).any()
 
 
 def _is_possible(signature: Signature, sizes: Sizes) -> bool:
