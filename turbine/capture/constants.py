@@ -13,6 +13,9 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from turbine.capture.effects import draws
+from turbine.capture.sizes import is_static
+
 aten = torch.ops.aten
 _REPEATS = {aten.full.default, aten.scalar_tensor.default}
 
@@ -24,24 +27,27 @@ def fold_uniform(graph: fx.Graph) -> None:
         for node in graph.nodes:
             value = _value(node, known)
             if value is not None:
-                if _is_static(node.meta["val"]):
+                if is_static(node.meta["val"]):
                     known[node] = value
-                _fill(node, value)
+                if node.target not in _REPEATS and value.dtype not in _UNSIGNED:
+                    fill(node, value.item())
 
 
-def _fill(node: fx.Node, value: torch.Tensor) -> None:
-    if node.target in _REPEATS or value.dtype in _UNSIGNED:
-        return
-    like, number = node.meta["val"], value.item()
-    if _is_static(like):
-        node.target, node.args = aten.full.default, (list(like.shape), number)
+def fill(node: fx.Node, number: float | bool) -> None:
+    """Make a node a fill, in place: a signature may name it.
+
+    Where its shape is dynamic, an operand of the same shape lends it; without one, nothing changes.
+    """
+    value = node.meta["val"]
+    if is_static(value):
+        node.target, node.args = aten.full.default, (list(value.shape), number)
     else:
         operands = [(n, n.meta.get("val")) for n in node.all_input_nodes]
-        alike = [n for n, v in operands if isinstance(v, torch.Tensor) and v.shape == like.shape]
+        alike = [n for n, v in operands if isinstance(v, torch.Tensor) and v.shape == value.shape]
         if not alike:
             return
         node.target, node.args = aten.full_like.default, (alike[0], number)
-    node.kwargs = {"dtype": value.dtype, "device": like.device}
+    node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 
 def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
@@ -90,9 +96,11 @@ def _are_same(a: Any, b: Any, depth: int = 8) -> bool:
         return True
     if not depth or a.target is not b.target or a.kwargs != b.kwargs or len(a.args) != len(b.args):
         return False
-    if not isinstance(a.target, torch._ops.OpOverload) or not _is_elementwise(a.target):
+    if not isinstance(a.target, torch._ops.OpOverload) or draws(a.target):
         return False
-    return all(_are_same(x, y, depth - 1) for x, y in zip(a.args, b.args, strict=True))
+    return _is_elementwise(a.target) and all(
+        _are_same(x, y, depth - 1) for x, y in zip(a.args, b.args, strict=True)
+    )
 
 
 def _origin(node: fx.Node) -> fx.Node:
@@ -119,10 +127,6 @@ def _is_plain(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.is_complex():
         return False
     return value.device.type == "cpu"
-
-
-def _is_static(value: torch.Tensor) -> bool:
-    return all(isinstance(size, int) for size in value.shape)
 
 
 # The compiler refuses constants of these.

@@ -12,6 +12,7 @@ from turbine.capture.index_checks import check_indices
 from turbine.capture.layout import Order, hand_over_in_memory_order, inverse
 from turbine.capture.ownership import isolate_writes
 from turbine.capture.reshapes import rewrite_reshapes
+from turbine.capture.sizes import is_static
 from turbine.capture.small_integers import widen_small_integers
 from turbine.signature import Slot
 
@@ -46,5 +47,5 @@ def _slot(node: fx.Node, order: Order, fixed: bool = False) -> Slot:
     if not isinstance(value, torch.Tensor):
         return Slot(None)
     # A weight of another size could begin at the same address.
-    static = all(isinstance(size, int) for size in value.shape)
+    static = is_static(value)
     return Slot(dtypes.of_torch(value.dtype), order, fixed and static)

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import fx
 
-from turbine.capture.constants import fold_uniform
+from turbine.capture.constants import fill, fold_uniform
 from turbine.capture.effects import draws
+from turbine.capture.sizes import is_static
 
 aten = torch.ops.aten
 
@@ -44,7 +45,7 @@ def fill_empty(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.nodes:
         value = node.meta.get("val")
         if node.op == "call_function" and _is_empty(value) and _is_pure(node):
-            _fill(node, 0)
+            fill(node, 0)
 
 
 def fill_reductions_of_nothing(graph_module: fx.GraphModule) -> None:
@@ -52,7 +53,7 @@ def fill_reductions_of_nothing(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.nodes:
         operands = [operand.meta.get("val") for operand in node.all_input_nodes]
         if node.target in _REDUCTIONS and all(map(_is_empty, operands)):
-            _fill(node, _REDUCTIONS[node.target])
+            fill(node, _REDUCTIONS[node.target])
 
 
 _REDUCTIONS: dict[object, float | bool] = {
@@ -69,14 +70,6 @@ _REDUCTIONS: dict[object, float | bool] = {
     aten.all.dim: True,
     aten.all.dims: True,
 }
-
-
-def _fill(node: fx.Node, number: float | bool) -> None:
-    """Make a node a fill, in place: a signature may name it."""
-    value = node.meta["val"]
-    node.target = aten.full.default
-    node.args = (list(value.shape), number)
-    node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 
 def fill_with_truth(graph_module: fx.GraphModule) -> None:
@@ -104,8 +97,7 @@ _NUMBERS = {
 def _is_empty(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    sizes = list(value.shape)
-    return all(isinstance(size, int) for size in sizes) and 0 in sizes
+    return is_static(value) and 0 in value.shape
 
 
 # What is such a fill, and what PyTorch refuses for its indices all the same.

@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from turbine.capture.declared_ops import may_overwrite
-from turbine.capture.sizes import expression
+from turbine.capture.sizes import expression, is_static
 
 aten = torch.ops.aten
 
@@ -67,9 +67,8 @@ def separate_fills(graph: fx.Graph) -> None:
     for writer in [node for node in graph.nodes if node.target in IN_PLACE]:
         filled: Any = writer.args[0]
         *_, fill = _views_to(filled)
-        is_dynamic = not all(isinstance(n, int) for n in filled.meta["val"].shape)
         is_shared = has_several or _is_read_elsewhere(filled)
-        if fill.target is aten.full.default and is_dynamic and is_shared:
+        if fill.target is aten.full.default and is_shared and not is_static(filled.meta["val"]):
             with graph.inserting_before(writer):
                 own = _fill_of_its_own(graph, filled, fill, next(numbers))
             # The first operand only: a source may be the same fill.
@@ -92,7 +91,7 @@ def _views_to(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _fill_of_its_own(graph: fx.Graph, filled: fx.Node, fill: fx.Node, number: int) -> fx.Node:
-    """The same values, which take a zero that the compiler cannot tell from other numbers.
+    """The same values plus a zero that the compiler cannot fold.
 
     `size // (size + number)` is zero for every size, and another expression for each fill, so that
     equal ones are not merged.
@@ -152,8 +151,7 @@ def _is_dynamic_part(node: fx.Node) -> bool:
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target.is_view:
             return False
         node = node.all_input_nodes[0]
-    shapes = [n.meta["val"].shape for n in (node, node.all_input_nodes[0])]
-    return not all(isinstance(size, int) for shape in shapes for size in shape)
+    return not all(is_static(n.meta["val"]) for n in (node, node.all_input_nodes[0]))
 
 
 def _at_risk(node: fx.Node) -> list[fx.Node]:

@@ -21,6 +21,11 @@ def count(tensor: torch.Tensor) -> int:
     return prod(map(hint, tensor.shape))
 
 
+def is_static(tensor: torch.Tensor) -> bool:
+    """Whether every size is a number."""
+    return all(isinstance(size, int) for size in tensor.shape)
+
+
 def expression(size: int | torch.SymInt) -> Any:
     """What two sizes have in common if they are equal whatever the example."""
     return size if isinstance(size, int) else size.node.expr

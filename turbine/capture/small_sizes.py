@@ -128,7 +128,10 @@ def confirm(signature: Signature, is_right: Callable[[Sizes], bool]) -> Signatur
 
 
 def resized(signature: Signature, examples: Sequence[Any], sizes: Sizes) -> list[Any]:
-    """Example arguments with other sizes, made of their own values; zeros would tell nothing."""
+    """Example arguments with other sizes, made of their own values.
+
+    Zeros are replaced: a branch that scales its argument gives the same for them.
+    """
     pairs = zip(signature.inputs, examples, strict=True)
     return [_resized(spec, example, sizes) for spec, example in pairs]
 

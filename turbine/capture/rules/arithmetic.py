@@ -190,27 +190,6 @@ _TRUTHS = (
 )
 
 
-def _accumulate_wider(op: Any) -> Callable[..., Tensor]:
-    """Scan in the type in which PyTorch accumulates."""
-
-    def scan(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-        result = x.dtype if dtype is None else dtype
-        if result not in _WIDER:
-            return NotImplemented
-        # Rounded to its own type first: that is what is added up.
-        scanned: Tensor = op(x.to(result).to(_WIDER[result]), dim)
-        return scanned.to(result)
-
-    return scan
-
-
-_WIDER = {
-    torch.float32: torch.float64,
-    torch.float16: torch.float32,
-    torch.bfloat16: torch.float32,
-}
-
-
 def linspace(
     start: float,
     end: float,
@@ -234,8 +213,6 @@ def linspace(
 
 
 RULES: dict[Any, Callable[..., Any]] = {
-    aten.cumsum.default: _accumulate_wider(aten.cumsum.default),
-    aten.cumprod.default: _accumulate_wider(aten.cumprod.default),
     aten.linspace.default: linspace,
     **{op: _of_truth(op) for op in _TRUTHS},
     aten.eq.Tensor: equal,

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -149,16 +150,6 @@ def _gather_windows(x: Tensor, members: Sequence[Tensor]) -> Tensor:
     return x.permute(order).flatten(-len(members))
 
 
-def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """The element that was largest gets it all; windows overlap where sizes do not divide."""
-    return _scatter_to_largest(grad, x, indices, 2)
-
-
-def adaptive_max_pool3d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """The element that was largest gets it all; windows overlap where sizes do not divide."""
-    return _scatter_to_largest(grad, x, indices, 3)
-
-
 def avg_pool_backward(
     grad: Tensor,
     x: Tensor,
@@ -206,6 +197,7 @@ def max_pool_backward(
 
 
 def _scatter_to_largest(grad: Tensor, x: Tensor, indices: Tensor, axes: int) -> Tensor:
+    """The same where windows may overlap or their number is unknown."""
     flat = torch.zeros_like(x).flatten(-axes)
     wide = flat.scatter_add(-1, indices.flatten(-axes), grad.flatten(-axes))
     return _as_before(wide, x)
@@ -338,8 +330,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.avg_pool3d_backward.default: avg_pool_backward,
     aten.adaptive_max_pool2d.default: adaptive_max_pool,
     aten.adaptive_max_pool3d.default: adaptive_max_pool,
-    aten.adaptive_max_pool2d_backward.default: adaptive_max_pool2d_backward,
-    aten.adaptive_max_pool3d_backward.default: adaptive_max_pool3d_backward,
+    aten.adaptive_max_pool2d_backward.default: partial(_scatter_to_largest, axes=2),
+    aten.adaptive_max_pool3d_backward.default: partial(_scatter_to_largest, axes=3),
     aten.max_pool2d_with_indices_backward.default: max_pool_backward,
     aten.max_pool3d_with_indices_backward.default: max_pool_backward,
 }

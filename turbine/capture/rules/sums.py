@@ -1,4 +1,4 @@
-"""Sums and means in f32 and in stages: the compiler adds in the elements' type, in one chain."""
+"""Sums, means and scans in a wider type or in stages: the compiler adds in one chain."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from turbine.capture.rules import complexes
+from turbine.capture.sizes import is_static
 
 aten = torch.ops.aten
 
@@ -83,9 +84,7 @@ def _is_short(x: Tensor, axes: list[int]) -> bool:
 
 def _has_chunks(x: Tensor, axes: list[int]) -> bool:
     """Whether each axis can be summed in stages; reshapes of dynamic sizes are avoided."""
-    if not all(isinstance(size, int) for size in x.shape):
-        return False
-    return all(_chunk(x.shape[axis]) is not None for axis in axes)
+    return is_static(x) and all(_chunk(x.shape[axis]) is not None for axis in axes)
 
 
 def _chunk(size: int) -> int | None:
@@ -103,9 +102,28 @@ def _sum_by_chunks(x: Tensor, axis: int) -> Tensor:
     return x.sum(axis, keepdim=True)
 
 
+def _scan_wider(op: Any) -> Callable[..., Tensor]:
+    """Scan in the type in which PyTorch accumulates."""
+
+    def scan(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+        result = x.dtype if dtype is None else dtype
+        if result not in _SCANNED_IN:
+            return NotImplemented
+        # Rounded to its own type first: that is what is added up.
+        scanned: Tensor = op(x.to(result).to(_SCANNED_IN[result]), dim)
+        return scanned.to(result)
+
+    return scan
+
+
+_SCANNED_IN = {torch.float32: torch.float64, **dict.fromkeys(ADDED_WIDER, torch.float32)}
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten.sum.dim_IntList: total,
     aten.mean.dim: mean,
     aten.mean.default: mean_of_all,
+    aten.cumsum.default: _scan_wider(aten.cumsum.default),
+    aten.cumprod.default: _scan_wider(aten.cumprod.default),
     aten._log_softmax.default: log_softmax,
 }
