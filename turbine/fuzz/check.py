@@ -173,8 +173,6 @@ def _check_export(case: Case) -> Outcome:
             _Model(function), args=tuple(program.make_arguments()), dynamic_shapes=shapes
         )
         artifact = exported.compile()
-    except errors.TurbineError as error:
-        return Outcome(refused=_first_line(error))
     except Exception as error:
         return _unless_export_fails_too(program, function, shapes, error)
     for other in _programs(replace(case, program=program)):

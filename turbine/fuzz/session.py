@@ -45,7 +45,7 @@ class Tally:
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
 
-    def add(self, case: Case, outcome: Outcome) -> None:
+    def add(self, mode: str, outcome: Outcome) -> None:
         """Count one case."""
         verdict = "agreed"
         if outcome.problem is not None:
@@ -53,7 +53,7 @@ class Tally:
         elif outcome.refused is not None:
             verdict = "refused"
             self.refusals[outcome.refused] += 1
-        self.counts[case.mode, verdict] += 1
+        self.counts[mode, verdict] += 1
 
     @property
     def total(self) -> int:
@@ -100,15 +100,28 @@ def _run(
     answers = run_jobs(start, numbers, count=jobs, limit=_LIMIT, lifetime=_CASES_PER_PROCESS)
     for number, answer in answers:
         if isinstance(answer, Crash):
-            case, outcome = random_case(number, kinds), Outcome(answer.reason)
+            case, outcome = _draw(number, kinds), Outcome(answer.reason)
         else:
             case, outcome = answer
-        tally.add(case, outcome)
+        if case is None:
+            tally.add("drawing", Outcome(refused=f"eager PyTorch: {outcome.problem}"))
+            continue
+        tally.add(case.mode, outcome)
         if outcome.problem is not None:
             small, problem = case, outcome.problem
             if shrink_seconds:
                 small, problem = shrink(case, problem, start, seconds=shrink_seconds)
             yield Finding(number, small, problem)
+
+
+def _draw(number: int, kinds: Sequence[str]) -> Case | None:
+    """The case of a number, None where eager PyTorch ends the process that draws it."""
+    start = _Start(tuple(kinds), is_checked=False)
+    for _, answer in run_jobs(start, [number], limit=_LIMIT, lifetime=1):
+        if not isinstance(answer, Crash):
+            case, _ = answer
+            return case
+    return None
 
 
 def random_case(number: int, kinds: Sequence[str] = KINDS) -> Case:
@@ -137,6 +150,7 @@ class _Start:
     """Prepares a child process; called there."""
 
     kinds: tuple[str, ...]
+    is_checked: bool = True
 
     def __call__(self) -> Callable[[Any], tuple[Case, Outcome]]:
         from turbine.fuzz.check import check
@@ -145,6 +159,6 @@ class _Start:
 
         def answer(job: int | Case) -> tuple[Case, Outcome]:
             case = job if isinstance(job, Case) else random_case(job, self.kinds)
-            return case, check(case)
+            return case, check(case) if self.is_checked else Outcome()
 
         return answer
