@@ -7,6 +7,7 @@ inside of a reduction, such as x >= x of integers, is reduced once instead of on
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -14,10 +15,10 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from turbine.capture.effects import draws
-from turbine.capture.sizes import is_static
+from turbine.capture.sizes import expression, is_static
 
 aten = torch.ops.aten
-_REPEATS = {aten.full.default, aten.scalar_tensor.default}
+_REPEATS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
 
 
 def fold_uniform(graph: fx.Graph) -> None:
@@ -36,18 +37,30 @@ def fold_uniform(graph: fx.Graph) -> None:
 def fill(node: fx.Node, number: float | bool) -> None:
     """Make a node a fill, in place: a signature may name it.
 
-    Where its shape is dynamic, an operand of the same shape lends it; without one, nothing changes.
+    Dynamic sizes are taken from operands; where these do not have them, nothing changes.
     """
     value = node.meta["val"]
-    if is_static(value):
-        node.target, node.args = aten.full.default, (list(value.shape), number)
-    else:
-        operands = [(n, n.meta.get("val")) for n in node.all_input_nodes]
-        alike = [n for n, v in operands if isinstance(v, torch.Tensor) and v.shape == value.shape]
-        if not alike:
-            return
-        node.target, node.args = aten.full_like.default, (alike[0], number)
+    with node.graph.inserting_before(node):
+        sizes = [size if isinstance(size, int) else _size(node, size) for size in value.shape]
+    if None in sizes:
+        return
+    node.target, node.args = aten.full.default, (sizes, number)
     node.kwargs = {"dtype": value.dtype, "device": value.device}
+
+
+def _size(node: fx.Node, size: torch.SymInt) -> fx.Node | None:
+    """A dynamic size, read from an operand that has it."""
+    maker = node.all_input_nodes[0] if node.target is operator.getitem else node
+    for operand in maker.all_input_nodes:
+        value = operand.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            continue
+        for axis, other in enumerate(value.shape):
+            if expression(other) == expression(size):
+                read = node.graph.call_function(aten.sym_size.int, (operand, axis))
+                read.meta["val"] = other
+                return read
+    return None
 
 
 def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:

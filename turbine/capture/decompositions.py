@@ -59,7 +59,8 @@ def current_aot_decompositions() -> Table:
 def current_tracing_decompositions() -> Table:
     """The same for functions that are traced, where PyTorch draws, factors and selects."""
     table = current_aot_decompositions()
-    table = {op: rule for op, rule in table.items() if EXPORTED.get(op) is not rule}
+    chosen = {op: RULES.get(op) if EXPORTED.get(op) is rule else rule for op, rule in table.items()}
+    table = {op: rule for op, rule in chosen.items() if rule is not None}
     # Our own rules for ops that may draw apply only where they do not.
     kept = {op: rule for op, rule in table.items() if op in RULES or not draws(op)}
     return {op: rule for op, rule in kept.items() if op not in _LIFTS} | declared_ops.IN_PROCESS

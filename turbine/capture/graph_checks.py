@@ -31,6 +31,21 @@ def check_graph(graph: fx.Graph) -> None:
             _check_operands(node)
 
 
+def check_strides(graph: fx.Graph) -> None:
+    """Raise for strides over a tensor that is not contiguous: compiled code has its own memory.
+
+    Of a graph as PyTorch traced it, whose tensors have the strides of eager PyTorch.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
+        (source,) = node.all_input_nodes[:1]
+        if not source.meta["val"].is_contiguous():
+            raise errors.UnsupportedOp(
+                "as_strided of a tensor that is not contiguous",
+                where=errors.traced_at(node.stack_trace),
+                hint="write x.contiguous().as_strided(...), or views such as x.unfold",
+            )
+
+
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     values = value if isinstance(value, (tuple, list)) else (value,)
     return (one for one in values if isinstance(one, torch.Tensor))

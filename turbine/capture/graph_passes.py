@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 from torch import fx
 
 from turbine.capture.constants import fill, fold_uniform
 from turbine.capture.effects import draws
-from turbine.capture.sizes import is_static
+from turbine.capture.sizes import is_empty
 
 aten = torch.ops.aten
 
@@ -69,6 +70,8 @@ _REDUCTIONS: dict[object, float | bool] = {
     aten.all.default: True,
     aten.all.dim: True,
     aten.all.dims: True,
+    aten.mm.default: 0,
+    aten.bmm.default: 0,
 }
 
 
@@ -97,7 +100,7 @@ _NUMBERS = {
 def _is_empty(value: object) -> bool:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return False
-    return is_static(value) and 0 in value.shape
+    return is_empty(value)
 
 
 # What is such a fill, and what PyTorch refuses for its indices all the same.
@@ -107,6 +110,8 @@ _KEPT = {aten.full.default, aten.index_select.default, aten.embedding.default}
 def _is_pure(node: fx.Node) -> bool:
     """Whether leaving the op out changes only its result."""
     target = node.target
+    if target is operator.getitem:
+        return _is_pure(node.all_input_nodes[0])
     if not isinstance(target, torch._ops.OpOverload) or target in _KEPT:
         return False
     return not (draws(target) or target.is_view or target._schema.is_mutable or node.is_impure())

@@ -39,6 +39,8 @@ IN_PLACE = {
     aten.kthvalue.default,
 }
 
+_FILLS = {aten.full.default, aten.full_like.default}
+
 
 def isolate_writes(graph: fx.Graph, arguments: Iterable[str]) -> None:
     """Run all passes; fills come first, for a copy of a fill is not a fill any more."""
@@ -63,12 +65,12 @@ def separate_fills(graph: fx.Graph) -> None:
     The compiler merges equal fills, also those of other shapes with as many elements.
     """
     numbers = count(1)
-    has_several = sum(node.target is aten.full.default for node in graph.nodes) > 1
+    has_several = sum(node.target in _FILLS for node in graph.nodes) > 1
     for writer in [node for node in graph.nodes if node.target in IN_PLACE]:
         filled: Any = writer.args[0]
         *_, fill = _views_to(filled)
         is_shared = has_several or _is_read_elsewhere(filled)
-        if fill.target is aten.full.default and is_shared and not is_static(filled.meta["val"]):
+        if fill.target in _FILLS and is_shared and not is_static(filled.meta["val"]):
             with graph.inserting_before(writer):
                 own = _fill_of_its_own(graph, filled, fill, next(numbers))
             # The first operand only: a source may be the same fill.
@@ -137,12 +139,26 @@ _PARTS = {aten.select.int, aten.slice.Tensor, aten.constant_pad_nd.default}
 
 
 def copy_parts(graph: fx.Graph) -> None:
-    """Read parts of tensors of dynamic sizes by a copy: IREE 3.13 reads some at index 0."""
+    """Read parts of tensors of dynamic sizes by a copy: IREE 3.13 reads some at index 0.
+
+    What a scatter has written is padded by a copy: in one loop the two do not compile.
+    """
     for node in list(graph.nodes):
-        if node.target in _READS and _is_dynamic_part(node.args[0]):
-            source = node.args[0]
+        if _reads_a_part(node) or _pads_a_write(node):
+            source: Any = node.args[0]
             with graph.inserting_before(node):
                 node.args = (_copied(graph, node, source), *node.args[1:])
+
+
+def _reads_a_part(node: fx.Node) -> bool:
+    return node.target in _READS and _is_dynamic_part(node.args[0])  # type: ignore[arg-type]
+
+
+def _pads_a_write(node: fx.Node) -> bool:
+    if node.target is not aten.constant_pad_nd.default or is_static(node.meta["val"]):
+        return False
+    *_, written = _views_to(node.args[0])  # type: ignore[arg-type]
+    return written.target in IN_PLACE
 
 
 def _is_dynamic_part(node: fx.Node) -> bool:

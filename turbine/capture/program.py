@@ -31,11 +31,12 @@ from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.effect_tokens import drop_tokens
 from turbine.capture.export_errors import export_error
-from turbine.capture.graph_checks import check_graph
+from turbine.capture.graph_checks import check_graph, check_strides
 from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.one_thread import traces
 from turbine.capture.ownership import isolate_writes
 from turbine.capture.reshapes import rewrite_reshapes
+from turbine.capture.size_arithmetic import rewrite_size_arithmetic
 from turbine.capture.small_integers import widen_small_integers
 from turbine.capture.training_mode import warn_of_training_mode
 from turbine.capture.traits import DeviceAffinity, DeviceTensorTrait, ExternalTensorTrait
@@ -112,6 +113,7 @@ def capture(
     else:
         exported = export_program(model, args, kwargs or {}, dynamic_shapes, strict)
         warn_of_training_mode(model, exported)
+    check_strides(exported.graph)
     decomposed = _decompose(exported)
     general = _trace(exported, decomposed)
     graph_passes.run(decomposed.graph_module)
@@ -145,6 +147,7 @@ def _prepare(graph: fx.Graph, inputs: Sequence[str]) -> None:
     check_early(graph)
     rewrite_reshapes(graph)
     isolate_writes(graph, inputs)
+    rewrite_size_arithmetic(graph)
 
 
 @dataclass(frozen=True)

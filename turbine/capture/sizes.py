@@ -26,6 +26,11 @@ def is_static(tensor: torch.Tensor) -> bool:
     return all(isinstance(size, int) for size in tensor.shape)
 
 
+def is_empty(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has no elements, whatever its dynamic sizes are."""
+    return any(isinstance(size, int) and size == 0 for size in tensor.shape)
+
+
 def expression(size: int | torch.SymInt) -> Any:
     """What two sizes have in common if they are equal whatever the example."""
     return size if isinstance(size, int) else size.node.expr

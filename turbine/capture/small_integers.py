@@ -29,6 +29,8 @@ _MOVES = {
     aten.index_select.default,
 }
 
+_CONSTANTS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
+
 
 def widen_small_integers(graph: fx.Graph) -> None:
     """Convert what such an op reads, and its result back, in place."""
@@ -61,6 +63,10 @@ def _widen(graph: fx.Graph, node: fx.Node) -> None:
     wide = graph.call_function(target, node.args, kwargs)
     wide.meta = {**node.meta, "val": node.meta["val"].to(WIDER[narrow])}
     wide.meta.pop("tensor_meta", None)
+    if target in _CONSTANTS and narrow == torch.uint8:
+        # The compiler fails to fold a conversion to unsigned; what it has to compute stays.
+        constant, wide = wide, graph.call_function(aten.abs.default, (wide,))
+        wide.meta = constant.meta
     node.target, node.args, node.kwargs = aten._to_copy.default, (wide,), {"dtype": narrow}
 
 

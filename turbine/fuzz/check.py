@@ -190,7 +190,7 @@ def _unless_export_fails_too(
     try:
         torch.export.export(
             _Model(function), tuple(program.make_arguments()), dynamic_shapes=shapes, strict=False
-        )
+        ).run_decompositions()
     except Exception as theirs:
         return Outcome(refused=f"torch.export: {_first_line(theirs)}")
     return Outcome(f"{type(error).__name__}: {_first_line(error)}")

@@ -119,7 +119,7 @@ def _draw(number: int, kinds: Sequence[str]) -> Case | None:
     start = _Start(tuple(kinds), is_checked=False)
     for _, answer in run_jobs(start, [number], limit=_LIMIT, lifetime=1):
         if not isinstance(answer, Crash):
-            case, _ = answer
+            case: Case = answer[0]
             return case
     return None
 

@@ -157,7 +157,7 @@ def view(s: Scope) -> str:
             f"{x}.reshape(-1, {x}.shape[-1])",
             f"{x}.unflatten({axis}, ({_divisor(s, size)}, -1))",
             f"{x}.tile({bracket(s.integer(1, 2) for _ in shape)})",
-            f"{x}.as_strided({list(shape)[:1]}, (1,), 0)",
+            f"({x} * 1).contiguous().as_strided({list(shape)[:1]}, (1,), 0)",
         ]
     if rank > 1:
         texts += [

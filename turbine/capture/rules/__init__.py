@@ -53,6 +53,8 @@ RULES: dict[Any, Callable[..., Any]] = {
 
 # Of ops that torch.compile leaves to PyTorch; an exported program has no PyTorch beside it.
 EXPORTED: dict[Any, Callable[..., Any]] = {
+    **arithmetic.EXPORTED,
+    **indexing.EXPORTED,
     **inverse.RULES,
     **masks.RULES,
 }

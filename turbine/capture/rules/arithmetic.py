@@ -174,6 +174,68 @@ def _of_truth(op: Any) -> Callable[..., Tensor]:
     return reduce
 
 
+def _with_number(op: Any) -> Callable[..., Tensor]:
+    """An op on a tensor and a number, whichever is first, as one on two tensors."""
+
+    def combine(a: Any, b: Any) -> Tensor:
+        dtype, like = torch.result_type(a, b), a if isinstance(a, Tensor) else b
+        result: Tensor = op(_as_tensor(a, like, dtype), _as_tensor(b, like, dtype))
+        return result
+
+    return combine
+
+
+_OPS_WITH_NUMBERS = {
+    aten.bitwise_and.Scalar_Tensor: aten.bitwise_and.Tensor,
+    aten.bitwise_or.Scalar: aten.bitwise_or.Tensor,
+    aten.bitwise_or.Scalar_Tensor: aten.bitwise_or.Tensor,
+    aten.bitwise_xor.Scalar: aten.bitwise_xor.Tensor,
+    aten.bitwise_xor.Scalar_Tensor: aten.bitwise_xor.Tensor,
+    aten.bitwise_left_shift.Scalar_Tensor: aten.bitwise_left_shift.Tensor,
+    aten.bitwise_right_shift.Scalar_Tensor: aten.bitwise_right_shift.Tensor,
+    aten.remainder.Scalar_Tensor: aten.remainder.Tensor,
+}
+
+
+def integer_power(base: Any, exponent: Tensor) -> Tensor:
+    """By squaring, a bit of the exponent at a time; 1 and -1 alone have negative powers."""
+    dtype = torch.result_type(base, exponent)
+    if dtype.is_floating_point or dtype.is_complex:
+        return (power if isinstance(base, Tensor) else power_of)(base, exponent)
+    base = _as_tensor(base, exponent, dtype)
+    bits = 1 if exponent.dtype == torch.bool else torch.iinfo(exponent.dtype).bits
+    left = exponent.to(torch.int64)
+    is_odd = (left & 1) != 0
+    product, square = torch.ones_like(base), base
+    for bit in range(bits - 1 if exponent.dtype.is_signed else bits):
+        product = torch.where(((left >> bit) & 1) != 0, product * square, product)
+        square = square * square
+    of_one = torch.where((base == 1) | ((base == -1) & ~is_odd), 1, torch.zeros_like(base))
+    inverse = torch.where((base == -1) & is_odd, -1, of_one)
+    return torch.where(left < 0, inverse, product)
+
+
+def gcd(a: Tensor, b: Tensor) -> Tensor:
+    """Euclid's algorithm, as many steps as two numbers of the type can take."""
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    a, b = a.to(dtype).abs(), b.to(dtype).abs()
+    for _ in range(_EUCLID[torch.iinfo(dtype).bits]):
+        rest = a - torch.floor_divide(a, b.clamp(min=1)) * b
+        a, b = torch.where(b == 0, a, b), torch.where(b == 0, b, rest)
+    return a
+
+
+# Neighbours among the Fibonacci numbers take the most.
+_EUCLID = {8: 12, 16: 23, 32: 46, 64: 91}
+
+
+def lcm(a: Tensor, b: Tensor) -> Tensor:
+    """What two numbers share is counted once."""
+    common = torch.gcd(a, b)
+    shared = torch.floor_divide(a.to(common.dtype), common.clamp(min=1))
+    return (shared * b).abs()
+
+
 def _as_tensor(value: Number, like: Tensor, dtype: torch.dtype) -> Tensor:
     if isinstance(value, Tensor):
         return value.to(dtype)
@@ -213,6 +275,7 @@ def linspace(
 
 
 RULES: dict[Any, Callable[..., Any]] = {
+    **{op: _with_number(on_tensors) for op, on_tensors in _OPS_WITH_NUMBERS.items()},
     aten.linspace.default: linspace,
     **{op: _of_truth(op) for op in _TRUTHS},
     aten.eq.Tensor: equal,
@@ -227,4 +290,12 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.remainder.Scalar: remainder,
     aten.fmod.Tensor: fmod,
     aten.fmod.Scalar: fmod,
+}
+
+# torch.compile leaves long loops of integers to PyTorch.
+EXPORTED: dict[Any, Callable[..., Any]] = {
+    aten.pow.Scalar: integer_power,
+    aten.pow.Tensor_Tensor: integer_power,
+    aten.gcd.default: gcd,
+    aten.lcm.default: lcm,
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from turbine.capture.rules.polynomial import ERF_SERIES, SCALED_ERFC, polynomial
 from turbine.capture.rules.widening import double_only, in_double, promoted, rounded_to
+from turbine.capture.sizes import is_empty
 
 aten = torch.ops.aten
 
@@ -114,10 +115,10 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """Each element against the largest of all up to it, which takes the square of the row."""
-    if x.is_complex() or x.dim() == 0 or not isinstance(x.shape[dim], int):
-        return x.clone() if x.dim() == 0 else NotImplemented
-    if x.shape[dim] == 0:
+    if x.dim() == 0 or is_empty(x):
         return x.clone()
+    if x.is_complex():
+        return NotImplemented
     row = x.movedim(dim, -1).to(torch.promote_types(x.dtype, torch.float32))
     places = torch.arange(row.shape[-1], device=x.device)
     seen = places <= places.unsqueeze(-1)

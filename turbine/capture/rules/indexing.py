@@ -11,6 +11,8 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from turbine.capture.sizes import is_empty
+
 aten = torch.ops.aten
 
 
@@ -68,6 +70,8 @@ def _along_axis(op: Any) -> Callable[..., Any]:
     """An op along an axis: the compiler fails without axes, and miscounts from the end."""
 
     def along_axis(x: Tensor, dim: int, *args: Any, **kwargs: Any) -> Tensor:
+        if op in _COMBINE and is_empty(args[0]):
+            return x.clone()
         if x.dtype == torch.bool and op in _COMBINING:
             wide = [a.to(torch.int32) if _is_bool(a) else a for a in args]
             return op(x.to(torch.int32), dim, *wide, **kwargs).to(torch.bool)
@@ -141,6 +145,8 @@ _COMBINE: dict[Any, Callable[..., Tensor]] = {
 
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """A tensor of one value."""
+    if is_empty(index):
+        return x.clone()
     return aten.scatter.src(x, dim, index, _filled_like(index, value, x))
 
 
@@ -153,7 +159,7 @@ def scatter_reduce(
 ) -> Tensor:
     """In terms of reductions that include what was there."""
     op = aten.scatter_reduce.two
-    if x.dtype == torch.bool or _is_single(index):
+    if x.dtype == torch.bool or _is_single(index) or is_empty(index):
         return _along_axis(op)(x, dim, index, source, reduce, include_self=include_self)
     if reduce == "mean":
         return _scattered_mean(x, dim, index, source, include_self)
@@ -201,7 +207,7 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Ten
         value = torch.full((), value, dtype=x.dtype, device=x.device)
     rows = x if x.dim() else x.view(1)
     others = [size for axis, size in enumerate(rows.shape) if axis != dim % rows.dim()]
-    if any(isinstance(size, int) and size == 0 for size in others):
+    if 0 in [size for size in others if isinstance(size, int)]:
         return x.clone()  # PyTorch does not look at the indices either
     indices = [None] * (dim % rows.dim()) + [index]
     filled: Tensor = aten.index_put.default(rows, indices, value.to(x.dtype))
@@ -269,15 +275,31 @@ def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
     """Write at places that strides over the flattened tensor lead to."""
+    places = _strided_places(x, size, stride, offset)
+    return NotImplemented if places is None else put(x, places, source.to(x.dtype))
+
+
+def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
+    """Read at places that strides over the flattened tensor lead to."""
+    if 0 in size:
+        return x.new_empty(size)
+    places = _strided_places(x, size, stride, offset)
+    return NotImplemented if places is None else take(x, places)
+
+
+def _strided_places(
+    x: Tensor, size: list[int], stride: list[int], offset: int | None
+) -> Tensor | None:
+    """Places in the flattened tensor; None where strides lead to others."""
     # The offset counts from the start of the storage, of which x may be a part.
     start: Any = 0 if offset is None else offset - x.storage_offset()
     last = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if not x.is_contiguous() or 0 in size or start < 0 or last >= x.numel():
-        return NotImplemented
+        return None
     places = torch.full((), start, dtype=torch.int64, device=x.device)
     for length, step in zip(size, stride, strict=True):
         places = places.unsqueeze(-1) + torch.arange(length, device=x.device) * step
-    return put(x, places, source.to(x.dtype))
+    return places
 
 
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
@@ -387,3 +409,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.replication_pad3d_backward.default: replication_pad_backward,
     aten.histc.default: histc,
 }
+
+# Under torch.compile, views stay views.
+EXPORTED: dict[Any, Callable[..., Any]] = {aten.as_strided.default: as_strided}

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from turbine.capture.sizes import is_empty
+
 aten = torch.ops.aten
 
 
@@ -34,14 +36,26 @@ def _is_a_view(x: Tensor, size: list[int]) -> bool:
 
 def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
     """Cut off what a negative amount takes away, then pad: IREE 3.13 gets the two at once wrong."""
-    if all(not isinstance(amount, int) or amount >= 0 for amount in pad):
+    if all(not isinstance(amount, int) or amount >= 0 for amount in pad) and not is_empty(x):
         return NotImplemented
     for index, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
         axis = x.dim() - 1 - index
         start, end = max(-before, 0), max(-behind, 0)
         x = x.narrow(axis, start, x.shape[axis] - start - end)
     added = [max(amount, 0) for amount in pad]
+    if is_empty(x):  # which the compiler cannot write into anything
+        amounts = [0] * (2 * x.dim() - len(pad)) + added[::-1]
+        sizes = [n + sum(amounts[2 * axis : 2 * axis + 2]) for axis, n in enumerate(x.shape)]
+        return torch.full(sizes, value, dtype=x.dtype, device=x.device)
     return aten.constant_pad_nd(x, added, value) if any(added) else x.clone()
+
+
+def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    """The only window is a slice; the compiler takes the elements behind it for a part of it."""
+    length = x.shape[dim] if x.dim() else 1
+    if not x.dim() or not isinstance(length, int) or (length - size) // step != 0:
+        return NotImplemented
+    return x.narrow(dim, 0, size).movedim(dim, -1).unsqueeze(dim % x.dim())
 
 
 def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
@@ -70,6 +84,7 @@ def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
 RULES: dict[Any, Callable[..., Any]] = {
     aten.view.default: view,
     aten.constant_pad_nd.default: constant_pad,
+    aten.unfold.default: unfold,
     aten.split.Tensor: split,
     aten.unsafe_split.Tensor: split,
     aten.split_with_sizes.default: split_with_sizes,

@@ -1,0 +1,178 @@
+"""Exports of programs that PyTorch runs: nothing in a tensor, constants, numbers first, strides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.export import Dim
+
+from tests.models import compiled
+from turbine import errors
+
+Program = Callable[..., Any]
+D = Dim.AUTO
+
+
+def _agrees(program: Program, *args: Tensor, dynamic: Any = None, sizes: Any = ()) -> None:
+    artifact = compiled(program, *args, dynamic_shapes=None if dynamic is None else (dynamic,))
+    for given in (args, *sizes):
+        torch.testing.assert_close(artifact(*given), program(*given), rtol=0, atol=0)
+
+
+def test_nothing_is_scattered() -> None:
+    none = torch.zeros(2, 0, dtype=torch.int64)
+
+    def scatter(x: Tensor) -> tuple[Tensor, ...]:
+        ones = x.new_ones(2, 0)
+        return (
+            x.scatter(1, none, -2),
+            x.scatter(1, none, ones),
+            x.scatter_add(0, none, ones),
+            x.scatter_reduce(1, none, ones, "amax", include_self=False),
+            (x > 0).scatter_reduce(1, none, ones > 0, "amin"),
+        )
+
+    _agrees(scatter, torch.randn(4, 3))
+
+
+def test_nothing_is_ordered_padded_or_multiplied() -> None:
+    def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.cummax(x, 0)[0],
+            torch.cummin(x, 0)[1],
+            torch.median(x, 0)[0],
+            torch.diff(x, dim=0).rot90(),
+            torch.remainder(x, x),
+            x @ x.mT,
+            torch.constant_pad_nd(x, (1, 2, -1, 0), 3),
+            F.pad(y, (-2, 1, 1, 2)),
+            y.gather(0, torch.zeros(0, 2, dtype=torch.int64)),
+        )
+
+    args = torch.randn(4, 0), torch.ones(4, 2, dtype=torch.uint8)
+    _agrees(program, *args)
+    other = torch.randn(7, 0), torch.ones(7, 2, dtype=torch.uint8)
+    _agrees(program, *args, dynamic=({0: D}, {0: D}), sizes=[other])
+
+
+def test_constants_are_folded_as_pytorch_computes_them() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        three = torch.full_like(x, 3.0)
+        whole = three.to(torch.int64)
+        filled = x.clone().fill_(1)
+        return three > 0, three < 0, three - 2, whole // -2, torch.where(filled > 0, filled, x)
+
+    _agrees(program, torch.randn(5))
+    _agrees(program, torch.randn(5), dynamic=({0: D},), sizes=[(torch.randn(3),)])
+
+
+def test_bytes_are_filled() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        filled = torch.full((3,), 200, dtype=torch.uint8)
+        return filled, filled // x, torch.full_like(x, 7), torch.zeros_like(x)
+
+    _agrees(program, torch.tensor([1, 3, 200], dtype=torch.uint8))
+
+
+def test_a_fill_that_is_written_and_read() -> None:
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        never = x < x
+        some = never.clone()
+        some[:, 2:] = True
+        return never, some
+
+    call = torch.compile(program, backend="turbine", dynamic=True)
+    for width in (4, 7):
+        x = torch.arange(2 * width).reshape(2, width)
+        torch.testing.assert_close(call(x), program(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
+def test_numbers_come_first(dtype: torch.dtype) -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        small = x.clamp(1, 5) if dtype != torch.bool else x.to(torch.int64) + 1
+        return (
+            x ^ 1,
+            x | 1,
+            1 & x,
+            1 ^ x,
+            2 << small,
+            64 >> small,
+            7 % small,
+            2**small,
+            small**small,
+        )
+
+    _agrees(program, torch.tensor([0, 1, 3, 100]).to(dtype))
+
+
+def test_powers_of_integers() -> None:
+    a = torch.tensor([3, -1, -1, 1, 2, 0, 7, 12, -2])
+    b = torch.tensor([41, -3, -2, -5, -1, 0, 63, 18, 64])
+    _agrees(lambda a, b: a**b, a, b)
+
+
+def test_divisors_of_integers() -> None:
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.gcd(a, b), torch.lcm(a, b)
+
+    a = torch.tensor([0, 0, 12, -12, 89, 127, -7], dtype=torch.int8)
+    b = torch.tensor([0, 5, 18, 4, 55, 1, 0], dtype=torch.int8)
+    _agrees(program, a, b)
+
+
+def test_arithmetic_on_sizes() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        marked = x.clone()
+        marked.diagonal().fill_(-1.5)  # the shorter of two sizes
+        return marked, x.roll(-9, 1), x.roll(4, 1), F.pad(x, (1, 2), mode="reflect")
+
+    sizes = [(torch.randn(3, width),) for width in (3, 4, 11)]
+    _agrees(program, torch.randn(3, 6), dynamic=({1: D},), sizes=sizes)
+
+
+def test_what_was_scattered_is_padded() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        index = torch.tensor([1, 1])
+        put = x.index_put((index,), torch.tensor(2.0))
+        return F.pad(x.scatter(0, index, 2), (1, 1)), F.pad(put, (0, 3))
+
+    _agrees(program, torch.randn(4), dynamic=({0: D},), sizes=[(torch.randn(9),)])
+
+
+def test_an_only_window() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        return x.unfold(0, 6, 2), (x * 2).unfold(0, 5, 3), x.t().unfold(-1, 7, 1)
+
+    _agrees(program, torch.randn(7, 3))
+
+
+def test_large_numbers_in_a_row_of_dynamic_length() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.logcumsumexp(x, -1)
+
+    call = torch.compile(program, backend="turbine", dynamic=True)
+    for row in ([100.0, 200.0, 300.0], [-1e18, 0.0, 1.0, 1e18]):
+        x = torch.tensor([row])
+        torch.testing.assert_close(call(x), program(x))
+
+
+def test_strides() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        y = x.clone()
+        y.as_strided((2, 2), (4, 1), 1).add_(1)
+        return (
+            y,
+            x.as_strided((2, 3), (1, 2), 1),
+            x[1:].as_strided((3,), (5,)),
+            y.as_strided([], []),
+        )
+
+    _agrees(program, torch.randn(4, 4))
+    with pytest.raises(errors.UnsupportedOp, match=r"as_strided of a tensor that is not contig"):
+        compiled(lambda x: x.t().as_strided((2,), (1,)), torch.randn(4, 4))

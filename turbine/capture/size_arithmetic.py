@@ -1,0 +1,62 @@
+"""Arithmetic on sizes, in terms of the ops that the compiler has for it."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+aten, prim = torch.ops.aten, torch.ops.prim
+
+# Of Python's functions on sizes, those that the importer does not know.
+_OPS: dict[Any, Any] = {
+    torch.sym_min: prim.min.int,
+    torch.sym_max: prim.max.int,
+}
+
+
+def rewrite_size_arithmetic(graph: fx.Graph) -> None:
+    """Name the compiler's ops on sizes, and fold what is a number already."""
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in _OPS:
+            node.target = _OPS[node.target]
+        if node.target is operator.mod:
+            _expand_remainder(graph, node)
+        if type(node.meta.get("val")) is int:
+            _replace(node, node.meta["val"])
+            graph.erase_node(node)
+        if node.target is aten.sub.Tensor and not _is_tensor(node.args[0]):
+            node.target, node.args = aten.rsub.Scalar, node.args[::-1]
+
+
+def _expand_remainder(graph: fx.Graph, node: fx.Node) -> None:
+    """As a - a // b * b: the compiler's remainder has the sign of a."""
+    a, b = node.args
+    first: Any
+    second: Any
+    first, second = (n.meta["val"] if isinstance(n, fx.Node) else n for n in (a, b))
+    with graph.inserting_before(node):
+        quotient = graph.call_function(operator.floordiv, (a, b))
+        quotient.meta["val"] = first // second
+        product = graph.call_function(operator.mul, (quotient, b))
+        product.meta["val"] = quotient.meta["val"] * second
+    node.target, node.args = operator.sub, (a, product)
+
+
+def _replace(node: fx.Node, number: int) -> None:
+    """Put a number where a node is used."""
+
+    def change(argument: Any) -> Any:
+        return number if argument is node else argument
+
+    for user in list(node.users):
+        user.args = fx.map_arg(user.args, change)
+        user.kwargs = fx.map_arg(user.kwargs, change)
+
+
+def _is_tensor(argument: Any) -> bool:
+    return isinstance(argument, fx.Node) and isinstance(argument.meta.get("val"), torch.Tensor)
