@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+Drawn = Callable[[Iterable[Any], int], list[Any]]  # the fixture `drawn`
 
 DIGITS = 8
 FALLBACK = "0" * DIGITS  # without git or its history, as in an sdist

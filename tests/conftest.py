@@ -1,19 +1,27 @@
 """What every test stands on: a compile cache that goes when the session ends, and slices of sweeps.
 
 `@pytest.mark.sweep(3)` on a test with many parameters keeps three of them, chosen by the seed of
-the run; `--sweep` (`make sweep`) runs them all. The seed follows the commit, so that each commit
-runs other slices; pytest prints it, and `--seed HEX` repeats a run. `--soak`
-(`make soak`) gives tests/reliability its full numbers: `amount(5, 200)` is 200 then, and 5
-otherwise.
+the run; `--sweep` (`make sweep`) runs them all. A test that compiles many rows as one program takes
+`drawn(rows, 3)` of them likewise. The seed follows the commit, so that each commit runs other
+slices; pytest prints it, and `--seed HEX` repeats a run. `--soak` (`make soak`) gives
+tests/reliability its full numbers: `amount(5, 200)` is 200 then, and 5 otherwise.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.commit_seed import DIGITS, commit_seed, draw_slice, parse_seed
+from tests.commit_seed import DIGITS, Drawn, commit_seed, draw_slice, parse_seed
+
+# Files that take long; with several workers they start first, so that none of them ends last.
+LONG = frozenset(
+    "test_models test_examples test_dynamo_contract test_training test_fuzz test_distributed "
+    "test_coverage test_llama test_pooling test_docs test_builtin_ops test_cli test_sums "
+    "test_numbers test_quantization test_memory test_threads".split()
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,6 +50,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep to the order of `pytest_collection_modifyitems`, and let tests send Ctrl-C."""
+    if hasattr(config.option, "loadscopereorder"):  # where pytest-xdist is installed
+        config.option.loadscopereorder = False
+    # A shell that starts a run in the background ignores it for all of its processes.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return _seed_line(config)
 
@@ -62,8 +79,18 @@ def seed(pytestconfig: pytest.Config) -> int:
     return int(pytestconfig.getoption("--seed"))
 
 
+@pytest.fixture(scope="module")
+def drawn(request: pytest.FixtureRequest, seed: int) -> Drawn:
+    """`drawn(rows, count)`: a slice of rows for one program; the test is marked as a sweep."""
+    whole = bool(request.config.getoption("--sweep"))
+    name = request.node.nodeid
+    return lambda rows, count: list(rows) if whole else draw_slice(name, list(rows), count, seed)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not in a sweep's slice."""
+    """Leave out what is not in a sweep's slice; a worker's long files go first."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.stem not in LONG)
     sweeps: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sweep") is not None:
