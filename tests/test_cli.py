@@ -165,7 +165,12 @@ def test_the_examples_in_the_help_texts_run(turbine: Turbine) -> None:
         tracing.kernel("scale", None, b"code")
     examples = [shlex.split(turbine(verb, "--help").out.splitlines()[-1]) for verb in VERBS]
     assert [words[:2] for words in examples] == [["turbine", verb] for verb in VERBS]
-    assert [turbine(*words[1:]).code for words in examples] == [0] * len(VERBS)
+    codes = {words[1]: turbine(*words[1:], *BRIEFLY.get(words[1], ())).code for words in examples}
+    assert codes == dict.fromkeys(VERBS, 0)
+
+
+# Words behind an example that would go on for long: a later option wins.
+BRIEFLY = {"coverage": ["--forms="], "fuzz": ["--minutes", "0.001", "--jobs", "1"]}
 
 
 @pytest.mark.parametrize(
