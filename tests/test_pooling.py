@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,33 +13,38 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.export import Dim
 
+from tests.commit_seed import Drawn
 from tests.compiled import agrees
 from tests.models import compiled
 from turbine.capture.rules import pooling
 
-
-def _pool(x: Tensor) -> tuple[Any, ...]:
-    return (
-        F.avg_pool2d(x, (2, 1), ceil_mode=True),
-        F.avg_pool2d(x, 3, 2, 1, True, False),
-        F.avg_pool3d(x, (1, 3, 2), (1, 3, 3), (0, 1, 1)),
-        F.avg_pool3d(x, 2, ceil_mode=True),
-        F.max_pool2d(x, 3, 2, 1, 2, ceil_mode=True, return_indices=True),
-        F.max_pool2d(x, (3, 1), return_indices=True),
-        F.max_pool1d(x.flatten(1, 2), 2, ceil_mode=True),
-        F.adaptive_max_pool2d(x, (3, 2), return_indices=True),
-        F.adaptive_max_pool2d(x, (5, 1), return_indices=True),
-        F.adaptive_max_pool3d(x, (1, 2, 3)),
-    )
+POOLS: tuple[Callable[[Tensor], Any], ...] = (
+    lambda x: F.avg_pool2d(x, (2, 1), ceil_mode=True),
+    lambda x: F.avg_pool2d(x, 3, 2, 1, True, False),
+    lambda x: F.avg_pool3d(x, (1, 3, 2), (1, 3, 3), (0, 1, 1)),
+    lambda x: F.avg_pool3d(x, 2, ceil_mode=True),
+    lambda x: F.max_pool2d(x, 3, 2, 1, 2, ceil_mode=True, return_indices=True),
+    lambda x: F.max_pool2d(x, (3, 1), return_indices=True),
+    lambda x: F.max_pool1d(x.flatten(1, 2), 2, ceil_mode=True),
+    lambda x: F.adaptive_max_pool2d(x, (3, 2), return_indices=True),
+    lambda x: F.adaptive_max_pool2d(x, (5, 1), return_indices=True),
+    lambda x: F.adaptive_max_pool3d(x, (1, 2, 3)),
+)
 
 
-def test_a_dynamic_batch() -> None:
+@pytest.mark.sweep(1)
+def test_a_dynamic_batch(drawn: Drawn) -> None:
+    pools = drawn(POOLS, 4)
+
+    def pool(x: Tensor) -> tuple[Any, ...]:
+        return tuple(pool(x) for pool in pools)
+
     x = torch.randn(3, 2, 5, 7)
-    artifact = compiled(_pool, x, dynamic_shapes=(({0: Dim("batch", min=2, max=9)},),))
+    artifact = compiled(pool, x, dynamic_shapes=(({0: Dim("batch", min=2, max=9)},),))
     for batch in (2, 7):
         x = torch.randn(batch, 2, 5, 7)
         x[1, 0, 2, 3] = float("nan")
-        torch.testing.assert_close(artifact(x), _pool(x), equal_nan=True)
+        torch.testing.assert_close(artifact(x), pool(x), equal_nan=True)
 
 
 def test_a_dynamic_length() -> None:
@@ -51,6 +57,7 @@ def test_a_dynamic_length() -> None:
         torch.testing.assert_close(call(x), pool(x))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_elements_behind_an_only_window_are_left_out(dynamic: bool) -> None:
     def slide(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -70,6 +77,7 @@ def test_integers() -> None:
     agrees(pool, lambda: (torch.randint(-9, 0, (2, 3, 9, 8)),))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients(dynamic: bool) -> None:
     def pool(x: Tensor) -> Tensor:
