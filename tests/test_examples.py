@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 from examples import custom_op, dynamic_batch, no_torch, quickstart
-from turbine import errors
+from turbine import errors, zoo
 
 pytestmark = pytest.mark.run
 
@@ -30,6 +31,8 @@ def test_quickstart_prints_a_row_per_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["quickstart.py", "--tiny"])
+    smallest = {"resnet18": zoo.TINY["mlp"], "gpt2": zoo.TINY["mlp"]}
+    monkeypatch.setattr(zoo, "TINY", smallest)  # tests/test_models.py compiles the others
     assert quickstart.main() == 0
     table = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in table] == ["model", "resnet18", "gpt2"]
@@ -64,13 +67,18 @@ def _examples_import_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_examples_import_each_other")
-@pytest.mark.parametrize("name", ["lenet", "gpt", "recommender", "contrastive"])
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("name", ["lenet", "gpt", "recommender", "contrastive", "distributed"])
 def test_training_examples_make_the_loss_fall(
-    name: str, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = importlib.import_module(f"train_{name}")
-    assert example.main(["--backend", "eager", "--steps", "10", "--quiet"]) == 0
-    assert re.search(r"10 steps: loss [\d.]+ -> [\d.]+", capsys.readouterr().out)
+    options = ["--backend", "eager", "--steps", "10", "--quiet"]
+    if name == "distributed":
+        printed = _torchrun(tmp_path, f"train_{name}.py", *options, "--sharded")
+    else:
+        assert importlib.import_module(f"train_{name}").main(options) == 0
+        printed = capsys.readouterr().out
+    assert re.search(r"10 steps: loss [\d.]+ -> [\d.]+", printed)
 
 
 @pytest.mark.usefixtures("_examples_import_each_other")
@@ -82,7 +90,8 @@ def test_a_compiled_training_example_logs_every_step(
         reason="tensorboard is not installed: pip install 'turbine[train]'",
     )
     example = importlib.import_module("train_recommender")
-    assert example.main(["--compile-step", "--steps", "6", "--log", str(tmp_path)]) == 0
+    options = ["--compile-step", "--optimizer", "sgd", "--steps", "6", "--log", str(tmp_path)]
+    assert example.main(options) == 0
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     assert "6/6" in capsys.readouterr().err
@@ -99,13 +108,6 @@ def test_training_goes_on_without_tqdm_and_says_when_tensorboard_is_missing(
     assert "step 5 of 5: loss" in capsys.readouterr().err
     with pytest.raises(errors.MissingExtra, match=r"turbine\[train\]"):
         example.main(["--backend", "eager", "--steps", "5", "--log", str(tmp_path)])
-
-
-def test_the_distributed_example_trains_with_torchrun(tmp_path: Path) -> None:
-    script = str(ROOT / "examples" / "train_distributed.py")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = ["--backend", "eager", "--steps", "5", "--quiet", "--sharded"]
-    assert "5 steps: loss" in _python(tmp_path, *torchrun, script, *options)
 
 
 @pytest.fixture
@@ -143,6 +145,7 @@ def test_a_warm_start_takes_less_time_than_a_cold_one(benchmark: Callable[..., s
 KERNELS = sorted(path.stem for path in (ROOT / "examples" / "kernels").glob("*.py"))
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_is_the_same_as_pytorch(
     name: str,
@@ -166,10 +169,14 @@ def test_an_example_of_a_kernel_is_short(name: str) -> None:
     assert (ROOT / "examples" / "kernels" / f"{name}.py").read_text().count("\n") < 60
 
 
-def test_the_readme_example_runs_as_written(tmp_path: Path) -> None:
+def test_the_readme_example_runs_as_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    printed = _python(tmp_path, "-c", "\n".join(blocks))
-    assert printed == "(input: float32[8, 16]) -> float32[8, 4]\n"
+    Path("readme.py").write_text("\n".join(blocks))
+    runpy.run_path("readme.py")
+    assert capsys.readouterr().out == "(input: float32[8, 16]) -> float32[8, 4]\n"
 
 
 def test_the_model_benchmark_prints_a_table_and_writes_json(benchmark: Callable[..., str]) -> None:
@@ -184,6 +191,12 @@ def test_the_call_benchmark_compares_with_eager(benchmark: Callable[..., str]) -
     printed = benchmark("call_overhead", "--seconds", "0", "--no-inductor")
     assert "turbine, torch tensors" in printed
     assert "eager PyTorch" in printed
+
+
+def _torchrun(folder: Path, example: str, *options: str) -> str:
+    """What an example prints that two processes run."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return _python(folder, *torchrun, str(ROOT / "examples" / example), *options)
 
 
 def _python(folder: Path, *arguments: str) -> str:
