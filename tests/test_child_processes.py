@@ -24,12 +24,12 @@ def start() -> Callable[[str], str]:
 
 def test_a_crash_is_the_answer_to_its_own_job() -> None:
     jobs = ["one", "exit", "two", "raise", "hang", "three"]
-    answers = dict(run_jobs(start, jobs, count=2, limit=10.0, lifetime=2))
+    answers = dict(run_jobs(start, jobs, count=2, limit=5.0, lifetime=2))
     assert answers == {
         "one": "ONE",
         "exit": Crash("the process ended with code 3"),
         "two": "TWO",
         "raise": Crash("ValueError: no answer"),
-        "hang": Crash("took longer than 10 s"),
+        "hang": Crash("took longer than 5 s"),
         "three": "THREE",
     }

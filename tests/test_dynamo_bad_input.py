@@ -303,10 +303,13 @@ def test_ctrl_c_while_compiling(tmp_path: Path) -> None:
             return torch.relu(x * 2) * x + 1
         from turbine.compiler import pool
         ask = pool._Worker.ask
-        pool._Worker.ask = lambda *a: (time.sleep(30), ask(*a))[1]
+        def slow(*a):
+            threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+            time.sleep(30)
+            return ask(*a)
+        pool._Worker.ask = slow
         x = torch.ones(4)
         call = torch.compile(work, backend="turbine")
-        threading.Timer(8, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             call(x)
             raise SystemExit("not interrupted")

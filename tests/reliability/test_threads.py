@@ -92,7 +92,7 @@ def test_threads_that_mix_everything_get_right_numbers(
     mix: str, tmp_path: Path, amount: Amount
 ) -> None:
     mixer, actions = Mixer(tmp_path), MIXES[mix]
-    end = time.monotonic() + amount(3, 300)
+    end = time.monotonic() + amount(1, 300)
     faults: list[str] = []
     done: Counter[str] = Counter()
 
