@@ -28,8 +28,8 @@ from turbine.fuzz.script import script
 from turbine.fuzz.session import Tally
 from turbine.fuzz.shrink import shrink
 
-# About a minute on two cores: a number of programs, so that a slow machine sees the same ones.
-PROGRAMS = 24
+# About half a minute: a number of programs, so that a slow machine sees the same ones.
+PROGRAMS = 12
 
 
 def test_random_programs_agree_with_eager(seed: int) -> None:
@@ -57,6 +57,7 @@ def example(code: str, mode: str = COMPILE, **kwargs: Any) -> Case:
     return Case(Program(7, inputs, steps, ("v0", "v2"), FRAME), mode, **kwargs)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("mode", [COMPILE, COMPILE_DYNAMIC, EXPORT, EXPORT_DYNAMIC])
 def test_a_script_runs_by_itself_and_agrees_where_the_case_does(mode: str) -> None:
     case = example("v1 = v0 + x1", mode, other_size=None if mode in (COMPILE, EXPORT) else 5)

@@ -87,7 +87,7 @@ SCATTERS: dict[str, Write] = {
 
 @pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")  # in beta, PyTorch says
 @pytest.mark.filterwarnings("ignore:The reduce argument:UserWarning")
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64, torch.int8], ids=str)
 def test_writes_are_pytorchs(dtype: torch.dtype) -> None:
     """Sums of truth values are disjunctions; places are written to more than once."""
@@ -125,7 +125,7 @@ FROM_START_ONLY = {
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")  # in beta, PyTorch says
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES)
 def test_an_index_out_of_range_is_an_error_and_the_program_goes_on(case: str) -> None:
     good = torch.tensor([1, 0, 9])
@@ -168,6 +168,7 @@ def test_negative_indices_in_writes_count_from_the_end() -> None:
     torch.testing.assert_close(compiled(_write, *WRITES)(*WRITES), _write(*WRITES))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_negative_indices_count_from_the_end_under_torch_compile(dynamic: bool) -> None:
     def gradient(x: torch.Tensor) -> torch.Tensor:
@@ -273,6 +274,7 @@ MASKED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", MASKED)
 def test_writes_by_mask(name: str) -> None:
     x, mask = torch.randn(4, 3), torch.tensor([True, False, True, True])

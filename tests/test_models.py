@@ -14,7 +14,7 @@ from turbine.zoo.odd import ODD
 TOLERANCE = {torch.bfloat16: 2e-2}
 
 
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("name", TINY)
 def test_model_agrees_with_eager(name: str) -> None:
     example = TINY[name]()
@@ -23,13 +23,14 @@ def test_model_agrees_with_eager(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_model_agrees_with_eager(name: str) -> None:
     check_odd_model(name, "external")
 
 
 @pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("weights", ["global", "inline"])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_model_agrees_with_eager_wherever_its_weights_are(name: str, weights: str) -> None:

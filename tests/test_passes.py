@@ -432,6 +432,7 @@ def with_rounded_weights(layers: Layers, bits: int, group_size: int) -> Layers:
 
 
 @pytest.mark.run
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("weights", "bits"), [("external", 4), ("external", 8), ("global", 4)])
 def test_quantized_layers_compute_with_rounded_weights(
     layers: Layers, weights: str, bits: int

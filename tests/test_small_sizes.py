@@ -70,7 +70,7 @@ def exported(name: str) -> tuple[Function, turbine.aot.ExportOutput]:
 
 
 @pytest.mark.run
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_sizes_give_what_eager_gives_or_are_refused(name: str) -> None:
     _, shapes, least = PROGRAMS[name]
@@ -126,6 +126,7 @@ OF_TWO: dict[str, tuple[Callable[..., Tensor], int]] = {
 
 
 @pytest.mark.run
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", OF_TWO)
 def test_small_sizes_of_two_named_dims_are_right_or_refused(name: str) -> None:
     function, least = OF_TWO[name]

@@ -51,7 +51,7 @@ RUNS: tuple[tuple[str, str, float, str], ...] = (
 )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("name", "optimizer", "rate", "schedule"), RUNS)
 def test_the_loss_curve_is_that_of_eager(
     name: str, optimizer: str, rate: float, schedule: str
