@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.commit_seed import draw_slice
-from turbine import config, errors
+from tests.jobs_here import answer_here
+from turbine import errors
 from turbine.capture import ownership
 from turbine.capture.decompositions import extend_aot_decompositions
 from turbine.cli.coverage import page, share
@@ -213,17 +214,10 @@ def test_no_op_of_a_slice_fails(judged: list[Judged]) -> None:
     assert not [item for item in judged[1:] if item.fails]
 
 
-def _answers_here(start: Any, jobs: Any, **_: Any) -> Iterator[tuple[Any, Any]]:
-    """In place of child processes, whose start takes longer than an op."""
-    answer = start()
-    return ((job, answer(job)) for job in jobs)
-
-
 def test_the_command_prints_counts_and_writes_the_page(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "run_jobs", _answers_here)
-    monkeypatch.setattr(config, "_settings", {})  # what a child sets goes with it
+    answer_here(monkeypatch)
     path = tmp_path / "coverage.md"
     assert (
         main(["coverage", "--ops", "^view$", "--forms", "spread", "--jobs", "1", "-o", str(path)])
