@@ -170,7 +170,12 @@ def test_code_that_fails_each_time_it_runs_is_given_up(monkeypatch: pytest.Monke
     assert turbine.counters()["rescued_calls"] - before == parts._PATIENCE
 
 
-def test_refusals_are_remembered_by_the_next_process(tmp_path: Path) -> None:
+def test_refusals_are_remembered_by_the_next_process(
+    no_compiler: list[int], tmp_path: Path
+) -> None:
+    x = torch.randn(3)
+    assert torch.equal(compiled(lambda x: x * 2)(x), x * 2)
+    assert no_compiler
     code = """
         import torch, turbine
         from turbine import errors
@@ -185,10 +190,9 @@ def test_refusals_are_remembered_by_the_next_process(tmp_path: Path) -> None:
         assert torch.equal(result, x * 2)
         print(len(asked), turbine.counters()["ops_in_pytorch"])
         """
-    first, second = (in_new_process(code, tmp_path) for _ in range(2))
-    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
-    assert int(first.stdout.split()[0]) > 0
-    assert second.stdout.split() == ["0", "1"]
+    done = in_new_process(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -264,6 +268,7 @@ FORK = """
     """
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("pending", [True, False], ids=["compile pending", "after a call"])
 def test_fork(pending: bool, tmp_path: Path) -> None:
     done = in_new_process(FORK.replace("PENDING", str(pending)), tmp_path)
