@@ -86,7 +86,7 @@ class Forms(nn.Module):
 
 
 # Groups that fill vectors, that do not divide the columns, that fill no vector, and are too long.
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 16), (4, 10), (8, 7), (8, 1000)])
 def test_every_form_of_product(bits: int, group_size: int) -> None:
@@ -149,7 +149,7 @@ def unpacked(output: ExportOutput, layer: nn.Linear) -> nn.Linear:
     return copy
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_weights_of_other_dtypes(dtype: torch.dtype) -> None:
@@ -205,6 +205,7 @@ class Lookups(nn.Module):
         )
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.int64, 4), (torch.int32, 8)])
 def test_rows_are_looked_up_by_any_index(dtype: torch.dtype, bits: int) -> None:
@@ -348,6 +349,7 @@ print(peak() - before)
 """
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.parametrize("rows", [1, 64])
 def test_weights_are_not_unpacked_in_memory(tmp_path: Path, rows: int) -> None:
