@@ -29,7 +29,7 @@ from turbine.fuzz.session import Tally
 from turbine.fuzz.shrink import shrink
 
 # About half a minute: a number of programs, so that a slow machine sees the same ones.
-PROGRAMS = 12
+PROGRAMS = 10
 
 
 def test_random_programs_agree_with_eager(seed: int) -> None:

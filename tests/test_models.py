@@ -23,7 +23,7 @@ def test_model_agrees_with_eager(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_model_agrees_with_eager(name: str) -> None:
     check_odd_model(name, "external")

@@ -34,7 +34,7 @@ POOLS: tuple[Callable[[Tensor], Any], ...] = (
 
 @pytest.mark.sweep(1)
 def test_a_dynamic_batch(drawn: Drawn) -> None:
-    pools = drawn(POOLS, 4)
+    pools = drawn(POOLS, 3)
 
     def pool(x: Tensor) -> tuple[Any, ...]:
         return tuple(pool(x) for pool in pools)
