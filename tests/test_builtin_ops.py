@@ -181,6 +181,7 @@ class Every(nn.Module):
 
 
 @pytest.mark.run
+@pytest.mark.sweep(5)
 @names
 def test_a_call_in_eager_mode_gives_the_right_numbers(name: str) -> None:
     args = SAMPLES[name].tensors(torch.float64)
@@ -231,6 +232,7 @@ def _larger(sample: Sample, args: Sequence[Tensor], by: int) -> tuple[Tensor, ..
     )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", {sample.op: name for name, sample in SAMPLES.items()}.values())
 def test_opcheck_finds_nothing(name: str) -> None:
     sample = SAMPLES[name]
@@ -240,6 +242,7 @@ def test_opcheck_finds_nothing(name: str) -> None:
 
 
 @pytest.mark.run
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", [name for name in SAMPLES if name != "quantized_matmul"])
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     sample = SAMPLES[name]
