@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import turbine
-from examples.llama import generate
+from examples.llama import generate, programs
 from examples.llama.decoder import TINY, Decoder, Size, decoder
 from examples.llama.programs import export, save_weights
 from turbine import errors
@@ -64,8 +64,10 @@ def test_a_llama_whose_weights_file_lacks_some_is_refused(
 
 
 def test_the_decode_benchmark_prints_a_row_for_a_kind_of_weights(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    exported: ExportOutput, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    known = {SMALL: exported}
+    monkeypatch.setattr(programs, "export", lambda model, size: known[size])
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # it starts a process of its own
     options = ["--width", "64", "--layers", "1", "--seconds", "0.1", "--kinds", "int8"]
