@@ -24,7 +24,7 @@ Amount = Callable[[int, int], int]
 
 # Compiles without end, in several threads, and forks and spawns children that compile too.
 BUSY = """
-import multiprocessing, os, signal, sys, threading
+import multiprocessing, os, sys, threading
 from turbine import target
 from turbine.compiler import pipeline
 
@@ -38,8 +38,6 @@ def compile_on(first):
         compile_one(number)
 
 if __name__ == "__main__":
-    # A job in the background of a shell ignores it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     print("ready", flush=True)
     threading.Thread(target=compile_on, args=(10_000,), daemon=True).start()
     if sys.argv[1] == "fork":
