@@ -74,7 +74,8 @@ def test_constants_are_folded_as_pytorch_computes_them() -> None:
 def test_bytes_are_filled() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         filled = torch.full((3,), 200, dtype=torch.uint8)
-        return filled, filled // x, torch.full_like(x, 7), torch.zeros_like(x)
+        wrapped = x.masked_fill(x > 1, -3)
+        return filled, filled // x, torch.full_like(x, 7), torch.zeros_like(x), wrapped
 
     _agrees(program, torch.tensor([1, 3, 200], dtype=torch.uint8))
 
@@ -143,6 +144,42 @@ def test_what_was_scattered_is_padded() -> None:
         return F.pad(x.scatter(0, index, 2), (1, 1)), F.pad(put, (0, 3))
 
     _agrees(program, torch.randn(4), dynamic=({0: D},), sizes=[(torch.randn(9),)])
+
+
+def test_what_was_padded_is_read_by_index() -> None:
+    def program(x: Tensor) -> Tensor:
+        return F.pad(x, (2, 2, 1, -2), value=1)[[-2, -1, 1], ..., -3]
+
+    _agrees(program, torch.arange(18).reshape(2, 9, 1))
+
+
+@pytest.mark.parametrize("scale", [2, 0.5])
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area"])
+def test_a_dynamic_size_is_scaled(mode: str, scale: float) -> None:
+    def program(x: Tensor) -> Tensor:
+        return F.interpolate(x, scale_factor=scale, mode=mode)
+
+    artifact = compiled(program, torch.randn(1, 2, 6, 8), dynamic_shapes=(({3: D},),))
+    for width in (8, 5, 12):
+        x = torch.randn(1, 2, 6, width)
+        torch.testing.assert_close(artifact(x), program(x), rtol=1e-5, atol=1e-5)
+
+
+def test_bools_and_numbers_have_an_order() -> None:
+    def program(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        marked = x > 0
+        return marked < n, marked <= n, marked > n, marked >= n, n < marked, n >= marked
+
+    x = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        _agrees(program, x, torch.tensor([-2, -1, 2, 1]).to(dtype))
+
+
+def test_norms_along_axes_of_one_element() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        return torch.linalg.vector_norm(x, 2, -1), torch.linalg.vector_norm(x, 3, (-3, -1))
+
+    _agrees(program, torch.tensor([[[-1.0], [2.0]]]))
 
 
 def test_an_only_window() -> None:

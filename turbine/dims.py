@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 from turbine import errors
 
@@ -17,7 +19,8 @@ def evaluate(dim: Dim, symbols: Mapping[str, int]) -> int | None:
         return dim
     if dim in symbols:
         return symbols[dim]
-    return _evaluate(_parse(dim), symbols)
+    size: int | None = _evaluate(_parse(dim), symbols)
+    return size
 
 
 def match(dim: str, size: int, symbols: dict[str, int]) -> int | None:
@@ -44,7 +47,7 @@ def match(dim: str, size: int, symbols: dict[str, int]) -> int | None:
 
 def holds(condition: str, symbols: Mapping[str, int]) -> bool:
     """Whether a condition on sizes is met, as far as its symbols are known."""
-    return _evaluate(_parse(condition), symbols) != 0
+    return bool(_evaluate(_parse(condition), symbols) != 0)
 
 
 def is_condition(text: str) -> bool:
@@ -147,7 +150,7 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Gt: lambda a, b: a > b,
     ast.GtE: lambda a, b: a >= b,
 }
-_FUNCTIONS: dict[str, Callable[..., int]] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "Max": max,
     "Min": min,
     "FloorDiv": lambda a, b: a // b,
@@ -157,11 +160,18 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
     "PythonMod": lambda a, b: a % b,
     "Eq": lambda a, b: a == b,
     "Ne": lambda a, b: a != b,
+    # Sizes that are scaled by a float, as F.interpolate does it.
+    "ToFloat": float,
+    "TruncToInt": math.trunc,
+    "FloorToInt": math.floor,
+    "CeilToInt": math.ceil,
+    "IntTrueDiv": lambda a, b: a / b,
+    "FloatTrueDiv": lambda a, b: a / b,
 }
 
 
-def _evaluate(node: ast.expr, symbols: Mapping[str, int]) -> int | None:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+def _evaluate(node: ast.expr, symbols: Mapping[str, int]) -> Any:
+    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
         return node.value
     if isinstance(node, ast.Name):
         return symbols.get(node.id)
@@ -174,7 +184,7 @@ def _evaluate(node: ast.expr, symbols: Mapping[str, int]) -> int | None:
     return operation(*known) if len(known) == len(values) else None
 
 
-def _operation(node: ast.expr) -> tuple[Callable[..., int], list[ast.expr]]:
+def _operation(node: ast.expr) -> tuple[Callable[..., Any], list[ast.expr]]:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)], [node.left, node.right]
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:

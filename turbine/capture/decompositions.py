@@ -42,7 +42,6 @@ MISTRUSTED = (
     aten.unfold_copy,
     aten.unsqueeze_copy,
     aten.view_copy,
-    aten.linalg_vector_norm,
     aten.native_batch_norm,
     aten._native_batch_norm_legit,
 )

@@ -114,4 +114,4 @@ def _is_pure(node: fx.Node) -> bool:
         return _is_pure(node.all_input_nodes[0])
     if not isinstance(target, torch._ops.OpOverload) or target in _KEPT:
         return False
-    return not (draws(target) or target.is_view or target._schema.is_mutable or node.is_impure())
+    return not (draws(target) or target._schema.is_mutable or node.is_impure())

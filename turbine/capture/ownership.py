@@ -134,8 +134,8 @@ _READS = {
 }
 
 
-# Views of a part of a tensor, and a tensor around one.
-_PARTS = {aten.select.int, aten.slice.Tensor, aten.constant_pad_nd.default}
+# Views of a part of a tensor.
+_PARTS = {aten.select.int, aten.slice.Tensor}
 
 
 def copy_parts(graph: fx.Graph) -> None:
@@ -151,7 +151,7 @@ def copy_parts(graph: fx.Graph) -> None:
 
 
 def _reads_a_part(node: fx.Node) -> bool:
-    return node.target in _READS and _is_dynamic_part(node.args[0])  # type: ignore[arg-type]
+    return node.target in _READS and _is_such_a_part(node.args[0])  # type: ignore[arg-type]
 
 
 def _pads_a_write(node: fx.Node) -> bool:
@@ -161,13 +161,16 @@ def _pads_a_write(node: fx.Node) -> bool:
     return written.target in IN_PLACE
 
 
-def _is_dynamic_part(node: fx.Node) -> bool:
-    """Whether views lead from a value to a part of a tensor of a dynamic size."""
-    while node.target not in _PARTS:
-        if not isinstance(node.target, torch._ops.OpOverload) or not node.target.is_view:
-            return False
-        node = node.all_input_nodes[0]
-    return not all(is_static(n.meta["val"]) for n in (node, node.all_input_nodes[0]))
+def _is_such_a_part(node: fx.Node) -> bool:
+    """Whether views lead from a value to a padded tensor, or to a part of one of dynamic size."""
+    for one in _views_to(node):
+        if one.target is aten.constant_pad_nd.default:  # in one loop the two do not compile
+            return True
+        if one.target in _PARTS:
+            values = one.meta["val"], one.all_input_nodes[0].meta["val"]
+            if not all(map(is_static, values)):
+                return True
+    return False
 
 
 def _at_risk(node: fx.Node) -> list[fx.Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -12,6 +13,7 @@ aten, prim = torch.ops.aten, torch.ops.prim
 
 # Of Python's functions on sizes, those that the importer does not know.
 _OPS: dict[Any, Any] = {
+    torch.sym_float: aten.Float.Scalar,
     torch.sym_min: prim.min.int,
     torch.sym_max: prim.max.int,
 }
@@ -22,6 +24,8 @@ def rewrite_size_arithmetic(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
+        if node.target is math.trunc:
+            _scale(graph, node)
         if node.target in _OPS:
             node.target = _OPS[node.target]
         if node.target is operator.mod:
@@ -31,6 +35,30 @@ def rewrite_size_arithmetic(graph: fx.Graph) -> None:
             graph.erase_node(node)
         if node.target is aten.sub.Tensor and not _is_tensor(node.args[0]):
             node.target, node.args = aten.rsub.Scalar, node.args[::-1]
+    graph.eliminate_dead_code()
+
+
+def _scale(graph: fx.Graph, node: fx.Node) -> None:
+    """Make trunc(float(size) * factor), as F.interpolate has it, a product of integers.
+
+    The compiler has no conversion of floats to integers beside tensors. Of a factor with a small
+    denominator the product is exact either way.
+    """
+    product: Any = node.args[0]
+    is_product = product.target is operator.mul and product.args[0].target is aten.Float.Scalar
+    if not is_product or not isinstance(product.args[1], float):
+        return
+    above, below = product.args[1].as_integer_ratio()
+    if above < 0 or above > _EXACT or below > _EXACT:
+        return
+    size = product.args[0].args[0]
+    with graph.inserting_before(node):
+        scaled = graph.call_function(operator.mul, (size, above))
+        scaled.meta["val"] = size.meta["val"] * above
+    node.target, node.args = operator.floordiv, (scaled, below)
+
+
+_EXACT = 2**20
 
 
 def _expand_remainder(graph: fx.Graph, node: fx.Node) -> None:

@@ -65,6 +65,7 @@ def _widen(graph: fx.Graph, node: fx.Node) -> None:
     wide.meta.pop("tensor_meta", None)
     if target in _CONSTANTS and narrow == torch.uint8:
         # The compiler fails to fold a conversion to unsigned; what it has to compute stays.
+        wide.args = tuple(a % 256 if isinstance(a, int) else a for a in wide.args)
         constant, wide = wide, graph.call_function(aten.abs.default, (wide,))
         wide.meta = constant.meta
     node.target, node.args, node.kwargs = aten._to_copy.default, (wide,), {"dtype": narrow}

@@ -429,6 +429,7 @@ def multiply(s: Scope) -> str:
 
 def normalize(s: Scope) -> str:
     x = s.pick_float(2)
+    finite = f"torch.nan_to_num({x}, 0, 1, -1)"
     texts = [
         f"F.layer_norm({x}, {x}.shape[-1:])",
         f"F.layer_norm({x}, {x}.shape[1:])",
@@ -438,8 +439,8 @@ def normalize(s: Scope) -> str:
         f"F.batch_norm({x}, None, None, training=True)",
         f"F.instance_norm({x})",
         # Kernels of PyTorch's attention differ from each other where a score is infinite.
-        "F.scaled_dot_product_attention({0}, {0}, {0})".format(f"torch.nan_to_num({x}, 0, 1, -1)"),
-        f"F.scaled_dot_product_attention({x}, {x}, {x}.tanh(), is_causal=True)",
+        f"F.scaled_dot_product_attention({finite}, {finite}, {finite})",
+        f"F.scaled_dot_product_attention({finite}, {finite}, {finite}.tanh(), is_causal=True)",
         f"F.cosine_similarity({x}, {x}.flip(-1), dim=-1)",
         f"F.mse_loss({x}, {x} * 2)",
         f"F.cross_entropy({x}.flatten(0, -2), torch.zeros_like({x}.flatten(0, -2)[:, 0]).long())",

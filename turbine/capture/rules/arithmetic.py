@@ -21,6 +21,22 @@ def equal(a: Tensor, b: Tensor) -> Tensor:
     return (a != b).logical_not() if torch.result_type(a, b).is_floating_point else NotImplemented
 
 
+def _compare(op: Any) -> Callable[..., Tensor]:
+    """An order of two dtypes: the compiler takes numbers beside a bool for unsigned ones."""
+
+    def compare(a: Tensor, b: Tensor) -> Tensor:
+        if a.dtype == b.dtype:
+            return NotImplemented
+        dtype = torch.result_type(a, b)
+        result: Tensor = op(a.to(dtype), b.to(dtype))
+        return result
+
+    return compare
+
+
+_ORDERS = (aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor)
+
+
 def power_of_scalar(x: Tensor, exponent: float) -> Tensor:
     """The compiler computes exp(exponent * log(x)), except for whole positive exponents."""
     dtype = torch.result_type(x, exponent)
@@ -278,6 +294,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **{op: _with_number(on_tensors) for op, on_tensors in _OPS_WITH_NUMBERS.items()},
     aten.linspace.default: linspace,
     **{op: _of_truth(op) for op in _TRUTHS},
+    **{op: _compare(op) for op in _ORDERS},
     aten.eq.Tensor: equal,
     aten.pow.Tensor_Scalar: power_of_scalar,
     aten.pow.Scalar: power_of,

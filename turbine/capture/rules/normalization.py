@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 aten = torch.ops.aten
 
@@ -151,9 +152,25 @@ def _blend(old: Tensor, new: Tensor, momentum: float) -> Tensor:
     return (old * (1 - momentum) + new * momentum).to(old.dtype)
 
 
+def vector_norm(
+    x: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """PyTorch's rule on axes counted from the start: that of torch 2.11 miscounts others."""
+    axes = None if dim is None else [axis % max(x.dim(), 1) for axis in dim]
+    rule = decomposition_table[aten.linalg_vector_norm.default]
+    norm: Tensor = rule(x, ord, axes, keepdim, dtype=dtype)
+    return norm
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
     aten._native_batch_norm_legit_functional.default: batch_norm_functional,
+    aten.linalg_vector_norm.default: vector_norm,
     aten.native_layer_norm.default: layer_norm,
     aten.native_group_norm.default: group_norm,
     aten.var_mean.correction: variance_and_mean,
