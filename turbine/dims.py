@@ -47,7 +47,8 @@ def match(dim: str, size: int, symbols: dict[str, int]) -> int | None:
 
 def holds(condition: str, symbols: Mapping[str, int]) -> bool:
     """Whether a condition on sizes is met, as far as its symbols are known."""
-    return bool(_evaluate(_parse(condition), symbols) != 0)
+    result: bool = _evaluate(_parse(condition), symbols) != 0
+    return result
 
 
 def is_condition(text: str) -> bool:

@@ -40,6 +40,8 @@ def fill(node: fx.Node, number: float | bool) -> None:
     Dynamic sizes are taken from operands; where these do not have them, nothing changes.
     """
     value = node.meta["val"]
+    if value.dtype in _UNSIGNED - {torch.uint8}:
+        return
     with node.graph.inserting_before(node):
         sizes = [size if isinstance(size, int) else _size(node, size) for size in value.shape]
     if None in sizes:
@@ -142,7 +144,7 @@ def _is_plain(value: Any) -> bool:
     return value.device.type == "cpu"
 
 
-# The compiler refuses constants of these.
+# The compiler refuses constants of these; bytes are computed as larger numbers.
 _UNSIGNED = {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 
 

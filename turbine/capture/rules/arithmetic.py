@@ -22,7 +22,11 @@ def equal(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _compare(op: Any) -> Callable[..., Tensor]:
-    """An order of two dtypes: the compiler takes numbers beside a bool for unsigned ones."""
+    """A comparison of two dtypes, in the one that PyTorch compares in.
+
+    The compiler takes numbers beside a bool for unsigned ones, and the wider of two floats, which
+    that of a single number is not.
+    """
 
     def compare(a: Tensor, b: Tensor) -> Tensor:
         if a.dtype == b.dtype:
@@ -34,7 +38,13 @@ def _compare(op: Any) -> Callable[..., Tensor]:
     return compare
 
 
-_ORDERS = (aten.lt.Tensor, aten.le.Tensor, aten.gt.Tensor, aten.ge.Tensor)
+_COMPARISONS = (
+    aten.ne.Tensor,
+    aten.lt.Tensor,
+    aten.le.Tensor,
+    aten.gt.Tensor,
+    aten.ge.Tensor,
+)
 
 
 def power_of_scalar(x: Tensor, exponent: float) -> Tensor:
@@ -294,7 +304,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **{op: _with_number(on_tensors) for op, on_tensors in _OPS_WITH_NUMBERS.items()},
     aten.linspace.default: linspace,
     **{op: _of_truth(op) for op in _TRUTHS},
-    **{op: _compare(op) for op in _ORDERS},
+    **{op: _compare(op) for op in _COMPARISONS},
     aten.eq.Tensor: equal,
     aten.pow.Tensor_Scalar: power_of_scalar,
     aten.pow.Scalar: power_of,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbine.capture.sizes import hint
+from turbine.capture.sizes import hint, is_empty
 
 aten = torch.ops.aten
 
@@ -101,7 +101,9 @@ def _scores(query: Tensor, key: Tensor, is_causal: bool, scale: float | None) ->
 
 
 def _factor(query: Tensor, scale: float | None) -> float:
-    return query.shape[-1] ** -0.5 if scale is None else scale
+    if scale is not None:
+        return scale
+    return query.shape[-1] ** -0.5 if not is_empty(query) else 1.0
 
 
 def _laid_out_like(query: Tensor, result: Tensor) -> Tensor:
