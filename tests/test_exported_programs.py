@@ -168,11 +168,25 @@ def test_a_dynamic_size_is_scaled(mode: str, scale: float) -> None:
 def test_bools_and_numbers_have_an_order() -> None:
     def program(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
         marked = x > 0
-        return marked < n, marked <= n, marked > n, marked >= n, n < marked, n >= marked
+        single = x[0].half() == x[:1].half().float() * 1.0001
+        orders = marked < n, marked <= n, marked > n, marked >= n, n < marked, n >= marked
+        return *orders, single, x[0] * 1.0001 == x[:1].half()
 
     x = torch.tensor([1.0, -1.0, 1.0, -1.0])
     for dtype in (torch.int8, torch.int32, torch.int64):
         _agrees(program, x, torch.tensor([-2, -1, 2, 1]).to(dtype))
+
+
+def test_a_row_times_a_matrix_of_dynamic_width() -> None:
+    def program(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        product = x @ y
+        spread = z.index_put((torch.tensor([-2]),), x @ y)
+        return product, product.softmax(-1), F.linear(x, y.t(), z[0]).abs(), spread
+
+    call = torch.compile(program, backend="turbine", dynamic=True)
+    for width in (5, 3, 16):
+        args = torch.randn(1, 4), torch.randn(4, width), torch.randn(3, width)
+        torch.testing.assert_close(call(*args), program(*args))
 
 
 def test_norms_along_axes_of_one_element() -> None:

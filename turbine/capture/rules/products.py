@@ -1,4 +1,4 @@
-"""Products of several tensors, summed."""
+"""Products of matrices that the compiler gets wrong, and of several tensors, summed."""
 
 from __future__ import annotations
 
@@ -32,4 +32,31 @@ def _with_axes(x: Tensor, axes: list[int]) -> Tensor:
     return x
 
 
-RULES: dict[Any, Callable[..., Any]] = {aten._trilinear.default: trilinear}
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """A row times a matrix of dynamic width, transposed: IREE 3.13 rounds the width up to a tile.
+
+    It shows where the product is read twice.
+    """
+    return aten.mm.default(b.t(), a.t()).t() if _is_row_of_dynamic_width(a, b) else NotImplemented
+
+
+def product_and_sum(
+    x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """The same with a sum."""
+    if not _is_row_of_dynamic_width(a, b):
+        return NotImplemented
+    scaled = alpha * aten.mm.default(a, b)
+    return beta * x + scaled if beta else scaled.clone()
+
+
+def _is_row_of_dynamic_width(a: Tensor, b: Tensor) -> bool:
+    rows, width = a.shape[0], b.shape[1]
+    return isinstance(rows, int) and rows == 1 and not isinstance(width, int)
+
+
+RULES: dict[Any, Callable[..., Any]] = {
+    aten.mm.default: product,
+    aten.addmm.default: product_and_sum,
+    aten._trilinear.default: trilinear,
+}
