@@ -37,10 +37,11 @@ def fold_uniform(graph: fx.Graph) -> None:
 def fill(node: fx.Node, number: float | bool) -> None:
     """Make a node a fill, in place: a signature may name it.
 
-    Dynamic sizes are taken from operands; where these do not have them, nothing changes.
+    Dynamic sizes are taken from operands; where these do not have them, or the compiler has no
+    constants of the dtype, nothing changes.
     """
     value = node.meta["val"]
-    if value.dtype in _UNSIGNED - {torch.uint8}:
+    if value.dtype not in _FILLED:
         return
     with node.graph.inserting_before(node):
         sizes = [size if isinstance(size, int) else _size(node, size) for size in value.shape]
@@ -48,6 +49,21 @@ def fill(node: fx.Node, number: float | bool) -> None:
         return
     node.target, node.args = aten.full.default, (sizes, number)
     node.kwargs = {"dtype": value.dtype, "device": value.device}
+
+
+# Of bytes too: they are computed as larger numbers.
+_FILLED = {
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+}
 
 
 def _size(node: fx.Node, size: torch.SymInt) -> fx.Node | None:
@@ -144,7 +160,7 @@ def _is_plain(value: Any) -> bool:
     return value.device.type == "cpu"
 
 
-# The compiler refuses constants of these; bytes are computed as larger numbers.
+# The compiler refuses constants of these.
 _UNSIGNED = {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 
 
