@@ -15,10 +15,11 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from turbine.capture.effects import draws
-from turbine.capture.sizes import expression, is_static
+from turbine.capture.sizes import emit, expression, is_static
 
 aten = torch.ops.aten
-_REPEATS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
+# Ops that repeat one number.
+FILLS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
 
 
 def fold_uniform(graph: fx.Graph) -> None:
@@ -30,7 +31,7 @@ def fold_uniform(graph: fx.Graph) -> None:
             if value is not None:
                 if is_static(node.meta["val"]):
                     known[node] = value
-                if node.target not in _REPEATS and value.dtype not in _UNSIGNED:
+                if node.target not in FILLS:
                     fill(node, value.item())
 
 
@@ -75,9 +76,7 @@ def _size(node: fx.Node, size: torch.SymInt) -> fx.Node | None:
             continue
         for axis, other in enumerate(value.shape):
             if expression(other) == expression(size):
-                read = node.graph.call_function(aten.sym_size.int, (operand, axis))
-                read.meta["val"] = other
-                return read
+                return emit(node.graph, aten.sym_size.int, operand, axis)
     return None
 
 
@@ -85,7 +84,7 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | 
     """What every element of the result is, if that is known."""
     if node.op != "call_function" or not _is_plain(node.meta.get("val")):
         return None
-    if node.target in _REPEATS:
+    if node.target in FILLS:
         number = node.args[-1]
         return _kept(number, node.meta["val"].dtype) if isinstance(number, (int, float)) else None
     of_itself = _value_of_itself(node)
@@ -158,10 +157,6 @@ def _is_plain(value: Any) -> bool:
     if not isinstance(value, torch.Tensor) or value.is_complex():
         return False
     return value.device.type == "cpu"
-
-
-# The compiler refuses constants of these.
-_UNSIGNED = {torch.uint8, torch.uint16, torch.uint32, torch.uint64}
 
 
 def _is_elementwise(target: torch._ops.OpOverload) -> bool:

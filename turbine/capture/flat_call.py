@@ -47,5 +47,4 @@ def _slot(node: fx.Node, order: Order, fixed: bool = False) -> Slot:
     if not isinstance(value, torch.Tensor):
         return Slot(None)
     # A weight of another size could begin at the same address.
-    static = is_static(value)
-    return Slot(dtypes.of_torch(value.dtype), order, fixed and static)
+    return Slot(dtypes.of_torch(value.dtype), order, fixed and is_static(value))

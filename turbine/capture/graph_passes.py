@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses import FakeTensor
+from torch.utils._pytree import tree_map
 
 from turbine.capture.constants import fill, fold_uniform
 from turbine.capture.effects import draws
-from turbine.capture.sizes import is_empty
+from turbine.capture.sizes import expression, is_empty
 
 aten = torch.ops.aten
 
@@ -25,6 +28,7 @@ _GUARDS = {
 
 def run(graph_module: fx.GraphModule) -> None:
     """Run every pass, in order."""
+    fix_sizes(graph_module)
     drop_guards(graph_module)
     fill_empty(graph_module)
     fill_reductions_of_nothing(graph_module)
@@ -32,6 +36,30 @@ def run(graph_module: fx.GraphModule) -> None:
     fold_uniform(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
+
+
+def fix_sizes(graph_module: fx.GraphModule) -> None:
+    """Make numbers of the sizes that PyTorch fixed after it had made symbols of them."""
+    for node in graph_module.graph.nodes:
+        if "val" in node.meta:
+            node.meta["val"] = tree_map(_with_fixed_sizes, node.meta["val"])
+            node.meta.pop("tensor_meta", None)  # the importer would prefer it
+
+
+def _with_fixed_sizes(value: Any) -> Any:
+    if isinstance(value, torch.SymInt):
+        return _number(value)
+    if not isinstance(value, FakeTensor) or value.is_sparse:
+        return value
+    shape, strides = ([*map(_number, numbers)] for numbers in (value.shape, value.stride()))
+    if all(new is old for new, old in zip(shape, value.shape, strict=True)):
+        return value
+    return value.new_empty_strided(shape, strides)
+
+
+def _number(size: int | torch.SymInt) -> int | torch.SymInt:
+    known = expression(size)
+    return int(known) if getattr(known, "is_Integer", False) else size
 
 
 def drop_guards(graph_module: fx.GraphModule) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.constants import FILLS
 from turbine.capture.declared_ops import may_overwrite
 from turbine.capture.sizes import expression, is_static
 
@@ -38,8 +39,6 @@ IN_PLACE = {
     aten.topk.default,
     aten.kthvalue.default,
 }
-
-_FILLS = {aten.full.default, aten.full_like.default}
 
 
 def isolate_writes(graph: fx.Graph, arguments: Iterable[str]) -> None:
@@ -65,12 +64,12 @@ def separate_fills(graph: fx.Graph) -> None:
     The compiler merges equal fills, also those of other shapes with as many elements.
     """
     numbers = count(1)
-    has_several = sum(node.target in _FILLS for node in graph.nodes) > 1
+    has_several = sum(node.target in FILLS for node in graph.nodes) > 1
     for writer in [node for node in graph.nodes if node.target in IN_PLACE]:
         filled: Any = writer.args[0]
         *_, fill = _views_to(filled)
         is_shared = has_several or _is_read_elsewhere(filled)
-        if fill.target in _FILLS and is_shared and not is_static(filled.meta["val"]):
+        if fill.target in FILLS and is_shared and not is_static(filled.meta["val"]):
             with graph.inserting_before(writer):
                 own = _fill_of_its_own(graph, filled, fill, next(numbers))
             # The first operand only: a source may be the same fill.
@@ -151,7 +150,7 @@ def copy_parts(graph: fx.Graph) -> None:
 
 
 def _reads_a_part(node: fx.Node) -> bool:
-    return node.target in _READS and _is_such_a_part(node.args[0])  # type: ignore[arg-type]
+    return node.target in _READS and _is_read_by_copy(node.args[0])  # type: ignore[arg-type]
 
 
 def _pads_a_write(node: fx.Node) -> bool:
@@ -161,7 +160,7 @@ def _pads_a_write(node: fx.Node) -> bool:
     return written.target in IN_PLACE
 
 
-def _is_such_a_part(node: fx.Node) -> bool:
+def _is_read_by_copy(node: fx.Node) -> bool:
     """Whether views lead from a value to a padded tensor, or to a part of one of dynamic size."""
     for one in _views_to(node):
         if one.target is aten.constant_pad_nd.default:  # in one loop the two do not compile

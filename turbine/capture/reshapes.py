@@ -8,14 +8,14 @@ that merges and splits axes is done in two.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
 import torch
 from torch import fx
 
-from turbine.capture.sizes import expression
+from turbine.capture.sizes import emit, expression, value_of
 
 aten = torch.ops.aten
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
@@ -57,7 +57,7 @@ def _name_every_size(graph: fx.Graph, node: fx.Node) -> None:
 
 def _facts(node: fx.Node, sizes: Sequence[Size]) -> dict[str, Any]:
     """What is known of a node that gives these sizes; torch may have lost sight of a number."""
-    facts = {**node.meta, "val": node.meta["val"].new_empty(list(map(_value, sizes)))}
+    facts = {**node.meta, "val": node.meta["val"].new_empty(list(map(value_of, sizes)))}
     facts.pop("tensor_meta", None)
     return facts
 
@@ -66,14 +66,14 @@ def _quotient(graph: fx.Graph, sizes: list[Size], divisors: list[Size]) -> Size:
     """The product of sizes over that of divisors; what is in both is in neither."""
     over: list[Size] = []
     for divisor in divisors:
-        wanted = expression(_value(divisor))
-        same = [i for i, size in enumerate(sizes) if expression(_value(size)) == wanted]
+        wanted = expression(value_of(divisor))
+        same = [i for i, size in enumerate(sizes) if expression(value_of(size)) == wanted]
         if same:
             sizes = _without(sizes, same[0])
         else:
             over.append(divisor)
     product, by = _product(graph, sizes), _product(graph, over)
-    return product if by == 1 else _emit(graph, operator.floordiv, product, by)
+    return product if by == 1 else emit(graph, operator.floordiv, product, by)
 
 
 def _merge_first(graph: fx.Graph, node: fx.Node) -> None:
@@ -106,7 +106,7 @@ def _count_same(before: Sequence[Any], after: Sequence[Any]) -> int:
 
 def _sizes(graph: fx.Graph, source: fx.Node) -> list[Size]:
     return [
-        size if isinstance(size, int) else _emit(graph, aten.sym_size.int, source, axis)
+        size if isinstance(size, int) else emit(graph, aten.sym_size.int, source, axis)
         for axis, size in enumerate(_shape(source))
     ]
 
@@ -117,18 +117,8 @@ def _product(graph: fx.Graph, sizes: Sequence[Size]) -> Size:
     factors: list[Size] = [*unknown, known] if known != 1 or not unknown else [*unknown]
     product = factors[0]
     for factor in factors[1:]:
-        product = _emit(graph, operator.mul, product, factor)
+        product = emit(graph, operator.mul, product, factor)
     return product
-
-
-def _emit(graph: fx.Graph, target: Callable[..., Any], left: Any, right: Any) -> Size:
-    node = graph.call_function(target, (left, right))
-    node.meta["val"] = target(_value(left), _value(right))
-    return node
-
-
-def _value(size: Any) -> Any:
-    return size.meta["val"] if isinstance(size, fx.Node) else size
 
 
 def _without(sizes: Sequence[Size], index: int) -> list[Size]:

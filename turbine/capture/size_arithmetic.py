@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.sizes import emit
+
 aten, prim = torch.ops.aten, torch.ops.prim
 
 # Of Python's functions on sizes, those that the importer does not know.
@@ -20,7 +22,7 @@ _OPS: dict[Any, Any] = {
 
 
 def rewrite_size_arithmetic(graph: fx.Graph) -> None:
-    """Name the compiler's ops on sizes, and fold what is a number already."""
+    """Name the compiler's ops on sizes, fold what is a number, and put numbers behind tensors."""
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -53,8 +55,7 @@ def _scale(graph: fx.Graph, node: fx.Node) -> None:
         return
     size = product.args[0].args[0]
     with graph.inserting_before(node):
-        scaled = graph.call_function(operator.mul, (size, above))
-        scaled.meta["val"] = size.meta["val"] * above
+        scaled = emit(graph, operator.mul, size, above)
     node.target, node.args = operator.floordiv, (scaled, below)
 
 
@@ -64,14 +65,8 @@ _EXACT = 2**20
 def _expand_remainder(graph: fx.Graph, node: fx.Node) -> None:
     """As a - a // b * b: the compiler's remainder has the sign of a."""
     a, b = node.args
-    first: Any
-    second: Any
-    first, second = (n.meta["val"] if isinstance(n, fx.Node) else n for n in (a, b))
     with graph.inserting_before(node):
-        quotient = graph.call_function(operator.floordiv, (a, b))
-        quotient.meta["val"] = first // second
-        product = graph.call_function(operator.mul, (quotient, b))
-        product.meta["val"] = quotient.meta["val"] * second
+        product = emit(graph, operator.mul, emit(graph, operator.floordiv, a, b), b)
     node.target, node.args = operator.sub, (a, product)
 
 

@@ -5,10 +5,12 @@ Comparing symbols themselves would restrict the program to sizes for which the a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import torch
+from torch import fx
 
 
 def hint(size: int | torch.SymInt) -> int:
@@ -34,3 +36,15 @@ def is_empty(tensor: torch.Tensor) -> bool:
 def expression(size: int | torch.SymInt) -> Any:
     """What two sizes have in common if they are equal whatever the example."""
     return size if isinstance(size, int) else size.node.expr
+
+
+def emit(graph: fx.Graph, target: Callable[..., Any], left: Any, right: Any) -> fx.Node:
+    """A new node that computes a size: of a tensor along an axis, or of two sizes."""
+    node = graph.call_function(target, (left, right))
+    node.meta["val"] = target(value_of(left), value_of(right))
+    return node
+
+
+def value_of(operand: Any) -> Any:
+    """What a node stands for at the example's sizes; anything else is itself."""
+    return operand.meta["val"] if isinstance(operand, fx.Node) else operand

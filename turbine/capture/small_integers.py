@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.constants import FILLS
 from turbine.capture.declared_ops import EMITTED
 
 aten = torch.ops.aten
@@ -28,8 +29,6 @@ _MOVES = {
     aten.index.Tensor,
     aten.index_select.default,
 }
-
-_CONSTANTS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
 
 
 def widen_small_integers(graph: fx.Graph) -> None:
@@ -63,9 +62,9 @@ def _widen(graph: fx.Graph, node: fx.Node) -> None:
     wide = graph.call_function(target, node.args, kwargs)
     wide.meta = {**node.meta, "val": node.meta["val"].to(WIDER[narrow])}
     wide.meta.pop("tensor_meta", None)
-    if target in _CONSTANTS and narrow == torch.uint8:
+    if target in FILLS and narrow == torch.uint8:
         # The compiler fails to fold a conversion to unsigned; what it has to compute stays.
-        wide.args = tuple(a % 256 if isinstance(a, int) else a for a in wide.args)
+        wide.args = tuple(int(a) % 256 if isinstance(a, (int, float)) else a for a in wide.args)
         constant, wide = wide, graph.call_function(aten.abs.default, (wide,))
         wide.meta = constant.meta
     node.target, node.args, node.kwargs = aten._to_copy.default, (wide,), {"dtype": narrow}

@@ -47,7 +47,7 @@ def product_and_sum(
     if not _is_row_of_dynamic_width(a, b):
         return NotImplemented
     scaled = alpha * aten.mm.default(a, b)
-    return beta * x + scaled if beta else scaled.clone()
+    return beta * x + scaled if beta else scaled
 
 
 def _is_row_of_dynamic_width(a: Tensor, b: Tensor) -> bool:
