@@ -231,7 +231,7 @@ MISTAKES = {
         'target="cpu"',
     ),
     "strategy=O3": Mistake(
-        lambda: _export(_linear()).compile(strategy="O3"), errors.ConfigError, "valid: auto, plain"
+        lambda: _export(_linear()).compile(strategy="O3"), errors.ConfigError, "valid: auto, isolated"
     ),
     "turbine.compile": Mistake(
         lambda: turbine.compile(_linear()),

@@ -116,6 +116,10 @@ class TrainingModeWarning(UserWarning):
     """A model exported in training mode, with ops that act differently then."""
 
 
+class SlowCodeWarning(UserWarning):
+    """A program that the compiler takes only in a form that runs slowly."""
+
+
 class ParameterError(TurbineError):
     """Weights that are missing, or unlike what the program declares."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses import FakeTensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from turbine.capture.constants import fill, fold_uniform
 from turbine.capture.effects import draws
@@ -41,8 +41,10 @@ def run(graph_module: fx.GraphModule) -> None:
 def fix_sizes(graph_module: fx.GraphModule) -> None:
     """Make numbers of the sizes that PyTorch fixed after it had made symbols of them."""
     for node in graph_module.graph.nodes:
-        if "val" in node.meta:
-            node.meta["val"] = tree_map(_with_fixed_sizes, node.meta["val"])
+        value = node.meta.get("val")
+        fixed = tree_map(_with_fixed_sizes, value)
+        if any(new is not old for new, old in zip(*map(tree_leaves, (fixed, value)), strict=True)):
+            node.meta["val"] = fixed
             node.meta.pop("tensor_meta", None)  # the importer would prefer it
 
 

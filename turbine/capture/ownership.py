@@ -154,22 +154,22 @@ def _reads_a_part(node: fx.Node) -> bool:
 
 
 def _pads_a_write(node: fx.Node) -> bool:
-    if node.target is not aten.constant_pad_nd.default or is_static(node.meta["val"]):
+    if node.target is not aten.constant_pad_nd.default:
         return False
     *_, written = _views_to(node.args[0])  # type: ignore[arg-type]
     return written.target in IN_PLACE
 
 
 def _is_read_by_copy(node: fx.Node) -> bool:
-    """Whether views lead from a value to a padded tensor, or to a part of one of dynamic size."""
-    for one in _views_to(node):
-        if one.target is aten.constant_pad_nd.default:  # in one loop the two do not compile
-            return True
-        if one.target in _PARTS:
-            values = one.meta["val"], one.all_input_nodes[0].meta["val"]
-            if not all(map(is_static, values)):
-                return True
-    return False
+    """Whether it is of a padded tensor, or a part of one that is written or of dynamic size."""
+    *views, source = _views_to(node)
+    if source.target is aten.constant_pad_nd.default:  # in one loop the two do not compile
+        return True
+    parts = [one for one in views if one.target in _PARTS]
+    if parts and source.target in IN_PLACE:  # as above
+        return True
+    values = [one.meta["val"] for part in parts for one in (part, part.all_input_nodes[0])]
+    return not all(map(is_static, values))
 
 
 def _at_risk(node: fx.Node) -> list[fx.Node]:

@@ -7,6 +7,7 @@ import logging
 import os
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -87,8 +88,11 @@ def compile_ir(
 
 
 def begin_ir(source: bytes, target: Target, *, fingerprint: str | None = None) -> Pending:
-    """Compile in the background as the configuration says."""
-    plan = _plan(source, target, fingerprint=fingerprint)
+    """Compile in the background as the configuration says.
+
+    What fails is not compiled op by op: the caller does better with parts of the program.
+    """
+    plan = _plan(source, target, fingerprint=fingerprint, isolate=False)
     known = plan.known()
     started = plan.attempt.begin(plan.candidates[0]) if known is None else None
     return Pending(plan, known, started, os.getpid())
@@ -150,11 +154,13 @@ def _plan(
     timeout: float | None = None,
     in_process: bool | None = None,
     use_cache: bool | None = None,
+    isolate: bool = True,
 ) -> _Plan:
     knobs = config.current()
     wanted = knobs.strategy if strategy is None else strategy
     target = host.resolve(target, in_process=in_process)
-    candidates = strategies.choose(wanted, target.kind)
+    offered = strategies.choose(wanted, target.kind)
+    candidates = [s for s in offered if isolate or not s.isolated or s.name == wanted]
     caching = knobs.cache if use_cache is None else use_cache
     digest = fingerprint or hashlib.sha256(source).hexdigest()
     limit = knobs.compile_timeout if timeout is None else timeout
@@ -181,14 +187,21 @@ class _Attempt:
     in_process: bool | None
     extra: tuple[str, ...] = ()  # flags beside the strategy's
 
-    def first(self, candidates: Sequence[Strategy], started: Job | None = None) -> Compiled:
-        """The first strategy that compiles."""
-        failures = []
+    def first(
+        self,
+        candidates: Sequence[Strategy],
+        started: Job | None = None,
+        failed: Sequence[Failure] = (),
+    ) -> Compiled:
+        """The first strategy that compiles; some may have been tried and `failed`."""
+        failures = [*failed]
         for strategy in candidates:
             job, started = started or self.begin(strategy), None
             with job:
                 outcome = self._finish(strategy, job)
             if isinstance(outcome, Compiled):
+                if strategy.isolated and failures:
+                    _warn_of_isolation(failures[0])
                 return outcome
             failures.append(outcome)
             # What the input conversion refuses, it refuses under every strategy.
@@ -210,11 +223,13 @@ class _Attempt:
                     'strategy "tune" needs example inputs to time',
                     hint='use "auto" or a strategy name',
                 )
-            begun += [stack.push(self.begin(strategy)) for strategy in candidates[len(begun) :]]
-            outcomes = [self._finish(*pair) for pair in zip(candidates, begun, strict=True)]
+            fused = [strategy for strategy in candidates if not strategy.isolated]
+            begun += [stack.push(self.begin(strategy)) for strategy in fused[len(begun) :]]
+            outcomes = [self._finish(*pair) for pair in zip(fused, begun, strict=True)]
         compiled = [o for o in outcomes if isinstance(o, Compiled)]
         if not compiled:
-            raise self._all_failed([o for o in outcomes if isinstance(o, Failure)])
+            failures = [o for o in outcomes if isinstance(o, Failure)]
+            return self.first(candidates[len(fused) :], failed=failures)
         timed = {c.strategy: measure(c) for c in compiled}
         log.info("measured %s", timed)
         return min(compiled, key=lambda c: timed[c.strategy])
@@ -223,7 +238,8 @@ class _Attempt:
         """Start compiling with one strategy."""
         log.info("compiling for %s with strategy %s", self.target.text, strategy.name)
         flags = (*strategies.COMMON, *self.target.flags, *strategy.flags, *self.extra)
-        return invoke.begin(session.Request(self.source, flags), in_process=self.in_process)
+        request = session.Request(self.source, flags, isolated=strategy.isolated)
+        return invoke.begin(request, in_process=self.in_process)
 
     def _finish(self, strategy: Strategy, job: Job) -> Compiled | Failure:
         try:
@@ -241,6 +257,15 @@ class _Attempt:
         dumped = _dump(self.source)
         kept = f"the IR is in {dumped}" if dumped is not None else None
         return type(first)(first.fact, where=first.where, hint=_join(first.hint, tried, kept))
+
+
+def _warn_of_isolation(failure: Failure) -> None:
+    warnings.warn(
+        f"no op of this program is fused with another, which is slow: the compiler failed on fused "
+        f"loops ({shorten(failure.error.fact, 200)})",
+        errors.SlowCodeWarning,
+        stacklevel=2,
+    )
 
 
 def _reason(failure: Failure, told: errors.CompileError) -> str:

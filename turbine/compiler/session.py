@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from turbine.compiler.diagnostics import ERROR, Diagnostic, parse
 
 log = logging.getLogger(__name__)
 VM_BYTECODE = "vm"
+INPUT_CONVERTED = "input"  # the phase after which there are only ops on builtin tensors
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Request:
     source: bytes
     flags: tuple[str, ...]
     until: str = VM_BYTECODE
+    isolated: bool = False  # no op is fused with another
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ def is_bytecode(source: bytes) -> bool:
 def _compile(request: Request, collected: list[Diagnostic]) -> bytes | None:
     from iree.compiler.api import Invocation, Output, Session, Source
 
+    if request.isolated:
+        return _compile_isolated(request, collected)
     # IREE reads the buffer in place and looks for a NUL after text.
     source = request.source if is_bytecode(request.source) else request.source + b"\0"
     with Session() as session:
@@ -75,6 +79,17 @@ def _compile(request: Request, collected: list[Diagnostic]) -> bytes | None:
             data = _output(Output, invocation, request.until) if ok else None
             del callback
     return data
+
+
+def _compile_isolated(request: Request, collected: list[Diagnostic]) -> bytes | None:
+    """Compile in two steps, with barriers put between the ops that the first step gives."""
+    from turbine.mlir.isolation import isolate_ops
+
+    first = replace(request, until=INPUT_CONVERTED, isolated=False)
+    converted = _compile(first, collected)
+    if converted is None:
+        return None
+    return _compile(replace(request, source=isolate_ops(converted), isolated=False), collected)
 
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)

@@ -29,6 +29,7 @@ class Strategy:
     flags: tuple[str, ...]
     kinds: tuple[str, ...]
     why: str
+    isolated: bool = False  # no op is fused with another
 
 
 TABLE = (
@@ -55,6 +56,13 @@ TABLE = (
         ("--iree-opt-level=O0",),
         ("cpu", "cuda", "hip", "vulkan"),
         "the compiler's defaults",
+    ),
+    Strategy(
+        "isolated",
+        (_STACK, "--iree-opt-level=O0"),
+        ("cpu", "cuda", "hip", "vulkan"),
+        "no op fused with another: slow, for programs whose fused loops do not compile",
+        isolated=True,
     ),
 )
 AUTO = "auto"

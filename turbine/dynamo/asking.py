@@ -17,9 +17,6 @@ from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import lower
 from turbine.mlir import context as mlir_context
 
-# IREE's phase after which nothing of PyTorch's dialect is left.
-_INPUT_CONVERTED = "input"
-
 
 def refused_alone(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
     """The nodes that are refused even as a graph of their own, with the reason."""
@@ -34,7 +31,7 @@ def refused_alone(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
                 reasons[node] = error.fact
                 continue
             source = mlir_context.to_bytecode(module)
-            request = session.Request(source, strategies.COMMON, until=_INPUT_CONVERTED)
+            request = session.Request(source, strategies.COMMON, until=session.INPUT_CONVERTED)
             jobs[node] = stack.push(invoke.begin(request))
         for node, job in jobs.items():
             try:

@@ -1,0 +1,43 @@
+"""Keep the compiler from fusing: a barrier behind each op on tensors."""
+
+from __future__ import annotations
+
+from iree.compiler.ir import InsertionPoint, Operation, RankedTensorType, Value
+
+from turbine.mlir import context, flow
+from turbine.mlir.matching import operation_of, walk
+
+_DIALECTS = ("linalg.", "iree_linalg_ext.", "tensor.")
+# Ops that compute nothing: an uninitialized tensor, and others that keep the order of elements.
+_VIEWS = ("linalg.fill", "tensor.empty", "tensor.cast", "tensor.expand_shape", "tensor.collapse_shape")
+
+
+def isolate_ops(source: bytes) -> bytes:
+    """The same program, of ops that IREE's input conversion gives, with barriers between them."""
+    module = context.parse(source)
+    ops = [op for op in walk(module.operation) if _computes(op)]
+    for tensor in [result for op in ops for result in op.results]:
+        if isinstance(tensor.type, RankedTensorType):
+            _put_barrier(tensor)
+    return context.to_bytecode(module)
+
+
+def _computes(op: Operation) -> bool:
+    return op.name.startswith(_DIALECTS) and op.name not in _VIEWS
+
+
+def _put_barrier(tensor: Value) -> None:
+    op = operation_of(tensor)
+    assert op is not None
+    location = op.location
+    with location, InsertionPoint.after(op):
+        barrier = Operation.create(
+            "util.optimization_barrier", results=[tensor.type], operands=[tensor]
+        )
+        # The compiler does not look for sizes behind a barrier.
+        sizes = flow.unknown_sizes(tensor, location)
+        tied = Operation.create(
+            "flow.tensor.tie_shape", results=[tensor.type], operands=[barrier.result, *sizes]
+        )
+    measured = [operation_of(size) for size in sizes]
+    tensor.replace_all_uses_except(tied.result, [one for one in (barrier, *measured) if one])
