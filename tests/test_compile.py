@@ -294,3 +294,15 @@ def _compile(model: torch.nn.Module, weights: str) -> Compiled:
         strategy="plain-O0",
         fingerprint=mlir_context.fingerprint(module),
     )
+
+
+def test_loops_that_take_too_much_are_not_fused() -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, *xs: torch.Tensor) -> torch.Tensor:
+            return sum(xs)  # type: ignore[return-value]
+
+    xs = [torch.randn(8) for _ in range(40)]
+    with pytest.warns(errors.SlowCodeWarning, match="takes 41 buffers, 32 at most"):
+        artifact = turbine.aot.export(Sum(), args=tuple(xs)).compile(cache=False)
+    assert artifact.manifest["strategy"] == "isolated"
+    torch.testing.assert_close(artifact(*xs), sum(xs), rtol=0, atol=0)

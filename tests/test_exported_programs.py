@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -227,3 +228,90 @@ def test_strides() -> None:
     _agrees(program, torch.randn(4, 4))
     with pytest.raises(errors.UnsupportedOp, match=r"as_strided of a tensor that is not contig"):
         compiled(lambda x: x.t().as_strided((2,), (1,)), torch.randn(4, 4))
+
+
+@pytest.mark.parametrize("write", ["scatter_add", "index_put", "index_fill"])
+def test_a_part_of_what_was_written_is_read_by_index_and_padded(write: str) -> None:
+    ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+        "scatter_add": lambda x, i: x.scatter_add(0, i, torch.ones(1, 1)),
+        "index_put": lambda x, i: x.index_put((i[0],), torch.ones(1, 3)),
+        "index_fill": lambda x, i: x.index_fill(0, i[0], -3),
+    }
+
+    def program(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+        written = ways[write](x, i)
+        return written[[5, -1, 2], ..., 0], F.pad(written[:, 1], (2, 1))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", errors.SlowCodeWarning)
+        _agrees(program, torch.randn(16, 3), torch.tensor([[3]]))
+
+
+def test_several_indices_of_dynamic_length() -> None:
+    def program(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
+        rows = torch.arange(x.shape[0])
+        return x[rows, i], x[i, j], x[:, i, j], x[i, :, j], x[i, j, i.unsqueeze(1)]
+
+    def arguments(n: int) -> tuple[Tensor, ...]:
+        return torch.randn(n, n, n), torch.randint(-n, n, (n,)), torch.randint(-n, n, (n,))
+
+    dynamic = ({0: D, 1: D, 2: D}, {0: D}, {0: D})
+    _agrees(program, *arguments(5), dynamic=dynamic, sizes=[arguments(8)])
+    artifact = compiled(program, *arguments(5), dynamic_shapes=(dynamic,))
+    x, i, j = arguments(6)
+    with pytest.raises(errors.RunError, match="index out of range along axis 1"):
+        artifact(x, torch.full_like(i, 6), j)  # in range of the axes as one
+
+
+def test_a_size_that_pytorch_fixed_late() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.cat([x, x * 2]).unbind()[-1]
+
+    artifact = compiled(program, torch.randn(2), dynamic_shapes=(({0: D},),))
+    with pytest.raises(errors.ArgumentError, match="has size 3 along axis 0, expected 2"):
+        artifact(torch.randn(3))
+
+
+def test_floats_of_sizes() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        larger = F.interpolate(x, scale_factor=1.7)
+        return larger, F.scaled_dot_product_attention(larger, larger, larger)
+
+    dynamic = ({0: D, 2: D, 3: D},)
+    artifact = compiled(program, torch.randn(2, 3, 8, 6), dynamic_shapes=(dynamic,))
+    for shape in ((2, 3, 8, 6), (4, 3, 10, 20), (3, 3, 7, 9)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(artifact(x), program(x))
+
+
+def test_tensors_without_axes() -> None:
+    def program(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        return x.all(0), n.any(0), x.cumprod(0), n.cumsum(0), x.nonzero(), (n - n).nonzero()
+
+    _agrees(program, torch.tensor(2.0), torch.tensor(3))
+
+
+def test_masked_scatter() -> None:
+    def program(x: Tensor, mask: Tensor, source: Tensor) -> tuple[Tensor, ...]:
+        return x.masked_scatter(mask > 0, source), x.masked_scatter(mask[0] > 0, source)
+
+    def arguments(n: int) -> tuple[Tensor, ...]:
+        return torch.randn(n, 4), torch.randn(n, 4), torch.randn(n, 4)
+
+    _agrees(program, *arguments(3))
+    _agrees(program, *arguments(3), dynamic=({0: D}, {0: D}, {0: D}), sizes=[arguments(7)])
+    artifact = compiled(lambda x, m, s: x.masked_scatter(m, s), *_masked(source=6))
+    with pytest.raises(errors.RunError, match="index out of range"):
+        artifact(*_masked(source=6))
+
+
+def _masked(source: int) -> tuple[Tensor, ...]:
+    return torch.zeros(7), torch.ones(7, dtype=torch.bool), torch.ones(source)
+
+
+def test_complex_numbers() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        return x.conj() * 2, x.exp(), x.reciprocal(), F.silu(x)
+
+    x = torch.randn(3, 4, dtype=torch.complex64)
+    torch.testing.assert_close(compiled(program, x)(x), program(x))

@@ -231,7 +231,9 @@ MISTAKES = {
         'target="cpu"',
     ),
     "strategy=O3": Mistake(
-        lambda: _export(_linear()).compile(strategy="O3"), errors.ConfigError, "valid: auto, isolated"
+        lambda: _export(_linear()).compile(strategy="O3"),
+        errors.ConfigError,
+        "valid: auto, isolated",
     ),
     "turbine.compile": Mistake(
         lambda: turbine.compile(_linear()),

@@ -17,7 +17,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from turbine.capture.effects import is_ordered
-from turbine.capture.sizes import expression
+from turbine.capture.sizes import emit, expression
 
 aten = torch.ops.aten
 Size = int | fx.Node
@@ -129,7 +129,7 @@ def _make_safe(graph: fx.Graph, user: fx.Node, index: Index, bounds: Bounds) -> 
     """The index as one within its axis, counted from the start."""
     if index.node.meta["val"].dtype != torch.int64:
         # The compiler mixes up the two.
-        wide = _emit(graph, user, aten._to_copy.default, index.node, dtype=torch.int64)
+        wide = emit(graph, aten._to_copy.default, index.node, dtype=torch.int64, beside=user)
         index = replace(index, node=wide)
     extent = _extent(index)
     if _are_within(bounds, 0, extent):
@@ -162,25 +162,25 @@ def _guard(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:
     Clamped to an axis of one element it would be a constant: IREE 3.13 hoists it together with a
     constant that is written there, and takes the one for the other.
     """
-    last = size - 1 if isinstance(size, int) else _emit(graph, user, operator.sub, size, 1)
+    last = size - 1 if isinstance(size, int) else emit(graph, operator.sub, size, 1, beside=user)
     first: Size = 0
     if index.from_end:
-        first = -size if isinstance(size, int) else _emit(graph, user, operator.mul, size, -1)
-    above = _emit(graph, user, aten.ge.Scalar, index.node, first)
-    below = _emit(graph, user, aten.le.Scalar, index.node, last)
-    within = _emit(graph, user, aten.logical_and.default, above, below)
-    holds = _emit(graph, user, aten.all.default, within)
+        first = -size if isinstance(size, int) else emit(graph, operator.mul, size, -1, beside=user)
+    above = emit(graph, aten.ge.Scalar, index.node, first, beside=user)
+    below = emit(graph, aten.le.Scalar, index.node, last, beside=user)
+    within = emit(graph, aten.logical_and.default, above, below, beside=user)
+    holds = emit(graph, aten.all.default, within, beside=user)
     message = f"{user.target}: index out of range along axis {index.axis}"
-    _emit(graph, user, aten._assert_async.msg, holds, message)
-    start = _emit(graph, user, aten.zeros_like.default, index.node)
-    return _emit(graph, user, aten.where.self, within, index.node, start)
+    emit(graph, aten._assert_async.msg, holds, message, beside=user)
+    start = emit(graph, aten.zeros_like.default, index.node, beside=user)
+    return emit(graph, aten.where.self, within, index.node, start, beside=user)
 
 
 def _wrap(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:
     """The index, with the size added where it is negative."""
-    negative = _emit(graph, user, aten.lt.Scalar, index.node, 0)
-    from_start = _emit(graph, user, aten.add.Scalar, index.node, size)
-    return _emit(graph, user, aten.where.self, negative, from_start, index.node)
+    negative = emit(graph, aten.lt.Scalar, index.node, 0, beside=user)
+    from_start = emit(graph, aten.add.Scalar, index.node, size, beside=user)
+    return emit(graph, aten.where.self, negative, from_start, index.node, beside=user)
 
 
 def _extent(index: Index) -> Any:
@@ -192,19 +192,7 @@ def _size(graph: fx.Graph, user: fx.Node, index: Index) -> Size:
     size = _extent(index)
     if isinstance(size, int):
         return size
-    return _emit(graph, user, aten.sym_size.int, index.source, index.axis)
-
-
-def _emit(
-    graph: fx.Graph, beside: fx.Node, target: Callable[..., Any], *args: Any, **kwargs: Any
-) -> fx.Node:
-    """A new node with the value and the source line the importer asks for."""
-    node = graph.call_function(target, args, kwargs)
-    values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-    node.meta["val"] = None if target is aten._assert_async.msg else target(*values, **kwargs)
-    if beside.stack_trace is not None:
-        node.meta["stack_trace"] = beside.stack_trace
-    return node
+    return emit(graph, aten.sym_size.int, index.source, index.axis, beside=user)
 
 
 def _along(source: int, axis: int, index: int) -> Callable[[fx.Node], Iterator[Index]]:

@@ -33,6 +33,7 @@ from turbine.capture.effect_tokens import drop_tokens
 from turbine.capture.export_errors import export_error
 from turbine.capture.graph_checks import check_graph, check_strides
 from turbine.capture.index_checks import check_early, check_indices
+from turbine.capture.joined_indices import join_indices
 from turbine.capture.one_thread import traces
 from turbine.capture.ownership import isolate_writes
 from turbine.capture.reshapes import rewrite_reshapes
@@ -145,6 +146,7 @@ def _prepare(graph: fx.Graph, inputs: Sequence[str]) -> None:
     widen_small_integers(graph)
     check_indices(graph)
     check_early(graph)
+    join_indices(graph)
     rewrite_reshapes(graph)
     isolate_writes(graph, inputs)
     rewrite_size_arithmetic(graph)

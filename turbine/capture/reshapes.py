@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from turbine.capture.sizes import emit, expression, value_of
+from turbine.capture.sizes import emit, expression, sizes_of, value_of
 
 aten = torch.ops.aten
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
@@ -49,7 +49,11 @@ def _name_every_size(graph: fx.Graph, node: fx.Node) -> None:
         left_out = wanted.index(-1)
         size = _shape(node)[left_out]
         if not isinstance(size, int):
-            size = _quotient(graph, _sizes(graph, source), _without(wanted, left_out))
+            size = _quotient(
+                graph,
+                sizes_of(graph, source, range(len(_shape(source)))),
+                _without(wanted, left_out),
+            )
         wanted = [*wanted[:left_out], size, *wanted[left_out + 1 :]]
     node.args = (source, wanted)
     node.meta = _facts(node, wanted)
@@ -102,13 +106,6 @@ def _count_same(before: Sequence[Any], after: Sequence[Any]) -> int:
             break
         count += 1
     return count
-
-
-def _sizes(graph: fx.Graph, source: fx.Node) -> list[Size]:
-    return [
-        size if isinstance(size, int) else emit(graph, aten.sym_size.int, source, axis)
-        for axis, size in enumerate(_shape(source))
-    ]
 
 
 def _product(graph: fx.Graph, sizes: Sequence[Size]) -> Size:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 from turbine.capture.sizes import emit
 
@@ -32,6 +33,8 @@ def rewrite_size_arithmetic(graph: fx.Graph) -> None:
             node.target = _OPS[node.target]
         if node.target is operator.mod:
             _expand_remainder(graph, node)
+        if node.target in _ON_TENSORS:
+            _compute_on_tensor(graph, node)
         if type(node.meta.get("val")) is int:
             _replace(node, node.meta["val"])
             graph.erase_node(node)
@@ -60,6 +63,33 @@ def _scale(graph: fx.Graph, node: fx.Node) -> None:
 
 
 _EXACT = 2**20
+
+
+def _compute_on_tensor(graph: fx.Graph, node: fx.Node) -> None:
+    """Compute a function of floats with a tensor without axes, whose element is read back."""
+    number, *others = node.args
+    with graph.inserting_before(node):
+        wide = _emit_scalar(graph, aten.full.default, [], number, dtype=torch.float64)
+        result = _emit_scalar(graph, _ON_TENSORS[node.target], wide, *others)
+        if isinstance(node.meta["val"], torch.SymInt):
+            result = _emit_scalar(graph, aten._to_copy.default, result, dtype=torch.int64)
+    node.target, node.args = aten._local_scalar_dense.default, (result,)
+
+
+def _emit_scalar(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = torch.empty((), dtype=kwargs.get("dtype", torch.float64), device="meta")
+    node.meta["tensor_meta"] = _extract_tensor_metadata(node.meta["val"])
+    return node
+
+
+# Functions of floats that the compiler has for tensors only.
+_ON_TENSORS: dict[Any, Any] = {
+    math.trunc: aten.trunc.default,
+    math.floor: aten.floor.default,
+    math.ceil: aten.ceil.default,
+    operator.pow: aten.pow.Tensor_Scalar,
+}
 
 
 def _expand_remainder(graph: fx.Graph, node: fx.Node) -> None:

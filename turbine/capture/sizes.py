@@ -5,12 +5,14 @@ Comparing symbols themselves would restrict the program to sizes for which the a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from typing import Any
 
 import torch
 from torch import fx
+
+aten = torch.ops.aten
 
 
 def hint(size: int | torch.SymInt) -> int:
@@ -38,11 +40,30 @@ def expression(size: int | torch.SymInt) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
 
-def emit(graph: fx.Graph, target: Callable[..., Any], left: Any, right: Any) -> fx.Node:
-    """A new node that computes a size: of a tensor along an axis, or of two sizes."""
-    node = graph.call_function(target, (left, right))
-    node.meta["val"] = target(value_of(left), value_of(right))
+def emit(
+    graph: fx.Graph,
+    target: Callable[..., Any],
+    *args: Any,
+    beside: fx.Node | None = None,
+    **kwargs: Any,
+) -> fx.Node:
+    """A new node with the value, and the source line of another, that the importer asks for."""
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = target(*map(value_of, args), **kwargs)
+    if beside is not None and beside.stack_trace is not None:
+        node.meta["stack_trace"] = beside.stack_trace
     return node
+
+
+def sizes_of(graph: fx.Graph, tensor: fx.Node, axes: Iterable[int]) -> list[int | fx.Node]:
+    """Sizes as numbers or, where they are dynamic, as nodes."""
+    shape = tensor.meta["val"].shape
+    return [
+        shape[axis]
+        if isinstance(shape[axis], int)
+        else emit(graph, aten.sym_size.int, tensor, axis)
+        for axis in axes
+    ]
 
 
 def value_of(operand: Any) -> Any:

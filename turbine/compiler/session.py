@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from turbine.compiler import dispatch_limits
 from turbine.compiler.diagnostics import ERROR, Diagnostic, parse
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,10 @@ def run(request: Request) -> Outcome:
     collected: list[Diagnostic] = []
     started = time.perf_counter()
     try:
-        data = _compile(request, collected)
+        if request.until == VM_BYTECODE:
+            data = _compile_within_limits(request, collected)
+        else:
+            data = _compile(request, collected)
     except ValueError as error:  # how IREE's wrapper reports each call that returned an error
         data = None
         collected.append(Diagnostic(ERROR, f"the compiler says: {error}", ()))
@@ -58,6 +62,16 @@ def version() -> str:
 def is_bytecode(source: bytes) -> bool:
     """Whether a source is MLIR bytecode rather than text."""
     return source[:4] == b"ML\xefR"
+
+
+def _compile_within_limits(request: Request, collected: list[Diagnostic]) -> bytes | None:
+    with dispatch_limits.watching() as sources:
+        data = _compile(replace(request, flags=(*request.flags, *sources.flags)), collected)
+        problem = sources.problem() if data is not None else None
+    if problem is not None:
+        collected.append(Diagnostic(ERROR, f"a loop is too large: {problem}", ()))
+        return None
+    return data
 
 
 def _compile(request: Request, collected: list[Diagnostic]) -> bytes | None:

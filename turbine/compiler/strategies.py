@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from turbine import errors
 
 # Part of the cache key: raise it when a strategy's flags change their meaning.
-VERSION = 3
+VERSION = 4
 
 # True for every strategy: f64 stays f64 (IREE narrows it silently by default), and torch IR is
 # recognized by its dialect.

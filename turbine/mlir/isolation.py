@@ -9,7 +9,13 @@ from turbine.mlir.matching import operation_of, walk
 
 _DIALECTS = ("linalg.", "iree_linalg_ext.", "tensor.")
 # Ops that compute nothing: an uninitialized tensor, and others that keep the order of elements.
-_VIEWS = ("linalg.fill", "tensor.empty", "tensor.cast", "tensor.expand_shape", "tensor.collapse_shape")
+_VIEWS = (
+    "linalg.fill",
+    "tensor.empty",
+    "tensor.cast",
+    "tensor.expand_shape",
+    "tensor.collapse_shape",
+)
 
 
 def isolate_ops(source: bytes) -> bytes:

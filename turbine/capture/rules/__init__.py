@@ -54,7 +54,9 @@ RULES: dict[Any, Callable[..., Any]] = {
 # Of ops that torch.compile leaves to PyTorch; an exported program has no PyTorch beside it.
 EXPORTED: dict[Any, Callable[..., Any]] = {
     **arithmetic.EXPORTED,
+    **complexes.EXPORTED,
     **indexing.EXPORTED,
     **inverse.RULES,
     **masks.RULES,
+    **shapes.EXPORTED,
 }

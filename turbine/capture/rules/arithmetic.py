@@ -193,6 +193,8 @@ def _of_truth(op: Any) -> Callable[..., Tensor]:
     """Whether any or all numbers are not zero: a number itself for bytes, a truth value else."""
 
     def reduce(x: Tensor, *args: Any) -> Tensor:
+        if x.dim() == 0:  # the compiler reduces no axis of it
+            return (x != 0).to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
         if x.dtype != torch.uint8:
             return NotImplemented
         return op(x != 0, *args).to(torch.uint8)

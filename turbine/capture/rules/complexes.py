@@ -69,6 +69,24 @@ def conj(x: Tensor) -> Tensor:
     return x if not x.is_complex() else _made(torch.real(x), -torch.imag(x), x.dtype)
 
 
+def exp(x: Tensor) -> Tensor:
+    """The real part is a length, the imaginary one a direction."""
+    return torch.polar(torch.exp(x.real), x.imag) if x.is_complex() else NotImplemented
+
+
+def reciprocal(x: Tensor) -> Tensor:
+    """The conjugate over the square of the length."""
+    if not x.is_complex():
+        return NotImplemented
+    square = x.real * x.real + x.imag * x.imag
+    return _made(x.real / square, -x.imag / square, x.dtype)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """The compiler negates real numbers only."""
+    return torch.reciprocal(torch.exp(-x) + 1) if x.is_complex() else NotImplemented
+
+
 def absolute(x: Tensor) -> Tensor:
     """The length."""
     return torch.hypot(torch.real(x), torch.imag(x)) if x.is_complex() else NotImplemented
@@ -117,8 +135,13 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.neg.default: neg,
     aten.conj_physical.default: conj,
     aten._conj_physical.default: conj,
+    aten.exp.default: exp,
+    aten.reciprocal.default: reciprocal,
+    aten.sigmoid.default: sigmoid,
     aten.abs.default: absolute,
     aten.angle.default: angle,
     aten.polar.default: polar,
     aten._to_copy.default: to_copy,
 }
+
+EXPORTED: dict[Any, Callable[..., Any]] = {aten._conj.default: conj}

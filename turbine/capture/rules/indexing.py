@@ -335,6 +335,16 @@ def roll(x: Tensor, shifts: list[int], dims: Sequence[int] = ()) -> Tensor:
     return x.clone()
 
 
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """The elements of the source, in their order, at the true places of the mask."""
+    if is_empty(source):
+        return NotImplemented
+    x, mask = torch.broadcast_tensors(x, mask)
+    chosen = mask.reshape(-1)
+    places = torch.where(chosen, chosen.to(torch.int64).cumsum(0) - 1, 0)
+    return torch.where(mask, source.reshape(-1)[places].view(x.shape), x)
+
+
 def masked_scatter_backward(gradient: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
     """What went to the true places of the mask, in their order; the rest of the source got none."""
     count = prod(sizes)
@@ -403,6 +413,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.select_scatter.default: select_scatter,
     aten.slice_scatter.default: slice_scatter,
     aten.roll.default: roll,
+    aten.masked_scatter.default: masked_scatter,
     aten.masked_scatter_backward.default: masked_scatter_backward,
     aten.replication_pad1d_backward.default: replication_pad_backward,
     aten.replication_pad2d_backward.default: replication_pad_backward,

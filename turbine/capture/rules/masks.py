@@ -45,7 +45,13 @@ def _indices(chosen: Tensor | None) -> list[Tensor | None]:
     return [places[:, axis] for axis in range(chosen.dim())]
 
 
+def nonzero(x: Tensor) -> Tensor:
+    """A tensor without axes has one place at most, and no coordinates."""
+    return NotImplemented if x.dim() else x.reshape(1).nonzero()[:, :0]
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten.index.Tensor: index,
+    aten.nonzero.default: nonzero,
     aten.masked_select.default: masked_select,
 }

@@ -81,6 +81,11 @@ def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
     return [x.select(dim, index) for index in range(x.shape[dim])]
 
 
+def empty_permuted(size: list[int], layout: list[int], **options: Any) -> Tensor:
+    """Values have no strides in IR."""
+    return torch.empty(size, **options)
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     aten.view.default: view,
     aten.constant_pad_nd.default: constant_pad,
@@ -91,3 +96,5 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.unsafe_split_with_sizes.default: split_with_sizes,
     aten.unbind.int: unbind,
 }
+
+EXPORTED: dict[Any, Callable[..., Any]] = {aten.empty_permuted.default: empty_permuted}

@@ -107,6 +107,8 @@ def _scan_wider(op: Any) -> Callable[..., Tensor]:
 
     def scan(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
         result = x.dtype if dtype is None else dtype
+        if x.dim() == 0:
+            return aten._to_copy.default(x, dtype=result)
         if result not in _SCANNED_IN:
             return NotImplemented
         # Rounded to its own type first: that is what is added up.
