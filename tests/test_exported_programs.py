@@ -315,3 +315,19 @@ def test_complex_numbers() -> None:
 
     x = torch.randn(3, 4, dtype=torch.complex64)
     torch.testing.assert_close(compiled(program, x)(x), program(x))
+
+
+def test_integers_that_cancel_beside_another_sum() -> None:
+    def program(n: Tensor) -> tuple[Tensor, ...]:
+        return n.median(-1)[0], (n == n.sum(-1, keepdim=True)) & (
+            (n >= n).sum(-1, keepdim=True) > 9
+        )
+
+    def argument(rows: int) -> tuple[Tensor]:
+        return (torch.randint(-9, 10, (rows, 33), dtype=torch.int32),)
+
+    _agrees(program, *argument(3), dynamic=({0: D},), sizes=[argument(7)])
+
+
+def test_nothing_of_dynamic_size_is_reshaped() -> None:
+    _agrees(torch.isin, torch.ones(0, 2), torch.ones(3), dynamic=({1: D}, {0: D}))

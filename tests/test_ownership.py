@@ -34,3 +34,15 @@ def test_arguments_are_kept(dtype: torch.dtype) -> None:
         FUNCTIONS, found, [f(before) for f in FUNCTIONS.values()], strict=True
     ):
         torch.testing.assert_close(tuple(ours), tuple(theirs), msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
+def test_a_copy_that_is_written_is_not_the_one_that_is_read(dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        copied = x.clone()
+        copied.narrow(0, 0, 1).copy_(copied.narrow(0, 2, 1))
+        return x[:, [-15]], copied[[0], [7, 5]]
+
+    x = torch.randn(3, 17, 1, 1).to(dtype)
+    compiled_program = torch.compile(program, backend="turbine", dynamic=True)
+    torch.testing.assert_close(compiled_program(x), program(x), rtol=0, atol=0)

@@ -71,6 +71,14 @@ def test_elements_behind_an_only_window_are_left_out(dynamic: bool) -> None:
     agrees(slide, make, dynamic=dynamic, tolerance=2e-3)
 
 
+def test_a_count_of_windows_that_is_fixed_late() -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        lower = torch.tril(x.unflatten(-2, (1, -1)))
+        return lower[:, :, -3], *F.max_pool2d(lower, (3, 2), return_indices=True)
+
+    agrees(program, lambda: (torch.randn(33, 3),), dynamic=True)
+
+
 def test_integers() -> None:
     def pool(x: Tensor) -> Any:
         return F.max_pool2d(x, 3, 2, 1, return_indices=True)

@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from turbine.capture.effects import draws
-from turbine.capture.sizes import emit, expression, is_static
+from turbine.capture.sizes import emit, expression, is_static, sizes_of
 
 aten = torch.ops.aten
 # Ops that repeat one number.
@@ -27,15 +27,43 @@ def fold_uniform(graph: fx.Graph) -> None:
     with _disable_current_modes():  # under torch.compile, tensors are fake otherwise
         known: dict[fx.Node, torch.Tensor] = {}
         for node in graph.nodes:
+            if node.target in _SUMS:
+                _fold_sum(node, known)
+                continue
             value = _value(node, known)
             if value is not None:
-                if is_static(node.meta["val"]):
-                    known[node] = value
-                if node.target not in FILLS:
+                known[node] = value
+                is_folded = is_static(node.meta["val"]) or _value_of_itself(node) is not None
+                if is_folded and node.target not in FILLS:
                     fill(node, value.item())
 
 
-def fill(node: fx.Node, number: float | bool) -> None:
+_SUMS = {aten.sum.default, aten.sum.dim_IntList}
+
+
+def _fold_sum(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> None:
+    """Multiply an integer by how often it is added."""
+    operand: Any = node.args[0]
+    total = node.meta["val"]
+    if operand not in known or total.is_floating_point() or not _is_plain(total):
+        return
+    rank = operand.meta["val"].dim()
+    axes: Any = node.args[1] if len(node.args) > 1 and node.args[1] else range(rank)
+    with node.graph.inserting_before(node):
+        sizes = sizes_of(node.graph, operand, sorted({axis % rank for axis in axes}))
+        number: int | fx.Node = int(known[operand].item())
+        for size in sizes:
+            number = _multiply(node.graph, number, size)
+    if isinstance(number, fx.Node) or abs(number) < 2**63:
+        fill(node, number)
+
+
+def _multiply(graph: fx.Graph, a: int | fx.Node, b: int | fx.Node) -> int | fx.Node:
+    is_known = isinstance(a, int) and isinstance(b, int)
+    return operator.mul(a, b) if is_known else emit(graph, operator.mul, a, b)
+
+
+def fill(node: fx.Node, number: float | bool | fx.Node) -> None:
     """Make a node a fill, in place: a signature may name it.
 
     Dynamic sizes are taken from operands; where these do not have them, or the compiler has no
@@ -68,10 +96,12 @@ _FILLED = {
 
 
 def _size(node: fx.Node, size: torch.SymInt) -> fx.Node | None:
-    """A dynamic size, read from an operand that has it."""
+    """A dynamic size: an operand, or read from one that has it."""
     maker = node.all_input_nodes[0] if node.target is operator.getitem else node
     for operand in maker.all_input_nodes:
         value = operand.meta.get("val")
+        if isinstance(value, torch.SymInt) and expression(value) == expression(size):
+            return operand
         if not isinstance(value, torch.Tensor):
             continue
         for axis, other in enumerate(value.shape):

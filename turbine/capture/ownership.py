@@ -11,6 +11,7 @@ one tensor scatter their gradients to the same zeros. Each gets a fill that diff
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
@@ -146,7 +147,8 @@ def copy_parts(graph: fx.Graph) -> None:
         if _reads_a_part(node) or _pads_a_write(node):
             source: Any = node.args[0]
             with graph.inserting_before(node):
-                node.args = (_copied(graph, node, source), *node.args[1:])
+                copy = _copied(graph, node, source, is_written=False)
+                node.args = (copy, *node.args[1:])
 
 
 def _reads_a_part(node: fx.Node) -> bool:
@@ -202,9 +204,13 @@ def _size(node: fx.Node) -> Any:
     return (expression(value.numel()), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
-def _copied(graph: fx.Graph, beside: fx.Node, operand: fx.Node) -> fx.Node:
-    """The same values by an identity that the compiler does not see through."""
+def _copied(
+    graph: fx.Graph, beside: fx.Node, operand: fx.Node, *, is_written: bool = True
+) -> fx.Node:
+    """The same values by an identity that the compiler does not see through.
 
+    Copies that are written and copies that are read differ: the compiler merges equal ones.
+    """
     value = operand.meta["val"]
 
     def emit(like: torch.Tensor, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
@@ -217,12 +223,14 @@ def _copied(graph: fx.Graph, beside: fx.Node, operand: fx.Node) -> fx.Node:
     dtype = value.dtype
     if dtype.is_floating_point or dtype.is_complex:
         unordered = emit(value.ne(value), aten.ne.Tensor, operand, operand)
-        return emit(value, aten.where.ScalarSelf, unordered, float("nan"), operand)
+        nan = math.copysign(math.nan, 1 if is_written else -1)
+        return emit(value, aten.where.ScalarSelf, unordered, nan, operand)
     if dtype in (torch.bool, torch.uint8):
         number = value.to(torch.int32)
         wide = emit(number, aten._to_copy.default, operand, dtype=torch.int32)
-        return emit(value, aten._to_copy.default, _copied(graph, beside, wide), dtype=dtype)
+        copy = _copied(graph, beside, wide, is_written=is_written)
+        return emit(value, aten._to_copy.default, copy, dtype=dtype)
     size = emit(value, aten.abs.default, operand)
     negative = emit(value, aten.neg.default, size)
-    positive = emit(value.ge(value), aten.ge.Scalar, operand, 0)
+    positive = emit(value.ge(value), aten.ge.Scalar, operand, 0 if is_written else 1)
     return emit(value, aten.where.self, positive, size, negative)

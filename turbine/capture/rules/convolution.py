@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
+
+from turbine.capture.sizes import hint
 
 aten = torch.ops.aten
 
@@ -73,7 +75,9 @@ def _axes(sizes: Sequence[int], windows: Windows) -> Iterator[tuple[int, int, in
 
 
 def _is_loose(size: int, count: int, extent: int) -> bool:
-    return statically_known_true(count == 1) and not statically_known_true(size == extent)
+    # Of a count that is 1 now, PyTorch assumes later that it is: the shape of a result has it.
+    is_only = hint(count) == 1 and guard_or_false(count == 1)
+    return is_only and not statically_known_true(size == extent)
 
 
 def convolution(

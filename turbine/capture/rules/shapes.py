@@ -81,7 +81,7 @@ def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
     return [x.select(dim, index) for index in range(x.shape[dim])]
 
 
-def empty_permuted(size: list[int], layout: list[int], **options: Any) -> Tensor:
+def empty_permuted(size: list[int], physical_layout: list[int], **options: Any) -> Tensor:
     """Values have no strides in IR."""
     return torch.empty(size, **options)
 
