@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from turbine import config
-from turbine.dynamo import sweep
+from turbine.coverage import sweep
 from turbine.fuzz import session
 
 

@@ -18,21 +18,22 @@ from turbine.capture import ownership
 from turbine.capture.decompositions import extend_aot_decompositions
 from turbine.cli.coverage import page, share
 from turbine.cli.main import main
-from turbine.dynamo import argument_forms, coverage, sweep
-from turbine.dynamo.coverage import (
+from turbine.coverage import compiled, forms, samples, sweep
+from turbine.coverage.answers import compare_types
+from turbine.coverage.compiled import judge_case
+from turbine.coverage.samples import Case
+from turbine.coverage.verdicts import (
     COMPILED,
     FAILS,
     FALLS_BACK,
     FREE,
+    NO_GRADIENT,
     NOT_TRACED,
     PARTLY,
     RANDOM,
-    Case,
     Judged,
     Verdict,
-    combined,
-    judge_case,
-    unlike,
+    combine,
 )
 
 aten = torch.ops.aten
@@ -104,14 +105,14 @@ def test_a_wrong_gradient_fails() -> None:
 
 def test_strides_are_compared() -> None:
     x = torch.ones(2, 3)
-    assert unlike([x], [x.t().contiguous().t()]) is not None
-    assert unlike([x], [x.t().contiguous().t()], strides=False) is None
+    assert compare_types([x], [x.t().contiguous().t()]) is not None
+    assert compare_types([x], [x.t().contiguous().t()], strides=False) is None
 
 
 def test_forms_hold_the_same_elements() -> None:
     x = torch.complex(torch.arange(6.0), -torch.arange(6.0)).reshape(2, 3)
-    for form in argument_forms.FORMS:
-        (y,) = argument_forms.apply(form, (x.clone(),), 0)
+    for form in forms.FORMS:
+        (y,) = forms.apply(form, (x.clone(),), 0)
         assert y.shape == x.shape
         if form not in ("expanded", "mixed"):
             torch.testing.assert_close(y, x)
@@ -119,7 +120,7 @@ def test_forms_hold_the_same_elements() -> None:
 
 def test_forms_are_what_they_are_called() -> None:
     x = torch.zeros(2, 3, dtype=torch.complex64)
-    made = {form: argument_forms.apply(form, x.clone(), 0) for form in argument_forms.FORMS}
+    made = {form: forms.apply(form, x.clone(), 0) for form in forms.FORMS}
     assert made["transposed"].stride() == (1, 2)
     assert (made["spread"].stride(), made["spread"].storage_offset()) == ((7, 2), 1)
     assert 0 in made["expanded"].stride()
@@ -130,9 +131,9 @@ def test_forms_are_what_they_are_called() -> None:
 
 def test_a_form_that_changes_nothing_is_not_tried() -> None:
     row, number = torch.ones(3), torch.ones(())
-    applied = {form for form in argument_forms.FORMS if argument_forms.can_apply(form, (row, 1))}
+    applied = {form for form in forms.FORMS if forms.can_apply(form, (row, 1))}
     assert applied == {"spread", "expanded", "negated", "mixed", "dynamic"}
-    assert not argument_forms.can_apply("dynamic", (number, None))
+    assert not forms.can_apply("dynamic", (number, None))
 
 
 @pytest.mark.parametrize("form", ["transposed", "spread", "expanded", "negated", "dynamic"])
@@ -146,8 +147,8 @@ def test_a_failure_in_a_form_counts_and_names_it(monkeypatch: pytest.MonkeyPatch
     def judge(case: Case, undefined: bool, *, training: bool) -> Verdict:
         return Verdict(COMPILED) if case.form is None else Verdict(FAILS, "why")
 
-    monkeypatch.setattr(coverage, "judge_case", judge)
-    judged = coverage.judge("abs", coverage.ops()["abs"], samples=1, forms=["spread", "conjugated"])
+    monkeypatch.setattr(compiled, "judge_case", judge)
+    judged = compiled.judge("abs", samples.ops()["abs"], samples=1, forms=["spread", "conjugated"])
     assert judged.forward == Verdict(FAILS, "spread arguments: why")
 
 
@@ -164,14 +165,14 @@ def test_an_argument_that_changes_is_a_failure(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_op_is_as_good_as_its_worst_sample() -> None:
     verdicts = [Verdict(COMPILED), Verdict(FALLS_BACK, "why"), Verdict(NOT_TRACED)]
-    assert combined(verdicts) == Verdict(FALLS_BACK, "why")
-    assert combined([Verdict(NOT_TRACED), Verdict(COMPILED)]).status == COMPILED
-    assert combined([Verdict(RANDOM), Verdict(COMPILED)]).status == RANDOM
-    assert combined([Verdict(RANDOM), Verdict(FAILS, "why")]).status == FAILS
+    assert combine(verdicts) == Verdict(FALLS_BACK, "why")
+    assert combine([Verdict(NOT_TRACED), Verdict(COMPILED)]).status == COMPILED
+    assert combine([Verdict(RANDOM), Verdict(COMPILED)]).status == RANDOM
+    assert combine([Verdict(RANDOM), Verdict(FAILS, "why")]).status == FAILS
 
 
 def test_the_share_counts_what_pytorch_traces() -> None:
-    statuses = [COMPILED, FREE, FALLS_BACK, RANDOM, NOT_TRACED, coverage.NO_GRADIENT]
+    statuses = [COMPILED, FREE, FALLS_BACK, RANDOM, NOT_TRACED, NO_GRADIENT]
     assert share(Verdict(status) for status in statuses) == 0.5
 
 
@@ -183,18 +184,18 @@ def test_the_page_has_a_row_for_each_op() -> None:
 
 def test_a_slice_depends_on_the_seed_alone() -> None:
     names = [str(n) for n in range(50)]
-    assert sweep.shuffled(names, 1) == sweep.shuffled(names, 1)
-    assert sweep.shuffled(names, 1) != sweep.shuffled(names, 2)
+    assert sweep.shuffle(names, 1) == sweep.shuffle(names, 1)
+    assert sweep.shuffle(names, 1) != sweep.shuffle(names, 2)
 
 
 @pytest.fixture(scope="module")
 def judged(seed: int) -> list[Judged]:
     """A slice of all ops between guard pages, after one that there is not."""
-    names = ["no such op", *sweep.shuffled(list(coverage.ops()), seed)[:SLICE]]
-    forms = draw_slice("forms of arguments", list(argument_forms.FORMS), 1, seed)
+    names = ["no such op", *sweep.shuffle(list(samples.ops()), seed)[:SLICE]]
+    chosen = draw_slice("forms of arguments", list(forms.FORMS), 1, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TURBINE_GUARD", "1")
-        return list(sweep.sweep(names, seed=seed, samples=1, forms=forms))
+        return list(sweep.sweep(names, seed=seed, samples=1, forms=chosen))
 
 
 def test_an_op_that_raises_is_a_failure_of_its_op(judged: list[Judged]) -> None:
@@ -242,4 +243,4 @@ def test_missing_samples_are_said_to_be_missing(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setitem(sys.modules, "torch.testing._internal.common_methods_invocations", None)
     with pytest.raises(errors.MissingExtra, match="op samples"):
-        coverage.ops()
+        samples.ops()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Top to bottom. A room imports itself and any room on the floors below it.
 FLOORS = (
     ("cli", "peer"),
-    ("fuzz",),
+    ("coverage", "fuzz"),
     ("aot", "dynamo", "eager"),
     ("kernel",),
     ("ops",),

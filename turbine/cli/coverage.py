@@ -15,7 +15,7 @@ from turbine import errors
 from turbine.tables import table
 
 if TYPE_CHECKING:
-    from turbine.dynamo.coverage import Judged, Verdict
+    from turbine.coverage.verdicts import Judged, Verdict
 
 _PERIOD = 10.0  # seconds between lines of progress
 _FAMILIES = ("fft", "linalg", "nn.functional", "special", "masked", "signal")
@@ -44,14 +44,16 @@ def show_coverage(
     example:
       turbine coverage --ops softsign --samples 1
     """
-    from turbine.dynamo import argument_forms, coverage, sweep
+    from turbine.coverage import samples as op_samples
+    from turbine.coverage import sweep
+    from turbine.coverage.forms import FORMS
 
     if samples < 1 or jobs < 1:
         raise errors.ConfigError(f"nothing to do: {samples=} {jobs=}", hint="use 1 or more")
-    names = _matching(coverage.ops(), ops)
+    names = _matching(op_samples.ops(), ops)
     if seconds is not None:
-        names = sweep.shuffled(names, seed)
-    chosen = _forms(forms, list(argument_forms.FORMS))
+        names = sweep.shuffle(names, seed)
+    chosen = _forms(forms, list(FORMS))
     found = sweep.sweep(names, seed=seed, samples=samples, forms=chosen, jobs=jobs, seconds=seconds)
     judged = sorted(_with_progress(found, len(names)), key=lambda item: item.name)
     if output is not None:
@@ -101,7 +103,7 @@ def _text(judged: Sequence[Judged]) -> str:
 
 
 def _counts(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
-    from turbine.dynamo.coverage import STATUSES
+    from turbine.coverage.verdicts import STATUSES
 
     ways = {"forward": [j.forward for j in judged], "backward": [j.backward for j in judged]}
     rows: list[tuple[str, ...]] = [("", *STATUSES, "share")]
@@ -113,7 +115,7 @@ def _counts(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
 
 def share(verdicts: Iterable[Verdict]) -> float:
     """How many of the ops that PyTorch traces are wholly compiled."""
-    from turbine.dynamo.coverage import COMPILED, FREE, NO_GRADIENT, NOT_TRACED
+    from turbine.coverage.verdicts import COMPILED, FREE, NO_GRADIENT, NOT_TRACED
 
     statuses = [v.status for v in verdicts if v.status not in (NOT_TRACED, NO_GRADIENT)]
     return sum(s in (COMPILED, FREE) for s in statuses) / max(len(statuses), 1)

@@ -9,15 +9,16 @@ from functools import partial
 
 from turbine import config
 from turbine.child_processes import Crash, run_jobs
-from turbine.dynamo import coverage
-from turbine.dynamo.coverage import FAILS, Judged, Verdict
+from turbine.coverage import compiled
+from turbine.coverage.samples import SAMPLES, ops
+from turbine.coverage.verdicts import FAILS, Judged, Verdict
 
 _OPS_PER_PROCESS = 60
 # Seconds an op may take; it is killed then and counts as a failure.
 LIMIT = 300.0
 
 
-def shuffled(names: Sequence[str], seed: int) -> list[str]:
+def shuffle(names: Sequence[str], seed: int) -> list[str]:
     """The order of a slice: another for each seed."""
     order = list(names)
     random.Random(seed).shuffle(order)
@@ -28,7 +29,7 @@ def sweep(
     names: Sequence[str],
     *,
     seed: int = 0,
-    samples: int = coverage.SAMPLES,
+    samples: int = SAMPLES,
     forms: Sequence[str] = (),
     jobs: int = 1,
     seconds: float | None = None,
@@ -57,10 +58,10 @@ def _until(names: Sequence[str], seconds: float | None) -> Iterator[str]:
 
 
 def _start(seed: int, samples: int, forms: tuple[str, ...]) -> Callable[[str], Judged]:
-    known = coverage.ops()
+    known = ops()
     config.set(compile_workers=1)
 
     def judge(name: str) -> Judged:
-        return coverage.judge(name, known[name], seed=seed, samples=samples, forms=forms)
+        return compiled.judge(name, known[name], seed=seed, samples=samples, forms=forms)
 
     return judge

@@ -1,0 +1,54 @@
+"""What becomes of an op: verdicts of its samples in, one for the op out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# From best to worst; an op is as good as its worst sample.
+FREE = "free"  # only views and fills: nothing to compile
+COMPILED = "compiled"
+PARTLY = "partly"  # the right answer, and some of the ops ran in PyTorch
+FALLS_BACK = "falls back"  # the right answer, and every op ran in PyTorch
+FAILS = "fails"  # a wrong answer, or an error where eager gives an answer
+_ORDER = (FREE, COMPILED, PARTLY, FALLS_BACK, FAILS)
+# Not counted: there is nothing to compare with, or nothing to compile.
+RANDOM = "random"  # draws random numbers, or gives uninitialized memory: shapes are compared
+NOT_TRACED = "not traced"  # PyTorch's own `aot_eager` backend does not manage either
+NO_GRADIENT = "no gradient"
+STATUSES = (*_ORDER, RANDOM, NOT_TRACED, NO_GRADIENT)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one direction of an op, and why it is not better."""
+
+    status: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An op of `op_db` and its verdicts."""
+
+    name: str
+    forward: Verdict
+    backward: Verdict
+
+    @property
+    def fails(self) -> bool:
+        """Whether either direction does."""
+        return FAILS in (self.forward.status, self.backward.status)
+
+
+def combine(verdicts: Sequence[Verdict], empty: str = NOT_TRACED) -> Verdict:
+    """The worst of those that count, with every reason; one that draws makes all of it random."""
+    counted = [verdict for verdict in verdicts if verdict.status in _ORDER]
+    random_ones = [verdict for verdict in verdicts if verdict.status == RANDOM]
+    if random_ones and not any(verdict.status == FAILS for verdict in counted):
+        return random_ones[0]
+    if not counted:
+        return verdicts[0] if verdicts else Verdict(empty, "no sample runs in eager PyTorch")
+    worst = max(counted, key=lambda verdict: _ORDER.index(verdict.status)).status
+    reasons = dict.fromkeys(v.reason for v in counted if v.status == worst and v.reason)
+    return Verdict(worst, "; ".join(reasons))
