@@ -16,11 +16,11 @@ from tests.jobs_here import answer_here
 from turbine import errors
 from turbine.capture import ownership
 from turbine.capture.decompositions import extend_aot_decompositions
-from turbine.cli.coverage import page, share
 from turbine.cli.main import main
 from turbine.coverage import compiled, forms, samples, sweep
 from turbine.coverage.answers import compare_types
-from turbine.coverage.compiled import judge_case
+from turbine.coverage.compiled import judge_case, make_front_door
+from turbine.coverage.report import share, to_page
 from turbine.coverage.samples import Case
 from turbine.coverage.verdicts import (
     COMPILED,
@@ -148,8 +148,8 @@ def test_a_failure_in_a_form_counts_and_names_it(monkeypatch: pytest.MonkeyPatch
         return Verdict(COMPILED) if case.form is None else Verdict(FAILS, "why")
 
     monkeypatch.setattr(compiled, "judge_case", judge)
-    judged = compiled.judge("abs", samples.ops()["abs"], samples=1, forms=["spread", "conjugated"])
-    assert judged.forward == Verdict(FAILS, "spread arguments: why")
+    verdicts = compiled.judge(samples.ops()["abs"], samples=1, forms=["spread", "conjugated"])
+    assert verdicts["forward"] == Verdict(FAILS, "spread arguments: why")
 
 
 def _overwritten(x: torch.Tensor) -> torch.Tensor:
@@ -177,7 +177,8 @@ def test_the_share_counts_what_pytorch_traces() -> None:
 
 
 def test_the_page_has_a_row_for_each_op() -> None:
-    text = page([Judged("fft.fft", Verdict(COMPILED), Verdict(FALLS_BACK, "aten.x: because"))])
+    verdicts = {"forward": Verdict(COMPILED), "backward": Verdict(FALLS_BACK, "aten.x: because")}
+    text = to_page([Judged("fft.fft", verdicts)], make_front_door())
     assert "| `fft.fft` | compiled | falls back |" in text
     assert "| aten.x: because | 1 | `fft.fft` |" in text
 
@@ -195,20 +196,20 @@ def judged(seed: int) -> list[Judged]:
     chosen = draw_slice("forms of arguments", list(forms.FORMS), 1, seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TURBINE_GUARD", "1")
-        return list(sweep.sweep(names, seed=seed, samples=1, forms=chosen))
+        return list(sweep.sweep(names, make_front_door(chosen), seed=seed, samples=1))
 
 
 def test_an_op_that_raises_is_a_failure_of_its_op(judged: list[Judged]) -> None:
     first, second, *_ = judged
     assert first.name == "no such op"
     assert first.fails
-    assert "KeyError" in first.forward.reason
+    assert "KeyError" in first.verdicts["forward"].reason
     assert not second.fails
 
 
 def test_an_op_that_takes_too_long_is_a_failure() -> None:
-    (judged,) = sweep.sweep(["view"], limit=0.01)
-    assert "took longer" in judged.forward.reason
+    (judged,) = sweep.sweep(["view"], make_front_door(), limit=0.01)
+    assert "took longer" in judged.verdicts["forward"].reason
 
 
 def test_no_op_of_a_slice_fails(judged: list[Judged]) -> None:

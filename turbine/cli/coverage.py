@@ -6,20 +6,16 @@ import os
 import re
 import sys
 import time
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from turbine import errors
-from turbine.tables import table
 
 if TYPE_CHECKING:
-    from turbine.coverage.verdicts import Judged, Verdict
+    from turbine.coverage.verdicts import Judged
 
 _PERIOD = 10.0  # seconds between lines of progress
-_FAMILIES = ("fft", "linalg", "nn.functional", "special", "masked", "signal")
-_REST = "others"
 
 
 def show_coverage(
@@ -44,8 +40,8 @@ def show_coverage(
     example:
       turbine coverage --ops softsign --samples 1
     """
+    from turbine.coverage import compiled, report, sweep
     from turbine.coverage import samples as op_samples
-    from turbine.coverage import sweep
     from turbine.coverage.forms import FORMS
 
     if samples < 1 or jobs < 1:
@@ -53,12 +49,12 @@ def show_coverage(
     names = _matching(op_samples.ops(), ops)
     if seconds is not None:
         names = sweep.shuffle(names, seed)
-    chosen = _forms(forms, list(FORMS))
-    found = sweep.sweep(names, seed=seed, samples=samples, forms=chosen, jobs=jobs, seconds=seconds)
+    door = compiled.make_front_door(_forms(forms, list(FORMS)))
+    found = sweep.sweep(names, door, seed=seed, samples=samples, jobs=jobs, seconds=seconds)
     judged = sorted(_with_progress(found, len(names)), key=lambda item: item.name)
     if output is not None:
-        output.write_text(page(judged))
-    print(_text(judged))
+        output.write_text(report.to_page(judged, door))
+    print(report.to_text(judged, door))
     return int(any(item.fails for item in judged))
 
 
@@ -89,103 +85,3 @@ def _with_progress(judged: Iterable[Judged], total: int) -> Iterator[Judged]:
         if time.monotonic() - said > _PERIOD:
             said = time.monotonic()
             print(f"{count} of {total} ops ... {item.name}", file=sys.stderr, flush=True)
-
-
-def _text(judged: Sequence[Judged]) -> str:
-    rows = [
-        (item.name, way, verdict.status, verdict.reason)
-        for item in judged
-        for way, verdict in (("forward", item.forward), ("backward", item.backward))
-        if verdict.status not in ("compiled", "free", "no gradient")
-    ]
-    listing = f"{table([('op', 'way', 'status', 'why'), *rows])}\n\n" if rows else ""
-    return listing + table(_counts(judged), right=range(1, 99))
-
-
-def _counts(judged: Sequence[Judged]) -> list[tuple[str, ...]]:
-    from turbine.coverage.verdicts import STATUSES
-
-    ways = {"forward": [j.forward for j in judged], "backward": [j.backward for j in judged]}
-    rows: list[tuple[str, ...]] = [("", *STATUSES, "share")]
-    for way, verdicts in ways.items():
-        counts = Counter(verdict.status for verdict in verdicts)
-        rows.append((way, *(str(counts[s]) for s in STATUSES), f"{share(verdicts):.1%}"))
-    return rows
-
-
-def share(verdicts: Iterable[Verdict]) -> float:
-    """How many of the ops that PyTorch traces are wholly compiled."""
-    from turbine.coverage.verdicts import COMPILED, FREE, NO_GRADIENT, NOT_TRACED
-
-    statuses = [v.status for v in verdicts if v.status not in (NOT_TRACED, NO_GRADIENT)]
-    return sum(s in (COMPILED, FREE) for s in statuses) / max(len(statuses), 1)
-
-
-def page(judged: Sequence[Judged]) -> str:
-    """The table for the docs, as Markdown."""
-    return "\n".join([*_head(judged), *_families(judged), *_reasons(judged)]) + "\n"
-
-
-def _head(judged: Sequence[Judged]) -> Iterator[str]:
-    import torch
-
-    version = torch.__version__.partition("+")[0]
-    yield "# Coverage\n"
-    yield f"The {len(judged)} ops of PyTorch {version}'s own samples (`op_db`) under"
-    yield '`torch.compile(backend="turbine")`, compared with eager in values, dtypes, shapes and'
-    yield "strides. Made by `make coverage`.\n"
-    yield "- compiled: every op of its graphs is compiled code, in every sample"
-    yield "- free: only views and fills, nothing to compile"
-    yield "- partly, falls back: the right answer, with some or all of the ops run by PyTorch"
-    yield "- random: draws random numbers, which PyTorch does; shapes are compared"
-    yield "- not traced: PyTorch's own `aot_eager` backend does not take it as one graph either"
-    yield "- share: compiled or free, of all that PyTorch traces (random ones included)\n"
-    yield from _markdown(_counts(judged))
-
-
-def _families(judged: Sequence[Judged]) -> Iterator[str]:
-    families: defaultdict[str, list[Judged]] = defaultdict(list)
-    for item in judged:
-        families[_family(item.name)].append(item)
-    for family in (*_FAMILIES, _REST):
-        if families[family]:
-            yield f"\n## {family}\n"
-            yield from _markdown([("op", "forward", "backward"), *map(_row, families[family])])
-
-
-def _family(name: str) -> str:
-    return next((family for family in _FAMILIES if name.startswith(f"{family}.")), _REST)
-
-
-def _row(item: Judged) -> tuple[str, ...]:
-    return f"`{item.name}`", item.forward.status, item.backward.status
-
-
-def _reasons(judged: Sequence[Judged]) -> Iterator[str]:
-    """What keeps ops from being compiled, most frequent first."""
-    concerned: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for item in judged:
-        for verdict in (item.forward, item.backward):
-            if verdict.status in ("partly", "falls back"):
-                for reason in verdict.reason.split("; "):
-                    concerned[_shortened(reason)][item.name] = None
-    rows = [
-        (reason, str(len(names)), " ".join(f"`{name}`" for name in names))
-        for reason, names in sorted(concerned.items(), key=lambda row: (-len(row[1]), row[0]))
-    ]
-    yield "\n## What runs in PyTorch, and why\n"
-    yield from _markdown([("why", "ops", "which"), *rows])
-
-
-def _shortened(reason: str) -> str:
-    """One line that holds for every shape."""
-    short = re.sub(r"(the compiler refused it).*", r"\1", reason, flags=re.S)
-    return short.replace("|", "/").strip()
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    head, *body = rows
-    yield f"| {' | '.join(head)} |"
-    yield f"|{' --- |' * len(head)}"
-    for row in body:
-        yield f"| {' | '.join(row)} |"

@@ -28,6 +28,7 @@ from turbine.coverage.answers import (
     train,
 )
 from turbine.coverage.forms import can_apply
+from turbine.coverage.front_door import FrontDoor
 from turbine.coverage.samples import SAMPLES, Case, cases
 from turbine.coverage.verdicts import (
     COMPILED,
@@ -38,7 +39,6 @@ from turbine.coverage.verdicts import (
     NOT_TRACED,
     PARTLY,
     RANDOM,
-    Judged,
     Verdict,
     combine,
 )
@@ -47,10 +47,37 @@ from turbine.dynamo.counting import counters
 from turbine.dynamo.entry import backend
 from turbine.dynamo.records import GraphRecord
 
+FORWARD, BACKWARD = WAYS = ("forward", "backward")
+_INTRODUCTION = """\
+The {ops} under
+`torch.compile(backend="turbine")`, compared with eager in values, dtypes, shapes and
+strides. Made by `make coverage`."""
+_LEGEND = (
+    "compiled: every op of its graphs is compiled code, in every sample",
+    "free: only views and fills, nothing to compile",
+    "partly, falls back: the right answer, with some or all of the ops run by PyTorch",
+    "random: draws random numbers, which PyTorch does; shapes are compared",
+    "not traced: PyTorch's own `aot_eager` backend does not take it as one graph either",
+    "share: compiled or free, of all that PyTorch traces (random ones included)",
+)
+
+
+def make_front_door(forms: Sequence[str] = ()) -> FrontDoor:
+    """torch.compile, with each sample again in each of the forms."""
+    return FrontDoor(
+        partial(judge, forms=tuple(forms)),
+        WAYS,
+        (FREE, COMPILED, PARTLY, FALLS_BACK, FAILS, RANDOM, NOT_TRACED, NO_GRADIENT),
+        "Coverage",
+        _INTRODUCTION,
+        _LEGEND,
+        {"What runs in PyTorch, and why": (PARTLY, FALLS_BACK)},
+    )
+
 
 def judge(
-    name: str, op: Any, *, seed: int = 0, samples: int = SAMPLES, forms: Sequence[str] = ()
-) -> Judged:
+    op: Any, seed: int = 0, samples: int = SAMPLES, *, forms: Sequence[str] = ()
+) -> dict[str, Verdict]:
     """Run an op's samples forward and, where it has a gradient, backward.
 
     Each is run again with its arguments in each of the forms; of that, failures count.
@@ -58,10 +85,10 @@ def judge(
     undefined = op_samples.is_uninitialized(op)
     forward = _judge_all(cases(op, seed, samples), undefined, forms)
     if not op.supports_autograd:
-        return Judged(name, combine(forward), Verdict(NO_GRADIENT))
+        return {FORWARD: combine(forward), BACKWARD: Verdict(NO_GRADIENT)}
     trained = cases(op, seed, samples, requires_grad=True)
     backward = _judge_all(trained, undefined, forms, training=True)
-    return Judged(name, combine(forward), combine(backward, NO_GRADIENT))
+    return {FORWARD: combine(forward), BACKWARD: combine(backward, NO_GRADIENT)}
 
 
 def _judge_all(

@@ -9,7 +9,7 @@ from functools import partial
 
 from turbine import config
 from turbine.child_processes import Crash, run_jobs
-from turbine.coverage import compiled
+from turbine.coverage.front_door import FrontDoor, Judge
 from turbine.coverage.samples import SAMPLES, ops
 from turbine.coverage.verdicts import FAILS, Judged, Verdict
 
@@ -27,16 +27,16 @@ def shuffle(names: Sequence[str], seed: int) -> list[str]:
 
 def sweep(
     names: Sequence[str],
+    door: FrontDoor,
     *,
     seed: int = 0,
     samples: int = SAMPLES,
-    forms: Sequence[str] = (),
     jobs: int = 1,
     seconds: float | None = None,
     limit: float = LIMIT,
 ) -> Iterator[Judged]:
     """Judge ops in the order given until `seconds` are over; yields in the order they finish."""
-    start = partial(_start, seed, samples, tuple(forms))
+    start = partial(_start, door.judge, seed, samples)
     taken = _until(names, seconds)
     answers = run_jobs(
         start, taken, count=min(jobs, len(names)), limit=limit, lifetime=_OPS_PER_PROCESS
@@ -44,9 +44,9 @@ def sweep(
     for name, answer in answers:
         if isinstance(answer, Crash):
             failed = Verdict(FAILS, answer.reason)
-            yield Judged(name, failed, failed)
+            yield Judged(name, dict.fromkeys(door.ways, failed))
         else:
-            yield answer
+            yield Judged(name, answer)
 
 
 def _until(names: Sequence[str], seconds: float | None) -> Iterator[str]:
@@ -57,11 +57,7 @@ def _until(names: Sequence[str], seconds: float | None) -> Iterator[str]:
         yield name
 
 
-def _start(seed: int, samples: int, forms: tuple[str, ...]) -> Callable[[str], Judged]:
+def _start(judge: Judge, seed: int, samples: int) -> Callable[[str], dict[str, Verdict]]:
     known = ops()
     config.set(compile_workers=1)
-
-    def judge(name: str) -> Judged:
-        return compiled.judge(name, known[name], seed=seed, samples=samples, forms=forms)
-
-    return judge
+    return lambda name: judge(known[name], seed, samples)

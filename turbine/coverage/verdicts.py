@@ -14,14 +14,13 @@ FAILS = "fails"  # a wrong answer, or an error where eager gives an answer
 _ORDER = (FREE, COMPILED, PARTLY, FALLS_BACK, FAILS)
 # Not counted: there is nothing to compare with, or nothing to compile.
 RANDOM = "random"  # draws random numbers, or gives uninitialized memory: shapes are compared
-NOT_TRACED = "not traced"  # PyTorch's own `aot_eager` backend does not manage either
+NOT_TRACED = "not traced"  # PyTorch's own tracing does not manage either
 NO_GRADIENT = "no gradient"
-STATUSES = (*_ORDER, RANDOM, NOT_TRACED, NO_GRADIENT)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one direction of an op, and why it is not better."""
+    """What became of an op, run in one way, and why it is not better."""
 
     status: str
     reason: str = ""
@@ -29,16 +28,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Judged:
-    """An op of `op_db` and its verdicts."""
+    """An op of `op_db` and its verdicts, one for each way of running it."""
 
     name: str
-    forward: Verdict
-    backward: Verdict
+    verdicts: dict[str, Verdict]
 
     @property
     def fails(self) -> bool:
-        """Whether either direction does."""
-        return FAILS in (self.forward.status, self.backward.status)
+        """Whether it does in any way."""
+        return any(verdict.status == FAILS for verdict in self.verdicts.values())
 
 
 def combine(verdicts: Sequence[Verdict], empty: str = NOT_TRACED) -> Verdict:

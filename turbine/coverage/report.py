@@ -1,0 +1,112 @@
+"""Tables of verdicts: judged ops in, text for the terminal or a page of Markdown out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+
+from turbine.coverage.front_door import FrontDoor
+from turbine.coverage.verdicts import COMPILED, FREE, NO_GRADIENT, NOT_TRACED, Judged, Verdict
+from turbine.tables import table
+
+_FAMILIES = ("fft", "linalg", "nn.functional", "special", "masked", "signal")
+_REST = "others"
+
+
+def to_text(judged: Sequence[Judged], door: FrontDoor) -> str:
+    """A row for each verdict that is worth a look, then how many there are of each status."""
+    rows = [
+        (item.name, way, verdict.status, verdict.reason)
+        for item in judged
+        for way, verdict in item.verdicts.items()
+        if verdict.status not in (COMPILED, FREE, NO_GRADIENT)
+    ]
+    listing = f"{table([('op', 'way', 'status', 'why'), *rows])}\n\n" if rows else ""
+    return listing + table(_count(judged, door), right=range(1, 99))
+
+
+def _count(judged: Sequence[Judged], door: FrontDoor) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("", *door.statuses, "share")]
+    for way in door.ways:
+        verdicts = [item.verdicts[way] for item in judged]
+        counts = Counter(verdict.status for verdict in verdicts)
+        rows.append((way, *(str(counts[s]) for s in door.statuses), f"{share(verdicts):.1%}"))
+    return rows
+
+
+def share(verdicts: Iterable[Verdict]) -> float:
+    """How many of the ops that PyTorch traces are wholly compiled."""
+    statuses = [v.status for v in verdicts if v.status not in (NOT_TRACED, NO_GRADIENT)]
+    return sum(s in (COMPILED, FREE) for s in statuses) / max(len(statuses), 1)
+
+
+def to_page(judged: Sequence[Judged], door: FrontDoor) -> str:
+    """The table for the docs, as Markdown."""
+    lines = [*_head(judged, door), *_families(judged, door), *_reasons(judged, door)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
+    version = torch.__version__.partition("+")[0]
+    ops = f"{len(judged)} ops of PyTorch {version}'s own samples (`op_db`)"
+    yield f"# {door.title}\n"
+    yield door.introduction.format(ops=ops) + "\n"
+    yield from (f"- {line}" for line in door.legend)
+    yield ""
+    yield from _markdown(_count(judged, door))
+
+
+def _families(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
+    families: defaultdict[str, list[Judged]] = defaultdict(list)
+    for item in judged:
+        families[_family(item.name)].append(item)
+    for family in (*_FAMILIES, _REST):
+        if families[family]:
+            yield f"\n## {family}\n"
+            yield from _markdown([("op", *door.ways), *map(_row, families[family])])
+
+
+def _family(name: str) -> str:
+    return next((family for family in _FAMILIES if name.startswith(f"{family}.")), _REST)
+
+
+def _row(item: Judged) -> tuple[str, ...]:
+    return f"`{item.name}`", *(verdict.status for verdict in item.verdicts.values())
+
+
+def _reasons(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
+    """What keeps ops from being compiled, most frequent first."""
+    for heading, statuses in door.explained.items():
+        concerned: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        for item in judged:
+            for reason in _list_reasons(item, statuses):
+                concerned[_shorten(reason)][item.name] = None
+        rows = [
+            (reason, str(len(names)), " ".join(f"`{name}`" for name in names))
+            for reason, names in sorted(concerned.items(), key=lambda row: (-len(row[1]), row[0]))
+        ]
+        yield f"\n## {heading}\n"
+        yield from _markdown([("why", "ops", "which"), *rows])
+
+
+def _list_reasons(item: Judged, statuses: Sequence[str]) -> Iterator[str]:
+    for verdict in item.verdicts.values():
+        if verdict.status in statuses and verdict.reason:
+            yield from verdict.reason.split("; ")
+
+
+def _shorten(reason: str) -> str:
+    """One line that holds for every shape."""
+    short = re.sub(r"(the compiler refused it).*", r"\1", reason, flags=re.S)
+    return short.replace("|", "/").strip()
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    head, *body = rows
+    yield f"| {' | '.join(head)} |"
+    yield f"|{' --- |' * len(head)}"
+    for row in body:
+        yield f"| {' | '.join(row)} |"
