@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test sweep soak check format bench coverage clean
+.PHONY: help setup run test sweep soak check format bench coverage exports clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ bench: $(INSTALLED) ## print the table of model timings
 
 coverage: $(INSTALLED) ## judge every op of PyTorch's samples and write docs/coverage.md
 	$(BIN)/turbine coverage --jobs $(WORKERS) --output docs/coverage.md $(ARGS)
+
+exports: $(INSTALLED) ## judge exports of the same ops and write docs/export_coverage.md
+	$(BIN)/turbine coverage --export --jobs $(WORKERS) --output docs/export_coverage.md $(ARGS)
 
 clean: ## remove build outputs and caches, keep .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results

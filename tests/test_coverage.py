@@ -13,14 +13,14 @@ import torch
 
 from tests.commit_seed import draw_slice
 from tests.jobs_here import answer_here
-from turbine import errors
+from turbine import config, errors
 from turbine.capture import ownership
 from turbine.capture.decompositions import extend_aot_decompositions
 from turbine.cli.main import main
-from turbine.coverage import compiled, forms, samples, sweep
+from turbine.coverage import compiled, exported, forms, samples, sweep
 from turbine.coverage.answers import compare_types
 from turbine.coverage.compiled import judge_case, make_front_door
-from turbine.coverage.report import share, to_page
+from turbine.coverage.report import share, to_page, to_text
 from turbine.coverage.samples import Case
 from turbine.coverage.verdicts import (
     COMPILED,
@@ -31,6 +31,7 @@ from turbine.coverage.verdicts import (
     NOT_TRACED,
     PARTLY,
     RANDOM,
+    UNSUPPORTED,
     Judged,
     Verdict,
     combine,
@@ -39,11 +40,24 @@ from turbine.coverage.verdicts import (
 aten = torch.ops.aten
 X = torch.linspace(-1.0, 1.0, 6)
 SLICE = 5  # ops: a count, so that a slow machine sees the same ones
+EXPORT_SLICE = 10
+# Ops that fail as exports, and how. One that is fixed leaves the table.
+BROKEN_EXPORTS = {
+    "combinations": "not a subset of",
+    "linalg.det": "out-of-bounds",
+    "nn.functional.max_pool3d": "dispatch requiring",
+    "nn.functional.silu.complex": "arith.negf",
+    "nonzero": "the compiler process died",
+}
 
 
 def _judge(function: Callable[..., Any], *, training: bool = False) -> Verdict:
     x = X.clone().requires_grad_(training)
     return judge_case(Case(function, (x,), {}), training=training)
+
+
+def _judge_export(function: Callable[..., Any], *, dynamic: bool = False) -> Verdict:
+    return exported.judge_case(Case(function, (X,), {}), dynamic=dynamic)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +95,8 @@ def test_what_pytorch_does_not_trace_does_not_count() -> None:
     assert _judge(lambda x: torch.allclose(x, x)).status == NOT_TRACED
 
 
-@pytest.mark.parametrize(
+# Decompositions of expm1, and what is said of the answer.
+wrong_rules = pytest.mark.parametrize(
     ("rule", "said"),
     [
         (lambda x: x + 1, "not close"),
@@ -90,6 +105,9 @@ def test_what_pytorch_does_not_trace_does_not_count() -> None:
     ],
     ids=["values", "dtype", "shape"],
 )
+
+
+@wrong_rules
 def test_a_wrong_answer_fails(rule: Callable[..., Any], said: str) -> None:
     with extend_aot_decompositions(add_ops={aten.expm1.default: rule}):
         verdict = _judge(torch.expm1)
@@ -163,6 +181,60 @@ def test_an_argument_that_changes_is_a_failure(monkeypatch: pytest.MonkeyPatch) 
     assert verdict.status == FAILS, "IREE no longer writes into arguments: drop ownership.py"
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=exported.WAYS)
+def test_an_export_is_compiled(dynamic: bool) -> None:
+    assert _judge_export(torch.exp, dynamic=dynamic) == Verdict(COMPILED)
+
+
+def test_an_export_with_an_op_without_code_is_unsupported() -> None:
+    verdict = _judge_export(lambda x: torch.linalg.svd(x.view(2, 3)))
+    assert verdict.status == UNSUPPORTED
+    assert "_linalg_svd" in verdict.reason
+
+
+@wrong_rules
+def test_an_export_with_a_wrong_answer_fails(rule: Callable[..., Any], said: str) -> None:
+    with extend_aot_decompositions(add_ops={aten.expm1.default: rule}):
+        verdict = _judge_export(torch.expm1)
+    assert verdict.status == FAILS
+    assert said in verdict.reason
+
+
+def test_an_export_that_raises_fails() -> None:
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no such rule")
+
+    with extend_aot_decompositions(add_ops={aten.expm1.default: refuse}):
+        verdict = _judge_export(torch.expm1)
+    assert verdict.status == FAILS
+    assert "no such rule" in verdict.reason
+
+
+def test_an_export_that_does_not_write_its_argument_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _judge_export(lambda x: x.add_(1)).status == COMPILED
+    monkeypatch.setattr(exported, "_compile", lambda case, dynamic: lambda x: [x + 1])
+    assert _judge_export(lambda x: x.add_(1)).status == FAILS
+
+
+def test_what_torch_export_does_not_trace_does_not_count() -> None:
+    verdict = _judge_export(lambda x: torch.allclose(x, x))
+    assert verdict.status == NOT_TRACED
+    assert "torch.export" in verdict.reason
+
+
+def test_random_numbers_of_exports_are_not_compared() -> None:
+    assert _judge_export(torch.rand_like) == Verdict(RANDOM)
+
+
+def test_an_export_with_no_op_fused_is_listed() -> None:
+    with config.override(strategy="isolated"):
+        verdict = _judge_export(lambda x: x.exp() + 1)
+    assert verdict == Verdict(COMPILED, "only by strategy isolated")
+    judged = [Judged("exp", {"static": verdict, "dynamic": Verdict(COMPILED)})]
+    assert "only by strategy isolated" in to_text(judged, exported.FRONT_DOOR)
+    assert "| only by strategy isolated | 1 | `exp` |" in to_page(judged, exported.FRONT_DOOR)
+
+
 def test_an_op_is_as_good_as_its_worst_sample() -> None:
     verdicts = [Verdict(COMPILED), Verdict(FALLS_BACK, "why"), Verdict(NOT_TRACED)]
     assert combine(verdicts) == Verdict(FALLS_BACK, "why")
@@ -216,6 +288,29 @@ def test_no_op_of_a_slice_fails(judged: list[Judged]) -> None:
     assert not [item for item in judged[1:] if item.fails]
 
 
+@pytest.fixture(scope="module")
+def judged_exports(seed: int) -> list[Judged]:
+    """A slice of all ops as exports, between guard pages."""
+    names = [name for name in samples.ops() if name not in BROKEN_EXPORTS]
+    chosen = draw_slice("exports", names, EXPORT_SLICE, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TURBINE_GUARD", "1")
+        return list(sweep.sweep(chosen, exported.FRONT_DOOR, seed=seed, samples=1))
+
+
+def test_no_export_of_a_slice_fails(judged_exports: list[Judged]) -> None:
+    assert not [item for item in judged_exports if item.fails]
+
+
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("name", BROKEN_EXPORTS)
+def test_an_export_that_is_known_to_fail_does(name: str) -> None:
+    verdicts = exported.judge(samples.ops()[name], samples=1)
+    reasons = [verdict.reason for verdict in verdicts.values() if verdict.status == FAILS]
+    assert reasons, "it is fixed: drop its row of BROKEN_EXPORTS"
+    assert BROKEN_EXPORTS[name] in reasons[0]
+
+
 def test_the_command_prints_counts_and_writes_the_page(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +322,21 @@ def test_the_command_prints_counts_and_writes_the_page(
     )
     assert "forward" in capsys.readouterr().out
     assert "| `view` | free | free |" in path.read_text()
+
+
+def test_the_command_judges_exports(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_here(monkeypatch)
+    path = tmp_path / "exports.md"
+    assert main(["coverage", "--export", "--ops", "^view$", "--jobs", "1", "-o", str(path)]) == 0
+    assert "dynamic" in capsys.readouterr().out
+    assert "| `view` | compiled | compiled |" in path.read_text()
+
+
+def test_forms_of_arguments_to_exports_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["coverage", "--export", "--ops", "^view$", "--forms", "spread"]) == 1
+    assert "--forms with --export" in capsys.readouterr().err
 
 
 def test_an_unknown_form_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""`turbine coverage`: PyTorch's own op samples in, what the backend makes of each op out."""
+"""`turbine coverage`: PyTorch's own op samples in, what becomes of each op out."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from turbine import errors
 
 if TYPE_CHECKING:
+    from turbine.coverage.front_door import FrontDoor
     from turbine.coverage.verdicts import Judged
 
+_ALL = "all"
 _PERIOD = 10.0  # seconds between lines of progress
 
 
@@ -24,7 +26,8 @@ def show_coverage(
     seed: Annotated[int, "of the samples' numbers, and of the slice that --seconds takes"] = 0,
     seconds: Annotated[float | None, "judge ops in random order for so long, not all"] = None,
     samples: Annotated[int, "calls of each op, unlike each other"] = 3,
-    forms: Annotated[str, "of arguments, with commas between: each sample again in each"] = "all",
+    forms: Annotated[str, "of arguments, with commas between: each sample again in each"] = _ALL,
+    export: Annotated[bool, "judge exports in place of torch.compile"] = False,
     output: Annotated[Path | None, "write the page with the whole table there", "-o"] = None,
     jobs: Annotated[int, "processes that judge at once"] = os.cpu_count() or 1,
 ) -> int:
@@ -34,22 +37,24 @@ def show_coverage(
     element of a longer row), expanded, negated and conjugated (when they are read), mixed (each
     argument in one of these) and dynamic (with a size that is a symbol). Only failures count.
 
+    With --export, samples are exported with the sizes they have and with dynamic sizes (Dim.AUTO
+    for every size above 1), and run forward.
+
     Prints a row for each op that is not wholly compiled, then how many there are of each kind.
     The exit code is 1 if an op fails.
 
     example:
       turbine coverage --ops softsign --samples 1
     """
-    from turbine.coverage import compiled, report, sweep
+    from turbine.coverage import report, sweep
     from turbine.coverage import samples as op_samples
-    from turbine.coverage.forms import FORMS
 
     if samples < 1 or jobs < 1:
         raise errors.ConfigError(f"nothing to do: {samples=} {jobs=}", hint="use 1 or more")
     names = _matching(op_samples.ops(), ops)
     if seconds is not None:
         names = sweep.shuffle(names, seed)
-    door = compiled.make_front_door(_forms(forms, list(FORMS)))
+    door = _export_door(forms) if export else _compile_door(forms)
     found = sweep.sweep(names, door, seed=seed, samples=samples, jobs=jobs, seconds=seconds)
     judged = sorted(_with_progress(found, len(names)), key=lambda item: item.name)
     if output is not None:
@@ -58,12 +63,25 @@ def show_coverage(
     return int(any(item.fails for item in judged))
 
 
-def _forms(text: str, known: Sequence[str]) -> Sequence[str]:
-    chosen = known if text == "all" else [name for name in text.split(",") if name]
+def _export_door(forms: str) -> FrontDoor:
+    from turbine.coverage.exported import FRONT_DOOR
+
+    if forms != _ALL:
+        raise errors.ConfigError(
+            "--forms with --export", hint="exports are judged with static and dynamic sizes"
+        )
+    return FRONT_DOOR
+
+
+def _compile_door(forms: str) -> FrontDoor:
+    from turbine.coverage.compiled import make_front_door
+    from turbine.coverage.forms import FORMS
+
+    chosen = list(FORMS) if forms == _ALL else [name for name in forms.split(",") if name]
     for name in chosen:
-        if name not in known:
-            raise errors.ConfigError(errors.unknown("form of arguments", name, [*known, "all"]))
-    return chosen
+        if name not in FORMS:
+            raise errors.ConfigError(errors.unknown("form of arguments", name, [*FORMS, _ALL]))
+    return make_front_door(chosen)
 
 
 def _matching(names: Iterable[str], pattern: str) -> list[str]:

@@ -22,10 +22,16 @@ def to_text(judged: Sequence[Judged], door: FrontDoor) -> str:
         (item.name, way, verdict.status, verdict.reason)
         for item in judged
         for way, verdict in item.verdicts.items()
-        if verdict.status not in (COMPILED, FREE, NO_GRADIENT)
+        if _is_listed(verdict)
     ]
     listing = f"{table([('op', 'way', 'status', 'why'), *rows])}\n\n" if rows else ""
     return listing + table(_count(judged, door), right=range(1, 99))
+
+
+def _is_listed(verdict: Verdict) -> bool:
+    if verdict.status == COMPILED:
+        return bool(verdict.reason)
+    return verdict.status not in (FREE, NO_GRADIENT)
 
 
 def _count(judged: Sequence[Judged], door: FrontDoor) -> list[tuple[str, ...]]:
@@ -100,7 +106,7 @@ def _list_reasons(item: Judged, statuses: Sequence[str]) -> Iterator[str]:
 
 def _shorten(reason: str) -> str:
     """One line that holds for every shape."""
-    short = re.sub(r"(the compiler refused it).*", r"\1", reason, flags=re.S)
+    short = re.sub(r"(the compiler refused it|no lowering for [\w.]+).*", r"\1", reason, flags=re.S)
     return short.replace("|", "/").strip()
 
 

@@ -10,8 +10,9 @@ FREE = "free"  # only views and fills: nothing to compile
 COMPILED = "compiled"
 PARTLY = "partly"  # the right answer, and some of the ops ran in PyTorch
 FALLS_BACK = "falls back"  # the right answer, and every op ran in PyTorch
+UNSUPPORTED = "unsupported"  # an error that names the op or dtype compiled code does not have
 FAILS = "fails"  # a wrong answer, or an error where eager gives an answer
-_ORDER = (FREE, COMPILED, PARTLY, FALLS_BACK, FAILS)
+_ORDER = (FREE, COMPILED, PARTLY, FALLS_BACK, UNSUPPORTED, FAILS)
 # Not counted: there is nothing to compare with, or nothing to compile.
 RANDOM = "random"  # draws random numbers, or gives uninitialized memory: shapes are compared
 NOT_TRACED = "not traced"  # PyTorch's own tracing does not manage either
