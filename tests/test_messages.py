@@ -129,6 +129,12 @@ MISTAKES = {
     "while_loop": Mistake(
         lambda: _export(WithLoop()), errors.UnsupportedOp, "'while_loop'", "Python loop", "a while_"
     ),
+    "no lowering": Mistake(
+        lambda: compiled(torch.unique_consecutive, X),
+        errors.UnsupportedOpInIR,
+        "no lowering for an op that takes a constant",
+        "extend_aot_decompositions",
+    ),
     "numpy": Mistake(
         lambda: _export(WithNumpy()), errors.ExportError, ".numpy()", "torch's", "numpy in a model"
     ),
@@ -303,6 +309,7 @@ def test_training_mode_is_warned_of_with_the_modules_it_changes() -> None:
     text = str(warning.message)
     assert "layers.1 (Dropout), layers.2 (BatchNorm1d)\n" in text
     assert "model.eval()" in text
+    assert warning.filename == __file__
 
 
 def test_evaluation_mode_is_not_warned_of() -> None:

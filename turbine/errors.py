@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 import sysconfig
+import warnings
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -172,3 +174,15 @@ def raised_at(error: BaseException) -> str | None:
 
 def _is_users(place: str) -> bool:
     return not any(folder in place for folder in _FOREIGN)
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's own code that is at work."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and not _is_outside(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _is_outside(file: str) -> bool:
+    return not file.startswith(_OWN_FOLDER) and _is_users(file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ def warn_of_training_mode(model: torch.nn.Module, program: ExportedProgram) -> N
     hint = "call model.eval() before the export, so that dropout and batch statistics are left out"
     where = errors.traced_at(next(iter(found.values())).stack_trace)
     message = str(errors.TurbineError(fact, where=where, hint=hint))
-    warnings.warn(message, errors.TrainingModeWarning, stacklevel=2)
+    errors.warn(message, errors.TrainingModeWarning)
 
 
 def _trains(node: fx.Node) -> bool:

@@ -9,13 +9,12 @@ import os
 import struct
 import tempfile
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turbine import config, permissions
+from turbine import config, errors, permissions
 
 # Part of every key: raise it when the layout of a file or the facts in it change.
 FORMAT = 2
@@ -225,4 +224,4 @@ def _warn_once(message: str) -> None:
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(message, RuntimeWarning, stacklevel=4)
+        errors.warn(message, RuntimeWarning)

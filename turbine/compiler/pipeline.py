@@ -7,7 +7,6 @@ import logging
 import os
 import statistics
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -260,11 +259,10 @@ class _Attempt:
 
 
 def _warn_of_isolation(failure: Failure) -> None:
-    warnings.warn(
+    errors.warn(
         f"no op of this program is fused with another, which is slow: the compiler failed on fused "
         f"loops ({shorten(failure.error.fact, 200)})",
         errors.SlowCodeWarning,
-        stacklevel=2,
     )
 
 
@@ -285,8 +283,11 @@ def _error(messages: Sequence[diagnostics.Diagnostic]) -> errors.CompileError:
         return errors.CompileError("the compiler failed without a message")
     if first.unsupported_op is not None:
         ops = dict.fromkeys(m.unsupported_op for m in messages if m.unsupported_op is not None)
+        # Where the compiler names a constant, an op that takes it is to blame.
+        named = [op for op in ops if not op.startswith("torch.constant.")]
+        what = ", ".join(named) or "an op that takes a constant"
         return errors.UnsupportedOpInIR(
-            f"no lowering for {', '.join(ops)}: {first.message}",
+            f"no lowering for {what}: {first.message}",
             where=first.where,
             hint="give it a decomposition with turbine.aot.extend_aot_decompositions",
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -162,7 +161,7 @@ class _Rules:
         code = module.write(program, facts, function, builder.target)
         if program.is_printing:
             name = self.kernel.__name__
-            warnings.warn(f"kernel {name} prints, and exported programs do not", stacklevel=2)
+            errors.warn(f"kernel {name} prints, and exported programs do not")
         values = self._named(args)
         passed = [_operand(builder, p, values[p.name]) for p in program.parameters if p.is_passed]
         results = iter(builder.call(code.text, *passed, name=function))
