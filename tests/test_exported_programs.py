@@ -313,8 +313,10 @@ def test_complex_numbers() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         return x.conj() * 2, x.exp(), x.reciprocal(), F.silu(x)
 
-    x = torch.randn(3, 4, dtype=torch.complex64)
-    torch.testing.assert_close(compiled(program, x)(x), program(x))
+    large = [1e20 + 1e20j, 1e-20 + 1e-25j, 1e30 + 1j, -90.0, 100 + 2j]
+    x = torch.cat([torch.randn(12, dtype=torch.complex64), torch.tensor(large)])
+    found = compiled(program, x)(x)
+    torch.testing.assert_close(found, program(x), atol=1e-30, rtol=2e-6)
 
 
 def test_integers_that_cancel_beside_another_sum() -> None:

@@ -15,7 +15,8 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from turbine.capture.effects import draws
-from turbine.capture.sizes import emit, expression, is_static, sizes_of
+from turbine.capture.nodes import emit
+from turbine.capture.sizes import expression, is_static, multiply, sizes_of
 
 aten = torch.ops.aten
 # Ops that repeat one number.
@@ -51,16 +52,9 @@ def _fold_sum(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> None:
     axes: Any = node.args[1] if len(node.args) > 1 and node.args[1] else range(rank)
     with node.graph.inserting_before(node):
         sizes = sizes_of(node.graph, operand, sorted({axis % rank for axis in axes}))
-        number: int | fx.Node = int(known[operand].item())
-        for size in sizes:
-            number = _multiply(node.graph, number, size)
+        number = multiply(node.graph, [int(known[operand].item()), *sizes])
     if isinstance(number, fx.Node) or abs(number) < 2**63:
         fill(node, number)
-
-
-def _multiply(graph: fx.Graph, a: int | fx.Node, b: int | fx.Node) -> int | fx.Node:
-    is_known = isinstance(a, int) and isinstance(b, int)
-    return operator.mul(a, b) if is_known else emit(graph, operator.mul, a, b)
 
 
 def fill(node: fx.Node, number: float | bool | fx.Node) -> None:

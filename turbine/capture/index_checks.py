@@ -17,7 +17,8 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from turbine.capture.effects import is_ordered
-from turbine.capture.sizes import emit, expression
+from turbine.capture.nodes import emit
+from turbine.capture.sizes import expression
 
 aten = torch.ops.aten
 Size = int | fx.Node

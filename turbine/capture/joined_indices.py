@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import torch
 from torch import fx
 
-from turbine.capture.sizes import emit, is_static, sizes_of, value_of
+from turbine.capture.nodes import emit, value_of
+from turbine.capture.sizes import is_static, multiply, sizes_of
 
 aten = torch.ops.aten
 
@@ -47,8 +46,7 @@ def _flatten(
     """Merge adjacent axes of these sizes."""
     ahead = sizes_of(graph, source, range(axes[0]))
     behind = sizes_of(graph, source, range(axes[-1] + 1, value_of(source).dim()))
-    merged = reduce(lambda a, b: emit(graph, operator.mul, a, b), sizes)
-    shape = [*ahead, merged, *behind]
+    shape = [*ahead, multiply(graph, sizes), *behind]
     flat = graph.call_function(aten.view.default, (source, shape))
     # Values have no strides in IR, so every merge is a view.
     flat.meta["val"] = value_of(source).new_empty([value_of(size) for size in shape])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import fx
 
 from turbine.capture.constants import FILLS
 from turbine.capture.declared_ops import may_overwrite
+from turbine.capture.nodes import emit
 from turbine.capture.sizes import expression, is_static
 
 aten = torch.ops.aten
@@ -118,7 +120,7 @@ def _fill_of_its_own(graph: fx.Graph, filled: fx.Node, fill: fx.Node, number: in
     empty = like.new_empty(like.shape)
     kwargs = {**fill.kwargs, "dtype": dtype}
     zeros = emit(empty.to(dtype), aten.full.default, sizes, zero, **kwargs)
-    value: Any = fill.args[1]
+    value: Any = fill.args[-1]
     if like.dtype == torch.bool:
         return emit(empty, aten.eq.Scalar if value else aten.ne.Scalar, zeros, 0)
     return emit(empty, aten.add.Scalar, zeros, value) if value else zeros
@@ -211,26 +213,15 @@ def _copied(
 
     Copies that are written and copies that are read differ: the compiler merges equal ones.
     """
-    value = operand.meta["val"]
-
-    def emit(like: torch.Tensor, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-        node = graph.call_function(target, args, kwargs)
-        node.meta["val"] = like
-        if beside.stack_trace is not None:
-            node.meta["stack_trace"] = beside.stack_trace
-        return node
-
-    dtype = value.dtype
+    add = partial(emit, graph, beside=beside)
+    dtype = operand.meta["val"].dtype
     if dtype.is_floating_point or dtype.is_complex:
-        unordered = emit(value.ne(value), aten.ne.Tensor, operand, operand)
         nan = math.copysign(math.nan, 1 if is_written else -1)
-        return emit(value, aten.where.ScalarSelf, unordered, nan, operand)
+        return add(aten.where.ScalarSelf, add(aten.ne.Tensor, operand, operand), nan, operand)
     if dtype in (torch.bool, torch.uint8):
-        number = value.to(torch.int32)
-        wide = emit(number, aten._to_copy.default, operand, dtype=torch.int32)
+        wide = add(aten._to_copy.default, operand, dtype=torch.int32)
         copy = _copied(graph, beside, wide, is_written=is_written)
-        return emit(value, aten._to_copy.default, copy, dtype=dtype)
-    size = emit(value, aten.abs.default, operand)
-    negative = emit(value, aten.neg.default, size)
-    positive = emit(value.ge(value), aten.ge.Scalar, operand, 0 if is_written else 1)
-    return emit(value, aten.where.self, positive, size, negative)
+        return add(aten._to_copy.default, copy, dtype=dtype)
+    size = add(aten.abs.default, operand)
+    positive = add(aten.ge.Scalar, operand, 0 if is_written else 1)
+    return add(aten.where.self, positive, size, add(aten.neg.default, size))

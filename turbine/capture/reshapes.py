@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 import torch
 from torch import fx
 
-from turbine.capture.sizes import emit, expression, sizes_of, value_of
+from turbine.capture.nodes import emit, value_of
+from turbine.capture.sizes import expression, multiply, sizes_of
 
 aten = torch.ops.aten
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
@@ -76,7 +76,7 @@ def _quotient(graph: fx.Graph, sizes: list[Size], divisors: list[Size]) -> Size:
             sizes = _without(sizes, same[0])
         else:
             over.append(divisor)
-    product, by = _product(graph, sizes), _product(graph, over)
+    product, by = multiply(graph, sizes), multiply(graph, over)
     return product if by == 1 else emit(graph, operator.floordiv, product, by)
 
 
@@ -91,7 +91,7 @@ def _merge_first(graph: fx.Graph, node: fx.Node) -> None:
     if min(len(before), len(after)) - first - last < 2:
         return
     end = len(after) - last
-    sizes = [*wanted[:first], _product(graph, wanted[first:end]), *wanted[end:]]
+    sizes = [*wanted[:first], multiply(graph, wanted[first:end]), *wanted[end:]]
     target: Any = node.target
     merged = graph.call_function(target, (source, sizes))
     merged.meta = _facts(node, sizes)
@@ -106,16 +106,6 @@ def _count_same(before: Sequence[Any], after: Sequence[Any]) -> int:
             break
         count += 1
     return count
-
-
-def _product(graph: fx.Graph, sizes: Sequence[Size]) -> Size:
-    known = reduce(operator.mul, (size for size in sizes if isinstance(size, int)), 1)
-    unknown = [size for size in sizes if isinstance(size, fx.Node)]
-    factors: list[Size] = [*unknown, known] if known != 1 or not unknown else [*unknown]
-    product = factors[0]
-    for factor in factors[1:]:
-        product = emit(graph, operator.mul, product, factor)
-    return product
 
 
 def _without(sizes: Sequence[Size], index: int) -> list[Size]:

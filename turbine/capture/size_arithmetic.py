@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
-from turbine.capture.sizes import emit
+from turbine.capture.nodes import emit
 
 aten, prim = torch.ops.aten, torch.ops.prim
 

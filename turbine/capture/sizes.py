@@ -5,12 +5,16 @@ Comparing symbols themselves would restrict the program to sizes for which the a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Iterable
+from functools import reduce
 from math import prod
 from typing import Any
 
 import torch
 from torch import fx
+
+from turbine.capture.nodes import emit
 
 aten = torch.ops.aten
 
@@ -40,21 +44,6 @@ def expression(size: int | torch.SymInt) -> Any:
     return size if isinstance(size, int) else size.node.expr
 
 
-def emit(
-    graph: fx.Graph,
-    target: Callable[..., Any],
-    *args: Any,
-    beside: fx.Node | None = None,
-    **kwargs: Any,
-) -> fx.Node:
-    """A new node with the value, and the source line of another, that the importer asks for."""
-    node = graph.call_function(target, args, kwargs)
-    node.meta["val"] = target(*map(value_of, args), **kwargs)
-    if beside is not None and beside.stack_trace is not None:
-        node.meta["stack_trace"] = beside.stack_trace
-    return node
-
-
 def sizes_of(graph: fx.Graph, tensor: fx.Node, axes: Iterable[int]) -> list[int | fx.Node]:
     """Sizes as numbers or, where they are dynamic, as nodes."""
     shape = tensor.meta["val"].shape
@@ -66,6 +55,10 @@ def sizes_of(graph: fx.Graph, tensor: fx.Node, axes: Iterable[int]) -> list[int 
     ]
 
 
-def value_of(operand: Any) -> Any:
-    """What a node stands for at the example's sizes; anything else is itself."""
-    return operand.meta["val"] if isinstance(operand, fx.Node) else operand
+def multiply(graph: fx.Graph, sizes: Iterable[int | fx.Node]) -> int | fx.Node:
+    """The product of sizes, those that are numbers first."""
+    sizes = list(sizes)
+    known = prod(size for size in sizes if isinstance(size, int))
+    unknown = [size for size in sizes if isinstance(size, fx.Node)]
+    factors: list[int | fx.Node] = [*unknown, known] if known != 1 or not unknown else [*unknown]
+    return reduce(lambda a, b: emit(graph, operator.mul, a, b), factors)

@@ -158,7 +158,7 @@ def _attempt(
 
 
 def _is_as_traced(case: Case, found: Sequence[Any]) -> bool:
-    """Whether strides are those of PyTorch's shape functions; some of its kernels give others."""
+    """Whether strides match PyTorch's meta functions; those of some eager kernels do not."""
     copied = copy_arguments(case)  # a fake tensor has no storage to copy
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         args, kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, copied)

@@ -103,7 +103,7 @@ def _kind(leaf: Any) -> Any:
 
 
 def _make_traceable(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A call of the function from here: Dynamo looks into no frame of PyTorch's own by itself."""
+    """Wrap a function in a frame of this module: Dynamo skips frames of PyTorch."""
     if isinstance(function, FunctionType) and "torch/testing/" in function.__code__.co_filename:
         function = _move_here(function)
 
@@ -114,7 +114,7 @@ def _make_traceable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _move_here(function: FunctionType) -> FunctionType:
-    """A function of PyTorch's test library as if it were here, drawing from the seed set here."""
+    """Copy a function of PyTorch's test library into this module, without the seed it sets."""
     code = function.__code__.replace(co_filename=__file__)
     names = {**function.__globals__, "wrapper_set_seed": _call}
     moved = FunctionType(

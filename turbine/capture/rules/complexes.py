@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import nan, pi
+from math import inf, nan, pi
 from typing import Any
 
 import torch
@@ -71,15 +71,26 @@ def conj(x: Tensor) -> Tensor:
 
 def exp(x: Tensor) -> Tensor:
     """The real part is a length, the imaginary one a direction."""
-    return torch.polar(torch.exp(x.real), x.imag) if x.is_complex() else NotImplemented
+    if not x.is_complex():
+        return NotImplemented
+    length, direction = torch.exp(x.real), x.imag
+    # A length of 0 has no direction, and an infinite one may be real.
+    real = torch.where(length == 0, 0.0, length * torch.cos(direction))
+    is_real = (length == 0) | (direction == 0)
+    return _made(real, torch.where(is_real, 0.0, length * torch.sin(direction)), x.dtype)
 
 
 def reciprocal(x: Tensor) -> Tensor:
-    """The conjugate over the square of the length."""
+    """The conjugate over the square of the length, scaled so that the square stays finite."""
     if not x.is_complex():
         return NotImplemented
-    square = x.real * x.real + x.imag * x.imag
-    return _made(x.real / square, -x.imag / square, x.dtype)
+    larger = torch.maximum(x.real.abs(), x.imag.abs())
+    smaller = torch.minimum(x.real.abs(), x.imag.abs())
+    is_zero = (larger == inf) & (smaller < inf)
+    real, imaginary = x.real / larger, x.imag / larger
+    square = real * real + imaginary * imaginary
+    real = torch.where(is_zero, 0.0, real / square / larger)
+    return _made(real, torch.where(is_zero, 0.0, -imaginary / square / larger), x.dtype)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -135,13 +146,15 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.neg.default: neg,
     aten.conj_physical.default: conj,
     aten._conj_physical.default: conj,
-    aten.exp.default: exp,
-    aten.reciprocal.default: reciprocal,
-    aten.sigmoid.default: sigmoid,
     aten.abs.default: absolute,
     aten.angle.default: angle,
     aten.polar.default: polar,
     aten._to_copy.default: to_copy,
 }
 
-EXPORTED: dict[Any, Callable[..., Any]] = {aten._conj.default: conj}
+EXPORTED: dict[Any, Callable[..., Any]] = {
+    aten._conj.default: conj,
+    aten.exp.default: exp,
+    aten.reciprocal.default: reciprocal,
+    aten.sigmoid.default: sigmoid,
+}
