@@ -25,9 +25,10 @@ LONG = frozenset(
 
 
 @pytest.fixture(scope="session", autouse=True)
-def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TURBINE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TURBINE_RAISE_FAULTS", "1")
         yield
 
 

@@ -149,6 +149,9 @@ def test_a_fault_of_our_own_runs_in_pytorch(
         raise ZeroDivisionError("our mistake")
 
     monkeypatch.setattr(parts, "lower", stumble)
+    with pytest.raises(Exception, match="our mistake"):
+        compiled(work)(torch.randn(4))
+    monkeypatch.setenv("TURBINE_RAISE_FAULTS", "0")
     agrees(work, lambda: (torch.randn(4, requires_grad=True),), ops=0)
     assert "our mistake" in caplog.text
 

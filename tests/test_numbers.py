@@ -77,6 +77,13 @@ def test_floats(dtype: torch.dtype, drawn: Drawn) -> None:
     assert wrong(functions, *pairs(values, dtype)) == []
 
 
+def test_remainders_by_a_narrower_number_of_no_axes() -> None:
+    """The compiler never came to an end: its reciprocal asserts, and such loops are never unused."""
+    x, y = torch.randn(3, dtype=torch.float64), torch.tensor(0.75, dtype=torch.float16)
+    found = torch.compile(torch.fmod, backend="turbine")(x, y)
+    torch.testing.assert_close(found, torch.fmod(x, y), rtol=0, atol=0)
+
+
 LARGE = [0.5, 3.0, -7.25, 1e-35, 12345.678, 1.6e6, 1e9, 3e12, -1e25, 3e38, INF, NAN, -0.0]
 
 

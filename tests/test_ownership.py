@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from tests.compiled import agrees
 from tests.models import compiled
 
 PLACES = torch.tensor([2, 1, 0, 3])
@@ -34,6 +36,20 @@ def test_arguments_are_kept(dtype: torch.dtype) -> None:
         FUNCTIONS, found, [f(before) for f in FUNCTIONS.values()], strict=True
     ):
         torch.testing.assert_close(tuple(ours), tuple(theirs), msg=name)
+
+
+def test_a_view_of_an_argument_whose_size_is_another_expression_is_not_written() -> None:
+    def program(x: torch.Tensor) -> Any:
+        padded = F.pad(x, (1, 0), mode="circular")
+        ahead = F.pad(padded, (0, 1), mode="reflect")  # PyTorch runs some of it, between two parts
+        changed = padded.select_scatter(padded.select(-2, 0) + 1, -2, -2)
+        places = ahead.reshape(-1).long().remainder(4)[:1] - 2
+        added = x.new_full([1, 3, 3], -1.5)
+        result = changed.unflatten(-1, (3, -1)).index_put((places,), added, True).clone()
+        result[2:] = 3
+        return changed, result
+
+    agrees(program, lambda: (torch.randn(2, 8),), dynamic=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)

@@ -79,6 +79,13 @@ def test_a_count_of_windows_that_is_fixed_late() -> None:
     agrees(program, lambda: (torch.randn(33, 3),), dynamic=True)
 
 
+def test_a_count_of_windows_that_broadcasting_fixes() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x * F.max_pool2d(x, (2, 2), (2, 3), (0, 1), 2, True)
+
+    agrees(program, lambda: (torch.randn(2, 1, 3, 2),), dynamic=True)
+
+
 def test_integers() -> None:
     def pool(x: Tensor) -> Any:
         return F.max_pool2d(x, 3, 2, 1, return_indices=True)

@@ -65,6 +65,9 @@ class Config:
     guard: bool = _knob(
         False, "pass compiled code copies of its arguments between guard pages, for debugging"
     )
+    raise_faults: bool = _knob(
+        False, "raise an error of turbine's own; otherwise torch.compile runs the part in PyTorch"
+    )
     sync_limit_mflop: float = _knob(
         1.0, "programs below this much work run on the calling thread", least=0
     )

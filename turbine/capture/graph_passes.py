@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses import FakeTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from turbine.capture.constants import fill, fold_uniform
 from turbine.capture.effects import draws
-from turbine.capture.sizes import expression, is_empty
+from turbine.capture.sizes import expression, hint, is_empty
 
 aten = torch.ops.aten
 
@@ -46,6 +48,15 @@ def fix_sizes(graph_module: fx.GraphModule) -> None:
         if any(new is not old for new, old in zip(*map(tree_leaves, (fixed, value)), strict=True)):
             node.meta["val"] = fixed
             node.meta.pop("tensor_meta", None)  # the importer would prefer it
+        if isinstance(fixed, int) and node.op == "call_function":
+            _replace_by_number(node, fixed)
+
+
+def _replace_by_number(node: fx.Node, number: int) -> None:
+    for user in list(node.users):
+        user.args, user.kwargs = map_aggregate(
+            (user.args, user.kwargs), lambda operand: number if operand is node else operand
+        )
 
 
 def _with_fixed_sizes(value: Any) -> Any:
@@ -60,8 +71,11 @@ def _with_fixed_sizes(value: Any) -> Any:
 
 
 def _number(size: int | torch.SymInt) -> int | torch.SymInt:
+    """A size that broadcasting fixed at 1 may stay an expression, such as (s0 + 1) // 3."""
     known = expression(size)
-    return int(known) if getattr(known, "is_Integer", False) else size
+    if getattr(known, "is_Integer", False):
+        return int(known)
+    return 1 if hint(size) == 1 and statically_known_true(size == 1) else size
 
 
 def drop_guards(graph_module: fx.GraphModule) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import fx
+from torch._subclasses import FakeTensor
 
 
 def emit(
@@ -17,10 +19,18 @@ def emit(
 ) -> fx.Node:
     """A call with its value, and with the source line of the node `beside` it."""
     node = graph.call_function(target, args, kwargs)
-    node.meta["val"] = target(*map(value_of, args), **kwargs)
+    values = [*map(value_of, args)]
+    with _fake_mode(values):
+        node.meta["val"] = target(*values, **kwargs)
     if beside is not None and beside.stack_trace is not None:
         node.meta["stack_trace"] = beside.stack_trace
     return node
+
+
+def _fake_mode(values: list[Any]) -> AbstractContextManager[Any]:
+    """That of the values: some ops make tensors of numbers, which have to be fake as well."""
+    fakes = (value for value in values if isinstance(value, FakeTensor))
+    return next((fake.fake_mode for fake in fakes), nullcontext())
 
 
 def value_of(operand: Any) -> Any:

@@ -24,7 +24,7 @@ from torch import fx
 from turbine.capture.constants import FILLS
 from turbine.capture.declared_ops import may_overwrite
 from turbine.capture.nodes import emit
-from turbine.capture.sizes import expression, is_static
+from turbine.capture.sizes import count_elements, is_static
 
 aten = torch.ops.aten
 
@@ -189,7 +189,10 @@ def _at_risk(node: fx.Node) -> list[fx.Node]:
 
 
 def _may_be(node: fx.Node, names: set[str]) -> bool:
-    """Whether the value can share an argument's memory: all on the way to it has its size."""
+    """Whether the value can share an argument's memory: all on the way to it has its size.
+
+    Sizes are compared at the example's values, for 6 * (n // 3) may be all of 2 * n elements.
+    """
     pending, seen = [node], {node}
     while pending:
         one = pending.pop()
@@ -203,7 +206,7 @@ def _may_be(node: fx.Node, names: set[str]) -> bool:
 
 def _size(node: fx.Node) -> Any:
     value = node.meta.get("val")
-    return (expression(value.numel()), value.dtype) if isinstance(value, torch.Tensor) else None
+    return (count_elements(value), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
 def _copied(

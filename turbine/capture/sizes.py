@@ -24,7 +24,7 @@ def hint(size: int | torch.SymInt) -> int:
     return size if isinstance(size, int) else int(size.node.hint or 1)
 
 
-def count(tensor: torch.Tensor) -> int:
+def count_elements(tensor: torch.Tensor) -> int:
     """How many elements a tensor has at the example's sizes."""
     return prod(map(hint, tensor.shape))
 

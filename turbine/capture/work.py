@@ -11,7 +11,7 @@ from torch import fx
 
 from turbine.capture.declared_ops import OPERATIONS
 from turbine.capture.grouped_product import GROUPED_PRODUCT
-from turbine.capture.sizes import count, hint
+from turbine.capture.sizes import count_elements, hint
 
 aten = torch.ops.aten
 
@@ -25,7 +25,7 @@ def megabytes(nodes: Iterable[fx.Node]) -> float:
     """Millions of bytes of the tensors that nodes stand for, at the example's sizes."""
     values = (node.meta.get("val") for node in nodes)
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return sum(count(tensor) * tensor.element_size() for tensor in tensors) / 1e6
+    return sum(count_elements(tensor) * tensor.element_size() for tensor in tensors) / 1e6
 
 
 def _flop(node: fx.Node) -> float:
@@ -36,7 +36,7 @@ def _flop(node: fx.Node) -> float:
     if not isinstance(value, torch.Tensor):
         return 0
     inner = _INNER.get(node.target)
-    return count(value) * (2 * inner(node) if inner is not None else 1)
+    return count_elements(value) * (2 * inner(node) if inner is not None else 1)
 
 
 def _arguments(node: fx.Node) -> list[Any]:

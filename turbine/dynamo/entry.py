@@ -15,7 +15,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 
-from turbine import errors
+from turbine import config, errors
 from turbine.capture.decompositions import current_training_decompositions
 from turbine.dynamo import options as backend_options
 from turbine.dynamo import records, recurrence
@@ -60,6 +60,8 @@ def backend(
     except Exception as error:
         # An error of ours says all there is to say, to whoever calls what is missing.
         is_known = isinstance(error, errors.TurbineError)
+        if not is_known and config.current().raise_faults:
+            raise
         log.log(
             logging.INFO if is_known else logging.WARNING,
             "a graph runs in PyTorch because it could not be traced: %s",

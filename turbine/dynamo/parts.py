@@ -163,7 +163,8 @@ def _progress(op_count: int) -> AbstractContextManager[None]:
 
 def _surprise(error: Exception) -> errors.TurbineError:
     """A fault of ours: the user's program runs on, in PyTorch, and the log tells."""
-    if isinstance(error, (errors.ConfigError, errors.UnknownTarget)):
+    is_users = isinstance(error, (errors.ConfigError, errors.UnknownTarget))
+    if is_users or config.current().raise_faults:
         raise error
     log.warning("a part runs in PyTorch because of a fault in turbine", exc_info=error)
     return errors.TurbineError(f"{type(error).__name__}: {error}")

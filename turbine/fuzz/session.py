@@ -155,7 +155,7 @@ class _Start:
     def __call__(self) -> Callable[[Any], tuple[Case, Outcome]]:
         from turbine.fuzz.check import check
 
-        config.set(compile_workers=1, guard=True)
+        config.set(compile_workers=1, guard=True, raise_faults=True)
 
         def answer(job: int | Case) -> tuple[Case, Outcome]:
             case = job if isinstance(job, Case) else random_case(job, self.kinds)

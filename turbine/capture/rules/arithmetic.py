@@ -109,6 +109,17 @@ _ROOTS: dict[float, Callable[[Tensor], Tensor]] = {
 }
 
 
+def reciprocal(x: Tensor) -> Tensor:
+    """A division: the compiler's reciprocal asserts that no element is 0.
+
+    Loops with assertions stay when nothing reads their results, and fusing them may never end.
+    """
+    if x.is_complex():
+        return NotImplemented
+    dtype = torch.result_type(x, 1.0)
+    return torch.full((), 1.0, dtype=dtype, device=x.device) / x.to(dtype)
+
+
 def divide(a: Tensor, b: Number, *, rounding_mode: str | None) -> Tensor:
     """Division that is rounded towards zero or down."""
     if rounding_mode is None:
@@ -311,6 +322,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.pow.Tensor_Scalar: power_of_scalar,
     aten.pow.Scalar: power_of,
     aten.pow.Tensor_Tensor: power,
+    aten.reciprocal.default: reciprocal,
     aten.div.Tensor_mode: divide,
     aten.div.Scalar_mode: divide,
     aten.floor_divide.default: floor_divide,

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turbine.capture.rules import arithmetic
+
 aten = torch.ops.aten
 
 
@@ -83,7 +85,7 @@ def exp(x: Tensor) -> Tensor:
 def reciprocal(x: Tensor) -> Tensor:
     """The conjugate over the square of the length, scaled so that the square stays finite."""
     if not x.is_complex():
-        return NotImplemented
+        return arithmetic.reciprocal(x)
     larger = torch.maximum(x.real.abs(), x.imag.abs())
     smaller = torch.minimum(x.real.abs(), x.imag.abs())
     is_zero = (larger == inf) & (smaller < inf)
