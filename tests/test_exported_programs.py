@@ -72,6 +72,13 @@ def test_constants_are_folded_as_pytorch_computes_them() -> None:
     _agrees(program, torch.randn(5), dynamic=({0: D},), sizes=[(torch.randn(3),)])
 
 
+def test_constants_are_folded_behind_infinity() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch.remainder(F.pad(x, (-1, 1, 2, 0)), 1)
+
+    _agrees(program, torch.randn(5, 1, dtype=torch.float16))
+
+
 def test_bytes_are_filled() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         filled = torch.full((3,), 200, dtype=torch.uint8)

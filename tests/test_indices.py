@@ -137,6 +137,14 @@ def test_an_index_out_of_range_is_an_error_and_the_program_goes_on(case: str) ->
     torch.testing.assert_close(artifact(good), CASES[case](good))
 
 
+@pytest.mark.parametrize("strategy", ["tiled-O2", "plain", "plain-O0"])
+def test_every_strategy_checks_indices(strategy: str) -> None:
+    with turbine.config.override(strategy=strategy):
+        artifact = compiled(lambda i: TABLE[i], torch.tensor([1, 2, 3]))
+    with pytest.raises(turbine.errors.RunError, match="index out of range"):
+        artifact(torch.tensor([1, 10, 3]))
+
+
 def test_negative_indices_count_from_the_end() -> None:
     i = torch.tensor([-1, -10, 3])
     torch.testing.assert_close(compiled(CASES["index"], i)(i), TABLE[i])

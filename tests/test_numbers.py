@@ -78,10 +78,29 @@ def test_floats(dtype: torch.dtype, drawn: Drawn) -> None:
 
 
 def test_remainders_by_a_narrower_number_of_no_axes() -> None:
-    """The compiler never came to an end: its reciprocal asserts, and such loops are never unused."""
+    """The compiler did not come to an end: its reciprocal asserts, so no loop of it is unused."""
     x, y = torch.randn(3, dtype=torch.float64), torch.tensor(0.75, dtype=torch.float16)
     found = torch.compile(torch.fmod, backend="turbine")(x, y)
     torch.testing.assert_close(found, torch.fmod(x, y), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_number_that_is_narrowed_and_widened_is_rounded(dtype: torch.dtype) -> None:
+    functions: dict[str, Function] = {
+        "converted": lambda x, _: x.to(dtype).float() == x,
+        "promoted": lambda x, _: x.to(dtype) == x,
+        "computed": lambda x, _: (x.to(dtype) + 1) - (x + 1),
+        "doubled": lambda x, _: x.to(dtype).double() - x,
+    }
+    x = torch.linspace(-3, 3, 37)
+    assert wrong(functions, x, x) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_a_variance_without_degrees_of_freedom() -> None:
+    x = torch.tensor([[0.0, 1.0, 2.0, INF], [-1e-30, 1.0, NAN, 1.0]])
+    functions: dict[str, Function] = {"var": lambda x, _: x.var(0, correction=2)}
+    assert wrong(functions, x, x) == []
 
 
 LARGE = [0.5, 3.0, -7.25, 1e-35, 12345.678, 1.6e6, 1e9, 3e12, -1e25, 3e38, INF, NAN, -0.0]

@@ -35,7 +35,7 @@ def fold_uniform(graph: fx.Graph) -> None:
             if value is not None:
                 known[node] = value
                 is_folded = is_static(node.meta["val"]) or _value_of_itself(node) is not None
-                if is_folded and node.target not in FILLS:
+                if is_folded and node.target not in FILLS and math.isfinite(value.item()):
                     fill(node, value.item())
 
 
@@ -110,7 +110,8 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | 
         return None
     if node.target in FILLS:
         number = node.args[-1]
-        return _kept(number, node.meta["val"].dtype) if isinstance(number, (int, float)) else None
+        is_known = isinstance(number, (int, float))
+        return torch.tensor(number, dtype=node.meta["val"].dtype) if is_known else None
     of_itself = _value_of_itself(node)
     if of_itself is not None:
         return of_itself
@@ -121,7 +122,7 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | 
         return None
     args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
     result: Any = known[inputs[0]] if node.target.is_view else node.target(*args, **kwargs)
-    return _kept(result.item(), node.meta["val"].dtype)
+    return torch.tensor(result.item(), dtype=node.meta["val"].dtype)
 
 
 def _value_of_itself(node: fx.Node) -> torch.Tensor | None:
@@ -195,7 +196,3 @@ _UNTAGGED = {
     aten.div.Tensor_mode,
     aten.floor_divide.default,
 }
-
-
-def _kept(number: float, dtype: torch.dtype) -> torch.Tensor | None:
-    return torch.tensor(number, dtype=dtype) if math.isfinite(number) else None

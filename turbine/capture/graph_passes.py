@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from turbine.capture.constants import fill, fold_uniform
 from turbine.capture.effects import draws
+from turbine.capture.rounding import keep_rounding
 from turbine.capture.sizes import expression, hint, is_empty
 
 aten = torch.ops.aten
@@ -36,6 +37,7 @@ def run(graph_module: fx.GraphModule) -> None:
     fill_reductions_of_nothing(graph_module)
     fill_with_truth(graph_module)
     fold_uniform(graph_module.graph)
+    keep_rounding(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
 
@@ -45,15 +47,18 @@ def fix_sizes(graph_module: fx.GraphModule) -> None:
     for node in graph_module.graph.nodes:
         value = node.meta.get("val")
         fixed = tree_map(_with_fixed_sizes, value)
-        if any(new is not old for new, old in zip(*map(tree_leaves, (fixed, value)), strict=True)):
+        if all(new is old for new, old in zip(*map(tree_leaves, (fixed, value)), strict=True)):
+            continue
+        if isinstance(fixed, int):
+            _replace_by_number(node, fixed)
+        else:
             node.meta["val"] = fixed
             node.meta.pop("tensor_meta", None)  # the importer would prefer it
-        if isinstance(fixed, int) and node.op == "call_function":
-            _replace_by_number(node, fixed)
 
 
 def _replace_by_number(node: fx.Node, number: int) -> None:
-    for user in list(node.users):
+    """In every op; an argument and a result stay what the signature says."""
+    for user in [user for user in node.users if user.op != "output"]:
         user.args, user.kwargs = map_aggregate(
             (user.args, user.kwargs), lambda operand: number if operand is node else operand
         )

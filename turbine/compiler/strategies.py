@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from turbine import errors
 
 # Part of the cache key: raise it when a strategy's flags change their meaning.
-VERSION = 4
+VERSION = 5
 
-# True for every strategy: f64 stays f64 (IREE narrows it silently by default), and torch IR is
-# recognized by its dialect.
-COMMON = ("--iree-input-type=auto", "--iree-input-demote-f64-to-f32=false")
+# True for every strategy: torch IR is recognized by its dialect, f64 stays f64 (IREE narrows it
+# silently by default), and checks of indices stay (O2 leaves them out by default).
+COMMON = (
+    "--iree-input-type=auto",
+    "--iree-input-demote-f64-to-f32=false",
+    "--iree-opt-strip-assertions=false",
+)
 
 # A kernel's scratch arrays live on a worker thread's stack; 64 KiB is known to fit.
 _STACK = "--iree-llvmcpu-stack-allocation-limit=65536"

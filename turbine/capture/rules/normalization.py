@@ -26,7 +26,9 @@ def variance(
     total = math.prod(x.shape[axis] for axis in axes)
     if x.dtype.is_complex or (isinstance(total, int) and total > subtracted):
         return NotImplemented
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    # Divided by 0, a square that underflows is infinite, and 0 is nan.
+    least = torch.float64 if isinstance(total, int) else torch.float32
+    wide = x.to(torch.promote_types(x.dtype, least))
     centered = wide - wide.mean(axes, keepdim=True)
     count = torch.ones_like(wide).sum(axes, keepdim=keepdim)
     freedom = (count - subtracted).clamp(min=0)

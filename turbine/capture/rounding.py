@@ -1,0 +1,56 @@
+"""Rounding to bfloat16: IREE leaves it out where a number is narrowed and widened in one loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from turbine.capture.nodes import emit
+
+aten = torch.ops.aten
+
+_WIDE = {torch.float32, torch.float64}
+
+
+def keep_rounding(graph: fx.Graph) -> None:
+    """Widen the bfloat16 numbers that a graph computes by their bits."""
+    widened: dict[fx.Node, fx.Node] = {}
+    for node in [node for node in graph.nodes if _widens(node)]:
+        for operand in filter(_is_rounded, node.all_input_nodes):
+            if operand not in widened:
+                with graph.inserting_before(node):
+                    widened[operand] = _widen(graph, operand)
+        node.args = map_arg(node.args, lambda operand: widened.get(operand, operand))
+
+
+def _widens(node: fx.Node) -> bool:
+    """Whether an op makes its operands numbers of a wider type."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    is_pointwise = node.target is aten._to_copy.default or torch.Tag.pointwise in node.target.tags
+    floats = [
+        dtype
+        for operand in (node, *node.all_input_nodes)
+        if (dtype := _dtype(operand)) is not None and dtype.is_floating_point
+    ]
+    return is_pointwise and torch.bfloat16 in floats and not _WIDE.isdisjoint(floats)
+
+
+def _is_rounded(node: fx.Node) -> bool:
+    return node.op == "call_function" and _dtype(node) == torch.bfloat16
+
+
+def _widen(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """A float32 begins with the bits of the bfloat16."""
+    bits = emit(graph, aten.view.dtype, node, torch.int16, beside=node)
+    wide = emit(graph, aten._to_copy.default, bits, dtype=torch.int32, beside=node)
+    moved = emit(graph, aten.mul.Scalar, wide, 1 << 16, beside=node)
+    return emit(graph, aten.view.dtype, moved, torch.float32, beside=node)
+
+
+def _dtype(node: fx.Node) -> torch.dtype | None:
+    value: Any = node.meta.get("val")
+    return value.dtype if isinstance(value, torch.Tensor) else None
