@@ -103,6 +103,22 @@ def test_a_variance_without_degrees_of_freedom() -> None:
     assert wrong(functions, x, x) == []
 
 
+def test_integers_that_floats_do_not_have() -> None:
+    large = [2**63 - 1, -(2**62) - 5, 2**53 + 1, -(2**53) - 1, 12345678901234567, 2**24 + 1, -7, 1]
+    a, b = (torch.tensor(side) for side in zip(*itertools.product(large, large), strict=True))
+    functions: dict[str, Function] = {
+        "negative": lambda a, _: -a,
+        "negative int32": lambda a, _: -a.int(),
+        "floor_divide": lambda a, b: a // b,
+        "remainder": lambda a, b: a % b,
+        "fmod": torch.fmod,
+        "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+        "by a number": lambda a, _: a // 7 + a % 7,
+        "written in place": lambda a, b: a.index_add(0, b.abs() % 3, b),
+    }
+    assert wrong(functions, a, b) == []
+
+
 LARGE = [0.5, 3.0, -7.25, 1e-35, 12345.678, 1.6e6, 1e9, 3e12, -1e25, 3e38, INF, NAN, -0.0]
 
 

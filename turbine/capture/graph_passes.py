@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from turbine.capture.constants import fill, fold_uniform
 from turbine.capture.effects import draws
+from turbine.capture.nodes import emit
 from turbine.capture.rounding import keep_rounding
 from turbine.capture.sizes import expression, hint, is_empty
 
@@ -32,6 +33,7 @@ _GUARDS = {
 def run(graph_module: fx.GraphModule) -> None:
     """Run every pass, in order."""
     fix_sizes(graph_module)
+    fix_broadcasts(graph_module)
     drop_guards(graph_module)
     fill_empty(graph_module)
     fill_reductions_of_nothing(graph_module)
@@ -76,11 +78,42 @@ def _with_fixed_sizes(value: Any) -> Any:
 
 
 def _number(size: int | torch.SymInt) -> int | torch.SymInt:
-    """A size that broadcasting fixed at 1 may stay an expression, such as (s0 + 1) // 3."""
     known = expression(size)
-    if getattr(known, "is_Integer", False):
-        return int(known)
-    return 1 if hint(size) == 1 and statically_known_true(size == 1) else size
+    return int(known) if getattr(known, "is_Integer", False) else size
+
+
+def fix_broadcasts(graph_module: fx.GraphModule) -> None:
+    """Slice what is broadcast along axes of a size, such as (s0 + 1) // 3, that has to be 1.
+
+    The compiler takes sizes that are not numbers for equal.
+    """
+    graph = graph_module.graph
+    for node in [node for node in graph.nodes if _broadcasts(node)]:
+        for operand in node.all_input_nodes:
+            with graph.inserting_before(node):
+                sliced = _slice_ones(graph, operand, node)
+            if sliced is not operand:
+                node.replace_input_with(operand, sliced)
+
+
+def _broadcasts(node: fx.Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    has_sizes = isinstance(node.meta.get("val"), torch.Tensor)
+    is_pointwise = torch.Tag.pointwise in node.target.tags
+    return has_sizes and (is_pointwise or node.target is aten.expand.default)
+
+
+def _slice_ones(graph: fx.Graph, operand: fx.Node, node: fx.Node) -> fx.Node:
+    value, sliced = operand.meta.get("val"), operand
+    if not isinstance(value, torch.Tensor):
+        return operand
+    for axis in range(-value.dim(), 0):
+        size, stretched = value.shape[axis], node.meta["val"].shape[axis]
+        is_same = isinstance(size, int) or expression(size) == expression(stretched)
+        if not is_same and hint(size) == 1 and statically_known_true(size == 1):
+            sliced = emit(graph, aten.slice.Tensor, sliced, axis, 0, 1, beside=node)
+    return sliced
 
 
 def drop_guards(graph_module: fx.GraphModule) -> None:

@@ -227,4 +227,4 @@ def _copied(
         return add(aten._to_copy.default, copy, dtype=dtype)
     size = add(aten.abs.default, operand)
     positive = add(aten.ge.Scalar, operand, 0 if is_written else 1)
-    return add(aten.where.self, positive, size, add(aten.neg.default, size))
+    return add(aten.where.self, positive, size, add(aten.mul.Scalar, size, -1))

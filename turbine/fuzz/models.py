@@ -89,7 +89,7 @@ def _inputs(choose: random.Random, is_dynamic: bool, *, trains: bool) -> tuple[I
             Input(
                 other,
                 dtype,
-                "special" if special and dtype in FLOATS else "normal",
+                "special" if special and dtype != "bool" else "normal",
                 choose.choice(tuple(LAYOUTS)) if choose.random() < 0.4 else "contiguous",
                 trains and dtype in FLOATS and (k == 0 or choose.random() < 0.7),
                 place,

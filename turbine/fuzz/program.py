@@ -231,6 +231,8 @@ LAYOUTS: dict[str, Callable[[Shape], tuple[Shape, str]]] = {
 # No subnormals, which IREE flushes to zero, and no number whose square overflows: eager PyTorch
 # accumulates some reductions in double.
 SPECIAL_FLOATS = "0.0, -0.0, 1.0, -1.0, 0.5, nan, inf, -inf, 1e-30, -1e-30, 1e18, -7.25"
+# Beyond what floats of 32 and 64 bits can tell apart, and the ends of narrower types.
+SPECIAL_INTS = "0, 1, -1, -7, 16777217, 2147483647, -2147483648, 9007199254740993"
 VALUES = ("normal", "special")
 
 
@@ -242,11 +244,16 @@ def _values(spec: Input, shape: Shape) -> str:
         return f"torch.randint({low}, {high}, {size}){cast}"
     if spec.dtype == "bool":
         return f"(torch.rand({size}) > 0.5)"
-    if spec.dtype in INTS:
-        return f"torch.randint({0 if spec.dtype == 'uint8' else -9}, 10, {size}){cast}"
+    if spec.values == "special" and spec.dtype in INTS:
+        return f"torch.tensor([{SPECIAL_INTS}]){_drawn_from(SPECIAL_INTS, size)}{cast}"
     if spec.values == "special":
         # "nan" and "inf" as text, so that the script needs no names for them.
         table = f'torch.tensor([float(v) for v in "{SPECIAL_FLOATS}".split(", ")])'
-        count = SPECIAL_FLOATS.count(",") + 1
-        return f"{table}[torch.randint(0, {count}, {size})]{cast}"
+        return f"{table}{_drawn_from(SPECIAL_FLOATS, size)}{cast}"
+    if spec.dtype in INTS:
+        return f"torch.randint({0 if spec.dtype == 'uint8' else -9}, 10, {size}){cast}"
     return f"torch.randn({size}){cast if spec.dtype != 'float32' else ''}"
+
+
+def _drawn_from(values: str, size: str) -> str:
+    return f"[torch.randint(0, {values.count(',') + 1}, {size})]"

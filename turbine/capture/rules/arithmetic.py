@@ -109,6 +109,13 @@ _ROOTS: dict[float, Callable[[Tensor], Tensor]] = {
 }
 
 
+def negative(x: Tensor) -> Tensor:
+    """Of integers: the compiler negates floats, which do not have them all."""
+    if x.dtype.is_floating_point or x.dtype.is_complex:
+        return NotImplemented
+    return torch.zeros((), dtype=x.dtype, device=x.device) - x
+
+
 def reciprocal(x: Tensor) -> Tensor:
     """A division: the compiler's reciprocal asserts that no element is 0.
 
@@ -140,9 +147,22 @@ def _truncated(a: Tensor, b: Tensor) -> Tensor:
 def floor_divide(a: Tensor, b: Number) -> Tensor:
     """Division that is rounded down."""
     dtype = torch.result_type(a, b)
-    if not dtype.is_floating_point:
-        return NotImplemented
-    return _floored(a.to(dtype), _as_tensor(b, a, dtype))
+    a, b = a.to(dtype), _as_tensor(b, a, dtype)
+    if dtype.is_floating_point:
+        return _floored(a, b)
+    return _floored_integers(a, b) if dtype == torch.int64 else NotImplemented
+
+
+def _floored_integers(a: Tensor, b: Tensor) -> Tensor:
+    """The compiler divides in f64: what that leaves is divided once more, and off by 1 at most."""
+    divisor = b.double()
+    quotient = torch.floor(a.double() / divisor).long()
+    quotient = quotient + torch.floor((a - quotient * b).double() / divisor).long()
+    rest = a - quotient * b
+    is_large = (rest != 0) & ((rest < 0) != (b < 0))
+    further = rest - b
+    is_small = ~is_large & ((further == 0) | ((further < 0) == (b < 0)))
+    return quotient - is_large.long() + is_small.long()
 
 
 def _floored(a: Tensor, b: Tensor) -> Tensor:
@@ -159,8 +179,10 @@ def _floored(a: Tensor, b: Tensor) -> Tensor:
 def remainder(a: Tensor, b: Number) -> Tensor:
     """With the sign of the divisor."""
     dtype = torch.result_type(a, b)
-    b = _as_tensor(b, a, dtype)
-    rest = torch.fmod(a.to(dtype), b)
+    a, b = a.to(dtype), _as_tensor(b, a, dtype)
+    if not dtype.is_floating_point:
+        return a - torch.floor_divide(a, b) * b
+    rest = torch.fmod(a, b)
     return torch.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
 
 

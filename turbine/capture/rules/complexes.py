@@ -63,7 +63,9 @@ def mul(a: Tensor, b: Any) -> Tensor:
 
 def neg(x: Tensor) -> Tensor:
     """Part by part."""
-    return _made(-torch.real(x), -torch.imag(x), x.dtype) if x.is_complex() else NotImplemented
+    if not x.is_complex():
+        return arithmetic.negative(x)
+    return _made(-torch.real(x), -torch.imag(x), x.dtype)
 
 
 def conj(x: Tensor) -> Tensor:
