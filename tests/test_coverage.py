@@ -40,7 +40,7 @@ from turbine.coverage.verdicts import (
 aten = torch.ops.aten
 X = torch.linspace(-1.0, 1.0, 6)
 SLICE = 5  # ops: a count, so that a slow machine sees the same ones
-EXPORT_SLICE = 8
+EXPORT_SLICE = 4
 # Ops that fail as exports, and how. One that is fixed leaves the table.
 BROKEN_EXPORTS = {"combinations": "not a subset of"}
 

@@ -112,7 +112,7 @@ KINDS: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_is_the_same_in_every_form(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     schema, function, args = KINDS[kind]

@@ -158,7 +158,7 @@ def test_a_warm_start_takes_less_time_than_a_cold_one(
 KERNELS = sorted(path.stem for path in (ROOT / "examples" / "kernels").glob("*.py"))
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kernel_is_the_same_as_pytorch(
     name: str,

@@ -101,6 +101,7 @@ def test_a_fill_that_is_written_and_read() -> None:
         torch.testing.assert_close(call(x), program(x))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
 def test_numbers_come_first(dtype: torch.dtype) -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
@@ -161,6 +162,7 @@ def test_what_was_padded_is_read_by_index() -> None:
     _agrees(program, torch.arange(18).reshape(2, 9, 1))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("scale", [2, 0.5])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area"])
 def test_a_dynamic_size_is_scaled(mode: str, scale: float) -> None:
@@ -237,6 +239,7 @@ def test_strides() -> None:
         compiled(lambda x: x.t().as_strided((2,), (1,)), torch.randn(4, 4))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("write", ["scatter_add", "index_put", "index_fill"])
 def test_a_part_of_what_was_written_is_read_by_index_and_padded(write: str) -> None:
     ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

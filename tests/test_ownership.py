@@ -25,6 +25,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
 def test_arguments_are_kept(dtype: torch.dtype) -> None:
     x = torch.arange(64).flip(0).view(8, 8).to(dtype)

@@ -66,6 +66,7 @@ def test_the_loss_curve_is_that_of_eager(
     assert sum(found[-10:]) < 0.97 * sum(found[:10])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_compiled_optimizer_step_gives_the_weights_of_eager(optimizer: str) -> None:
     def trained(**compiled: bool) -> dict[str, torch.Tensor]:
