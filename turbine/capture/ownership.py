@@ -227,4 +227,5 @@ def _copied(
         return add(aten._to_copy.default, copy, dtype=dtype)
     size = add(aten.abs.default, operand)
     positive = add(aten.ge.Scalar, operand, 0 if is_written else 1)
-    return add(aten.where.self, positive, size, add(aten.mul.Scalar, size, -1))
+    zero = add(aten.sub.Tensor, size, size)  # the compiler negates floats only
+    return add(aten.where.self, positive, size, add(aten.sub.Tensor, zero, size))
