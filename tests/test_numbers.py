@@ -119,6 +119,11 @@ def test_integers_that_floats_do_not_have() -> None:
     assert wrong(functions, a, b) == []
 
 
+def test_bytes_between_numbers_that_are_converted_first() -> None:
+    found = compiled(lambda x: x + torch.linspace(-2, 2, 7, dtype=torch.uint8), torch.zeros(7))
+    assert found(torch.zeros(7)).tolist() == [254, 212, 170, 128, 86, 44, 2]
+
+
 LARGE = [0.5, 3.0, -7.25, 1e-35, 12345.678, 1.6e6, 1e9, 3e12, -1e25, 3e38, INF, NAN, -0.0]
 
 

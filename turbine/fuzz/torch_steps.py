@@ -328,7 +328,8 @@ def pad(s: Scope) -> str:
 def resample(s: Scope) -> str:
     name = s.pick_exact_rank(3, 4)
     dims = s.values[name].dim() - 2
-    x = f"torch.nan_to_num({name}, 0, 1, -1)"  # weights of zero make nan of infinities
+    # Weights of zero make nan of infinities, and weights that are not quite zero noise of 1e18.
+    x = f"torch.nan_to_num({name}, 0, 1, -1).clamp(-1e4, 1e4)"
     modes = (
         ("nearest", "linear") if dims == 1 else ("nearest", "bilinear", "bicubic", "nearest-exact")
     )

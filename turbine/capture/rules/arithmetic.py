@@ -325,6 +325,9 @@ def linspace(
 ) -> Tensor:
     """Counted from the nearer end; an element in the middle counts from the last."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
+    if dtype == torch.uint8 and min(start, end) < 0:  # PyTorch converts the ends first
+        ends = int(start) % 256, int(end) % 256
+        return torch.linspace(*ends, steps, dtype=dtype, device=device)
     if not dtype.is_floating_point or not isinstance(steps, int) or steps < 2:
         return NotImplemented
     step = (end - start) / (steps - 1)
