@@ -14,7 +14,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from turbine.capture.effects import draws
+from turbine.capture.effects import draws, is_pointwise
 from turbine.capture.nodes import emit
 from turbine.capture.sizes import expression, is_static, multiply, sizes_of
 
@@ -185,14 +185,4 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_elementwise(target: torch._ops.OpOverload) -> bool:
-    return target.is_view or target in _UNTAGGED or torch.Tag.pointwise in target.tags
-
-
-# Elementwise without saying so.
-_UNTAGGED = {
-    aten._to_copy.default,
-    aten.clone.default,
-    aten.div.Scalar_mode,
-    aten.div.Tensor_mode,
-    aten.floor_divide.default,
-}
+    return target.is_view or is_pointwise(target)

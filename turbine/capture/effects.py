@@ -1,4 +1,4 @@
-"""What an op does beside computing its result: it draws random numbers, writes, or talks."""
+"""Properties of ops: whether they are pointwise, draw random numbers, write or communicate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 
+aten = torch.ops.aten
 # Processes may split their graphs differently; all of them have to start these in one order.
 _COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
 
@@ -36,3 +37,20 @@ def writes(node: fx.Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
     return isinstance(target, torch._ops.HigherOrderOperator)
+
+
+def is_pointwise(target: Any) -> bool:
+    """Whether an op computes each element of its result from one element of each operand."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in target.tags or target in _UNTAGGED
+
+
+# Pointwise, but not tagged by PyTorch.
+_UNTAGGED = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.div.Scalar_mode,
+    aten.div.Tensor_mode,
+    aten.floor_divide.default,
+}

@@ -14,7 +14,7 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 from turbine.capture.constants import fill, fold_uniform
-from turbine.capture.effects import draws
+from turbine.capture.effects import draws, is_pointwise
 from turbine.capture.nodes import emit
 from turbine.capture.rounding import keep_rounding
 from turbine.capture.sizes import expression, hint, is_empty
@@ -97,11 +97,8 @@ def fix_broadcasts(graph_module: fx.GraphModule) -> None:
 
 
 def _broadcasts(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    has_sizes = isinstance(node.meta.get("val"), torch.Tensor)
-    is_pointwise = torch.Tag.pointwise in node.target.tags
-    return has_sizes and (is_pointwise or node.target is aten.expand.default)
+    has_shape = isinstance(node.meta.get("val"), torch.Tensor)
+    return has_shape and (is_pointwise(node.target) or node.target is aten.expand.default)
 
 
 def _slice_ones(graph: fx.Graph, operand: fx.Node, node: fx.Node) -> fx.Node:

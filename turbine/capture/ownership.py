@@ -101,7 +101,7 @@ def _fill_of_its_own(graph: fx.Graph, filled: fx.Node, fill: fx.Node, number: in
     equal ones are not merged.
     """
 
-    def emit(value: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+    def add(value: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
         node = graph.call_function(target, args, kwargs)
         node.meta = {**filled.meta, "val": value}
         node.meta.pop("tensor_meta", None)
@@ -109,21 +109,21 @@ def _fill_of_its_own(graph: fx.Graph, filled: fx.Node, fill: fx.Node, number: in
 
     like = filled.meta["val"]
     sizes = [
-        size if isinstance(size, int) else emit(size, aten.sym_size.int, filled, axis)
+        size if isinstance(size, int) else add(size, aten.sym_size.int, filled, axis)
         for axis, size in enumerate(like.shape)
     ]
     size = next(one for one in sizes if isinstance(one, fx.Node))
     extent = size.meta["val"]
-    more = emit(extent + number, operator.add, size, number)
-    zero = emit(extent // (extent + number), operator.floordiv, size, more)
+    more = add(extent + number, operator.add, size, number)
+    zero = add(extent // (extent + number), operator.floordiv, size, more)
     dtype = like.dtype if like.dtype != torch.bool else torch.int32
     empty = like.new_empty(like.shape)
     kwargs = {**fill.kwargs, "dtype": dtype}
-    zeros = emit(empty.to(dtype), aten.full.default, sizes, zero, **kwargs)
+    zeros = add(empty.to(dtype), aten.full.default, sizes, zero, **kwargs)
     value: Any = fill.args[-1]
     if like.dtype == torch.bool:
-        return emit(empty, aten.eq.Scalar if value else aten.ne.Scalar, zeros, 0)
-    return emit(empty, aten.add.Scalar, zeros, value) if value else zeros
+        return add(empty, aten.eq.Scalar if value else aten.ne.Scalar, zeros, 0)
+    return add(empty, aten.add.Scalar, zeros, value) if value else zeros
 
 
 # Ops that read their first argument at indices.

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from turbine.capture.effects import is_pointwise
 from turbine.capture.nodes import emit
 
 aten = torch.ops.aten
@@ -28,15 +29,14 @@ def keep_rounding(graph: fx.Graph) -> None:
 
 def _widens(node: fx.Node) -> bool:
     """Whether an op makes its operands numbers of a wider type."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not is_pointwise(node.target):
         return False
-    is_pointwise = node.target is aten._to_copy.default or torch.Tag.pointwise in node.target.tags
     floats = [
         dtype
         for operand in (node, *node.all_input_nodes)
         if (dtype := _dtype(operand)) is not None and dtype.is_floating_point
     ]
-    return is_pointwise and torch.bfloat16 in floats and not _WIDE.isdisjoint(floats)
+    return torch.bfloat16 in floats and not _WIDE.isdisjoint(floats)
 
 
 def _is_rounded(node: fx.Node) -> bool:

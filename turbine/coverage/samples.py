@@ -114,7 +114,7 @@ def _make_traceable(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _move_here(function: FunctionType) -> FunctionType:
-    """Copy a function of PyTorch's test library into this module, without the seed it sets."""
+    """Copy a function from torch.testing into this module; it does not set its own seed."""
     code = function.__code__.replace(co_filename=__file__)
     names = {**function.__globals__, "wrapper_set_seed": _call}
     moved = FunctionType(

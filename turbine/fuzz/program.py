@@ -231,7 +231,7 @@ LAYOUTS: dict[str, Callable[[Shape], tuple[Shape, str]]] = {
 # No subnormals, which IREE flushes to zero, and no number whose square overflows: eager PyTorch
 # accumulates some reductions in double.
 SPECIAL_FLOATS = "0.0, -0.0, 1.0, -1.0, 0.5, nan, inf, -inf, 1e-30, -1e-30, 1e18, -7.25"
-# Beyond what floats of 32 and 64 bits can tell apart, and the ends of narrower types.
+# Integers that float32 and float64 cannot represent, and the limits of narrower types.
 SPECIAL_INTS = "0, 1, -1, -7, 16777217, 2147483647, -2147483648, 9007199254740993"
 VALUES = ("normal", "special")
 

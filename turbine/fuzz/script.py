@@ -10,7 +10,7 @@ def script(case: Case, problem: str) -> str:
     program = case.program
     sections = [
         f"# {case.mode}: {problem}\n{program.frame.imports}",
-        *(["import turbine"] if case.mode in (EXPORT, EXPORT_DYNAMIC) else []),
+        *_SETUP.get(case.mode, []),
         _arguments(case),
         program.function_code().rstrip(),
         _COMPARE,
@@ -52,6 +52,14 @@ def answer(run, args):
     grads = torch.autograd.grad(ends, trained, starts, allow_unused=True) if ends else ()
     return [x.detach() for x in (*results, *grads, *args) if x is not None]
 """.strip()
+# Otherwise torch.compile hides a fault by running the part in PyTorch.
+_COMPILE_SETUP = "import turbine\n\nturbine.config.set(raise_faults=True)"
+_SETUP = {
+    COMPILE: [_COMPILE_SETUP],
+    COMPILE_DYNAMIC: [_COMPILE_SETUP],
+    EXPORT: ["import turbine"],
+    EXPORT_DYNAMIC: ["import turbine"],
+}
 _COMPILE = """
 compiled = torch.compile(f, backend="turbine", dynamic={dynamic})
 for size in {{sizes}}:
