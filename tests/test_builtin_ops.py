@@ -22,7 +22,7 @@ from tests.compiled import compiled, tensors
 from tests.models import relative_error
 from turbine import errors, ops
 from turbine.dynamo import records
-from turbine.runtime import tracing
+from turbine.runtime import run_trace
 
 HALVES = (torch.float16, torch.bfloat16)
 ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -347,9 +347,9 @@ class Placed(nn.Module):
 def sent() -> Iterator[list[tuple[str, Tensor]]]:
     """Traced tensors, in order."""
     seen: list[tuple[str, Tensor]] = []
-    before = tracing.set_tensor_callback(lambda key, tensor: seen.append((key, tensor.clone())))
+    before = run_trace.set_tensor_callback(lambda key, tensor: seen.append((key, tensor.clone())))
     yield seen
-    tracing.set_tensor_callback(before)
+    run_trace.set_tensor_callback(before)
 
 
 @pytest.mark.run

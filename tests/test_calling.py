@@ -25,7 +25,7 @@ from tests.models import assert_alike, compiled
 from turbine import dtypes, errors
 from turbine.runtime import device as devices
 from turbine.runtime import torch_buffers
-from turbine.runtime.calling import Caller
+from turbine.runtime.caller import Caller
 from turbine.zoo.odd import ODD
 
 THREADS = 4

@@ -23,7 +23,7 @@ from tests.jobs_here import answer_here
 from turbine import config, progress, tables
 from turbine.cli import options
 from turbine.cli.main import VERBS, main
-from turbine.runtime import container, tracing
+from turbine.runtime import container, run_trace
 
 MODELS = '''
 from dataclasses import dataclass
@@ -166,7 +166,7 @@ def test_the_examples_in_the_help_texts_run(
     answer_here(monkeypatch)
     assert turbine("compile", "turbine.zoo:lenet", "-o", "lenet.mlir").code == 0
     with config.override(trace_dir="traces"):
-        tracing.kernel("scale", None, b"code")
+        run_trace.kernel("scale", None, b"code")
     examples = [shlex.split(turbine(verb, "--help").out.splitlines()[-1]) for verb in VERBS]
     assert [words[:2] for words in examples] == [["turbine", verb] for verb in VERBS]
     codes = {words[1]: turbine(*words[1:], *BRIEFLY.get(words[1], ())).code for words in examples}

@@ -18,8 +18,8 @@ import turbine
 from tests.compiled import agrees, compiled, same
 from turbine import errors
 from turbine.compiler import pipeline
-from turbine.dynamo import entry, options, parts, records, remembering
-from turbine.runtime.tensor_calling import TensorCall
+from turbine.dynamo import entry, failure_cache, options, parts, records
+from turbine.runtime.tensor_call import TensorCall
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -213,7 +213,7 @@ def test_refusals_are_remembered_by_the_next_process(
 def test_only_what_would_fail_again_is_remembered(
     error: errors.TurbineError, lasting: bool
 ) -> None:
-    assert remembering.is_lasting(error) is lasting
+    assert failure_cache.is_lasting(error) is lasting
 
 
 def test_a_compiler_without_memory_is_survived_and_not_held_against_it(

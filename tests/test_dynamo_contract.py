@@ -16,7 +16,7 @@ from torch.utils import _pytree as torch_pytree
 from tests.compiled import Make, agrees, compiled, outcome, same
 from turbine.dynamo import records
 from turbine.dynamo.graphs import compile_graph
-from turbine.runtime.tensor_calling import TensorCall
+from turbine.runtime.tensor_call import TensorCall
 
 pytestmark = [
     # Dynamo asks tensors that are not leaves for their gradients,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx
 
 import turbine
-from turbine.dynamo.explaining import Report
 from turbine.dynamo.graphs import _place
+from turbine.dynamo.report import Report
 
 
 def mixed(x: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ LOOSE = dict.fromkeys(
         "signature",
         "pytree",
         "dims",
-        "dumping",
+        "dump",
         "tables",
         "permissions",
         "progress",
@@ -69,8 +69,8 @@ BRING_TORCH = ("torch", "iree.compiler.extras.fx_importer")
 # Imported only once a torch tensor has been seen; others still may not import them at load.
 AFTER_TORCH = (
     "turbine/runtime/torch_buffers.py",
-    "turbine/runtime/quick_calling.py",
-    "turbine/runtime/tensor_calling.py",
+    "turbine/runtime/quick_call.py",
+    "turbine/runtime/tensor_call.py",
 )
 
 House = dict[str, str]  # path from the repository root -> source text

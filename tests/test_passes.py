@@ -25,7 +25,7 @@ from turbine.aot import (
     jittable,
 )
 from turbine.cli.main import main
-from turbine.mlir import context, matching, parameters, rewriting, symbols
+from turbine.mlir import context, matchers, parameters, rewrites, symbols
 from turbine.mlir.ir import InsertionPoint, Module, Operation, Type, Value
 from turbine.mlir.parameters import Parameter
 from turbine.passes import (
@@ -589,21 +589,21 @@ def test_children_are_matched_in_loops_but_not_in_other_modules() -> None:
         module @inner { func.func @h() { return } }
         """
     )
-    functions = matching.match_children(module, matching.FuncOpMatcher())
-    calls: matching.NamedOpMatcher[Any] = matching.NamedOpMatcher("func.call")
+    functions = matchers.match_children(module, matchers.FuncOpMatcher())
+    calls: matchers.NamedOpMatcher[Any] = matchers.NamedOpMatcher("func.call")
     assert len(functions) == 2
-    assert len(matching.match_children(functions, calls)) == 1
+    assert len(matchers.match_children(functions, calls)) == 1
 
 
 def test_a_load_knows_its_global_and_sees_through_a_conversion() -> None:
     module = parse(LINEAR)
-    linear: matching.NamedOpMatcher[Any] = matching.NamedOpMatcher("torch.aten.linear")
-    (match,) = matching.match_children(module, linear)
-    load = matching.GlobalLoadMatcher(matching.globals_of(module))(match.op.operands[1])
+    linear: matchers.NamedOpMatcher[Any] = matchers.NamedOpMatcher("torch.aten.linear")
+    (match,) = matchers.match_children(module, linear)
+    load = matchers.GlobalLoadMatcher(matchers.globals_of(module))(match.op.operands[1])
     assert load is not None
     assert load.resolved_global is not None
     assert (load.global_ref, load.resolved_global.sym_name) == ("w", "w")
-    assert matching.GlobalLoadMatcher()(match.op.operands[0]) is None
+    assert matchers.GlobalLoadMatcher()(match.op.operands[0]) is None
 
 
 def test_patterns_that_never_settle_are_refused() -> None:
@@ -613,7 +613,7 @@ def test_patterns_that_never_settle_are_refused() -> None:
         return [op.clone().result] if op.name == "torch.constant.none" else None
 
     with pytest.raises(errors.TransformError, match="still apply after 100 rounds"):
-        rewriting.rewrite(module, [again])
+        rewrites.rewrite(module, [again])
 
 
 # Names of the peer
@@ -738,7 +738,7 @@ def test_every_pass_is_an_option_of_opt(opt: Opt) -> None:
 def test_the_examples_in_docstrings_run() -> None:
     names = "base rename_parameters add_metadata merge".split()
     modules = [f"turbine.passes.{name}" for name in names]
-    modules += ["turbine.mlir.matching", "turbine.mlir.rewriting"]
+    modules += ["turbine.mlir.matchers", "turbine.mlir.rewrites"]
     results = [doctest.testmod(importlib.import_module(name)) for name in modules]
     assert [result.failed for result in results] == [0] * len(modules)
     assert all(result.attempted for result in results)

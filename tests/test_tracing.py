@@ -19,7 +19,7 @@ import torch
 from turbine import config
 from turbine.cli.main import main
 from turbine.peer import debugging
-from turbine.runtime import Launchable, tracing
+from turbine.runtime import Launchable, run_trace
 
 SOURCE = """
 func.func @scale(%x: tensor<2x3xf32>, %by: f32) -> tensor<2x3xf32> {
@@ -39,7 +39,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def calls(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / tracing.CALLS).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / run_trace.CALLS).read_text().splitlines()]
 
 
 # Kernels and calls
@@ -47,13 +47,13 @@ def calls(folder: Path) -> list[dict[str, Any]]:
 
 def test_nothing_is_written_or_asked_for_without_a_folder() -> None:
     asked: list[str] = []
-    assert tracing.folder() is None
-    assert tracing.kernel("scale", lambda: asked.append("ir") or "", b"code") is None  # type: ignore[func-returns-value]
+    assert run_trace.folder() is None
+    assert run_trace.kernel("scale", lambda: asked.append("ir") or "", b"code") is None  # type: ignore[func-returns-value]
     assert asked == []
 
 
 def test_a_kernel_is_its_ir_and_its_code(folder: Path) -> None:
-    assert tracing.kernel("turbine::scale/1.5", lambda: "module {}", b"code") is not None
+    assert run_trace.kernel("turbine::scale/1.5", lambda: "module {}", b"code") is not None
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert files == {
         "turbine__scale_1.5.mlir": b"module {}",
@@ -62,7 +62,7 @@ def test_a_kernel_is_its_ir_and_its_code(folder: Path) -> None:
 
 
 def test_a_kernel_of_the_same_name_has_files_of_its_own(folder: Path) -> None:
-    first, again, other = (tracing.kernel("scale", None, code) for code in (b"a", b"a", b"b"))
+    first, again, other = (run_trace.kernel("scale", None, code) for code in (b"a", b"a", b"b"))
     assert first == again == folder / "scale"
     assert other is not None
     assert other.name.startswith("scale-")
@@ -70,21 +70,21 @@ def test_a_kernel_of_the_same_name_has_files_of_its_own(folder: Path) -> None:
 
 
 def test_a_call_is_a_line(folder: Path) -> None:
-    label = tracing.kernel("scale", None, b"code")
+    label = run_trace.kernel("scale", None, b"code")
     assert label is not None
     args = [torch.ones(2, 3), numpy.ones(4, "int8"), 5, 2.5, torch.ones((), dtype=torch.bfloat16)]
-    tracing.call(label, args, 1.25)
+    run_trace.call(label, args, 1.25)
     (row,) = calls(folder)
     assert (row["kernel"], row["ms"]) == ("scale", 1.25)
     assert row["args"] == ["float32[2, 3]", "int8[4]", "int", "float", "bfloat16[]"]
 
 
 def test_calls_are_logged_where_the_kernel_was_loaded(tmp_path: Path, folder: Path) -> None:
-    label = tracing.kernel("scale", None, b"code")
+    label = run_trace.kernel("scale", None, b"code")
     assert label is not None
     with config.override(trace_dir=tmp_path / "other"):
-        tracing.call(label, [], 1)
-    thread = threading.Thread(target=lambda: tracing.call(label, [], 2))
+        run_trace.call(label, [], 1)
+    thread = threading.Thread(target=lambda: run_trace.call(label, [], 2))
     thread.start()
     thread.join()
     assert [row["ms"] for row in calls(folder)] == [1, 2]
@@ -114,7 +114,7 @@ def test_threads_and_processes_write_whole_lines(folder: Path) -> None:
     rows = calls(folder)
     assert sorted(row["ms"] for row in rows) == sorted([*range(100)] * 12)
     assert {len(row["args"]) for row in rows} == {50}
-    files = [tracing.CALLS, "scale.mlir", "scale.vmfb"]
+    files = [run_trace.CALLS, "scale.mlir", "scale.vmfb"]
     assert sorted(path.name for path in folder.iterdir()) == files
 
 
@@ -123,9 +123,9 @@ def test_a_folder_that_cannot_be_written_stops_nothing(
 ) -> None:
     (tmp_path / "file").write_text("")
     with config.override(trace_dir=tmp_path / "file" / "folder"):
-        label = tracing.kernel("scale", None, b"code")
+        label = run_trace.kernel("scale", None, b"code")
         assert label is not None
-        tracing.call(label, [], 1)
+        run_trace.call(label, [], 1)
     assert [record.message.split(":")[0] for record in caplog.records] == [
         f"cannot trace {label}",
         f"cannot trace a call of {label}",
@@ -147,15 +147,15 @@ def test_a_launchable_is_traced(folder: Path) -> None:
 
 def test_the_old_flag_names_the_folder(tmp_path: Path) -> None:
     with config.override(debug=f"-asserts, runtime_trace_dir={tmp_path},log_level=info"):
-        assert tracing.folder() == tmp_path
+        assert run_trace.folder() == tmp_path
         assert debugging.flags.runtime_trace_dir == str(tmp_path)
         with config.override(trace_dir=tmp_path / "knob"):
-            assert tracing.folder() == tmp_path / "knob"
+            assert run_trace.folder() == tmp_path / "knob"
 
 
 def test_the_old_tracer_keeps_kernels(folder: Path) -> None:
-    assert tracing.tracer.enabled
-    name = tracing.tracer.save_jit_kernel_artifacts(
+    assert run_trace.tracer.enabled
+    name = run_trace.tracer.save_jit_kernel_artifacts(
         cache_key="a::b", module_asm=b"module {}", binary=memoryview(b"code")
     )
     assert (name, (folder / "a__b.mlir").read_text()) == ("a__b", "module {}")
@@ -166,16 +166,16 @@ def test_the_old_tracer_keeps_kernels(folder: Path) -> None:
 
 def test_tensors_of_one_key_are_numbered(folder: Path) -> None:
     for value in range(3):
-        tracing.trace_tensor("layer/0", torch.full((2,), float(value)).requires_grad_())
+        run_trace.trace_tensor("layer/0", torch.full((2,), float(value)).requires_grad_())
     names = ["layer_0.npy", "layer_0-1.npy", "layer_0-2.npy"]
     assert [numpy.load(folder / name).tolist() for name in names] == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_tensors_of_every_kind_are_kept(folder: Path) -> None:
-    tracing.trace_tensor("strided", torch.arange(6).reshape(2, 3).t())
-    tracing.trace_tensor("conjugated", torch.tensor([1 + 2j]).conj())
-    tracing.trace_tensor("array", numpy.arange(3))
-    tracing.trace_tensor("bfloat16", torch.tensor([1.5], dtype=torch.bfloat16))
+    run_trace.trace_tensor("strided", torch.arange(6).reshape(2, 3).t())
+    run_trace.trace_tensor("conjugated", torch.tensor([1 + 2j]).conj())
+    run_trace.trace_tensor("array", numpy.arange(3))
+    run_trace.trace_tensor("bfloat16", torch.tensor([1.5], dtype=torch.bfloat16))
     assert numpy.load(folder / "strided.npy").tolist() == [[0, 3], [1, 4], [2, 5]]
     assert numpy.load(folder / "conjugated.npy").tolist() == [1 - 2j]
     assert numpy.load(folder / "array.npy").tolist() == [0, 1, 2]
@@ -183,19 +183,19 @@ def test_tensors_of_every_kind_are_kept(folder: Path) -> None:
 
 
 def test_without_a_folder_tensors_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, tracing.log.name)
-    tracing.trace_tensor("x", torch.ones(2))
+    caplog.set_level(logging.INFO, run_trace.log.name)
+    run_trace.trace_tensor("x", torch.ones(2))
     assert [record.message for record in caplog.records] == ["x: tensor([1., 1.])"]
 
 
 def test_a_callback_receives_tensors_instead(folder: Path) -> None:
     seen: list[str] = []
-    before = tracing.set_tensor_callback(lambda key, tensor: seen.append(key))
-    tracing.trace_tensor("ours", torch.ones(2))
+    before = run_trace.set_tensor_callback(lambda key, tensor: seen.append(key))
+    run_trace.trace_tensor("ours", torch.ones(2))
     debugging.trace_tensor_callback = lambda key, tensor: seen.append(f"old {key}")
-    tracing.trace_tensor("ours", torch.ones(2))
-    tracing.set_tensor_callback(None)
-    assert before is tracing.tensor_callback() is debugging.trace_tensor_callback
+    run_trace.trace_tensor("ours", torch.ones(2))
+    run_trace.set_tensor_callback(None)
+    assert before is run_trace.tensor_callback() is debugging.trace_tensor_callback
     assert before is debugging.default_trace_tensor_callback
     assert seen == ["ours", "old ours"]
     assert not folder.exists()
@@ -206,15 +206,15 @@ def test_a_callback_receives_tensors_instead(folder: Path) -> None:
 
 @pytest.fixture
 def traced(folder: Path) -> Path:
-    slow = tracing.kernel("slow", lambda: "module {}", b"slow")
-    quick = tracing.kernel("quick", None, b"quick")
-    tracing.kernel("unused", None, b"unused")
+    slow = run_trace.kernel("slow", lambda: "module {}", b"slow")
+    quick = run_trace.kernel("quick", None, b"quick")
+    run_trace.kernel("unused", None, b"unused")
     assert slow is not None
     assert quick is not None
     for ms in (1, 2, 9):
-        tracing.call(slow, [torch.ones(2, 3), 1], ms)
+        run_trace.call(slow, [torch.ones(2, 3), 1], ms)
     for size in range(5):
-        tracing.call(quick, [torch.ones(size)], 0.5)
+        run_trace.call(quick, [torch.ones(size)], 0.5)
     return folder
 
 
@@ -247,7 +247,7 @@ def test_the_kernels_as_json(traced: Path, capsys: pytest.CaptureFixture[str]) -
 def test_lines_that_are_no_calls_are_left_out(
     traced: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with (traced / tracing.CALLS).open("ab") as file:
+    with (traced / run_trace.CALLS).open("ab") as file:
         file.write(b'{"kernel": "slow", "args": 5}\n[]\n\xff\n{"kernel": "sl')
     assert main(["trace", str(traced), "--json"]) == 0
     told = capsys.readouterr()

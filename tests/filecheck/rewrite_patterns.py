@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from turbine.mlir import context
 from turbine.mlir.ir import Operation, Value
-from turbine.mlir.matching import Transpose2DMatcher
-from turbine.mlir.rewriting import rewrite
+from turbine.mlir.matchers import Transpose2DMatcher
+from turbine.mlir.rewrites import rewrite
 
 MODULE = """
 func.func @main(%x: !torch.vtensor<[3,4],f32>) -> !torch.vtensor<[3,4],f32> {

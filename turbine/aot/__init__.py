@@ -14,7 +14,7 @@ from turbine.aot.builtins import IREE as IREE
 from turbine.aot.compiled_module import CompiledModule as CompiledModule
 from turbine.aot.compiled_module import ExportTargetDef as ExportTargetDef
 from turbine.aot.compiled_module import ModuleBuilderOptions as ModuleBuilderOptions
-from turbine.aot.exporting import export as export
+from turbine.aot.exporter import export as export
 from turbine.aot.fx_programs import FxPrograms as FxPrograms
 from turbine.aot.fx_programs import FxProgramsBuilder as FxProgramsBuilder
 from turbine.aot.globals import GlobalAttributes as GlobalAttributes
@@ -22,7 +22,7 @@ from turbine.aot.globals import export_buffers as export_buffers
 from turbine.aot.globals import export_global as export_global
 from turbine.aot.globals import export_global_tree as export_global_tree
 from turbine.aot.globals import export_parameters as export_parameters
-from turbine.aot.importing import ImportPhase as ImportPhase
+from turbine.aot.import_phases import ImportPhase as ImportPhase
 from turbine.aot.jittable import jittable as jittable
 from turbine.aot.output import ExportOutput as ExportOutput
 from turbine.aot.parameters import ParameterArchive as ParameterArchive

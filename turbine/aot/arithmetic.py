@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from turbine import dtypes, errors
-from turbine.aot import tracing
+from turbine.aot import module_trace
 from turbine.aot.abstract import AbstractScalar
 from turbine.dtypes import Scalar
 from turbine.mlir import conversions, flow, scalars
@@ -52,7 +52,7 @@ class IrScalar:
         """Store into the global that this was read from."""
         if self._store is None:
             raise errors.ProcedureError(
-                f"a {self.scalar.name} that is no global cannot be set", where=tracing.line()
+                f"a {self.scalar.name} that is no global cannot be set", where=module_trace.line()
             )
         self._store(value)
 
@@ -215,19 +215,19 @@ def _unknown(scalar: Scalar, deed: str) -> errors.ProcedureError:
 
 
 def _refusal(fact: str, hint: str | None = None) -> errors.ProcedureError:
-    return errors.ProcedureError(fact, where=tracing.line(), hint=hint)
+    return errors.ProcedureError(fact, where=module_trace.line(), hint=hint)
 
 
 def constant(number: bool | int | float, scalar: Scalar) -> IrScalar:
     """A number of Python's as one of the program's."""
     if not scalar.holds(number):
         raise _refusal(f"{number} is no {scalar.name}")
-    return IrScalar(scalars.constant(number, scalar, tracing.here()), scalar)
+    return IrScalar(scalars.constant(number, scalar, module_trace.here()), scalar)
 
 
 def check(condition: IrScalar, message: str) -> None:
     """Make a call fail, with the user's line, unless a condition holds."""
-    flow.check(condition.value, f"{message} at {tracing.line()}", tracing.here())
+    flow.check(condition.value, f"{message} at {module_trace.line()}", module_trace.here())
 
 
 # Kinds.
@@ -252,7 +252,9 @@ def convert(number: IrScalar, scalar: Scalar) -> IrScalar:
 
 def _cast(number: IrScalar, scalar: Scalar) -> IrScalar:
     """A number as another kind; an int that is too large loses its upper bits."""
-    return IrScalar(conversions.cast(number.value, number.scalar, scalar, tracing.here()), scalar)
+    return IrScalar(
+        conversions.cast(number.value, number.scalar, scalar, module_trace.here()), scalar
+    )
 
 
 def _check_holds(number: IrScalar, scalar: Scalar) -> None:
@@ -302,17 +304,17 @@ def compute(name: str, left: Number, right: Number) -> IrScalar:
 
 def _raw(name: str, left: IrScalar, right: IrScalar) -> IrScalar:
     """Two numbers of one kind by a row of `scalars.ARITHMETIC`; an int may lose upper bits."""
-    value = scalars.compute(name, left.value, right.value, left.scalar, tracing.here())
+    value = scalars.compute(name, left.value, right.value, left.scalar, module_trace.here())
     return IrScalar(value, left.scalar)
 
 
 def _unary(name: str, number: IrScalar) -> IrScalar:
     """A float by a row of `scalars.UNARY`."""
-    return IrScalar(scalars.unary(name, number.value, tracing.here()), number.scalar)
+    return IrScalar(scalars.unary(name, number.value, module_trace.here()), number.scalar)
 
 
 def _select(condition: IrScalar, yes: IrScalar, no: IrScalar) -> IrScalar:
-    value = scalars.select(condition.value, yes.value, no.value, tracing.here())
+    value = scalars.select(condition.value, yes.value, no.value, module_trace.here())
     return IrScalar(value, yes.scalar)
 
 
@@ -431,7 +433,7 @@ def _is_int(number: Number) -> bool:
 
 
 def _compare(name: str, left: IrScalar, right: IrScalar) -> IrScalar:
-    value = scalars.compare(name, left.value, right.value, left.scalar, tracing.here())
+    value = scalars.compare(name, left.value, right.value, left.scalar, module_trace.here())
     return IrScalar(value, BOOL)
 
 
@@ -514,7 +516,9 @@ def _divide_floats(one: IrScalar, two: IrScalar) -> tuple[IrScalar, IrScalar]:
 
 
 def _zero_like(number: IrScalar) -> IrScalar:
-    return IrScalar(scalars.zero_like(number.value, number.scalar, tracing.here()), number.scalar)
+    return IrScalar(
+        scalars.zero_like(number.value, number.scalar, module_trace.here()), number.scalar
+    )
 
 
 # Powers.

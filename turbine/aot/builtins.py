@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from turbine import dtypes, errors
-from turbine.aot import arithmetic, tracing
+from turbine.aot import arithmetic, module_trace
 from turbine.aot.abstract import AbstractScalar
 from turbine.aot.arithmetic import INDEX, IrScalar, as_scalar, check
 from turbine.aot.calls import as_tensor
@@ -35,13 +35,13 @@ class IREE:
     def tensor_empty(*dims: Any, dtype: torch.dtype = torch.float32) -> IrTensor:
         """A tensor that has no values yet."""
         shape, of, sizes = _made(_sizes(dims), dtype)
-        made = flow.empty(of, sizes, tracing.here())
+        made = flow.empty(of, sizes, module_trace.here())
         return IrTensor(made, shape, dtypes.of_torch(dtype), is_own=True)
 
     @staticmethod
     def tensor_splat(*dims: Any, value: Any, dtype: torch.dtype = torch.float32) -> IrTensor:
         """A tensor of one value."""
-        row, location = dtypes.of_torch(dtype), tracing.here()
+        row, location = dtypes.of_torch(dtype), module_trace.here()
         number = _element(value, row)
         shape, of, sizes = _made(_sizes(dims), dtype)
         wide = tensor_type(shape, dtypes.named(number.scalar.name))
@@ -55,7 +55,7 @@ class IREE:
         tensor, wanted = _tensor(source), _sizes(dims)
         _check_count(tensor, wanted)
         shape, of, sizes = _made(wanted, tensor.dtype)
-        value = flow.reshape(tensor.value, tensor.unknown_sizes(), of, sizes, tracing.here())
+        value = flow.reshape(tensor.value, tensor.unknown_sizes(), of, sizes, module_trace.here())
         return IrTensor(value, shape, tensor.row, is_own=tensor.is_own)
 
     @staticmethod
@@ -73,7 +73,9 @@ class IREE:
         for axis in range(len(indices)):
             _check_part(tensor, axis, starts[axis], lengths[axis])
         shape, of, _ = _made(lengths, tensor.dtype)
-        value = flow.extract(tensor.value, _places(starts), _places(lengths), of, tracing.here())
+        value = flow.extract(
+            tensor.value, _places(starts), _places(lengths), of, module_trace.here()
+        )
         return IrTensor(value, shape, tensor.row, is_own=tensor.is_own)
 
     @staticmethod
@@ -89,7 +91,7 @@ class IREE:
             _check_part(tensor, axis, start, part.size(axis))
         lengths = [part.size(axis) for axis in range(part.rank)]
         value = flow.update(
-            tensor.value, _places(starts), part.value, _places(lengths), tracing.here()
+            tensor.value, _places(starts), part.value, _places(lengths), module_trace.here()
         )
         return IrTensor(value, tensor.shape, tensor.row, is_own=True)
 
@@ -98,7 +100,7 @@ class IREE:
         """Print tensors to stderr where the program runs, under a key."""
         values = [_tensor(tensor) for tensor in tensors]
         sizes = [size for tensor in values for size in tensor.unknown_sizes()]
-        flow.trace(key, [tensor.value for tensor in values], sizes, tracing.here())
+        flow.trace(key, [tensor.value for tensor in values], sizes, module_trace.here())
 
     @staticmethod
     def select(condition: Any, yes: Any, no: Any) -> IrScalar:
@@ -117,11 +119,11 @@ class IREE:
 
 
 def _refusal(fact: str) -> errors.ProcedureError:
-    return errors.ProcedureError(fact, where=tracing.line())
+    return errors.ProcedureError(fact, where=module_trace.line())
 
 
 def _tensor(value: Any) -> IrTensor:
-    tracing.required("a builtin")
+    module_trace.required("a builtin")
     if isinstance(value, torch.Tensor):
         return from_tensor(value)
     if not isinstance(value, IrTensor):
@@ -138,7 +140,7 @@ def _owned(tensor: IrTensor) -> IrTensor:
     flat = IREE.tensor_reshape(tensor, count)
     room = IREE.tensor_empty(count + 1, dtype=tensor.dtype)
     copied = flow.copy_by(
-        room.value, room.unknown_sizes(), flat.value, flat.unknown_sizes(), tracing.here()
+        room.value, room.unknown_sizes(), flat.value, flat.unknown_sizes(), module_trace.here()
     )
     made = IREE.tensor_reshape(IrTensor(copied, flat.shape, tensor.row), *sizes)
     return IrTensor(made.value, tensor.shape, tensor.row, is_own=True)
@@ -154,7 +156,7 @@ def _size(size: Any) -> Size:
 
 
 def _sizes(sizes: tuple[Any, ...]) -> list[Size]:
-    tracing.required("a builtin")
+    module_trace.required("a builtin")
     return [_size(size) for size in sizes]
 
 

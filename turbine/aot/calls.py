@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from turbine import dims, dtypes, errors, pytree
-from turbine.aot import tracing
+from turbine.aot import module_trace
 from turbine.aot.arithmetic import INT64, IrScalar, as_scalar, check
-from turbine.aot.tracing import Function
+from turbine.aot.module_trace import Function
 from turbine.aot.values import IrTensor, from_tensor, type_text, without_names
 from turbine.dtypes import Dtype, Scalar
 from turbine.mlir import function as mlir_function
@@ -31,7 +31,7 @@ def call(function: Function, leaves: Sequence[Any]) -> Any:
         for spec, argument in zip(signature.inputs, arguments, strict=True)
         if spec.kind != "constant"
     ]
-    results = mlir_function.call(function.name, values, function.result_types, tracing.here())
+    results = mlir_function.call(function.name, values, function.result_types, module_trace.here())
     named = _names(signature, arguments)
     given = [_result(output, value, named) for output, value in _returned(signature, results)]
     written = results[len(given) :]
@@ -74,13 +74,13 @@ def require_size(tensor: IrTensor, axis: int, expected: Size, what: str) -> None
     known = tensor.shape[axis]
     if isinstance(known, str) and isinstance(expected, int):
         # IREE would find this first, and say it in its own words.
-        tracing.required("a size").conditions.append(f"Eq({known}, {expected})")
+        module_trace.required("a size").conditions.append(f"Eq({known}, {expected})")
     wanted = f", expected {expected}" if isinstance(expected, int) else ""
     check(_scalar(actual) == expected, f"{what} has another size along axis {axis}{wanted}")
 
 
 def _refusal(what: str, reason: str) -> errors.ProcedureError:
-    return errors.ProcedureError(f"{what} {reason}", where=tracing.line())
+    return errors.ProcedureError(f"{what} {reason}", where=module_trace.line())
 
 
 def _scalar(size: Size) -> IrScalar:
@@ -140,7 +140,7 @@ def _check_sizes(signature: Signature, arguments: Sequence[Any]) -> dict[str, Si
 
 def _check_limits(signature: Signature, sizes: dict[str, Size], names: dict[str, Any]) -> None:
     """Check the ranges of sizes, unless the caller's size has the same one, and conditions."""
-    trace = tracing.required("a call")
+    trace = module_trace.required("a call")
     places = _places(signature)
     for name, limits in signature.symbols.items():
         size = sizes.get(name)
@@ -173,7 +173,7 @@ def _require(condition: bool | IrScalar, message: str) -> None:
     if isinstance(condition, IrScalar):
         check(condition, message)
     elif not condition:
-        raise errors.ProcedureError(message, where=tracing.line())
+        raise errors.ProcedureError(message, where=module_trace.line())
 
 
 def _names(signature: Signature, arguments: Sequence[Any]) -> dict[str, Any]:

@@ -13,13 +13,13 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from turbine import errors
-from turbine.aot import importing, tracing
+from turbine.aot import import_phases, module_trace
 from turbine.aot.globals import Global
-from turbine.aot.importing import ImportPhase
+from turbine.aot.import_phases import ImportPhase
 from turbine.aot.jittable import Jittable
 from turbine.aot.jittable import jittable as make_jittable
+from turbine.aot.module_trace import Trace
 from turbine.aot.procedures import Procedure, ProgramMember
-from turbine.aot.tracing import Trace
 from turbine.capture.program import Devices, Weight
 from turbine.capture.quantization import Quantizer
 from turbine.compiler import host
@@ -127,7 +127,7 @@ class CompiledModule:
         weights: str = "external",
     ) -> None:
         built = build(self, check_place(weights), TargetQuery(host.configured), context=context)
-        importing.import_to(built.lowered.module, import_to)
+        import_phases.import_to(built.lowered.module, import_to)
         object.__setattr__(self, "_instance_info", built)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -135,7 +135,7 @@ class CompiledModule:
         if name not in known:
             raise errors.ProcedureError(
                 errors.unknown("global", name, known),
-                where=tracing.line(),
+                where=module_trace.line(),
                 hint="declare it in the class with export_global(..., mutable=True)",
             )
         object.__setattr__(self, name, value)
@@ -194,7 +194,7 @@ class CompiledModule:
         inst: CompiledModule, import_to: ImportPhase | str | None = ImportPhase.IMPORT
     ) -> None:
         """Take the IR to a phase: "import" is what IREE takes, "full" its own form."""
-        importing.import_to(CompiledModule.get_mlir_module(inst), import_to)
+        import_phases.import_to(CompiledModule.get_mlir_module(inst), import_to)
 
     @staticmethod
     def expand_custom_ops(inst: CompiledModule) -> None:
@@ -244,7 +244,7 @@ def build(
     with module.context, Location.unknown():
         mlir_function.set_module_name(module, info.export_name)
         trace = Trace(WeightBuilder(module, place), target, quantizer)
-        with tracing.tracing(trace):
+        with module_trace.tracing(trace):
             _declare(trace, info)
             functions = [program.define(trace) for program in info.programs.values()]
             functions = [function for function in functions if not function.name.startswith("_")]

@@ -11,7 +11,7 @@ from torch.export import Dim
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
-from turbine.aot import tracing
+from turbine.aot import module_trace
 from turbine.aot.abstract import dim_range
 from turbine.aot.values import IrTensor
 
@@ -70,7 +70,7 @@ def _of_tensor(tensor: IrTensor | torch.Tensor, spec: Any, where: str) -> Sizes:
             raise errors.ProcedureError(
                 f"{where} has axis {axis} from {limits.minimum} to {limits.maximum}, "
                 f"and in this call it has size {size}",
-                where=tracing.line(),
+                where=module_trace.line(),
             )
     return sizes
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as torch_pytree
 
 from turbine import dtypes, errors
-from turbine.aot import tracing
+from turbine.aot import module_trace
 from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify, is_abstract
 from turbine.aot.arithmetic import IrScalar
 from turbine.aot.calls import as_number, as_tensor, require_size
@@ -129,11 +129,11 @@ class Global:
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        tracing.required(f"the global {self.attribute!r}")
+        module_trace.required(f"the global {self.attribute!r}")
         return _live(self.tree, self.held)
 
     def __set__(self, instance: Any, value: Any) -> None:
-        tracing.required(f"the global {self.attribute!r}")
+        module_trace.required(f"the global {self.attribute!r}")
         _store_tree(self.tree, self.held, value, self.attribute)
 
 
@@ -206,24 +206,27 @@ def _external(
 
 def load(held: Weight | Number) -> IrTensor | IrScalar:
     """The value of a global where the procedure is now."""
-    trace = tracing.required(f"the global {held.name!r}")
+    trace = module_trace.required(f"the global {held.name!r}")
 
     def write(value: Any) -> None:
         store(held, value)
 
     if isinstance(held, Number):
-        value = trace.weights.load_number(held, tracing.here())
+        value = trace.weights.load_number(held, module_trace.here())
         return IrScalar(value, dtypes.SCALARS[held.dtype], write)
     return from_weight(held, write)
 
 
 def store(held: Weight | Number, value: Any) -> None:
     """Give a global another value, which has to be what was declared."""
-    builder, location = tracing.required(f"the global {held.name!r}").weights, tracing.here()
+    builder, location = (
+        module_trace.required(f"the global {held.name!r}").weights,
+        module_trace.here(),
+    )
     if not held.mutable:
         raise errors.ProcedureError(
             f"the global {held.name!r} is not mutable",
-            where=tracing.line(),
+            where=module_trace.line(),
             hint="declare it with mutable=True",
         )
     what = f"the value stored to the global {held.name!r}"
@@ -244,7 +247,7 @@ def _store_tree(tree: Tree, held: Sequence[Weight | Number], value: Any, path: s
     except errors.ArgumentError as error:
         raise errors.ProcedureError(
             f"the value stored to the global {path!r} is nested otherwise: {error.fact}",
-            where=tracing.line(),
+            where=module_trace.line(),
         ) from error
     for one, leaf in zip(held, leaves, strict=True):
         store(one, leaf)
@@ -288,7 +291,7 @@ class LiveMapping(Mapping[Any, Any]):
     def _place(self, key: Any) -> int:
         if key not in self.tree.keys:
             fact = errors.unknown("global", str(key), map(str, self.tree.keys))
-            raise errors.ProcedureError(fact, where=tracing.line())
+            raise errors.ProcedureError(fact, where=module_trace.line())
         return self.tree.keys.index(key)
 
 

@@ -13,12 +13,12 @@ from torch.export import Dim
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors, pytree
-from turbine.aot import calls, tracing
+from turbine.aot import calls, module_trace
 from turbine.aot.abstract import dim_range
 from turbine.aot.arithmetic import IrScalar
 from turbine.aot.declared_sizes import Sizes, declared_sizes
 from turbine.aot.globals import snapshot
-from turbine.aot.tracing import Function, Trace
+from turbine.aot.module_trace import Function, Trace
 from turbine.aot.values import IrTensor, from_number, from_tensor
 from turbine.capture import trees
 from turbine.capture.decompositions import extend_aot_decompositions
@@ -100,7 +100,7 @@ class Jittable:
     dynamic_shapes: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        trace = tracing.current()
+        trace = module_trace.current()
         if trace is None:
             return self.function(*args, **kwargs)
         nested = snapshot((args, kwargs))
@@ -158,7 +158,7 @@ class Jittable:
         except errors.ExportError as error:
             fact = error.fact.replace(_Call.__name__, "it")
             raise errors.ProcedureError(
-                f"jittable {self.name!r}: {fact}", where=tracing.line(), hint=error.hint
+                f"jittable {self.name!r}: {fact}", where=module_trace.line(), hint=error.hint
             ) from error
 
 

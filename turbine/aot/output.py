@@ -14,14 +14,14 @@ from typing import Any
 
 from turbine import config, dtypes, errors
 from turbine import target as targets
-from turbine.aot import importing, transforming
+from turbine.aot import import_phases, transforms
 from turbine.aot.compiled_module import CompiledModule, build
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
 from turbine.capture.quantization import Quantizer, Report
 from turbine.compiler import host, pipeline
 from turbine.compiler.pipeline import Compiled
-from turbine.dumping import dump
+from turbine.dump import dump
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import Lowered, lower_all
 from turbine.lower.weights import Number, address, raw_bytes
@@ -140,12 +140,12 @@ class ExportOutput:
         >>> '#flow.parameter.named<"model"::"w">' in renamed.text()
         True
         """
-        lowered = transforming.transform(self.lowered, passes)
+        lowered = transforms.transform(self.lowered, passes)
         return replace(self, lowered=lowered, passes=(*self.passes, *passes))
 
     def import_to(self, phase: str | None) -> None:
         """Take the IR, in place, to a phase: "import" is what IREE takes, "full" its own form."""
-        importing.import_to(self.mlir_module, phase)
+        import_phases.import_to(self.mlir_module, phase)
 
     def save_mlir(self, path: str | Path) -> None:
         """Write the IR as text, or as bytecode where the name ends in .mlirbc."""
@@ -218,7 +218,7 @@ class ExportOutput:
             lowered = lower_all(
                 self.programs, target, module_name=self.module_name, weights=self.weights
             )
-        return transforming.transform(lowered, self.passes) if self.passes else lowered
+        return transforms.transform(lowered, self.passes) if self.passes else lowered
 
     def _deliver(
         self, compiled: Compiled, save_to: str | Path | None, archive: str | Path | None

@@ -13,11 +13,11 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as torch_pytree
 
 from turbine import dtypes, errors, pytree
-from turbine.aot import calls, tracing
+from turbine.aot import calls, module_trace
 from turbine.aot.abstract import AbstractScalar, AbstractTensor, abstractify, is_abstract
 from turbine.aot.arithmetic import IrScalar
 from turbine.aot.globals import snapshot
-from turbine.aot.tracing import Function, Trace
+from turbine.aot.module_trace import Function, Trace
 from turbine.aot.values import IrTensor, from_tensor, tensor_type
 from turbine.capture import trees
 from turbine.capture.program import Devices, capture, check_devices
@@ -49,14 +49,14 @@ class Procedure:
         return self if instance is None else partial(self._call, instance)
 
     def _call(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
-        trace = tracing.required(f"the procedure {self.name!r}")
+        trace = module_trace.required(f"the procedure {self.name!r}")
         function = self.define(trace, instance)
         try:
             args, kwargs = snapshot((args, kwargs))
             leaves = function.signature.leaves(args, kwargs)
         except errors.ArgumentError as error:
             raise errors.ProcedureError(
-                f"a call of {self.name!r}: {error.fact}", where=tracing.line(), hint=error.hint
+                f"a call of {self.name!r}: {error.fact}", where=module_trace.line(), hint=error.hint
             ) from error
         return calls.call(function, leaves)
 
@@ -67,7 +67,7 @@ class Procedure:
                 names = [procedure.name for procedure in trace.in_progress]
                 raise errors.ProcedureError(
                     f"procedures call each other without end: {' -> '.join([*names, self.name])}",
-                    where=tracing.line(),
+                    where=module_trace.line(),
                 )
             trace.in_progress.append(self)
             trace.functions[self] = self._trace(trace, instance)
@@ -125,7 +125,7 @@ class Procedure:
 
     def _failure(self, fact: str, error: Exception, hint: str | None) -> errors.ProcedureError:
         return errors.ProcedureError(
-            f"procedure {self.name!r} failed: {fact}", where=tracing.line_of(error), hint=hint
+            f"procedure {self.name!r} failed: {fact}", where=module_trace.line_of(error), hint=hint
         )
 
     def _results(self, result: Any) -> tuple[list[Value], tuple[Output, ...], Tree]:
@@ -278,7 +278,7 @@ class ProgramMember:
         return self if instance is None else self._call
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        function = self.define(tracing.required(f"the program {self.name!r}"))
+        function = self.define(module_trace.required(f"the program {self.name!r}"))
         args, kwargs = snapshot((args, kwargs))
         return calls.call(function, function.signature.leaves(args, kwargs))
 

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from turbine import errors
 from turbine.aot.compiled_module import CompiledModule
-from turbine.aot.exporting import export
+from turbine.aot.exporter import export
 from turbine.aot.fx_programs import FxPrograms
 from turbine.aot.output import Exported, ExportOutput
 from turbine.capture.quantization import Quantizer

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from turbine import dtypes, errors
-from turbine.aot import tracing
+from turbine.aot import module_trace
 from turbine.aot.arithmetic import INDEX, INT64, IrScalar, constant, convert
 from turbine.capture.program import Weight
 from turbine.dtypes import Dtype
@@ -47,8 +47,8 @@ class IrTensor:
         """The tensor in IR."""
         if self._value is None:
             assert self.weight is not None
-            trace = tracing.required("a weight")
-            self._value = trace.weights.load(self.weight, tracing.here())
+            trace = module_trace.required("a weight")
+            self._value = trace.weights.load(self.weight, module_trace.here())
         return self._value
 
     @property
@@ -71,7 +71,7 @@ class IrTensor:
     def __bool__(self) -> NoReturn:
         raise errors.ProcedureError(
             "a tensor known only at run time cannot decide an if or a while",
-            where=tracing.line(),
+            where=module_trace.line(),
             hint="decide inside a jittable with torch.where",
         )
 
@@ -79,7 +79,7 @@ class IrTensor:
         """Store into the global that this was read from."""
         if self._store is None:
             raise errors.ProcedureError(
-                f"a {self.text()} that is no global cannot be set", where=tracing.line()
+                f"a {self.text()} that is no global cannot be set", where=module_trace.line()
             )
         self._store(value)
 
@@ -88,7 +88,7 @@ class IrTensor:
         place = axis + self.rank if axis < 0 else axis
         if not 0 <= place < self.rank:
             raise errors.ProcedureError(
-                f"axis out of range: {axis=} rank={self.rank}", where=tracing.line()
+                f"axis out of range: {axis=} rank={self.rank}", where=module_trace.line()
             )
         if place not in self._sizes:
             self._sizes[place] = self._measure(place)
@@ -100,7 +100,7 @@ class IrTensor:
         size = self.shape[axis]
         if isinstance(size, int):
             return constant(size, INDEX)
-        return IrScalar(flow.dim(self.value, axis, tracing.here()), INDEX)
+        return IrScalar(flow.dim(self.value, axis, module_trace.here()), INDEX)
 
     def size(self, axis: int) -> int | IrScalar:
         """The size along an axis: a plain int where it is known."""
@@ -117,7 +117,7 @@ class IrTensor:
 
     def as_type(self, shape: tuple[int | str | None, ...]) -> IrTensor:
         """The same tensor with other sizes known, which have been checked."""
-        value = flow.cast(self.value, tensor_type(shape, self.row), tracing.here())
+        value = flow.cast(self.value, tensor_type(shape, self.row), module_trace.here())
         return IrTensor(value, shape, self.row, is_own=self.is_own)
 
     def become(self, other: IrTensor) -> None:
@@ -145,7 +145,7 @@ def without_names(shape: tuple[int | str | None, ...]) -> tuple[int | None, ...]
 
 def from_tensor(tensor: torch.Tensor) -> IrTensor:
     """A tensor that is at hand, as one of the program."""
-    trace = tracing.required("a tensor")
+    trace = module_trace.required("a tensor")
     return from_weight(trace.weight_of(tensor, "constant"))
 
 
@@ -154,14 +154,14 @@ def from_weight(weight: Weight, store: Callable[[Any], None] | None = None) -> I
     shape, row = weight.shape, dtypes.of_torch(weight.tensor.dtype)
     if not weight.mutable:
         return IrTensor(None, shape, row, store, weight=weight)
-    builder = tracing.required("a weight").weights
-    return IrTensor(builder.load(weight, tracing.here()), shape, row, store)
+    builder = module_trace.required("a weight").weights
+    return IrTensor(builder.load(weight, module_trace.here()), shape, row, store)
 
 
 def from_number(number: IrScalar) -> IrTensor:
     """A number as a tensor without axes; an index is an int64."""
     plain = convert(number, INT64) if number.scalar is INDEX else number
-    value = flow.from_number(plain.value, tracing.here())
+    value = flow.from_number(plain.value, module_trace.here())
     return IrTensor(value, (), dtypes.named(plain.scalar.name))
 
 

@@ -26,7 +26,6 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import dims, dtypes, errors, pytree
 from turbine.capture import dim_names, graph_passes, small_sizes, trees
-from turbine.capture.comparing import agrees, can_compare
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.effect_tokens import drop_tokens
@@ -36,6 +35,7 @@ from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.joined_indices import join_indices
 from turbine.capture.one_thread import traces
 from turbine.capture.ownership import isolate_writes
+from turbine.capture.program_check import agrees, can_compare
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.size_arithmetic import rewrite_size_arithmetic
 from turbine.capture.small_integers import widen_small_integers

@@ -50,7 +50,7 @@ def show_trace(
 
 def _kernels(folder: Path) -> list[Kernel]:
     """The kernels of a trace; those that took longest come first."""
-    from turbine.runtime.tracing import BINARY, IR
+    from turbine.runtime.run_trace import BINARY, IR
 
     kernels: dict[str, Kernel] = {}
     for path in sorted([*folder.glob(f"*{IR}"), *folder.glob(f"*{BINARY}")]):
@@ -74,7 +74,7 @@ def _kernels(folder: Path) -> list[Kernel]:
 
 
 def _calls(folder: Path) -> Iterator[dict[str, Any]]:
-    from turbine.runtime.tracing import CALLS
+    from turbine.runtime.run_trace import CALLS
 
     path = folder / CALLS
     if not path.is_file():

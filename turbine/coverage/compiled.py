@@ -43,9 +43,9 @@ from turbine.coverage.verdicts import (
     combine,
 )
 from turbine.dynamo import records
-from turbine.dynamo.counting import counters
 from turbine.dynamo.entry import backend
 from turbine.dynamo.records import GraphRecord
+from turbine.dynamo.totals import counters
 
 FORWARD, BACKWARD = WAYS = ("forward", "backward")
 _INTRODUCTION = """\

@@ -16,10 +16,10 @@ from torch import fx
 from turbine import config, errors
 from turbine.capture import graph_passes, support
 from turbine.capture.partition import Part, is_compute, partition
-from turbine.dynamo import parts, remembering
-from turbine.dynamo.asking import refused_alone
-from turbine.dynamo.counting import add
+from turbine.dynamo import failure_cache, parts
+from turbine.dynamo.op_probe import refused_alone
 from turbine.dynamo.records import GraphRecord, LeftOp
+from turbine.dynamo.totals import add
 from turbine.lower.importer import user_line
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def _obstacles(graph: fx.GraphModule, refused: dict[str, str]) -> dict[fx.Node, 
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     known = {node: refused.get(node.name) or support.obstacle(node) for node in nodes}
     reasons = {node: reason for node, reason in known.items() if reason is not None}
-    return reasons | remembering.refusals(node for node in nodes if node not in reasons)
+    return reasons | failure_cache.refusals(node for node in nodes if node not in reasons)
 
 
 def _record_left(
@@ -133,7 +133,7 @@ def _refused(part: Part, error: errors.TurbineError) -> dict[str, str]:
     blamed = {node: error.fact for node in nodes if node.name == parts.located(error.where)}
     if not blamed and isinstance(error, errors.UnsupportedOpInIR):
         ops = [node for node in nodes if node.target is not operator.getitem]
-        blamed = refused_alone({remembering.key(node): node for node in ops}.values())
+        blamed = refused_alone({failure_cache.key(node): node for node in ops}.values())
     if not blamed and len(nodes) == 1:
         blamed = {nodes[0]: error.fact}
     reasons = {
@@ -141,14 +141,14 @@ def _refused(part: Part, error: errors.TurbineError) -> dict[str, str]:
     }
     if _is_proven(error, len(nodes)):
         for node, reason in reasons.items():
-            remembering.remember(node, reason)
+            failure_cache.remember(node, reason)
     return {node.name: reason for node, reason in reasons.items()}
 
 
 def _is_proven(error: errors.TurbineError, op_count: int) -> bool:
     """Whether ops are at fault by themselves, whatever stands around them: to be remembered."""
     names_them = isinstance(error, (errors.UnsupportedOp, errors.UnsupportedOpInIR))
-    return remembering.is_lasting(error) and (names_them or op_count == 1)
+    return failure_cache.is_lasting(error) and (names_them or op_count == 1)
 
 
 def _boxed(outer: fx.GraphModule) -> Boxed:

@@ -24,16 +24,16 @@ from turbine.capture.program import Region
 from turbine.capture.sizes import hint
 from turbine.compiler import host, pipeline
 from turbine.compiler.pipeline import Compiled, Pending
-from turbine.dumping import dump
-from turbine.dynamo import remembering
-from turbine.dynamo.counting import add
+from turbine.dump import dump
+from turbine.dynamo import failure_cache
+from turbine.dynamo.totals import add
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import DEFAULT_NAME, lower
 from turbine.mlir import context as mlir_context
 from turbine.progress import progress
 from turbine.runtime import device
 from turbine.runtime.executable import Executable, aligned
-from turbine.runtime.tensor_calling import TensorCall
+from turbine.runtime.tensor_call import TensorCall
 
 log = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ class PartModule(torch.nn.Module):
         text = partial(mlir_context.to_text, module, large_elements_limit=_SHOWN_ELEMENTS)
         dump("part", {"captured.py": partial(_code, graph), "lowered.mlir": text})
         fingerprint = mlir_context.fingerprint(module)
-        self._name = remembering.part_name(fingerprint, self.eager.graph)
-        failure = remembering.part_failure(self._name)
+        self._name = failure_cache.part_name(fingerprint, self.eager.graph)
+        failure = failure_cache.part_failure(self._name)
         if failure is not None:
             return failure
         return pipeline.begin_ir(
@@ -126,8 +126,8 @@ class PartModule(torch.nn.Module):
             compiled = self._pending.result(self._measure)
             call = self._loaded(compiled)
         except errors.CompileError as error:
-            if remembering.is_lasting(error):
-                remembering.remember_part(self._name, error)
+            if failure_cache.is_lasting(error):
+                failure_cache.remember_part(self._name, error)
             return self._instead(error)
         except errors.TurbineError as error:  # code that IREE's runtime does not load
             return self._instead(error)

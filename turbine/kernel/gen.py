@@ -9,7 +9,7 @@ from turbine import errors
 from turbine.kernel.kernel import Kernel
 from turbine.kernel.threads import TestLaunchContext as TestLaunchContext
 from turbine.kernel.threads import Thread as Thread
-from turbine.kernel.tracing import IndexExpr, user_line
+from turbine.kernel.tracer import IndexExpr, user_line
 
 
 def kernel(

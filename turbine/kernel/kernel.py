@@ -13,21 +13,21 @@ from torch._C import _functorch, _len_torch_dispatch_stack, _len_torch_function_
 from torch.autograd import forward_ad
 
 from turbine import config, errors
-from turbine.kernel import differentiating, printing
+from turbine.kernel import autograd, printer
 from turbine.kernel import program as programs
 from turbine.kernel import signature as signatures
 from turbine.kernel.algebra import Symbol
+from turbine.kernel.autograd import Gradient
 from turbine.kernel.backends import interpret
 from turbine.kernel.blocks import chosen_blocks, sizes_of_products
-from turbine.kernel.differentiating import Gradient
-from turbine.kernel.launching import Key, Launcher, Variant, check_grid, separate_inputs
+from turbine.kernel.launcher import Key, Launcher, Variant, check_grid, separate_inputs
 from turbine.kernel.op import described
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Signature
 from turbine.kernel.size_inference import bind_sizes
-from turbine.kernel.tracing import Buffer, Tile, symbol_name
+from turbine.kernel.tracer import Buffer, Tile, symbol_name
 from turbine.kernel.types import BufferType, ScalarType, fits, spelled
-from turbine.runtime.quick_calling import QuickCall, is_shareable
+from turbine.runtime.quick_call import QuickCall, is_shareable
 
 Function = Callable[..., Any]
 # The program of a call, every size of it, and what its code depends on.
@@ -224,7 +224,7 @@ class Kernel:
         if self._op is None:
             with self._lock:
                 if self._op is None:
-                    from turbine.kernel.declaring import declare
+                    from turbine.kernel.op_declaration import declare
 
                     self._op = declare(self)
         return self._op
@@ -270,11 +270,11 @@ class Kernel:
                 hint="let it write to an OutputBuffer instead",
             )
         if isinstance(backward, Kernel):
-            self.gradient = differentiating.of_kernel(self.signature, backward)
-        elif setup_context is not None or differentiating.takes_context(backward):
+            self.gradient = autograd.of_kernel(self.signature, backward)
+        elif setup_context is not None or autograd.takes_context(backward):
             self.gradient = Gradient(backward, setup_context)
         else:
-            self.gradient = differentiating.of_function(self.signature, backward)
+            self.gradient = autograd.of_function(self.signature, backward)
         return backward
 
     # Looking into it
@@ -285,7 +285,7 @@ class Kernel:
 
         Without arguments it is shown as it was called last, or if it was not, for any.
         """
-        return printing.text(self, stage, args)
+        return printer.text(self, stage, args)
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _has_op(self) -> bool:

@@ -17,9 +17,9 @@ from torch import fx
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.algebra import ONE, Expr
-from turbine.kernel.tracing import Buffer, IndexExpr, Tile, Traced, expr_of, user_line
+from turbine.kernel.tracer import Buffer, IndexExpr, Tile, Traced, expr_of, user_line
 from turbine.kernel.types import BOOL, F32, I64, TileType, spelled
 from turbine.kernel.validity import ALWAYS, Valid, both
 
@@ -46,7 +46,7 @@ class Op:
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Add the op to the kernel that is traced."""
-        tracing.current(f"tkl.{self.name}")
+        tracer.current(f"tkl.{self.name}")
         takes = self.signature if self.takes is None else self.takes
         try:
             takes.bind(*args, **keywords)
@@ -64,14 +64,14 @@ class Op:
     def add(self, *args: Any, type: TileType, valid: Valid = ALWAYS, **keywords: Any) -> Tile:
         """A node of the op, and the tile it gives."""
         tile = Tile(self.record(*args, **keywords), type, valid)
-        watch = tracing.current(f"tkl.{self.name}").watch
+        watch = tracer.current(f"tkl.{self.name}").watch
         if watch is not None:
             watch(self.name, tile)
         return tile
 
     def record(self, *args: Any, **keywords: Any) -> Any:
         """A node of the op; tiles and buffers stand for their nodes."""
-        trace = tracing.current(f"tkl.{self.name}")
+        trace = tracer.current(f"tkl.{self.name}")
         nodes = _nodes(args)
         return trace.add(self, nodes, {name: _nodes(value) for name, value in keywords.items()})
 

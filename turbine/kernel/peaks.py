@@ -24,7 +24,7 @@ from turbine.compiler import host, pipeline
 from turbine.kernel.backends.iree.module import DISPATCH_ATTRIBUTES
 from turbine.runtime.device import TASK
 from turbine.runtime.executable import Executable, aligned
-from turbine.runtime.tensor_calling import TensorCall
+from turbine.runtime.tensor_call import TensorCall
 from turbine.signature import Slot
 from turbine.target import Target
 

@@ -16,7 +16,7 @@ from turbine.kernel.data_dependence import drop_other_checks
 from turbine.kernel.lang.control_flow import Body, blocks
 from turbine.kernel.lang.debugging import print_op
 from turbine.kernel.signature import Parameter, Signature
-from turbine.kernel.tracing import Buffer, Region, Tile, Trace, expr_of, tracing
+from turbine.kernel.tracer import Buffer, Region, Tile, Trace, expr_of, tracing
 from turbine.kernel.types import BufferType, DtypeSymbol, TileType
 from turbine.kernel.validity import Bound
 

@@ -11,11 +11,11 @@ from typing import Any, final
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel import printing, verifying
+from turbine.kernel import printer, store_checks
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.kernel import Kernel
 from turbine.kernel.signature import Parameter
-from turbine.kernel.tracing import symbol_name
+from turbine.kernel.tracer import symbol_name
 from turbine.kernel.types import BufferType
 from turbine.kernel.user_code import user_line
 
@@ -64,9 +64,9 @@ class TestLaunchContext(LaunchContext):
     def launch(self, kernel: Kernel, named: Mapping[str, Any]) -> None:
         """Print the module that would be compiled."""
         program, sizes, _ = kernel.bound(named)
-        verifying.check_stores(program, sizes)
-        shown = printing.seen(kernel, [named[p.name] for p in kernel.signature.passed])
-        sys.stdout.write(f"{printing.mlir_text(shown)}\n")
+        store_checks.check_stores(program, sizes)
+        shown = printer.seen(kernel, [named[p.name] for p in kernel.signature.passed])
+        sys.stdout.write(f"{printer.mlir_text(shown)}\n")
 
 
 @final

@@ -17,9 +17,9 @@ from iree.compiler.ir import (
     Value,
 )
 
-from turbine.mlir import rewriting
+from turbine.mlir import rewrites
 from turbine.mlir.flow import unknown_sizes
-from turbine.mlir.matching import walk
+from turbine.mlir.matchers import walk
 
 # Where IR names devices, on functions, globals and ops that move tensors.
 _PLACES = ("arg_attrs", "res_attrs", "stream.affinity", "target", "iree.abi.affinity")
@@ -65,8 +65,8 @@ def with_known_devices(module: Module, devices: int) -> Module:
 
     if not any(leads_nowhere(op) for op in walk(module.operation)):
         return module
-    copy = rewriting.clone(module)
-    rewriting.rewrite(copy, [lambda op: [op.operands[0]] if leads_nowhere(op) else None])
+    copy = rewrites.clone(module)
+    rewrites.rewrite(copy, [lambda op: [op.operands[0]] if leads_nowhere(op) else None])
     return copy
 
 

@@ -24,7 +24,7 @@ from iree.compiler.ir import (
 
 from turbine import errors
 from turbine.mlir import symbols
-from turbine.mlir.matching import walk
+from turbine.mlir.matchers import walk
 
 
 def define(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from iree.compiler.ir import InsertionPoint, Operation, RankedTensorType, Value
 
 from turbine.mlir import context, flow
-from turbine.mlir.matching import operation_of, walk
+from turbine.mlir.matchers import operation_of, walk
 
 _DIALECTS = ("linalg.", "iree_linalg_ext.", "tensor.")
 # Ops that compute nothing: an uninitialized tensor, and others that keep the order of elements.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from iree.compiler.ir import Attribute, Module, Operation, Type
 
 from turbine import errors
-from turbine.mlir.matching import GlobalOpMatcher, match_children
+from turbine.mlir.matchers import GlobalOpMatcher, match_children
 
 SEPARATOR = "::"
 _PREFIX = re.compile(r"#(flow|stream)\.parameter\.named<")

@@ -19,7 +19,7 @@ from iree.compiler.ir import (
 
 from turbine import errors
 from turbine.mlir import function
-from turbine.mlir.matching import operation_of
+from turbine.mlir.matchers import operation_of
 
 # Fills a block; gives the values it ends with.
 Body = Callable[[Block], Sequence[Value]]

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from turbine.ops.checking import require, require_floats, wide
-from turbine.ops.declaring import custom_op
-from turbine.ops.specializing import Static
+from turbine.ops.argument_checks import require, require_floats, wide
+from turbine.ops.declaration import custom_op
+from turbine.ops.specialization import Static
 
 _NAME = "turbine::generic_conv"
 # Images, groups, channels that are summed over, filters; every other letter is a spatial axis.

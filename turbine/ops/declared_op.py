@@ -16,10 +16,10 @@ from torch.fx.operator_schemas import _SCHEMA_TO_SIGNATURE_CACHE
 from turbine import errors
 from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS
 from turbine.mlir import context as mlir_context
-from turbine.ops import emitting, templates
-from turbine.ops.expanding import expansion
+from turbine.ops import ir_builder, templates
+from turbine.ops.expansion import expansion
 from turbine.ops.schema import Schema
-from turbine.ops.specializing import Static
+from turbine.ops.specialization import Static
 from turbine.passes import expand_custom_ops
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class DeclaredOp(ABC):
         """Give the op its kernels."""
 
     def register_emission(
-        self, emit: emitting.Emit, *, keeps_operands: bool = False
-    ) -> emitting.Emit:
+        self, emit: ir_builder.Emit, *, keeps_operands: bool = False
+    ) -> ir_builder.Emit:
         """Give the op IR of its own: `emit(builder, *arguments)` gives its values.
 
         Of an op that writes, it gives the new values of what is written after the results. IREE
@@ -197,7 +197,7 @@ def _check_takes(parsed: Schema, function: Function, role: str, *first: str) -> 
     except TypeError as error:
         raise errors.CustomOpError(
             f"{parsed.qualified}: its {role} does not take the arguments of its schema: {error}",
-            where=emitting.place(function),
+            where=ir_builder.place(function),
             hint=f"the schema is {parsed.text}",
         ) from error
 

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from turbine.capture.sizes import hint
-from turbine.ops.checking import require, require_floats, shape, wide
-from turbine.ops.declaring import custom_op
+from turbine.ops.argument_checks import require, require_floats, shape, wide
+from turbine.ops.declaration import custom_op
 
 _NAME = "turbine::attention"
 

@@ -13,7 +13,7 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
-from turbine.ops.questions import is_watched
+from turbine.ops.predicates import is_watched
 from turbine.ops.schema import Schema
 
 Function = Callable[..., Any]

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch._library.custom_ops import CustomOpDef
 
 from turbine.capture.declared_ops import EMITTED, IN_PROCESS, KEEP_OPERANDS
-from turbine.ops import emitting, schema
+from turbine.ops import ir_builder, schema
 
 
 def declare(
     text: str,
-    emit: emitting.Emit,
+    emit: ir_builder.Emit,
     *,
     check: Callable[..., None] | None = None,
     only_exported: bool = False,
@@ -38,7 +38,7 @@ def declare(
     op.register_fake(copied)
     op.register_autograd(lambda ctx, grad: (*[None] * (len(parsed.arguments) - 1), grad))
     op.register_vmap(lambda info, in_dims, *args: (op(*args), in_dims[-1]))
-    EMITTED[parsed.qualified] = emitting.rule(parsed, emit)
+    EMITTED[parsed.qualified] = ir_builder.rule(parsed, emit)
     KEEP_OPERANDS.add(parsed.qualified)
     if only_exported:
         IN_PROCESS[op._opoverload] = copied

@@ -9,8 +9,8 @@ from torch import Tensor
 from turbine.mlir import devices, flow
 from turbine.mlir.ir import Value
 from turbine.ops import identity
-from turbine.ops.checking import require
-from turbine.ops.emitting import Builder
+from turbine.ops.argument_checks import require
+from turbine.ops.ir_builder import Builder
 
 
 def _check(op: str, moniker: str, tensor: Tensor) -> None:

@@ -12,17 +12,17 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
 from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS, OPERATIONS
-from turbine.ops import emitting, gradients
+from turbine.ops import gradients, ir_builder
 from turbine.ops.declared_op import DeclaredOp, Function
-from turbine.ops.launching import Launcher
-from turbine.ops.questions import (
+from turbine.ops.launcher import Launcher
+from turbine.ops.predicates import (
     address,
     any_requires_grad,
     is_seen,
     is_tensor,
     is_transformed,
 )
-from turbine.ops.repeating import Repeat
+from turbine.ops.repeat_call import Repeat
 
 
 class PureOp(DeclaredOp):
@@ -70,11 +70,11 @@ class PureOp(DeclaredOp):
         self.direct = self._repeat_of(args)
         return results
 
-    def emit_by(self, emit: emitting.Emit) -> None:
+    def emit_by(self, emit: ir_builder.Emit) -> None:
         """Take the function for a shape rule from now on, and the emission for the code."""
         self.forget()
         self.has_meaning = False
-        EMITTED[self.schema.qualified] = emitting.rule(self.schema, emit)
+        EMITTED[self.schema.qualified] = ir_builder.rule(self.schema, emit)
         self.launcher = Launcher(self.schema, self.op, self.static)
         self.repeat = self.direct = None
         if not self.has_own_gradient:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from turbine.capture import grouped_product
 from turbine.capture.grouped_product import Packed
-from turbine.ops.checking import require, require_floats, shape
-from turbine.ops.declaring import custom_op
+from turbine.ops.argument_checks import require, require_floats, shape
+from turbine.ops.declaration import custom_op
 
 _NAME = "turbine::quantized_matmul"
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from turbine.capture.sizes import hint
-from turbine.ops.checking import require, require_floats, shape, wide
-from turbine.ops.declaring import custom_op
+from turbine.ops.argument_checks import require, require_floats, shape, wide
+from turbine.ops.declaration import custom_op
 
 _TABLES = "turbine::rotary_tables"
 _NAME = "turbine::rotary_embedding"

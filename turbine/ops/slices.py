@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from turbine.capture.sizes import hint
-from turbine.ops.checking import require, shape
-from turbine.ops.declaring import custom_op
+from turbine.ops.argument_checks import require, shape
+from turbine.ops.declaration import custom_op
 
 _NAME = "turbine::insert_slice"
 

@@ -21,8 +21,8 @@ from turbine import dtypes, errors
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
 from turbine.mlir.ir import SymbolTable, Type, Value
-from turbine.ops import emitting
-from turbine.ops.emitting import Builder, Emit
+from turbine.ops import ir_builder
+from turbine.ops.ir_builder import Builder, Emit
 from turbine.ops.schema import Argument, Result, Schema
 
 # Blanks and their values in, the text out.
@@ -89,8 +89,8 @@ def emission(schema: Schema, text: str, engine: str | None, name: str | None) ->
 def check(schema: Schema, text: str, name: str | None) -> None:
     """Refuse a text without blanks that does not fit the schema, as far as that can be told."""
     op = schema.qualified
-    source = emitting.parsed(op, text, mlir_context.new_context())
-    wanted = emitting.wanted_function(op, source, name)
+    source = ir_builder.parsed(op, text, mlir_context.new_context())
+    wanted = ir_builder.wanted_function(op, source, name)
     takes, gives = function.signature(SymbolTable(source.operation)[wanted].operation)
     passed = [a for a in schema.arguments if a.kind in _PASSED]
     given: list[Argument | Result] = [*schema.results, *schema.written]

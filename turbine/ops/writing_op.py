@@ -12,8 +12,8 @@ from torch.utils import _pytree as torch_pytree
 from turbine import errors
 from turbine.ops.aliasing import share_memory, shared_pairs
 from turbine.ops.declared_op import DECLARED, DeclaredOp, Function
+from turbine.ops.predicates import any_requires_grad, is_transformed, is_watched
 from turbine.ops.pure_op import PureOp
-from turbine.ops.questions import any_requires_grad, is_transformed, is_watched
 
 
 class WritingOp(DeclaredOp):

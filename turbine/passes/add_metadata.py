@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from turbine import errors
 from turbine.mlir import function
 from turbine.mlir.ir import Module
-from turbine.mlir.matching import FuncOpMatcher, match_children
+from turbine.mlir.matchers import FuncOpMatcher, match_children
 from turbine.mlir.symbols import symbol_name
 from turbine.passes.base import Pass
 

@@ -10,7 +10,7 @@ import numpy
 from numpy.typing import NDArray
 
 from turbine.mlir import context as mlir_context
-from turbine.mlir import rewriting
+from turbine.mlir import rewrites
 from turbine.mlir.ir import Module
 from turbine.mlir.parameters import Parameter
 
@@ -52,7 +52,7 @@ def run_passes(module: Module, passes: Sequence[Pass]) -> Module:
 def transform(module: Module, values: Values, passes: Sequence[Pass]) -> tuple[Module, Values]:
     """Like `run_passes`, with the weights beside the module."""
     mlir_context.verify(module)
-    copy = rewriting.clone(module)
+    copy = rewrites.clone(module)
     for item in passes:
         values = item.follow(copy, values)
         item.run(copy)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from turbine import errors
 from turbine.mlir import context as mlir_context
-from turbine.mlir import function, rewriting, symbols, torch_values
+from turbine.mlir import function, rewrites, symbols, torch_values
 from turbine.mlir.ir import InsertionPoint, Module, Operation, SymbolTable, Type, Value
-from turbine.mlir.matching import FuncOpMatcher, NamedOpMatcher, OpMatchResult, match_children
+from turbine.mlir.matchers import FuncOpMatcher, NamedOpMatcher, OpMatchResult, match_children
 from turbine.mlir.symbols import symbol_name
 from turbine.passes.base import Pass
 from turbine.passes.merge import Merger, copy_into
@@ -54,7 +54,7 @@ class ExpandCustomOps(Pass):
         """Expand every op that is known."""
         wanted = {function.operator_name(op) for op in _operators(module)}
         bodies = {} if self.library is None else _link(self.library, module, wanted)
-        rewriting.rewrite(module, [lambda op: self._expand(op, bodies)])
+        rewrites.rewrite(module, [lambda op: self._expand(op, bodies)])
         for body in {symbol_name(op): op for op in bodies.values()}.values():
             body.erase()
 
@@ -96,7 +96,7 @@ def _function_name(operator: str, functions: Mapping[str, Operation]) -> str | N
 def _keep(library: Module, names: set[str]) -> None:
     """Drop what the named functions do not need, and hide them, as ops are no entry points."""
     _set_visibility(library, lambda name: "public" if name in names else "private")
-    rewriting.run_pipeline(library, "inline,symbol-dce")
+    rewrites.run_pipeline(library, "inline,symbol-dce")
     _set_visibility(library, lambda name: "private")
 
 
@@ -145,7 +145,7 @@ def _inline(op: Operation, body: Operation) -> list[Value]:
         torch_values.convert(value, to, op.location)
         for value, to in zip(op.operands, takes, strict=True)
     ]
-    values = rewriting.splice(body.clone(InsertionPoint(body)), operands, op)
+    values = rewrites.splice(body.clone(InsertionPoint(body)), operands, op)
     return [
         torch_values.convert(value, result.type, op.location)
         for value, result in zip(values, op.results, strict=True)

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
-from turbine.mlir import constants, dequantizing, parameters, rewriting, torch_values
+from turbine.mlir import constants, dequantization, parameters, rewrites, torch_values
 from turbine.mlir import globals as mlir_globals
-from turbine.mlir.dequantizing import Grouped
+from turbine.mlir.dequantization import Grouped
 from turbine.mlir.ir import Attribute, InsertionPoint, Module, Operation, Value
-from turbine.mlir.matching import (
+from turbine.mlir.matchers import (
     FuncOpMatcher,
     GlobalLoadResult,
     GlobalOpResult,
@@ -306,10 +306,10 @@ def _replace(module: Module, layer: _Layer, of: Grouped, initial: Sequence[Attri
             uses = [use.owner.operation for use in load.result.uses]
             readers = [op for op in uses if op.name == _TO_TORCH]
             for reader in readers:
-                rewriting.replace(reader, [plain])
+                rewrites.replace(reader, [plain])
             if len(readers) < len(uses):
                 _pass_on(load, plain)
-            rewriting.erase_unused(module, [*readers, load])
+            rewrites.erase_unused(module, [*readers, load])
     op.erase()
 
 
@@ -325,7 +325,7 @@ def _plain(load: Operation, layer: _Layer, of: Grouped, initial: Sequence[Attrib
     with InsertionPoint(load):
         named = zip(layer.part_names, initial, strict=True)
         packed, scales = (mlir_globals.load(name, v.type, load.location) for name, v in named)
-        rows = dequantizing.dequantize(of, packed, scales, load.location)
+        rows = dequantization.dequantize(of, packed, scales, load.location)
         if layer.summed == 1:
             return rows
-        return dequantizing.transpose(rows, (of.rows, of.columns), of.dtype, load.location)
+        return dequantization.transpose(rows, (of.rows, of.columns), of.dtype, load.location)

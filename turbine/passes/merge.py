@@ -9,9 +9,9 @@ from pathlib import Path
 
 from turbine import errors
 from turbine.mlir import context as mlir_context
-from turbine.mlir import function, rewriting, symbols
+from turbine.mlir import function, rewrites, symbols
 from turbine.mlir.ir import Attribute, InsertionPoint, Module, Operation, SymbolTable
-from turbine.mlir.matching import FuncOpMatcher, GlobalOpMatcher
+from turbine.mlir.matchers import FuncOpMatcher, GlobalOpMatcher
 from turbine.mlir.symbols import NAME, VISIBILITY, is_private, symbol_name
 from turbine.passes.base import Pass
 
@@ -54,7 +54,7 @@ class Merge(Pass):
 def copy_into(source: Module, target: Module) -> Module:
     """A copy of a module in the context of another."""
     if source.context == target.context:
-        return rewriting.clone(source)
+        return rewrites.clone(source)
     return mlir_context.parse(mlir_context.to_bytecode(source), target.context)
 
 

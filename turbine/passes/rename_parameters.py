@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from turbine import errors
 from turbine.mlir import parameters
 from turbine.mlir.ir import Module
-from turbine.mlir.matching import GlobalOpMatcher, match_children
+from turbine.mlir.matchers import GlobalOpMatcher, match_children
 from turbine.mlir.parameters import SEPARATOR, Parameter
 from turbine.passes.base import Pass, Values
 

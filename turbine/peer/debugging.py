@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from types import ModuleType
 
 from turbine import config, errors
-from turbine.runtime import tracing
+from turbine.runtime import run_trace
 
 _FALSE = {"FALSE", "OFF", "0"}
 
@@ -69,8 +69,8 @@ class ProcessFlags(DebugFlags):
 
     @property
     def runtime_trace_dir(self) -> str | None:
-        """Where `turbine.runtime.tracing` writes."""
-        folder = tracing.folder()
+        """Where `turbine.runtime.run_trace` writes."""
+        folder = run_trace.folder()
         return None if folder is None else str(folder)
 
     @runtime_trace_dir.setter
@@ -82,17 +82,17 @@ class _Debugging(ModuleType):
     """This module, where setting `trace_tensor_callback` is heard by those who trace tensors."""
 
     @property
-    def trace_tensor_callback(self) -> tracing.TensorCallback:
+    def trace_tensor_callback(self) -> run_trace.TensorCallback:
         """Where traced tensors go."""
-        return tracing.tensor_callback()
+        return run_trace.tensor_callback()
 
     @trace_tensor_callback.setter
-    def trace_tensor_callback(self, callback: tracing.TensorCallback) -> None:
-        tracing.set_tensor_callback(callback)
+    def trace_tensor_callback(self, callback: run_trace.TensorCallback) -> None:
+        run_trace.set_tensor_callback(callback)
 
 
-TraceTensorCallback = tracing.TensorCallback
-trace_tensor_to_npy = default_trace_tensor_callback = tracing.keep_tensor
+TraceTensorCallback = run_trace.TensorCallback
+trace_tensor_to_npy = default_trace_tensor_callback = run_trace.keep_tensor
 flags = ProcessFlags(_from_knobs(config.current()))
 NDEBUG = not flags.asserts
 # To be found by name; what is read and set is the property.

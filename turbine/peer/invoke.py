@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from turbine.runtime.device import Device
-from turbine.runtime.untyped_calling import push_fences
+from turbine.runtime.untyped_call import push_fences
 
 
 def invoke_vm_function(

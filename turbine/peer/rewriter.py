@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from turbine.mlir import context as mlir_context
-from turbine.mlir import rewriting
+from turbine.mlir import rewrites
 from turbine.mlir.ir import Module, Operation, Value
-from turbine.mlir.matching import ConstantIntMatcher as ConstantIntMatcher
-from turbine.mlir.matching import FuncOpMatcher as FuncOpMatcher
-from turbine.mlir.matching import GlobalLoadMatcher as GlobalLoadMatcher
-from turbine.mlir.matching import GlobalOpMatcher as GlobalOpMatcher
-from turbine.mlir.matching import GlobalsDict, globals_of
-from turbine.mlir.matching import NamedOpMatcher as NamedOpMatcher
-from turbine.mlir.matching import OpMatcher as OpMatcher
-from turbine.mlir.matching import OpMatchResult as OpMatchResult
-from turbine.mlir.matching import Transpose2DMatcher as Transpose2DMatcher
-from turbine.mlir.matching import match_children as match_children
+from turbine.mlir.matchers import ConstantIntMatcher as ConstantIntMatcher
+from turbine.mlir.matchers import FuncOpMatcher as FuncOpMatcher
+from turbine.mlir.matchers import GlobalLoadMatcher as GlobalLoadMatcher
+from turbine.mlir.matchers import GlobalOpMatcher as GlobalOpMatcher
+from turbine.mlir.matchers import GlobalsDict, globals_of
+from turbine.mlir.matchers import NamedOpMatcher as NamedOpMatcher
+from turbine.mlir.matchers import OpMatcher as OpMatcher
+from turbine.mlir.matchers import OpMatchResult as OpMatchResult
+from turbine.mlir.matchers import Transpose2DMatcher as Transpose2DMatcher
+from turbine.mlir.matchers import match_children as match_children
 from turbine.peer.builder import Builder as Builder
 from turbine.peer.merger import Merger as Merger
 from turbine.peer.merger import module_of
@@ -55,20 +55,20 @@ class Pass:
 
     def inline(self) -> None:
         """Put functions in the place of their calls."""
-        rewriting.run_pipeline(self.module, "inline")
+        rewrites.run_pipeline(self.module, "inline")
 
     def cleanup(self) -> None:
         """Simplify, and drop private symbols that nobody uses."""
-        rewriting.run_pipeline(self.module, "canonicalize,symbol-dce")
+        rewrites.run_pipeline(self.module, "canonicalize,symbol-dce")
 
     def replace_op(self, old_op: Operation, *new_results: Value) -> None:
         """Let values stand in for an op's results, and erase the op."""
-        rewriting.replace(old_op.operation, new_results)
+        rewrites.replace(old_op.operation, new_results)
         self.erase_unused_op(old_op)
 
     def erase_unused_op(self, op: Operation) -> None:
         """Erase an op that nobody reads, and what only it has read."""
-        rewriting.erase_unused(self.module, [op.operation])
+        rewrites.erase_unused(self.module, [op.operation])
 
 
 def pass_main(pass_class: type[Pass], *, argv: Sequence[str] | None = None) -> None:

@@ -12,7 +12,7 @@ from iree.runtime import version as iree_version
 
 from turbine import errors, target
 from turbine.runtime import container, device, parameters
-from turbine.runtime.calling import Caller
+from turbine.runtime.caller import Caller
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
 from turbine.runtime.overlap import Span

@@ -20,14 +20,14 @@ from weakref import WeakSet
 import iree.runtime as iree
 
 from turbine import errors
-from turbine.runtime import libraries, tracing
+from turbine.runtime import libraries, run_trace
 from turbine.runtime.archive import open_archive
 from turbine.runtime.code_folder import CodeFolder
 from turbine.runtime.convention import ASYNC, Convention
 from turbine.runtime.device import Device, current_or_none, find
 from turbine.runtime.executable import Executable, aligned, load_module
 from turbine.runtime.parameters import index
-from turbine.runtime.untyped_calling import UntypedCall
+from turbine.runtime.untyped_call import UntypedCall
 
 DEFAULT_ENTRY = "main$async"
 # The entry point and the module for a device.
@@ -180,7 +180,7 @@ class Launchable:
             started = time.perf_counter()
             results = loaded.call(args, outputs)
             elapsed = (time.perf_counter() - started) * 1e3
-            tracing.call(loaded.label, [*args, *outputs], elapsed)
+            run_trace.call(loaded.label, [*args, *outputs], elapsed)
         return results[0] if len(results) == 1 else results or None
 
     def leave_parent(self) -> None:
@@ -211,7 +211,7 @@ class Launchable:
         convention = Convention.of(module.lookup_function(name))
         call = UntypedCall(executable.entry(name), convention, keeps_weights=bool(self._providers))
         code = module.stashed_flatbuffer_blob
-        label = tracing.kernel(name.removesuffix(ASYNC), self._ir, b"" if code is None else code)
+        label = run_trace.kernel(name.removesuffix(ASYNC), self._ir, b"" if code is None else code)
         return Loaded(executable, call, label)
 
 

@@ -12,7 +12,7 @@ import numpy
 from turbine import errors
 from turbine.dims import Dim
 from turbine.pytree import LEAF, Tree
-from turbine.runtime.calling import Caller
+from turbine.runtime.caller import Caller
 from turbine.runtime.executable import Executable
 from turbine.runtime.overlap import Span
 from turbine.signature import Input, Output, Signature, state_functions

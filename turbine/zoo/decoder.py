@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from turbine.zoo.attention import PreNormBlock
 from turbine.zoo.example import Example
-from turbine.zoo.seeding import generator, seeded
+from turbine.zoo.seeds import generator, seeded
 
 
 class Gpt2(nn.Module):

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from turbine.zoo.attention import FeedForward, SelfAttention
 from turbine.zoo.example import Example
-from turbine.zoo.seeding import generator, seeded
+from turbine.zoo.seeds import generator, seeded
 
 
 class PostNormBlock(nn.Module):

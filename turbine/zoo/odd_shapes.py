@@ -8,7 +8,7 @@ from torch.export import Dim
 
 from turbine.zoo.example import Example
 from turbine.zoo.perceptron import mlp
-from turbine.zoo.seeding import generator, seeded
+from turbine.zoo.seeds import generator, seeded
 
 
 class CoarseAndFine(nn.Module):

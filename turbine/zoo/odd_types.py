@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from turbine.zoo.example import Example
 from turbine.zoo.perceptron import Perceptron
-from turbine.zoo.seeding import generator, seeded
+from turbine.zoo.seeds import generator, seeded
 
 
 class IntegersAndBooleans(nn.Module):

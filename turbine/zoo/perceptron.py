@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeding import generator, seeded
+from turbine.zoo.seeds import generator, seeded
 
 
 class Perceptron(nn.Sequential):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeding import generator, seeded
+from turbine.zoo.seeds import generator, seeded
 
 
 class BasicBlock(nn.Module):

@@ -15,7 +15,7 @@ from turbine.zoo.example import Example
 from turbine.zoo.recommender import bag_offsets, embeddingbag
 from turbine.zoo.recurrent import bilstm, rnn
 from turbine.zoo.resnet import resnet18
-from turbine.zoo.seeding import generator
+from turbine.zoo.seeds import generator
 
 Batch = tuple[Tensor, ...]
 

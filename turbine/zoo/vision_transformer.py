@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from turbine.zoo.attention import PreNormBlock
 from turbine.zoo.example import Example
-from turbine.zoo.seeding import generator, seeded
+from turbine.zoo.seeds import generator, seeded
 
 
 class VisionTransformer(nn.Module):

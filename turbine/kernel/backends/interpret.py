@@ -18,7 +18,7 @@ from torch import Tensor, fx
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel import reporting
+from turbine.kernel import messages
 from turbine.kernel.algebra import Expr, Symbol, as_expr
 from turbine.kernel.backends.element_types import narrowed, widened
 from turbine.kernel.lang import (
@@ -534,8 +534,8 @@ def _print(frame: Frame, node: fx.Node) -> None:
     values, label = _args(node)
     rows = _each(node, values)
     texts = [v if isinstance(v, str) else _shown(frame, v, b, m) for v, b, m in rows]
-    site = reporting.Site(node.meta.get("line"), label, ())
-    sys.stdout.write(reporting.line(site, frame.ids, texts))
+    site = messages.Site(node.meta.get("line"), label, ())
+    sys.stdout.write(messages.line(site, frame.ids, texts))
 
 
 def _shown(frame: Frame, value: fx.Node, bounds: Any, masks: Any) -> str:
@@ -547,7 +547,7 @@ def _shown(frame: Frame, value: fx.Node, bounds: Any, masks: Any) -> str:
         else frame.values[value]
     )
     held = lanes.flatten().tolist()
-    return reporting.shown(numbers.flatten().tolist(), held, tuple(lanes.shape))
+    return messages.shown(numbers.flatten().tolist(), held, tuple(lanes.shape))
 
 
 def _assert(frame: Frame, node: fx.Node) -> None:
@@ -557,7 +557,7 @@ def _assert(frame: Frame, node: fx.Node) -> None:
     if not len(failing):
         return
     lane = f", lane {tuple(failing[0].tolist())}" if failing.shape[1] else ""
-    raise reporting.failed(message, frame.ids, lane, node.meta.get("line"))
+    raise messages.failed(message, frame.ids, lane, node.meta.get("line"))
 
 
 def _check_index(frame: Frame, node: fx.Node) -> None:
@@ -567,9 +567,9 @@ def _check_index(frame: Frame, node: fx.Node) -> None:
     values = frame.values[index].expand(lanes.shape)[lanes]
     bad = values[(values < 0) | (values >= size)]
     if len(bad):
-        indexed = reporting.Indexed(frame.values[buffer].name, axis, as_expr(size))
+        indexed = messages.Indexed(frame.values[buffer].name, axis, as_expr(size))
         line = node.meta.get("line")
-        raise reporting.bad_index(indexed, size, int(bad[0]), frame.ids, line)
+        raise messages.bad_index(indexed, size, int(bad[0]), frame.ids, line)
 
 
 def _breakpoint(frame: Frame, node: fx.Node) -> None:

@@ -111,9 +111,9 @@ from turbine.kernel.lang.symbols import cdiv as cdiv
 from turbine.kernel.lang.symbols import sym as sym
 from turbine.kernel.lang.symbols import symbols as symbols
 from turbine.kernel.lang.symbols import types as types
-from turbine.kernel.tracing import IndexExpr as IndexExpr
-from turbine.kernel.tracing import IndexSymbol as IndexSymbol
-from turbine.kernel.tracing import Tile as _Tile
+from turbine.kernel.tracer import IndexExpr as IndexExpr
+from turbine.kernel.tracer import IndexSymbol as IndexSymbol
+from turbine.kernel.tracer import Tile as _Tile
 from turbine.kernel.types import DTYPES as _DTYPES
 
 bool = _DTYPES["bool"]

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import fx
 
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.algebra import ONE, Expr, as_expr, is_never_negative
 from turbine.kernel.lang import arithmetic, casting, creation, shapes
 from turbine.kernel.op import Op
-from turbine.kernel.tracing import Tile
+from turbine.kernel.tracer import Tile
 from turbine.kernel.validity import Bound
 
 
@@ -178,7 +178,7 @@ def _bounds(node: fx.Node) -> tuple[Bound, ...] | None:
     moving = [axis for axis, step in enumerate(lanes.steps) if step]
     if any(limit.steps) or len(moving) != 1 or lanes.steps[moving[0]] != 1:
         return None
-    if not is_never_negative(lanes.base, tracing.current("a mask").ranges):
+    if not is_never_negative(lanes.base, tracer.current("a mask").ranges):
         return None
     return (Bound(moving[0], lanes.base, limit.base + more),)
 

@@ -26,7 +26,7 @@ from turbine.kernel.op import (
     op,
     pointwise,
 )
-from turbine.kernel.tracing import OPERATORS, IndexExpr, Tile, expr_of, user_line
+from turbine.kernel.tracer import OPERATORS, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.types import BOOL, TileType
 from turbine.kernel.validity import both
 

@@ -25,7 +25,7 @@ from turbine.kernel.lang.memory import (
 )
 from turbine.kernel.lang.shapes import new_axes, squeeze
 from turbine.kernel.op import recorded
-from turbine.kernel.tracing import Buffer, Tile, user_line
+from turbine.kernel.tracer import Buffer, Tile, user_line
 from turbine.kernel.types import BOOL
 from turbine.kernel.validity import Valid, both
 

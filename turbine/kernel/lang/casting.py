@@ -9,7 +9,7 @@ import torch
 from turbine import errors
 from turbine.kernel.lang.creation import checked_dtype, number
 from turbine.kernel.op import MAKE, Op, described, op
-from turbine.kernel.tracing import OPERATORS, IndexExpr, Tile, user_line
+from turbine.kernel.tracer import OPERATORS, IndexExpr, Tile, user_line
 
 
 def _to_dtype(made: Op, x: Any, dtype: Any) -> Tile:

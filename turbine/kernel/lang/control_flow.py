@@ -13,7 +13,7 @@ from typing import Any
 from torch import fx
 
 from turbine import errors
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.algebra import (
     Atom,
     Expr,
@@ -29,7 +29,7 @@ from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.memory import FARTHEST, computed_index, number_or
 from turbine.kernel.lang.shapes import broadcast_to, masked
 from turbine.kernel.op import as_tile, recorded
-from turbine.kernel.tracing import IndexExpr, Region, Tile, Trace, expr_of, user_line
+from turbine.kernel.tracer import IndexExpr, Region, Tile, Trace, expr_of, user_line
 from turbine.kernel.types import TileType, spelled
 from turbine.kernel.validity import ALWAYS, Valid
 
@@ -69,7 +69,7 @@ def for_loop(
     results take its name. In `stop`, `K // BK` counts blocks, the last and partial one too. A step
     is a number, or a size or count of programs: `tkl.num_programs(0)`.
     """
-    trace = tracing.current("tkl.for_loop")
+    trace = tracer.current("tkl.for_loop")
     first, end = (0, start) if stop is None else (start, stop)
     # A loop whose limit is masked off has no turns.
     ahead = isinstance(step, int) and step < 0
@@ -133,7 +133,7 @@ def while_loop(
     condition: Callable[..., Any], body: Callable[..., Any], init_args: Sequence[Any]
 ) -> Results:
     """While a function of what is carried holds, carry on with what another returns."""
-    trace = tracing.current("tkl.while_loop")
+    trace = tracer.current("tkl.while_loop")
     init = _init(init_args, "init_args")
     asked, of_asked = _traced(trace, _asking(condition), [], init)
     types = [tile.type for tile in init]
@@ -163,7 +163,7 @@ def cond(
     condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
 ) -> Any:
     """What one of two functions gives, each called with the operands."""
-    trace = tracing.current("tkl.cond")
+    trace = tracer.current("tkl.cond")
     asked = as_bool(condition, "cond")
     if asked.type.rank:
         raise errors.KernelError(

@@ -9,10 +9,10 @@ import torch
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.algebra import Expr, ceiling
 from turbine.kernel.op import MAKE, Op, op, shape_of
-from turbine.kernel.tracing import IndexExpr, Tile, expr_of, user_line
+from turbine.kernel.tracer import IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.types import I64, DtypeSymbol, TileType, fits, spelled, tensor_of
 
 
@@ -120,7 +120,7 @@ def _tile(value: Any) -> Tile:
 def checked_dtype(dtype: Any, what: str) -> Dtype:
     """The element type that a user names."""
     if isinstance(dtype, DtypeSymbol):
-        dtype = tracing.current(what).dtypes.get(dtype.name, dtype)
+        dtype = tracer.current(what).dtypes.get(dtype.name, dtype)
     if isinstance(dtype, Dtype):
         return dtype
     is_open = isinstance(dtype, DtypeSymbol)

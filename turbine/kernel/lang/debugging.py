@@ -9,10 +9,10 @@ import sys
 from typing import Any
 
 from turbine import config, errors
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.op import as_tile, recorded
-from turbine.kernel.tracing import Buffer, IndexExpr, Tile, user_line
+from turbine.kernel.tracer import Buffer, IndexExpr, Tile, user_line
 from turbine.kernel.validity import ALWAYS
 
 
@@ -23,7 +23,7 @@ def print(*values: Any, label: str | None = None) -> None:
 
         tkl.print("x =", x)
     """
-    tracing.current("tkl.print")
+    tracer.current("tkl.print")
     parts = [v if isinstance(v, str) else as_tile(v, None, "print") for v in values]
     valids = [ALWAYS if isinstance(part, str) else part.valid for part in parts]
     print_op.record(
@@ -39,7 +39,7 @@ def assert_(condition: Any, message: str = "it does not hold") -> None:
             where=user_line(),
             hint="it is text that is known before the kernel runs; tkl.print shows values",
         )
-    tracing.current("tkl.assert_")
+    tracer.current("tkl.assert_")
     asked = as_bool(condition, "assert_")
     assert_op.record(asked, message, bounds=asked.valid.bounds, masks=asked.valid.masks)
 
@@ -59,7 +59,7 @@ def breakpoint() -> None:
     In the debugger, `values` holds the caller's variables by name as tensors and numbers, `nodes`
     everything the program has computed by the graph's names, and `program` is the program's id.
     """
-    tracing.current("tkl.breakpoint")
+    tracer.current("tkl.breakpoint")
     caller = sys._getframe(1).f_locals
     held = {name: v for name, v in caller.items() if isinstance(v, (Tile, Buffer, IndexExpr))}
     values = [v.expr if isinstance(v, IndexExpr) else v for v in held.values()]

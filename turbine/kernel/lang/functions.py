@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from turbine.kernel.op import FLOATS, Op, apply, as_tile, op, pointwise
-from turbine.kernel.tracing import OPERATORS
+from turbine.kernel.tracer import OPERATORS
 
 
 @pointwise(FLOATS)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from turbine import errors
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.algebra import symbol
-from turbine.kernel.tracing import IndexExpr, user_line
+from turbine.kernel.tracer import IndexExpr, user_line
 from turbine.kernel.types import axes_text
 
 
@@ -18,11 +18,11 @@ def program_id(axis: int) -> IndexExpr:
 def num_programs(axis: int) -> IndexExpr:
     """How many programs there are along an axis of the grid."""
     checked = _checked(axis, "num_programs")
-    return IndexExpr(tracing.current("tkl.num_programs").grid[checked])
+    return IndexExpr(tracer.current("tkl.num_programs").grid[checked])
 
 
 def _checked(axis: int, what: str) -> int:
-    grid = tracing.current(f"tkl.{what}").grid
+    grid = tracer.current(f"tkl.{what}").grid
     if isinstance(axis, int) and 0 <= axis < len(grid):
         return axis
     counts = ", ".join(map(str, grid))

@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from turbine import config, errors
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.algebra import ONE, Expr
 from turbine.kernel.lang.affine import affine_of
 from turbine.kernel.lang.shapes import aligned_to
 from turbine.kernel.op import as_tile, recorded
-from turbine.kernel.tracing import Buffer, IndexExpr, Tile, user_line
+from turbine.kernel.tracer import Buffer, IndexExpr, Tile, user_line
 from turbine.kernel.types import I64
 from turbine.kernel.validity import Valid, axes_of, both
 
@@ -75,7 +75,7 @@ def _check(
 def _is_count(place: Expr | Tile) -> bool:
     """Whether an index is made of sizes, program ids and counters of loops whose limits are."""
     if isinstance(place, Expr):
-        ranges = tracing.current("an index").ranges
+        ranges = tracer.current("an index").ranges
         return all(s.kind != "data" and (s.kind != "loop" or s in ranges) for s in place.symbols)
     affine = affine_of(place.node)
     return affine is not None and _is_count(affine.base)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.algebra import ONE, Expr, Symbol, is_never_negative, symbol
 from turbine.kernel.lang.affine import Block, block_of, bounds_of
 from turbine.kernel.lang.arithmetic import as_bool
@@ -28,7 +28,7 @@ from turbine.kernel.lang.shapes import (
     transpose,
 )
 from turbine.kernel.op import Op, as_tile, broadcast_shapes, described, op, shape_of
-from turbine.kernel.tracing import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
+from turbine.kernel.tracer import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.types import BOOL, I64, TileType, axes_text
 from turbine.kernel.validity import Bound, Valid, both
 
@@ -236,7 +236,7 @@ def _store(
     check_writable(checked, "tkl.store")
     places = places_of(checked, index, "tkl.store")
     tile = value_for(checked, value, "tkl.store")
-    tracing.current("tkl.store").written.add(checked.name)
+    tracer.current("tkl.store").written.add(checked.name)
     if any(isinstance(place, Tile) and place.type.rank for place in places):
         _scatter(checked, places, tile, mask, check)
         return
@@ -335,7 +335,7 @@ def scatter(buffer: Tensor, index: Sequence[Tensor], value: Tensor, within: Tens
 
 def buffer_of(value: Any, what: str) -> Buffer:
     """The buffer that a user names."""
-    tracing.current(what)
+    tracer.current(what)
     if isinstance(value, Buffer):
         return value
     raise errors.KernelError(
@@ -348,7 +348,7 @@ def buffer_of(value: Any, what: str) -> Buffer:
 def _check_written(buffer: Buffer) -> None:
     if buffer.type.usage not in ("output", "temporary") or buffer.type.fill is not None:
         return
-    if buffer.name not in tracing.current("tkl.load").written:
+    if buffer.name not in tracer.current("tkl.load").written:
         raise errors.KernelError(
             f"{buffer.name} is read before anything was written to it: {buffer.type}",
             where=user_line(),
@@ -421,7 +421,7 @@ def computed_index(value: Tile, otherwise: int) -> Expr:
 
 def number_or(value: Tile, otherwise: bool | int) -> Tile:
     """A tile without axes; another number where it may be masked off."""
-    ranges = tracing.current("a number").ranges
+    ranges = tracer.current("a number").ranges
     is_held = not value.valid.masks and all(
         is_never_negative(b.offset, ranges) and is_never_negative(b.limit - b.offset - 1, ranges)
         for b in value.valid.bounds
@@ -431,7 +431,7 @@ def number_or(value: Tile, otherwise: bool | int) -> Tile:
 
 
 def _to_index(made: Op, x: Tile) -> IndexExpr:
-    trace = tracing.current("tkl.to_index")
+    trace = tracer.current("tkl.to_index")
     trace.counters += 1
     unknown = Symbol(x.node.name, "data", trace.counters)
     made.record(x, unknown)

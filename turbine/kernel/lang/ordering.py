@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.algebra import is_never_negative
 from turbine.kernel.lang.arithmetic import less
 from turbine.kernel.lang.control_flow import result
@@ -19,7 +19,7 @@ from turbine.kernel.lang.creation import iota
 from turbine.kernel.lang.reductions import sum as sum_of
 from turbine.kernel.lang.shapes import axis_of, mask_of
 from turbine.kernel.op import as_tile, recorded, shape_of
-from turbine.kernel.tracing import IndexExpr, Tile, user_line
+from turbine.kernel.tracer import IndexExpr, Tile, user_line
 from turbine.kernel.types import I64, TileType
 from turbine.kernel.validity import Bound, Valid
 
@@ -97,7 +97,7 @@ def _at_the_front(tile: Tile, axis: int, type: TileType) -> Valid:
 
 def _begins_inside(bound: Bound) -> bool:
     """Whether the lanes inside are the first ones anyway."""
-    return is_never_negative(bound.offset, tracing.current("tkl.sort").ranges)
+    return is_never_negative(bound.offset, tracer.current("tkl.sort").ranges)
 
 
 @recorded

@@ -16,7 +16,7 @@ from turbine.kernel.lang.creation import constant, sizes
 from turbine.kernel.lang.reductions import has_lane
 from turbine.kernel.lang.shapes import masked
 from turbine.kernel.op import Op, as_tile, common_dtype, op
-from turbine.kernel.tracing import OPERATORS, Tile, user_line
+from turbine.kernel.tracer import OPERATORS, Tile, user_line
 from turbine.kernel.types import DTYPES, F32
 from turbine.kernel.validity import ALWAYS, Valid, both
 

@@ -17,7 +17,7 @@ from turbine import errors
 from turbine.kernel.lang.arithmetic import maximum, where
 from turbine.kernel.lang.functions import cos, log, sqrt
 from turbine.kernel.op import as_tile, common_dtype
-from turbine.kernel.tracing import IndexExpr, Tile, user_line
+from turbine.kernel.tracer import IndexExpr, Tile, user_line
 from turbine.kernel.types import DTYPES, F32, I32, I64, spelled
 
 Words = tuple[Any, Any, Any, Any]

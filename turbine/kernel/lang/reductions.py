@@ -21,7 +21,7 @@ from turbine.kernel.lang import arithmetic
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.shapes import axis_of, expand_dims, mask_of, squeeze
 from turbine.kernel.op import Op, as_tile, op
-from turbine.kernel.tracing import Tile, user_line
+from turbine.kernel.tracer import Tile, user_line
 from turbine.kernel.types import BOOL, I64, TileType
 from turbine.kernel.validity import Valid, axes_of
 

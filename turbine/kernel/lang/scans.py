@@ -13,12 +13,12 @@ from torch import Tensor, fx
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.lang.control_flow import Body, Results, check_takes, result
 from turbine.kernel.lang.reductions import neutral, valid_without
 from turbine.kernel.lang.shapes import axis_of, broadcast_to
 from turbine.kernel.op import Op, as_tile, broadcast_shapes, op, recorded
-from turbine.kernel.tracing import IndexExpr, Tile, user_line
+from turbine.kernel.tracer import IndexExpr, Tile, user_line
 from turbine.kernel.types import I64, TileType
 from turbine.kernel.validity import ALWAYS, Valid, both
 
@@ -105,7 +105,7 @@ def associative_scan(
 
         tkl.associative_scan(lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (decay, x), axis=1)
     """
-    trace = tracing.current("tkl.associative_scan")
+    trace = tracer.current("tkl.associative_scan")
     tiles = _together(x, "associative_scan")
     place = axis_of(axis, tiles[0].type.rank, "tkl.associative_scan")
     body, captured = _combining(trace, function, tiles, isinstance(x, (tuple, list)))
@@ -125,7 +125,7 @@ def reduce(function: Callable[[Any, Any], Any], x: Any, axis: int, init: Any) ->
 
         tkl.reduce(lambda a, b: a ^ b, x, axis=0, init=0)
     """
-    trace = tracing.current("tkl.reduce")
+    trace = tracer.current("tkl.reduce")
     tiles = _together(x, "reduce")
     place = axis_of(axis, tiles[0].type.rank, "tkl.reduce")
     starts = _starts(init, tiles)
@@ -161,7 +161,7 @@ def _starts(init: Any, tiles: Sequence[Tile]) -> list[Tile]:
 
 
 def _combining(
-    trace: tracing.Trace, function: Callable[..., Any], tiles: Sequence[Tile], is_tuple: bool
+    trace: tracer.Trace, function: Callable[..., Any], tiles: Sequence[Tile], is_tuple: bool
 ) -> tuple[Body, tuple[fx.Node, ...]]:
     """The function as a region of two values of each type, and the nodes around it that it uses."""
     types = [TileType((), tile.dtype) for tile in tiles]

@@ -13,7 +13,7 @@ from torch import Tensor
 from turbine import errors
 from turbine.kernel.algebra import ONE, ZERO, Expr
 from turbine.kernel.op import MAKE, Op, as_tile, common_dtype, op, shape_of
-from turbine.kernel.tracing import OPERATORS, IndexExpr, Tile, user_line
+from turbine.kernel.tracer import OPERATORS, IndexExpr, Tile, user_line
 from turbine.kernel.types import BOOL, TileType, axes_text
 from turbine.kernel.validity import ALWAYS, Valid
 

@@ -9,7 +9,7 @@ from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel import algebra
 from turbine.kernel.lang.memory_spaces import AddressSpace
-from turbine.kernel.tracing import IndexExpr, IndexSymbol, Tile, expr_of, user_line
+from turbine.kernel.tracer import IndexExpr, IndexSymbol, Tile, expr_of, user_line
 from turbine.kernel.types import USAGES, BufferType, DtypeSymbol
 
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as torch_pytree
 from turbine import errors
 from turbine.ops import Builder, custom_op
 from turbine.ops.schema import Schema
-from turbine.ops.specializing import Axes
+from turbine.ops.specialization import Axes
 from turbine.peer.op_reg.building import FreeFuncKernelBuilder as FreeFuncKernelBuilder
 from turbine.peer.op_reg.building import InlineKernelBuilder as InlineKernelBuilder
 from turbine.peer.op_reg.building import KernelBuilder as KernelBuilder

@@ -13,7 +13,7 @@ from turbine import errors
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
 from turbine.mlir.ir import Location, Operation, Value
-from turbine.ops.emitting import bring_in
+from turbine.ops.ir_builder import bring_in
 from turbine.peer.op_reg.building import KernelBuilder
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from turbine import errors
-from turbine.ops.specializing import Axes
+from turbine.ops.specialization import Axes
 from turbine.peer.op_reg.descriptors import (
     ArgDescriptor,
     AttrArg,

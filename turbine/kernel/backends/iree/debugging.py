@@ -15,8 +15,7 @@ from turbine.kernel.backends.iree.reductions import joined_bits
 from turbine.kernel.backends.iree.tiles import Coords, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import debugging, index_checks
-from turbine.kernel.op import arguments, options
-from turbine.kernel.reporting import (
+from turbine.kernel.messages import (
     ALARM,
     LOG_WORDS,
     MOST_ALARMS,
@@ -25,6 +24,7 @@ from turbine.kernel.reporting import (
     Indexed,
     Site,
 )
+from turbine.kernel.op import arguments, options
 from turbine.kernel.types import DTYPES, I64
 
 ALARMS = f"memref<{MOST_ALARMS + WORKGROUPS * RECORD_WORDS}xi64>"

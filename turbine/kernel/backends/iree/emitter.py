@@ -23,11 +23,11 @@ from turbine.kernel.algebra import Atom, Expr, Extreme, Quotient, Symbol, as_exp
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
+from turbine.kernel.facts import Facts
 from turbine.kernel.lang.control_flow import Body
 from turbine.kernel.lang.products import dot
+from turbine.kernel.messages import Alarm, Site
 from turbine.kernel.op import Op
-from turbine.kernel.proving import Facts
-from turbine.kernel.reporting import Alarm, Site
 from turbine.kernel.validity import Bound
 
 # Bytes computed at once: several registers of most CPUs, so that their instructions overlap.

@@ -22,9 +22,9 @@ from turbine.kernel.backends.iree.emitter import WORKGROUPS, Emitter, Scratch, S
 from turbine.kernel.backends.iree.rules import RULES
 from turbine.kernel.backends.iree.tiles import TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer, spelled
+from turbine.kernel.facts import Facts
+from turbine.kernel.messages import LOG_WORDS, Report
 from turbine.kernel.program import Program
-from turbine.kernel.proving import Facts
-from turbine.kernel.reporting import LOG_WORDS, Report
 from turbine.kernel.signature import Parameter
 from turbine.kernel.size_inference import Axis, in_order
 from turbine.kernel.types import BufferType, ScalarType, tensor_of

@@ -188,12 +188,12 @@ def _library_of(spec: Input, leaf: Any) -> ModuleType:
 
 
 def _quick_call(caller: Caller) -> Any:
-    from turbine.runtime import quick_calling
+    from turbine.runtime import quick_call
 
     is_flat = caller.flat_count >= 0 and caller.single
-    if not is_flat or not quick_calling.is_plain(caller.signature):
+    if not is_flat or not quick_call.is_plain(caller.signature):
         return None
-    return quick_calling.QuickCall(caller.entry, caller.fixed_span)
+    return quick_call.QuickCall(caller.entry, caller.fixed_span)
 
 
 def _flat_count(signature: Signature) -> int:

@@ -21,18 +21,18 @@ from turbine.capture.effects import draws
 from turbine.capture.flat_call import flattened
 from turbine.capture.program import Region
 from turbine.compiler import host, pipeline
-from turbine.dumping import dump
+from turbine.dump import dump
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import DEFAULT_NAME, lower
 from turbine.mlir import context as mlir_context
 from turbine.mlir.ir import Module
-from turbine.ops import emitting, specializing
-from turbine.ops.repeating import Repeat
+from turbine.ops import ir_builder, specialization
+from turbine.ops.repeat_call import Repeat
 from turbine.ops.schema import Schema
-from turbine.ops.specializing import Leaf, Static, Traced
-from turbine.runtime import device, tracing
+from turbine.ops.specialization import Leaf, Static, Traced
+from turbine.runtime import device, run_trace
 from turbine.runtime.executable import Executable, aligned
-from turbine.runtime.tensor_calling import TensorCall
+from turbine.runtime.tensor_call import TensorCall
 from turbine.signature import Slot
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Kernel:
         started = time.perf_counter()
         computed = iter(self.call(passed))
         if self.label is not None:
-            tracing.call(self.label, passed, 1e3 * (time.perf_counter() - started))
+            run_trace.call(self.label, passed, 1e3 * (time.perf_counter() - started))
         fixed, places = self.traced.fixed, range(self.traced.tree.num_leaves)
         leaves = [fixed[place] if place in fixed else next(computed) for place in places]
         for place in self.traced.truths:
@@ -97,14 +97,14 @@ class Launcher:
 
     def lowered(self, args: Sequence[Any]) -> Module:
         """The IR that a call compiles."""
-        values = specializing.leaves(self.schema, args, self.static)
+        values = specialization.leaves(self.schema, args, self.static)
         return self._lowered(self._traced(args, values))[0]
 
     def _general(self, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         args = self.schema.filled(given, keywords)
-        values = specializing.leaves(self.schema, args, self.static)
-        key = specializing.key_of(args, values)
-        sizes = specializing.sizes_of(values)
+        values = specialization.leaves(self.schema, args, self.static)
+        key = specialization.key_of(args, values)
+        sizes = specialization.sizes_of(values)
         kernel = self._known(key, sizes)
         if kernel is None:
             with self.lock:
@@ -135,7 +135,7 @@ class Launcher:
         name = self.schema.qualified
         try:
             called = partial(self.schema.call, self.op)
-            return specializing.trace(called, args, values)
+            return specialization.trace(called, args, values)
         except errors.TurbineError:
             raise
         except Exception as error:
@@ -153,12 +153,12 @@ class Launcher:
         except Exception as own:
             reason = f"{type(own).__name__}: {own}".strip()
             raise errors.CustomOpError(
-                f"{name}: its function raised {reason}", where=emitting.raised_at(own)
+                f"{name}: its function raised {reason}", where=ir_builder.raised_at(own)
             ) from own
         if self.instead is None:
             raise error
         first, *_ = error.fact.removeprefix(f"{name}: ").splitlines()
-        return self._in_pytorch(specializing.UNTRACED, first)
+        return self._in_pytorch(specialization.UNTRACED, first)
 
     def _called(self, args: Sequence[Any]) -> Any:
         """What the function gives in PyTorch; a shape rule is given tensors without data."""
@@ -189,7 +189,7 @@ class Launcher:
             mlir_context.to_bytecode(module), target, fingerprint=mlir_context.fingerprint(module)
         )
         text = partial(mlir_context.to_text, module)
-        label = tracing.kernel(self.schema.qualified.replace("::", "."), text, compiled.data)
+        label = run_trace.kernel(self.schema.qualified.replace("::", "."), text, compiled.data)
         driver = device.driver_for(target, work.mflop(traced.graph.graph))
         entry = Executable(aligned(compiled.data), driver, list).entry(DEFAULT_NAME)
         return Kernel(traced, TensorCall(entry, inputs, results), label)

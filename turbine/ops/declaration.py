@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from turbine.ops import schema
 from turbine.ops.declared_op import DeclaredOp, Function
 from turbine.ops.pure_op import PureOp
-from turbine.ops.specializing import Static
+from turbine.ops.specialization import Static
 from turbine.ops.writing_op import WritingOp
 
 

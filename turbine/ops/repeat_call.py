@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from turbine.ops.schema import Schema
-from turbine.ops.specializing import Captured, are_unchanged
+from turbine.ops.specialization import Captured, are_unchanged
 from turbine.runtime.overlap import Span
-from turbine.runtime.quick_calling import QuickCall, is_shareable
-from turbine.runtime.tensor_calling import TensorCall
+from turbine.runtime.quick_call import QuickCall, is_shareable
+from turbine.runtime.tensor_call import TensorCall
 from turbine.signature import Slot
 
 _NO_WEIGHTS: Span = (0, 0)

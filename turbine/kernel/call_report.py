@@ -12,12 +12,12 @@ from torch import Tensor
 
 from turbine import config
 from turbine.compiler import host, pipeline
-from turbine.kernel import printing, roofline
+from turbine.kernel import printer, roofline
 from turbine.kernel.algebra import Symbol
+from turbine.kernel.facts import Facts
 from turbine.kernel.kernel import Kernel
 from turbine.kernel.peaks import Peaks, peaks
 from turbine.kernel.program import Program
-from turbine.kernel.proving import Facts
 from turbine.kernel.roofline import Work
 from turbine.kernel.types import BufferType, DtypeSymbol
 from turbine.tables import bytes_text, table
@@ -67,9 +67,9 @@ def explain(kernel: Kernel, *args: Any) -> Report:
     own = [value.clone() if isinstance(value, Tensor) else value for value in args]
     with config.override(interpret=False):
         seconds = roofline.seconds_of(lambda: kernel(*own))
-    shown = printing.seen(kernel, args)
-    typed = printing.typed_text(shown)
-    code, facts = printing.code_of(shown)
+    shown = printer.seen(kernel, args)
+    typed = printer.typed_text(shown)
+    code, facts = printer.code_of(shown)
     compiled = pipeline.compile_ir(code.text.encode(), host.configured())
     return Report(
         typed,

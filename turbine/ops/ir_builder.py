@@ -14,7 +14,7 @@ from turbine.lower.emission import Rule, Site, TargetQuery
 from turbine.mlir import context as mlir_context
 from turbine.mlir import flow, function, scalars, symbols, torch_values
 from turbine.mlir.ir import Context, Location, Module, Operation, SymbolTable, Type, Value
-from turbine.mlir.matching import FuncOpMatcher, match_children
+from turbine.mlir.matchers import FuncOpMatcher, match_children
 from turbine.mlir.symbols import symbol_name
 from turbine.ops.schema import Schema
 from turbine.passes.merge import Merger

@@ -9,7 +9,7 @@ from iree.compiler.passmanager import PassManager
 
 from turbine import errors
 from turbine.mlir import function
-from turbine.mlir.matching import operation_of, walk
+from turbine.mlir.matchers import operation_of, walk
 
 # An op in, values for its results out, or None if the pattern does not apply. New ops go before
 # the old one, at its location, unless the pattern says otherwise.

@@ -24,7 +24,8 @@ from turbine.kernel import signature as signatures
 from turbine.kernel import symbolic_sizes
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.backends.iree import module
-from turbine.kernel.launching import (
+from turbine.kernel.facts import Facts
+from turbine.kernel.launcher import (
     check_grid,
     facts_of,
     number_tensor,
@@ -32,7 +33,6 @@ from turbine.kernel.launching import (
     scalar_dtype,
 )
 from turbine.kernel.program import Program
-from turbine.kernel.proving import Facts
 from turbine.kernel.signature import Parameter, Signature
 from turbine.kernel.symbolic_sizes import Size
 from turbine.kernel.types import BufferType, ScalarType
@@ -40,7 +40,7 @@ from turbine.mlir import constants, flow, scalars
 from turbine.mlir.ir import Type, Value
 from turbine.ops import custom_op, gradients
 from turbine.ops.declared_op import DeclaredOp
-from turbine.ops.emitting import Builder
+from turbine.ops.ir_builder import Builder
 
 if TYPE_CHECKING:
     from turbine.kernel.kernel import Kernel

@@ -11,9 +11,9 @@ from torch.fx.node import has_side_effect
 from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS
 from turbine.mlir import flow
 from turbine.mlir.ir import Value
-from turbine.ops import emitting, schema
-from turbine.ops.emitting import Builder
-from turbine.runtime import tracing
+from turbine.ops import ir_builder, schema
+from turbine.ops.ir_builder import Builder
+from turbine.runtime import run_trace
 
 _SCHEMA = schema.parse("iree::trace_tensor(str trace_key, Tensor tensor) -> ()")
 
@@ -23,7 +23,7 @@ _SCHEMA = schema.parse("iree::trace_tensor(str trace_key, Tensor tensor) -> ()")
 )
 def trace_tensor(trace_key: str, tensor: Tensor) -> None:
     """Send a tensor to where traces go; an exported program prints it to stderr."""
-    tracing.trace_tensor(trace_key, tensor.detach())
+    run_trace.trace_tensor(trace_key, tensor.detach())
 
 
 @trace_tensor.register_fake
@@ -41,7 +41,7 @@ def _emit(builder: Builder, trace_key: str, tensor: Value) -> None:
     flow.trace(trace_key, [tensor], flow.unknown_sizes(tensor, builder.location), builder.location)
 
 
-EMITTED[_SCHEMA.qualified] = emitting.rule(_SCHEMA, _emit)
+EMITTED[_SCHEMA.qualified] = ir_builder.rule(_SCHEMA, _emit)
 KEEP_OPERANDS.add(_SCHEMA.qualified)
 # Graphs keep it although nobody uses a result.
 has_side_effect(torch.ops.iree.trace_tensor.default)

@@ -14,21 +14,21 @@ from torch import Tensor
 from turbine import dtypes, errors
 from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
-from turbine.dumping import dump
-from turbine.kernel import verifying
+from turbine.dump import dump
+from turbine.kernel import store_checks
 from turbine.kernel.algebra import Quotient, Symbol
 from turbine.kernel.backends.iree import module
 from turbine.kernel.backends.iree.module import Code
+from turbine.kernel.facts import Facts
+from turbine.kernel.messages import Report
 from turbine.kernel.program import Program
-from turbine.kernel.proving import Facts
-from turbine.kernel.reporting import Report
 from turbine.kernel.signature import Parameter, Signature
 from turbine.kernel.symbolic_sizes import Sizes, divides
 from turbine.kernel.types import BufferType, ScalarType, tensor_of
 from turbine.ops import aliasing
-from turbine.runtime import device, tracing
+from turbine.runtime import device, run_trace
 from turbine.runtime.executable import Executable, aligned
-from turbine.runtime.tensor_calling import TensorCall
+from turbine.runtime.tensor_call import TensorCall
 from turbine.signature import Slot
 
 _ENTRY = "main"
@@ -108,7 +108,7 @@ class Launcher:
         counts = check_grid(program, sizes)
         several = key, tuple(count > 1 for count in counts)
         if several not in self.verified:
-            verifying.check_stores(program, sizes)
+            store_checks.check_stores(program, sizes)
             self.verified.add(several)
         variant = self._known(key, sizes)
         if variant is None:
@@ -231,7 +231,7 @@ def compiled(program: Program, code: Code, mflop: float) -> TensorCall:
     """The function of a module, ready to be called on tensors."""
     target = host.configured()
     made = pipeline.compile_ir(code.text.encode(), target)
-    tracing.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
+    run_trace.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
     driver = device.driver_for(target, mflop)
     entry = Executable(aligned(made.data), driver, list).entry(_ENTRY)
     inputs = [_slot(p) for p in program.parameters if p.is_passed]

@@ -18,17 +18,17 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.kernel import program as programs
-from turbine.kernel import tracing
+from turbine.kernel import tracer
 from turbine.kernel.algebra import ONE, Expr, Symbol, as_expr, greatest, least
 from turbine.kernel.backends import interpret
 from turbine.kernel.backends.interpret import Memory
 from turbine.kernel.kernel import Kernel
 from turbine.kernel.lang.memory import store
-from turbine.kernel.launching import Key, compiled, facts_of, passed_values, write_main
+from turbine.kernel.launcher import Key, compiled, facts_of, passed_values, write_main
 from turbine.kernel.op import MAKE
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Parameter
-from turbine.kernel.tracing import Buffer, IndexExpr, Tile, Trace, user_line
+from turbine.kernel.tracer import Buffer, IndexExpr, Tile, Trace, user_line
 from turbine.kernel.types import BufferType, TileType
 
 # How far apart results may be, as a share of the largest number in a tensor: sums are formed in
@@ -338,7 +338,7 @@ def _traced(
     signature = replace(kernel.signature, parameters=(*kernel.signature.parameters, *buffers))
 
     def function(**given: Any) -> Any:
-        trace = tracing.current("tk.check")
+        trace = tracer.current("tk.check")
         kept = {p.name: given.pop(p.name) for p in buffers}
         trace.watch = watch(trace, kept) if buffers else watch(trace)
         return kernel.function(**given)

@@ -16,11 +16,11 @@ from turbine.dtypes import Dtype
 from turbine.kernel import program as programs
 from turbine.kernel.algebra import ONE, Expr
 from turbine.kernel.backends.iree.module import Code
+from turbine.kernel.facts import Facts
 from turbine.kernel.lang.control_flow import Body, cond_op, for_op, output_of, result, while_op
-from turbine.kernel.launching import facts_of, write_main
+from turbine.kernel.launcher import facts_of, write_main
 from turbine.kernel.op import Op
 from turbine.kernel.program import Program
-from turbine.kernel.proving import Facts
 from turbine.kernel.signature import Parameter
 from turbine.kernel.types import DtypeSymbol, TileType, spelled
 from turbine.kernel.validity import Bound

@@ -15,7 +15,7 @@ from turbine.capture.declared_ops import EMITTED
 from turbine.lower.emission import Site, TargetQuery
 from turbine.mlir import torch_values
 from turbine.mlir.ir import InsertionPoint, Location, Type, Value
-from turbine.mlir.matching import operation_of
+from turbine.mlir.matchers import operation_of
 from turbine.ops.schema import Schema
 from turbine.passes.expand_custom_ops import Emit
 from turbine.target import Target
