@@ -40,7 +40,7 @@ def agrees(
     `make` builds the arguments, twice alike. A module's parameters count as arguments.
     """
     expected = outcome(function, make)
-    with records.listening() as heard:
+    with records.collect() as heard:
         found = outcome(function, make, compiled(function, **options))
     same(found, expected, tolerance)
     assert sum(p.ops.total() for g in heard for p in g.parts if p.compiled) >= ops

@@ -115,7 +115,7 @@ def main(folder: Path) -> None:
 
 def outcome(job: Callable[[], Any]) -> Any:
     """What a job gave, how many parts were compiled for it, and which ops were left."""
-    with records.listening() as heard:
+    with records.collect() as heard:
         result = job()
     parts = [part for record in heard for part in record.parts]
     left = [op.op for record in heard for op in record.left]

@@ -21,8 +21,8 @@ from turbine.runtime.numpy_buffers import ALIGNMENT
 from turbine.runtime.overlap import Span
 
 SHAPES = [(3, 4), (), (1, 5), (0,), (2, 0, 3)]
-F32 = dtypes.named("float32")
-C64 = dtypes.named("complex64")
+F32 = dtypes.from_torch_name("float32")
+C64 = dtypes.from_torch_name("complex64")
 # IREE's compiler knows integers of a width, not of a sign: this is the type results come in.
 SIGNLESS = 0x10000000
 
@@ -77,7 +77,7 @@ def test_array_of_every_dtype_travels_in_place(
 
 @pytest.mark.parametrize("name", ["uint8", "uint16", "uint32", "uint64"])
 def test_result_without_a_sign_takes_the_one_of_the_signature(name: str, device: Any) -> None:
-    row = dtypes.named(name)
+    row = dtypes.from_torch_name(name)
     largest = int(torch.iinfo(row.torch).max)
     expected = torch.tensor([largest, largest - 1, 0, 1], dtype=row.torch)
     view = torch_buffers.to_view(device, expected, row, [])
@@ -262,7 +262,7 @@ def test_writable_memory_is_told_from_memory_that_is_not() -> None:
 
 
 def test_imported_memory_lives_as_long_as_the_buffer(device: Any) -> None:
-    fp8 = dtypes.named("float8_e5m2")
+    fp8 = dtypes.from_torch_name("float8_e5m2")
     views = []
     for i in range(8):
         tensor = torch.full((1000,), float(i))
@@ -271,7 +271,7 @@ def test_imported_memory_lives_as_long_as_the_buffer(device: Any) -> None:
         views.append(numpy_buffers.to_view(device, tensor.numpy()[1:], F32, []))
         eighths = torch.full((4000,), float(i)).to(fp8.torch)
         views.append(
-            numpy_buffers.relabelled(torch_buffers.to_view(device, eighths, fp8, []), [1000], F32)
+            numpy_buffers.relabel(torch_buffers.to_view(device, eighths, fp8, []), [1000], F32)
         )
     del tensor, eighths
     rubbish = [numpy.full(1000, -1, "float32") for _ in range(200)]  # where freed memory was

@@ -194,7 +194,7 @@ def test_a_call_in_eager_mode_gives_the_right_numbers(name: str) -> None:
 def test_under_torch_compile_all_of_it_is_compiled() -> None:
     dtypes = zip(SAMPLES.items(), cycle(HALVES), strict=False)
     arguments = {name: sample.tensors(dtype) for (name, sample), dtype in dtypes}
-    with records.listening() as heard:
+    with records.collect() as heard:
         results = compiled(Every(), fullgraph=True)(arguments)
     for name, args in arguments.items():
         close(name, results[name], args)
@@ -388,7 +388,7 @@ def test_a_trace_is_sent_once_a_call_in_the_order_of_the_program(
         return z.sum()
 
     x, twin = (torch.linspace(0, 1, 6, requires_grad=True) for _ in range(2))
-    with records.listening() as heard:
+    with records.collect() as heard:
         compiled(traced, fullgraph=True)(x).backward()
     assert [key for key, _ in sent] == ["sine", "again"]
     traced(twin).backward()

@@ -234,7 +234,7 @@ def extremes(row: dtypes.Dtype) -> list[int]:
 
 @pytest.mark.parametrize("name", ["bool", "int8", "uint8", "float16", "bfloat16"])
 def test_one_result_has_the_dtype_of_the_signature(name: str) -> None:
-    row = dtypes.named(name)
+    row = dtypes.from_torch_name(name)
     x = zeros_and_ones(row)
     artifact = compiled(lambda x: x.flip(0), x)
     for _ in range(3):

@@ -78,11 +78,11 @@ def test_bytes_mean_the_same_in_torch_and_numpy(row: Dtype) -> None:
 
 @each_row
 def test_every_spelling_finds_its_row(row: Dtype) -> None:
-    assert dtypes.spelled(row.name) is dtypes.spelled(row.torch_mlir) is row
+    assert dtypes.from_spelling(row.name) is dtypes.from_spelling(row.torch_mlir) is row
 
 
 def test_a_plain_integer_spelling_is_signed() -> None:
-    assert [dtypes.spelled(f"i{bits}").name for bits in (8, 16, 32, 64)] == [
+    assert [dtypes.from_spelling(f"i{bits}").name for bits in (8, 16, 32, 64)] == [
         "int8",
         "int16",
         "int32",
@@ -92,9 +92,9 @@ def test_a_plain_integer_spelling_is_signed() -> None:
 
 def test_an_unknown_dtype_lists_the_nearest_first() -> None:
     with pytest.raises(errors.UnsupportedDtype, match="unknown dtype 'float31'; valid: float32, "):
-        dtypes.named("float31")
+        dtypes.from_torch_name("float31")
     with pytest.raises(errors.UnsupportedDtype, match="unknown dtype 'f31'; valid: f32, "):
-        dtypes.spelled("f31")
+        dtypes.from_spelling("f31")
 
 
 @pytest.mark.parametrize("dtype", [torch.qint8, torch.complex32, torch.bits8])

@@ -495,7 +495,7 @@ def test_changed_weights_are_seen_by_the_next_call() -> None:
 
 def test_views_of_weights_are_made_once() -> None:
     model = torch.nn.Linear(3, 3).requires_grad_(False)
-    with records.listening() as heard:
+    with records.collect() as heard:
         call = compiled(model)
         call(plain(2, 3))
     (part,) = (part for graph in heard for part in graph.parts)

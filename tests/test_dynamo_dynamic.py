@@ -25,7 +25,7 @@ def serves(
     """Check the function on inputs of these shapes; gives how many graphs were compiled."""
     call = compiled(function, **options)
     rescued = turbine.counters()["rescued_calls"]
-    with records.listening() as heard:
+    with records.collect() as heard:
         for shape in shapes:
             make = _maker(shape, needs_grad)
             same(outcome(function, make, call), outcome(function, make), 1e-5)
@@ -53,7 +53,7 @@ def test_the_second_shape_makes_a_size_dynamic() -> None:
 
 def test_a_size_marked_dynamic_compiles_once() -> None:
     call = compiled(small)
-    with records.listening() as heard:
+    with records.collect() as heard:
         for size in (4, 7, 2):
             x = torch.randn(size, 3)
             torch._dynamo.mark_dynamic(x, 0)
@@ -79,7 +79,7 @@ def test_ints_as_arguments_become_dynamic() -> None:
 
     call = compiled(function)
     x = torch.arange(24.0).view(8, 3)
-    with records.listening() as heard:
+    with records.collect() as heard:
         for count in (2, 3, 5, 8, 7):
             same(call(x, count), function(x, count))
     assert len(heard) <= 3

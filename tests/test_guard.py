@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from turbine import config, errors
-from turbine.dtypes import named
+from turbine.dtypes import from_torch_name
 from turbine.runtime import device, guard, numpy_buffers
 
 
@@ -46,7 +46,7 @@ def test_an_access_behind_the_page_ends_the_process() -> None:
 def test_a_call_that_writes_outside_of_an_argument_is_reported() -> None:
     def invoke(arguments: Any, _: int) -> Any:
         view = arguments.get_as_object(0, iree.HalBufferView)
-        array = numpy_buffers.from_view(None, view, named("float32"))
+        array = numpy_buffers.from_view(None, view, from_torch_name("float32"))
         beside = numpy.lib.stride_tricks.as_strided(array, (array.size + 1,), (4,))
         beside[array.size] = 0.0
         return None
@@ -54,7 +54,9 @@ def test_a_call_that_writes_outside_of_an_argument_is_reported() -> None:
     device.instance()  # knows the types of what lists hold
     hal = device.device("local-sync")
     arguments = iree.VmVariantList(1)
-    arguments.push_ref(numpy_buffers.to_view(hal, numpy.ones(5, "f4"), named("float32"), []))
+    arguments.push_ref(
+        numpy_buffers.to_view(hal, numpy.ones(5, "f4"), from_torch_name("float32"), [])
+    )
     with pytest.raises(errors.RunError, match=r"outside of argument 0: at byte 20 of 20"):
         guard.guard_calls(invoke, lambda: hal)(arguments, 0)
 

@@ -199,7 +199,7 @@ def test_archives_that_iree_writes_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", safetensors_file.DTYPES.values())
 def test_safetensors_are_read_as_the_package_writes_them(name: str, tmp_path: Path) -> None:
-    dtype = dtypes.named(name).torch
+    dtype = dtypes.from_torch_name(name).torch
     state = {key: random_bits(shape, dtype) for key, shape in SHAPES.items()}
     save_file(state, tmp_path / "all.safetensors", metadata={"format": "pt"})
     found = tensors(tmp_path / "all.safetensors")
@@ -208,7 +208,7 @@ def test_safetensors_are_read_as_the_package_writes_them(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("name", "float16 float32 float64 int8 int16 int32 int64".split())
 def test_plain_gguf_tensors_are_read(name: str, tmp_path: Path) -> None:
-    state = {"a.weight": random_bits((5, 7), dtypes.named(name).torch)}
+    state = {"a.weight": random_bits((5, 7), dtypes.from_torch_name(name).torch)}
     found = tensors(save_gguf(tmp_path / "all.gguf", state))
     assert same_bits(found["a.weight"], state["a.weight"])
 
@@ -309,7 +309,9 @@ UNSAVABLE: dict[str, Callable[[], Any]] = {
 def test_a_repeated_value_is_read_as_a_tensor(tmp_path: Path) -> None:
     """With IREE's own writer: patterns of every width, nothing but zeros, and no elements."""
     index = iree.ParameterIndex()
-    for row in (dtypes.named(name) for name in ("int8", "bfloat16", "float32", "complex64")):
+    for row in (
+        dtypes.from_torch_name(name) for name in ("int8", "bfloat16", "float32", "complex64")
+    ):
         value = torch.tensor([3], dtype=row.torch)
         facts = f'PYTORCH:{{"type": "Tensor", "dtype": "{row.name}", "shape": [5, 2]}}'
         index.add_splat(row.name, value.view(torch.uint8).numpy(), 10 * row.itemsize, facts)
@@ -319,7 +321,7 @@ def test_a_repeated_value_is_read_as_a_tensor(tmp_path: Path) -> None:
     index.create_archive_file(str(tmp_path / "splats.irpa"))
     found = dict(ParameterArchive(tmp_path / "splats.irpa").items())
     for name in ("int8", "bfloat16", "float32", "complex64"):
-        expected = torch.full((5, 2), 3, dtype=dtypes.named(name).torch)
+        expected = torch.full((5, 2), 3, dtype=dtypes.from_torch_name(name).torch)
         torch.testing.assert_close(found[name].as_tensor(), expected, rtol=0, atol=0)
     assert found["zeros"].as_flat_tensor().tolist() == [0] * 80
     assert found["empty"].as_flat_tensor().tolist() == []
@@ -562,7 +564,7 @@ WRONG_DTYPES = [(".irpa", "int32"), (".irpa", "float16"), (".safetensors", "floa
 def test_a_wrong_dtype_is_named(suffix: str, dtype: str, compiled: Path, tmp_path: Path) -> None:
     """Of the same size, too; only GGUF's floating point numbers are converted."""
     state = Net().state_dict()
-    state["first.bias"] = state["first.bias"].to(dtypes.named(dtype).torch)
+    state["first.bias"] = state["first.bias"].to(dtypes.from_torch_name(dtype).torch)
     WRITERS[suffix](tmp_path / f"odd{suffix}", state)
     message = rf"first\.bias \({dtype}\[64\], expected float32\[64\]\)"
     with pytest.raises(errors.ParameterError, match=message):

@@ -111,14 +111,14 @@ BY_SPELLING = {
 }
 
 
-def named(name: str) -> Dtype:
+def from_torch_name(name: str) -> Dtype:
     """The row of a dtype by its torch name, such as "float32"."""
     if name not in BY_NAME:
         raise errors.UnsupportedDtype(errors.unknown("dtype", name, BY_NAME))
     return BY_NAME[name]
 
 
-def spelled(text: str) -> Dtype:
+def from_spelling(text: str) -> Dtype:
     """The row a user means by "float32", "f32", "i64" or "ui8"."""
     if text not in BY_SPELLING:
         raise errors.UnsupportedDtype(errors.unknown("dtype", text, BY_SPELLING))
@@ -127,12 +127,12 @@ def spelled(text: str) -> Dtype:
 
 def of_torch(dtype: torch.dtype) -> Dtype:
     """The row of a torch dtype."""
-    return named(str(dtype).removeprefix("torch."))
+    return from_torch_name(str(dtype).removeprefix("torch."))
 
 
 def of_numpy(dtype: numpy.dtype[Any]) -> Dtype:
     """The row of a numpy or ml_dtypes dtype."""
-    return named(dtype.name)
+    return from_torch_name(dtype.name)
 
 
 @cache

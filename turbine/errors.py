@@ -159,13 +159,13 @@ def user_place(places: Sequence[str]) -> str | None:
     return next(iter([*own, *places]), None)
 
 
-def traced_at(stack_trace: str | None) -> str | None:
+def line_of_trace(stack_trace: str | None) -> str | None:
     """The same for the lines of a stack trace as PyTorch keeps it for each op."""
     frames = re.findall(r'File "([^"]+)", line (\d+)', stack_trace or "")
     return user_place([f"{file}:{line}" for file, line in reversed(frames)])
 
 
-def raised_at(error: BaseException) -> str | None:
+def line_of_error(error: BaseException) -> str | None:
     """The line of the user's own code that led to an error, if any did."""
     frames = reversed(extract_tb(error.__traceback__))
     places = [f"{f.filename}:{f.lineno}" for f in frames if not f.filename.startswith(_OWN_FOLDER)]

@@ -87,7 +87,7 @@ def test_every_way_to_compile_a_kernel_uses_the_vectors_of_the_target(tmp_path: 
 
 def test_text_is_for_the_configured_target(monkeypatch: pytest.MonkeyPatch) -> None:
     for chosen, lanes in ((AVX512, 16), (AVX2, 8), (SSE, 4)):
-        monkeypatch.setattr(host, "configured", partial(replace, chosen))
+        monkeypatch.setattr(host, "default_target", partial(replace, chosen))
         assert max(lanes_of_products(gemm.text("mlir", A, B))) == lanes
 
 
@@ -99,8 +99,8 @@ def test_an_export_is_emitted_again_for_another_cpu() -> None:
         assert max(lanes_of_products(ready.text())) == lanes
         assert '"weight"' in ready.text()
     (wanted,) = {output.lowered.target}
-    assert wanted == host.configured()
-    assert output._lowered_for(TargetQuery(host.configured)) is output
+    assert wanted == host.default_target()
+    assert output._lowered_for(TargetQuery(host.default_target)) is output
 
 
 def test_a_program_without_kernels_is_the_same_for_every_cpu() -> None:
@@ -111,7 +111,7 @@ def test_a_program_without_kernels_is_the_same_for_every_cpu() -> None:
 def test_a_kernel_for_another_cpu_has_its_instructions(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(host, "configured", partial(replace, AVX512))
+    monkeypatch.setattr(host, "default_target", partial(replace, AVX512))
     source = gemm.text("mlir", A, B).encode()
     flags = (
         *target.parse("cpu:znver4").flags,

@@ -34,7 +34,7 @@ class IREE:
     @staticmethod
     def tensor_empty(*dims: Any, dtype: torch.dtype = torch.float32) -> IrTensor:
         """A tensor that has no values yet."""
-        shape, of, sizes = _made(_sizes(dims), dtype)
+        shape, of, sizes = _describe_new(_sizes(dims), dtype)
         made = flow.empty(of, sizes, module_trace.here())
         return IrTensor(made, shape, dtypes.of_torch(dtype), is_own=True)
 
@@ -43,8 +43,8 @@ class IREE:
         """A tensor of one value."""
         row, location = dtypes.of_torch(dtype), module_trace.here()
         number = _element(value, row)
-        shape, of, sizes = _made(_sizes(dims), dtype)
-        wide = tensor_type(shape, dtypes.named(number.scalar.name))
+        shape, of, sizes = _describe_new(_sizes(dims), dtype)
+        wide = tensor_type(shape, dtypes.from_torch_name(number.scalar.name))
         filled = flow.splat(number.value, wide, sizes, location)
         made = scalars.narrow(filled, of, number.scalar, location)
         return IrTensor(made, shape, row, is_own=True)
@@ -54,7 +54,7 @@ class IREE:
         """The same elements in another shape of as many."""
         tensor, wanted = _tensor(source), _sizes(dims)
         _check_count(tensor, wanted)
-        shape, of, sizes = _made(wanted, tensor.dtype)
+        shape, of, sizes = _describe_new(wanted, tensor.dtype)
         value = flow.reshape(tensor.value, tensor.unknown_sizes(), of, sizes, module_trace.here())
         return IrTensor(value, shape, tensor.row, is_own=tensor.is_own)
 
@@ -72,7 +72,7 @@ class IREE:
         lengths = [*(_length(index) for index in indices), *whole]
         for axis in range(len(indices)):
             _check_part(tensor, axis, starts[axis], lengths[axis])
-        shape, of, _ = _made(lengths, tensor.dtype)
+        shape, of, _ = _describe_new(lengths, tensor.dtype)
         value = flow.extract(
             tensor.value, _places(starts), _places(lengths), of, module_trace.here()
         )
@@ -81,7 +81,7 @@ class IREE:
     @staticmethod
     def tensor_update(target: Any, update: Any, *start_indices: Any) -> IrTensor:
         """A tensor with a part of it replaced, from a start for each axis."""
-        tensor = _owned(_tensor(target))
+        tensor = _make_writable(_tensor(target))
         unknown = (None,) * tensor.rank
         part = as_tensor(update, tensor.row, unknown, "the update")
         if len(start_indices) != tensor.rank:
@@ -123,7 +123,7 @@ def _refusal(fact: str) -> errors.ProcedureError:
 
 
 def _tensor(value: Any) -> IrTensor:
-    module_trace.required("a builtin")
+    module_trace.require("a builtin")
     if isinstance(value, torch.Tensor):
         return from_tensor(value)
     if not isinstance(value, IrTensor):
@@ -131,7 +131,7 @@ def _tensor(value: Any) -> IrTensor:
     return value
 
 
-def _owned(tensor: IrTensor) -> IrTensor:
+def _make_writable(tensor: IrTensor) -> IrTensor:
     """A tensor that can be written: IREE would do so in the memory of an argument."""
     if tensor.is_own:
         return tensor
@@ -156,7 +156,7 @@ def _size(size: Any) -> Size:
 
 
 def _sizes(sizes: tuple[Any, ...]) -> list[Size]:
-    module_trace.required("a builtin")
+    module_trace.require("a builtin")
     return [_size(size) for size in sizes]
 
 
@@ -164,7 +164,7 @@ def _places(sizes: list[Size]) -> list[int | Value]:
     return [size if isinstance(size, int) else size.value for size in sizes]
 
 
-def _made(
+def _describe_new(
     sizes: list[Size], dtype: torch.dtype
 ) -> tuple[tuple[int | None, ...], Type, list[Value]]:
     """The shape and the type of a new tensor, and the sizes that its type does not say."""

@@ -27,13 +27,13 @@ def call(function: Function, leaves: Sequence[Any]) -> Any:
     arguments = [_argument(spec, leaf) for spec, leaf in zip(signature.inputs, leaves, strict=True)]
     sizes = _check_sizes(signature, arguments)
     values = [
-        _typed(spec, argument, sizes).value
+        _cast_to_parameter(spec, argument, sizes).value
         for spec, argument in zip(signature.inputs, arguments, strict=True)
         if spec.kind != "constant"
     ]
     results = mlir_function.call(function.name, values, function.result_types, module_trace.here())
     named = _names(signature, arguments)
-    given = [_result(output, value, named) for output, value in _returned(signature, results)]
+    given = [_result(output, value, named) for output, value in _zip_results(signature, results)]
     written = results[len(given) :]
     _write_back(signature, arguments, written)
     return pytree.unflatten(signature.out_tree, signature.result_leaves(given, sizes))
@@ -74,7 +74,7 @@ def require_size(tensor: IrTensor, axis: int, expected: Size, what: str) -> None
     known = tensor.shape[axis]
     if isinstance(known, str) and isinstance(expected, int):
         # IREE would find this first, and say it in its own words.
-        module_trace.required("a size").conditions.append(f"Eq({known}, {expected})")
+        module_trace.require("a size").conditions.append(f"Eq({known}, {expected})")
     wanted = f", expected {expected}" if isinstance(expected, int) else ""
     check(_scalar(actual) == expected, f"{what} has another size along axis {axis}{wanted}")
 
@@ -90,7 +90,7 @@ def _scalar(size: Size) -> IrScalar:
 def _argument(spec: Input, leaf: Any) -> Any:
     what = f"argument {spec.name!r}"
     if spec.kind == "tensor":
-        return as_tensor(leaf, dtypes.named(spec.dtype), _known(spec.shape), what)
+        return as_tensor(leaf, dtypes.from_torch_name(spec.dtype), _known(spec.shape), what)
     if spec.kind == "scalar":
         return as_number(leaf, dtypes.SCALARS[spec.dtype], what)
     if spec.kind == "int":
@@ -104,7 +104,7 @@ def _known(shape: tuple[Any, ...]) -> list[int | str | None]:
     return [size if isinstance(size, int) else str(size) for size in shape]
 
 
-def _typed(spec: Input, argument: Any, sizes: dict[str, Size]) -> Any:
+def _cast_to_parameter(spec: Input, argument: Any, sizes: dict[str, Size]) -> Any:
     """A tensor in the type of the parameter, once its sizes have been checked."""
     if spec.kind != "tensor":
         return argument
@@ -140,7 +140,7 @@ def _check_sizes(signature: Signature, arguments: Sequence[Any]) -> dict[str, Si
 
 def _check_limits(signature: Signature, sizes: dict[str, Size], names: dict[str, Any]) -> None:
     """Check the ranges of sizes, unless the caller's size has the same one, and conditions."""
-    trace = module_trace.required("a call")
+    trace = module_trace.require("a call")
     places = _places(signature)
     for name, limits in signature.symbols.items():
         size = sizes.get(name)
@@ -186,7 +186,7 @@ def _names(signature: Signature, arguments: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _returned(signature: Signature, results: Sequence[Value]) -> list[tuple[Output, Value]]:
+def _zip_results(signature: Signature, results: Sequence[Value]) -> list[tuple[Output, Value]]:
     outputs = [output for output in signature.outputs if output.kind in ("tensor", "scalar")]
     return list(zip(outputs, results, strict=False))
 
@@ -194,7 +194,7 @@ def _returned(signature: Signature, results: Sequence[Value]) -> list[tuple[Outp
 def _result(output: Output, value: Value, names: dict[str, Any]) -> IrTensor | IrScalar:
     if output.kind == "scalar":
         return IrScalar(value, dtypes.SCALARS[output.dtype])
-    row = dtypes.named(output.dtype)
+    row = dtypes.from_torch_name(output.dtype)
     known = tuple(size if isinstance(size, int) else names.get(size) for size in output.shape)
     return IrTensor(value, without_names(output.shape), row).as_type(known)
 

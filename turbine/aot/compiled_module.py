@@ -126,7 +126,7 @@ class CompiledModule:
         import_to: ImportPhase | str | None = ImportPhase.IMPORT,
         weights: str = "external",
     ) -> None:
-        built = build(self, check_place(weights), TargetQuery(host.configured), context=context)
+        built = build(self, check_place(weights), TargetQuery(host.default_target), context=context)
         import_phases.import_to(built.lowered.module, import_to)
         object.__setattr__(self, "_instance_info", built)
 
@@ -244,7 +244,7 @@ def build(
     with module.context, Location.unknown():
         mlir_function.set_module_name(module, info.export_name)
         trace = Trace(WeightBuilder(module, place), target, quantizer)
-        with module_trace.tracing(trace):
+        with module_trace.enter_trace(trace):
             _declare(trace, info)
             functions = [program.define(trace) for program in info.programs.values()]
             functions = [function for function in functions if not function.name.startswith("_")]

@@ -84,7 +84,9 @@ def _export_several(model: FxPrograms, name: str, weights: str) -> ExportOutput:
 def _output(
     programs: Mapping[str, Program], name: str, source: object, weights: str
 ) -> ExportOutput:
-    lowered = lower_all(programs, TargetQuery(host.configured), module_name=name, weights=weights)
+    lowered = lower_all(
+        programs, TargetQuery(host.default_target), module_name=name, weights=weights
+    )
     entry_points = {entry: Exported.of(program) for entry, program in programs.items()}
     return ExportOutput(entry_points, lowered, name, provenance.of(source), weights)
 

@@ -53,14 +53,14 @@ class FxPrograms:
             raise errors.ExportError("there is no program to save", hint="export_program adds one")
         files = {name: f"{index.stem}.{name}.pt2" for name in self.programs}
         tensors = {name: _tensors(program) for name, program in self.programs.items()}
-        with container.replacing(index.with_name(_tensor_file(index))) as file:
+        with container.replace_file(index.with_name(_tensor_file(index))) as file:
             torch.save(tensors, file)  # tensors that share memory still do when they are read
         for name, program in self.programs.items():
             place = index.with_name(files[name])
-            with _without_tensors(program), container.replacing(place) as file:
+            with _without_tensors(program), container.replace_file(place) as file:
                 torch.export.save(program, file)
         text = json.dumps({"format": _FORMAT, "programs": files, "tensors": _tensor_file(index)})
-        with container.replacing(index) as file:
+        with container.replace_file(index) as file:
             file.write(text.encode())
         places = Counter(identity(t) for held in tensors.values() for t in held.values())
         return sum(count - 1 for count in places.values())
@@ -74,7 +74,7 @@ class FxPrograms:
             facts = json.loads(index.read_text())
             tensors = torch.load(index.with_name(facts["tensors"]), weights_only=True, mmap=True)
             for name, file in facts["programs"].items():
-                program = torch.export.load(_existing(index.with_name(file)))
+                program = torch.export.load(_require_file(index.with_name(file)))
                 _fill(program, tensors[name])
                 loaded.programs[name] = program
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -119,7 +119,7 @@ class FxProgramsBuilder(FxPrograms):
                 raise errors.ExportError(
                     f"there is a program {entry!r} already", hint="give this one name=..."
                 )
-            self.programs[entry] = _exported(
+            self.programs[entry] = _export(
                 self.root_module, function, args or (), kwargs, dynamic_shapes, strict
             )
             self.arg_devices[entry] = arg_device or {}
@@ -139,10 +139,10 @@ class _Entry(nn.Module):
         self._modules = root._modules
         self._non_persistent_buffers_set = root._non_persistent_buffers_set
         self.training = root.training
-        self.__dict__["forward"] = _bound(root, function)
+        self.__dict__["forward"] = _bind_root(root, function)
 
 
-def _bound(root: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
+def _bind_root(root: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with its first argument given, and the names of the others."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -158,7 +158,7 @@ def _bound(root: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _exported(
+def _export(
     root: nn.Module,
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -178,7 +178,7 @@ def _check_index(path: Path) -> Path:
     return path
 
 
-def _existing(path: Path) -> Path:
+def _require_file(path: Path) -> Path:
     # torch logs a traceback of its own about a file that is missing.
     if not path.is_file():
         raise FileNotFoundError(f"no file {path.name}")

@@ -114,7 +114,7 @@ class Global:
             )
         self.attribute = attribute
         root = self.name or attribute
-        names = [root + path for path in _dotted(self.tree)]
+        names = [root + path for path in _leaf_paths(self.tree)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise errors.ProcedureError(
@@ -122,31 +122,31 @@ class Global:
                 hint="keys that hold dots can spell the same path twice",
             )
         self.held = [
-            _held(name, value, self.attributes)
+            _make_global(name, value, self.attributes)
             for name, value in zip(names, self.values, strict=True)
         ]
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
             return self
-        module_trace.required(f"the global {self.attribute!r}")
+        module_trace.require(f"the global {self.attribute!r}")
         return _live(self.tree, self.held)
 
     def __set__(self, instance: Any, value: Any) -> None:
-        module_trace.required(f"the global {self.attribute!r}")
+        module_trace.require(f"the global {self.attribute!r}")
         _store_tree(self.tree, self.held, value, self.attribute)
 
 
-def _dotted(tree: Tree) -> list[str]:
+def _leaf_paths(tree: Tree) -> list[str]:
     """The path to each leaf: ".a", ".b.0"; of a leaf itself, nothing."""
     if tree.kind == "leaf":
         return [""]
     keys = tree.keys or tuple(range(len(tree.children)))
     pairs = zip(keys, tree.children, strict=True)
-    return [f".{key}{path}" for key, child in pairs for path in _dotted(child)]
+    return [f".{key}{path}" for key, child in pairs for path in _leaf_paths(child)]
 
 
-def _held(name: str, value: Any, attributes: GlobalAttributes) -> Weight | Number:
+def _make_global(name: str, value: Any, attributes: GlobalAttributes) -> Weight | Number:
     mutable = bool(attributes.mutable)
     if isinstance(value, torch.Tensor):
         return _weight(name, value, attributes)
@@ -206,7 +206,7 @@ def _external(
 
 def load(held: Weight | Number) -> IrTensor | IrScalar:
     """The value of a global where the procedure is now."""
-    trace = module_trace.required(f"the global {held.name!r}")
+    trace = module_trace.require(f"the global {held.name!r}")
 
     def write(value: Any) -> None:
         store(held, value)
@@ -220,7 +220,7 @@ def load(held: Weight | Number) -> IrTensor | IrScalar:
 def store(held: Weight | Number, value: Any) -> None:
     """Give a global another value, which has to be what was declared."""
     builder, location = (
-        module_trace.required(f"the global {held.name!r}").weights,
+        module_trace.require(f"the global {held.name!r}").weights,
         module_trace.here(),
     )
     if not held.mutable:
@@ -263,7 +263,7 @@ def _live(tree: Tree, held: Sequence[Weight | Number]) -> Any:
 
 def _part(tree: Tree, held: Sequence[Any], place: int) -> tuple[Tree, Sequence[Any]]:
     """A child of a tree, and what is held below it."""
-    counts = [len(_dotted(child)) for child in tree.children]
+    counts = [len(_leaf_paths(child)) for child in tree.children]
     start = sum(counts[:place])
     return tree.children[place], held[start : start + counts[place]]
 

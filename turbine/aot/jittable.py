@@ -174,7 +174,7 @@ class _Call(torch.nn.Module):
         self.arguments = list(arguments)
         self.spec = spec
         # Buffers of a module may be written if PyTorch finds it among the modules of this one.
-        for name, module in _closed_over(function).items():
+        for name, module in _find_closure_modules(function).items():
             self.add_module(name if name not in dir(self) else f"{name}_", module)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
@@ -184,7 +184,7 @@ class _Call(torch.nn.Module):
         return self.function(*args, **kwargs)
 
 
-def _closed_over(function: Any) -> dict[str, torch.nn.Module]:
+def _find_closure_modules(function: Any) -> dict[str, torch.nn.Module]:
     """The modules that a function uses without taking them, by the names it has for them."""
     if not inspect.isfunction(function):
         return {}

@@ -131,7 +131,7 @@ def current() -> Trace | None:
     return _current.get()
 
 
-def required(what: str) -> Trace:
+def require(what: str) -> Trace:
     """The module that is being traced into; `what` can only be used there."""
     trace = _current.get()
     if trace is None:
@@ -143,7 +143,7 @@ def required(what: str) -> Trace:
 
 
 @contextmanager
-def tracing(trace: Trace) -> Iterator[None]:
+def enter_trace(trace: Trace) -> Iterator[None]:
     """Trace into a module in a `with` block."""
     token = _current.set(trace)
     try:

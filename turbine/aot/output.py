@@ -251,7 +251,7 @@ class ExportOutput:
             "mflop": max(entry.mflop for entry in self.entry_points.values()),
             "archives": dict.fromkeys(scopes, archive),
             "weights": [asdict(weight) for weight in declared],
-            "state": [asdict(_kept(weight)) for weight in self.lowered.state],
+            "state": [asdict(_to_constant(weight)) for weight in self.lowered.state],
             "provenance": self.provenance,
         }
 
@@ -325,7 +325,7 @@ def _declaration(weight: Weight, archived: bool) -> Declared:
     )
 
 
-def _kept(value: Weight | Number) -> Kept:
+def _to_constant(value: Weight | Number) -> Kept:
     if isinstance(value, Number):
         return Kept(value.name, value.dtype, None)
     dtype = dtypes.of_torch(value.tensor.dtype).name

@@ -70,8 +70,8 @@ class ParameterArchiveEntry:
                 hint="as_flat_tensor gives its bytes",
             )
         name = self.raw.dtype or "float32"
-        data = gguf_file.converted(self.raw, name) if self.raw.blocks else self.raw.data
-        return _tensor(numpy.asarray(data), dtypes.named(name), self.raw.shape)
+        data = gguf_file.convert(self.raw, name) if self.raw.blocks else self.raw.data
+        return _tensor(numpy.asarray(data), dtypes.from_torch_name(name), self.raw.shape)
 
     def __repr__(self) -> str:
         return f"ParameterArchiveEntry({self.key!r}, {self.raw.text})"

@@ -49,7 +49,7 @@ class Procedure:
         return self if instance is None else partial(self._call, instance)
 
     def _call(self, instance: Any, *args: Any, **kwargs: Any) -> Any:
-        trace = module_trace.required(f"the procedure {self.name!r}")
+        trace = module_trace.require(f"the procedure {self.name!r}")
         function = self.define(trace, instance)
         try:
             args, kwargs = snapshot((args, kwargs))
@@ -173,7 +173,7 @@ class _Parameters:
 
     def nested(self, values: list[Value]) -> tuple[Any, Any]:
         """The (args, kwargs) to run the Python function with."""
-        leaves = [_bound(spec, value) for spec, value in zip(self.inputs, values, strict=True)]
+        leaves = [_bind(spec, value) for spec, value in zip(self.inputs, values, strict=True)]
         args, kwargs = pytree.unflatten(self.tree, leaves)
         return args, kwargs
 
@@ -215,10 +215,10 @@ def _named_sizes(abstract: Any) -> set[str]:
     return {size for tensor in tensors for size in tensor.size if isinstance(size, str)}
 
 
-def _bound(spec: Input, value: Value) -> IrTensor | IrScalar:
+def _bind(spec: Input, value: Value) -> IrTensor | IrScalar:
     if spec.kind == "scalar":
         return IrScalar(value, dtypes.SCALARS[spec.dtype])
-    return IrTensor(value, spec.shape, dtypes.named(spec.dtype))
+    return IrTensor(value, spec.shape, dtypes.from_torch_name(spec.dtype))
 
 
 def _parameters(procedure: Procedure) -> list[inspect.Parameter]:
@@ -278,7 +278,7 @@ class ProgramMember:
         return self if instance is None else self._call
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
-        function = self.define(module_trace.required(f"the program {self.name!r}"))
+        function = self.define(module_trace.require(f"the program {self.name!r}"))
         args, kwargs = snapshot((args, kwargs))
         return calls.call(function, function.signature.leaves(args, kwargs))
 

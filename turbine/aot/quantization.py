@@ -54,18 +54,18 @@ def quantize(
     >>> [(layer.name, layer.bytes_before, layer.bytes_after) for layer in small.quantization.layers]
     [('weight', 8192, 1152)]
     """
-    output = _exported(source, exporting)
+    output = _export(source, exporting)
     quantizer = Quantizer(bits, group_size, include, exclude)
     output = replace(output, quantizer=quantizer)
     if output.module is None:
         packed = {name: quantizer(program) for name, program in output.programs.items()}
         entry_points = {name: Exported.of(program) for name, program in packed.items()}
         output = replace(output, entry_points=entry_points)
-    lowered = output.lowered_anew(TargetQuery(host.configured))
+    lowered = output.lowered_anew(TargetQuery(host.default_target))
     return replace(output, lowered=lowered, quantization=quantizer.report())
 
 
-def _exported(source: Source, exporting: dict[str, Any]) -> ExportOutput:
+def _export(source: Source, exporting: dict[str, Any]) -> ExportOutput:
     if not isinstance(source, ExportOutput):
         return export(source, **exporting)
     if exporting:

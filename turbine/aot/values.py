@@ -47,7 +47,7 @@ class IrTensor:
         """The tensor in IR."""
         if self._value is None:
             assert self.weight is not None
-            trace = module_trace.required("a weight")
+            trace = module_trace.require("a weight")
             self._value = trace.weights.load(self.weight, module_trace.here())
         return self._value
 
@@ -145,7 +145,7 @@ def without_names(shape: tuple[int | str | None, ...]) -> tuple[int | None, ...]
 
 def from_tensor(tensor: torch.Tensor) -> IrTensor:
     """A tensor that is at hand, as one of the program."""
-    trace = module_trace.required("a tensor")
+    trace = module_trace.require("a tensor")
     return from_weight(trace.weight_of(tensor, "constant"))
 
 
@@ -154,7 +154,7 @@ def from_weight(weight: Weight, store: Callable[[Any], None] | None = None) -> I
     shape, row = weight.shape, dtypes.of_torch(weight.tensor.dtype)
     if not weight.mutable:
         return IrTensor(None, shape, row, store, weight=weight)
-    builder = module_trace.required("a weight").weights
+    builder = module_trace.require("a weight").weights
     return IrTensor(builder.load(weight, module_trace.here()), shape, row, store)
 
 
@@ -162,7 +162,7 @@ def from_number(number: IrScalar) -> IrTensor:
     """A number as a tensor without axes; an index is an int64."""
     plain = convert(number, INT64) if number.scalar is INDEX else number
     value = flow.from_number(plain.value, module_trace.here())
-    return IrTensor(value, (), dtypes.named(plain.scalar.name))
+    return IrTensor(value, (), dtypes.from_torch_name(plain.scalar.name))
 
 
 def size_product(sizes: list[int | IrScalar]) -> Any:

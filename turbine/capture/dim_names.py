@@ -22,7 +22,7 @@ def with_user_names(signature: Signature, dynamic_shapes: Any) -> Signature:
     # Two symbols under one name, or a name that is a symbol already, would say something false.
     if len(set(named.values())) != len(named) or set(named.values()) & set(signature.symbols):
         return signature
-    return _renamed(signature, named)
+    return _rename(signature, named)
 
 
 def _leaf_specs(signature: Signature, dynamic_shapes: Any) -> Iterator[Any]:
@@ -61,7 +61,7 @@ def _names(leaf: Input, spec: Any) -> Iterator[tuple[str, str]]:
             yield str(dim), given.__name__
 
 
-def _renamed(signature: Signature, named: Mapping[str, str]) -> Signature:
+def _rename(signature: Signature, named: Mapping[str, str]) -> Signature:
     def text(value: Any) -> Any:
         return re.sub(r"[A-Za-z_]\w*", lambda m: named.get(m[0], m[0]), value)
 

@@ -38,6 +38,6 @@ def export_error(name: str, error: Exception) -> errors.ExportError:
     hints = (hint for pattern, hint in _REMEDIES.items() if re.search(pattern, reason))
     return errors.ExportError(
         f"PyTorch could not export {name}: " + reason.split("\n\n")[0],
-        where=errors.raised_at(error),
+        where=errors.line_of_error(error),
         hint=next(hints, _OTHERWISE),
     )

@@ -17,7 +17,7 @@ from turbine.capture.small_integers import widen_small_integers
 from turbine.signature import Slot
 
 
-def flattened(
+def flatten(
     eager: fx.GraphModule, fixed: AbstractSet[str] = frozenset()
 ) -> tuple[fx.GraphModule, list[Slot], list[Slot]]:
     """A copy of the graph to compile, and how to call it; inputs that are `fixed` stay in place."""

@@ -41,7 +41,7 @@ def check_strides(graph: fx.Graph) -> None:
         if not source.meta["val"].is_contiguous():
             raise errors.UnsupportedOp(
                 "as_strided of a tensor that is not contiguous",
-                where=errors.traced_at(node.stack_trace),
+                where=errors.line_of_trace(node.stack_trace),
                 hint="write x.contiguous().as_strided(...), or views such as x.unfold",
             )
 
@@ -54,16 +54,16 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _check_tensor(node: fx.Node, value: torch.Tensor) -> None:
     if value.layout is not torch.strided:
         raise errors.UnsupportedOp(
-            f"{_described(node)} has layout {value.layout}, and compiled code has dense tensors",
-            where=errors.traced_at(node.stack_trace),
+            f"{_describe(node)} has layout {value.layout}, and compiled code has dense tensors",
+            where=errors.line_of_trace(node.stack_trace),
             hint="convert it before the export, as in x.to_dense()",
         )
     try:
         dtypes.of_torch(value.dtype)
     except errors.UnsupportedDtype as error:
         raise errors.UnsupportedDtype(
-            f"{_described(node)}: {error.fact}",
-            where=errors.traced_at(node.stack_trace),
+            f"{_describe(node)}: {error.fact}",
+            where=errors.line_of_trace(node.stack_trace),
             hint="convert it to one of these, as in x.to(torch.float32)",
         ) from error
 
@@ -74,11 +74,11 @@ def _check_operands(node: fx.Node) -> None:
     if len(found) > 1:
         raise errors.ExportError(
             f"{node.target} has operands of several dtypes: {', '.join(found)}",
-            where=errors.traced_at(node.stack_trace),
+            where=errors.line_of_trace(node.stack_trace),
             hint="give the model and its arguments one dtype, as in model.to(x.dtype)",
         )
 
 
-def _described(node: fx.Node) -> str:
+def _describe(node: fx.Node) -> str:
     is_given = node.op == "placeholder"
     return f"argument or weight {node.name}" if is_given else f"the result of {node.target}"

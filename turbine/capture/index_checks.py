@@ -215,7 +215,7 @@ def _embedding(node: fx.Node) -> Iterator[Index]:
         yield Index(chosen, table, 0, False, (1,))
 
 
-def _advanced(node: fx.Node) -> Iterator[Index]:
+def _advanced_indices(node: fx.Node) -> Iterator[Index]:
     """x[i, :, j]: one optional index tensor for each leading axis."""
     tensor, indices = node.args[0], node.args[1]
     if isinstance(tensor, fx.Node) and isinstance(indices, Sequence):
@@ -226,8 +226,8 @@ def _advanced(node: fx.Node) -> Iterator[Index]:
 
 _INDICES: dict[Any, Callable[[fx.Node], Iterator[Index]]] = {
     aten.embedding.default: _embedding,
-    aten.index.Tensor: _advanced,
-    aten.index_put.default: _advanced,
+    aten.index.Tensor: _advanced_indices,
+    aten.index_put.default: _advanced_indices,
     aten.index_select.default: _along(0, 1, 2),
     aten.gather.default: _along(0, 1, 2),
     aten.scatter.src: _along(0, 1, 2),

@@ -26,7 +26,7 @@ def hand_over_in_memory_order(graph: fx.Graph) -> tuple[list[Order], list[Order]
     given = [memory_order(node.meta["val"]) for node in output.args[0]]
     with graph.inserting_before(output):
         results = zip(output.args[0], given, strict=True)
-        output.args = (tuple(_permuted(graph, node, order) for node, order in results),)
+        output.args = (tuple(_permute(graph, node, order) for node, order in results),)
     return taken, given
 
 
@@ -70,13 +70,13 @@ def _take(graph: fx.Graph, node: fx.Node) -> Order:
     node.meta = {"val": node.meta["val"].permute(order)}
     first = next(n for n in graph.nodes if n.op != "placeholder")
     with graph.inserting_before(first):
-        inside = _permuted(graph, node, inverse(order))
+        inside = _permute(graph, node, inverse(order))
     for user in users:
         user.replace_input_with(node, inside)
     return order
 
 
-def _permuted(graph: fx.Graph, node: fx.Node, order: Order) -> fx.Node:
+def _permute(graph: fx.Graph, node: fx.Node, order: Order) -> fx.Node:
     if order is None:
         return node
     permuted = graph.call_function(aten.permute.default, (node, list(order)))

@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 @contextmanager
-def tracing() -> Iterator[None]:
+def tracing_lock() -> Iterator[None]:
     """Wait until no other thread traces, and keep others from it."""
     from torch._dynamo.convert_frame import compile_lock
 
@@ -29,7 +29,7 @@ def traces(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def alone(*args: P.args, **kwargs: P.kwargs) -> R:
-        with tracing():
+        with tracing_lock():
             return function(*args, **kwargs)
 
     return alone

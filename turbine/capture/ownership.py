@@ -58,7 +58,7 @@ def keep_arguments(graph: fx.Graph, arguments: Iterable[str]) -> None:
         for operand in _at_risk(node):
             if _may_be(operand, names) or _is_read_elsewhere(operand):
                 with graph.inserting_before(node):
-                    node.replace_input_with(operand, _copied(graph, node, operand))
+                    node.replace_input_with(operand, _copy(graph, node, operand))
 
 
 def separate_fills(graph: fx.Graph) -> None:
@@ -149,7 +149,7 @@ def copy_parts(graph: fx.Graph) -> None:
         if _reads_a_part(node) or _pads_a_write(node):
             source: Any = node.args[0]
             with graph.inserting_before(node):
-                copy = _copied(graph, node, source, is_written=False)
+                copy = _copy(graph, node, source, is_written=False)
                 node.args = (copy, *node.args[1:])
 
 
@@ -209,7 +209,7 @@ def _size(node: fx.Node) -> Any:
     return (count_elements(value), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
-def _copied(
+def _copy(
     graph: fx.Graph, beside: fx.Node, operand: fx.Node, *, is_written: bool = True
 ) -> fx.Node:
     """The same values by an identity that the compiler does not see through.
@@ -223,7 +223,7 @@ def _copied(
         return add(aten.where.ScalarSelf, add(aten.ne.Tensor, operand, operand), nan, operand)
     if dtype in (torch.bool, torch.uint8):
         wide = add(aten._to_copy.default, operand, dtype=torch.int32)
-        copy = _copied(graph, beside, wide, is_written=is_written)
+        copy = _copy(graph, beside, wide, is_written=is_written)
         return add(aten._to_copy.default, copy, dtype=dtype)
     size = add(aten.abs.default, operand)
     positive = add(aten.ge.Scalar, operand, 0 if is_written else 1)

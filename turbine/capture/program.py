@@ -179,7 +179,7 @@ class _SmallSizes:
         if isinstance(model, ExportedProgram) or not can_compare(program):
             return small_sizes.is_same(self.general, program.signature, sizes, self._retrace)
         examples = torch_pytree.tree_leaves(self.exported.example_inputs)
-        leaves = small_sizes.resized(program.signature, examples, sizes)
+        leaves = small_sizes.resize_examples(program.signature, examples, sizes)
         with small_sizes.quietly():
             return agrees(program, model, leaves, *self._arguments(leaves))
 
@@ -418,7 +418,7 @@ def _tensor_type(value: torch.Tensor, name: str) -> tuple[str, tuple[int | str, 
 
 def _symbols(exported: ExportedProgram) -> dict[str, Range]:
     return {
-        str(symbol): Range(int(limits.lower), _bound(limits.upper))
+        str(symbol): Range(int(limits.lower), _upper_bound(limits.upper))
         for symbol, limits in exported.range_constraints.items()
         if symbol.is_Symbol and not str(symbol).startswith(_DATA_DEPENDENT)
     }
@@ -436,7 +436,7 @@ def _conditions(exported: ExportedProgram, nodes: Iterable[fx.Node]) -> tuple[st
     return tuple(t for t in texts if dims.is_condition(t) and set(dims.names(t)) <= known)
 
 
-def _bound(upper: Any) -> int | None:
+def _upper_bound(upper: Any) -> int | None:
     return int(upper) if upper.is_Integer and upper < 2**62 else None
 
 

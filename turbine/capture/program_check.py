@@ -40,7 +40,7 @@ def agrees(
     """Whether both give the same for these arguments; a model that fails agrees with nothing."""
     try:
         with torch.no_grad():
-            expected = torch_pytree.tree_leaves(model(*_copied(args), **_copied(kwargs)))
+            expected = torch_pytree.tree_leaves(model(*_copy(args), **_copy(kwargs)))
             found = _run(program, leaves)
     # Whatever a model raises for a size it was not made for.
     except Exception:
@@ -49,7 +49,7 @@ def agrees(
     return len(found) == len(tensors) and all(map(_alike, found, tensors))
 
 
-def _copied(arguments: Any) -> Any:
+def _copy(arguments: Any) -> Any:
     return torch_pytree.tree_map_only(Tensor, Tensor.clone, arguments)
 
 

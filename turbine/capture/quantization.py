@@ -111,7 +111,7 @@ class Quantizer:
         chosen = [p for p in found if _matches(p, self.include) and not _matches(p, self.exclude)]
         self.found += found
         self.chosen += chosen
-        packed = _rewritten(copied, self.packing, chosen)
+        packed = _rewrite(copied, self.packing, chosen)
         self.after |= _used_weights(packed)
         return packed
 
@@ -157,7 +157,7 @@ def _products(program: Program) -> list[_Product]:
     return [product for node in nodes if (product := _product(program, node)) is not None]
 
 
-def _rewritten(program: Program, packing: _Packing, chosen: Sequence[_Product]) -> Program:
+def _rewrite(program: Program, packing: _Packing, chosen: Sequence[_Product]) -> Program:
     rewrite = _Rewrite(program, packing)
     for product in chosen:
         rewrite.replace_product(product)

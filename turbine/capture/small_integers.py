@@ -52,7 +52,7 @@ def _widen(graph: fx.Graph, node: fx.Node) -> None:
     target: Any = node.target
     for argument in node.all_input_nodes:
         if _dtype(argument) in WIDER:
-            wide = _converted(graph, argument, WIDER[_dtype(argument)])
+            wide = _convert(graph, argument, WIDER[_dtype(argument)])
             node.replace_input_with(argument, wide)
     narrow = _dtype(node)
     if narrow not in WIDER:
@@ -70,7 +70,7 @@ def _widen(graph: fx.Graph, node: fx.Node) -> None:
     node.target, node.args, node.kwargs = aten._to_copy.default, (wide,), {"dtype": narrow}
 
 
-def _converted(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+def _convert(graph: fx.Graph, node: fx.Node, dtype: torch.dtype) -> fx.Node:
     converted = graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
     converted.meta["val"] = node.meta["val"].to(dtype)
     return converted

@@ -58,7 +58,7 @@ def are_open(dynamic_shapes: Any) -> bool:
 
 def allow(general: Trace, signature: Signature, is_open: bool, retrace: Retrace) -> Signature:
     """The signature with conditions and least sizes dropped that the program does not need."""
-    asked = {name: _refused(signature, name, is_open) for name in signature.symbols}
+    asked = {name: _find_refused(signature, name, is_open) for name in signature.symbols}
     usual = {name: _usual(signature, name) for name in signature.symbols}
     has_ints = any(spec.kind == "int" for spec in signature.inputs)
     if has_ints or not any(asked.values()) or None in usual.values():
@@ -127,16 +127,16 @@ def confirm(signature: Signature, is_right: Callable[[Sizes], bool]) -> Signatur
     return replace(signature, symbols=symbols)
 
 
-def resized(signature: Signature, examples: Sequence[Any], sizes: Sizes) -> list[Any]:
+def resize_examples(signature: Signature, examples: Sequence[Any], sizes: Sizes) -> list[Any]:
     """Example arguments with other sizes, made of their own values.
 
     Zeros are replaced: a branch that scales its argument gives the same for them.
     """
     pairs = zip(signature.inputs, examples, strict=True)
-    return [_resized(spec, example, sizes) for spec, example in pairs]
+    return [_resize(spec, example, sizes) for spec, example in pairs]
 
 
-def _resized(spec: Input, example: Any, sizes: Sizes) -> Any:
+def _resize(spec: Input, example: Any, sizes: Sizes) -> Any:
     if spec.kind != "tensor" or not isinstance(example, torch.Tensor):
         return example
     resized = example.detach()
@@ -163,7 +163,7 @@ def _is_possible(signature: Signature, sizes: Sizes) -> bool:
     return all(_holds(c, sizes) for c in joint)
 
 
-def _refused(signature: Signature, name: str, is_open: bool) -> list[int]:
+def _find_refused(signature: Signature, name: str, is_open: bool) -> list[int]:
     """The small sizes that only a symbol's range, or conditions against few sizes, do not allow."""
     doubtful, minimum = _doubtful(signature, name), signature.symbols[name].minimum
     alone = [c for c in signature.conditions if set(dims.names(c)) == {name}]
@@ -334,7 +334,7 @@ def _example(spec: Input, sizes: Sizes) -> Any:
     if spec.kind != "tensor":
         return spec.value
     shape = [dims.evaluate(dim, sizes) or 0 for dim in spec.shape]
-    return torch.zeros(shape, dtype=dtypes.named(spec.dtype).torch)
+    return torch.zeros(shape, dtype=dtypes.from_torch_name(spec.dtype).torch)
 
 
 class _Comparison:

@@ -89,7 +89,7 @@ def _op_obstacle(node: fx.Node) -> str | None:
 
 
 def _has_new_sizes(node: fx.Node) -> bool:
-    return any(free_unbacked_symbols(v) for v in _listed(node.meta.get("val")))
+    return any(free_unbacked_symbols(v) for v in _as_sequence(node.meta.get("val")))
 
 
 def _value_obstacles(node: fx.Node) -> Iterator[str]:
@@ -105,10 +105,10 @@ def _value_obstacles(node: fx.Node) -> Iterator[str]:
 def _values(node: fx.Node) -> Iterator[Any]:
     """The values a node reads and gives."""
     for one in (node, *node.all_input_nodes):
-        yield from _listed(one.meta.get("val"))
+        yield from _as_sequence(one.meta.get("val"))
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _as_sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (tuple, list)) else (value,)
 
 

@@ -23,10 +23,10 @@ def warn_of_training_mode(model: torch.nn.Module, program: ExportedProgram) -> N
     found = {name: node for name, node in names.items() if _is_training(modules, name)}
     if not found:
         return
-    listed = ", ".join(_described(modules, name) for name in found)
+    listed = ", ".join(_describe(modules, name) for name in found)
     fact = f"{type(model).__name__} is in training mode, which changes what these do: {listed}"
     hint = "call model.eval() before the export, so that dropout and batch statistics are left out"
-    where = errors.traced_at(next(iter(found.values())).stack_trace)
+    where = errors.line_of_trace(next(iter(found.values())).stack_trace)
     message = str(errors.TurbineError(fact, where=where, hint=hint))
     errors.warn(message, errors.TrainingModeWarning)
 
@@ -54,6 +54,6 @@ def _is_training(modules: dict[str, torch.nn.Module], name: str) -> bool:
     return name in modules and modules[name].training
 
 
-def _described(modules: dict[str, torch.nn.Module], name: str) -> str:
+def _describe(modules: dict[str, torch.nn.Module], name: str) -> str:
     kind = type(modules[name]).__name__
     return f"{name} ({kind})" if name else kind

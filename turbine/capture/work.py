@@ -58,21 +58,21 @@ def _operand(node: fx.Node, index: int) -> torch.Tensor:
     return value
 
 
-def _contracted(index: int) -> Callable[[fx.Node], int]:
+def _contraction_size(index: int) -> Callable[[fx.Node], int]:
     return lambda node: hint(_operand(node, index).shape[-1])
 
 
-def _convolved(node: fx.Node) -> int:
+def _convolution_size(node: fx.Node) -> int:
     weight = _operand(node, 1)
     return prod(hint(d) for d in weight.shape[1:])
 
 
 # Multiply-adds behind one element of the result.
 _INNER: dict[Any, Callable[[fx.Node], int]] = {
-    aten.mm.default: _contracted(0),
-    aten.bmm.default: _contracted(0),
-    aten.addmm.default: _contracted(1),
-    aten.baddbmm.default: _contracted(1),
-    aten.convolution.default: _convolved,
-    GROUPED_PRODUCT: _contracted(0),
+    aten.mm.default: _contraction_size(0),
+    aten.bmm.default: _contraction_size(0),
+    aten.addmm.default: _contraction_size(1),
+    aten.baddbmm.default: _contraction_size(1),
+    aten.convolution.default: _convolution_size,
+    GROUPED_PRODUCT: _contraction_size(0),
 }

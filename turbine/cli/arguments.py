@@ -34,7 +34,9 @@ def arguments(
         raise errors.ArgumentError(
             "--size and --input together", hint="--size is for inputs that are made up"
         )
-    given = iter(_given(wanted, texts, signature) if texts else _made_up(wanted, signature, sizes))
+    given = iter(
+        _parse_inputs(wanted, texts, signature) if texts else _make_random(wanted, signature, sizes)
+    )
     leaves = [i.value if i.kind == "constant" else next(given) for i in signature.inputs]
     args, kwargs = pytree.unflatten(signature.in_tree, leaves)
     return args, kwargs
@@ -54,7 +56,7 @@ def read(text: str, random: Generator) -> Array | int:
         raise errors.ArgumentError(f"cannot read input {text!r}", hint=_HOW)
     shape = tuple(int(size) for size in found["shape"].split("x")[:-1])
     try:
-        dtype = dtypes.spelled(found["dtype"])
+        dtype = dtypes.from_spelling(found["dtype"])
     except errors.UnsupportedDtype as error:
         raise errors.ArgumentError(f"input {text!r}: {error.fact}", hint=_HOW) from error
     if found["value"] is None:
@@ -72,7 +74,7 @@ def generator() -> Generator:
     return numpy.random.default_rng(SEED)
 
 
-def _given(wanted: Sequence[Input], texts: Sequence[str], signature: Signature) -> list[Any]:
+def _parse_inputs(wanted: Sequence[Input], texts: Sequence[str], signature: Signature) -> list[Any]:
     random, values = generator(), []
     for text in texts:
         if text.endswith(".npz"):
@@ -84,10 +86,10 @@ def _given(wanted: Sequence[Input], texts: Sequence[str], signature: Signature) 
             f"{len(values)} inputs given, the program takes {len(wanted)}",
             hint=f"the signature is {signature.text()}",
         )
-    return [_restored(value, spec) for value, spec in zip(values, wanted, strict=True)]
+    return [_restore_dtype(value, spec) for value, spec in zip(values, wanted, strict=True)]
 
 
-def _restored(value: Any, spec: Input) -> Any:
+def _restore_dtype(value: Any, spec: Input) -> Any:
     """Numpy stores bfloat16 and fp8 as bytes without a meaning; the signature says which it is.
 
     A number may be given as an array of one, "f32=2.5" or "i1=1".
@@ -96,11 +98,11 @@ def _restored(value: Any, spec: Input) -> Any:
         return value.item()
     if spec.kind != "tensor" or isinstance(value, int) or value.dtype.kind != "V":
         return value
-    dtype = dtypes.named(spec.dtype).numpy
+    dtype = dtypes.from_torch_name(spec.dtype).numpy
     return value.view(dtype) if value.dtype.itemsize == dtype.itemsize else value
 
 
-def _made_up(
+def _make_random(
     wanted: Sequence[Input], signature: Signature, sizes: Sequence[Assignment]
 ) -> list[Any]:
     symbols, random = _symbols(wanted, signature.symbols, sizes), generator()
@@ -115,7 +117,7 @@ def _made_up(
         shape = [dims.evaluate(dim, symbols) for dim in spec.shape]
         known = tuple(size for size in shape if size is not None)
         assert len(known) == len(shape)
-        values.append(_random(known, dtypes.named(spec.dtype), random))
+        values.append(_random(known, dtypes.from_torch_name(spec.dtype), random))
     return values
 
 

@@ -51,7 +51,7 @@ def show_coverage(
 
     if samples < 1 or jobs < 1:
         raise errors.ConfigError(f"nothing to do: {samples=} {jobs=}", hint="use 1 or more")
-    names = _matching(op_samples.ops(), ops)
+    names = _filter_names(op_samples.ops(), ops)
     if seconds is not None:
         names = sweep.shuffle(names, seed)
     door = _export_door(forms) if export else _compile_door(forms)
@@ -84,7 +84,7 @@ def _compile_door(forms: str) -> FrontDoor:
     return make_front_door(chosen)
 
 
-def _matching(names: Iterable[str], pattern: str) -> list[str]:
+def _filter_names(names: Iterable[str], pattern: str) -> list[str]:
     try:
         found = [name for name in names if re.search(pattern, name)]
     except re.error as error:

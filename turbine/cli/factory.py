@@ -91,13 +91,13 @@ def _import(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise _raised(f"importing {name}", error) from error
+            raise _wrap_error(f"importing {name}", error) from error
         raise errors.ExportError(
             f"no module named {error.name!r}",
             hint=f"looked in {Path.cwd()} and where Python finds its packages",
         ) from error
     except (Exception, SystemExit) as error:
-        raise _raised(f"importing {name}", error) from error
+        raise _wrap_error(f"importing {name}", error) from error
 
 
 def _make(factory: str, found: Any) -> Any:
@@ -107,7 +107,7 @@ def _make(factory: str, found: Any) -> Any:
     try:
         return found()
     except (Exception, SystemExit) as error:
-        raise _raised(f"calling {factory}", error) from error
+        raise _wrap_error(f"calling {factory}", error) from error
 
 
 def _understood(factory: str, made: Any) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _description(made: Any) -> str:
     return f"a value of type {type(made).__name__}"
 
 
-def _raised(doing: str, error: BaseException) -> errors.ExportError:
+def _wrap_error(doing: str, error: BaseException) -> errors.ExportError:
     where = errors.user_place(_places(error.__traceback__))
     return errors.ExportError(f"{doing} raised {type(error).__name__}: {error}", where=where)
 

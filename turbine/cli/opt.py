@@ -89,6 +89,6 @@ def _write(module: Module, output: Path | None) -> None:
     if output is None:
         sys.stdout.write(context.to_text(module))
         return
-    with container.replacing(output) as file:
+    with container.replace_file(output) as file:
         file.write(context.to_bytes(module, output.suffix))
     print(output)

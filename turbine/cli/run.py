@@ -87,10 +87,12 @@ def _results(program: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     values = pytree.flatten(signature.out_tree, given, "result")
     is_array = [output.kind == "tensor" for output in signature.outputs]
     results = [Result(*row) for row in zip(names, values, is_array, strict=True)]
-    return results + _written(signature, args, kwargs)
+    return results + _mutated_arguments(signature, args, kwargs)
 
 
-def _written(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Result]:
+def _mutated_arguments(
+    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Result]:
     leaves = signature.leaves(args, kwargs)
     pairs = zip(signature.inputs, leaves, strict=True)
     return [Result(f"{spec.name} (written)", leaf, True) for spec, leaf in pairs if spec.mutated]
@@ -125,11 +127,11 @@ def _plain(result: Result) -> dict[str, Any]:
         "name": result.name,
         "dtype": row.name,
         "shape": list(result.value.shape),
-        "values": _nested(_listed(result.value, row.kind)),
+        "values": _nest(_to_list(result.value, row.kind)),
     }
 
 
-def _listed(array: Any, kind: str) -> Any:
+def _to_list(array: Any, kind: str) -> Any:
     """Lists of Python numbers; a complex number is the pair of its parts."""
     if kind == "complex":
         array = array.reshape(*array.shape, 1).view(array.real.dtype)
@@ -137,8 +139,8 @@ def _listed(array: Any, kind: str) -> Any:
     return (array.astype("float64") if kind == "float" else array).tolist()
 
 
-def _nested(values: Any) -> Any:
-    return [_nested(item) for item in values] if isinstance(values, list) else _number(values)
+def _nest(values: Any) -> Any:
+    return [_nest(item) for item in values] if isinstance(values, list) else _number(values)
 
 
 def _number(value: Any) -> Any:

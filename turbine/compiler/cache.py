@@ -133,7 +133,7 @@ def listings() -> list[Listing]:
 def clear() -> int:
     """Remove every entry and say how many there were; failed IR goes too."""
     count = 0
-    for path in [*_files(), *_failed()]:
+    for path in [*_files(), *_failed_entries()]:
         with contextlib.suppress(OSError):
             path.unlink()
             count += path.suffix == _SUFFIX
@@ -149,7 +149,7 @@ def evict() -> None:
     """Remove least recently used files past the size limit, and what killed writers left."""
     limit = config.current().cache_limit_mb * 2**20
     sized = []
-    for path in [*_files(), *_failed()]:
+    for path in [*_files(), *_failed_entries()]:
         with contextlib.suppress(OSError):
             status = path.stat()
             sized.append((status.st_mtime, status.st_size, path))
@@ -178,7 +178,7 @@ def _files() -> Iterator[Path]:
     return config.current().cache_dir.glob(f"??/*{_SUFFIX}")
 
 
-def _failed() -> Iterator[Path]:
+def _failed_entries() -> Iterator[Path]:
     return failed_folder().glob("*.mlir*")
 
 

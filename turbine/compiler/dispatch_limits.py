@@ -46,7 +46,7 @@ class Sources:
 
 
 @contextmanager
-def watching() -> Iterator[Sources]:
+def collect_sources() -> Iterator[Sources]:
     """A folder for one compile."""
     with TemporaryDirectory(prefix="turbine-sources-") as folder:
         yield Sources(Path(folder))

@@ -28,7 +28,7 @@ def resolve(wanted: Target, *, in_process: bool | None = None) -> Target:
     found = Target(
         "cpu",
         _first(_CPU, probed, "generic"),
-        _settled(_first(_FEATURES, probed, "")),
+        _merge_features(_first(_FEATURES, probed, "")),
         _first(_TRIPLE, probed, target.host_architecture()),
         wanted.devices,
     )
@@ -40,7 +40,7 @@ def resolve(wanted: Target, *, in_process: bool | None = None) -> Target:
     return found
 
 
-def configured() -> Target:
+def default_target() -> Target:
     """The target that code is compiled for where a caller does not name one."""
     return resolve(target.parse(config.current().target))
 
@@ -80,7 +80,7 @@ def _first(pattern: re.Pattern[str], text: str, default: str) -> str:
     return found.group(1) if found is not None else default
 
 
-def _settled(features: str) -> str:
+def _merge_features(features: str) -> str:
     """Each feature once: what LLVM says of a chip model comes first, what this chip has, last."""
     signs = {feature[1:]: feature[0] for feature in features.split(",") if feature}
     return ",".join(sign + name for name, sign in signs.items())

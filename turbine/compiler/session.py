@@ -65,7 +65,7 @@ def is_bytecode(source: bytes) -> bool:
 
 
 def _compile_within_limits(request: Request, collected: list[Diagnostic]) -> bytes | None:
-    with dispatch_limits.watching() as sources:
+    with dispatch_limits.collect_sources() as sources:
         data = _compile(replace(request, flags=(*request.flags, *sources.flags)), collected)
         problem = sources.problem() if data is not None else None
     if problem is not None:

@@ -117,7 +117,7 @@ def judge_case(case: Case, undefined: bool = False, *, training: bool = False) -
     if training and not expected.gradients:
         return Verdict(NO_GRADIENT)
     rescued = counters()["rescued_calls"]
-    with records.listening() as heard:
+    with records.collect() as heard:
         problem, draws = _attempt(case, run, expected, partial(backend), undefined, heard)
     if problem is not None:
         return _unless_torch_fails_too(case, run, expected, undefined, problem)

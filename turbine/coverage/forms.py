@@ -23,7 +23,7 @@ def transpose(x: Tensor, chance: random.Random) -> Tensor:
     return x.permute(order).contiguous().permute(order)
 
 
-def spread(x: Tensor, chance: random.Random) -> Tensor:
+def make_strided(x: Tensor, chance: random.Random) -> Tensor:
     """Every second element of a longer row, from the second on; what lies between is poison."""
     if x.dim() == 0:
         row = _poison(x, [3])
@@ -77,7 +77,7 @@ def _is_float(x: Tensor) -> bool:
 # A form -> how a tensor gets it, and which tensors it changes.
 _LAYOUTS: dict[str, tuple[Form, Callable[[Tensor], bool]]] = {
     "transposed": (transpose, _is_matrix),
-    "spread": (spread, lambda x: x.numel() > 0),
+    "spread": (make_strided, lambda x: x.numel() > 0),
     "expanded": (expand, _has_long_axis),
     "negated": (negate, _is_float),
     "conjugated": (conjugate, torch.is_complex),

@@ -88,7 +88,7 @@ def key(node: fx.Node) -> str:
 
 
 def _key(node: fx.Node, versions: list[str]) -> str:
-    arguments = fx.map_arg((node.args, node.kwargs), lambda n: _typed(n.meta.get("val")))
+    arguments = fx.map_arg((node.args, node.kwargs), lambda n: _type_key(n.meta.get("val")))
     return cache.key_of([*versions, str(node.target), repr(arguments)])
 
 
@@ -99,9 +99,9 @@ class _Typed(str):
         return str(self)
 
 
-def _typed(value: Any) -> Any:
+def _type_key(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return _Typed([_typed(v) for v in value])
+        return _Typed([_type_key(v) for v in value])
     if not isinstance(value, torch.Tensor):
         return _Typed(type(value).__name__)
     sizes = ["?" if isinstance(size, torch.SymInt) else str(size) for size in value.shape]

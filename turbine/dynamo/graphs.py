@@ -17,7 +17,7 @@ from turbine import config, errors
 from turbine.capture import graph_passes, support
 from turbine.capture.partition import Part, is_compute, partition
 from turbine.dynamo import failure_cache, parts
-from turbine.dynamo.op_probe import refused_alone
+from turbine.dynamo.op_probe import find_refused
 from turbine.dynamo.records import GraphRecord, LeftOp
 from turbine.dynamo.totals import add
 from turbine.lower.importer import user_line
@@ -46,9 +46,9 @@ def compile_graph(
 ) -> Boxed:
     """A callable that takes a list, empties it, and gives the graph's results."""
     graph_passes.run(graph)
-    outer = _assembled(graph, _Whole(record, knobs, fixed), {})
+    outer = _assemble(graph, _Whole(record, knobs, fixed), {})
     add(graphs=1)
-    return _boxed(outer)
+    return _box(outer)
 
 
 def leave_to_pytorch(graph: fx.GraphModule, record: GraphRecord, reason: str) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else node.target.__name__
 
 
-def _assembled(
+def _assemble(
     graph: fx.GraphModule, whole: _Whole, refused: dict[str, str], cut: int | None = None
 ) -> fx.GraphModule:
     """The graph with a module under compilation in place of each part."""
@@ -119,21 +119,21 @@ def _without_culprit(
     compute = [node for node in part.graph.graph.nodes if is_compute(node)]
     if whole.failures > _PATIENCE:
         everything = {node.name: "the compiler failed too often" for node in compute}
-        outer = _assembled(part.graph, whole, everything)
-    elif refused := _refused(part, error):
-        outer = _assembled(part.graph, whole, refused)
+        outer = _assemble(part.graph, whole, everything)
+    elif refused := _find_refused(part, error):
+        outer = _assemble(part.graph, whole, refused)
     else:
-        outer = _assembled(part.graph, whole, {}, cut=len(compute) // 2)
+        outer = _assemble(part.graph, whole, {}, cut=len(compute) // 2)
     return lambda args: outer(*args)
 
 
-def _refused(part: Part, error: errors.TurbineError) -> dict[str, str]:
+def _find_refused(part: Part, error: errors.TurbineError) -> dict[str, str]:
     """The ops that the error blames, or that are refused alone, with the reason."""
     nodes = [node for node in part.graph.graph.nodes if node.op == "call_function"]
-    blamed = {node: error.fact for node in nodes if node.name == parts.located(error.where)}
+    blamed = {node: error.fact for node in nodes if node.name == parts.node_name_of(error.where)}
     if not blamed and isinstance(error, errors.UnsupportedOpInIR):
         ops = [node for node in nodes if node.target is not operator.getitem]
-        blamed = refused_alone({failure_cache.key(node): node for node in ops}.values())
+        blamed = find_refused({failure_cache.key(node): node for node in ops}.values())
     if not blamed and len(nodes) == 1:
         blamed = {nodes[0]: error.fact}
     reasons = {
@@ -151,7 +151,7 @@ def _is_proven(error: errors.TurbineError, op_count: int) -> bool:
     return failure_cache.is_lasting(error) and (names_them or op_count == 1)
 
 
-def _boxed(outer: fx.GraphModule) -> Boxed:
+def _box(outer: fx.GraphModule) -> Boxed:
     _hide_views(outer.graph)
     outer.graph.set_codegen(_BoxedCode())
     outer.recompile()

@@ -18,14 +18,14 @@ from turbine.lower.importer import lower
 from turbine.mlir import context as mlir_context
 
 
-def refused_alone(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
+def find_refused(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
     """The nodes that are refused even as a graph of their own, with the reason."""
     reasons: dict[fx.Node, str] = {}
     with ExitStack() as stack:
         jobs: dict[fx.Node, Job] = {}
         for node in nodes:
             try:
-                module = lower(_alone(node), TargetQuery(host.configured)).module
+                module = lower(_alone(node), TargetQuery(host.default_target)).module
                 mlir_context.verify(module)
             except (errors.UnsupportedOp, errors.CompileError) as error:
                 reasons[node] = error.fact

@@ -18,7 +18,7 @@ from torch import fx
 from turbine import config, errors
 from turbine import target as targets
 from turbine.capture import work
-from turbine.capture.flat_call import flattened
+from turbine.capture.flat_call import flatten
 from turbine.capture.partition import Part, is_compute
 from turbine.capture.program import Region
 from turbine.capture.sizes import hint
@@ -32,7 +32,7 @@ from turbine.lower.importer import DEFAULT_NAME, lower
 from turbine.mlir import context as mlir_context
 from turbine.progress import progress
 from turbine.runtime import device
-from turbine.runtime.executable import Executable, aligned
+from turbine.runtime.executable import Executable, align_code
 from turbine.runtime.tensor_call import TensorCall
 
 log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class PartModule(torch.nn.Module):
             return _surprise(error)
 
     def _lowered(self) -> Pending | errors.TurbineError:
-        graph, self._inputs, self._results = flattened(self.eager, self._fixed)
+        graph, self._inputs, self._results = flatten(self.eager, self._fixed)
         placeholders = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
         (output,) = (node for node in graph.graph.nodes if node.op == "output")
         region = Region(graph, placeholders, tuple(output.args[0]))
@@ -138,7 +138,7 @@ class PartModule(torch.nn.Module):
         return call
 
     def _loaded(self, compiled: Compiled) -> TensorCall:
-        entry = Executable(aligned(compiled.data), self.driver, list).entry(DEFAULT_NAME)
+        entry = Executable(align_code(compiled.data), self.driver, list).entry(DEFAULT_NAME)
         entry.device()  # loads it, which may fail
         return TensorCall(entry, self._inputs, self._results)
 
@@ -146,7 +146,7 @@ class PartModule(torch.nn.Module):
         """Seconds of one call on made-up arguments."""
         call = self._loaded(compiled)
         placeholders = [node for node in self.eager.graph.nodes if node.op == "placeholder"]
-        args = [_made_up(node.meta["val"]) for node in placeholders]
+        args = [_make_random(node.meta["val"]) for node in placeholders]
         return pipeline.seconds_of(lambda: call(args))
 
 
@@ -178,12 +178,12 @@ def _location(node: fx.Node) -> str:
     return f"%{node.name}"
 
 
-def located(where: str | None) -> str | None:
+def node_name_of(where: str | None) -> str | None:
     """The name of the node that a place in the compiler's messages stands for."""
     return where[1:].partition(":")[0] if where is not None and where[:1] == "%" else None
 
 
-def _made_up(value: Any) -> Any:
+def _make_random(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return hint(value)
     sizes = [hint(size) for size in value.shape]

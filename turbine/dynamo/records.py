@@ -44,7 +44,7 @@ def new(kind: str) -> GraphRecord:
 
 
 @contextmanager
-def listening() -> Iterator[list[GraphRecord]]:
+def collect() -> Iterator[list[GraphRecord]]:
     """Collect the records of graphs that any thread compiles meanwhile."""
     heard: list[GraphRecord] = []
     with _lock:

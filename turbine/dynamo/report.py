@@ -78,7 +78,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     function = function._orig_mod if isinstance(function, _OPTIMIZED) else function
     breaks = torch._dynamo.utils.counters["graph_break"]
     before = Counter(breaks)
-    with records.listening() as heard:
+    with records.collect() as heard:
         # A backend of its own, or Dynamo would call what it has compiled before.
         anew = torch.compile(function, backend=partial(backend))
         with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):

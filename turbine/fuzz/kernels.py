@@ -270,7 +270,7 @@ def _view(t: Tiles) -> tuple[str, Tile]:
     stop = t.choose.randint(start + 1, shape[axis])
     cut = ", ".join([":"] * axis + [f"{start}:{stop}"] + [":"] * (rank - axis - 1))
     spot = ", ".join([":"] * axis + ["None"] + [":"] * (rank - axis))
-    new = _refactored(t.choose, prod(shape))
+    new = _refactor(t.choose, prod(shape))
     options: list[tuple[str, Shape]] = [
         (f"tkl.transpose({x}, {tuple(order)})", tuple(shape[k] for k in order)),
         (f"tkl.reshape({x}, {new})", new),
@@ -286,7 +286,7 @@ def _view(t: Tiles) -> tuple[str, Tile]:
     return text, Tile(result, tile.kind)
 
 
-def _refactored(choose: random.Random, count: int) -> Shape:
+def _refactor(choose: random.Random, count: int) -> Shape:
     """Sizes whose product is the count, ones among them."""
     sizes: list[int] = []
     while count > 1:

@@ -108,7 +108,7 @@ class Expr:
         for monomial, factor in self.terms:
             product = as_expr(factor)
             for atom in monomial:
-                product = product * _substituted(atom, values)
+                product = product * _substitute(atom, values)
             total = total + product
         return total
 
@@ -199,12 +199,12 @@ def is_never_negative(expr: Expr, ranges: Ranges) -> bool:
 
 def least(expr: Expr, ranges: Ranges) -> Expr:
     """An expression without counters that this one is never below, if one is found."""
-    return _bound(expr, ranges, _Side(lowest=True))
+    return _bound_of(expr, ranges, _Side(lowest=True))
 
 
 def greatest(expr: Expr, ranges: Ranges) -> Expr:
     """An expression without counters that this one is never above, if one is found."""
-    return _bound(expr, ranges, _Side(lowest=False))
+    return _bound_of(expr, ranges, _Side(lowest=False))
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class _Side:
         return _Side(not self.lowest)
 
 
-def _bound(expr: Expr, ranges: Ranges, side: _Side) -> Expr:
+def _bound_of(expr: Expr, ranges: Ranges, side: _Side) -> Expr:
     # The last counter first: its range may name those before it.
     for counter in reversed(list(ranges)):
         if counter in expr.symbols:
@@ -243,22 +243,22 @@ def _without(expr: Expr, counter: Symbol, within: Range, side: _Side) -> Expr:
         if inner and len(monomial) > 1:
             return expr
         if inner:
-            bound = _bounded_atom(inner[0], counter, within, side if factor > 0 else side.other)
+            bound = _bound_atom(inner[0], counter, within, side if factor > 0 else side.other)
             total = total + bound * factor
         else:
             total = total + Expr(((monomial, factor),))
     return total
 
 
-def _bounded_atom(atom: Atom, counter: Symbol, within: Range, side: _Side) -> Expr:
+def _bound_atom(atom: Atom, counter: Symbol, within: Range, side: _Side) -> Expr:
     """The bound of a quotient or an extreme, all of which rise with what is in them."""
     ranges = {counter: within}
     if isinstance(atom, Quotient):
         if atom.below.number is None or atom.below.number < 0:
             return _atom(atom)
-        return quotient(_bound(atom.above, ranges, side), atom.below, atom.counts_blocks)
+        return quotient(_bound_of(atom.above, ranges, side), atom.below, atom.counts_blocks)
     assert isinstance(atom, Extreme)
-    one, other = _bound(atom.one, ranges, side), _bound(atom.other, ranges, side)
+    one, other = _bound_of(atom.one, ranges, side), _bound_of(atom.other, ranges, side)
     return _extreme(atom.name, one, other)
 
 
@@ -312,7 +312,7 @@ def _extreme(name: str, one: Expr, other: Expr) -> Expr:
     return _atom(Extreme(name, one, other))
 
 
-def _substituted(atom: Atom, values: Mapping[Symbol, Expr | int]) -> Expr:
+def _substitute(atom: Atom, values: Mapping[Symbol, Expr | int]) -> Expr:
     if isinstance(atom, Symbol):
         return as_expr(values[atom]) if atom in values else _atom(atom)
     if isinstance(atom, Quotient):

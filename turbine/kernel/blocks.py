@@ -17,7 +17,7 @@ _ALONE, _LAST, _BEFORE, _EITHER = 1024, 1024, 4, 64
 _RESULT, _SUMMED, _BOTH = 256, 256, 64
 
 
-def chosen_blocks(program: Program, told: Collection[Symbol]) -> dict[Symbol, int]:
+def choose_blocks(program: Program, told: Collection[Symbol]) -> dict[Symbol, int]:
     """A size for each symbol that no tensor tells, but for those that the caller would see."""
     chosen = {**_by_axis(program), **_of_products(program)}
     types = [p.type for p in program.of_usage("output")]

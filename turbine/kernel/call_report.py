@@ -67,10 +67,10 @@ def explain(kernel: Kernel, *args: Any) -> Report:
     own = [value.clone() if isinstance(value, Tensor) else value for value in args]
     with config.override(interpret=False):
         seconds = roofline.seconds_of(lambda: kernel(*own))
-    shown = printer.seen(kernel, args)
+    shown = printer.view_for(kernel, args)
     typed = printer.typed_text(shown)
     code, facts = printer.code_of(shown)
-    compiled = pipeline.compile_ir(code.text.encode(), host.configured())
+    compiled = pipeline.compile_ir(code.text.encode(), host.default_target())
     return Report(
         typed,
         tuple(count.evaluate(sizes) for count in program.grid),

@@ -24,7 +24,7 @@ from turbine.kernel.backends import interpret
 from turbine.kernel.backends.interpret import Memory
 from turbine.kernel.kernel import Kernel
 from turbine.kernel.lang.memory import store
-from turbine.kernel.launcher import Key, compiled, facts_of, passed_values, write_main
+from turbine.kernel.launcher import Key, convert_arguments, facts_of, load_code, write_main
 from turbine.kernel.op import MAKE
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Parameter
@@ -128,8 +128,8 @@ class _Pair:
     ) -> None:
         self.program, self.sizes, self.key, self.named = program, sizes, key, named
         self.tolerance = tolerance
-        self.interpreted = interpret.run_in_memory(program, sizes, _copied(named))
-        self.compiled = _run_compiled(program, sizes, key, _copied(named))
+        self.interpreted = interpret.run_in_memory(program, sizes, _copy(named))
+        self.compiled = _run_compiled(program, sizes, key, _copy(named))
 
     def pair(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """The two tensors, and where the kernel wrote them."""
@@ -154,7 +154,7 @@ class _Pair:
         return float(found.max()) / (largest(expected) or 1.0) if found.numel() else 0.0
 
 
-def _copied(named: Mapping[str, Any]) -> dict[str, Any]:
+def _copy(named: Mapping[str, Any]) -> dict[str, Any]:
     return {n: v.clone() if isinstance(v, Tensor) else v for n, v in named.items()}
 
 
@@ -177,8 +177,8 @@ def _run_compiled(
     program: Program, sizes: Mapping[Symbol, int], key: Key, named: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     code = write_main(program, facts_of(program, sizes, dict(key.static)))
-    call = compiled(program, code, 0.0)
-    results = call(passed_values(program, named))
+    call = load_code(program, code, 0.0)
+    results = call(convert_arguments(program, named))
     names = [p.name for p in (*program.of_usage("output"), *program.of_usage("inout"))]
     return dict(zip(names, results, strict=False))
 
@@ -213,7 +213,7 @@ def _first_op(
     probes = _probes(kernel, pair, ids)
     for start in range(0, len(probes), _AT_ONCE):
         wanted = range(start, min(start + _AT_ONCE, len(probes)))
-        program = _probed(kernel, pair, probes, wanted, number)
+        program = _probe(kernel, pair, probes, wanted, number)
         looked = _Pair(program, pair.sizes, pair.key, pair.named, pair.tolerance)
         for place in wanted:
             difference = looked.difference(_name(place))
@@ -272,7 +272,7 @@ def _probes(kernel: Kernel, pair: _Pair, ids: tuple[int, ...]) -> list[Probe]:
 
         return note
 
-    _traced(kernel, pair.program.parameters, watch)
+    _retrace(kernel, pair.program.parameters, watch)
     return found
 
 
@@ -296,7 +296,7 @@ def _turns(
             yield region.counter, first, count
 
 
-def _probed(
+def _probe(
     kernel: Kernel, pair: _Pair, probes: Sequence[Probe], wanted: range, number: int
 ) -> Program:
     """The kernel, with stores of what some of its ops give in one program."""
@@ -325,10 +325,10 @@ def _probed(
 
         return keep
 
-    return _traced(kernel, [*pair.program.parameters, *buffers], watch, buffers)
+    return _retrace(kernel, [*pair.program.parameters, *buffers], watch, buffers)
 
 
-def _traced(
+def _retrace(
     kernel: Kernel,
     present: Sequence[Parameter],
     watch: Callable[..., Callable[[str, Tile], None]],

@@ -22,12 +22,12 @@ class Facts:
     used: set[Symbol] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._plain = _substituted(self.ranges, self.known)
+        self._plain = _substitute(self.ranges, self.known)
         self._multiples: dict[Symbol, Expr | int] = {
             **self.known,
             **{s: symbol(f"{s}'") * divisor for s, divisor in self.divisors.items()},
         }
-        self._divided = _substituted(self.ranges, self._multiples)
+        self._divided = _substitute(self.ranges, self._multiples)
 
     def simplified(self, expr: Expr) -> Expr:
         """The expression with what is part of the code."""
@@ -52,7 +52,7 @@ class Facts:
         return self.is_proven(bound.limit - bound.offset - size)
 
 
-def _substituted(
+def _substitute(
     ranges: Mapping[Symbol, Range], values: Mapping[Symbol, Expr | int]
 ) -> dict[Symbol, Range]:
     return {

@@ -19,14 +19,14 @@ from turbine.kernel import signature as signatures
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.autograd import Gradient
 from turbine.kernel.backends import interpret
-from turbine.kernel.blocks import chosen_blocks, sizes_of_products
+from turbine.kernel.blocks import choose_blocks, sizes_of_products
 from turbine.kernel.launcher import Key, Launcher, Variant, check_grid, separate_inputs
-from turbine.kernel.op import described
+from turbine.kernel.op import describe
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Signature
 from turbine.kernel.size_inference import bind_sizes
 from turbine.kernel.tracer import Buffer, Tile, symbol_name
-from turbine.kernel.types import BufferType, ScalarType, fits, spelled
+from turbine.kernel.types import BufferType, ScalarType, dtype_name, fits
 from turbine.runtime.quick_call import QuickCall, is_shareable
 
 Function = Callable[..., Any]
@@ -79,7 +79,7 @@ class Kernel:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self._origin is None:
             return self.__qualname__
-        return _using, self._origin
+        return _with_blocks, self._origin
 
     def __deepcopy__(self, memo: Any) -> Kernel:
         return self
@@ -119,7 +119,7 @@ class Kernel:
             )
         given = {**dict(zip(names, args, strict=False)), **keywords}
         place = self.signature.place
-        return {p.name: _checked(self.__name__, p, given, place) for p in passed}
+        return {p.name: _check_argument(self.__name__, p, given, place) for p in passed}
 
     def run(self, named: Mapping[str, Any], args: tuple[Any, ...] | None = None) -> Any:
         """Run the kernel on tensors that are no more than that; `args` may be remembered."""
@@ -206,7 +206,7 @@ class Kernel:
     def own_sizes(self, program: Program) -> dict[Symbol, int]:
         """The sizes that are the kernel's own: given ones, and ones that are chosen."""
         given = {Symbol(name): value for name, value in self.blocks.items()}
-        return {**chosen_blocks(program, self.signature.size_symbols), **given}
+        return {**choose_blocks(program, self.signature.size_symbols), **given}
 
     def using(self, **blocks: int) -> Kernel:
         """The same kernel with other sizes of tiles: `gemm.using(BM=32, BN=128)`."""
@@ -299,7 +299,7 @@ class Kernel:
         return "\n".join(lines) or "nothing was compiled yet"
 
 
-def _using(kernel: Kernel, blocks: dict[str, int]) -> Kernel:
+def _with_blocks(kernel: Kernel, blocks: dict[str, int]) -> Kernel:
     return kernel.using(**blocks)
 
 
@@ -366,7 +366,9 @@ def _are_plain(named: Mapping[str, Any]) -> bool:
     )
 
 
-def _checked(kernel: str, parameter: Any, given: Mapping[str, Any], place: str | None) -> Any:
+def _check_argument(
+    kernel: str, parameter: Any, given: Mapping[str, Any], place: str | None
+) -> Any:
     """An argument of a call, if it is one that the parameter takes."""
     value = given.get(parameter.name, parameter.default)
     if value is parameter.default and value is not None and parameter.name not in given:
@@ -384,7 +386,7 @@ def _checked(kernel: str, parameter: Any, given: Mapping[str, Any], place: str |
             return value
         inside = isinstance(value, (Tile, Buffer))
         raise errors.KernelError(
-            f"{kernel}: {parameter} was given {described(value)}",
+            f"{kernel}: {parameter} was given {describe(value)}",
             where=place,
             hint="a kernel does not call another, but functions that are not kernels"
             if inside
@@ -413,5 +415,5 @@ def _number(kernel: str, parameter: Any, value: Any, place: str | None) -> Any:
     raise errors.KernelError(
         f"{kernel}: {parameter} was given {value!r}",
         where=place,
-        hint=f"pass a number that is {spelled(parameter.type.dtype)}",
+        hint=f"pass a number that is {dtype_name(parameter.type.dtype)}",
     )

@@ -27,7 +27,7 @@ from turbine.kernel.symbolic_sizes import Sizes, divides
 from turbine.kernel.types import BufferType, ScalarType, tensor_of
 from turbine.ops import aliasing
 from turbine.runtime import device, run_trace
-from turbine.runtime.executable import Executable, aligned
+from turbine.runtime.executable import Executable, align_code
 from turbine.runtime.tensor_call import TensorCall
 from turbine.signature import Slot
 
@@ -79,7 +79,7 @@ class Variant:
     def run(self, args: Mapping[str, Any], sizes: Mapping[Symbol, int]) -> list[Tensor]:
         """The outputs; what is in-out is changed, and what the kernel has to say is said."""
         given = separate_inputs(self.program, args) if self.written else args
-        results = self.call([_passed(p, given[p.name]) for p in self.passed])
+        results = self.call([_to_tensor(p, given[p.name]) for p in self.passed])
         count = self.outputs + len(self.written)
         if results[count:]:
             self.report.deliver(results[count:], self.program.grid, sizes)
@@ -128,7 +128,7 @@ class Launcher:
         code = write_main(program, facts)
         dump(program.name, {"kernel.mlir": lambda: code.text})
         divisors = {s: facts.divisors[s] for s in facts.used}
-        call = compiled(program, code, operations_of(program, sizes) / 1e6)
+        call = load_code(program, code, operations_of(program, sizes) / 1e6)
         variant = Variant(program, divisors, call, code.report)
         self.reasons.append(reason)
         self.variants.setdefault(key, []).append(variant)
@@ -224,20 +224,20 @@ def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> list[int]:
 def write_main(program: Program, facts: Facts) -> Code:
     """The kernel as a module of its own, for the configured target: what calls, text and
     reports show and run."""
-    return module.write(program, facts, _ENTRY, host.configured(), public=True)
+    return module.write(program, facts, _ENTRY, host.default_target(), public=True)
 
 
-def compiled(program: Program, code: Code, mflop: float) -> TensorCall:
+def load_code(program: Program, code: Code, mflop: float) -> TensorCall:
     """The function of a module, ready to be called on tensors."""
-    target = host.configured()
+    target = host.default_target()
     made = pipeline.compile_ir(code.text.encode(), target)
     run_trace.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
     driver = device.driver_for(target, mflop)
-    entry = Executable(aligned(made.data), driver, list).entry(_ENTRY)
+    entry = Executable(align_code(made.data), driver, list).entry(_ENTRY)
     inputs = [_slot(p) for p in program.parameters if p.is_passed]
     results = [_slot(p) for p in (*program.of_usage("output"), *program.of_usage("inout"))]
     reported = bool(code.report.alarms) + bool(code.report.sites)
-    results += [Slot(dtypes.named("int64"))] * reported
+    results += [Slot(dtypes.from_torch_name("int64"))] * reported
     return TensorCall(entry, inputs, results)
 
 
@@ -250,10 +250,10 @@ def _slot(parameter: Parameter) -> Slot:
 
 def scalar_dtype(type: ScalarType) -> Dtype:
     """The type in which a number is passed, in a tensor without axes."""
-    return dtypes.spelled(module.scalar_element(type.dtype))
+    return dtypes.from_spelling(module.scalar_element(type.dtype))
 
 
-def _passed(parameter: Parameter, value: Any) -> Tensor:
+def _to_tensor(parameter: Parameter, value: Any) -> Tensor:
     if isinstance(parameter.type, ScalarType):
         return number_tensor(parameter.type, value)
     assert isinstance(value, Tensor)
@@ -268,9 +268,9 @@ def number_tensor(type: ScalarType, value: Any) -> Tensor:
     return tensor_of(value, type.dtype).view(passed.torch)
 
 
-def passed_values(program: Program, args: Mapping[str, Any]) -> list[Tensor]:
+def convert_arguments(program: Program, args: Mapping[str, Any]) -> list[Tensor]:
     """The arguments of a call as its code takes them."""
-    return [_passed(p, args[p.name]) for p in program.parameters if p.is_passed]
+    return [_to_tensor(p, args[p.name]) for p in program.parameters if p.is_passed]
 
 
 def operations_of(program: Program, sizes: Mapping[Symbol, int]) -> float:

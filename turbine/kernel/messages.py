@@ -85,7 +85,7 @@ def _raise(
     ids = program_ids(number, grid)
     first = alarms[words.index(ALARM - number)]
     if first.indexed is None:
-        raise failed(first.message, ids, "", first.line)
+        raise assertion_error(first.message, ids, "", first.line)
     for start in range(MOST_ALARMS, len(words), RECORD_WORDS):
         place, program, value = words[start : start + RECORD_WORDS]
         if place and program == number:
@@ -111,7 +111,9 @@ def bad_index(
     )
 
 
-def failed(message: str, ids: Sequence[int], lane: str, line: str | None) -> errors.KernelError:
+def assertion_error(
+    message: str, ids: Sequence[int], lane: str, line: str | None
+) -> errors.KernelError:
     """The error for an assertion that does not hold."""
     where = f"program {tuple(ids)}{lane}"
     return errors.KernelError(f"an assertion fails: {message} ({where})", where=line)

@@ -20,7 +20,7 @@ from turbine.dtypes import Dtype
 from turbine.kernel import tracer
 from turbine.kernel.algebra import ONE, Expr
 from turbine.kernel.tracer import Buffer, IndexExpr, Tile, Traced, expr_of, user_line
-from turbine.kernel.types import BOOL, F32, I64, TileType, spelled
+from turbine.kernel.types import BOOL, F32, I64, TileType, dtype_name
 from turbine.kernel.validity import ALWAYS, Valid, both
 
 Meaning = Callable[..., Any]
@@ -115,7 +115,7 @@ def op(call: Callable[..., Any]) -> Callable[[Meaning], Op]:
     return declare
 
 
-def recorded(meaning: Meaning) -> Op:
+def declare_internal(meaning: Meaning) -> Op:
     """Declare an op that users do not call: functions of the language add its nodes."""
     return op(_not_called)(meaning)
 
@@ -158,21 +158,21 @@ def pointwise(takes: Takes = NUMBERS, gives: Dtype | None = None) -> Callable[[M
 
 def apply(made: Op, operands: Sequence[Any], takes: Takes, gives: Dtype | None) -> Tile:
     """A node of a pointwise op, whose operands become one type and one shape."""
-    dtype = computed_in(made, operands, takes)
+    dtype = require_common_dtype(made, operands, takes)
     tiles = [as_tile(operand, dtype, made.name) for operand in operands]
     shape = broadcast_shapes([tile.type for tile in tiles])
-    valid = both([aligned(tile, len(shape)) for tile in tiles])
+    valid = both([align_valid(tile, len(shape)) for tile in tiles])
     return made.add(*tiles, type=TileType(shape, gives or dtype), valid=valid)
 
 
-def computed_in(made: Op, operands: Sequence[Any], takes: Takes) -> Dtype:
+def require_common_dtype(made: Op, operands: Sequence[Any], takes: Takes) -> Dtype:
     """The type that operands have in common, if the op is one for it."""
     dtype = common_dtype(operands, made.name)
     if dtype.kind in takes.kinds:
         return dtype
     if takes.default is None or dtype.kind == "complex":
         raise errors.KernelError(
-            f"tkl.{made.name} of {spelled(dtype)}: it takes {', '.join(sorted(takes.kinds))}",
+            f"tkl.{made.name} of {dtype_name(dtype)}: it takes {', '.join(sorted(takes.kinds))}",
             where=user_line(),
             hint="convert with x.to(tkl.i32) or the like",
         )
@@ -186,11 +186,11 @@ def common_dtype(operands: Sequence[Any], what: str) -> Dtype:
         _WEAK[_number_kind(operand, what)] for operand in operands if not isinstance(operand, Tile)
     ]
     try:
-        common = reduce(_promoted, strong) if strong else max(weak, key=_rank)
+        common = reduce(_promote, strong) if strong else max(weak, key=_rank)
     except RuntimeError as error:
-        listed = " and ".join(dict.fromkeys(map(spelled, strong)))
+        listed = " and ".join(dict.fromkeys(map(dtype_name, strong)))
         raise errors.KernelError(
-            f"{_called(what)} of {listed}: they have no type in common",
+            f"{_call_text(what)} of {listed}: they have no type in common",
             where=user_line(),
             hint="convert one with x.to(tkl.f32) or the like",
         ) from error
@@ -212,18 +212,18 @@ def _number_kind(value: Any, what: str) -> str:
         if isinstance(value, kind):
             return name
     raise errors.KernelError(
-        f"{_called(what)} of {described(value)}",
+        f"{_call_text(what)} of {describe(value)}",
         where=user_line(),
         hint="its operands are tiles and numbers; a buffer is read by tkl.load, and of what a loop "
         "gives, one is body[0]",
     )
 
 
-def _called(what: str) -> str:
+def _call_text(what: str) -> str:
     return what if what.startswith("tkl.") else f"tkl.{what}"
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """What a user gave, in words."""
     if isinstance(value, torch.Tensor):
         return "a torch.Tensor, which a kernel takes as an argument"
@@ -232,7 +232,7 @@ def described(value: Any) -> str:
     return repr(value) if isinstance(value, (Buffer, Traced)) else f"a {type(value).__name__}"
 
 
-def _promoted(one: Dtype, other: Dtype) -> Dtype:
+def _promote(one: Dtype, other: Dtype) -> Dtype:
     return one if one == other else dtypes.of_torch(torch.promote_types(one.torch, other.torch))
 
 
@@ -269,7 +269,7 @@ def _common_size(sizes: Sequence[Expr], types: Sequence[TileType]) -> Expr:
     return found[0] if found else ONE
 
 
-def aligned(tile: Tile, rank: int) -> Valid:
+def align_valid(tile: Tile, rank: int) -> Valid:
     """Which lanes of a tile hold a value, for one of more axes that it is broadcast to."""
     offset = rank - tile.type.rank
     if not offset or not tile.valid:
@@ -284,7 +284,7 @@ def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
     for size in sizes:
         if not isinstance(size, (int, IndexExpr)) or isinstance(size, bool):
             raise errors.KernelError(
-                f"{what}: a size is {described(size)}",
+                f"{what}: a size is {describe(size)}",
                 where=user_line(),
                 hint="sizes are numbers and symbols, which are known before the kernel runs",
             )

@@ -23,7 +23,7 @@ from turbine import dtypes
 from turbine.compiler import host, pipeline
 from turbine.kernel.backends.iree.module import DISPATCH_ATTRIBUTES
 from turbine.runtime.device import TASK
-from turbine.runtime.executable import Executable, aligned
+from turbine.runtime.executable import Executable, align_code
 from turbine.runtime.tensor_call import TensorCall
 from turbine.signature import Slot
 from turbine.target import Target
@@ -74,10 +74,10 @@ def _in_products() -> float:
 
 def _in_registers(cores: int) -> float:
     """Operations a second of multiply-adds in registers, on all cores."""
-    target, groups = host.configured(), _GROUPS_PER_CORE * cores
+    target, groups = host.default_target(), _GROUPS_PER_CORE * cores
     code = pipeline.compile_ir(_loop_text(target, groups).encode(), target)
-    entry = Executable(aligned(code.data), TASK, list).entry("main")
-    call = TensorCall(entry, [], [Slot(dtypes.named("float32"))])
+    entry = Executable(align_code(code.data), TASK, list).entry("main")
+    call = TensorCall(entry, [], [Slot(dtypes.from_torch_name("float32"))])
     operations = 2 * _CHAINS * _lanes(target) * _TURNS * groups
     return operations / best_seconds(lambda: call([]))
 

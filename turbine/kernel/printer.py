@@ -22,7 +22,7 @@ from turbine.kernel.launcher import facts_of, write_main
 from turbine.kernel.op import Op
 from turbine.kernel.program import Program
 from turbine.kernel.signature import Parameter
-from turbine.kernel.types import DtypeSymbol, TileType, spelled
+from turbine.kernel.types import DtypeSymbol, TileType, dtype_name
 from turbine.kernel.validity import Bound
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def text(kernel: Kernel, stage: str, args: Sequence[Any]) -> str:
     """What a stage made of a kernel, for arguments, those of the last call, or none."""
     if stage not in STAGES:
         raise errors.KernelError(errors.unknown("stage", stage, STAGES))
-    return STAGES[stage](seen(kernel, args))
+    return STAGES[stage](view_for(kernel, args))
 
 
-def seen(kernel: Kernel, args: Sequence[Any]) -> Seen:
+def view_for(kernel: Kernel, args: Sequence[Any]) -> Seen:
     """A kernel as a call with these arguments meets it; without any, as the last call did."""
     call = kernel.bound(kernel.named(args, {})) if args else kernel.last_call
     if call is not None:
@@ -101,7 +101,7 @@ class _Printer:
         yield f"kernel {program.name}"
         for parameter in program.parameters:
             yield f"  {parameter}"
-        yield f"  grid {written(program.grid)}"
+        yield f"  grid {format_value(program.grid)}"
         if self.facts is not None:
             yield from (f"  {line}" for line in facts_lines(self.facts))
         for node in program.graph.nodes:
@@ -147,7 +147,7 @@ class _Printer:
         return self.names[node]
 
     def written(self, value: Any) -> str:
-        return written(value, self.names)
+        return format_value(value, self.names)
 
     def accesses(self, node: fx.Node) -> Iterator[str]:
         """Which lanes take part, and what is known of that."""
@@ -255,14 +255,14 @@ def _bodies(node: fx.Node) -> list[tuple[str, Body, Any]]:
     ]
 
 
-def written(value: Any, names: dict[fx.Node, str] | None = None) -> str:
+def format_value(value: Any, names: dict[fx.Node, str] | None = None) -> str:
     """A value of a graph as a user writes it."""
     if isinstance(value, fx.Node):
         return value.name if names is None else names[value]
     if isinstance(value, (tuple, list)):
-        listed = ", ".join(written(part, names) for part in value)
+        listed = ", ".join(format_value(part, names) for part in value)
         return f"({listed},)" if len(value) == 1 else f"({listed})"
-    return spelled(value) if isinstance(value, Dtype) else str(value)
+    return dtype_name(value) if isinstance(value, Dtype) else str(value)
 
 
 # Code
@@ -284,7 +284,7 @@ def assembly_text(shown: Seen) -> str:
     with tempfile.TemporaryDirectory() as folder:
         pipeline.compile_ir(
             mlir_text(shown).encode(),
-            host.configured(),
+            host.default_target(),
             intermediates=Path(folder),
         )
         files = sorted(Path(folder).glob("*.s"))

@@ -16,7 +16,7 @@ from turbine.kernel.data_dependence import drop_other_checks
 from turbine.kernel.lang.control_flow import Body, blocks
 from turbine.kernel.lang.debugging import print_op
 from turbine.kernel.signature import Parameter, Signature
-from turbine.kernel.tracer import Buffer, Region, Tile, Trace, expr_of, tracing
+from turbine.kernel.tracer import Buffer, Region, Tile, Trace, enter_trace, expr_of
 from turbine.kernel.types import BufferType, DtypeSymbol, TileType
 from turbine.kernel.validity import Bound
 
@@ -96,7 +96,7 @@ def trace(
     tracer = Trace(signature.kernel, [Region(fx.Graph(), None)], counts, ranges, dtypes=known)
     graph = tracer.region.graph
     given = {parameter.name: _stand_in(graph, parameter) for parameter in present}
-    with tracing(tracer):
+    with enter_trace(tracer):
         result = function(**{p.name: given.get(p.name) for p in signature.parameters})
     if result is not None:
         raise errors.KernelError(

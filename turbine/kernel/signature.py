@@ -17,8 +17,8 @@ from turbine.kernel.types import (
     DtypeSymbol,
     OptionalType,
     ScalarType,
+    dtype_name,
     fits,
-    spelled,
 )
 
 
@@ -148,7 +148,7 @@ def _check_fill(signature: Signature, parameter: Parameter) -> None:
     if not fits(type.fill, type.dtype):
         raise errors.KernelError(
             f"{signature.kernel}: {parameter} is filled with {type.fill}, which is no number of "
-            f"{spelled(type.dtype)}",
+            f"{dtype_name(type.dtype)}",
             where=signature.place,
         )
 
@@ -172,7 +172,7 @@ def _bind_dtype(
         told = "" if source is None else f" ({parameter.type.dtype} is that of {source})"
         raise errors.KernelError(
             f"{signature.kernel}: {parameter.name} is {parameter.type}, a tensor of "
-            f"{spelled(wanted)}{told}, and was given one of {actual.name}",
+            f"{dtype_name(wanted)}{told}, and was given one of {actual.name}",
             where=signature.place,
             hint=f"pass {parameter.name}.to(torch.{wanted.name})",
         )

@@ -40,28 +40,30 @@ def check_stores(program: Program, sizes: Mapping[Symbol, int]) -> None:
     if not all(counts):
         return
     first = (0,) * len(counts)
-    by_first = list(written(program, sizes, first))
+    by_first = list(stored_blocks(program, sizes, first))
     for axis, count in enumerate(counts):
         if count < 2:
             continue
         second = tuple(int(place == axis) for place in range(len(counts)))
-        for other in written(program, sizes, second):
+        for other in stored_blocks(program, sizes, second):
             for own in by_first:
                 if own.buffer == other.buffer and own.meets(other):
                     raise _race(program, own, other, axis)
 
 
-def written(program: Program, sizes: Mapping[Symbol, int], ids: Sequence[int]) -> Iterator[Written]:
+def stored_blocks(
+    program: Program, sizes: Mapping[Symbol, int], ids: Sequence[int]
+) -> Iterator[Written]:
     """The blocks that one program surely stores to what other programs see."""
     known = dict(sizes)
     known.update({Symbol(f"program_id({a})", "program", a): i for a, i in enumerate(ids)})
     shared = {p.name for p in program.of_usage("output", "inout")}
-    for block in _stored(program.graph, known):
+    for block in _stores_of(program.graph, known):
         if block.buffer in shared:
             yield block
 
 
-def _stored(graph: fx.Graph, known: dict[Symbol, int]) -> Iterator[Written]:
+def _stores_of(graph: fx.Graph, known: dict[Symbol, int]) -> Iterator[Written]:
     for node in graph.nodes:
         if node.target is store and not node.kwargs["masks"]:
             block = _block(node, known)
@@ -75,7 +77,7 @@ def _stored(graph: fx.Graph, known: dict[Symbol, int]) -> Iterator[Written]:
                 turns = range(start.evaluate(known), stop.evaluate(known), step)
                 # The first turn is one that happens, if any does.
                 if turns:
-                    yield from _stored(body.graph, {**known, body.counter: turns[0]})
+                    yield from _stores_of(body.graph, {**known, body.counter: turns[0]})
 
 
 def _block(node: fx.Node, known: Mapping[Symbol, int]) -> Written | None:

@@ -40,7 +40,7 @@ def bind_sizes(
         if symbol is None:
             _check_equal(signature, axis, sizes, sources)
             continue
-        value = _solved(signature, axis, symbol, sizes, sources)
+        value = _solve(signature, axis, symbol, sizes, sources)
         if value is not None:
             sizes[symbol], sources[symbol] = value, axis.place
     check_inferred(signature, axes, sizes)
@@ -62,7 +62,7 @@ def _check_equal(
     _check(wanted == axis.given, lambda: mismatch(signature, axis, wanted, sources))
 
 
-def _solved(
+def _solve(
     signature: Signature,
     axis: Axis,
     unknown: Symbol,

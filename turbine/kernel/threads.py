@@ -65,7 +65,7 @@ class TestLaunchContext(LaunchContext):
         """Print the module that would be compiled."""
         program, sizes, _ = kernel.bound(named)
         store_checks.check_stores(program, sizes)
-        shown = printer.seen(kernel, [named[p.name] for p in kernel.signature.passed])
+        shown = printer.view_for(kernel, [named[p.name] for p in kernel.signature.passed])
         sys.stdout.write(f"{printer.mlir_text(shown)}\n")
 
 
@@ -99,7 +99,7 @@ class Thread:
         if context is None:
             _copy(self.kernel, self.kernel(**passed), outputs)
             return
-        kernel = _bound_to(self.kernel, context.constant_bindings, passed)
+        kernel = _bind(self.kernel, context.constant_bindings, passed)
         _copy(kernel, context.launch(kernel, passed), outputs)
 
     def _named(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _outputs(kernel: Kernel) -> list[Parameter]:
     return [p for p in buffers if isinstance(p.type, BufferType) and p.type.usage == "output"]
 
 
-def _bound_to(kernel: Kernel, bindings: Mapping[str, int], passed: Mapping[str, Any]) -> Kernel:
+def _bind(kernel: Kernel, bindings: Mapping[str, int], passed: Mapping[str, Any]) -> Kernel:
     """The kernel with numbers for those of its symbols that are bound."""
     program = kernel.program(kernel.named((), passed))
     own = {name: n for name, n in bindings.items() if Symbol(name) in program.size_symbols}

@@ -15,7 +15,7 @@ from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel import algebra
 from turbine.kernel.algebra import Expr, Range, Symbol
-from turbine.kernel.types import BufferType, TileType, spelled
+from turbine.kernel.types import BufferType, TileType, dtype_name
 from turbine.kernel.user_code import user_line as user_line
 from turbine.kernel.validity import ALWAYS, Valid
 
@@ -116,7 +116,7 @@ def is_tracing() -> bool:
 
 
 @contextmanager
-def tracing(trace: Trace) -> Iterator[Trace]:
+def enter_trace(trace: Trace) -> Iterator[Trace]:
     """Take what is called in here for a part of this kernel."""
     before = getattr(_active, "trace", None)
     _active.trace = trace
@@ -308,7 +308,7 @@ def _operate(name: str, *operands: Any) -> Any:
         on_sizes = _ON_SIZES.get(name)
         if on_sizes is not None:
             return IndexExpr(on_sizes(*map(expr_of, operands)))
-        decided = _decided(name, operands)
+        decided = _decide(name, operands)
         if decided is not None:
             return decided
         if name == "truediv" and not is_tracing():
@@ -339,7 +339,7 @@ _ON_SIZES: dict[str, Callable[..., Expr]] = {
 }
 
 
-def _decided(name: str, operands: Sequence[Any]) -> bool | None:
+def _decide(name: str, operands: Sequence[Any]) -> bool | None:
     """What a comparison of sizes comes to, if that does not depend on a tensor."""
     if name not in ("equal", "not_equal"):
         return None
@@ -427,7 +427,7 @@ class Tile(Traced):
         )
 
     def __repr__(self) -> str:
-        return f"a tile {self.type}" if self.type.rank else f"a traced {spelled(self.dtype)}"
+        return f"a tile {self.type}" if self.type.rank else f"a traced {dtype_name(self.dtype)}"
 
     __hash__ = Traced.__hash__
 

@@ -45,7 +45,7 @@ NAMES = {
     "f8e5m2fnuz": "float8_e5m2fnuz",
     "f8e4m3fnuz": "float8_e4m3fnuz",
 }
-DTYPES: dict[str, Dtype] = {short: dtypes.named(name) for short, name in NAMES.items()}
+DTYPES: dict[str, Dtype] = {short: dtypes.from_torch_name(name) for short, name in NAMES.items()}
 _SHORT = {row: short for short, row in reversed(DTYPES.items()) if short != "index"}
 BOOL, I32, I64, F32 = (DTYPES[name] for name in ("bool", "i32", "i64", "f32"))
 
@@ -55,7 +55,7 @@ def axes_text(count: int) -> str:
     return "1 axis" if count == 1 else f"{count} axes"
 
 
-def spelled(dtype: ElementType) -> str:
+def dtype_name(dtype: ElementType) -> str:
     """As kernels spell it."""
     return dtype.name if isinstance(dtype, DtypeSymbol) else _SHORT[dtype]
 
@@ -93,7 +93,7 @@ class TileType:
         return replace(self, dtype=dtype)
 
     def __str__(self) -> str:
-        return f"[{', '.join([*map(str, self.shape), spelled(self.dtype)])}]"
+        return f"[{', '.join([*map(str, self.shape), dtype_name(self.dtype)])}]"
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class BufferType:
         return OptionalType(self)
 
     def __str__(self) -> str:
-        return f"{USAGES[self.usage]}[{', '.join([*map(str, self.shape), spelled(self.dtype)])}]"
+        return f"{USAGES[self.usage]}[{', '.join([*map(str, self.shape), dtype_name(self.dtype)])}]"
 
 
 USAGES = {
@@ -144,7 +144,7 @@ class ScalarType:
     dtype: Dtype
 
     def __str__(self) -> str:
-        return spelled(self.dtype)
+        return dtype_name(self.dtype)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from turbine.lower.weights import (
     builtin_type,
     check_addresses,
     check_place,
-    kept_type,
+    constant_type,
 )
 from turbine.mlir import context as mlir_context
 from turbine.mlir import devices, function, torch_values
@@ -129,14 +129,14 @@ def _define_accessors(builder: WeightBuilder, index: int, kept: Weight | Number)
         function.return_values([torch_values.convert(value, of, location)], location)
     block = function.define(builder.module, setter, [of], [], location)
     with InsertionPoint(block):
-        new = torch_values.convert(block.arguments[0], kept_type(kept), location)
+        new = torch_values.convert(block.arguments[0], constant_type(kept), location)
         builder.store_kept(kept, new, location)
         function.return_values([], location)
 
 
 def _outer_type(kept: Weight | Number) -> Type:
     if isinstance(kept, Number):
-        return kept_type(kept)
+        return constant_type(kept)
     row = dtypes.of_torch(kept.tensor.dtype)
     sizes = ",".join("?" if size is None else str(size) for size in kept.shape)
     return Type.parse(f"!torch.vtensor<[{sizes}],{row.torch_mlir}>")
@@ -163,7 +163,7 @@ class _Walk:
         self.importer = FxImporter(module=module)
         self.cache = self.importer._cc = _Types(module.context, locate)
         self.location = _first_location(self.cache, self.nodes.values())
-        outside = torch_values.builtin_type if callable_inside else _unchanged
+        outside = torch_values.builtin_type if callable_inside else _same_type
         inputs = [self.nodes[name] for name in region.inputs]
         self.input_types = [outside(self.type_of(node)) for node in inputs]
         self.result_types = [outside(self.type_of(node)) for node in region.results]
@@ -255,7 +255,7 @@ _CONTROL_FLOW = {
 }
 
 
-def _unchanged(of: Type) -> Type:
+def _same_type(of: Type) -> Type:
     return of
 
 
@@ -415,4 +415,4 @@ def _first_location(cache: Any, nodes: Any) -> Location:
 
 def user_line(node: fx.Node) -> str | None:
     """The line of the user's own code that made a node."""
-    return errors.traced_at(node.stack_trace)
+    return errors.line_of_trace(node.stack_trace)

@@ -119,7 +119,7 @@ class WeightBuilder:
         """Where the value comes from: a parameter archive, or the IR itself."""
         shape, dtype = _type(weight)
         if weight.uninitialized:
-            return mlir_globals.uninitialized(constants.carrier_type(shape, dtype))
+            return mlir_globals.uninitialized_attribute(constants.carrier_type(shape, dtype))
         if not self.is_external(weight):
             return constants.dense(weight.name, raw_bytes(weight.tensor), shape, dtype)
         return mlir_globals.parameter(*address(weight), constants.carrier_type(shape, dtype))
@@ -174,7 +174,7 @@ def builtin_type(weight: Weight) -> Type:
     return constants.tensor_type(weight.shape, dtypes.of_torch(weight.tensor.dtype))
 
 
-def kept_type(kept: Weight | Number) -> Type:
+def constant_type(kept: Weight | Number) -> Type:
     """The builtin type of a tensor or number."""
     if isinstance(kept, Number):
         return Type.parse(dtypes.SCALARS[kept.dtype].mlir)

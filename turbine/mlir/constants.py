@@ -61,11 +61,11 @@ def _widen(value: Value, to: Type, location: Location) -> Value:
 def carrier(dtype: Dtype) -> Carrier:
     """IREE 3.13 hangs on large i1 constants and serializes neither fp8 nor complex ones."""
     if dtype.kind == "bool":
-        return Carrier(dtypes.named("int8"), 1, _narrow, _widen)
+        return Carrier(dtypes.from_torch_name("int8"), 1, _narrow, _widen)
     if dtype.kind == "complex":
-        return Carrier(dtypes.named(f"float{dtype.bits // 2}"), 2, _bitcast, _bitcast)
+        return Carrier(dtypes.from_torch_name(f"float{dtype.bits // 2}"), 2, _bitcast, _bitcast)
     if not dtype.dlpack:
-        return Carrier(dtypes.named("int8"), 1, _bitcast, _bitcast)
+        return Carrier(dtypes.from_torch_name("int8"), 1, _bitcast, _bitcast)
     return Carrier(dtype)
 
 

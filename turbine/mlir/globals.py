@@ -24,7 +24,7 @@ def parameter(scope: str, key: str, of: Type) -> Attribute:
     return Attribute.parse(f"#flow.parameter.named<{place}> : {of}")
 
 
-def uninitialized(of: Type) -> Attribute:
+def uninitialized_attribute(of: Type) -> Attribute:
     """No value in particular."""
     return Attribute.parse(f"#util.uninitialized : {of}")
 

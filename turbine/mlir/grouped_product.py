@@ -98,7 +98,7 @@ class Call:
             for operation in list(parsed.body.operations):
                 operation.detach_from_parent()
                 self.module.body.append(operation)
-        result = constants.tensor_type(shape, dtypes.named("float32"))
+        result = constants.tensor_type(shape, dtypes.from_torch_name("float32"))
         factor = arith.ConstantOp(F32Type.get(), self.factor, loc=self.location).result
         attributes = {"callee": FlatSymbolRefAttr.get(name)}
         return Operation.create(
@@ -128,7 +128,7 @@ def product_text(name: str, way: str, packed: Packed, rows: Size) -> str:
     """A function that multiplies, and those it calls, as a module."""
     templates = [WAYS[way], CALL] if rows is not None else [WAYS[way], BY_BLOCKS, CHOOSE]
     block = min(_BLOCK, packed.outputs)
-    return _filled(
+    return _fill_templates(
         templates,
         packed,
         name=name,
@@ -159,7 +159,7 @@ def rows_text(name: str, packed: Packed, shape: Sequence[Size]) -> str:
     sizes = "".join(f"{_text(size)}x" for size in shape)
     indices = f"tensor<{sizes}i64>"
     dynamic = [axis for axis, size in enumerate(shape) if size is None]
-    return _filled(
+    return _fill_templates(
         [ROWS],
         packed,
         name=name,
@@ -178,7 +178,7 @@ def rows_text(name: str, packed: Packed, shape: Sequence[Size]) -> str:
     )
 
 
-def _filled(templates: Sequence[str], packed: Packed, **values: str | int) -> str:
+def _fill_templates(templates: Sequence[str], packed: Packed, **values: str | int) -> str:
     """Templates as a module. Values may be templates themselves."""
     values |= {
         "w": f"tensor<{packed.outputs}x{packed.groups}x{packed.group_bytes}xi8>",

@@ -73,7 +73,7 @@ def rename(operation: Operation, parameter: Parameter) -> None:
     operation.attributes["initial_value"] = _build(initial, parameter, settings, initial.type)
 
 
-def typed(initial: Attribute, parameter: Parameter, of: Type) -> Attribute:
+def retype(initial: Attribute, parameter: Parameter, of: Type) -> Attribute:
     """An initial value of the same kind under another name, with a type of its own."""
     return _build(initial, parameter, "", of)
 

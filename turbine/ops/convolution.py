@@ -68,12 +68,12 @@ def _conv(
     x_sizes, w_sizes = _sizes(xl, x), _sizes(wl, w)
     _check_sizes(x_sizes, w_sizes, spatial, strides, dilations)
     groups = x_sizes.get("g", 1)
-    images = _ordered(wide(x), xl, f"ngc{spatial}").flatten(1, 2)
-    filters = _ordered(wide(w), wl, f"gfc{spatial}").flatten(0, 1)
+    images = _permute_axes(wide(x), xl, f"ngc{spatial}").flatten(1, 2)
+    filters = _permute_axes(wide(w), wl, f"gfc{spatial}").flatten(0, 1)
     convolve = _CONVOLVE[len(spatial)]
     result = convolve(images, filters, None, strides, 0, dilations, groups)
     result = result.unflatten(1, (groups, w_sizes.get("f", 1)))
-    return _cut(_ordered(result, f"ngf{spatial}", ol), ol, os, spatial)
+    return _cut(_permute_axes(result, f"ngf{spatial}", ol), ol, os, spatial)
 
 
 def _spatial(x: Tensor, w: Tensor, layouts: tuple[str, str, str]) -> str:
@@ -125,7 +125,7 @@ def _check_sizes(
         require(w[letter] > 0 and reach <= x[letter], _NAME, fact)
 
 
-def _ordered(tensor: Tensor, letters: str, wanted: str) -> Tensor:
+def _permute_axes(tensor: Tensor, letters: str, wanted: str) -> Tensor:
     """The axes in the order that is wanted; those of one side only have size 1."""
     for letter in [letter for letter in letters if letter not in wanted]:
         tensor = tensor.squeeze(letters.index(letter))

@@ -71,7 +71,7 @@ class DeclaredOp(ABC):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A model that holds the op is copied and pickled; the op itself is declared once.
-        return _declared, (self.schema.qualified,)
+        return _find_declared, (self.schema.qualified,)
 
     @property
     @abstractmethod
@@ -202,7 +202,7 @@ def _check_takes(parsed: Schema, function: Function, role: str, *first: str) -> 
         ) from error
 
 
-def _declared(name: str) -> DeclaredOp:
+def _find_declared(name: str) -> DeclaredOp:
     if name not in DECLARED:
         raise errors.CustomOpError(errors.unknown("custom op", name, DECLARED))
     return DECLARED[name]

@@ -38,7 +38,7 @@ def attention(
         wide(query),
         wide(key),
         wide(value),
-        _seen(query, key, mask, causal),
+        _merge_causal_mask(query, key, mask, causal),
         is_causal=causal and mask is None,
         scale=scale,
         enable_gqa=heads,
@@ -46,7 +46,9 @@ def attention(
     return result.to(query.dtype)
 
 
-def _seen(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool) -> Tensor | None:
+def _merge_causal_mask(
+    query: Tensor, key: Tensor, mask: Tensor | None, causal: bool
+) -> Tensor | None:
     """The mask with what is causal in it: PyTorch takes one or the other."""
     if mask is None:
         return None

@@ -67,7 +67,7 @@ def _example(schema: Schema, mode: FakeTensorMode, value: Value) -> Any:
     if parts is not None:
         sizes = [int(s) if s != "?" else shape_env.create_unbacked_symint() for s in parts[0]]
         with mode:
-            return torch.empty(sizes, dtype=dtypes.spelled(parts[1]).torch)
+            return torch.empty(sizes, dtype=dtypes.from_spelling(parts[1]).torch)
     if str(value.type) == "!torch.int":
         return shape_env.create_unbacked_symint()
     raise errors.TransformError(

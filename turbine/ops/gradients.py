@@ -19,7 +19,7 @@ from turbine.ops.schema import Schema
 Function = Callable[..., Any]
 
 
-def derived(schema: Schema, function: Function) -> Info:
+def derive_backward(schema: Schema, function: Function) -> Info:
     """A backward that differentiates the op's function, which is computed again for it."""
 
     def setup_context(
@@ -117,7 +117,7 @@ def loop(op: Function) -> Function:
 
     def rule(info: Any, in_dims: tuple[Any, ...], *args: Any, **keywords: Any) -> tuple[Any, Any]:
         def element(index: int) -> Any:
-            picked = [_picked(a, d, index) for a, d in zip(args, in_dims, strict=True)]
+            picked = [_select_batch(a, d, index) for a, d in zip(args, in_dims, strict=True)]
             return op(*picked, **keywords)
 
         # An empty batch has the shape that one element would give it.
@@ -137,9 +137,9 @@ def loop(op: Function) -> Function:
     return rule
 
 
-def _picked(argument: Any, dim: Any, index: int) -> Any:
+def _select_batch(argument: Any, dim: Any, index: int) -> Any:
     if isinstance(argument, (list, tuple)):
-        return [_picked(one, d, index) for one, d in zip(argument, dim, strict=True)]
+        return [_select_batch(one, d, index) for one, d in zip(argument, dim, strict=True)]
     if dim is None:
         return argument
     if argument.shape[dim] == 0:

@@ -80,8 +80,8 @@ class Builder:
 
 def bring_in(text: str, module: Module, *, op: str, name: str | None = None) -> Operation:
     """Make a text part of a module, unless it is already, and give the function of this name."""
-    source = parsed(op, text, module.context)
-    wanted = wanted_function(op, source, name)
+    source = parse_module(op, text, module.context)
+    wanted = find_function(op, source, name)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     inside = f"{wanted}_{digest}"
     if inside not in SymbolTable(module.operation):
@@ -91,7 +91,7 @@ def bring_in(text: str, module: Module, *, op: str, name: str | None = None) -> 
     return SymbolTable(module.operation)[inside].operation
 
 
-def parsed(op: str, text: str, context: Context) -> Module:
+def parse_module(op: str, text: str, context: Context) -> Module:
     """A text of an op as a module; errors show the line."""
     try:
         return mlir_context.parse(text, context)
@@ -121,7 +121,7 @@ def rule(schema: Schema, emit: Emit) -> Rule:
             query=site.query,
         )
         pairs = zip(schema.arguments, site.arguments, strict=True)
-        args = [_sized(value, builder) if a.kind == "SymInt" else value for a, value in pairs]
+        args = [_size_value(value, builder) if a.kind == "SymInt" else value for a, value in pairs]
         try:
             made = schema.call(partial(emit, builder), args)
         except errors.TurbineError:
@@ -129,23 +129,23 @@ def rule(schema: Schema, emit: Emit) -> Rule:
         except Exception as error:
             raise errors.CustomOpError(
                 f"{schema.qualified}: its emission raised {type(error).__name__}: {error}",
-                where=raised_at(error),
+                where=user_line_of(error),
             ) from error
-        return _checked(schema.qualified, _flat(made), site.results, site.location)
+        return _check_results(schema.qualified, _flat(made), site.results, site.location)
 
     return build
 
 
-def raised_at(error: Exception) -> str | None:
+def user_line_of(error: Exception) -> str | None:
     """Where in the user's own code an error was raised."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return errors.user_place([f"{frame.filename}:{frame.lineno}" for frame in frames])
 
 
-def _sized(value: Any, builder: Builder) -> Any:
+def _size_value(value: Any, builder: Builder) -> Any:
     """A size as a number of the program, known or not."""
     if isinstance(value, list):
-        return [_sized(one, builder) for one in value]
+        return [_size_value(one, builder) for one in value]
     return scalars.constant(value, _INT64, builder.location) if isinstance(value, int) else value
 
 
@@ -157,7 +157,7 @@ def _flat(made: Any) -> list[Any]:
     return [made]
 
 
-def _checked(
+def _check_results(
     op: str, values: Sequence[Any], types: Sequence[Type | None], location: Location
 ) -> list[Value | None]:
     if not types and list(values) == [None]:
@@ -183,7 +183,7 @@ def _fit(op: str, what: str, value: Any, to: Type, location: Location) -> Value:
     return torch_values.convert(value, to, location)
 
 
-def wanted_function(op: str, source: Module, name: str | None) -> str:
+def find_function(op: str, source: Module, name: str | None) -> str:
     """The name of the function of a text that is the op."""
     functions = [symbol_name(match.op) for match in match_children(source, FuncOpMatcher())]
     if name is None and len(functions) == 1:

@@ -18,7 +18,7 @@ from turbine import config, errors
 from turbine import target as targets
 from turbine.capture import work
 from turbine.capture.effects import draws
-from turbine.capture.flat_call import flattened
+from turbine.capture.flat_call import flatten
 from turbine.capture.program import Region
 from turbine.compiler import host, pipeline
 from turbine.dump import dump
@@ -31,7 +31,7 @@ from turbine.ops.repeat_call import Repeat
 from turbine.ops.schema import Schema
 from turbine.ops.specialization import Leaf, Static, Traced
 from turbine.runtime import device, run_trace
-from turbine.runtime.executable import Executable, aligned
+from turbine.runtime.executable import Executable, align_code
 from turbine.runtime.tensor_call import TensorCall
 from turbine.signature import Slot
 
@@ -153,7 +153,7 @@ class Launcher:
         except Exception as own:
             reason = f"{type(own).__name__}: {own}".strip()
             raise errors.CustomOpError(
-                f"{name}: its function raised {reason}", where=ir_builder.raised_at(own)
+                f"{name}: its function raised {reason}", where=ir_builder.user_line_of(own)
             ) from own
         if self.instead is None:
             raise error
@@ -191,16 +191,16 @@ class Launcher:
         text = partial(mlir_context.to_text, module)
         label = run_trace.kernel(self.schema.qualified.replace("::", "."), text, compiled.data)
         driver = device.driver_for(target, work.mflop(traced.graph.graph))
-        entry = Executable(aligned(compiled.data), driver, list).entry(DEFAULT_NAME)
+        entry = Executable(align_code(compiled.data), driver, list).entry(DEFAULT_NAME)
         return Kernel(traced, TensorCall(entry, inputs, results), label)
 
     def _lowered(self, traced: Traced) -> tuple[Module, list[Slot], list[Slot]]:
-        graph, inputs, results = flattened(traced.graph)
+        graph, inputs, results = flatten(traced.graph)
         nodes = list(graph.graph.nodes)
         names = [node.name for node in nodes if node.op == "placeholder"]
         passed = [name for name in names if name not in traced.weights]
         region = Region(graph, tuple(passed), tuple(nodes[-1].args[0]), traced.weights)
-        target = TargetQuery(host.configured)
+        target = TargetQuery(host.default_target)
         module = lower(region, target, locate=lambda node: self.schema.qualified).module
         mlir_context.verify(module)
         text = partial(mlir_context.to_text, module)

@@ -42,7 +42,7 @@ class PureOp(DeclaredOp):
         self.eager: Function | None = None
         MEANINGS[self.op] = self._expanded
         self.has_own_gradient = False
-        self._differentiate_by(gradients.derived(self.schema, self._meaning))
+        self._differentiate_by(gradients.derive_backward(self.schema, self._meaning))
         self.batch = gradients.loop(self.op)
         self.takes_keyword_tensors = any(
             argument.keyword_only and argument.kind.startswith("Tensor")

@@ -35,7 +35,7 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> 
     Element i goes with element i + half of what is rotated, or with its neighbour where pairs are
     `interleaved`. Elements beyond twice the tables' size stay as they are.
     """
-    count = _checked(x, cos, sin)
+    count = _check_shapes(x, cos, sin)
     turned = wide(x[..., : 2 * count])
     if interleaved:
         first, second = turned.unflatten(-1, (count, 2)).unbind(-1)
@@ -46,7 +46,7 @@ def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> 
     return torch.cat([turned.to(x.dtype), x[..., 2 * count :]], -1)
 
 
-def _checked(x: Tensor, cos: Tensor, sin: Tensor) -> int:
+def _check_shapes(x: Tensor, cos: Tensor, sin: Tensor) -> int:
     """How many pairs are rotated."""
     require_floats(_NAME, x=x)
     require_floats(_NAME, cos=cos, sin=sin)

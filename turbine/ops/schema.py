@@ -100,7 +100,7 @@ class Schema:
     def with_copies(self, args: Sequence[Any]) -> list[Any]:
         """The arguments in order, with copies in place of the tensors that the op changes."""
         pairs = zip(self.arguments, args, strict=True)
-        return [_copied(value) if argument.is_written else value for argument, value in pairs]
+        return [_copy(value) if argument.is_written else value for argument, value in pairs]
 
     def as_tuple(self, results: Any) -> tuple[Any, ...]:
         """The results of a call by themselves, however many there are."""
@@ -142,7 +142,7 @@ class Schema:
         return tuple(a for a in self.arguments if a.is_written)
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     return torch_pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, value)
 
 
@@ -177,7 +177,7 @@ def parse(text: str) -> Schema:
             f"{namespace}::{name} has an overload name, {parsed.overload_name!r}",
             hint="declare an op of another name",
         )
-    taken, given = _spelled(parsed)
+    taken, given = _spell(parsed)
     arguments = [_argument(a, text) for a, text in zip(parsed.arguments, taken, strict=True)]
     results = tuple(Result(*_type(text)) for text in given)
     schema = Schema(namespace, name, tuple(arguments), results, parsed)
@@ -220,7 +220,7 @@ def _type(spelled: str) -> tuple[str, bool, bool]:
     return kind + element_optional, True, bool(optional)
 
 
-def _spelled(parsed: Any) -> tuple[list[str], list[str]]:
+def _spell(parsed: Any) -> tuple[list[str], list[str]]:
     """Arguments and results as the schema's text has them: only it tells SymInt from int."""
     bare = re.sub(r'"(\\.|[^"\\])*"', "", str(parsed))  # texts may hold anything
     taken, _, given = bare.rpartition(" -> ")

@@ -153,7 +153,7 @@ def trace(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Le
     def flat(*passed: Any) -> list[Any]:
         passing = iter(passed)
         filled = iter([next(passing) if leaf.is_passed else leaf.value for leaf in values])
-        results = function([_refilled(argument, filled) for argument in args])
+        results = function([_refill(argument, filled) for argument in args])
         given, found["tree"] = torch_pytree.tree_flatten(results)
         found["fixed"] = {i: v for i, v in enumerate(given) if not _is_computed(v)}
         found["truths"] = frozenset(i for i, v in enumerate(given) if isinstance(v, torch.SymBool))
@@ -175,19 +175,19 @@ def trace(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Le
 def _symbolic(mode: FakeTensorMode, leaf: Leaf, symbols: list[Any]) -> Any:
     """A size without a value, or a tensor without data; its sizes' names are added to `symbols`."""
     if leaf.is_size:
-        return _named(mode.shape_env, leaf.value, symbols)
+        return _name_size(mode.shape_env, leaf.value, symbols)
     shape = []
     for axis, size in enumerate(leaf.value.shape):
         if axis in leaf.fixed_axes:
             symbols.append(None)
             shape.append(size)
         else:
-            shape.append(_named(mode.shape_env, size, symbols))
+            shape.append(_name_size(mode.shape_env, size, symbols))
     with mode:
         return torch.empty(shape, dtype=leaf.value.dtype)
 
 
-def _named(shape_env: Any, size: int, symbols: list[Any]) -> Any:
+def _name_size(shape_env: Any, size: int, symbols: list[Any]) -> Any:
     from torch._dynamo.source import ConstantSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic
 
@@ -197,7 +197,7 @@ def _named(shape_env: Any, size: int, symbols: list[Any]) -> Any:
     return shape_env.create_symintnode(symbol, hint=size, source=source)
 
 
-def _refilled(argument: Any, leaves: Iterator[Any]) -> Any:
+def _refill(argument: Any, leaves: Iterator[Any]) -> Any:
     """The argument with its leaves in place of its own."""
     if isinstance(argument, (list, tuple)):
         return [next(leaves) for _ in argument]

@@ -89,8 +89,8 @@ def emission(schema: Schema, text: str, engine: str | None, name: str | None) ->
 def check(schema: Schema, text: str, name: str | None) -> None:
     """Refuse a text without blanks that does not fit the schema, as far as that can be told."""
     op = schema.qualified
-    source = ir_builder.parsed(op, text, mlir_context.new_context())
-    wanted = ir_builder.wanted_function(op, source, name)
+    source = ir_builder.parse_module(op, text, mlir_context.new_context())
+    wanted = ir_builder.find_function(op, source, name)
     takes, gives = function.signature(SymbolTable(source.operation)[wanted].operation)
     passed = [a for a in schema.arguments if a.kind in _PASSED]
     given: list[Argument | Result] = [*schema.results, *schema.written]
@@ -131,7 +131,7 @@ def _blank(value: Any) -> Any:
     return FloatBlank(value) if isinstance(value, float) else value
 
 
-def _spelled(value: Any) -> Any:
+def _spell(value: Any) -> Any:
     return FloatBlank(value) if isinstance(value, float) else value
 
 
@@ -151,10 +151,10 @@ def _by_format(schema: Schema, text: str) -> Render:
         raise _fault(
             schema, f"{error}; braces of MLIR's own are doubled", text.count("\n") + 1
         ) from error
-    return partial(_formatted, schema, text)
+    return partial(_format, schema, text)
 
 
-def _formatted(schema: Schema, text: str, values: Mapping[str, Any]) -> str:
+def _format(schema: Schema, text: str, values: Mapping[str, Any]) -> str:
     """The text with its blanks filled, line by line where that fails, to say which."""
     try:
         return text.format(**values)
@@ -176,7 +176,7 @@ def _faulty_line(text: str, values: Mapping[str, Any]) -> int:
 def _by_jinja(schema: Schema, text: str) -> Render:
     from jinja2 import Environment, StrictUndefined, TemplateSyntaxError, meta
 
-    environment = Environment(undefined=StrictUndefined, autoescape=False, finalize=_spelled)
+    environment = Environment(undefined=StrictUndefined, autoescape=False, finalize=_spell)
     known = _names(schema)
     try:
         tree = environment.parse(text)

@@ -47,7 +47,7 @@ from turbine.passes.base import Pass, Values, as_bytes
 PARTS = ("packed", "scales")
 BITS = (4, 8)
 FLOATS = {row.mlir: row for row in dtypes.TABLE if row.kind == "float" and row.dlpack}
-BYTE = dtypes.named("int8")
+BYTE = dtypes.from_torch_name("int8")
 # (op, operand): the axis of that operand over which the op sums, counted from its last two.
 _SUMMED = {
     ("torch.aten.mm", 1): 0,
@@ -119,7 +119,7 @@ class GroupQuantize(Pass):
 
     def _grouped(self, layer: _Layer) -> Grouped:
         rows, columns = layer.shape if layer.summed == 1 else layer.shape[::-1]
-        size = fitting_size(columns, self.bits, self.group_size)
+        size = fit_group_size(columns, self.bits, self.group_size)
         return Grouped(rows, columns, self.bits, size, layer.dtype)
 
     def _pack(self, layer: _Layer, weight: NDArray[Any]) -> tuple[NDArray[Any], ...]:
@@ -136,7 +136,7 @@ class GroupQuantize(Pass):
         with layer.weight.op.location:
             if layer.parameter is not None:
                 return [
-                    parameters.typed(initial, name, constants.tensor_type(*kind))
+                    parameters.retype(initial, name, constants.tensor_type(*kind))
                     for name, kind in zip(layer.part_parameters, kinds, strict=True)
                 ]
             parts = self._pack(layer, constants.elements(initial, layer.dtype))
@@ -144,7 +144,7 @@ class GroupQuantize(Pass):
             return [constants.dense(name, as_bytes(part), *kind) for name, part, kind in named]
 
 
-def fitting_size(columns: int, bits: int, group_size: int) -> int:
+def fit_group_size(columns: int, bits: int, group_size: int) -> int:
     """The size of groups in rows of some length: at most one row, and even for 4 bits."""
     size = min(group_size, columns)
     return size + size % 2 if bits == 4 else size
@@ -155,7 +155,7 @@ def quantize(
 ) -> tuple[NDArray[numpy.int8], NDArray[Any]]:
     """Packed integers and scales of a matrix, as Note [Packed groups] has them."""
     count, columns = rows.shape
-    size = fitting_size(columns, bits, group_size)
+    size = fit_group_size(columns, bits, group_size)
     wide = numpy.float64 if rows.dtype == numpy.float64 else numpy.float32
     padded = numpy.pad(rows.astype(wide), ((0, 0), (0, -columns % size)))
     groups = padded.reshape(count, -1, size)
@@ -216,7 +216,7 @@ def _layers(module: Module) -> Iterator[_Layer]:
         dtype = _weight_dtype(weight)
         if weight is None or dtype is None:
             continue
-        summed = {axis for load in loads for axis in _summed(load.result, callees)}
+        summed = {axis for load in loads for axis in _contracted_axes(load.result, callees)}
         if summed == {0} or summed == {1}:
             yield _Layer(weight, dtype, summed.pop() or 0, tuple(loads))
 
@@ -247,7 +247,9 @@ def _weight_dtype(weight: GlobalOpResult | None) -> Dtype | None:
     return FLOATS.get(str(of.element_type)) if is_matrix else None
 
 
-def _summed(value: Value, callees: Callees, exchanged: bool = False) -> Iterator[int | None]:
+def _contracted_axes(
+    value: Value, callees: Callees, exchanged: bool = False
+) -> Iterator[int | None]:
     """For each use of a matrix, the axis it is summed over; None for uses of other kinds."""
     for use in value.uses:
         op = use.owner.operation
@@ -255,11 +257,11 @@ def _summed(value: Value, callees: Callees, exchanged: bool = False) -> Iterator
         if inside is not None:
             # Without the callee itself: a function that calls itself passes no weights on.
             others = {name: other for name, other in callees.items() if name != callee(op)}
-            yield from _summed(inside, others, exchanged)
+            yield from _contracted_axes(inside, others, exchanged)
         elif op.name == _TO_TORCH or _repeats(op, use.operand_number):
-            yield from _summed(op.result, callees, exchanged)
+            yield from _contracted_axes(op.result, callees, exchanged)
         elif Transpose2DMatcher()(op) is not None:
-            yield from _summed(op.result, callees, not exchanged)
+            yield from _contracted_axes(op.result, callees, not exchanged)
         else:
             axis = _SUMMED.get((op.name, use.operand_number))
             yield axis if axis is None or not exchanged else 1 - axis

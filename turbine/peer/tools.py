@@ -66,7 +66,7 @@ def read_raw_tensor(description: str, /) -> torch.Tensor:
             f"{description!r} does not describe a file", hint="write 1x2xf32=@path"
         )
     shape = [int(size) for size in match["sizes"].split("x") if size]
-    tensor = torch.empty(shape, dtype=dtypes.spelled(match["dtype"]).torch)
+    tensor = torch.empty(shape, dtype=dtypes.from_spelling(match["dtype"]).torch)
     data = numpy.fromfile(match["path"], dtype=numpy.uint8)
     if data.size != tensor.nbytes:
         raise errors.ArgumentError(

@@ -48,7 +48,7 @@ class Archive:
     def bytes_of(self, weight: Declared) -> memoryview:
         """The elements of a parameter in the type the program declares."""
         entry = self.entries[weight.key]
-        return gguf_file.converted(entry, weight.dtype) if entry.convertible else entry.data
+        return gguf_file.convert(entry, weight.dtype) if entry.convertible else entry.data
 
     def check_bytes(self, wanted: Iterable[Declared]) -> None:
         """Raise unless the parameters have the bytes they were saved with, where that is known."""

@@ -150,7 +150,7 @@ class Artifact:
         """
         code = Path(path)
         written = [code]
-        with container.replacing(code) as file:
+        with container.replace_file(code) as file:
             file.write(self._contents.bytes_of(CODE))
         scopes = self._weights.scopes
         for scope in scopes:
@@ -185,12 +185,12 @@ def load(
     >>> import turbine
     >>> turbine.load("model.turbine", weights="tuned.safetensors")  # doctest: +SKIP
     """
-    artifact = Artifact(container.open_file(Path(path)), _given(weights))
+    artifact = Artifact(container.open_file(Path(path)), _convert_weights(weights))
     artifact.check_runs_here()
     return artifact
 
 
-def _given(weights: str | Path | Mapping[str, str | Path] | None) -> Given:
+def _convert_weights(weights: str | Path | Mapping[str, str | Path] | None) -> Given:
     if isinstance(weights, Mapping):
         return {scope: Path(path) for scope, path in weights.items()}
     return None if weights is None else Path(weights)

@@ -111,15 +111,15 @@ class Caller:
         for name, limits in self.signature.symbols.items():
             if name in symbols and not limits.holds(symbols[name]):
                 raise errors.ArgumentError(
-                    f"{_given(self.signature, name, symbols)}, which is out of range: "
+                    f"{_describe_size(self.signature, name, symbols)}, which is out of range: "
                     f"minimum={limits.minimum} maximum={limits.maximum}",
                     hint="export with dynamic_shapes that allow this size",
                 )
         for condition in self.signature.conditions:
             if not dims.holds(condition, symbols):
                 known = dict.fromkeys(dims.names(condition))
-                given = ", ".join(_given(self.signature, name, symbols) for name in known)
-                spelled = {name: _spelled(self.signature, name) for name in known}
+                given = ", ".join(_describe_size(self.signature, name, symbols) for name in known)
+                spelled = {name: _spell_symbol(self.signature, name) for name in known}
                 raise errors.ArgumentError(
                     f"{given}; the program needs {dims.readable(condition, spelled)}",
                     hint="it was traced for such sizes; for others PyTorch may take another branch",
@@ -204,7 +204,7 @@ def _flat_count(signature: Signature) -> int:
 
 
 def _row(leaf: Input | Output) -> Dtype | None:
-    return dtypes.named(leaf.dtype) if leaf.kind == "tensor" else None
+    return dtypes.from_torch_name(leaf.dtype) if leaf.kind == "tensor" else None
 
 
 def _static_shape(spec: Input) -> tuple[Dim, ...] | None:
@@ -277,7 +277,7 @@ def _refusal(spec: Input, reason: str, hint: str | None = None) -> errors.Argume
     return errors.ArgumentError(f"argument {spec.name!r} {reason}", hint=hint)
 
 
-def _given(signature: Signature, symbol: str, symbols: Mapping[str, int]) -> str:
+def _describe_size(signature: Signature, symbol: str, symbols: Mapping[str, int]) -> str:
     """What a call has for a symbol, by the argument that a user knows."""
     spec, axis = _place(signature, symbol)
     if axis is None:
@@ -288,7 +288,7 @@ def _given(signature: Signature, symbol: str, symbols: Mapping[str, int]) -> str
     return f"argument {spec.name!r} has size {size} along axis {axis}{named}"
 
 
-def _spelled(signature: Signature, symbol: str) -> str:
+def _spell_symbol(signature: Signature, symbol: str) -> str:
     """A symbol as code over the arguments, where one of them is it."""
     spec, axis = _place(signature, symbol)
     if axis is None:

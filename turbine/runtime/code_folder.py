@@ -60,9 +60,9 @@ class CodeFolder:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         note = {"source": _digest(source), "code": _digest(code), "device": device.type_cache_key}
-        with container.replacing(self._code(device)) as file:
+        with container.replace_file(self._code(device)) as file:
             file.write(code)
-        with container.replacing(self._note_path(device)) as file:
+        with container.replace_file(self._note_path(device)) as file:
             file.write(json.dumps(note, indent=1).encode())
 
     def _code(self, device: Device) -> Path:

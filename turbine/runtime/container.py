@@ -86,7 +86,7 @@ def write(file: IO[bytes], manifest: dict[str, Any], sections: Sequence[tuple[st
     text = json.dumps({**manifest, "sections": table}).encode()
     file.write(_HEADER.pack(MAGIC, FORMAT, len(text), hashlib.sha256(text).digest()))
     file.write(text)
-    base = _aligned(_HEADER.size + len(text))
+    base = _align(_HEADER.size + len(text))
     for (_, blob), start in zip(blobs, starts, strict=True):
         file.seek(base + start)
         file.write(blob)
@@ -95,12 +95,12 @@ def write(file: IO[bytes], manifest: dict[str, Any], sections: Sequence[tuple[st
 
 def save(path: Path, manifest: dict[str, Any], sections: Sequence[tuple[str, Any]]) -> None:
     """Write a container to a path; an interrupted save leaves the old file whole."""
-    with replacing(path) as file:
+    with replace_file(path) as file:
         write(file, manifest, sections)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
+def replace_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes the place of `path` only when the block ends well."""
     check_folder(path)
     _remove_stale(path.parent)
@@ -176,7 +176,7 @@ def _map(file: IO[bytes], source: str) -> Container:
     text = data[_HEADER.size : _HEADER.size + length]
     if hashlib.sha256(text).digest() != digest:
         raise errors.ArtifactError("the manifest is damaged", where=source, hint=_AGAIN)
-    manifest, sections = _read(bytes(text), _aligned(_HEADER.size + length), source)
+    manifest, sections = _read(bytes(text), _align(_HEADER.size + length), source)
     end = max((s.offset + s.length for s in sections.values()), default=0)
     if end > size:
         raise errors.ArtifactError(
@@ -206,9 +206,9 @@ def _starts(lengths: Sequence[int]) -> list[int]:
     starts, position = [], 0
     for length in lengths:
         starts.append(position)
-        position = _aligned(position + length)
+        position = _align(position + length)
     return starts
 
 
-def _aligned(position: int) -> int:
+def _align(position: int) -> int:
     return -(-position // PAGE) * PAGE

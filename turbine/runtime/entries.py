@@ -78,7 +78,7 @@ def plain(key: str, data: memoryview, dtype: str | None, shape: Any) -> Entry:
     if dtype not in dtypes.BY_NAME:
         return Entry(key, data)
     sizes = check_shape(key, shape)
-    expected = math.prod(sizes) * dtypes.named(dtype).itemsize
+    expected = math.prod(sizes) * dtypes.from_torch_name(dtype).itemsize
     if len(data) != expected:
         text = type_text(dtype, sizes)
         raise Damage(f"{key} has {len(data)} bytes, and {text} takes {expected}")

@@ -164,7 +164,7 @@ class EntryPoint:
             self.invoke = guard.guard_calls(self.invoke, executable.device)
 
 
-def aligned(code: bytes) -> memoryview:
+def align_code(code: bytes) -> memoryview:
     """A copy of compiled bytes at an address IREE takes."""
     memory = mmap.mmap(-1, len(code))
     memory[:] = code

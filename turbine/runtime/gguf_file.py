@@ -120,7 +120,7 @@ def _row(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 def _entry(key: str, shape: tuple[int, ...], kind: int, data: memoryview, start: int) -> Entry:
     if kind in PLAIN:
-        length = math.prod(shape) * dtypes.named(PLAIN[kind]).itemsize
+        length = math.prod(shape) * dtypes.from_torch_name(PLAIN[kind]).itemsize
         entry = plain(key, part(data, start, length), PLAIN[kind], shape)
         return replace(entry, convertible=entry.dtype in CONVERSIONS)
     name, elements, size = _block(kind)
@@ -139,13 +139,13 @@ def _block(kind: int) -> tuple[str, int, int]:
     return known.name, *package.GGML_QUANT_SIZES[known]
 
 
-def converted(entry: Entry, dtype: str) -> memoryview:
+def convert(entry: Entry, dtype: str) -> memoryview:
     """The elements of a convertible entry as another type, or as they are if it is theirs."""
     if entry.dtype == dtype:
         return entry.data
     numbers = _numbers(entry)
     with numpy.errstate(over="ignore"):
-        result = numpy.ascontiguousarray(numbers.astype(dtypes.named(dtype).numpy))
+        result = numpy.ascontiguousarray(numbers.astype(dtypes.from_torch_name(dtype).numpy))
     if numpy.isinf(result).sum() > numpy.isinf(numbers).sum():
         raise errors.ParameterError(f"{entry.key} ({entry.text}) has numbers too large for {dtype}")
     return result.reshape(-1).view(numpy.uint8).data
@@ -154,7 +154,7 @@ def converted(entry: Entry, dtype: str) -> memoryview:
 def _numbers(entry: Entry) -> numpy.ndarray[Any, Any]:
     assert entry.shape is not None
     if entry.dtype is not None:
-        return numpy.frombuffer(entry.data, dtypes.named(entry.dtype).numpy)
+        return numpy.frombuffer(entry.data, dtypes.from_torch_name(entry.dtype).numpy)
     package = _package("to read quantized tensors")
     kind = package.GGMLQuantizationType[entry.blocks]
     _, size = package.GGML_QUANT_SIZES[kind]

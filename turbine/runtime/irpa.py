@@ -51,7 +51,7 @@ def read(data: memoryview) -> Iterator[Entry]:
                 key = str(part(names, *name), "utf-8")
                 found = _data(row, storage) if kind == _DATA_ENTRY else _splat(key, row)
                 yield _entry(key, found, bytes(part(names, note, length)))
-            position += max(_aligned(size, _ENTRY_ALIGNMENT), _ENTRY_ALIGNMENT)
+            position += max(_align(size, _ENTRY_ALIGNMENT), _ENTRY_ALIGNMENT)
         base += next_header
 
 
@@ -95,11 +95,11 @@ def write(file: IO[bytes], entries: Sequence[Entry]) -> None:
         row = _ENTRY.pack(
             _ENTRY.size + _DATA.size, _DATA_ENTRY, 0, *text, _DATA_ALIGNMENT
         ) + _DATA.pack(place, len(entry.data))
-        table += row.ljust(_aligned(len(row), _ENTRY_ALIGNMENT), b"\0")
+        table += row.ljust(_align(len(row), _ENTRY_ALIGNMENT), b"\0")
         texts += name + note
-    first = _aligned(_HEADER.size, _ENTRY_ALIGNMENT)
+    first = _align(_HEADER.size, _ENTRY_ALIGNMENT)
     names = first + len(table)
-    storage = _aligned(names + len(texts), _DATA_ALIGNMENT)
+    storage = _align(names + len(texts), _DATA_ALIGNMENT)
     parts = (first, len(table), names, len(texts), storage, length)
     header = _HEADER.pack(_MAGIC, 0, 0, _HEADER.size, 0, 0, len(entries), *parts)
     file.write(header.ljust(first, b"\0") + table + texts)
@@ -113,7 +113,7 @@ def metadata(entry: Entry) -> str:
     """What an archive says about a tensor; nothing about other bytes."""
     if entry.dtype is None or entry.shape is None:
         return ""
-    row = dtypes.named(entry.dtype)
+    row = dtypes.from_torch_name(entry.dtype)
     facts: dict[str, Any] = {
         "type": "Tensor",
         "dtype": row.name,
@@ -135,7 +135,7 @@ def _places(blobs: Sequence[memoryview]) -> tuple[list[int], int]:
     end = 0
     for blob in blobs:
         if _identity(blob) not in known:
-            start = _aligned(end, _DATA_ALIGNMENT)
+            start = _align(end, _DATA_ALIGNMENT)
             known[_identity(blob)] = start
             end = start + len(blob)
     return [known[_identity(blob)] for blob in blobs], end
@@ -145,5 +145,5 @@ def _identity(blob: memoryview) -> tuple[int, int]:
     return numpy.asarray(blob).ctypes.data if len(blob) else 0, len(blob)
 
 
-def _aligned(position: int, alignment: int) -> int:
+def _align(position: int, alignment: int) -> int:
     return -(-position // alignment) * alignment

@@ -25,7 +25,7 @@ from turbine.runtime.archive import open_archive
 from turbine.runtime.code_folder import CodeFolder
 from turbine.runtime.convention import ASYNC, Convention
 from turbine.runtime.device import Device, current_or_none, find
-from turbine.runtime.executable import Executable, aligned, load_module
+from turbine.runtime.executable import Executable, align_code, load_module
 from turbine.runtime.parameters import index
 from turbine.runtime.untyped_call import UntypedCall
 
@@ -106,7 +106,7 @@ class Launchable:
         ir = source.encode() if isinstance(source, str) else bytes(source)
         folder = None if file_cache_dir is None else CodeFolder(Path(file_cache_dir))
         return Launchable(
-            _loader(entry_point, partial(_compiled, ir, folder)),
+            _loader(entry_point, partial(_compile, ir, folder)),
             parameter_providers,
             ir=partial(_text, ir),
         )
@@ -250,7 +250,7 @@ def _module(code: bytes) -> Any:
     if not code:
         raise errors.ArtifactError("the code has no bytes")
     _check(code)
-    return load_module(aligned(code))
+    return load_module(align_code(code))
 
 
 def _check(code: bytes) -> None:
@@ -277,7 +277,7 @@ _NO_ZIP = (
 )
 
 
-def _compiled(source: bytes, folder: CodeFolder | None, device: Device) -> bytes:
+def _compile(source: bytes, folder: CodeFolder | None, device: Device) -> bytes:
     """The one place where what runs code asks for some to be made."""
     known = None if folder is None else folder.read(device, source)
     if known is not None:

@@ -44,13 +44,13 @@ def to_view(device: Any, array: Array, dtype: Dtype, shared: list[Span]) -> Any:
     if dtype.name in _NATIVE:
         return device.from_dlpack_capsule(array.__dlpack__())
     view = device.from_dlpack_capsule(_bytes(array).__dlpack__())
-    return relabelled(view, array.shape, dtype)
+    return relabel(view, array.shape, dtype)
 
 
 def empty_view(device: Any, shape: Sequence[int], dtype: Dtype) -> Any:
     """A view without elements, of memory that is not empty: on local-task IREE reads it."""
     memory = plain_copy(numpy.zeros(ALIGNMENT, numpy.uint8))
-    return relabelled(device.from_dlpack_capsule(memory.__dlpack__()), shape, dtype)
+    return relabel(device.from_dlpack_capsule(memory.__dlpack__()), shape, dtype)
 
 
 def from_view(device: Any, view: Any, dtype: Dtype) -> Array:
@@ -60,7 +60,7 @@ def from_view(device: Any, view: Any, dtype: Dtype) -> Array:
     return array
 
 
-def relabelled(view: Any, shape: Sequence[int], dtype: Dtype) -> Any:
+def relabel(view: Any, shape: Sequence[int], dtype: Dtype) -> Any:
     """The same buffer as a view of another type."""
     return iree.HalBufferView(view.get_buffer(), list(shape), dtype.hal)
 

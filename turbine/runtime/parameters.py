@@ -34,5 +34,5 @@ def save_archive(path: Path, entries: Sequence[Entry]) -> None:
         raise errors.ParameterError(
             errors.unknown("archive type to write", path.suffix, [WRITTEN_SUFFIX])
         )
-    with container.replacing(path) as file:
+    with container.replace_file(path) as file:
         irpa.write(file, entries)

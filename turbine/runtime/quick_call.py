@@ -108,7 +108,7 @@ def is_plain(signature: Signature) -> bool:
 def _is_plain(leaf: Input | Output) -> bool:
     if leaf.kind != "tensor" or (isinstance(leaf, Input) and leaf.mutated):
         return False
-    return is_shareable(dtypes.named(leaf.dtype))
+    return is_shareable(dtypes.from_torch_name(leaf.dtype))
 
 
 def is_shareable(row: Dtype) -> bool:

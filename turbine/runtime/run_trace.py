@@ -56,7 +56,7 @@ def kernel(name: str, ir: Callable[[], str] | None, binary: bytes | memoryview) 
     label = into / _NOT_IN_FILES.sub("_", name)
     try:
         into.mkdir(parents=True, exist_ok=True)
-        label = _settled(label, bytes(binary))
+        label = _write_code(label, bytes(binary))
         if ir is not None:
             _with_suffix(label, IR).write_text(ir())
     except OSError as error:
@@ -68,7 +68,7 @@ def call(label: Path, args: Iterable[Any], milliseconds: float) -> None:
     """Add a line to the log: the kernel, what it was given, and how long it took."""
     row = {
         "kernel": label.name,
-        "args": [_described(argument) for argument in args],
+        "args": [_describe(argument) for argument in args],
         "ms": round(milliseconds, 6),
         "time": time.time(),
         "process": os.getpid(),
@@ -106,7 +106,7 @@ def keep_tensor(key: str, tensor: Any) -> None:
         return
     into.mkdir(parents=True, exist_ok=True)
     stem = into / _NOT_IN_FILES.sub("_", key)
-    with _unused(stem, TENSOR).open("wb") as file:
+    with _new_file(stem, TENSOR).open("wb") as file:
         library = libraries.of(tensor)
         numpy.save(file, tensor if library is None else library.to_numpy(tensor))
 
@@ -161,7 +161,7 @@ def _old_flag(debug: str) -> Path | None:
     return None if found is None else Path(found[1]).expanduser()
 
 
-def _settled(label: Path, binary: bytes) -> Path:
+def _write_code(label: Path, binary: bytes) -> Path:
     """Write the code under the label, or where other code has that name, under one of its own."""
     path = _with_suffix(label, BINARY)
     try:
@@ -178,7 +178,7 @@ def _settled(label: Path, binary: bytes) -> Path:
     return own
 
 
-def _unused(stem: Path, suffix: str) -> Path:
+def _new_file(stem: Path, suffix: str) -> Path:
     """A new, empty file; another process that wants the name gets the next one."""
     number = 0
     while True:
@@ -195,7 +195,7 @@ def _with_suffix(stem: Path, suffix: str) -> Path:
     return stem.with_name(stem.name + suffix)
 
 
-def _described(value: Any) -> str:
+def _describe(value: Any) -> str:
     """A tensor as "float32[2, 3]", anything else by its type."""
     if libraries.of(value) is None:
         return type(value).__name__

@@ -53,10 +53,10 @@ class TensorCall:
             else torch_buffers.from_view(device, results.get_as_object(index, _VIEW), dtype)
             for index, dtype in enumerate(self.dtypes)
         ]
-        values = _made_own(values, shared)
+        values = _copy_shared(values, shared)
         for index, slot in enumerate(self.results):
             if slot.order is not None:
-                values[index] = _permuted(values[index], slot.order)
+                values[index] = _permute(values[index], slot.order)
         return values
 
     def _view_in_place(self, device: Any, index: int, argument: Tensor, shared: list[Span]) -> Any:
@@ -74,7 +74,7 @@ class TensorCall:
         return known[1]
 
 
-def _permuted(value: Tensor, order: tuple[int, ...]) -> Tensor:
+def _permute(value: Tensor, order: tuple[int, ...]) -> Tensor:
     # Below autograd, or the result would pass for a view, which may not be written to.
     with _AutoDispatchBelowADInplaceOrView():
         return value.permute(order)
@@ -89,7 +89,7 @@ def _view(device: Any, slot: Slot, argument: Tensor, shared: list[Span]) -> Any:
     return view
 
 
-def _made_own(values: list[Any], shared: list[Span]) -> list[Any]:
+def _copy_shared(values: list[Any], shared: list[Span]) -> list[Any]:
     """Copy results that IREE gave the memory of an argument or of one another."""
     spans = [torch_buffers.span(v) if isinstance(v, Tensor) else _NOWHERE for v in values]
     if not _any_overlap(spans, shared):

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 
-from turbine.dtypes import TABLE, Dtype, named, of_torch
+from turbine.dtypes import TABLE, Dtype, from_torch_name, of_torch
 from turbine.runtime import numpy_buffers
 from turbine.runtime.numpy_buffers import ALIGNMENT
 from turbine.runtime.overlap import Layout, Span
 
 _DLPACK_CPU = 1
-_UINT8 = named("uint8")
+_UINT8 = from_torch_name("uint8")
 _DTYPES = {row.name: row.torch for row in TABLE}
 
 
@@ -46,7 +46,7 @@ def to_view(device: Any, tensor: Tensor, dtype: Dtype, shared: list[Span]) -> An
             return device.from_dlpack_capsule(to_dlpack(tensor))
         raw = tensor.reshape(-1).view(torch.uint8)
         view = device.from_dlpack_capsule(to_dlpack(raw))
-        return numpy_buffers.relabelled(view, tensor.shape, dtype)
+        return numpy_buffers.relabel(view, tensor.shape, dtype)
     except RuntimeError:
         # Sparse and nested tensors, and those inside a transform, have no memory to show.
         return None
@@ -55,7 +55,7 @@ def to_view(device: Any, tensor: Tensor, dtype: Dtype, shared: list[Span]) -> An
 def from_view(device: Any, view: Any, dtype: Dtype) -> Tensor:
     """A result as a tensor that owns its buffer; the dtype is the signature's, never guessed."""
     if not dtype.dlpack:
-        view = numpy_buffers.relabelled(view, view.shape, _UINT8)
+        view = numpy_buffers.relabel(view, view.shape, _UINT8)
     tensor = from_dlpack(device.create_dlpack_capsule(view, _DLPACK_CPU, 0))
     wanted = _DTYPES[dtype.name]
     return tensor if tensor.dtype is wanted else tensor.view(wanted)

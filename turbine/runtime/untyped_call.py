@@ -49,7 +49,7 @@ class UntypedCall:
         if not outputs:
             return values
         copies = {k: copy for k, (_, copy) in storage.items()}
-        return _written(values, outputs, copies)
+        return _fill_outputs(values, outputs, copies)
 
     def _argument(self, device: Any, position: int, value: Any, taken: list[Span]) -> Any:
         letter = self.convention.arguments[position]
@@ -191,7 +191,7 @@ def _library_for(given: Sequence[Any]) -> ModuleType:
     return next(iter(found - {numpy_buffers}), numpy_buffers) if found else libraries.default()
 
 
-def _written(values: list[Any], outputs: Sequence[Any], copies: dict[int, Any]) -> list[Any]:
+def _fill_outputs(values: list[Any], outputs: Sequence[Any], copies: dict[int, Any]) -> list[Any]:
     """Put results into the outputs where they are not there yet; gives results with outputs."""
     tensors = [n for n, value in enumerate(values) if libraries.of(value) is not None]
     if not tensors:

@@ -135,10 +135,10 @@ def divide(a: Tensor, b: Number, *, rounding_mode: str | None) -> Tensor:
     a, b = a.to(dtype), _as_tensor(b, a, dtype)
     if rounding_mode == "floor":
         return torch.floor_divide(a, b)
-    return torch.trunc(a / b) if dtype.is_floating_point else _truncated(a, b)
+    return torch.trunc(a / b) if dtype.is_floating_point else _divide_truncating(a, b)
 
 
-def _truncated(a: Tensor, b: Tensor) -> Tensor:
+def _divide_truncating(a: Tensor, b: Tensor) -> Tensor:
     """From the quotient that is rounded down"""
     down = torch.floor_divide(a, b)
     return torch.where((down * b != a) & ((a < 0) != (b < 0)), down + 1, down)
@@ -149,11 +149,11 @@ def floor_divide(a: Tensor, b: Number) -> Tensor:
     dtype = torch.result_type(a, b)
     a, b = a.to(dtype), _as_tensor(b, a, dtype)
     if dtype.is_floating_point:
-        return _floored(a, b)
-    return _floored_integers(a, b) if dtype == torch.int64 else NotImplemented
+        return _floor_divide_floats(a, b)
+    return _floor_divide_integers(a, b) if dtype == torch.int64 else NotImplemented
 
 
-def _floored_integers(a: Tensor, b: Tensor) -> Tensor:
+def _floor_divide_integers(a: Tensor, b: Tensor) -> Tensor:
     """The compiler divides in f64: what that leaves is divided once more, and off by 1 at most."""
     divisor = b.double()
     quotient = torch.floor(a.double() / divisor).long()
@@ -165,7 +165,7 @@ def _floored_integers(a: Tensor, b: Tensor) -> Tensor:
     return quotient - is_large.long() + is_small.long()
 
 
-def _floored(a: Tensor, b: Tensor) -> Tensor:
+def _floor_divide_floats(a: Tensor, b: Tensor) -> Tensor:
     """As PyTorch does it: from the remainder, since the quotient is rounded already."""
     rest = torch.fmod(a, b)
     quotient = (a - rest) / b

@@ -43,14 +43,14 @@ def i1(x: Tensor) -> Tensor:
 
 
 def _scaled_i0(size: Tensor) -> Tensor:
-    near = polynomial(_placed(size, _GROWING), _I0_NEAR)
+    near = polynomial(_to_unit_interval(size, _GROWING), _I0_NEAR)
     far = polynomial(_tail(size, _GROWING), _I0_FAR) / torch.sqrt(size)
     return torch.where(size <= _GROWING, near, far)
 
 
 def _scaled_i1(x: Tensor) -> Tensor:
     size = x.abs()
-    near = x * polynomial(_placed(size, _GROWING), _I1_NEAR)
+    near = x * polynomial(_to_unit_interval(size, _GROWING), _I1_NEAR)
     far = polynomial(_tail(size, _GROWING), _I1_FAR) / torch.sqrt(size)
     return torch.where(size <= _GROWING, near, torch.where(x < 0.0, -far, far))
 
@@ -81,14 +81,14 @@ def k1e(x: Tensor) -> Tensor:
 
 def _scaled_k0(x: Tensor) -> Tensor:
     held = torch.clamp(x, 0.0, _FALLING)
-    near = polynomial(_placed(held * held, _FALLING**2), _K0_NEAR)
+    near = polynomial(_to_unit_interval(held * held, _FALLING**2), _K0_NEAR)
     near = near - torch.log(0.5 * held) * torch.exp(held) * _scaled_i0(held)
     return _for_positive(x, torch.exp(held) * near, _K0_FAR)
 
 
 def _scaled_k1(x: Tensor) -> Tensor:
     held = torch.clamp(x, 0.0, _FALLING)
-    near = polynomial(_placed(held * held, _FALLING**2), _K1_NEAR) / held
+    near = polynomial(_to_unit_interval(held * held, _FALLING**2), _K1_NEAR) / held
     near = near + torch.log(0.5 * held) * torch.exp(held) * _scaled_i1(held)
     return _for_positive(x, torch.exp(held) * near, _K1_FAR)
 
@@ -150,7 +150,7 @@ def y1(x: Tensor) -> Tensor:
 
 
 def _in_square(x: Tensor, fit: tuple[float, ...]) -> Tensor:
-    return polynomial(_placed(x * x, _OSCILLATING**2), fit)
+    return polynomial(_to_unit_interval(x * x, _OSCILLATING**2), fit)
 
 
 def _phase(x: Tensor, p: tuple[float, ...], q: tuple[float, ...]) -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ def _phase(x: Tensor, p: tuple[float, ...], q: tuple[float, ...]) -> tuple[Tenso
     return amplitude * polynomial(square, p), amplitude * polynomial(square, q) / size
 
 
-def _placed(x: Tensor, high: float) -> Tensor:
+def _to_unit_interval(x: Tensor, high: float) -> Tensor:
     """The interval of a fit, from zero on, brought to [-1, 1]."""
     return torch.clamp(x, 0.0, high) * (2 / high) - 1.0
 

@@ -21,7 +21,7 @@ def _parts(x: Tensor | complex) -> tuple[Any, Any]:
     return complex(x).real, complex(x).imag
 
 
-def _made(real: Tensor, imaginary: Tensor, dtype: torch.dtype) -> Tensor:
+def _make_complex(real: Tensor, imaginary: Tensor, dtype: torch.dtype) -> Tensor:
     """A complex tensor of two that may differ in shape."""
     part = dtype.to_real()
     real, imaginary = torch.broadcast_tensors(real.to(part), imaginary.to(part))
@@ -37,7 +37,7 @@ def add(a: Tensor, b: Any, alpha: Any = 1) -> Tensor:
     if not _is_complex(a, b) or isinstance(alpha, complex):
         return NotImplemented
     (ar, ai), (br, bi) = _parts(a), _parts(b)
-    return _made(ar + alpha * br, _sum(ai, alpha * bi, ar), torch.result_type(a, b))
+    return _make_complex(ar + alpha * br, _sum(ai, alpha * bi, ar), torch.result_type(a, b))
 
 
 def sub(a: Tensor, b: Any, alpha: Any = 1) -> Tensor:
@@ -58,19 +58,19 @@ def mul(a: Tensor, b: Any) -> Tensor:
     real, imaginary = ar * br, ai * br
     if _is_complex(b):
         real, imaginary = real - ai * bi, imaginary + ar * bi
-    return _made(real, imaginary, torch.result_type(a, b))
+    return _make_complex(real, imaginary, torch.result_type(a, b))
 
 
 def neg(x: Tensor) -> Tensor:
     """Part by part."""
     if not x.is_complex():
         return arithmetic.negative(x)
-    return _made(-torch.real(x), -torch.imag(x), x.dtype)
+    return _make_complex(-torch.real(x), -torch.imag(x), x.dtype)
 
 
 def conj(x: Tensor) -> Tensor:
     """The other side of the real axis; a real number is on it."""
-    return x if not x.is_complex() else _made(torch.real(x), -torch.imag(x), x.dtype)
+    return x if not x.is_complex() else _make_complex(torch.real(x), -torch.imag(x), x.dtype)
 
 
 def exp(x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def exp(x: Tensor) -> Tensor:
     # A length of 0 has no direction, and an infinite one may be real.
     real = torch.where(length == 0, 0.0, length * torch.cos(direction))
     is_real = (length == 0) | (direction == 0)
-    return _made(real, torch.where(is_real, 0.0, length * torch.sin(direction)), x.dtype)
+    return _make_complex(real, torch.where(is_real, 0.0, length * torch.sin(direction)), x.dtype)
 
 
 def reciprocal(x: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def reciprocal(x: Tensor) -> Tensor:
     real, imaginary = x.real / larger, x.imag / larger
     square = real * real + imaginary * imaginary
     real = torch.where(is_zero, 0.0, real / square / larger)
-    return _made(real, torch.where(is_zero, 0.0, -imaginary / square / larger), x.dtype)
+    return _make_complex(real, torch.where(is_zero, 0.0, -imaginary / square / larger), x.dtype)
 
 
 def sigmoid(x: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def total(
     if not x.is_complex() or (dtype is not None and dtype != x.dtype):
         return NotImplemented
     real = torch.real(x).sum(dim, keepdim=keepdim)
-    return _made(real, torch.imag(x).sum(dim, keepdim=keepdim), x.dtype)
+    return _make_complex(real, torch.imag(x).sum(dim, keepdim=keepdim), x.dtype)
 
 
 RULES: dict[Any, Callable[..., Any]] = {

@@ -102,7 +102,7 @@ def convolution(
         )
     if transposed:
         extra = per_axis(output_padding, x.dim() - 2)
-        y = _spread(_channels_last(x), weight, windows, _wide_sizes(x, windows, extra))
+        y = _spread_windows(_channels_last(x), weight, windows, _wide_sizes(x, windows, extra))
     else:
         y = _gather(_channels_last(x), weight, windows)
     return _channels_first(y if bias is None else y + bias, like=x)
@@ -129,7 +129,11 @@ def convolution_backward(
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
         sizes = list(x.shape[2:])
-        moved = _gather(g, weight, windows) if transposed else _spread(g, weight, windows, sizes)
+        moved = (
+            _gather(g, weight, windows)
+            if transposed
+            else _spread_windows(g, weight, windows, sizes)
+        )
         grad_x = _channels_first(moved, like=x)
     if output_mask[1]:
         wide, narrow = (g, inputs) if transposed else (inputs, g)
@@ -200,7 +204,7 @@ def _gather(wide: Tensor, weight: Tensor, windows: Windows) -> Tensor:
     return rows.reshape([-1, *slices[0].shape[1:-1], weight.shape[0]])
 
 
-def _spread(narrow: Tensor, weight: Tensor, windows: Windows, sizes: list[int]) -> Tensor:
+def _spread_windows(narrow: Tensor, weight: Tensor, windows: Windows, sizes: list[int]) -> Tensor:
     """The wide tensor: each element times the kernel, added up where windows overlap."""
     if _is_depthwise(weight, windows):
         values = [narrow * tap for tap in _tap_weights(weight)]

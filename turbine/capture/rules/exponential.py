@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from turbine.capture.rules.polynomial import ERF_SERIES, SCALED_ERFC, polynomial
-from turbine.capture.rules.widening import double_only, in_double, promoted, rounded_to
+from turbine.capture.rules.widening import double_only, in_double, promote_dtypes, result_dtype
 from turbine.capture.sizes import is_empty
 
 aten = torch.ops.aten
@@ -135,13 +135,13 @@ def signbit(x: Tensor) -> Tensor:
 
 def copysign(x: Tensor, sign: Tensor) -> Tensor:
     """The size of one number with the sign of another."""
-    size = x.to(promoted(x, sign)).abs()
+    size = x.to(promote_dtypes(x, sign)).abs()
     return torch.where(torch.signbit(sign), -size, size)
 
 
 def copysign_of_number(x: Tensor, sign: float) -> Tensor:
     """The same with the sign of a number of Python's."""
-    size = x.to(rounded_to(x)).abs()
+    size = x.to(result_dtype(x)).abs()
     return -size if math.copysign(1, sign) < 0 else size
 
 

@@ -23,8 +23,8 @@ def c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
         return NotImplemented
     parts: Parts = (torch.real(x), torch.imag(x))
     for axis in dim:
-        parts = _transformed(parts, axis, x.shape[axis], forward)
-    return _scaled(parts, normalization, [x.shape[axis] for axis in dim])
+        parts = _transform(parts, axis, x.shape[axis], forward)
+    return _scale(parts, normalization, [x.shape[axis] for axis in dim])
 
 
 def r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
@@ -33,10 +33,10 @@ def r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor
         return NotImplemented
     last = dim[-1]
     kept = x.shape[last] // 2 + 1 if onesided else x.shape[last]
-    parts = _transformed((x, None), last, kept, True)
+    parts = _transform((x, None), last, kept, True)
     for axis in dim[:-1]:
-        parts = _transformed(parts, axis, x.shape[axis], True)
-    return _scaled(parts, normalization, [x.shape[axis] for axis in dim])
+        parts = _transform(parts, axis, x.shape[axis], True)
+    return _scale(parts, normalization, [x.shape[axis] for axis in dim])
 
 
 def c2r(x: Tensor, dim: list[int], normalization: int, last_size: int) -> Tensor:
@@ -45,7 +45,7 @@ def c2r(x: Tensor, dim: list[int], normalization: int, last_size: int) -> Tensor
         return NotImplemented
     parts: Parts = (torch.real(x), torch.imag(x))
     for axis in dim[:-1]:
-        parts = _transformed(parts, axis, x.shape[axis], False)
+        parts = _transform(parts, axis, x.shape[axis], False)
     real, imaginary = (_rows(part, dim[-1]) for part in parts if part is not None)
     count = last_size // 2 + 1
     real, imaginary = real.narrow(-1, 0, count), imaginary.narrow(-1, 0, count)
@@ -66,7 +66,7 @@ def _is_short(x: Tensor, dim: list[int]) -> bool:
     return known and all(x.shape[axis] <= LONGEST for axis in dim)
 
 
-def _transformed(parts: Parts, axis: int, kept: int, forward: bool) -> Parts:
+def _transform(parts: Parts, axis: int, kept: int, forward: bool) -> Parts:
     """One axis: the sum of x[n] exp(-2 pi i n k / size), with the other sign backward."""
     real = _rows(parts[0], axis)
     cosine, sine = _waves(real.shape[-1], kept, real.shape[-1], real)
@@ -94,7 +94,7 @@ def _waves(rows: int, columns: int, period: int, like: Tensor) -> tuple[Tensor, 
     return waves[0], waves[1]
 
 
-def _scaled(parts: Parts, normalization: int, sizes: list[int]) -> Tensor:
+def _scale(parts: Parts, normalization: int, sizes: list[int]) -> Tensor:
     real, imaginary = parts
     assert imaginary is not None
     factor = _factor(normalization, sizes)

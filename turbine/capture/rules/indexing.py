@@ -147,10 +147,10 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """A tensor of one value."""
     if is_empty(index):
         return x.clone()
-    return aten.scatter.src(x, dim, index, _filled_like(index, value, x))
+    return aten.scatter.src(x, dim, index, _fill_like(index, value, x))
 
 
-def _filled_like(index: Tensor, value: float, x: Tensor) -> Tensor:
+def _fill_like(index: Tensor, value: float, x: Tensor) -> Tensor:
     return torch.full(index.shape, value, dtype=x.dtype, device=x.device)
 
 
@@ -162,7 +162,7 @@ def scatter_reduce(
     if x.dtype == torch.bool or _is_single(index) or is_empty(index):
         return _along_axis(op)(x, dim, index, source, reduce, include_self=include_self)
     if reduce == "mean":
-        return _scattered_mean(x, dim, index, source, include_self)
+        return _scatter_mean(x, dim, index, source, include_self)
     if not include_self:
         # What is there first: nothing to the reduction, or one of the elements that are reduced.
         first = _NEUTRAL.get(reduce, source)
@@ -170,9 +170,7 @@ def scatter_reduce(
     return _along_axis(op)(x, dim, index, source, reduce)
 
 
-def _scattered_mean(
-    x: Tensor, dim: int, index: Tensor, source: Tensor, include_self: bool
-) -> Tensor:
+def _scatter_mean(x: Tensor, dim: int, index: Tensor, source: Tensor, include_self: bool) -> Tensor:
     total = aten.scatter_reduce.two(x, dim, index, source, "sum", include_self=include_self)
     counts = torch.ones_like(x) if include_self else torch.zeros_like(x)
     counts = aten.scatter_add.default(counts, dim, index, torch.ones_like(source)).clamp(min=1)
@@ -194,7 +192,7 @@ def scatter_with_reduction(
 ) -> Tensor:
     """The older names of two reductions."""
     if not isinstance(source, Tensor):
-        source = _filled_like(index, source, x)
+        source = _fill_like(index, source, x)
     return aten.scatter_reduce.two(x, dim, index, source, _REDUCTIONS[reduce])
 
 
@@ -275,7 +273,7 @@ def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
     """Write at places that strides over the flattened tensor lead to."""
-    places = _strided_places(x, size, stride, offset)
+    places = _strided_indices(x, size, stride, offset)
     return NotImplemented if places is None else put(x, places, source.to(x.dtype))
 
 
@@ -283,11 +281,11 @@ def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None
     """Read at places that strides over the flattened tensor lead to."""
     if 0 in size:
         return x.new_empty(size)
-    places = _strided_places(x, size, stride, offset)
+    places = _strided_indices(x, size, stride, offset)
     return NotImplemented if places is None else take(x, places)
 
 
-def _strided_places(
+def _strided_indices(
     x: Tensor, size: list[int], stride: list[int], offset: int | None
 ) -> Tensor | None:
     """Places in the flattened tensor; None where strides lead to others."""

@@ -35,13 +35,13 @@ def _over_argument(rest: Tensor) -> Tensor:
     """erfinv(x) / x, given 1 - x x."""
     w = -torch.log(rest)
     root = torch.sqrt(w)
-    near = polynomial(_placed(w, 0.0, 5.0), _ERFINV_NEAR)
-    middle = polynomial(_placed(root, sqrt(5), 6.0), _ERFINV_MIDDLE)
-    far = polynomial(_placed(root, 6.0, 26.5), _ERFINV_FAR)
+    near = polynomial(_to_unit_interval(w, 0.0, 5.0), _ERFINV_NEAR)
+    middle = polynomial(_to_unit_interval(root, sqrt(5), 6.0), _ERFINV_MIDDLE)
+    far = polynomial(_to_unit_interval(root, 6.0, 26.5), _ERFINV_FAR)
     return torch.where(w <= 5.0, near, torch.where(root <= 6.0, middle, far))
 
 
-def _placed(x: Tensor, low: float, high: float) -> Tensor:
+def _to_unit_interval(x: Tensor, low: float, high: float) -> Tensor:
     """The interval of a fit brought to [-1, 1]."""
     return (torch.clamp(x, low, high) - low) * (2 / (high - low)) - 1.0
 

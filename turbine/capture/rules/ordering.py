@@ -42,7 +42,7 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> Pair:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     row = x.movedim(dim, -1)
     index = _order(row, descending)
-    return _picked(x, index.movedim(-1, dim), dim)
+    return _gather_pair(x, index.movedim(-1, dim), dim)
 
 
 def stable_sort(
@@ -58,9 +58,9 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     if x.dim() == 0:
         return sort(x, dim, largest)
     if isinstance(k, int) and k * _STEP_COST < hint(x.shape[dim]):
-        return _picked(x, _first_few(x.movedim(dim, -1), k, largest).movedim(-1, dim), dim)
+        return _gather_pair(x, _first_few(x.movedim(dim, -1), k, largest).movedim(-1, dim), dim)
     index = _order(x.movedim(dim, -1), largest).movedim(-1, dim)
-    return _picked(x, index.narrow(dim, 0, k), dim)
+    return _gather_pair(x, index.narrow(dim, 0, k), dim)
 
 
 @_on_rows
@@ -69,7 +69,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     index = _order(x.movedim(dim, -1), False).movedim(-1, dim).narrow(dim, k - 1, 1)
-    return _squeezed(_picked(x, index, dim), dim, keepdim)
+    return _squeeze(_gather_pair(x, index, dim), dim, keepdim)
 
 
 @_on_rows
@@ -94,7 +94,7 @@ def _median(x: Tensor, dim: int, keepdim: bool, *, skips_nan: bool) -> Pair:
     wanted = middle if skips_nan else torch.where(numbers < row.shape[-1], numbers, middle)
     places = torch.arange(row.shape[-1], device=x.device)
     index = torch.where(rank == wanted, places, 0).sum(-1, keepdim=True)
-    return _squeezed(_picked(x, index.movedim(-1, dim), dim), dim, keepdim)
+    return _squeeze(_gather_pair(x, index.movedim(-1, dim), dim), dim, keepdim)
 
 
 @_on_rows
@@ -122,8 +122,8 @@ def _first_few(row: Tensor, k: int, largest: bool) -> Tensor:
 
 def _foremost(row: Tensor, taken: Tensor, places: Tensor, largest: bool) -> Tensor:
     number = row.to(torch.int32) if row.dtype == torch.bool else row
-    held = torch.where(taken, _bound(number.dtype, smallest=largest), number)
-    held = torch.where(held != held, _bound(number.dtype, smallest=largest), held)
+    held = torch.where(taken, _identity_of(number.dtype, smallest=largest), number)
+    held = torch.where(held != held, _identity_of(number.dtype, smallest=largest), held)
     best = held.amax(-1, keepdim=True) if largest else held.amin(-1, keepdim=True)
     chosen = ~taken & (number == best)
     unordered = ~taken & (number != number)
@@ -157,12 +157,12 @@ def _precedes(a: Tensor, b: Tensor, descending: bool) -> Tensor:
     return (a < b) | (~(a != a) & (b != b))
 
 
-def _picked(x: Tensor, index: Tensor, dim: int) -> Pair:
+def _gather_pair(x: Tensor, index: Tensor, dim: int) -> Pair:
     index = index.contiguous()
     return x.gather(dim, index), index
 
 
-def _squeezed(pair: Pair, dim: int, keepdim: bool) -> Pair:
+def _squeeze(pair: Pair, dim: int, keepdim: bool) -> Pair:
     return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
 
 
@@ -190,7 +190,7 @@ def _with_place(x: Tensor, dim: int, keepdim: bool, find: Callable[..., Tensor])
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     index = find(x, dim, True)
-    return _squeezed(_picked(x, index, dim), dim, keepdim)
+    return _squeeze(_gather_pair(x, index, dim), dim, keepdim)
 
 
 def _extreme(x: Tensor, dim: int | None, keepdim: bool, reduce: Callable[..., Tensor]) -> Tensor:
@@ -236,15 +236,15 @@ def _so_far(x: Tensor, dim: int, *, descending: bool) -> Pair:
         row = row.to(torch.int32)
     places = torch.arange(row.shape[-1], device=x.device)
     others, seen = row.unsqueeze(-2), places <= places.unsqueeze(-1)
-    held = torch.where(seen, others, _bound(row.dtype, smallest=descending))
+    held = torch.where(seen, others, _identity_of(row.dtype, smallest=descending))
     best = held.amax(-1, keepdim=True) if descending else held.amin(-1, keepdim=True)
     unordered = seen & (others != others)
     chosen = torch.where(unordered.any(-1, keepdim=True), unordered, seen & (others == best))
     index = torch.where(chosen, places, 0).amax(-1)
-    return _picked(x, index.movedim(-1, dim), dim)
+    return _gather_pair(x, index.movedim(-1, dim), dim)
 
 
-def _bound(dtype: torch.dtype, *, smallest: bool) -> Tensor:
+def _identity_of(dtype: torch.dtype, *, smallest: bool) -> Tensor:
     if dtype.is_floating_point:
         limit = float("-inf") if smallest else float("inf")
     else:
@@ -264,7 +264,10 @@ def searchsorted(
     """Where in a sorted row the first element is not smaller, or larger; its end for nan."""
     if sorter is not None:
         sequence = sequence.gather(-1, sorter)
-    row, each = _ordered(sequence, values).unsqueeze(-2), _ordered(values, sequence).unsqueeze(-1)
+    row, each = (
+        _to_comparable(sequence, values).unsqueeze(-2),
+        _to_comparable(values, sequence).unsqueeze(-1),
+    )
     if sequence.dim() == 1:
         row = row.squeeze(-2)
     after = row > each if right or side == "right" else row >= each
@@ -277,7 +280,7 @@ def searchsorted(
     return place.to(torch.int32) if out_int32 else place
 
 
-def _ordered(x: Tensor, other: Tensor) -> Tensor:
+def _to_comparable(x: Tensor, other: Tensor) -> Tensor:
     """Numbers in the type that both are compared in; of two bits the compiler takes 1 for -1."""
     dtype = torch.result_type(x, other)
     return x.to(torch.int32 if dtype == torch.bool else dtype)

@@ -165,7 +165,7 @@ def avg_pool_backward(
     sizes = list(x.shape[-len(windows.taps) :])
     share = grad / _members(grad, windows, sizes, count_include_pad, divisor_override)
     if not _are_fixed(sizes):
-        return _in_format(_spread(share, windows, sizes), x)
+        return _in_format(_spread_windows(share, windows, sizes), x)
     flat = _channels_last(share, len(sizes))
     wide = overlay([flat] * prod(windows.taps), windows, sizes)
     return _as_before(wide, x)
@@ -261,7 +261,7 @@ def _find(largest: Tensor, padded: Tensor, windows: Windows, sizes: list[int]) -
     return found
 
 
-def _spread(share: Tensor, windows: Windows, sizes: Sequence[int]) -> Tensor:
+def _spread_windows(share: Tensor, windows: Windows, sizes: Sequence[int]) -> Tensor:
     """The sum of what all windows that meet an element pass on, one axis after another."""
     axes = zip(sizes, windows.taps, windows.stride, windows.padding, strict=True)
     for axis, (size, taps, step, padding) in enumerate(axes, start=-len(sizes)):

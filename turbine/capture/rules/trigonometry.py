@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from turbine.capture.rules.polynomial import ATAN, COS_SERIES, SIN_SERIES, polynomial
-from turbine.capture.rules.widening import halves, in_double, promoted, rounded_to
+from turbine.capture.rules.widening import halves, in_double, promote_dtypes, result_dtype
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def tan(x: Tensor) -> Tensor:
         return NotImplemented
     sine, cosine, quadrant = _in_quadrant(x, 9)
     odd = _is_odd(quadrant)
-    return (torch.where(odd, -cosine, sine) / torch.where(odd, sine, cosine)).to(rounded_to(x))
+    return (torch.where(odd, -cosine, sine) / torch.where(odd, sine, cosine)).to(result_dtype(x))
 
 
 @in_double
@@ -57,7 +57,7 @@ def atan(x: Tensor) -> Tensor:
 
 def atan2(y: Tensor, x: Tensor) -> Tensor:
     """The angle of a point, with signs of zeros and of infinities as in C."""
-    dtype = promoted(y, x)
+    dtype = promote_dtypes(y, x)
     y, x = y.to(torch.float64), x.to(torch.float64)
     height, width = y.abs(), x.abs()
     slope = height / width
@@ -89,7 +89,7 @@ def _by_quadrant(x: Tensor, shift: int) -> Tensor:
     quadrant = quadrant + float(shift)
     quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
     value = torch.where(_is_odd(quadrant), cosine, sine)
-    return torch.where(quadrant >= 2.0, -value, value).to(rounded_to(x))
+    return torch.where(quadrant >= 2.0, -value, value).to(result_dtype(x))
 
 
 def _is_odd(quadrant: Tensor) -> Tensor:

@@ -19,17 +19,17 @@ def in_double(function: Function) -> Function:
     def widened(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if x.is_complex():
             return NotImplemented
-        return function(x.to(torch.float64), *args, **kwargs).to(rounded_to(x))
+        return function(x.to(torch.float64), *args, **kwargs).to(result_dtype(x))
 
     return widened
 
 
-def rounded_to(x: Tensor) -> torch.dtype:
+def result_dtype(x: Tensor) -> torch.dtype:
     """The dtype PyTorch gives a function of x: its own, or the default for integers."""
     return x.dtype if x.is_floating_point() else torch.get_default_dtype()
 
 
-def promoted(a: Tensor, b: Tensor) -> torch.dtype:
+def promote_dtypes(a: Tensor, b: Tensor) -> torch.dtype:
     """The dtype PyTorch gives a function of two numbers: the default one for integers."""
     dtype = torch.result_type(a, b)
     return dtype if dtype.is_floating_point else torch.get_default_dtype()

@@ -14,7 +14,7 @@ from turbine.kernel.op import Op
 from turbine.kernel.types import TileType
 
 
-def narrowed(made: Op, args: Sequence[Any], keywords: Mapping[str, Any], types: Any) -> Any:
+def call_narrowed(made: Op, args: Sequence[Any], keywords: Mapping[str, Any], types: Any) -> Any:
     """Call a meaning; where torch has no kernels for a type, in one that it has.
 
     Small types are computed in a wider one and cut back. Bits of u64 are those of i64; what asks
@@ -73,7 +73,7 @@ _ORDERED = {
 }
 
 
-def _divided(function: Any) -> Callable[[Tensor, Tensor], Tensor]:
+def _divide(function: Any) -> Callable[[Tensor, Tensor], Tensor]:
     def divide(x: Tensor, y: Tensor) -> Tensor:
         above, below = x.numpy(), y.numpy()
         result = function(above, np.where(below == 0, np.uint64(1), below))
@@ -82,7 +82,7 @@ def _divided(function: Any) -> Callable[[Tensor, Tensor], Tensor]:
     return divide
 
 
-def _shifted_right(x: Tensor, y: Tensor) -> Tensor:
+def _shift_right(x: Tensor, y: Tensor) -> Tensor:
     bits, by = x.numpy(), y.numpy()
     is_shift = by < np.uint64(64)
     shifted = bits >> np.where(is_shift, by, np.uint64(0))
@@ -91,8 +91,8 @@ def _shifted_right(x: Tensor, y: Tensor) -> Tensor:
 
 # What depends on the number that the bits of u64 are, otherwise than by order.
 _OF_U64: dict[Op, Callable[..., Tensor]] = {
-    arithmetic.floordiv: _divided(np.floor_divide),
-    arithmetic.mod: _divided(np.remainder),
-    arithmetic.shift_right: _shifted_right,
+    arithmetic.floordiv: _divide(np.floor_divide),
+    arithmetic.mod: _divide(np.remainder),
+    arithmetic.shift_right: _shift_right,
     arithmetic.abs: lambda x: x,
 }

@@ -20,7 +20,7 @@ from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel import messages
 from turbine.kernel.algebra import Expr, Symbol, as_expr
-from turbine.kernel.backends.element_types import narrowed, widened
+from turbine.kernel.backends.element_types import call_narrowed, widened
 from turbine.kernel.lang import (
     arithmetic,
     atomics,
@@ -65,7 +65,7 @@ class Memory:
         if type.fill is not None:
             filled = tensor_of(type.fill, type.dtype).repeat(tuple(shape))
             return Memory(name, filled, torch.full(filled.shape, _CALLER))
-        empty = poisoned(torch.empty(tuple(shape), dtype=type.dtype.torch))
+        empty = fill_poison(torch.empty(tuple(shape), dtype=type.dtype.torch))
         return Memory(name, empty, torch.full(empty.shape, _NOBODY))
 
 
@@ -78,7 +78,7 @@ def _by_atomic(number: int) -> int:
     return -3 - number
 
 
-def poisoned(tensor: Tensor) -> Tensor:
+def fill_poison(tensor: Tensor) -> Tensor:
     """The tensor with what nobody should read: nan, or a number that is unlikely."""
     if tensor.dtype.is_floating_point:
         return tensor.fill_(float("nan"))
@@ -187,7 +187,7 @@ class Frame:
             shape = operand.meta["type"].shape if isinstance(operand, fx.Node) else operand
             keywords["within"] = self.within(node, shape)
         types = node.meta.get("types", node.meta.get("type"))
-        return narrowed(made, args, keywords, types)
+        return call_narrowed(made, args, keywords, types)
 
     def plain(self, argument: Any) -> Any:
         """An argument as the meaning takes it: numbers for sizes, torch's dtypes."""
@@ -241,12 +241,12 @@ class Frame:
         """What a turn of a loop carries on: lanes without a value stay as they were."""
         rows = zip(body.valid, before, after, output_of(body.graph), strict=True)
         return [
-            _chosen(self.lanes(v.bounds, v.masks, node.meta["type"].shape), new, old)
+            _select(self.lanes(v.bounds, v.masks, node.meta["type"].shape), new, old)
             for v, old, new, node in rows
         ]
 
 
-def _chosen(lanes: Tensor, new: Tensor, old: Tensor) -> Tensor:
+def _select(lanes: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """New values where lanes hold one, else the old ones."""
     bits = _BITS.get(new.dtype)
     if bits is None:
@@ -277,7 +277,7 @@ def _load(frame: Frame, node: fx.Node) -> Tensor:
         frame, node, source, memory.load.meaning(source.writer, start, sizes, lanes), lanes
     )
     if bool(lanes.any()):
-        _read(frame, node, source, tuple(map(torch.add, _numbered(lanes), start)))
+        _read(frame, node, source, tuple(map(torch.add, _lane_indices(lanes), start)))
     raw = memory.load.meaning(_readable(source.tensor), start, sizes, lanes)
     return _outside_poisoned(raw.to(source.tensor.dtype), lanes)
 
@@ -301,7 +301,7 @@ def _readable(tensor: Tensor) -> Tensor:
 def _outside_poisoned(tile: Tensor, lanes: Tensor) -> Tensor:
     if bool(lanes.all()):
         return tile
-    poison = poisoned(
+    poison = fill_poison(
         torch.empty((), dtype=torch.float32 if tile.dtype.is_floating_point else tile.dtype)
     )
     wide = widened(tile)
@@ -324,7 +324,7 @@ def _read(frame: Frame, node: fx.Node, source: Memory, at: Any) -> None:
     writers, readers = source.writer[at], source.reader[at]
     others = (writers >= 0) & (writers != frame.number)
     if bool(others.any()):
-        raise _raced(frame, node, source, "reads", f"number {int(writers[others][0])} writes")
+        raise _race_error(frame, node, source, "reads", f"number {int(writers[others][0])} writes")
     is_first = (readers == _NOBODY) | (readers == frame.number)
     source.reader[at] = torch.where(is_first, frame.number, _SEVERAL)
 
@@ -334,10 +334,10 @@ def _check_unread(frame: Frame, node: fx.Node, target: Memory, readers: Tensor) 
     if bool(others.any()):
         other = int(readers[others][0])
         named = "several read" if other == _SEVERAL else f"number {other} reads"
-        raise _raced(frame, node, target, "writes", named)
+        raise _race_error(frame, node, target, "writes", named)
 
 
-def _raced(
+def _race_error(
     frame: Frame, node: fx.Node, buffer: Memory, does: str, other: str
 ) -> errors.KernelError:
     return errors.KernelError(
@@ -354,12 +354,12 @@ def _store(frame: Frame, node: fx.Node) -> None:
     lanes = frame.within(node, value.meta["type"].shape)
     if not bool(lanes.any()):
         return
-    places = _numbered(lanes)
+    places = _lane_indices(lanes)
     at = tuple(place + first for place, first in zip(places, frame.plain(index), strict=True))
     _write(frame, node, frame.values[buffer], at, frame.values[value], places)
 
 
-def _numbered(lanes: Tensor) -> tuple[Tensor, ...]:
+def _lane_indices(lanes: Tensor) -> tuple[Tensor, ...]:
     """Which lanes are true, along each axis; of a single lane that is, nothing is to be said."""
     return tuple(torch.nonzero(lanes).T)
 
@@ -524,10 +524,10 @@ def _atomic(frame: Frame, node: fx.Node, places: Tensor, targets: Tensor) -> Ten
     change = {"add": arithmetic.add, "max": arithmetic.maximum, "min": arithmetic.minimum}[kind]
 
     def changed(old: Tensor, by: Tensor) -> Tensor:
-        result: Tensor = narrowed(change, [old, by], {}, node.meta["type"])
+        result: Tensor = call_narrowed(change, [old, by], {}, node.meta["type"])
         return result
 
-    return atomics.changed(target.tensor, places, targets, frame.values[value], changed)
+    return atomics.update(target.tensor, places, targets, frame.values[value], changed)
 
 
 def _print(frame: Frame, node: fx.Node) -> None:
@@ -557,7 +557,7 @@ def _assert(frame: Frame, node: fx.Node) -> None:
     if not len(failing):
         return
     lane = f", lane {tuple(failing[0].tolist())}" if failing.shape[1] else ""
-    raise messages.failed(message, frame.ids, lane, node.meta.get("line"))
+    raise messages.assertion_error(message, frame.ids, lane, node.meta.get("line"))
 
 
 def _check_index(frame: Frame, node: fx.Node) -> None:

@@ -89,14 +89,14 @@ def _operands(node: fx.Node) -> tuple[Affine, Affine] | None:
     one, other = found
     if one is None or other is None:
         return None
-    return _padded(one, rank), _padded(other, rank)
+    return _pad(one, rank), _pad(other, rank)
 
 
-def _padded(affine: Affine, rank: int) -> Affine:
+def _pad(affine: Affine, rank: int) -> Affine:
     return Affine(affine.base, (0,) * (rank - len(affine.steps)) + affine.steps)
 
 
-def _viewed(
+def _apply_view(
     steps: Callable[[tuple[int, ...], Sequence[Any]], tuple[int, ...]],
 ) -> Callable[[fx.Node], Affine | None]:
     def rule(node: fx.Node) -> Affine | None:
@@ -123,10 +123,10 @@ _RULES: dict[Op, Callable[[fx.Node], Affine | None]] = {
     arithmetic.add: _sum(1),
     arithmetic.sub: _sum(-1),
     arithmetic.mul: _product,
-    shapes.expand_dims: _viewed(lambda steps, rest: (*steps[: rest[0]], 0, *steps[rest[0] :])),
-    shapes.squeeze: _viewed(lambda steps, rest: steps[: rest[0]] + steps[rest[0] + 1 :]),
-    shapes.broadcast_to: _viewed(lambda steps, rest: steps),
-    shapes.transpose: _viewed(lambda steps, rest: tuple(steps[axis] for axis in rest[0])),
+    shapes.expand_dims: _apply_view(lambda steps, rest: (*steps[: rest[0]], 0, *steps[rest[0] :])),
+    shapes.squeeze: _apply_view(lambda steps, rest: steps[: rest[0]] + steps[rest[0] + 1 :]),
+    shapes.broadcast_to: _apply_view(lambda steps, rest: steps),
+    shapes.transpose: _apply_view(lambda steps, rest: tuple(steps[axis] for axis in rest[0])),
 }
 
 
@@ -146,7 +146,7 @@ def block_of(index: Sequence[Tile], shape: Sequence[Expr]) -> Block | None:
         affine = affine_of(tile.node)
         if affine is None or tile.valid:
             return None
-        padded = _padded(affine, len(shape))
+        padded = _pad(affine, len(shape))
         moving = [axis for axis, step in enumerate(padded.steps) if step and shape[axis] != ONE]
         if len(moving) > 1 or any(padded.steps[axis] != 1 for axis in moving):
             return None

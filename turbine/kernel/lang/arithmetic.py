@@ -17,14 +17,14 @@ from turbine.kernel.op import (
     NUMBERS,
     Op,
     Takes,
-    aligned,
+    align_valid,
     apply,
     as_tile,
     broadcast_shapes,
     common_dtype,
-    computed_in,
     op,
     pointwise,
+    require_common_dtype,
 )
 from turbine.kernel.tracer import OPERATORS, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.types import BOOL, TileType
@@ -58,16 +58,16 @@ def truediv(x: Tensor, y: Tensor) -> Tensor:
 @pointwise(NUMBERS)
 def floordiv(x: Tensor, y: Tensor) -> Tensor:
     """x / y rounded down; an integer divided by zero is zero."""
-    return _guarded(torch.floor_divide, x, y)
+    return _guard(torch.floor_divide, x, y)
 
 
 @pointwise(NUMBERS)
 def mod(x: Tensor, y: Tensor) -> Tensor:
     """What is left by floordiv, of y's sign; of an integer and zero, zero."""
-    return _guarded(torch.remainder, x, y)
+    return _guard(torch.remainder, x, y)
 
 
-def _guarded(function: Any, x: Tensor, y: Tensor) -> Tensor:
+def _guard(function: Any, x: Tensor, y: Tensor) -> Tensor:
     if x.dtype.is_floating_point:
         result: Tensor = function(x, y)
         return result
@@ -191,7 +191,7 @@ def _is_shift(x: Tensor, y: Tensor) -> Tensor:
 def _logical(made: Op, *operands: Any) -> Tile:
     tiles = [as_bool(operand, made.name) for operand in operands]
     shape = broadcast_shapes([tile.type for tile in tiles])
-    valid = both([aligned(tile, len(shape)) for tile in tiles])
+    valid = both([align_valid(tile, len(shape)) for tile in tiles])
     return made.add(*tiles, type=TileType(shape, BOOL), valid=valid)
 
 
@@ -223,7 +223,7 @@ def _where(made: Op, condition: Any, x: Any, y: Any) -> Tile:
     dtype = common_dtype([x, y], "where")
     tiles = [as_bool(condition, "where"), as_tile(x, dtype, "where"), as_tile(y, dtype, "where")]
     shape = broadcast_shapes([tile.type for tile in tiles])
-    valid = both([aligned(tile, len(shape)) for tile in tiles])
+    valid = both([align_valid(tile, len(shape)) for tile in tiles])
     return made.add(*tiles, type=TileType(shape, dtype), valid=valid)
 
 
@@ -237,10 +237,10 @@ def _extreme(made: Op, x: Any, y: Any) -> Any:
     on_sizes = {"minimum": algebra.smaller, "maximum": algebra.larger}[made.name]
     if all(isinstance(value, (int, IndexExpr)) for value in (x, y)):
         return IndexExpr(on_sizes(expr_of(x), expr_of(y)))
-    dtype = computed_in(made, [x, y], ANYTHING)
+    dtype = require_common_dtype(made, [x, y], ANYTHING)
     tiles = [as_tile(value, dtype, made.name) for value in (x, y)]
     shape = broadcast_shapes([tile.type for tile in tiles])
-    valid = both([aligned(tile, len(shape)) for tile in tiles])
+    valid = both([align_valid(tile, len(shape)) for tile in tiles])
     return made.add(*tiles, type=TileType(shape, dtype), valid=valid)
 
 

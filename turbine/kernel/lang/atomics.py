@@ -13,18 +13,18 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.kernel.lang.memory import (
+    apply_mask,
     as_offset,
     block_bounds,
+    broadcast_scatter,
     buffer_of,
     check_block,
     check_writable,
     places_of,
-    restricted,
-    scattered,
     value_for,
 )
 from turbine.kernel.lang.shapes import new_axes, squeeze
-from turbine.kernel.op import recorded
+from turbine.kernel.op import declare_internal
 from turbine.kernel.tracer import Buffer, Tile, user_line
 from turbine.kernel.types import BOOL
 from turbine.kernel.validity import Valid, both
@@ -59,7 +59,7 @@ def _atomic(kind: str, buffer: Any, index: Any, value: Any, mask: Any, check: An
     places = places_of(checked, index, what)
     tile = value_for(checked, value, what)
     if any(isinstance(place, Tile) and place.type.rank for place in places):
-        named, spread, valid = scattered(checked, places, tile, mask, check, what)
+        named, spread, valid = broadcast_scatter(checked, places, tile, mask, check, what)
         given = {"bounds": valid.bounds, "masks": valid.masks}
         return atomic_scatter.add(
             checked, named, spread, kind, type=spread.type, valid=valid, **given
@@ -74,7 +74,7 @@ def _atomic(kind: str, buffer: Any, index: Any, value: Any, mask: Any, check: An
         )
     block = new_axes(tile, missing)
     if mask is not None:
-        block = restricted(block, mask, what)
+        block = apply_mask(block, mask, what)
     check_block(checked, places, block, check, what)
     valid = both([Valid(block_bounds(checked, offsets, block.type.shape)), block.valid])
     given = {"bounds": valid.bounds, "masks": valid.masks}
@@ -108,28 +108,28 @@ def _changeable(buffer: Buffer, what: str) -> Buffer:
     return buffer
 
 
-@recorded
+@declare_internal
 def atomic_block(
     buffer: Tensor, index: Sequence[int], value: Tensor, kind: str, within: Tensor
 ) -> Tensor:
     """Change the block of a buffer at an index; gives what was there."""
     places = torch.nonzero(within.expand(value.shape))
-    return changed(
+    return update(
         buffer, places, places + torch.tensor(index, dtype=torch.int64), value, CHANGES[kind]
     )
 
 
-@recorded
+@declare_internal
 def atomic_scatter(
     buffer: Tensor, index: Sequence[Tensor], value: Tensor, kind: str, within: Tensor
 ) -> Tensor:
     """Change the elements that tiles of integers name, one lane after the other."""
     places = torch.nonzero(within.expand(value.shape))
     targets = torch.stack([i[tuple(places.T)] for i in index], dim=1)
-    return changed(buffer, places, targets, value, CHANGES[kind])
+    return update(buffer, places, targets, value, CHANGES[kind])
 
 
-def changed(
+def update(
     buffer: Tensor,
     places: Tensor,
     targets: Tensor,

@@ -7,18 +7,18 @@ from typing import Any
 import torch
 
 from turbine import errors
-from turbine.kernel.lang.creation import checked_dtype, number
-from turbine.kernel.op import MAKE, Op, described, op
+from turbine.kernel.lang.creation import check_dtype, number
+from turbine.kernel.op import MAKE, Op, describe, op
 from turbine.kernel.tracer import OPERATORS, IndexExpr, Tile, user_line
 
 
 def _to_dtype(made: Op, x: Any, dtype: Any) -> Tile:
-    to = checked_dtype(dtype, "tkl.to_dtype")
+    to = check_dtype(dtype, "tkl.to_dtype")
     if isinstance(x, (bool, int, float, IndexExpr)):
         return number(x, to)
     if not isinstance(x, Tile):
         raise errors.KernelError(
-            f"tkl.to_dtype of {described(x)}, which is no tile",
+            f"tkl.to_dtype of {describe(x)}, which is no tile",
             where=user_line(),
             hint="a buffer is read by tkl.load",
         )
@@ -32,7 +32,7 @@ def to_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _bitcast(made: Op, x: Tile, dtype: Any) -> Tile:
-    to = checked_dtype(dtype, "tkl.bitcast")
+    to = check_dtype(dtype, "tkl.bitcast")
     if to.bits != x.dtype.bits or "bool" in (to.kind, x.dtype.kind):
         raise errors.KernelError(
             f"tkl.bitcast of {x!r} to {to.bits} bits", where=user_line(), hint="sizes must agree"

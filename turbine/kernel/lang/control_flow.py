@@ -26,11 +26,11 @@ from turbine.kernel.algebra import (
     smaller,
 )
 from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.lang.memory import FARTHEST, computed_index, number_or
+from turbine.kernel.lang.memory import FARTHEST, index_from_value, number_or
 from turbine.kernel.lang.shapes import broadcast_to, masked
-from turbine.kernel.op import as_tile, recorded
+from turbine.kernel.op import as_tile, declare_internal
 from turbine.kernel.tracer import IndexExpr, Region, Tile, Trace, expr_of, user_line
-from turbine.kernel.types import TileType, spelled
+from turbine.kernel.types import TileType, dtype_name
 from turbine.kernel.validity import ALWAYS, Valid
 
 
@@ -94,7 +94,7 @@ def for_loop(
         (turn,) = counter.symbols
         types = [tile.type for tile in init]
         counted = [IndexExpr(numbers.first + counter * numbers.by)]
-        body, captured = _traced(trace, function, counted, init, turn, types)
+        body, captured = _trace_region(trace, function, counted, init, turn, types)
         node = for_op.record(numbers.start, numbers.stop, numbers.step, init, body, captured)
         return _results(node, types, [tile.valid for tile in init])
 
@@ -135,14 +135,14 @@ def while_loop(
     """While a function of what is carried holds, carry on with what another returns."""
     trace = tracer.current("tkl.while_loop")
     init = _init(init_args, "init_args")
-    asked, of_asked = _traced(trace, _asking(condition), [], init)
+    asked, of_asked = _trace_region(trace, _check_condition(condition), [], init)
     types = [tile.type for tile in init]
-    done, of_done = _traced(trace, body, [], init, types=types)
+    done, of_done = _trace_region(trace, body, [], init, types=types)
     node = while_op.record(asked, of_asked, init, done, of_done)
     return _results(node, types, [tile.valid for tile in init])
 
 
-def _asking(condition: Callable[..., Any]) -> Callable[..., Any]:
+def _check_condition(condition: Callable[..., Any]) -> Callable[..., Any]:
     """The condition of a loop, which gives one bool."""
 
     def asking(*carried: Any) -> Tile:
@@ -173,9 +173,9 @@ def cond(
         )
     asked = number_or(asked, False)
     passed = _init(operands, "operands")
-    one, of_one = _traced(trace, _masking(then), [], passed)
+    one, of_one = _trace_region(trace, _with_masks(then), [], passed)
     types = [node.meta["type"] for node in output_of(one.graph)]
-    other, of_other = _traced(trace, _masking(otherwise, types[::2]), [], passed)
+    other, of_other = _trace_region(trace, _with_masks(otherwise, types[::2]), [], passed)
     node = cond_op.record(asked, passed, one, of_one, other, of_other)
     results = _results(node, types, [ALWAYS] * len(types))
     pairs = zip(results[::2], results[1::2], strict=True)
@@ -183,22 +183,22 @@ def cond(
     return values[0] if len(values) == 1 else Results(values)
 
 
-def _masking(
+def _with_masks(
     function: Callable[..., Any], types: Sequence[TileType] | None = None
 ) -> Callable[..., Any]:
     """The function, which gives with each value whether its lanes hold one."""
 
     def pairs(*args: Any) -> list[Any]:
         check_takes(function, args, "a branch of tkl.cond")
-        given = _returned(function(*args))
+        given = _as_list(function(*args))
         tiles = [as_tile(value, None, "cond") for value in given]
-        tiles = tiles if types is None else _agreeing(tiles, types, _BRANCH)
+        tiles = tiles if types is None else _unify(tiles, types, _BRANCH)
         return [part for tile in tiles for part in (tile, masked(tile))]
 
     return pairs
 
 
-def _returned(given: Any) -> list[Any]:
+def _as_list(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, (tuple, list)) else [given]
@@ -213,7 +213,7 @@ def _limit(value: Any, is_last: bool) -> Expr:
             hint="it is a single number: tkl.max(x) or the like",
         )
     if isinstance(value, Tile):
-        return computed_index(value, FARTHEST if is_last else -FARTHEST)
+        return index_from_value(value, FARTHEST if is_last else -FARTHEST)
     if isinstance(value, (int, IndexExpr)) and not isinstance(value, bool):
         return expr_of(value)
     raise errors.KernelError(
@@ -229,12 +229,12 @@ def blocks(count: Expr) -> Expr:
     for monomial, factor in count.terms:
         product = Expr((((), factor),))
         for atom in monomial:
-            product = product * _counted(atom)
+            product = product * _trip_count(atom)
         total = total + product
     return total
 
 
-def _counted(atom: Atom) -> Expr:
+def _trip_count(atom: Atom) -> Expr:
     if isinstance(atom, Quotient) and not atom.counts_blocks:
         # (N + B - 1) // B is how others write it.
         exact = atom.above - atom.below + 1
@@ -254,7 +254,7 @@ def _init(values: Any, what: str) -> list[Tile]:
     return [as_tile(value, None, what) for value in values]
 
 
-def _traced(
+def _trace_region(
     trace: Trace,
     function: Callable[..., Any],
     counters: list[IndexExpr],
@@ -266,9 +266,9 @@ def _traced(
     with trace.inside(counter) as region:
         carried = [_placeholder(region, tile) for tile in init]
         check_takes(function, (*counters, *carried), "the function of a loop")
-        given = _returned(function(*counters, *carried))
+        given = _as_list(function(*counters, *carried))
         tiles = [as_tile(value, None, "for_loop") for value in given]
-        tiles = tiles if types is None else _agreeing(tiles, types, _LOOP)
+        tiles = tiles if types is None else _unify(tiles, types, _LOOP)
         yielded = tuple(region.reach(tile.node) for tile in tiles)
         masks = [[region.reach(m.node) for m in tile.valid.masks] for tile in tiles]
         region.graph.output(yielded)
@@ -314,14 +314,13 @@ _LOOP = ("the function of a loop", "what it carries")
 _BRANCH = ("the second branch of tkl.cond", "the first")
 
 
-def _agreeing(
-    tiles: Sequence[Tile], types: Sequence[TileType], roles: tuple[str, str]
-) -> list[Tile]:
+def _unify(tiles: Sequence[Tile], types: Sequence[TileType], roles: tuple[str, str]) -> list[Tile]:
     """What a function returned, as what it was given, or as another returned it."""
     who, other = roles
     if len(tiles) != len(types):
         raise errors.KernelError(
-            f"{who} returns {_listed([tile.type for tile in tiles])}, {other} is {_listed(types)}",
+            f"{who} returns {_format_types([tile.type for tile in tiles])}, "
+            f"{other} is {_format_types(types)}",
             where=user_line(),
             hint="return a tuple with a value for each of them",
         )
@@ -333,14 +332,14 @@ def _agreeing(
             raise errors.KernelError(
                 f"value {place} that {who} returns is {tile.type}, {other} is {type}",
                 where=user_line(),
-                hint=f"convert it, x.to(tkl.{spelled(type.dtype)}), and broadcast it, or start "
+                hint=f"convert it, x.to(tkl.{dtype_name(type.dtype)}), and broadcast it, or start "
                 f"with a tile {tile.type}",
             )
         agreeing.append(tile)
     return agreeing
 
 
-def _listed(types: Sequence[TileType]) -> str:
+def _format_types(types: Sequence[TileType]) -> str:
     return " and ".join(map(str, types)) or "nothing"
 
 
@@ -351,21 +350,21 @@ def _results(node: fx.Node, types: Sequence[TileType], valids: Sequence[Valid]) 
     return Results(tiles)
 
 
-@recorded
+@declare_internal
 def for_op(start: Any, stop: Any, step: int, init: Any, body: Body, captured: Any) -> Any:
     """A loop over numbers."""
 
 
-@recorded
+@declare_internal
 def while_op(asked: Body, of_asked: Any, init: Any, body: Body, captured: Any) -> Any:
     """A loop as long as a condition holds."""
 
 
-@recorded
+@declare_internal
 def cond_op(condition: Any, passed: Any, one: Body, of_one: Any, other: Body, of_other: Any) -> Any:
     """One of two branches."""
 
 
-@recorded
+@declare_internal
 def result(values: Any, place: int) -> Any:
     """One of the values that a loop or a branch gives."""

@@ -13,11 +13,11 @@ from turbine.kernel import tracer
 from turbine.kernel.algebra import Expr, ceiling
 from turbine.kernel.op import MAKE, Op, op, shape_of
 from turbine.kernel.tracer import IndexExpr, Tile, expr_of, user_line
-from turbine.kernel.types import I64, DtypeSymbol, TileType, fits, spelled, tensor_of
+from turbine.kernel.types import I64, DtypeSymbol, TileType, dtype_name, fits, tensor_of
 
 
 def _constant(made: Op, shape: Any, dtype: Any, value: float) -> Tile:
-    checked = checked_dtype(dtype, "tkl.constant")
+    checked = check_dtype(dtype, "tkl.constant")
     if not isinstance(value, (bool, int, float)):
         raise errors.KernelError(
             f"tkl.constant of {value!r}",
@@ -26,7 +26,7 @@ def _constant(made: Op, shape: Any, dtype: Any, value: float) -> Tile:
         )
     if not fits(value, checked):
         raise errors.KernelError(
-            f"{value} is no number of {spelled(checked)}",
+            f"{value} is no number of {dtype_name(checked)}",
             where=user_line(),
             hint="convert the tile that it goes with to a larger type, x.to(tkl.i64)",
         )
@@ -65,14 +65,14 @@ def _arange(made: Op, start: Any, stop: Any = None, step: Any = 1, dtype: Any = 
                 where=user_line(),
                 hint="how long it is must be known before the kernel runs; add the rest to it",
             )
-    checked = checked_dtype(dtype, "tkl.arange")
+    checked = check_dtype(dtype, "tkl.arange")
     if step != 1:
-        return _stepped(made, expr_of(first), expr_of(end), step, checked)
+        return _count_steps(made, expr_of(first), expr_of(end), step, checked)
     size = expr_of(end) - expr_of(first)
     return made.add(size, expr_of(first), checked, type=TileType((size,), checked))
 
 
-def _stepped(made: Op, first: Expr, end: Expr, step: int, dtype: Dtype) -> Any:
+def _count_steps(made: Op, first: Expr, end: Expr, step: int, dtype: Dtype) -> Any:
     reach = end - first if step > 0 else first - end
     turns = made(IndexExpr(ceiling(reach, abs(step))), dtype=dtype)
     return turns * step + IndexExpr(first)
@@ -117,7 +117,7 @@ def _tile(value: Any) -> Tile:
     return value
 
 
-def checked_dtype(dtype: Any, what: str) -> Dtype:
+def check_dtype(dtype: Any, what: str) -> Dtype:
     """The element type that a user names."""
     if isinstance(dtype, DtypeSymbol):
         dtype = tracer.current(what).dtypes.get(dtype.name, dtype)

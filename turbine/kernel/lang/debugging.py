@@ -11,7 +11,7 @@ from typing import Any
 from turbine import config, errors
 from turbine.kernel import tracer
 from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.op import as_tile, recorded
+from turbine.kernel.op import as_tile, declare_internal
 from turbine.kernel.tracer import Buffer, IndexExpr, Tile, user_line
 from turbine.kernel.validity import ALWAYS
 
@@ -66,16 +66,16 @@ def breakpoint() -> None:
     breakpoint_op.record(tuple(held), values)
 
 
-@recorded
+@declare_internal
 def print_op(values: Any, label: str | None) -> None:
     """Show text and tiles; bounds and masks are those of each."""
 
 
-@recorded
+@declare_internal
 def assert_op(condition: Any, message: str) -> None:
     """An error where a condition does not hold."""
 
 
-@recorded
+@declare_internal
 def breakpoint_op(names: Any, values: Any) -> None:
     """A stop in the interpreter; compiled code leaves it out."""

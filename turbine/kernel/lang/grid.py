@@ -11,17 +11,17 @@ from turbine.kernel.types import axes_text
 
 def program_id(axis: int) -> IndexExpr:
     """The number of this program along an axis of the grid."""
-    checked = _checked(axis, "program_id")
+    checked = _check_axis(axis, "program_id")
     return IndexExpr(symbol(f"program_id({checked})", "program", checked))
 
 
 def num_programs(axis: int) -> IndexExpr:
     """How many programs there are along an axis of the grid."""
-    checked = _checked(axis, "num_programs")
+    checked = _check_axis(axis, "num_programs")
     return IndexExpr(tracer.current("tkl.num_programs").grid[checked])
 
 
-def _checked(axis: int, what: str) -> int:
+def _check_axis(axis: int, what: str) -> int:
     grid = tracer.current(f"tkl.{what}").grid
     if isinstance(axis, int) and 0 <= axis < len(grid):
         return axis

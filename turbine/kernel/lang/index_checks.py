@@ -15,8 +15,8 @@ from turbine import config, errors
 from turbine.kernel import tracer
 from turbine.kernel.algebra import ONE, Expr
 from turbine.kernel.lang.affine import affine_of
-from turbine.kernel.lang.shapes import aligned_to
-from turbine.kernel.op import as_tile, recorded
+from turbine.kernel.lang.shapes import align_to
+from turbine.kernel.op import as_tile, declare_internal
 from turbine.kernel.tracer import Buffer, IndexExpr, Tile, user_line
 from turbine.kernel.types import I64
 from turbine.kernel.validity import Valid, axes_of, both
@@ -48,7 +48,7 @@ def check_indices(
     Unless `always`, indices that only count are left out.
     """
     tiles = {
-        axis: aligned_to(as_tile(_as_value(place), I64, "load"), shape)
+        axis: align_to(as_tile(_as_value(place), I64, "load"), shape)
         for axis, place in enumerate(places)
         if place is not None and (isinstance(place, Tile) or always or not _is_count(place))
     }
@@ -81,7 +81,7 @@ def _is_count(place: Expr | Tile) -> bool:
     return affine is not None and _is_count(affine.base)
 
 
-@recorded
+@declare_internal
 def check_index(
     index: Tensor, buffer: Tensor, axis: int, shape: Sequence[int], always: bool
 ) -> None:

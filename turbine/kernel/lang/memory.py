@@ -20,14 +20,14 @@ from turbine.kernel.lang.affine import Block, block_of, bounds_of
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.index_checks import check_indices, wants_check
 from turbine.kernel.lang.shapes import (
-    aligned_to,
+    align_to,
     broadcast_to,
     expand_dims,
     new_axes,
     squeeze,
     transpose,
 )
-from turbine.kernel.op import Op, as_tile, broadcast_shapes, described, op, shape_of
+from turbine.kernel.op import Op, as_tile, broadcast_shapes, describe, op, shape_of
 from turbine.kernel.tracer import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.types import BOOL, I64, TileType, axes_text
 from turbine.kernel.validity import Bound, Valid, both
@@ -49,7 +49,7 @@ def _load(
     _check_written(checked)
     places = places_of(checked, index, "tkl.load")
     is_gather = shape is None and any(isinstance(place, Tile) for place in places)
-    tile = _gathered(checked, places) if is_gather else _block(made, checked, places, shape)
+    tile = _gather(checked, places) if is_gather else _block(made, checked, places, shape)
     masking = Valid() if mask is None else restriction(tile.type.shape, mask, "tkl.load")
     if wants_check(check, "tkl.load", has_other=other is not None):
         named = places if is_gather else single_places(places, shape)
@@ -118,7 +118,7 @@ def block_bounds(
     )
 
 
-def _gathered(buffer: Buffer, places: Sequence[Index]) -> Tile:
+def _gather(buffer: Buffer, places: Sequence[Index]) -> Tile:
     tiles = [as_tile(_as_value(place), I64, "load") for place in places]
     shape = broadcast_shapes([tile.type for tile in tiles])
     block = block_of(tiles, shape)
@@ -173,7 +173,7 @@ def _as_value(place: Index) -> Any:
     return place if isinstance(place, Tile) else IndexExpr(place)
 
 
-@op(_gathered)
+@op(_gather)
 def gather(buffer: Tensor, index: Sequence[Tensor]) -> Tensor:
     """The elements that tiles of integers name."""
     if not buffer.numel():
@@ -193,7 +193,7 @@ def in_bounds(buffer: Tensor, index: Sequence[Tensor]) -> Tensor:
     return torch.stack(inside).all(0)
 
 
-def restricted(tile: Tile, mask: Any, what: str) -> Tile:
+def apply_mask(tile: Tile, mask: Any, what: str) -> Tile:
     """The tile, whose lanes hold a value only where a mask holds too."""
     masking = restriction(tile.type.shape, mask, what)
     return Tile(tile.node, tile.type, both([tile.valid, masking]))
@@ -202,14 +202,14 @@ def restricted(tile: Tile, mask: Any, what: str) -> Tile:
 def restriction(shape: Sequence[Expr], mask: Any, what: str) -> Valid:
     """The lanes of a tile where a mask holds that is broadcast to it."""
     condition = as_bool(mask, what)
-    padded = aligned_to(condition, shape)
+    padded = align_to(condition, shape)
     bounds = bounds_of(condition)
     if bounds is None:
         return both([padded.valid, Valid((), (padded,))])
-    return Valid(tuple(_aligned(bound, condition, len(shape)) for bound in bounds))
+    return Valid(tuple(_align(bound, condition, len(shape)) for bound in bounds))
 
 
-def _aligned(bound: Bound, mask: Tile, rank: int) -> Bound:
+def _align(bound: Bound, mask: Tile, rank: int) -> Bound:
     """A bound of a mask, for a tile of more axes that it is broadcast to."""
     assert bound.axis is not None
     is_single = mask.type.shape[bound.axis] == ONE
@@ -249,7 +249,7 @@ def _store(
         )
     block = new_axes(tile, len(offsets) - tile.type.rank)
     if mask is not None:
-        block = restricted(block, mask, "tkl.store")
+        block = apply_mask(block, mask, "tkl.store")
     check_block(checked, places, block, check, "tkl.store")
     _put(checked, offsets, block)
 
@@ -278,16 +278,16 @@ def _scatter(buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any, ch
     block = block_of(tiles, shape)
     if block is not None:
         lanes = broadcast_to(value, list(map(IndexExpr, shape)))
-        named = lanes if mask is None else restricted(lanes, mask, "tkl.store")
+        named = lanes if mask is None else apply_mask(lanes, mask, "tkl.store")
         if wants_check(check, "tkl.store"):
             check_indices(buffer, tiles, shape, named.valid, always=check is True)
         _put(buffer, block.offsets, _as_block(named, block))
         return
-    index, spread, valid = scattered(buffer, places, value, mask, check, "tkl.store")
+    index, spread, valid = broadcast_scatter(buffer, places, value, mask, check, "tkl.store")
     scatter.record(buffer, index, spread, bounds=valid.bounds, masks=valid.masks)
 
 
-def scattered(
+def broadcast_scatter(
     buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any, check: Any, what: str
 ) -> tuple[tuple[Tile, ...], Tile, Valid]:
     """Indices and a value of one shape, and the lanes that are written."""
@@ -339,7 +339,7 @@ def buffer_of(value: Any, what: str) -> Buffer:
     if isinstance(value, Buffer):
         return value
     raise errors.KernelError(
-        f"{what} of {described(value)}, which is no buffer",
+        f"{what} of {describe(value)}, which is no buffer",
         where=user_line(),
         hint="its first argument is an argument of the kernel that has a buffer's type",
     )
@@ -406,14 +406,14 @@ def as_offset(place: Index) -> Expr:
             hint="a block begins at a single number; leave the shape out to read the elements that "
             "a tile names",
         )
-    return computed_index(place, FARTHEST)
+    return index_from_value(place, FARTHEST)
 
 
 # No buffer and no loop reaches this far.
 FARTHEST = 1 << 61
 
 
-def computed_index(value: Tile, otherwise: int) -> Expr:
+def index_from_value(value: Tile, otherwise: int) -> Expr:
     """A computed integer as an offset or a limit; another number where it is masked off."""
     index: IndexExpr = to_index(number_or(as_tile(value, I64, "to_index"), otherwise))
     return index.expr

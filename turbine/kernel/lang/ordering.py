@@ -18,7 +18,7 @@ from turbine.kernel.lang.control_flow import result
 from turbine.kernel.lang.creation import iota
 from turbine.kernel.lang.reductions import sum as sum_of
 from turbine.kernel.lang.shapes import axis_of, mask_of
-from turbine.kernel.op import as_tile, recorded, shape_of
+from turbine.kernel.op import as_tile, declare_internal, shape_of
 from turbine.kernel.tracer import IndexExpr, Tile, user_line
 from turbine.kernel.types import I64, TileType
 from turbine.kernel.validity import Bound, Valid
@@ -37,7 +37,7 @@ def sort(
     Equals stay in their order, whether `stable` asks for it or not. `with_indices` gives, beside
     the values, where each of them was.
     """
-    values, places = _sorted(x, axis, descending, None, "sort")
+    values, places = _sort(x, axis, descending, None, "sort")
     return (values, places) if with_indices else values
 
 
@@ -45,12 +45,12 @@ def sort_with_indices(
     x: Any, axis: int = -1, descending: bool = False, *, stable: bool = True
 ) -> tuple[Tile, Tile]:
     """What tkl.sort gives, and where each element was, in i64."""
-    return _sorted(x, axis, descending, None, "sort_with_indices")
+    return _sort(x, axis, descending, None, "sort_with_indices")
 
 
 def argsort(x: Any, axis: int = -1, descending: bool = False, *, stable: bool = True) -> Tile:
     """Where the elements are that tkl.sort gives, in i64."""
-    return _sorted(x, axis, descending, None, "argsort")[1]
+    return _sort(x, axis, descending, None, "argsort")[1]
 
 
 def topk(x: Any, k: Any, axis: int = -1, largest: bool = True) -> tuple[Tile, Tile]:
@@ -59,10 +59,10 @@ def topk(x: Any, k: Any, axis: int = -1, largest: bool = True) -> tuple[Tile, Ti
     Of equals, those that come first. Where fewer than k lanes hold a value, the last of the result
     hold none.
     """
-    return _sorted(x, axis, largest, k, "topk")
+    return _sort(x, axis, largest, k, "topk")
 
 
-def _sorted(x: Any, axis: int, descending: bool, count: Any, what: str) -> tuple[Tile, Tile]:
+def _sort(x: Any, axis: int, descending: bool, count: Any, what: str) -> tuple[Tile, Tile]:
     tile = as_tile(x, None, what)
     place = axis_of(axis, tile.type.rank, f"tkl.{what}")
     whole = tile.type.shape[place]
@@ -100,7 +100,7 @@ def _begins_inside(bound: Bound) -> bool:
     return is_never_negative(bound.offset, tracer.current("tkl.sort").ranges)
 
 
-@recorded
+@declare_internal
 def sort_op(
     x: Tensor, axis: int, descending: bool, count: int, within: Tensor
 ) -> tuple[Tensor, Tensor]:

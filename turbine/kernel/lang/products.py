@@ -24,7 +24,7 @@ from turbine.kernel.validity import ALWAYS, Valid, both
 def _dot(made: Op, a: Any, b: Any, acc: Any = None) -> Tile:
     _check(a, b)
     common = common_dtype([a, b], "dot")
-    wide = accumulated_in(common)
+    wide = accumulator_dtype(common)
     tiles = [as_tile(a, common, "dot"), as_tile(b, common, "dot")]
     shape = (*tiles[0].type.shape[:-1], tiles[1].type.shape[-1])
     start = constant(sizes(shape), wide, 0) if acc is None else as_tile(acc, None, "dot")
@@ -90,7 +90,7 @@ def dot(a: Tensor, b: Tensor, acc: Tensor, left: Tensor, right: Tensor) -> Tenso
 _WIDE = {True: torch.float32, False: torch.int32}
 
 
-def accumulated_in(dtype: Dtype) -> Dtype:
+def accumulator_dtype(dtype: Dtype) -> Dtype:
     """The type in which products of elements are summed."""
     if dtype.kind == "float":
         return dtype if dtype.bits == 64 else F32

@@ -18,7 +18,7 @@ from turbine.kernel.lang.arithmetic import maximum, where
 from turbine.kernel.lang.functions import cos, log, sqrt
 from turbine.kernel.op import as_tile, common_dtype
 from turbine.kernel.tracer import IndexExpr, Tile, user_line
-from turbine.kernel.types import DTYPES, F32, I32, I64, spelled
+from turbine.kernel.types import DTYPES, F32, I32, I64, dtype_name
 
 Words = tuple[Any, Any, Any, Any]
 
@@ -107,7 +107,7 @@ def _words(seed: Any, offset: Any, what: str) -> Words:
     dtype = common_dtype([offset], what)
     if dtype.kind not in ("int", "uint"):
         raise errors.KernelError(
-            f"tkl.{what}: the offset is of {spelled(dtype)}",
+            f"tkl.{what}: the offset is of {dtype_name(dtype)}",
             where=user_line(),
             hint="it is a tile of integers, such as i * BLOCK + tkl.arange(BLOCK)",
         )

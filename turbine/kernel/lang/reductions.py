@@ -52,7 +52,7 @@ def _reduce(made: Op, tile: Tile, axes: tuple[int, ...], keepdims: bool, dtype: 
 def valid_without(shape: Sequence[Expr], valid: Valid, axes: Sequence[int]) -> Valid:
     """The lanes of a reduction's result that hold a value: see Note [Masks and reductions]."""
     staying = valid.apart_from(axes)
-    masks = [_squeezed(mask, axes) for mask in staying.masks]
+    masks = [_squeeze(mask, axes) for mask in staying.masks]
     if valid.along(axes).masks:
         masks.append(has_lane(shape, valid, axes))
     moved = staying.moved(lambda a: a - len([one for one in axes if one < a]))
@@ -71,7 +71,7 @@ def has_lane(
     return found
 
 
-def _squeezed(tile: Tile, axes: Sequence[int]) -> Tile:
+def _squeeze(tile: Tile, axes: Sequence[int]) -> Tile:
     for axis in reversed(axes):
         tile = squeeze(tile, axis)
     return tile
@@ -84,12 +84,12 @@ def _numeric(made: Op, x: Any, axis: Any = None, acc: Any = None, *, keepdims: b
     is_sum = made.name in ("sum", "prod")
     dtype = I64 if is_sum and tile.dtype.kind != "float" else tile.dtype
     result = _reduce(
-        made, as_tile(tile, dtype, made.name), _axes(axis, tile, _spelled(made)), keepdims, dtype
+        made, as_tile(tile, dtype, made.name), _axes(axis, tile, _spell(made)), keepdims, dtype
     )
     return result if acc is None else _TOGETHER[made.name](result, acc)
 
 
-def _spelled(made: Op) -> str:
+def _spell(made: Op) -> str:
     return f"tkl.{made.name}"
 
 
@@ -103,7 +103,7 @@ _TOGETHER: dict[str, Callable[..., Any]] = {
 
 def _truth(made: Op, x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
     tile = as_bool(x, made.name)
-    return _reduce(made, tile, _axes(axis, tile, _spelled(made)), keepdims, BOOL)
+    return _reduce(made, tile, _axes(axis, tile, _spell(made)), keepdims, BOOL)
 
 
 def _place(made: Op, x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
@@ -112,7 +112,7 @@ def _place(made: Op, x: Any, axis: Any = None, *, keepdims: bool = False) -> Til
         raise errors.KernelError(
             f"tkl.{made.name} of {tile!r} needs an axis", where=user_line(), hint="axis=0"
         )
-    axes = _axes(0 if axis is None else axis, tile, _spelled(made))
+    axes = _axes(0 if axis is None else axis, tile, _spell(made))
     if len(axes) != 1:
         raise errors.KernelError(
             f"tkl.{made.name} is along one axis: {axis=}", where=user_line(), hint="axis=0"
@@ -135,21 +135,21 @@ def neutral(name: str, dtype: torch.dtype) -> Any:
     return limits.min if least else limits.max
 
 
-def _filled(name: str, x: Tensor, within: Tensor) -> Tensor:
+def _fill(name: str, x: Tensor, within: Tensor) -> Tensor:
     return torch.where(within, x, torch.tensor(neutral(name, x.dtype), dtype=x.dtype))
 
 
 @op(_numeric)
 def sum(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """The sum; of integers and bools, in i64."""
-    filled = _filled("sum", x, within)
+    filled = _fill("sum", x, within)
     return filled.sum(tuple(axes)) if axes else filled
 
 
 @op(_numeric)
 def prod(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """The product; of integers and bools, in i64."""
-    filled = _filled("prod", x, within)
+    filled = _fill("prod", x, within)
     # torch rounds the products of small floats as it goes.
     product = filled.float() if x.dtype in (torch.float16, torch.bfloat16) else filled
     for axis in reversed(axes):
@@ -170,7 +170,7 @@ def min(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
 
 
 def _extreme(name: str, function: Any, x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    filled = _filled(name, x, within)
+    filled = _fill(name, x, within)
     if not axes:
         return filled
     if not filled.numel():
@@ -183,7 +183,7 @@ def _extreme(name: str, function: Any, x: Tensor, axes: Sequence[int], within: T
 @op(_truth)
 def any(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """Whether one holds."""
-    x = _filled("any", x, within)
+    x = _fill("any", x, within)
     for axis in reversed(axes):
         x = x.any(axis)
     return x
@@ -192,7 +192,7 @@ def any(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
 @op(_truth)
 def all(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """Whether each holds."""
-    x = _filled("all", x, within)
+    x = _fill("all", x, within)
     for axis in reversed(axes):
         x = x.all(axis)
     return x
@@ -201,13 +201,13 @@ def all(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
 @op(_place)
 def argmax(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """Where the largest is along an axis; the first of equals, and of nan. Of no lanes, 0."""
-    return _first_place(_filled("argmax", x, within), axes[0], within, torch.argmax)
+    return _first_place(_fill("argmax", x, within), axes[0], within, torch.argmax)
 
 
 @op(_place)
 def argmin(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """Where the smallest is along an axis; the first of equals, and of nan. Of no lanes, 0."""
-    return _first_place(_filled("argmin", x, within), axes[0], within, torch.argmin)
+    return _first_place(_fill("argmin", x, within), axes[0], within, torch.argmin)
 
 
 def _first_place(x: Tensor, axis: int, within: Tensor, function: Any) -> Tensor:

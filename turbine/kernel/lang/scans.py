@@ -17,23 +17,23 @@ from turbine.kernel import tracer
 from turbine.kernel.lang.control_flow import Body, Results, check_takes, result
 from turbine.kernel.lang.reductions import neutral, valid_without
 from turbine.kernel.lang.shapes import axis_of, broadcast_to
-from turbine.kernel.op import Op, as_tile, broadcast_shapes, op, recorded
+from turbine.kernel.op import Op, as_tile, broadcast_shapes, declare_internal, op
 from turbine.kernel.tracer import IndexExpr, Tile, user_line
 from turbine.kernel.types import I64, TileType
 from turbine.kernel.validity import ALWAYS, Valid, both
 
 
-def _summed(made: Op, x: Any, axis: int, reverse: bool = False) -> Tile:
+def _sum_dtype(made: Op, x: Any, axis: int, reverse: bool = False) -> Tile:
     tile = as_tile(x, None, made.name)
-    return _running(made, tile, tile.dtype if tile.dtype.kind == "float" else I64, axis, reverse)
+    return _scan_node(made, tile, tile.dtype if tile.dtype.kind == "float" else I64, axis, reverse)
 
 
-def _compared(made: Op, x: Any, axis: int, reverse: bool = False) -> Tile:
+def _compare(made: Op, x: Any, axis: int, reverse: bool = False) -> Tile:
     tile = as_tile(x, None, made.name)
-    return _running(made, tile, tile.dtype, axis, reverse)
+    return _scan_node(made, tile, tile.dtype, axis, reverse)
 
 
-def _running(made: Op, tile: Tile, dtype: Dtype, axis: int, reverse: bool) -> Tile:
+def _scan_node(made: Op, tile: Tile, dtype: Dtype, axis: int, reverse: bool) -> Tile:
     """A node of a scan; what does not depend on its axis concerns the result alone."""
     place = axis_of(axis, tile.type.rank, f"tkl.{made.name}")
     return made.add(
@@ -47,31 +47,31 @@ def _running(made: Op, tile: Tile, dtype: Dtype, axis: int, reverse: bool) -> Ti
     )
 
 
-@op(_summed)
+@op(_sum_dtype)
 def cumsum(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     """The sum of the elements up to each one, from the last one on if reversed.
 
     Integers and bools are summed in i64, f16 and bf16 in f32 with each result rounded.
     """
-    return _scanned(torch.cumsum, "sum", x, axis, reverse, within)
+    return _scan(torch.cumsum, "sum", x, axis, reverse, within)
 
 
-@op(_summed)
+@op(_sum_dtype)
 def cumprod(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     """The product of the elements up to each one; in the types of cumsum."""
-    return _scanned(torch.cumprod, "prod", x, axis, reverse, within)
+    return _scan(torch.cumprod, "prod", x, axis, reverse, within)
 
 
-@op(_compared)
+@op(_compare)
 def cummax(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     """The largest of the elements up to each one; nan from the first one on."""
-    return _scanned(_largest, "max", x, axis, reverse, within)
+    return _scan(_largest, "max", x, axis, reverse, within)
 
 
-@op(_compared)
+@op(_compare)
 def cummin(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     """The smallest of the elements up to each one; nan from the first one on."""
-    return _scanned(_smallest, "min", x, axis, reverse, within)
+    return _scan(_smallest, "min", x, axis, reverse, within)
 
 
 def _largest(x: Tensor, axis: int) -> Tensor:
@@ -82,9 +82,7 @@ def _smallest(x: Tensor, axis: int) -> Tensor:
     return torch.cummin(x, axis).values
 
 
-def _scanned(
-    function: Any, name: str, x: Tensor, axis: int, reverse: bool, within: Tensor
-) -> Tensor:
+def _scan(function: Any, name: str, x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     filled = torch.where(within, x, torch.tensor(neutral(name, x.dtype), dtype=x.dtype))
     wide = filled.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else filled
     ordered = wide.flip(axis) if reverse else wide
@@ -108,12 +106,12 @@ def associative_scan(
     trace = tracer.current("tkl.associative_scan")
     tiles = _together(x, "associative_scan")
     place = axis_of(axis, tiles[0].type.rank, "tkl.associative_scan")
-    body, captured = _combining(trace, function, tiles, isinstance(x, (tuple, list)))
+    body, captured = _trace_combiner(trace, function, tiles, isinstance(x, (tuple, list)))
     valid = both([tile.valid for tile in tiles])
     types = [tile.type for tile in tiles]
     given = {"bounds": valid.bounds, "masks": valid.along([place]).masks}
     node = scan_op.record(tiles, place, bool(reverse), body, captured, **given)
-    return _given(node, types, valid, x)
+    return _wrap_results(node, types, valid, x)
 
 
 def reduce(function: Callable[[Any, Any], Any], x: Any, axis: int, init: Any) -> Any:
@@ -129,13 +127,13 @@ def reduce(function: Callable[[Any, Any], Any], x: Any, axis: int, init: Any) ->
     tiles = _together(x, "reduce")
     place = axis_of(axis, tiles[0].type.rank, "tkl.reduce")
     starts = _starts(init, tiles)
-    body, captured = _combining(trace, function, tiles, isinstance(x, (tuple, list)))
+    body, captured = _trace_combiner(trace, function, tiles, isinstance(x, (tuple, list)))
     whole, valid = tiles[0].type.shape, both([tile.valid for tile in tiles])
     shape = whole[:place] + whole[place + 1 :]
     types = [TileType(shape, tile.dtype) for tile in tiles]
     given = {"bounds": valid.bounds, "masks": valid.along([place]).masks}
     node = reduce_op.record(tiles, place, starts, body, captured, **given)
-    return _given(node, types, valid_without(whole, valid, [place]), x)
+    return _wrap_results(node, types, valid_without(whole, valid, [place]), x)
 
 
 def _together(x: Any, what: str) -> list[Tile]:
@@ -160,7 +158,7 @@ def _starts(init: Any, tiles: Sequence[Tile]) -> list[Tile]:
     return starts
 
 
-def _combining(
+def _trace_combiner(
     trace: tracer.Trace, function: Callable[..., Any], tiles: Sequence[Tile], is_tuple: bool
 ) -> tuple[Body, tuple[fx.Node, ...]]:
     """The function as a region of two values of each type, and the nodes around it that it uses."""
@@ -178,13 +176,13 @@ def _combining(
             "it takes two values, or two tuples where a tuple of tiles is combined",
         )
         given = function(*passed)
-        combined = _combined(given, types)
+        combined = _check_combined(given, types)
         region.graph.output(tuple(region.reach(tile.node) for tile in combined))
     body = Body(region.graph, 2 * len(types), (ALWAYS,) * len(types))
     return body, tuple(region.captured)
 
 
-def _combined(given: Any, types: Sequence[TileType]) -> list[Tile]:
+def _check_combined(given: Any, types: Sequence[TileType]) -> list[Tile]:
     items = given if isinstance(given, (tuple, list)) else (given,)
     if len(items) != len(types):
         raise errors.KernelError(
@@ -205,17 +203,17 @@ def _combined(given: Any, types: Sequence[TileType]) -> list[Tile]:
     return tiles
 
 
-def _given(node: fx.Node, types: Sequence[TileType], valid: Valid, x: Any) -> Any:
+def _wrap_results(node: fx.Node, types: Sequence[TileType], valid: Valid, x: Any) -> Any:
     node.meta["types"] = tuple(types)
     tiles = [result.add(node, n, type=type, valid=valid) for n, type in enumerate(types)]
     return Results(tiles) if isinstance(x, (tuple, list)) else tiles[0]
 
 
-@recorded
+@declare_internal
 def scan_op(tiles: Any, axis: int, reverse: bool, body: Body, captured: Any) -> Any:
     """A scan by a region; the running values are its first placeholders."""
 
 
-@recorded
+@declare_internal
 def reduce_op(tiles: Any, axis: int, starts: Any, body: Body, captured: Any) -> Any:
     """A reduction by a region; the values so far are its first placeholders."""

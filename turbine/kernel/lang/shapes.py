@@ -49,7 +49,7 @@ def masked(x: Tile) -> Tile:
     return made
 
 
-def _viewed(x: Tile, view: Callable[[Tile], Tile]) -> Valid:
+def _view_valid(x: Tile, view: Callable[[Tile], Tile]) -> Valid:
     """The lanes of a view: a mask, seen the same way."""
     return Valid((), (view(masked(x)),)) if x.valid else ALWAYS
 
@@ -131,11 +131,11 @@ def _broadcast_to(made: Op, x: Any, shape: Any) -> Tile:
     tile = as_tile(x, None, "broadcast_to")
     if tile.type.shape == sizes:
         return tile
-    padded = aligned_to(tile, sizes)
+    padded = align_to(tile, sizes)
     return made.add(padded, sizes, type=TileType(sizes, tile.dtype), valid=padded.valid)
 
 
-def aligned_to(tile: Tile, sizes: Sequence[Expr]) -> Tile:
+def align_to(tile: Tile, sizes: Sequence[Expr]) -> Tile:
     """The tile with as many axes as a shape that it can be broadcast to."""
     missing = len(sizes) - tile.type.rank
     fits = missing >= 0 and all(
@@ -198,7 +198,7 @@ def _reshape(made: Op, x: Tile, shape: Any) -> Tile:
         )
     if sizes == x.type.shape:
         return x
-    valid = _viewed(x, lambda mask: made(mask, shape))
+    valid = _view_valid(x, lambda mask: made(mask, shape))
     return made.add(x, sizes, type=TileType(sizes, x.dtype), valid=valid)
 
 
@@ -240,7 +240,7 @@ def _slice(made: Op, x: Tile, axis: int, start: Any, size: Any, step: int = 1) -
             bounds, tuple(_cut(made, mask, place, first, length) for mask in x.valid.masks)
         )
     else:
-        valid = _viewed(x, lambda mask: made(mask, place, start, size, step))
+        valid = _view_valid(x, lambda mask: made(mask, place, start, size, step))
     return made.add(x, place, first, length, step, type=TileType(shape, x.dtype), valid=valid)
 
 
@@ -305,7 +305,7 @@ def subscript(x: Tile, index: Any) -> Tile:
         if item is None:
             x = expand_dims(x, axis)
         elif isinstance(item, slice):
-            x = _sliced(x, axis, item)
+            x = _slice_axis(x, axis, item)
         elif isinstance(item, (int, IndexExpr)) and not isinstance(item, bool):
             whole = IndexExpr(x.type.shape[axis])
             start = item + whole if isinstance(item, int) and item < 0 else item
@@ -335,7 +335,7 @@ def _without_dots(items: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
     return (*items[:place], *[slice(None)] * (rank - taken), *items[place + 1 :])
 
 
-def _sliced(x: Tile, axis: int, part: slice) -> Tile:
+def _slice_axis(x: Tile, axis: int, part: slice) -> Tile:
     if part == slice(None):
         return x
     whole = IndexExpr(x.type.shape[axis])

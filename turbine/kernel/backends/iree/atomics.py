@@ -10,7 +10,7 @@ from torch import fx
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source
-from turbine.kernel.backends.iree.memory import each_lane, indices, moved, source
+from turbine.kernel.backends.iree.memory import each_lane, indices, offset_coords, source
 from turbine.kernel.backends.iree.pointwise import FORMS
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value
@@ -34,9 +34,9 @@ def _block(emitter: Emitter, node: fx.Node) -> TileValue | None:
     offsets = [emitter.index(offset) for offset in arguments(node)[1]]
 
     def places(coords: Coords) -> list[Index]:
-        return [place.base for place in moved(emitter, coords, offsets)]
+        return [place.base for place in offset_coords(emitter, coords, offsets)]
 
-    return _changed(emitter, node, buffer, places)
+    return _update(emitter, node, buffer, places)
 
 
 def _scatter(emitter: Emitter, node: fx.Node) -> TileValue | None:
@@ -46,10 +46,10 @@ def _scatter(emitter: Emitter, node: fx.Node) -> TileValue | None:
     def places(coords: Coords) -> Sequence[Index]:
         return indices(emitter, index, coords)
 
-    return _changed(emitter, node, buffer, places)
+    return _update(emitter, node, buffer, places)
 
 
-def _changed(
+def _update(
     emitter: Emitter,
     node: fx.Node,
     buffer: Source,
@@ -85,7 +85,7 @@ def _change(
         return raw
     emitter.is_serial = True
     coords = [Coord(place) for place in at]
-    old = elements.loaded(w, emitter.read(buffer.name, buffer.type, dtype, coords), dtype)
+    old = elements.from_storage(w, emitter.read(buffer.name, buffer.type, dtype, coords), dtype)
     form, _ = FORMS[_CHANGES[kind]]
     new = form(w, dtype, [old, value])
     emitter.write(elements.to_store(w, new, dtype), buffer.name, buffer.type, coords)

@@ -7,7 +7,7 @@ from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.writer import Value, Writer
 
 
-def converted(w: Writer, x: Value, of: Dtype, to: Dtype) -> Value:
+def emit_cast(w: Writer, x: Value, of: Dtype, to: Dtype) -> Value:
     """The same number, rounded; floats as integers are cut off."""
     if to.kind == "bool":
         return _is_not_zero(w, x, of)
@@ -15,7 +15,7 @@ def converted(w: Writer, x: Value, of: Dtype, to: Dtype) -> Value:
         return _float_to_float(w, x, to) if to.kind == "float" else _float_to_int(w, x, to)
     if to.kind == "float":
         op = "arith.sitofp" if of.kind == "int" else "arith.uitofp"
-        return elements.rounded(w, w.convert(op, x, elements.carrier(to)), to)
+        return elements.round_to(w, w.convert(op, x, elements.carrier(to)), to)
     return _int_to_int(w, x, of, to)
 
 
@@ -30,29 +30,29 @@ def _float_to_float(w: Writer, x: Value, to: Dtype) -> Value:
     carrier = elements.carrier(to)
     if x.element != carrier:
         x = w.convert("arith.extf" if carrier == "f64" else "arith.truncf", x, carrier)
-    return elements.rounded(w, x, to)
+    return elements.round_to(w, x, to)
 
 
 def _float_to_int(w: Writer, x: Value, to: Dtype) -> Value:
     wide = "i64" if to.bits == 64 or (to.kind == "uint" and to.bits == 32) else "i32"
     op = "arith.fptoui" if to.kind == "uint" and to.bits == 64 else "arith.fptosi"
-    return _resized(w, w.convert(op, x, wide), to.bits, "arith.extsi")
+    return _resize(w, w.convert(op, x, wide), to.bits, "arith.extsi")
 
 
 def _int_to_int(w: Writer, x: Value, of: Dtype, to: Dtype) -> Value:
-    return _resized(w, x, to.bits, "arith.extsi" if of.kind == "int" else "arith.extui")
+    return _resize(w, x, to.bits, "arith.extsi" if of.kind == "int" else "arith.extui")
 
 
-def _resized(w: Writer, x: Value, bits: int, extend: str) -> Value:
+def _resize(w: Writer, x: Value, bits: int, extend: str) -> Value:
     have = int(x.element[1:])
     if have == bits:
         return x
     return w.convert(extend if have < bits else "arith.trunci", x, f"i{bits}")
 
 
-def reinterpreted(w: Writer, x: Value, of: Dtype, to: Dtype) -> Value:
+def bitcast(w: Writer, x: Value, of: Dtype, to: Dtype) -> Value:
     """The same bits."""
     raw = elements.to_store(w, x, of)
-    kept = elements.stored(to)
+    kept = elements.storage_type(to)
     bits = raw if raw.element == kept else w.convert("arith.bitcast", raw, kept)
-    return elements.loaded(w, bits, to)
+    return elements.from_storage(w, bits, to)

@@ -33,7 +33,7 @@ def _for(emitter: Emitter, node: fx.Node) -> list[TileValue]:
             turn = w.add(first, w.mul(loop.counter, step))
         emitter.known[body.counter] = turn
         _turn(emitter, body, rooms, captured)
-    return _held(emitter, rooms, init)
+    return _load_carried(emitter, rooms, init)
 
 
 def _is_counted(start: Expr, stop: Expr, step: int) -> bool:
@@ -69,7 +69,7 @@ def _while(emitter: Emitter, node: fx.Node) -> list[TileValue]:
         w.line("scf.yield")
     w.depth -= 1
     w.line("}")
-    return _held(emitter, rooms, init)
+    return _load_carried(emitter, rooms, init)
 
 
 def _rooms(emitter: Emitter, init: Sequence[fx.Node]) -> list[Room]:
@@ -83,7 +83,9 @@ def _rooms(emitter: Emitter, init: Sequence[fx.Node]) -> list[Room]:
     return rooms
 
 
-def _held(emitter: Emitter, rooms: Sequence[Room], init: Sequence[fx.Node]) -> list[TileValue]:
+def _load_carried(
+    emitter: Emitter, rooms: Sequence[Room], init: Sequence[fx.Node]
+) -> list[TileValue]:
     shapes = [emitter.sizes(node.meta["type"].shape) for node in init]
     return [emitter.held(room, shape) for room, shape in zip(rooms, shapes, strict=True)]
 

@@ -7,11 +7,11 @@ from typing import Any
 from torch import fx
 
 from turbine import errors
-from turbine.kernel.backends.iree.casting import converted
+from turbine.kernel.backends.iree.casting import emit_cast
 from turbine.kernel.backends.iree.emitter import RULES, WORKGROUPS, Emitter
 from turbine.kernel.backends.iree.memory import mask_at, over_lanes, source
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
-from turbine.kernel.backends.iree.reductions import joined_bits
+from turbine.kernel.backends.iree.reductions import join_bits
 from turbine.kernel.backends.iree.tiles import Coords, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import debugging, index_checks
@@ -101,7 +101,7 @@ def _check_index(emitter: Emitter, node: fx.Node) -> None:
     if not shape:
         emitter.sweep_inside(shape, bounds, look, None)
         return
-    found = joined_bits(emitter, signs, shape, bounds, masks)
+    found = join_bits(emitter, signs, shape, bounds, masks)
     with w.branch(_is_negative(w, found)), emitter.scope():
         emitter.sweep_inside(shape, bounds, look, None)
 
@@ -181,8 +181,8 @@ def _write(emitter: Emitter, operand: Any, bounds: Any, masks: Any, start: Value
 
 def _as_word(emitter: Emitter, value: Value, tile: TileValue) -> Value:
     if tile.dtype.kind != "float":
-        return converted(emitter.w, value, tile.dtype, I64)
-    wide = converted(emitter.w, value, tile.dtype, DTYPES["f64"])
+        return emit_cast(emitter.w, value, tile.dtype, I64)
+    wide = emit_cast(emitter.w, value, tile.dtype, DTYPES["f64"])
     return emitter.w.convert("arith.bitcast", wide, "i64")
 
 

@@ -20,7 +20,7 @@ def carrier(dtype: Dtype) -> str:
     return "f32" if dtype.kind == "float" and dtype.bits < 32 else dtype.mlir
 
 
-def stored(dtype: Dtype) -> str:
+def storage_type(dtype: Dtype) -> str:
     """The MLIR type that elements have in memory."""
     if dtype.kind == "bool":
         return "i8"
@@ -29,7 +29,7 @@ def stored(dtype: Dtype) -> str:
     return f"i{dtype.bits}" if dtype.kind == "float" and dtype.bits < 32 else dtype.mlir
 
 
-def loaded(w: Writer, raw: Value, dtype: Dtype) -> Value:
+def from_storage(w: Writer, raw: Value, dtype: Dtype) -> Value:
     """What was read from memory, to compute with."""
     if dtype.kind == "bool":
         return w.compare("arith.cmpi", "ne", raw, w.constant(0, "i8", raw.lanes))
@@ -37,9 +37,9 @@ def loaded(w: Writer, raw: Value, dtype: Dtype) -> Value:
         return w.convert("arith.extf", raw, "f32")
     if dtype == BF16:
         return _bf16_widened(w, raw)
-    if stored(dtype) == carrier(dtype):
+    if storage_type(dtype) == carrier(dtype):
         return raw
-    return small_floats.widened(w, raw, dtype)
+    return small_floats.widen(w, raw, dtype)
 
 
 def to_store(w: Writer, value: Value, dtype: Dtype) -> Value:
@@ -53,16 +53,16 @@ def to_store(w: Writer, value: Value, dtype: Dtype) -> Value:
         return w.emit(f"{text} to {vector_type('f16', value.lanes)}", "f16", value.lanes)
     if dtype == BF16:
         return _bf16_narrowed(w, value)
-    if stored(dtype) == carrier(dtype):
+    if storage_type(dtype) == carrier(dtype):
         return value
-    return small_floats.narrowed(w, value, dtype)
+    return small_floats.narrow(w, value, dtype)
 
 
-def rounded(w: Writer, value: Value, dtype: Dtype) -> Value:
+def round_to(w: Writer, value: Value, dtype: Dtype) -> Value:
     """A number as near as its type has one."""
-    if stored(dtype) == carrier(dtype) or dtype.kind != "float":
+    if storage_type(dtype) == carrier(dtype) or dtype.kind != "float":
         return value
-    return loaded(w, to_store(w, value, dtype), dtype)
+    return from_storage(w, to_store(w, value, dtype), dtype)
 
 
 def number(w: Writer, value: bool | int | float, dtype: Dtype, lanes: int = 0) -> Value:
@@ -70,11 +70,11 @@ def number(w: Writer, value: bool | int | float, dtype: Dtype, lanes: int = 0) -
     if dtype.kind == "float":
         value = float(torch.tensor(float(value), dtype=torch.float64).to(dtype.torch))
     elif dtype.kind != "bool":
-        value = _wrapped(int(value), dtype.bits)
+        value = _wrap(int(value), dtype.bits)
     return w.constant(value, carrier(dtype), lanes)
 
 
-def _wrapped(value: int, bits: int) -> int:
+def _wrap(value: int, bits: int) -> int:
     """An integer as a signed one of so many bits."""
     half = 1 << (bits - 1)
     return (value + half) % (2 * half) - half

@@ -337,7 +337,7 @@ class Emitter:
 
         def compute(coords: Coords) -> Value:
             raw = self.read(room.name, room.type, room.dtype, coords)
-            return elements.loaded(self.w, raw, room.dtype)
+            return elements.from_storage(self.w, raw, room.dtype)
 
         return TileValue(shape, room.dtype, compute, 1, {room.name: True}, room)
 
@@ -357,7 +357,7 @@ class Emitter:
     def room(self, shape: Sequence[Expr], dtype: Dtype) -> Room:
         """Memory for a tile, on the stack if it is small, else in the heap."""
         sizes = [self.facts.simplified(size) for size in shape]
-        element = elements.stored(dtype)
+        element = elements.storage_type(dtype)
         numbers = [size.number for size in sizes]
         self.rooms += 1
         count = -(-dtype.itemsize * prod(n or 0 for n in numbers) // _ALIGNMENT) * _ALIGNMENT
@@ -378,7 +378,7 @@ class Emitter:
 
     def read(self, name: str, type: str, dtype: Dtype, places: Sequence[Coord]) -> Value:
         """Elements of a memref, as memory holds them."""
-        element, lanes = elements.stored(dtype), lanes_of(tuple(places))
+        element, lanes = elements.storage_type(dtype), lanes_of(tuple(places))
         at = [place.base for place in places]
         if not lanes or places[-1].lanes:
             return self.w.load(name, type, at, element, lanes)

@@ -10,7 +10,7 @@ _WIDTHS = {"f32": (32, 23), "f64": (64, 52)}
 
 def remainder(w: Writer, x: Value, y: Value) -> Value:
     """What is left by floor division, of y's sign."""
-    rest = left(w, x, y)
+    rest = emit_remainder(w, x, y)
     return w.select(_is_of_other_sign(w, rest, y), w.binary("arith.addf", rest, y), rest)
 
 
@@ -18,7 +18,7 @@ def floor_divided(w: Writer, x: Value, y: Value) -> Value:
     """As torch divides: exact where the remainder is, and of a sign where it is zero."""
     lanes = x.lanes
     zero, one = (w.constant(number, x.element, lanes) for number in (0.0, 1.0))
-    rest = left(w, x, y)
+    rest = emit_remainder(w, x, y)
     quotient = w.binary("arith.divf", w.binary("arith.subf", x, rest), y)
     lowered = w.binary("arith.subf", quotient, one)
     quotient = w.select(_is_of_other_sign(w, rest, y), lowered, quotient)
@@ -41,7 +41,7 @@ def _is_of_other_sign(w: Writer, rest: Value, y: Value) -> Value:
     return w.binary("arith.andi", is_rest, w.binary("arith.xori", *below))
 
 
-def left(w: Writer, x: Value, y: Value) -> Value:
+def emit_remainder(w: Writer, x: Value, y: Value) -> Value:
     """What is left by division that is cut off, of x's sign, as C's fmod has it.
 
     Written out: IREE links no fmod of f64, and that of f32 takes one number at a time.
@@ -52,12 +52,12 @@ def left(w: Writer, x: Value, y: Value) -> Value:
     is_number = w.binary("arith.andi", is_finite, w.compare("arith.cmpf", "ogt", by, zero))
     # Others are not divided, so that the loop ends.
     start = w.select(is_number, size, zero)
-    rest = _reduced(w, start, by)
+    rest = _reduce(w, start, by)
     signed = w.emit(f"math.copysign {rest}, {x} : {x.type}", x.element, x.lanes)
     return w.select(is_number, signed, w.constant(float("nan"), x.element, x.lanes))
 
 
-def _reduced(w: Writer, size: Value, by: Value) -> Value:
+def _reduce(w: Writer, size: Value, by: Value) -> Value:
     """As many times as possible of a number taken from another, neither of them negative."""
     rest, result = w.fresh(size.element, size.lanes), w.fresh(size.element, size.lanes)
     w.line(f"{result} = scf.while ({rest} = {size}) : ({size.type}) -> {size.type} {{")
@@ -78,7 +78,7 @@ def _reduced(w: Writer, size: Value, by: Value) -> Value:
 
 def _less(w: Writer, rest: Value, by: Value) -> Value:
     """The rest, less a multiple of a number: so large a one that the quotient is exact."""
-    scaled = _scaled(w, rest, by)
+    scaled = _scale(w, rest, by)
     zero = w.constant(0.0, rest.element, rest.lanes)
     quotient = w.unary("math.trunc", w.binary("arith.divf", rest, scaled))
     taken = w.unary("arith.negf", quotient)
@@ -91,7 +91,7 @@ def _less(w: Writer, rest: Value, by: Value) -> Value:
     return w.select(is_left, less, rest)
 
 
-def _scaled(w: Writer, rest: Value, by: Value) -> Value:
+def _scale(w: Writer, rest: Value, by: Value) -> Value:
     """by * 2**n, so that it goes into the rest at most about 2**(bits of the mantissa) times."""
     width, mantissa = _WIDTHS[rest.element]
     integer, lanes = f"i{width}", rest.lanes

@@ -12,7 +12,7 @@ from turbine.kernel.algebra import ONE
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
-from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads, lanes_of
+from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, lanes_of, merge_reads
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import memory, shapes
 from turbine.kernel.lang.affine import affine_of
@@ -33,12 +33,14 @@ def _load(emitter: Emitter, node: fx.Node) -> TileValue:
     offsets = [emitter.index(offset) for offset in arguments(node)[1]]
 
     def compute(coords: Coords) -> Value:
-        places = moved(emitter, coords, offsets)
+        places = offset_coords(emitter, coords, offsets)
         raw = emitter.read(buffer.name, buffer.type, buffer.dtype, places)
-        return elements.loaded(emitter.w, raw, buffer.dtype)
+        return elements.from_storage(emitter.w, raw, buffer.dtype)
 
     def prefetch(coords: Coords) -> None:
-        at = ", ".join(str(emitter.w.index(p.base)) for p in moved(emitter, coords, offsets))
+        at = ", ".join(
+            str(emitter.w.index(p.base)) for p in offset_coords(emitter, coords, offsets)
+        )
         emitter.w.line(
             f"memref.prefetch {buffer.name}[{at}], read, locality<3>, data : {buffer.type}"
         )
@@ -48,7 +50,7 @@ def _load(emitter: Emitter, node: fx.Node) -> TileValue:
     return now(emitter, node, tile) if buffer.is_written else tile
 
 
-def moved(emitter: Emitter, coords: Coords, offsets: Sequence[Index]) -> list[Coord]:
+def offset_coords(emitter: Emitter, coords: Coords, offsets: Sequence[Index]) -> list[Coord]:
     """Where the lanes of a block are in its buffer."""
     pairs = zip(coords, offsets, strict=True)
     return [Coord(emitter.w.add(coord.base, offset), coord.lanes) for coord, offset in pairs]
@@ -75,7 +77,7 @@ def _gather(emitter: Emitter, node: fx.Node) -> TileValue:
         return _row(emitter, buffer, index, coords, one_by_one)
 
     weight = 4 + sum(i.weight for i in index)
-    reads = joined_reads(index, in_place=True)
+    reads = merge_reads(index, in_place=True)
     tile = TileValue(shape, buffer.dtype, compute, weight, reads)
     return now(emitter, node, tile) if buffer.is_written else tile
 
@@ -121,7 +123,7 @@ def _row(
     with emitter.scope():
         at = [*map(Coord, rows), Coord(start, lanes)]
         raw = emitter.read(buffer.name, buffer.type, buffer.dtype, at)
-        w.line(f"scf.yield {elements.loaded(w, raw, buffer.dtype)} : {result.type}")
+        w.line(f"scf.yield {elements.from_storage(w, raw, buffer.dtype)} : {result.type}")
     w.line("} else {")
     with emitter.scope():
         w.line(f"scf.yield {otherwise(coords)} : {result.type}")
@@ -152,7 +154,7 @@ def _element(emitter: Emitter, buffer: Source, index: Sequence[TileValue], coord
     w.line(f"{result} = scf.if {inside} -> ({element}) {{")
     at = [Coord(place) for place in places]
     raw = emitter.read(buffer.name, buffer.type, buffer.dtype, at)
-    value = elements.loaded(w, raw, buffer.dtype)
+    value = elements.from_storage(w, raw, buffer.dtype)
     w.line(f"scf.yield {value} : {element}")
     w.line("} else {")
     w.line(f"  scf.yield {w.constant(0, element)} : {element}")
@@ -192,7 +194,7 @@ def _in_bounds(emitter: Emitter, node: fx.Node) -> TileValue:
         return w.constant(True, "i1") if holds is None else holds
 
     weight = 2 + sum(i.weight for i in index)
-    reads = joined_reads(index, in_place=True)
+    reads = merge_reads(index, in_place=True)
     return TileValue(emitter.sizes(node.meta["type"].shape), BOOL, compute, weight, reads)
 
 
@@ -201,7 +203,7 @@ def _store(emitter: Emitter, node: fx.Node) -> None:
     offsets = [emitter.index(offset) for offset in arguments(node)[1]]
 
     def body(coords: Coords) -> None:
-        places = moved(emitter, coords, offsets)
+        places = offset_coords(emitter, coords, offsets)
         raw = emitter.spread(emitter.at(value, coords), coords)
         emitter.write(
             elements.to_store(emitter.w, raw, buffer.dtype), buffer.name, buffer.type, places

@@ -304,7 +304,7 @@ class _Packing:
         zero = w.constant(0, self.panels.shape.element, lanes)
         rows = [self._read(w, w.add(start, across), step, lanes) for across in range(count)]
         rows += [zero] * (-count % lanes)
-        groups = [_transposed(w, rows[i : i + lanes]) for i in range(0, count, lanes)]
+        groups = [_transpose_square(w, rows[i : i + lanes]) for i in range(0, count, lanes)]
         # In order: what a vector has too much, the next step or panel overwrites.
         for i in range(lanes):
             for group, columns in enumerate(groups):
@@ -335,25 +335,25 @@ def _step_offset(w: Writer, panels: Panels, panel: Index, step: Index) -> Index:
     return w.add(w.mul(panel, panels.sizes[1] * panels.width), w.mul(step, panels.width))
 
 
-def _transposed(w: Writer, rows: Sequence[Value]) -> list[Value]:
+def _transpose_square(w: Writer, rows: Sequence[Value]) -> list[Value]:
     """The columns of a square: blocks of 1, 2, 4 ... change places across its diagonal."""
     rows, lanes = list(rows), len(rows)
     block = 1
     while block < lanes:
         for i in (i for i in range(lanes) if not i & block):
-            rows[i], rows[i + block] = _exchanged(w, rows[i], rows[i + block], block)
+            rows[i], rows[i + block] = _exchange(w, rows[i], rows[i + block], block)
         block *= 2
     return rows
 
 
-def _exchanged(w: Writer, x: Value, y: Value, block: int) -> tuple[Value, Value]:
+def _exchange(w: Writer, x: Value, y: Value, block: int) -> tuple[Value, Value]:
     lanes = range(x.lanes)
     upper = [i if not i & block else x.lanes + i - block for i in lanes]
     lower = [i + block if not i & block else x.lanes + i for i in lanes]
-    return _shuffled(w, x, y, upper), _shuffled(w, x, y, lower)
+    return _shuffle(w, x, y, upper), _shuffle(w, x, y, lower)
 
 
-def _shuffled(w: Writer, x: Value, y: Value, places: list[int]) -> Value:
+def _shuffle(w: Writer, x: Value, y: Value, places: list[int]) -> Value:
     text = f"vector.shuffle {x}, {y} {places} : {x.type}, {y.type}"
     return w.emit(text, x.element, len(places))
 

@@ -21,7 +21,7 @@ from turbine.kernel.backends.iree import debugging, elements
 from turbine.kernel.backends.iree.emitter import WORKGROUPS, Emitter, Scratch, Source
 from turbine.kernel.backends.iree.rules import RULES
 from turbine.kernel.backends.iree.tiles import TileValue
-from turbine.kernel.backends.iree.writer import Index, Value, Writer, spelled
+from turbine.kernel.backends.iree.writer import Index, Value, Writer, mangle
 from turbine.kernel.facts import Facts
 from turbine.kernel.messages import LOG_WORDS, Report
 from turbine.kernel.program import Program
@@ -144,7 +144,7 @@ class Layout:
     def memref(self, parameter: Parameter) -> str:
         """The type of its memory inside the kernel."""
         type = _buffer(parameter)
-        return f"memref<{self.dims(type.shape)}{elements.stored(_dtype(type))}>"
+        return f"memref<{self.dims(type.shape)}{elements.storage_type(_dtype(type))}>"
 
     def dims(self, shape: Sequence[Expr]) -> str:
         """Sizes as MLIR's types have them."""
@@ -166,11 +166,11 @@ def scalar_element(dtype: Dtype) -> str:
 
 def _of(parameter: Parameter) -> str:
     """What a parameter is called; no other value begins like that."""
-    return f"%of_{spelled(parameter.name)}"
+    return f"%of_{mangle(parameter.name)}"
 
 
 def _size(symbol: Symbol) -> str:
-    return f"%size_{spelled(symbol.name)}"
+    return f"%size_{mangle(symbol.name)}"
 
 
 def _buffer(parameter: Parameter) -> BufferType:
@@ -241,7 +241,9 @@ def _scalar(emitter: Emitter, parameter: Parameter) -> TileValue:
     element = scalar_element(dtype)
     raw = w.load(_of(parameter), f"memref<{element}>", [], element, 0)
     value = (
-        elements.loaded(w, raw, dtype) if dtype.kind == "bool" else elements.rounded(w, raw, dtype)
+        elements.from_storage(w, raw, dtype)
+        if dtype.kind == "bool"
+        else elements.round_to(w, raw, dtype)
     )
     return TileValue((), dtype, lambda coords: value)
 
@@ -258,10 +260,10 @@ def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
     head = Writer(constants=w.constants, top=w.top, count=10**6)
     spanned = []
     for span in spans:
-        sizes = ", ".join(str(_written(head, layout, dim)) for dim in span.open)
+        sizes = ", ".join(str(_emit_size(head, layout, dim)) for dim in span.open)
         spanned.append(
             f"%{span.name} = stream.binding.subspan %bound_{span.binding or span.name}"
-            f"[{head.index(_written(head, layout, span.start))}] : "
+            f"[{head.index(_emit_size(head, layout, span.start))}] : "
             f"!stream.binding -> {span.type}{f'{{{sizes}}}' if span.open else ''}"
         )
     return [
@@ -325,7 +327,7 @@ def _scratch_bytes(layout: Layout) -> Expr:
     return sum((scratch.bytes for scratch in layout.scratch), start=ZERO)
 
 
-def _written(w: Writer, layout: Layout, expr: Expr) -> Index:
+def _emit_size(w: Writer, layout: Layout, expr: Expr) -> Index:
     """A size, computed from those that are passed."""
     known: dict[Symbol, Index] = {s: Value(_size(s), "index") for s in layout.sizes}
     known[Symbol("%workgroup", "data")] = Value("%workgroup", "index")
@@ -353,9 +355,11 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     apart = {p.name: _barrier(w, layout, p) for p in twice}
     operands += [_operand(host, layout, p, apart.get(p.name, _of(p))) for p in read]
     tied = [_operand(host, layout, p, _of(p)) for p in layout.inouts]
-    tied += [_operand(host, layout, p, _filled(host, layout, p)) for p in layout.filled]
+    tied += [_operand(host, layout, p, _fill(host, layout, p)) for p in layout.filled]
     tied += [_words(host, word) for word in layout.words]
-    made = [f"{layout.tensor(p)}{_braced(host, layout.open(_shape(p)))}" for p in layout.outputs]
+    made = [
+        f"{layout.tensor(p)}{_format_dims(host, layout.open(_shape(p)))}" for p in layout.outputs
+    ]
     if layout.scratch:
         total = w.mul(groups, host.index(_scratch_bytes(layout)))
         made.append(f"tensor<?xi8>{{{w.index(total)}}}")
@@ -475,11 +479,11 @@ def _sizes(w: Writer, layout: Layout, passed: Sequence[Parameter]) -> dict[Symbo
     ]
     for axis, symbol in in_order(axes, found):
         if symbol is not None:
-            found[symbol] = _solved(w, layout, axis, symbol, found)
+            found[symbol] = _solve(w, layout, axis, symbol, found)
     return found
 
 
-def _solved(
+def _solve(
     w: Writer, layout: Layout, axis: Axis, unknown: Symbol, found: dict[Symbol, Value]
 ) -> Value:
     """The symbol in a size that is linear in it."""
@@ -498,25 +502,25 @@ def _solved(
 
 def _operand(host: Emitter, layout: Layout, parameter: Parameter, name: str) -> Operand:
     dims = [] if isinstance(parameter.type, ScalarType) else layout.open(parameter.type.shape)
-    return Operand(layout.tensor(parameter), name, _braced(host, dims))
+    return Operand(layout.tensor(parameter), name, _format_dims(host, dims))
 
 
 def _shape(parameter: Parameter) -> tuple[Expr, ...]:
     return _buffer(parameter).shape
 
 
-def _braced(emitter: Emitter, dims: Sequence[Expr]) -> str:
+def _format_dims(emitter: Emitter, dims: Sequence[Expr]) -> str:
     listed = ", ".join(str(emitter.w.index(emitter.index(dim))) for dim in dims)
     return f"{{{listed}}}" if dims else ""
 
 
-def _filled(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
+def _fill(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
     """A tensor that holds one number everywhere."""
     type = _buffer(parameter)
     dtype = _dtype(type)
     assert type.fill is not None
     w, tensor = emitter.w, layout.tensor(parameter)
-    dims = _braced(emitter, layout.open(type.shape))
+    dims = _format_dims(emitter, layout.open(type.shape))
     if dtype.kind != "float":
         return _splat(w, w.constant(type.fill, dtype.mlir), tensor, dims)
     # The host has no small floats, and takes -0.0 for 0.0, but has their bits.

@@ -68,18 +68,18 @@ def _sort(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     def body(coords: Coords) -> None:
         w = emitter.w
         if few:
-            kept = _kept(emitter, row, tile, masks, extents[axis], coords, axis, limit)
-            _given(emitter, row, w.index(0), kept, rooms, coords, axis)
+            kept = _select_first(emitter, row, tile, masks, extents[axis], coords, axis, limit)
+            _store_results(emitter, row, w.index(0), kept, rooms, coords, axis)
             return
-        length = _gathered(emitter, row, tile, masks, extents[axis], coords, axis)
-        side = _merged(w, row, length, type.dtype)
-        _given(emitter, row, side, w.min(length, limit), rooms, coords, axis)
+        length = _gather(emitter, row, tile, masks, extents[axis], coords, axis)
+        side = _merge_runs(w, row, length, type.dtype)
+        _store_results(emitter, row, side, w.min(length, limit), rooms, coords, axis)
 
     emitter.sweep(others, 0, body)
     return [emitter.held(r, emitter.sizes(t.shape)) for r, t in zip(rooms, types, strict=True)]
 
 
-def _gathered(
+def _gather(
     emitter: Emitter,
     row: Row,
     tile: TileValue,
@@ -102,7 +102,7 @@ def _gathered(
     return loop.results[0]
 
 
-def _kept(
+def _select_first(
     emitter: Emitter,
     row: Row,
     tile: TileValue,
@@ -152,7 +152,7 @@ def _insert(
         ]
 
 
-def _merged(w: Writer, row: Row, length: Value, dtype: Dtype) -> Value:
+def _merge_runs(w: Writer, row: Row, length: Value, dtype: Dtype) -> Value:
     """Merge runs of 1, 2, 4 ... until one is left; gives the side it is on."""
     emitter, one, zero = row.emitter, w.index(1), w.index(0)
     side, width = w.fresh("index"), w.fresh("index")
@@ -224,7 +224,7 @@ def _before(w: Writer, dtype: Dtype, x: Value, y: Value, descending: bool) -> Va
     return w.binary("arith.ori", is_less, w.binary("arith.andi", y_nan, x_number))
 
 
-def _given(
+def _store_results(
     emitter: Emitter,
     row: Row,
     side: Value,

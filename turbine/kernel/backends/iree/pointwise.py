@@ -9,9 +9,9 @@ from torch import fx
 
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree import elements, float_division, vector_math
-from turbine.kernel.backends.iree.casting import converted, reinterpreted
+from turbine.kernel.backends.iree.casting import bitcast, emit_cast
 from turbine.kernel.backends.iree.emitter import RULES, Emitter
-from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads
+from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, merge_reads
 from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.kernel.lang import arithmetic, casting, functions
 from turbine.kernel.op import Op, arguments
@@ -61,7 +61,7 @@ def _function(name: str) -> Form:
     return form
 
 
-def _negated(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+def _negate(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     (x,) = values
     if dtype.kind == "float":
         return w.unary("arith.negf", x)
@@ -87,9 +87,7 @@ def _floor_divided(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     if dtype.kind == "float":
         return float_division.floor_divided(w, x, y)
     op = "arith.floordivsi" if dtype.kind == "int" else "arith.divui"
-    return _divided(
-        w, dtype, x, y, op, w.binary("arith.subi", w.constant(0, x.element, x.lanes), x)
-    )
+    return _divide(w, dtype, x, y, op, w.binary("arith.subi", w.constant(0, x.element, x.lanes), x))
 
 
 def _remainder(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
@@ -98,7 +96,7 @@ def _remainder(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
         return float_division.remainder(w, x, y)
     zero = w.constant(0, x.element, x.lanes)
     if dtype.kind == "uint":
-        return _divided(w, dtype, x, y, "arith.remui", zero)
+        return _divide(w, dtype, x, y, "arith.remui", zero)
     safe, _, _ = _safe_divisor(w, dtype, y)
     quotient = w.binary("arith.floordivsi", x, safe)
     rest = w.binary("arith.subi", x, w.binary("arith.muli", quotient, safe))
@@ -107,7 +105,7 @@ def _remainder(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     return w.select(w.binary("arith.ori", by_zero, by_less), zero, rest)
 
 
-def _divided(w: Writer, dtype: Dtype, x: Value, y: Value, op: str, by_less_one: Value) -> Value:
+def _divide(w: Writer, dtype: Dtype, x: Value, y: Value, op: str, by_less_one: Value) -> Value:
     """A division that never traps: by zero it is zero, by -1 it is given."""
     safe, by_zero, by_less = _safe_divisor(w, dtype, y)
     result = w.binary(op, x, safe)
@@ -126,7 +124,7 @@ def _safe_divisor(w: Writer, dtype: Dtype, y: Value) -> tuple[Value, Value, Valu
     return w.select(by_less, one, safe), by_zero, by_less
 
 
-def _shifted(op: str, beyond: Callable[[Writer, Value, int], Value]) -> Form:
+def _shift(op: str, beyond: Callable[[Writer, Value, int], Value]) -> Form:
     def form(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
         x, y = values
         bits = w.constant(dtype.bits, x.element, x.lanes)
@@ -148,20 +146,20 @@ def _sign(w: Writer, x: Value, bits: int) -> Value:
 
 def _right(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     beyond = _sign if dtype.kind == "int" else _nothing
-    return _shifted("arith.shrsi", beyond)(w, dtype, values)
+    return _shift("arith.shrsi", beyond)(w, dtype, values)
 
 
-def _clamped(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+def _clamp(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     x, low, high = values
     return _extreme("min")(w, dtype, [_extreme("max")(w, dtype, [x, low]), high])
 
 
-def _fused(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+def _fma(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     x, y, z = values
     return w.emit(f"math.fma {x}, {y}, {z} : {x.type}", x.element, x.lanes)
 
 
-def _chosen(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+def _select(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     return w.select(*values)
 
 
@@ -174,7 +172,7 @@ FORMS: dict[Op, tuple[Form, int]] = {
     arithmetic.floordiv: (_floor_divided, 12),
     arithmetic.mod: (_remainder, 12),
     arithmetic.pow: (_function("pow"), 40),
-    arithmetic.neg: (_negated, 1),
+    arithmetic.neg: (_negate, 1),
     arithmetic.abs: (_absolute, 1),
     arithmetic.less: (_comparison("olt", "lt"), 1),
     arithmetic.less_equal: (_comparison("ole", "le"), 1),
@@ -186,16 +184,16 @@ FORMS: dict[Op, tuple[Form, int]] = {
     arithmetic.bitwise_or: (_bits("ori"), 1),
     arithmetic.bitwise_xor: (_bits("xori"), 1),
     arithmetic.bitwise_not: (_not, 1),
-    arithmetic.shift_left: (_shifted("arith.shli", _nothing), 3),
+    arithmetic.shift_left: (_shift("arith.shli", _nothing), 3),
     arithmetic.shift_right: (_right, 3),
     arithmetic.logical_and: (_bits("andi"), 1),
     arithmetic.logical_or: (_bits("ori"), 1),
     arithmetic.logical_not: (_not, 1),
     arithmetic.minimum: (_extreme("min"), 1),
     arithmetic.maximum: (_extreme("max"), 1),
-    arithmetic.clamp: (_clamped, 2),
-    arithmetic.fma: (_fused, 1),
-    arithmetic.where: (_chosen, 1),
+    arithmetic.clamp: (_clamp, 2),
+    arithmetic.fma: (_fma, 1),
+    arithmetic.where: (_select, 1),
     functions.exp: (_function("exp"), 12),
     functions.exp2: (_function("exp2"), 12),
     functions.expm1: (_function("expm1"), 16),
@@ -219,12 +217,12 @@ FORMS: dict[Op, tuple[Form, int]] = {
 def _rule(form: Form, cost: int) -> Callable[[Emitter, fx.Node], TileValue]:
     def rule(emitter: Emitter, node: fx.Node) -> TileValue:
         kinds = [operand.meta["type"].dtype for operand in arguments(node)]
-        return combined(emitter, node, form, cost, kinds[-1])
+        return emit_pointwise(emitter, node, form, cost, kinds[-1])
 
     return rule
 
 
-def combined(
+def emit_pointwise(
     emitter: Emitter, node: fx.Node, form: Form, cost: int, computed_in: Dtype
 ) -> TileValue:
     """A tile whose lanes are computed from those of its operands."""
@@ -237,11 +235,11 @@ def combined(
         lanes = max(value.lanes for value in values)
         alike = [emitter.w.splat(value, lanes) if lanes else value for value in values]
         made = form(emitter.w, computed_in, alike)
-        return elements.rounded(emitter.w, made, type.dtype)
+        return elements.round_to(emitter.w, made, type.dtype)
 
     weight = cost + sum(operand.weight for operand in operands)
     whole = [o.along for o in operands if o.weight and len(o.shape) == len(shape)]
-    reads = joined_reads(operands, in_place=True)
+    reads = merge_reads(operands, in_place=True)
     return TileValue(
         shape, type.dtype, compute, weight, reads, neighbours=whole[0] if whole else None
     )
@@ -273,11 +271,11 @@ RULES.update({made: _rule(form, cost) for made, (form, cost) in FORMS.items()})
 
 
 def _to_dtype(emitter: Emitter, node: fx.Node) -> TileValue:
-    return _elementwise(emitter, node, converted)
+    return _elementwise(emitter, node, emit_cast)
 
 
 def _bitcast(emitter: Emitter, node: fx.Node) -> TileValue:
-    return _elementwise(emitter, node, reinterpreted)
+    return _elementwise(emitter, node, bitcast)
 
 
 def _elementwise(

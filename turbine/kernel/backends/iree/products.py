@@ -11,14 +11,14 @@ from torch import fx
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import as_expr
 from turbine.kernel.backends.iree import elements, micro_kernel
-from turbine.kernel.backends.iree.casting import converted
+from turbine.kernel.backends.iree.casting import emit_cast
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_for
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.micro_kernel import Operand
 from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import products
-from turbine.kernel.lang.products import accumulated_in
+from turbine.kernel.lang.products import accumulator_dtype
 from turbine.kernel.op import arguments, options
 from turbine.kernel.types import DTYPES, TileType
 
@@ -39,7 +39,7 @@ class Side:
     def at(self, coords: Coords) -> Value:
         """Lanes of it; zero where it takes no part."""
         emitter, w = self.emitter, self.emitter.w
-        value = converted(w, emitter.at(self.tile, coords), self.tile.dtype, self.dtype)
+        value = emit_cast(w, emitter.at(self.tile, coords), self.tile.dtype, self.dtype)
         taking = mask_at(emitter, self.masks, coords)
         if taking is None:
             return value
@@ -79,8 +79,8 @@ class Side:
 def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     a, b, acc = arguments(node)
     type: TileType = node.meta["type"]
-    wide = accumulated_in(type.dtype)
-    room = _started(emitter, node, acc, wide)
+    wide = accumulator_dtype(type.dtype)
+    room = _init_accumulator(emitter, node, acc, wide)
     left, right = _side(emitter, node, 0, a, wide), _side(emitter, node, 1, b, wide)
     first = emitter.w.max(left.extents[-1][0], right.extents[-2][0])
     end = emitter.w.min(left.extents[-1][1], right.extents[-2][1])
@@ -95,10 +95,10 @@ def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     else:
         _row_by_row(emitter, left, right, room, rows, (first, end))
     held = emitter.held(room, emitter.sizes(type.shape))
-    return held if wide == type.dtype else _narrowed(emitter, held, type.dtype)
+    return held if wide == type.dtype else _narrow(emitter, held, type.dtype)
 
 
-def _started(emitter: Emitter, node: fx.Node, acc: Any, wide: Dtype) -> Room:
+def _init_accumulator(emitter: Emitter, node: fx.Node, acc: Any, wide: Dtype) -> Room:
     """The room of the sum, with what the product is added to."""
     type = node.meta["type"]
     tile = emitter.tile(acc)
@@ -107,14 +107,14 @@ def _started(emitter: Emitter, node: fx.Node, acc: Any, wide: Dtype) -> Room:
         room = emitter.room(type.shape, wide)
     if tile.room == room:
         return room
-    own = tile if tile.dtype == wide else _narrowed(emitter, tile, wide)
+    own = tile if tile.dtype == wide else _narrow(emitter, tile, wide)
     emitter.fill(room, own, emitter.extents(type.shape, node.meta["valid"].bounds))
     return room
 
 
-def _narrowed(emitter: Emitter, tile: TileValue, to: Dtype) -> TileValue:
+def _narrow(emitter: Emitter, tile: TileValue, to: Dtype) -> TileValue:
     def compute(coords: Coords) -> Value:
-        return converted(emitter.w, emitter.at(tile, coords), tile.dtype, to)
+        return emit_cast(emitter.w, emitter.at(tile, coords), tile.dtype, to)
 
     return TileValue(tile.shape, to, compute, tile.weight + 1, tile.reads)
 
@@ -164,7 +164,7 @@ def _matrix(emitter: Emitter, room: Room, batch: Coords, sizes: Any) -> tuple[st
     if not batch:
         return room.name, room.type
     m, n, _ = sizes
-    element = elements.stored(room.dtype)
+    element = elements.storage_type(room.dtype)
     at = ", ".join([*(str(emitter.w.index(c.base)) for c in batch), "0", "0"])
     ones = ", ".join(["1"] * (len(batch) + 2))
     shape = ", ".join([*["1"] * len(batch), str(m), str(n)])
@@ -191,7 +191,7 @@ def _vector_by_vector(
     first, end = summed[0], w.max(*summed)
     lanes = lanes_for(dtype, [(0, left.tile.shape[-1])])
     whole = w.add(first, w.mul(w.floordiv(w.sub(end, first), lanes), lanes))
-    add: Callable[[Value, Value, Value], Value] = _fused(w) if dtype.kind == "float" else _whole(w)
+    add: Callable[[Value, Value, Value], Value] = _fma(w) if dtype.kind == "float" else _whole(w)
 
     def turn(k: Coord, coords: Coords, acc: Value) -> Value:
         row, column = (*coords[:-1], k), (*coords[:-2], k, coords[-1])
@@ -218,7 +218,7 @@ def _row_by_row(
     """A loop along what is summed, for vectors of the result."""
     w, dtype = emitter.w, left.dtype
     held = emitter.held(room, ())
-    add: Callable[[Value, Value, Value], Value] = _fused(w) if dtype.kind == "float" else _whole(w)
+    add: Callable[[Value, Value, Value], Value] = _fma(w) if dtype.kind == "float" else _whole(w)
 
     def body(coords: Coords) -> None:
         start = held.compute(coords)
@@ -232,7 +232,7 @@ def _row_by_row(
     emitter.sweep(rows, lanes_for(dtype, rows), body)
 
 
-def _fused(w: Writer) -> Callable[[Value, Value, Value], Value]:
+def _fma(w: Writer) -> Callable[[Value, Value, Value], Value]:
     return lambda x, y, z: w.emit(f"math.fma {x}, {y}, {z} : {x.type}", x.element, x.lanes)
 
 

@@ -14,7 +14,7 @@ from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_for, vector_axis
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
-from turbine.kernel.backends.iree.views import counted
+from turbine.kernel.backends.iree.views import count_lanes
 from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.kernel.lang import reductions
 from turbine.kernel.op import arguments, options
@@ -120,7 +120,7 @@ class Reduction:
             value = w.select(taking, value, self.start(value.lanes)[0])
         new = [value]
         if self.kind.has_place:
-            place = counted(emitter, coords[self.axes[0]], 0, I64)
+            place = count_lanes(emitter, coords[self.axes[0]], 0, I64)
             place = w.splat(place, value.lanes) if value.lanes else place
             if taking is not None:
                 place = w.select(taking, place, w.constant(2**62, "i64", value.lanes))
@@ -191,12 +191,12 @@ class Reduction:
 
 def _rule(kind: Kind) -> Callable[[Emitter, fx.Node], TileValue]:
     def rule(emitter: Emitter, node: fx.Node) -> TileValue:
-        return reduced(emitter, node, kind)
+        return emit_reduction(emitter, node, kind)
 
     return rule
 
 
-def reduced(emitter: Emitter, node: fx.Node, kind: Kind) -> TileValue:
+def emit_reduction(emitter: Emitter, node: fx.Node, kind: Kind) -> TileValue:
     """Reduce an operand along axes."""
     operand: Any = arguments(node)[0]
     axes: tuple[int, ...] = arguments(node)[1]
@@ -225,7 +225,7 @@ def reduced(emitter: Emitter, node: fx.Node, kind: Kind) -> TileValue:
     return emitter.held(room, emitter.sizes(type.shape))
 
 
-def joined_bits(
+def join_bits(
     emitter: Emitter,
     tile: TileValue,
     shape: Sequence[Expr],
@@ -243,7 +243,7 @@ def joined_bits(
 def _result(emitter: Emitter, held: Sequence[Value], dtype: Dtype) -> Value:
     """The value, or the place if that was asked for; the place of nothing is 0."""
     if len(held) == 1:
-        return elements.rounded(emitter.w, held[0], dtype)
+        return elements.round_to(emitter.w, held[0], dtype)
     w, place = emitter.w, held[1]
     nowhere = w.compare("arith.cmpi", "eq", place, w.constant(2**62, "i64", place.lanes))
     return w.select(nowhere, w.constant(0, "i64", place.lanes), place)

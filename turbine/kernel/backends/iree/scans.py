@@ -150,7 +150,7 @@ def _op_of(node: fx.Node) -> Op:
     return node.target
 
 
-def _built_in(emitter: Emitter, node: fx.Node) -> TileValue:
+def _emit_builtin(emitter: Emitter, node: fx.Node) -> TileValue:
     operand, axis, reverse = arguments(node)
     assert isinstance(axis, int)
     kind = _BUILT_IN[_op_of(node)]
@@ -206,6 +206,6 @@ def _reduce(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     return [emitter.held(r, emitter.sizes(t.shape)) for r, t in zip(rooms, types, strict=True)]
 
 
-RULES.update(dict.fromkeys(_BUILT_IN, _built_in))
+RULES.update(dict.fromkeys(_BUILT_IN, _emit_builtin))
 RULES[scans.scan_op] = _by_function
 RULES[scans.reduce_op] = _reduce

@@ -84,7 +84,7 @@ class _Bits:
         return self.w.convert("arith.bitcast", x, "i32")
 
 
-def widened(w: Writer, raw: Value, dtype: Dtype) -> Value:
+def widen(w: Writer, raw: Value, dtype: Dtype) -> Value:
     """8 bits as the f32 they stand for."""
     form, bits = FORMATS[dtype], _Bits(w, raw.lanes)
     wide = w.convert("arith.extui", raw, "i32")
@@ -104,7 +104,7 @@ def widened(w: Writer, raw: Value, dtype: Dtype) -> Value:
     return bits.as_float(w.binary("arith.ori", size, sign))
 
 
-def narrowed(w: Writer, value: Value, dtype: Dtype) -> Value:
+def narrow(w: Writer, value: Value, dtype: Dtype) -> Value:
     """The 8 bits that are nearest to an f32."""
     form, bits = FORMATS[dtype], _Bits(w, value.lanes)
     all_bits = bits.of_float(value)

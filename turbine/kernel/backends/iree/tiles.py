@@ -60,7 +60,7 @@ def lanes_of(coords: Coords) -> int:
     return max((coord.lanes for coord in coords), default=0)
 
 
-def joined_reads(tiles: list[TileValue], *, in_place: bool) -> dict[str, bool]:
+def merge_reads(tiles: list[TileValue], *, in_place: bool) -> dict[str, bool]:
     """What tiles read, for one that is computed from them."""
     reads: dict[str, bool] = {}
     for tile in tiles:

@@ -54,7 +54,7 @@ def exp2(x: Term) -> Term:
 def expm1(x: Term) -> Term:
     """2 (2^(n-1) (exp(r) - 1) + 2^(n-1) - 1/2), whose parts stay finite as long as the whole."""
     held = x.call("arith.maximumf", -40.0).call("arith.minimumf", x.format.exp_limits[1] + 0.1)
-    shifted, rest = _counted(held, x.format.bias - 1)
+    shifted, rest = _reduce_range(held, x.format.bias - 1)
     power = _power_of_two(shifted)
     grown = (rest * rest).fma(rest.polynomial(fits.EXPONENTIAL[x.value.element]), rest)
     value = power.fma(grown, power - 0.5)
@@ -78,7 +78,7 @@ def tanh(x: Term) -> Term:
 def sigmoid(x: Term) -> Term:
     """b - b e / (1 + e) of e = exp(-|x|), where b is e or 1: errors of the quotient shrink."""
     falling = x.abs().call("arith.negf").call("arith.maximumf", x.format.exp_limits[0] - 0.6)
-    shifted, rest = _counted(falling, x.format.bias)
+    shifted, rest = _reduce_range(falling, x.format.bias)
     # The exponent is zero at the lower end, and so is the power.
     small = _power_of_two(shifted) * _exponential(rest)
     base = small.where(x.is_("olt", 0.0), 1.0)
@@ -87,20 +87,20 @@ def sigmoid(x: Term) -> Term:
 
 def _exp_of_sum(x: Term, tail: Term | None) -> Term:
     """exp(x), or of x with a small number added to it."""
-    shifted, rest = _counted(x)
+    shifted, rest = _reduce_range(x)
     if tail is not None:
         rest = rest + tail
-    value = _scaled(_exponential(rest), shifted)
-    return _held(x, value, *x.format.exp_limits)
+    value = _scale(_exponential(rest), shifted)
+    return _saturate(x, value, *x.format.exp_limits)
 
 
 def _exp2_within(x: Term) -> Term:
     """2^x where that is a normal number, or zero or infinite and x is whole."""
     shifted = x + x.format.one_and_half
-    return _scaled(_two_to(x - (shifted - x.format.one_and_half)), shifted)
+    return _scale(_two_to(x - (shifted - x.format.one_and_half)), shifted)
 
 
-def _counted(x: Term, bias: int = 0) -> tuple[Term, Term]:
+def _reduce_range(x: Term, bias: int = 0) -> tuple[Term, Term]:
     """The n (in the lowest bits, with a bias) and the r of x = n log(2) + r."""
     high, low = fits.LOG_2[x.value.element]
     offset = x.format.one_and_half + bias
@@ -124,13 +124,13 @@ def _power_of_two(shifted: Term) -> Term:
     return (shifted.bits() << shifted.format.fraction).as_float(shifted.value.element)
 
 
-def _scaled(x: Term, shifted: Term) -> Term:
+def _scale(x: Term, shifted: Term) -> Term:
     """x 2^n by adding to the exponent, which has room for an n whose power would overflow."""
     exponent = shifted.bits() << x.format.fraction
     return (x.bits() + exponent).as_float(x.value.element)
 
 
-def _held(x: Term, value: Term, low: float, high: float) -> Term:
+def _saturate(x: Term, value: Term, low: float, high: float) -> Term:
     """A growing function of x: zero below a limit, infinite from another on, nan of nan."""
     finite = value.where(x.is_("olt", high), x + math.inf)
     return x.like(0.0).where(x.is_("olt", low), finite)

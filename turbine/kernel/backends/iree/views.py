@@ -12,11 +12,11 @@ from torch import fx
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import ONE, Expr
 from turbine.kernel.backends.iree import elements
-from turbine.kernel.backends.iree.casting import converted
+from turbine.kernel.backends.iree.casting import emit_cast
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
 from turbine.kernel.backends.iree.memory import by_lane, mask_at
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
-from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, joined_reads, lanes_of
+from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, lanes_of, merge_reads
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import creation, shapes
 from turbine.kernel.op import arguments, options
@@ -44,7 +44,7 @@ def _from_index(emitter: Emitter, node: fx.Node) -> TileValue:
 def as_number(emitter: Emitter, index: Index, dtype: Dtype) -> Value:
     """A size to compute with."""
     w = emitter.w
-    return converted(w, w.convert("arith.index_cast", w.index(index), "i64"), I64, dtype)
+    return emit_cast(w, w.convert("arith.index_cast", w.index(index), "i64"), I64, dtype)
 
 
 def _arange(emitter: Emitter, node: fx.Node) -> TileValue:
@@ -54,19 +54,19 @@ def _arange(emitter: Emitter, node: fx.Node) -> TileValue:
     first = emitter.index(start)
 
     def compute(coords: Coords) -> Value:
-        return counted(emitter, coords[0], first, dtype)
+        return count_lanes(emitter, coords[0], first, dtype)
 
     return TileValue(emitter.sizes(node.meta["type"].shape), dtype, compute)
 
 
-def counted(emitter: Emitter, coord: Coord, first: Index, dtype: Dtype) -> Value:
+def count_lanes(emitter: Emitter, coord: Coord, first: Index, dtype: Dtype) -> Value:
     """first + lane, for the lanes of a coordinate."""
     w = emitter.w
     wide = w.convert("arith.index_cast", w.index(w.add(coord.base, first)), "i64")
     if coord.lanes:
         lanes = coord.lanes
         wide = w.binary("arith.addi", w.splat(wide, lanes), w.steps("i64", lanes))
-    return converted(w, wide, I64, dtype)
+    return emit_cast(w, wide, I64, dtype)
 
 
 RULES[creation.constant] = _constant
@@ -85,7 +85,7 @@ def _view(
         return emitter.at(tile, place(coords))
 
     shape = emitter.sizes(node.meta["type"].shape)
-    return TileValue(shape, tile.dtype, compute, tile.weight, joined_reads([tile], in_place=False))
+    return TileValue(shape, tile.dtype, compute, tile.weight, merge_reads([tile], in_place=False))
 
 
 def _transpose(emitter: Emitter, node: fx.Node) -> TileValue:
@@ -297,7 +297,7 @@ def _inside(emitter: Emitter, coord: Coord, extent: Any, size: Index) -> Value |
         if limit == nothing:
             continue
         if place is None:
-            place = counted(emitter, coord, 0, I64)
+            place = count_lanes(emitter, coord, 0, I64)
         bound = w.convert("arith.index_cast", w.index(limit), "i64")
         other = w.splat(bound, place.lanes) if place.lanes else bound
         check = w.compare("arith.cmpi", predicate, place, other)

@@ -35,7 +35,7 @@ def vector_type(element: str, lanes: int) -> str:
     return f"vector<{lanes}x{element}>" if lanes else element
 
 
-def spelled(name: str) -> str:
+def mangle(name: str) -> str:
     """A name of a user's in letters that MLIR has."""
     return "".join(
         letter if letter.isascii() and (letter.isalnum() or letter == "_") else f"${ord(letter):x}"
@@ -254,13 +254,13 @@ def _literal(number: bool | int | float, element: str) -> str:
     if not element.startswith(("f", "b")):
         return str(int(number))
     if element == "f32":
-        return f"0x{struct.unpack('<I', _packed_single(float(number)))[0]:08X}"
+        return f"0x{struct.unpack('<I', _pack_single(float(number)))[0]:08X}"
     if element == "f64":
         return f"0x{struct.unpack('<Q', struct.pack('<d', float(number)))[0]:016X}"
     raise AssertionError(f"constants of {element} are made from those of f32")
 
 
-def _packed_single(number: float) -> bytes:
+def _pack_single(number: float) -> bytes:
     try:
         return struct.pack("<f", number)
     except OverflowError:
