@@ -1,7 +1,8 @@
 """What every test stands on: a compile cache that goes when the session ends, and slices of sweeps.
 
-`@pytest.mark.sweep(3)` on a test with many parameters keeps three of them, chosen by the seed of
-the run; `--sweep` (`make sweep`) runs them all. A test that compiles many rows as one program takes
+`@pytest.mark.sweep(3)` on a test with many parameters keeps three of them, and
+`pytestmark = pytest.mark.sweep(12)` twelve tests of a file, chosen by the seed of the run;
+`--sweep` (`make sweep`) runs them all. A test that compiles many rows as one program takes
 `drawn(rows, 3)` of them likewise. The seed follows the commit, so that each commit runs other
 slices; pytest prints it, and `--seed HEX` repeats a run. `--soak` (`make soak`) gives
 tests/reliability its full numbers: `amount(5, 200)` is 200 then, and 5 otherwise.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import pytest
 
@@ -94,8 +96,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: item.path.stem not in LONG)
     sweeps: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sweep") is not None:
-            sweeps.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        for owner, _ in islice(item.iter_markers_with_node("sweep"), 1):
+            sweeps.setdefault(owner.nodeid.partition("[")[0], []).append(item)
     if config.getoption("--sweep"):
         return
     seed = config.getoption("--seed")

@@ -24,6 +24,8 @@ from turbine import errors, ops
 from turbine.dynamo import records
 from turbine.runtime import run_trace
 
+pytestmark = pytest.mark.sweep(8)
+
 HALVES = (torch.float16, torch.bfloat16)
 ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 

@@ -15,6 +15,8 @@ from torch.export import Dim
 from tests.models import compiled
 from turbine import errors
 
+pytestmark = pytest.mark.sweep(9)
+
 Program = Callable[..., Any]
 D = Dim.AUTO
 

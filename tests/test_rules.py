@@ -20,6 +20,8 @@ from tests.models import Fn, compiled, relative_error
 from turbine.capture.rules.attention import scaled_dot_product_attention
 from turbine.capture.rules.convolution import convolution
 
+pytestmark = pytest.mark.sweep(8)
+
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 SPECIAL = [0.0, -0.0, 1e-20, -1e-6, 20.0, -90.0, 300.0, -1000.0, 0.5, 2.5]
