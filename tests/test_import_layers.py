@@ -44,6 +44,7 @@ LOOSE = dict.fromkeys(
         "child_processes",
         "needs_torch",
         "redirects",
+        "renamed",
         "version",
     ),
     "facts",

@@ -41,6 +41,7 @@ MOVED = {
     "runtime": "turbine.runtime",
     "runtime.invoke": "turbine.peer.invoke",
     "runtime.op_reg": "turbine.peer.op_reg",
+    "runtime.tracing": "turbine.runtime.run_trace",
     "support.conversions": "turbine.peer.conversions",
     "support.debugging": "turbine.peer.debugging",
     "support.exceptions": "turbine.peer.exceptions",

@@ -1,0 +1,25 @@
+"""Old names of modules work for one release."""
+
+from __future__ import annotations
+
+import pytest
+
+import turbine.mlir
+import turbine.runtime
+from turbine.mlir import matchers, rewrites
+from turbine.runtime import run_trace
+
+
+def test_old_names_warn_and_work() -> None:
+    with pytest.warns(DeprecationWarning, match="turbine.mlir.matching is now"):
+        assert turbine.mlir.matching is matchers
+    with pytest.warns(DeprecationWarning, match="rewrites"):
+        assert turbine.mlir.rewriting is rewrites
+    with pytest.warns(DeprecationWarning, match="run_trace") as warned:
+        assert turbine.runtime.tracing is run_trace
+    assert warned[0].filename == __file__
+
+
+def test_other_names_are_missing() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = turbine.mlir.nothing
