@@ -38,9 +38,9 @@ MaybeOperation: TypeAlias = Value | OpMatchResult | Operation | OpView | None
 class OpMatcher(ABC, Generic[Result]):
     """Asks whether an op is of a kind; a subclass says so in `match`.
 
-    >>> from turbine.mlir import context, matching
+    >>> from turbine.mlir import context, matchers
     >>> module = context.parse("func.func @f() { return }")
-    >>> [match.op.name for match in matching.match_children(module, matching.FuncOpMatcher())]
+    >>> [match.op.name for match in matchers.match_children(module, matchers.FuncOpMatcher())]
     ['func.func']
     """
 

@@ -23,14 +23,14 @@ _PURE_NAMES = ("torch.operator", "arith.constant", "util.global.load")
 def rewrite(module: Module, patterns: Sequence[Pattern]) -> int:
     """Apply patterns wherever they match, and give the number of ops that were replaced.
 
-    >>> from turbine.mlir import context, rewriting
+    >>> from turbine.mlir import context, rewrites
     >>> module = context.parse('''
     ... func.func @f(%x: !torch.int) -> !torch.int {
     ...   %y = torch.aten.mul.int %x, %x : !torch.int, !torch.int -> !torch.int
     ...   return %y : !torch.int
     ... }''')
     >>> first = lambda op: [op.operands[0]] if op.name == "torch.aten.mul.int" else None
-    >>> rewriting.rewrite(module, [first])
+    >>> rewrites.rewrite(module, [first])
     1
     """
     total = 0
