@@ -103,6 +103,11 @@ def test_a_variance_without_degrees_of_freedom() -> None:
     assert wrong(functions, x, x) == []
 
 
+def test_a_deviation_whose_square_underflows() -> None:
+    x = torch.tensor([[1e-30, 2.0], [-1e-30, 3.0], [0.0, 5.0]])
+    assert wrong({"std": lambda x, _: x.std(0)}, x, x) == []
+
+
 def test_integers_that_floats_do_not_have() -> None:
     large = [2**63 - 1, -(2**62) - 5, 2**53 + 1, -(2**53) - 1, 12345678901234567, 2**24 + 1, -7, 1]
     a, b = (torch.tensor(side) for side in zip(*itertools.product(large, large), strict=True))

@@ -148,6 +148,19 @@ def test_strided_convolution_down_to_one_pixel(size: int, dims: int) -> None:
     assert relative_error(found, layer(x).detach()) < 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_transposed_convolution_of_each_channel_alone(dtype: torch.dtype) -> None:
+    weight, bias = torch.randn(6, 1, 3, 2, dtype=dtype), torch.randn(6, dtype=dtype)
+    x = torch.randn(2, 6, 5, 4, dtype=dtype)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return F.conv_transpose2d(x, weight, bias, 2, 1, 1, 6)
+
+    artifact = compiled(model, x, dynamic_shapes=(({2: Dim.AUTO},),))
+    for sample in (x, x[:, :, :3]):
+        torch.testing.assert_close(artifact(sample), model(sample))
+
+
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_convolution_rewrites_are_the_same_convolution(data: st.DataObject) -> None:

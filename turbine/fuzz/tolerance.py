@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-NOISY_RUNS = 6
+NOISY_RUNS = 16
 _ULPS = 4.0  # of noise
 _TIMES_SPREAD = 4.0
 _REASON_LENGTH = 200

@@ -93,7 +93,9 @@ def convolution(
 ) -> Tensor:
     """Choose a product, or leave the op to the compiler."""
     windows = _windows(weight, stride, padding, dilation, groups)
-    if not _takes(x, weight) or (not transposed and _does_as_well(x, windows)):
+    # torch-mlir has no lowering that works for a transposed convolution of each channel alone.
+    takes = _takes(x, weight) or (transposed and _is_depthwise(weight, windows))
+    if not takes or (not transposed and _does_as_well(x, windows)):
         if transposed or not has_loose_window(x.shape[2:], windows):
             return NotImplemented
         none = [0] * len(windows.taps)
@@ -105,7 +107,7 @@ def convolution(
         y = _spread_windows(_channels_last(x), weight, windows, _wide_sizes(x, windows, extra))
     else:
         y = _gather(_channels_last(x), weight, windows)
-    return _channels_first(y if bias is None else y + bias, like=x)
+    return _channels_first(y if bias is None else y + bias, like=x).to(x.dtype)
 
 
 def convolution_backward(
@@ -207,7 +209,8 @@ def _gather(wide: Tensor, weight: Tensor, windows: Windows) -> Tensor:
 def _spread_windows(narrow: Tensor, weight: Tensor, windows: Windows, sizes: list[int]) -> Tensor:
     """The wide tensor: each element times the kernel, added up where windows overlap."""
     if _is_depthwise(weight, windows):
-        values = [narrow * tap for tap in _tap_weights(weight)]
+        wide = narrow.to(torch.promote_types(narrow.dtype, torch.float32))
+        values = [wide * tap for tap in _tap_weights(weight)]
         return overlay(values, windows, sizes)
     groups, channels = windows.groups, weight.shape[1]
     rows = _multiply(_rows([narrow], windows), _matrix(weight, windows).transpose(-2, -1))

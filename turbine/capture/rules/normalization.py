@@ -36,9 +36,14 @@ def variance(
 
 
 def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
-    """The root of the variance, which takes the same arguments."""
-    squared = variance(x, *args, **options)
-    return squared if squared is NotImplemented else squared.sqrt()
+    """The root of the variance, which takes the same arguments.
+
+    The square of a small float32 underflows; its root in float64 does not, as in PyTorch.
+    """
+    if x.dtype.is_complex:
+        return NotImplemented
+    wide = torch.float64 if x.dtype == torch.float32 else x.dtype
+    return torch.var(x.to(wide), *args, **options).sqrt().to(x.dtype)
 
 
 def variance_and_mean(
