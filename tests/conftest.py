@@ -17,6 +17,7 @@ from itertools import islice
 import pytest
 
 from tests.commit_seed import DIGITS, Drawn, commit_seed, draw_slice, parse_seed
+from turbine import config
 
 # Files that take long; with several workers they start first, so that none of them ends last.
 LONG = frozenset(
@@ -32,6 +33,12 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TURBINE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("TURBINE_RAISE_FAULTS", "1")
         yield
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test sets with `turbine.config.set` ends with it."""
+    monkeypatch.setattr(config, "_settings", config._settings)
 
 
 @pytest.fixture(scope="session")

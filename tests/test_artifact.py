@@ -310,13 +310,10 @@ def test_a_folder_that_does_not_exist_is_told_before_compiling(
     with pytest.raises(errors.ArtifactError, match="no folder"):
         artifact.save_vmfb(path.with_suffix(".vmfb"))
     turbine.config.set(strategy="there is no such strategy")
-    try:
-        with pytest.raises(errors.ArtifactError, match="no folder"):
-            output.compile(path)
-        with pytest.raises(errors.ArtifactError, match="no folder"):
-            output.compile(tmp_path / "net.turbine", archive=path.with_suffix(".irpa"))
-    finally:
-        turbine.config.set(strategy="auto")
+    with pytest.raises(errors.ArtifactError, match="no folder"):
+        output.compile(path)
+    with pytest.raises(errors.ArtifactError, match="no folder"):
+        output.compile(tmp_path / "net.turbine", archive=path.with_suffix(".irpa"))
 
 
 def test_a_folder_in_the_way_is_reported(artifact: turbine.Artifact, tmp_path: Path) -> None:

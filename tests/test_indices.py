@@ -295,3 +295,25 @@ def test_an_index_that_fills_nothing_is_not_looked_at() -> None:
     agrees(
         lambda x, i: x.index_fill(0, i, 1), lambda: (torch.randn(2, 0), torch.tensor([5])), ops=0
     )
+
+
+def test_a_write_to_every_row_of_a_dynamic_number() -> None:
+    """It covers the whole tensor, which the compiler took for no write at all."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x[:, [2, 12, 9]].clone()
+        y[:, 2] = -1
+        return y
+
+    x = torch.randn(5, 16)
+    found = dynamo_compiled(function, dynamic=True)(x)
+    torch.testing.assert_close(found, function(x), rtol=0, atol=0)
+
+
+def test_a_write_keeps_the_strides_that_a_later_view_needs() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        filled = x.clone().index_fill_(-1, torch.tensor([0]), 2.0)
+        return torch.kron(filled, x)
+
+    x = torch.randn(1, 8, 1)
+    torch.testing.assert_close(dynamo_compiled(function)(x), function(x))

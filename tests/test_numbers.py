@@ -94,6 +94,12 @@ def test_a_number_that_is_narrowed_and_widened_is_rounded(dtype: torch.dtype) ->
     }
     x = torch.linspace(-3, 3, 37)
     assert wrong(functions, x, x) == []
+    assert wrong(functions, x[5], x[5]) == []
+
+
+def test_bits_of_a_number_without_axes() -> None:
+    x = torch.tensor(2.5)
+    assert wrong({"bits": lambda x, _: (x * 2).view(torch.int32)}, x, x) == []
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")

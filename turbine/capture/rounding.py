@@ -45,10 +45,14 @@ def _is_rounded(node: fx.Node) -> bool:
 
 def _widen(graph: fx.Graph, node: fx.Node) -> fx.Node:
     """A float32 begins with the bits of the bfloat16."""
-    bits = emit(graph, aten.view.dtype, node, torch.int16, beside=node)
+    shape = node.meta["val"].shape
+    # The compiler takes no bits of a tensor without axes.
+    row = node if shape else emit(graph, aten.view.default, node, [1], beside=node)
+    bits = emit(graph, aten.view.dtype, row, torch.int16, beside=node)
     wide = emit(graph, aten._to_copy.default, bits, dtype=torch.int32, beside=node)
     moved = emit(graph, aten.mul.Scalar, wide, 1 << 16, beside=node)
-    return emit(graph, aten.view.dtype, moved, torch.float32, beside=node)
+    widened = emit(graph, aten.view.dtype, moved, torch.float32, beside=node)
+    return widened if shape else emit(graph, aten.view.default, widened, [], beside=node)
 
 
 def _dtype(node: fx.Node) -> torch.dtype | None:

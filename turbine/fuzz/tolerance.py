@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from turbine.runtime.torch_buffers import is_writable
+
 NOISY_RUNS = 16
 _ULPS = 4.0  # of noise
 _TIMES_SPREAD = 4.0
@@ -36,15 +38,11 @@ class Noise(TorchDispatchMode):
 
     def _disturb(self, x: Tensor) -> None:
         # Elements that share memory would get the noise of all of them.
-        if not x.is_floating_point() or not x.numel() or _shares_elements(x):
+        if not x.is_floating_point() or not x.numel() or not is_writable(x):
             return
         step = torch.finfo(x.dtype).eps * _ULPS
         noise = torch.rand(x.shape, generator=self.generator, dtype=torch.float32) * 2 - 1
         x.mul_((1 + step * noise.double()).to(x.dtype))
-
-
-def _shares_elements(x: Tensor) -> bool:
-    return any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))
 
 
 def widen(x: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from math import prod
 import torch
 
 from turbine.fuzz.scope import NoChoice, Scope, bracket
+from turbine.runtime.torch_buffers import is_writable
 
 Generator = Callable[[Scope], str]
 
@@ -271,7 +272,7 @@ def write_index(s: Scope) -> str:
 
 
 def write_in_place(s: Scope) -> str:
-    x = s.pick()
+    x = s.pick(is_writable)  # of elements that share memory, PyTorch fills some and refuses others
     texts = (
         "{}.add_(1)",
         "{}.mul_(2)",
@@ -295,7 +296,8 @@ def pool(s: Scope) -> str:
     texts = [
         f"F.avg_pool{dims}d({x}, {kernel}, {stride}, {padding}, {ceil}, {counted})",
         f"F.max_pool{dims}d({x}, {kernel}, {stride}, {padding}, ceil_mode={ceil})",
-        f"F.max_pool{dims}d({x}, {kernel}, {stride}, {padding}, {dilation}, {ceil})",
+        # Without padding: of a window without elements, PyTorch's gradient writes out of bounds.
+        f"F.max_pool{dims}d({x}, {kernel}, {stride}, 0, {dilation}, {ceil})",
         f"F.max_pool{dims}d({x}, {kernel}, ceil_mode={ceil}, return_indices=True)[1]",
         f"F.adaptive_avg_pool{dims}d({x}, {tuple(s.integer(1, 4) for _ in range(dims))})",
         f"F.adaptive_max_pool{dims}d({x}, {tuple(s.integer(1, 4) for _ in range(dims))})",
@@ -403,7 +405,8 @@ def reduce(s: Scope) -> str:
         # Which of equal elements these take is not defined, so their gradients are not compared.
         f"torch.topk({x}.detach(), {s.integer(1, max(1, s.size(x, axis)))}, {axis})[0]",
         f"torch.kthvalue({x}.detach(), {s.integer(1, max(1, s.size(x, axis)))}, {axis})[0]",
-        f"torch.median({x}.detach(), {axis})[0]",
+        # Contiguous: of elements that share memory, PyTorch's median reads others.
+        f"torch.median({x}.detach().contiguous(), {axis})[0]",
         f"torch.count_nonzero({x}, {axis})",
         f"torch.nansum({x}, {axis})",
         f"torch.diff({x}, dim={axis})",
@@ -462,7 +465,7 @@ def combine(s: Scope) -> str:
         f"{x} + torch.arange({x}.shape[-1])",
         f"torch.zeros({x}.shape[0], 3) + {x}.shape[0]",
         f"F.one_hot(torch.arange({x}.shape[0]))",
-        f"torch.searchsorted(torch.linspace(-2, 2, 7, dtype={x}.dtype), {x})",
+        f"torch.searchsorted(torch.linspace(0, 3, 7, dtype={x}.dtype), {x})",
         f"torch.bucketize({x}, torch.tensor([-1, 0, 1]))",
         f"torch.broadcast_to({x}, {(2, *s.values[x].shape)})",
         f"torch.meshgrid({x}.reshape(-1)[:3], {y}.reshape(-1)[:2], indexing='ij')[0]",

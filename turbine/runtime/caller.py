@@ -88,7 +88,12 @@ class Caller:
             if leaf.shape != shape:
                 _check_shape(spec, tuple(leaf.shape))
             if spec.mutated and not library.is_writable(leaf):
-                raise _refusal(spec, "cannot be written to, as the program does")
+                raise _refusal(
+                    spec,
+                    "cannot be written to, as the program does",
+                    hint="it is read-only, or its elements share memory as after expand; "
+                    "pass a copy",
+                )
             arguments.push_ref(view)
             # Torch wins over numpy where a call has both.
             if made_of is None or library is not numpy_buffers:

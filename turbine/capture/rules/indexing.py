@@ -42,7 +42,8 @@ def index_put(
     front = list(range(len(axes)))
     written = x.movedim(axes, front).index_put(tuple(chosen), values, accumulate)
     back = written.movedim(front, axes)
-    return back.contiguous() if x.is_contiguous() else back
+    # A copy: `contiguous` keeps odd strides of axes of size 1, and a later view asks for them.
+    return back.clone(memory_format=torch.contiguous_format) if x.is_contiguous() else back
 
 
 _MASKS = (torch.bool, torch.uint8)
@@ -308,9 +309,14 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 
 
 def slice_scatter(x: Tensor, source: Tensor, *place: Any, **named: Any) -> Tensor:
-    """The compiler wants a source of the same type, with elements."""
+    """The compiler wants a source of the same type, with elements, and smaller than the result.
+
+    IREE 3.13 loses a source of dynamic size that covers the whole tensor and is computed from it.
+    """
     if 0 in source.shape:
         return x.clone()
+    if all(statically_known_true(a == b) for a, b in zip(source.shape, x.shape, strict=True)):
+        return source.to(x.dtype).clone()
     if source.dtype == x.dtype:
         return NotImplemented
     return aten.slice_scatter.default(x, source.to(x.dtype), *place, **named)
