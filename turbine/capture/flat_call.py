@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from turbine import dtypes
+from turbine.capture.crossed_reads import mark_crossed_reads
 from turbine.capture.index_checks import check_indices
 from turbine.capture.layout import Order, hand_over_in_memory_order, inverse
 from turbine.capture.ownership import isolate_writes
@@ -30,6 +31,7 @@ def flatten(
     names = [node.name for node in placeholders]
     check_indices(graph)
     isolate_writes(graph, names)
+    mark_crossed_reads(graph)
     taken, given = hand_over_in_memory_order(graph)
     inputs = [
         _slot(node, order, node.name in fixed)

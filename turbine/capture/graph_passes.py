@@ -35,6 +35,7 @@ def run(graph_module: fx.GraphModule) -> None:
     fix_sizes(graph_module)
     fix_broadcasts(graph_module)
     drop_guards(graph_module)
+    drop_whole_slices(graph_module)
     fill_empty(graph_module)
     fill_reductions_of_nothing(graph_module)
     fill_with_truth(graph_module)
@@ -118,6 +119,16 @@ def drop_guards(graph_module: fx.GraphModule) -> None:
     for node in list(graph_module.graph.nodes):
         if node.op == "call_function" and node.target in _GUARDS:
             graph_module.graph.erase_node(node)
+
+
+def drop_whole_slices(graph_module: fx.GraphModule) -> None:
+    """Take the tensor in place of a slice of all of it, unless the slice is a result."""
+    for node in graph_module.graph.find_nodes(op="call_function", target=aten.slice.Tensor):
+        source, result = node.args[0], node.meta["val"]
+        sizes = zip(source.meta["val"].shape, result.shape, strict=True)
+        is_result = any(user.op == "output" for user in node.users)
+        if not is_result and all(statically_known_true(a == b) for a, b in sizes):
+            node.replace_all_uses_with(source)
 
 
 def fill_empty(graph_module: fx.GraphModule) -> None:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import dims, dtypes, errors, pytree
 from turbine.capture import dim_names, graph_passes, small_sizes, trees
+from turbine.capture.crossed_reads import mark_crossed_reads
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.effect_tokens import drop_tokens
@@ -150,6 +151,7 @@ def _prepare(graph: fx.Graph, inputs: Sequence[str]) -> None:
     rewrite_reshapes(graph)
     isolate_writes(graph, inputs)
     rewrite_size_arithmetic(graph)
+    mark_crossed_reads(graph)
 
 
 @dataclass(frozen=True)

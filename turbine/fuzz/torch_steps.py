@@ -475,6 +475,27 @@ def combine(s: Scope) -> str:
     return "$ = " + s.one_of(texts)
 
 
+def pair(s: Scope) -> str:
+    """Every element of a reduction with every other, or with what is at another place."""
+    x = s.pick_rank(1)
+    axis = s.axis(x)
+    reduced = s.one_of(("sum({})", "amax({})", "cumsum({})", "float().mean({})", "argmin({})"))
+    made = f"$ = {x}.{reduced.format(axis)}\n"
+    op = s.one_of(("*", "+", "-", ">"))
+    texts = (
+        f"$ = $.unsqueeze(-1) {op} $.unsqueeze(0)",
+        f"$ = $.reshape(-1, 1) {op} $.reshape(-1)",
+        f"$ = ($ * 2).unsqueeze(-1) {op} $",
+        f"$ = $ {op} $.flip(0)",
+        f"$ = $[..., 1:] {op} $[..., :-1]",
+        f"$ = $ {op} {x}.select({axis}, 0).unsqueeze(0) {op} $.unsqueeze(-1)",
+        f"$ = $ {op} $.roll(1, -1)",
+        f"$ = torch.softmax($.float(), -1); $ = $ {op} $.transpose(0, -1)",
+        "$ = $.reshape(-1)[:4]; $ = torch.outer($, $)",
+    )
+    return made + s.one_of(texts)
+
+
 # Weighted toward what compilers get wrong: indices, writes, pooling, padding, views, reductions.
 FAMILIES: dict[Generator, int] = {
     unary: 4,
@@ -492,6 +513,7 @@ FAMILIES: dict[Generator, int] = {
     multiply: 2,
     normalize: 1,
     combine: 3,
+    pair: 3,
 }
 
 

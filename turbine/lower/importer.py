@@ -14,6 +14,7 @@ from iree.compiler.extras.fx_importer import ContextCache, FxImporter, GraphNode
 from torch import fx
 
 from turbine import dtypes, errors
+from turbine.capture.crossed_reads import CROSSED
 from turbine.capture.declared_ops import EMITTED
 from turbine.capture.program import Devices, Region, Weight
 from turbine.lower import emission
@@ -27,7 +28,7 @@ from turbine.lower.weights import (
     constant_type,
 )
 from turbine.mlir import context as mlir_context
-from turbine.mlir import devices, function, torch_values
+from turbine.mlir import devices, flow, function, torch_values
 from turbine.mlir.ir import Block, InsertionPoint, Location, Module, Type, Value
 from turbine.signature import state_functions
 from turbine.target import Target
@@ -275,6 +276,15 @@ class _Body(GraphNodeImporter):
             self._check(loc, node)
         else:
             super()._import_torch_op_overload(loc, node, concrete_target)
+        self._separate_crossed(loc, node)
+
+    def _separate_crossed(self, loc: Location, node: fx.Node) -> None:
+        """Keep the compiler from fusing a value with an op that reads it at two places."""
+        if CROSSED in node.meta:
+            tensor = self._argument(node, loc)
+            separate = flow.separate(tensor, loc)
+            of = self.resolve_node_value(node).type
+            self._v[(node, 0)] = torch_values.from_builtin(separate, of, loc)
 
     def _emit(self, rule: emission.Rule, loc: Location, node: fx.Node, target: Any) -> None:
         given = declared_arguments(node, target._schema)
@@ -308,6 +318,7 @@ class _Body(GraphNodeImporter):
     def _import_getitem(self, loc: Location, node: fx.Node) -> None:
         if node not in self._multi_result_nodes:  # where it is a list, that is bound
             super()._import_getitem(loc, node)
+            self._separate_crossed(loc, node)
 
     def _argument(self, value: Any, loc: Location) -> Any:
         if isinstance(value, (list, tuple)):

@@ -8,6 +8,7 @@ from typing import Any
 from iree.compiler.dialects import cf, flow, iree_tensor_ext, tensor
 from iree.compiler.ir import (
     Location,
+    Operation,
     RankedTensorType,
     ShapedType,
     Type,
@@ -29,6 +30,18 @@ def unknown_sizes(value: Value, location: Location) -> list[Value]:
     """The sizes of a tensor that its type does not say, in order."""
     of = RankedTensorType(value.type)
     return [dim(value, axis, location) for axis in range(of.rank) if of.is_dynamic_dim(axis)]
+
+
+def separate(value: Value, location: Location) -> Value:
+    """The same tensor behind a barrier: what computes it is not fused with what reads it."""
+    barrier = Operation.create(
+        "util.optimization_barrier", results=[value.type], operands=[value], loc=location
+    )
+    # The compiler does not look for sizes behind a barrier.
+    tied = [barrier.result, *unknown_sizes(value, location)]
+    return Operation.create(
+        "flow.tensor.tie_shape", results=[value.type], operands=tied, loc=location
+    ).result
 
 
 def cast(value: Value, to: Type, location: Location) -> Value:

@@ -35,15 +35,8 @@ def _computes(op: Operation) -> bool:
 def _put_barrier(tensor: Value) -> None:
     op = operation_of(tensor)
     assert op is not None
-    location = op.location
-    with location, InsertionPoint.after(op):
-        barrier = Operation.create(
-            "util.optimization_barrier", results=[tensor.type], operands=[tensor]
-        )
-        # The compiler does not look for sizes behind a barrier.
-        sizes = flow.unknown_sizes(tensor, location)
-        tied = Operation.create(
-            "flow.tensor.tie_shape", results=[tensor.type], operands=[barrier.result, *sizes]
-        )
-    measured = [operation_of(size) for size in sizes]
-    tensor.replace_all_uses_except(tied.result, [one for one in (barrier, *measured) if one])
+    before = list(tensor.uses)
+    with InsertionPoint.after(op):
+        separate = flow.separate(tensor, op.location)
+    for use in before:
+        use.owner.operands[use.operand_number] = separate

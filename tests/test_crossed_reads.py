@@ -1,0 +1,68 @@
+"""A value that one op reads at two places at once is computed before any of it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.export import Dim
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.compiled import compiled as under_torch_compile
+from tests.models import compiled
+from turbine.capture.crossed_reads import find_crossed_reads
+
+Function = Callable[[Tensor], Tensor]
+
+
+def outer(s: Tensor) -> Tensor:
+    return s[:, None] * s[None, :]
+
+
+FUNCTIONS: dict[str, Function] = {
+    "sum": lambda x: outer(x.sum(-1)),
+    "other axis": lambda x: outer(x.sum(0)),
+    "index of the largest": lambda x: outer(x.argmax(-1)),
+    "one of two results": lambda x: outer(x.max(-1)[0]),
+    "differences": lambda x: (s := x.amax(-1))[:, None] - s,
+    "distances": lambda x: (s := (x * x).sum(-1))[:, None] + s[None, :] - 2 * x @ x.T,
+    "comparison": lambda x: ((s := x.sum(-1))[:, None] > s[None, :]).float(),
+    "by way of functions": lambda x: x.sum(-1).sigmoid()[:, None] + x.sum(-1).tanh() * 2,
+    "mean and sum": lambda x: x.mean(-1)[:, None] * x.sum(-1)[None, :],
+    "deviation and mean": lambda x: x.std(-1)[:, None] * x.mean(-1)[None, :],
+    "transposed": lambda x: (s := torch.softmax(x @ x.T, -1)) + s.T,
+    "batched": lambda x: (s := x.reshape(2, -1, 4).sum(-1))[:, :, None] * s[:, None, :],
+    "product": lambda x: outer(x @ x[0]),
+}
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_pair(name: str) -> None:
+    x = torch.randn(64, 8)
+    found = under_torch_compile(FUNCTIONS[name])(x)
+    torch.testing.assert_close(found, FUNCTIONS[name](x), rtol=1e-4, atol=1e-4)
+
+
+def test_every_pair_of_a_dynamic_number() -> None:
+    artifact = compiled(FUNCTIONS["sum"], torch.randn(5, 3), dynamic_shapes=(({0: Dim.AUTO},),))
+    for size in (5, 70):
+        x = torch.randn(size, 3)
+        torch.testing.assert_close(artifact(x), FUNCTIONS["sum"](x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum(-1) * x.sum(-1).sigmoid(),
+        lambda x: torch.softmax(x, -1) * x,
+        lambda x: (x - x.mean(-1, keepdim=True)) * x.var(-1, keepdim=True),
+        lambda x: x[:, None] * x[None, :],
+        lambda x: torch.arange(4)[:, None] * torch.arange(4) + x.sum(),
+    ],
+)
+def test_what_is_read_at_one_place_is_left_to_be_fused(function: Function) -> None:
+    graph = make_fx(function, tracing_mode="fake")(torch.randn(4, 4)).graph
+    assert not find_crossed_reads(graph)

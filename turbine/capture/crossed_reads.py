@@ -1,0 +1,105 @@
+"""Values that one op reads at two places at once, such as `s` in `s[:, None] * s[None, :]`.
+
+IREE 3.13 fuses a reduction with an op that reads its result, and looks at one of the reads only:
+the other finds elements that are not computed yet.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from turbine.capture.effects import is_ordered, is_pointwise
+
+aten = torch.ops.aten
+
+# Ops that only say where an element is; the compiler folds them into the loops around them.
+_VIEWS = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.permute.default,
+    aten.transpose.int,
+    aten.t.default,
+    aten.expand.default,
+}
+
+CROSSED = "crossed"  # in `node.meta`
+
+# The views between a computed value and a function of its elements.
+Path = tuple[Any, ...]
+# Values that the compiler may take for one: what is computed from the same operands, since it
+# merges equal ops, and makes a mean and a variance of sums.
+Group = tuple[Any, ...]
+Paths = dict[Group, set[Path]]
+
+
+def mark_crossed_reads(graph: fx.Graph) -> None:
+    """Mark the values whose computation may not be fused with what reads them."""
+    for node in find_crossed_reads(graph):
+        node.meta[CROSSED] = True
+
+
+def find_crossed_reads(graph: fx.Graph) -> set[fx.Node]:
+    """The computed values that some op reads by several paths."""
+    numbers: dict[fx.Node, int] = {}
+    known: dict[Any, int] = {}
+    members: dict[Group, list[fx.Node]] = {}
+    paths: dict[fx.Node, Paths] = {}
+    crossed: set[Group] = set()
+    for node in graph.nodes:
+        numbers[node] = _number(node, numbers, known)
+        if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        if node.target in _VIEWS:
+            paths[node] = _extend(paths.get(node.args[0], {}), _step(node, numbers))
+        elif is_pointwise(node.target):
+            paths[node] = _merge([paths[x] for x in node.all_input_nodes if x in paths])
+            crossed.update(group for group, found in paths[node].items() if len(found) > 1)
+        elif node.all_input_nodes:
+            group = tuple(numbers[x] for x in node.all_input_nodes)
+            members.setdefault(group, []).append(node)
+            paths[node] = {group: {()}}
+    return {node for group in crossed for node in members[group]}
+
+
+def _number(node: fx.Node, numbers: dict[fx.Node, int], known: dict[Any, int]) -> int:
+    """The same for nodes that compute the same."""
+    if node.op != "call_function" or is_ordered(node):
+        return known.setdefault(node, len(known))
+    key = (node.target, _freeze((node.args, node.kwargs), numbers))
+    return known.setdefault(key, len(known))
+
+
+def _freeze(argument: Any, numbers: dict[fx.Node, int]) -> Any:
+    """An argument as a key."""
+    if isinstance(argument, fx.Node):
+        return "node", numbers[argument]
+    if isinstance(argument, (list, tuple)):
+        return tuple(_freeze(one, numbers) for one in argument)
+    if isinstance(argument, dict):
+        return tuple((name, _freeze(one, numbers)) for name, one in argument.items())
+    return type(argument), str(argument)
+
+
+def _step(view: fx.Node, numbers: dict[fx.Node, int]) -> Any:
+    """What a view does, whatever it is a view of."""
+    return view.target, _freeze(view.args[1:], numbers)
+
+
+def _extend(paths: Paths, step: Any) -> Paths:
+    return {group: {(*path, step) for path in found} for group, found in paths.items()}
+
+
+def _merge(operands: list[Paths]) -> Paths:
+    merged: Paths = {}
+    for paths in operands:
+        for group, found in paths.items():
+            merged.setdefault(group, set()).update(found)
+    return merged
