@@ -21,6 +21,8 @@ def variance(
     keepdim: bool = False,
 ) -> Tensor:
     """Of few elements, or it is not known how many: the compiler may divide by -1."""
+    if not x.dim():
+        return torch.var(x.view(1), [0], correction=correction).view(())
     axes = [axis % x.dim() for axis in dim] if dim else list(range(x.dim()))
     subtracted = 1.0 if correction is None else correction
     total = math.prod(x.shape[axis] for axis in axes)

@@ -59,8 +59,15 @@ def mean_of_all(x: Tensor, *, dtype: Any = None) -> Tensor:
     return mean(x, dtype=dtype)
 
 
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """With an axis: IREE 3.13 does not come to an end without."""
+    return NotImplemented if x.dim() else aten._softmax(x.view(1), 0, half_to_float).view(())
+
+
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Of narrow types in f32."""
+    """With an axis, and of narrow types in f32."""
+    if not x.dim():
+        return aten._log_softmax(x.view(1), 0, half_to_float).view(())
     if x.dtype not in ADDED_WIDER:
         return NotImplemented
     wide = torch.log_softmax(x.to(torch.float32), dim)
@@ -127,5 +134,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.mean.default: mean_of_all,
     aten.cumsum.default: _scan_wider(aten.cumsum.default),
     aten.cumprod.default: _scan_wider(aten.cumprod.default),
+    aten._softmax.default: softmax,
     aten._log_softmax.default: log_softmax,
 }
