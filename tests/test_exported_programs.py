@@ -300,7 +300,7 @@ def test_tensors_without_axes() -> None:
     def program(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
         scans = x.all(0), n.any(0), x.cumprod(0), n.cumsum(0), x.nonzero(), (n - n).nonzero()
         means = x.softmax(0), x.log_softmax(0), x.var(0, correction=0), x.std(0, correction=0)
-        return *scans, *means
+        return *scans, *means, n.flip(0)
 
     _agrees(program, torch.tensor(2.0), torch.tensor(3))
 

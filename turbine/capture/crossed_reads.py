@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from turbine.capture.effects import is_ordered, is_pointwise
 
@@ -62,7 +63,7 @@ def find_crossed_reads(graph: fx.Graph) -> set[fx.Node]:
         elif is_pointwise(node.target):
             paths[node] = _merge([paths[x] for x in node.all_input_nodes if x in paths])
             crossed.update(group for group, found in paths[node].items() if len(found) > 1)
-        elif node.all_input_nodes:
+        elif node.all_input_nodes and not statically_known_true(node.meta["val"].numel() == 1):
             group = tuple(numbers[x] for x in node.all_input_nodes)
             members.setdefault(group, []).append(node)
             paths[node] = {group: {()}}

@@ -39,6 +39,11 @@ def view_as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     return NotImplemented if x.dim() else x.view(1).view(dtype).view(())
 
 
+def flip(x: Tensor, dims: list[int]) -> Tensor:
+    """Of a tensor without axes, there is nothing to reverse."""
+    return NotImplemented if x.dim() else x.clone()
+
+
 def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
     """Cut off what a negative amount takes away, then pad: IREE 3.13 gets the two at once wrong."""
     if all(not isinstance(amount, int) or amount >= 0 for amount in pad) and not is_empty(x):
@@ -94,6 +99,7 @@ def empty_permuted(size: list[int], physical_layout: list[int], **options: Any) 
 RULES: dict[Any, Callable[..., Any]] = {
     aten.view.default: view,
     aten.view.dtype: view_as_dtype,
+    aten.flip.default: flip,
     aten.constant_pad_nd.default: constant_pad,
     aten.unfold.default: unfold,
     aten.split.Tensor: split,
