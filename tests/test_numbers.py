@@ -16,6 +16,7 @@ from torch.export import Dim
 import turbine
 from tests.commit_seed import Drawn
 from tests.models import compiled
+from turbine import errors
 from turbine.capture import rules
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -128,6 +129,29 @@ def test_integers_that_floats_do_not_have() -> None:
         "written in place": lambda a, b: a.index_add(0, b.abs() % 3, b),
     }
     assert wrong(functions, a, b) == []
+
+
+def test_large_integers_are_rounded_before_a_function_of_them() -> None:
+    n = torch.tensor([10**12, 2**53 + 1, -(2**31), 7])
+    functions: dict[str, Function] = {
+        "sin": lambda n, _: n.sin(),
+        "cos": lambda n, _: n.cos(),
+        "tan": lambda n, _: n.tan(),
+    }
+    assert wrong(functions, n, n) == []
+
+
+def test_constants_that_are_moved_and_added_up() -> None:
+    """The compiler reduced them once instead of once per element."""
+    functions: dict[str, Function] = {
+        "flipped": lambda x, _: torch.full((3, 6), 6.0).flip(1).sum(1),
+        "read by index": lambda x, i: torch.full((3, 6), 6.0)[:, i].norm(dim=1),
+        "gathered": lambda x, i: torch.full((3, 6), 6.0).gather(1, i.expand(3, 2)).sum(1),
+    }
+    assert wrong(functions, torch.randn(3), torch.tensor([1, -1]).abs()) == []
+    bad = compiled(lambda i: torch.full((6,), 6.0)[i].sum(), torch.tensor([1, 2]))
+    with pytest.raises(errors.RunError, match="out of range"):
+        bad(torch.tensor([1, 6]))
 
 
 def test_bytes_between_numbers_that_are_converted_first() -> None:

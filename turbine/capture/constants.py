@@ -23,15 +23,19 @@ aten = torch.ops.aten
 FILLS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
 
 
-def fold_uniform(graph: fx.Graph) -> None:
-    """Make a fill, in place, of every op on constants that gives one value in all places."""
+def fold_uniform(graph: fx.Graph, *, reads: bool = False) -> None:
+    """Make a fill, in place, of every op on constants that gives one value in all places.
+
+    With `reads`, of reads by index too: once indices are checked, the read itself may go.
+    """
+    moves = _MOVES | _READS if reads else _MOVES
     with _disable_current_modes():  # under torch.compile, tensors are fake otherwise
         known: dict[fx.Node, torch.Tensor] = {}
         for node in graph.nodes:
             if node.target in _SUMS:
                 _fold_sum(node, known)
                 continue
-            value = _value(node, known)
+            value = known.get(node.args[0]) if node.target in moves else _value(node, known)
             if value is not None:
                 known[node] = value
                 is_folded = is_static(node.meta["val"]) or _value_of_itself(node) is not None
@@ -39,6 +43,13 @@ def fold_uniform(graph: fx.Graph) -> None:
                     fill(node, value.item())
 
 
+_MOVES = {aten.flip.default}
+_READS = {
+    aten.index.Tensor,
+    aten.index_select.default,
+    aten.gather.default,
+    aten.embedding.default,
+}
 _SUMS = {aten.sum.default, aten.sum.dim_IntList}
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from turbine import dtypes
+from turbine.capture.constants import fold_uniform
 from turbine.capture.crossed_reads import mark_crossed_reads
 from turbine.capture.index_checks import check_indices
 from turbine.capture.layout import Order, hand_over_in_memory_order, inverse
@@ -30,6 +31,7 @@ def flatten(
     widen_small_integers(graph)
     names = [node.name for node in placeholders]
     check_indices(graph)
+    fold_uniform(graph, reads=True)
     isolate_writes(graph, names)
     mark_crossed_reads(graph)
     taken, given = hand_over_in_memory_order(graph)

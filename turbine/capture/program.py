@@ -26,6 +26,7 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import dims, dtypes, errors, pytree
 from turbine.capture import dim_names, graph_passes, small_sizes, trees
+from turbine.capture.constants import fold_uniform
 from turbine.capture.crossed_reads import mark_crossed_reads
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
@@ -146,6 +147,7 @@ def _prepare(graph: fx.Graph, inputs: Sequence[str]) -> None:
     """Check indices, and rewrite what the compiler gets wrong."""
     widen_small_integers(graph)
     check_indices(graph)
+    fold_uniform(graph, reads=True)
     check_early(graph)
     join_indices(graph)
     rewrite_reshapes(graph)

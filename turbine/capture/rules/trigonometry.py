@@ -37,7 +37,7 @@ def tan(x: Tensor) -> Tensor:
     """Tangent, rounded once."""
     if x.is_complex():
         return NotImplemented
-    sine, cosine, quadrant = _in_quadrant(x, 9)
+    sine, cosine, quadrant = _in_quadrant(x.to(result_dtype(x)), 9)
     odd = _is_odd(quadrant)
     return (torch.where(odd, -cosine, sine) / torch.where(odd, sine, cosine)).to(result_dtype(x))
 
@@ -85,11 +85,13 @@ def _by_quadrant(x: Tensor, shift: int) -> Tensor:
     if x.is_complex():
         return NotImplemented
     # Narrow results need fewer terms; each term costs two ops in every graph with a sine.
-    sine, cosine, quadrant = _in_quadrant(x, 9 if x.dtype == torch.float64 else 6)
+    dtype = result_dtype(x)
+    terms = 9 if dtype == torch.float64 else 6
+    sine, cosine, quadrant = _in_quadrant(x.to(dtype), terms)
     quadrant = quadrant + float(shift)
     quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
     value = torch.where(_is_odd(quadrant), cosine, sine)
-    return torch.where(quadrant >= 2.0, -value, value).to(result_dtype(x))
+    return torch.where(quadrant >= 2.0, -value, value).to(dtype)
 
 
 def _is_odd(quadrant: Tensor) -> Tensor:
