@@ -197,12 +197,12 @@ def test_bad_usage_is_exit_code_2(turbine: Turbine, line: str, told: str) -> Non
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("cache --set cache=maybe", "knob cache='maybe' is not of type bool"),
-        ("cache --set cahe=1", "unknown knob 'cahe'; valid: cache,"),
-        ("cache --set cache_limit_mb=much", "knob cache_limit_mb='much' is not of type int"),
+        ("cache --set cache=maybe", "option cache='maybe' is not of type bool"),
+        ("cache --set cahe=1", "unknown option 'cahe'; valid: cache,"),
+        ("cache --set cache_limit_mb=much", "option cache_limit_mb='much' is not of type int"),
     ],
 )
-def test_a_bad_knob_is_an_error(turbine: Turbine, line: str, told: str) -> None:
+def test_a_bad_option_is_an_error(turbine: Turbine, line: str, told: str) -> None:
     answer = turbine(*line.split())
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.startswith(f"error: {told}")

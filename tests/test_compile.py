@@ -129,7 +129,7 @@ def test_a_named_strategy_is_the_only_one_tried(table: None) -> None:
 
 
 @with_strategies(WORKS, WORKS_TOO)
-def test_an_argument_wins_over_the_strategy_knob(table: None) -> None:
+def test_an_argument_wins_over_the_strategy_option(table: None) -> None:
     with config.override(strategy="works-too"):
         assert pipeline.compile_ir(SOURCE, CPU).strategy == "works-too"
         assert pipeline.compile_ir(SOURCE, CPU, strategy="works").strategy == "works"
@@ -191,7 +191,7 @@ def test_without_the_cache_nothing_is_read_or_kept() -> None:
     assert [item for item in cache.listings() if "strategy" in item.facts] == []
 
 
-def test_the_cache_knob_turns_it_off() -> None:
+def test_the_cache_option_turns_it_off() -> None:
     with config.override(cache=False):
         pipeline.compile_ir(SOURCE, CPU)
         assert not pipeline.compile_ir(SOURCE, CPU).cached

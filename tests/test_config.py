@@ -1,4 +1,4 @@
-"""Knobs: an argument over `config.set` over the environment, each checked where it is set."""
+"""Options: an argument over `config.set` over the environment, each checked where it is set."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from turbine import config, errors
 from turbine.compiler import invoke, pool, session
 
-VARIABLES = [f"TURBINE_{name.upper()}" for name in config.KNOBS]
+VARIABLES = [f"TURBINE_{name.upper()}" for name in config.OPTIONS]
 
 
 @pytest.fixture(autouse=True)
-def _clean_knobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clean_options(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(config, "_settings", {})
@@ -26,9 +26,9 @@ def test_defaults_are_in_force_when_nothing_is_set() -> None:
     assert config.current() == config.Config()
 
 
-@pytest.mark.parametrize("name", config.KNOBS)
-def test_every_knob_says_what_it_does(name: str) -> None:
-    assert len(config.KNOBS[name].metadata["doc"].split()) >= 4
+@pytest.mark.parametrize("name", config.OPTIONS)
+def test_every_option_says_what_it_does(name: str) -> None:
+    assert len(config.OPTIONS[name].metadata["doc"].split()) >= 4
 
 
 PARSED = [
@@ -55,7 +55,7 @@ def test_environment_is_parsed_by_type(
     assert vars(config.current())[name] == value
 
 
-@pytest.mark.parametrize("name", config.KNOBS)
+@pytest.mark.parametrize("name", config.OPTIONS)
 def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(f"TURBINE_{name.upper()}", "")
     assert config.current() == config.Config()
@@ -107,9 +107,9 @@ BAD: list[tuple[str, Any]] = [
 
 @pytest.mark.parametrize(("name", "value"), BAD)
 def test_a_bad_value_is_refused_where_it_is_set(name: str, value: object) -> None:
-    with pytest.raises(errors.ConfigError, match=f"knob {name}=") as caught:
+    with pytest.raises(errors.ConfigError, match=f"option {name}=") as caught:
         config.set(**{name: value})
-    assert caught.value.hint == config.KNOBS[name].metadata["doc"]
+    assert caught.value.hint == config.OPTIONS[name].metadata["doc"]
     assert config.current() == config.Config()
 
 
@@ -120,12 +120,12 @@ def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, val
         config.current()
 
 
-@pytest.mark.parametrize("take", [config.set, lambda **knobs: config.override(**knobs).__enter__()])
-def test_an_unknown_knob_lists_the_nearest_first(take: Any) -> None:
+@pytest.mark.parametrize("take", [config.set, lambda **given: config.override(**given).__enter__()])
+def test_an_unknown_option_lists_the_nearest_first(take: Any) -> None:
     with pytest.raises(errors.ConfigError) as caught:
         take(cahce=False)
-    assert caught.value.fact.startswith("unknown knob 'cahce'; valid: cache, ")
-    assert all(name in caught.value.fact for name in config.KNOBS)
+    assert caught.value.fact.startswith("unknown option 'cahce'; valid: cache, ")
+    assert all(name in caught.value.fact for name in config.OPTIONS)
 
 
 def test_nothing_is_set_when_one_of_several_is_bad() -> None:

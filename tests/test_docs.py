@@ -35,7 +35,7 @@ def test_layout_names_every_room_of_the_house() -> None:
 def test_every_option_and_mode_of_the_backend_is_documented() -> None:
     text = (ROOT / "docs" / "torch_compile.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", text, re.M))
-    defaults = {name: repr(config.KNOBS[name].default) for name in options.OPTIONS}
+    defaults = {name: repr(config.OPTIONS[name].default) for name in options.OPTIONS}
     assert {name: text.replace('"', "'") for name, text in rows.items()} == defaults
     assert set(re.findall(r'^\| `"([\w-]+)"` \|', text, re.M)) == set(options.MODES)
 

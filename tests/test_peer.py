@@ -223,9 +223,9 @@ def test_iree_run_module_takes_the_files(tmp_path: Path) -> None:
 # Debugging, logging and IR
 
 
-def test_debug_flags_are_read_from_their_knob() -> None:
+def test_debug_flags_are_read_from_their_option() -> None:
     with config.override(debug="log_level=info, -asserts,runtime_trace_dir=x", log_level="debug"):
-        flags = debugging._from_knobs(config.current())
+        flags = debugging._from_settings(config.current())
     assert flags == debugging.DebugFlags(logging.DEBUG, False, "x")
 
 

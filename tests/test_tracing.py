@@ -149,8 +149,8 @@ def test_the_old_flag_names_the_folder(tmp_path: Path) -> None:
     with config.override(debug=f"-asserts, runtime_trace_dir={tmp_path},log_level=info"):
         assert run_trace.folder() == tmp_path
         assert debugging.flags.runtime_trace_dir == str(tmp_path)
-        with config.override(trace_dir=tmp_path / "knob"):
-            assert run_trace.folder() == tmp_path / "knob"
+        with config.override(trace_dir=tmp_path / "option"):
+            assert run_trace.folder() == tmp_path / "option"
 
 
 def test_the_old_tracer_keeps_kernels(folder: Path) -> None:

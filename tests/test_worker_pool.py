@@ -180,7 +180,7 @@ def test_a_timeout_ends_the_worker_and_the_next_compile_works(workers: pool._Poo
     assert _is_ok(invoke.run(SMALL))
 
 
-def test_the_timeout_comes_from_the_knob(workers: pool._Pool) -> None:
+def test_the_timeout_comes_from_the_option(workers: pool._Pool) -> None:
     with config.override(compile_timeout=0.01), pytest.raises(errors.CompileTimeout):
         invoke.run(SLOW)
 
@@ -334,7 +334,7 @@ def test_a_crash_under_a_memory_limit_names_the_limit() -> None:
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_the_memory_limit_follows_the_knob_on_a_living_worker(workers: pool._Pool) -> None:
+def test_the_memory_limit_follows_the_option_on_a_living_worker(workers: pool._Pool) -> None:
     for megabytes in (0, 20_000, 10_000, 0):
         with config.override(compile_memory_mb=megabytes):
             assert _is_ok(invoke.run(SMALL))

@@ -1,4 +1,4 @@
-"""Every knob, once: an argument wins over `config.set`, which wins over `TURBINE_*` variables."""
+"""Every option, once: an argument wins over `config.set`, which wins over `TURBINE_*` variables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 from turbine import errors
 
 
-def _knob(default: Any, doc: str, *, least: float | None = None) -> Any:
+def _option(default: Any, doc: str, *, least: float | None = None) -> Any:
     return field(default=default, metadata={"doc": doc, "least": least})
 
 
 @dataclass(frozen=True)
 class Config:
-    """All knobs and their values; each can be set as TURBINE_<NAME> in the environment.
+    """All options and their values; each can be set as TURBINE_<NAME> in the environment.
 
     >>> import turbine
     >>> with turbine.config.override(cache=False):
@@ -28,52 +28,52 @@ class Config:
     False
     """
 
-    target: str = _knob("cpu", "what to compile for when no target is given")
-    strategy: str = _knob(
+    target: str = _option("cpu", "what to compile for when no target is given")
+    strategy: str = _option(
         "auto", "a strategy name, 'auto' (first that compiles) or 'tune' (fastest)"
     )
-    cache: bool = _knob(True, "keep compiled code on disk")
-    cache_dir: Path = _knob(
+    cache: bool = _option(True, "keep compiled code on disk")
+    cache_dir: Path = _option(
         Path(os.path.expanduser("~")) / ".cache" / "turbine", "where compiled code is kept"
     )
-    cache_limit_mb: int = _knob(
+    cache_limit_mb: int = _option(
         4096, "least recently used entries go when the cache is larger", least=0
     )
-    compile_timeout: float = _knob(
+    compile_timeout: float = _option(
         600.0, "seconds one strategy may take to compile before the next is tried", least=0
     )
-    compile_workers: int = _knob(
+    compile_workers: int = _option(
         os.cpu_count() or 1, "compiler processes that may run at once", least=1
     )
-    compile_memory_mb: int = _knob(
+    compile_memory_mb: int = _option(
         0, "memory one compiler process may take; 0 is no limit", least=0
     )
-    in_process: bool = _knob(False, "compile in this process, for debugging the compiler")
-    dump: Path | None = _knob(None, "folder that receives every stage's IR, numbered")
-    trace_dir: Path | None = _knob(
+    in_process: bool = _option(False, "compile in this process, for debugging the compiler")
+    dump: Path | None = _option(None, "folder that receives every stage's IR, numbered")
+    trace_dir: Path | None = _option(
         None, "folder that receives each kernel's IR and code, and a log of calls"
     )
-    debug: str = _knob(
+    debug: str = _option(
         "", "flags of turbine.peer.debugging: log_level=debug,-asserts,runtime_trace_dir=DIR"
     )
-    log_level: str = _knob("", "short for log_level among the debug flags")
-    check_indices: bool = _knob(
+    log_level: str = _option("", "short for log_level among the debug flags")
+    check_indices: bool = _option(
         True, "report loaded indices outside of a buffer; read when a kernel is traced"
     )
-    verify_weights: bool = _knob(True, "check weights against their checksums on the first call")
-    interpret: bool = _knob(False, "run kernels of TK in the interpreter, program by program")
-    guard: bool = _knob(
+    verify_weights: bool = _option(True, "check weights against their checksums on the first call")
+    interpret: bool = _option(False, "run kernels of TK in the interpreter, program by program")
+    guard: bool = _option(
         False, "pass compiled code copies of its arguments between guard pages, for debugging"
     )
-    raise_faults: bool = _knob(
+    raise_faults: bool = _option(
         False, "raise an error of turbine's own; otherwise torch.compile runs the part in PyTorch"
     )
-    sync_limit_mflop: float = _knob(
+    sync_limit_mflop: float = _option(
         1.0, "programs below this much work run on the calling thread", least=0
     )
 
 
-KNOBS = {f.name: f for f in fields(Config)}
+OPTIONS = {f.name: f for f in fields(Config)}
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 # Both are replaced, never changed in place, so that a reader needs no lock.
@@ -83,7 +83,7 @@ _setting = threading.Lock()
 
 
 def current() -> Config:
-    """The knobs in force now, in this thread."""
+    """The options in force now, in this thread."""
     from_environment = {
         name: _check(name, text, label=variable)
         for name, variable in _VARIABLES.items()
@@ -93,7 +93,7 @@ def current() -> Config:
 
 
 def is_interpreting() -> bool:
-    """Whether `interpret` is on: asked on every call of a kernel, so without the other knobs."""
+    """Whether `interpret` is on: asked on every call of a kernel, so without the other options."""
     overrides = _overrides.get(None)
     if overrides and "interpret" in overrides:
         return bool(overrides["interpret"])
@@ -103,21 +103,21 @@ def is_interpreting() -> bool:
     return bool(text) and bool(_check("interpret", text, label="TURBINE_INTERPRET"))
 
 
-def set(**knobs: Any) -> None:
-    """Set knobs for the whole process: `turbine.config.set(cache=False)`."""
+def set(**options: Any) -> None:
+    """Set options for the whole process: `turbine.config.set(cache=False)`."""
     global _settings
-    checked = {name: _check(name, value) for name, value in knobs.items()}
+    checked = {name: _check(name, value) for name, value in options.items()}
     with _setting:
         _settings = {**_settings, **checked}
 
 
 @contextmanager
-def override(**knobs: Any) -> Iterator[None]:
-    """Set knobs for a `with` block, in this thread (or async task) only.
+def override(**options: Any) -> Iterator[None]:
+    """Set options for a `with` block, in this thread (or async task) only.
 
     Inside the block these win over `config.set`. Threads started in the block do not see them.
     """
-    checked = {name: _check(name, value) for name, value in knobs.items()}
+    checked = {name: _check(name, value) for name, value in options.items()}
     token = _overrides.set({**_overrides.get({}), **checked})
     try:
         yield
@@ -125,24 +125,24 @@ def override(**knobs: Any) -> Iterator[None]:
         _overrides.reset(token)
 
 
-_VARIABLES = {name: f"TURBINE_{name.upper()}" for name in KNOBS}
+_VARIABLES = {name: f"TURBINE_{name.upper()}" for name in OPTIONS}
 
 
 def _check(name: str, value: Any, label: str | None = None) -> Any:
-    """The value, converted to the knob's type, or an error that names where it was set."""
-    if name not in KNOBS:
-        raise errors.ConfigError(errors.unknown("knob", name, KNOBS))
-    knob, label = KNOBS[name], label or f"knob {name}"
+    """The value, converted to the option's type, or an error that names where it was set."""
+    if name not in OPTIONS:
+        raise errors.ConfigError(errors.unknown("option", name, OPTIONS))
+    option, label = OPTIONS[name], label or f"option {name}"
     try:
-        converted = _CONVERT[str(knob.type)](value)
+        converted = _CONVERT[str(option.type)](value)
     except (TypeError, ValueError) as error:
         raise errors.ConfigError(
-            f"{label}={value!r} is not of type {knob.type}", hint=knob.metadata["doc"]
+            f"{label}={value!r} is not of type {option.type}", hint=option.metadata["doc"]
         ) from error
-    least = knob.metadata["least"]
+    least = option.metadata["least"]
     if least is not None and not converted >= least:  # also true for NaN
         raise errors.ConfigError(
-            f"{label}={value!r} is less than {least}", hint=knob.metadata["doc"]
+            f"{label}={value!r} is less than {least}", hint=option.metadata["doc"]
         )
     return converted
 

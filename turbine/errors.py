@@ -37,7 +37,7 @@ def _rebuild(
 
 
 class ConfigError(TurbineError, ValueError):
-    """A knob that does not exist, or a value it cannot take."""
+    """An option that does not exist, or a value it cannot take."""
 
 
 class UnknownTarget(TurbineError, ValueError):

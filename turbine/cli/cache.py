@@ -39,18 +39,18 @@ def show_cache(
 
 
 def _json(listings: Sequence[Listing]) -> str:
-    knobs = config.current()
+    settings = config.current()
     facts = {
-        "folder": str(knobs.cache_dir),
+        "folder": str(settings.cache_dir),
         "bytes": sum(item.size for item in listings),
-        "limit_bytes": knobs.cache_limit_mb * 2**20,
+        "limit_bytes": settings.cache_limit_mb * 2**20,
         "entries": [asdict(item) for item in listings],
     }
     return jsons.dumps(facts, indent=2)
 
 
 def _text(listings: Sequence[Listing]) -> str:
-    knobs, now = config.current(), time.time()
+    settings, now = config.current(), time.time()
     rows = [("key", "what", "strategy", "size", "used")]
     rows += [
         (
@@ -63,6 +63,6 @@ def _text(listings: Sequence[Listing]) -> str:
         for item in listings
     ]
     total = bytes_text(sum(item.size for item in listings))
-    limit = bytes_text(knobs.cache_limit_mb * 2**20)
-    summary = f"{len(listings)} kept, {total} of {limit} in {knobs.cache_dir}"
+    limit = bytes_text(settings.cache_limit_mb * 2**20)
+    summary = f"{len(listings)} kept, {total} of {limit} in {settings.cache_dir}"
     return f"{table(rows, right={3, 4})}\n\n{summary}" if listings else summary

@@ -68,9 +68,9 @@ def _check(
         raise errors.ConfigError(errors.unknown("output suffix", output.suffix, suffixes))
     if not output.parent.is_dir():
         raise errors.ConfigError(f"no folder {output.parent} to write {output.name} in")
-    knobs = config.current()
-    kind = targets.parse(knobs.target if target is None else target).kind
-    strategies.choose(knobs.strategy if strategy is None else strategy, kind)
+    settings = config.current()
+    kind = targets.parse(settings.target if target is None else target).kind
+    strategies.choose(settings.strategy if strategy is None else strategy, kind)
     if output.suffix in MLIR_SUFFIXES and (target is not None or strategy is not None):
         raise errors.ConfigError(
             f"--target or --strategy with {output.suffix}", hint="only the export is written there"

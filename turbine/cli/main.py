@@ -67,7 +67,7 @@ def _main(words: list[str]) -> int:
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return int(stop.code or 0)
     try:
-        with config.override(**{knob.name: knob.value for knob in options.set}):
+        with config.override(**{option.name: option.value for option in options.set}):
             return call(VERBS[options.verb], options)
     except BrokenPipeError:
         raise
@@ -112,7 +112,7 @@ def _add_common_options(parser: ArgumentParser) -> None:
         default=[],
         type=Assignment.parse,
         metavar="NAME=VALUE",
-        help="set a knob of turbine.config, such as cache=0 (repeatable)",
+        help="set an option of turbine.config, such as cache=0 (repeatable)",
     )
     parser.add_argument(
         "--traceback", action="store_true", help="show the Python traceback of an error"

@@ -1,4 +1,4 @@
-"""`turbine trace`: a folder that the knob `trace_dir` named in, a row for each kernel out."""
+"""`turbine trace`: a folder that the option `trace_dir` named in, a row for each kernel out."""
 
 from __future__ import annotations
 

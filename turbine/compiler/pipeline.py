@@ -155,14 +155,14 @@ def _plan(
     use_cache: bool | None = None,
     isolate: bool = True,
 ) -> _Plan:
-    knobs = config.current()
-    wanted = knobs.strategy if strategy is None else strategy
+    settings = config.current()
+    wanted = settings.strategy if strategy is None else strategy
     target = host.resolve(target, in_process=in_process)
     offered = strategies.choose(wanted, target.kind)
     candidates = [s for s in offered if isolate or not s.isolated or s.name == wanted]
-    caching = knobs.cache if use_cache is None else use_cache
+    caching = settings.cache if use_cache is None else use_cache
     digest = fingerprint or hashlib.sha256(source).hexdigest()
-    limit = knobs.compile_timeout if timeout is None else timeout
+    limit = settings.compile_timeout if timeout is None else timeout
     return _Plan(
         _key(digest, target, wanted, candidates) if caching else None,
         wanted,

@@ -72,8 +72,8 @@ class Job:
 
 def begin(request: Request) -> Job:
     """Start compiling in a worker process; a crash is an error of the result, never our end."""
-    knobs = config.current()
-    job = Job(request, knobs.compile_workers, knobs.compile_memory_mb)
+    settings = config.current()
+    job = Job(request, settings.compile_workers, settings.compile_memory_mb)
     try:
         _thread.start_new_thread(_work, (job, _pool))
     except BaseException:

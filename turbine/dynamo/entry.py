@@ -41,14 +41,14 @@ def backend(
     >>> double(torch.ones(2))
     tensor([2., 2.])
     """
-    knobs = backend_options.check(options, mode)
+    settings = backend_options.check(options, mode)
     reason = recurrence.too_long(graph.graph)
     if reason is not None:
         return leave_to_pytorch(graph, records.new("eager"), reason)
     compiler = aot_autograd(
-        fw_compiler=partial(_compile, "forward", knobs),
-        bw_compiler=partial(_compile, "backward", knobs),
-        inference_compiler=partial(_compile, "inference", knobs),
+        fw_compiler=partial(_compile, "forward", settings),
+        bw_compiler=partial(_compile, "backward", settings),
+        inference_compiler=partial(_compile, "inference", settings),
         partition_fn=min_cut_rematerialization_partition,
         decompositions=current_training_decompositions(),
     )
@@ -85,9 +85,9 @@ def _without_onednn() -> Iterator[None]:
 
 
 def _compile(
-    kind: str, knobs: dict[str, Any], graph: fx.GraphModule, example_inputs: Sequence[Any]
+    kind: str, settings: dict[str, Any], graph: fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Boxed:
-    return compile_graph(graph, records.new(kind), knobs, _weights(graph))
+    return compile_graph(graph, records.new(kind), settings, _weights(graph))
 
 
 def _weights(graph: fx.GraphModule) -> set[str]:

@@ -20,9 +20,9 @@ from turbine.version import __version__
 
 def refusals(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
     """Why the compiler refused ops like some of these."""
-    knobs = config.current()
-    versions = _versions(knobs)
-    found = {node: _read(_key(node, versions), knobs) for node in nodes}
+    settings = config.current()
+    versions = _versions(settings)
+    found = {node: _read(_key(node, versions), settings) for node in nodes}
     return {node: str(facts["reason"]) for node, facts in found.items() if facts is not None}
 
 
@@ -67,8 +67,8 @@ def _write(name: str, facts: dict[str, Any]) -> None:
         _read_file.cache_clear()
 
 
-def _read(name: str, knobs: Config) -> dict[str, Any] | None:
-    return _read_file(name, str(knobs.cache_dir)) if knobs.cache else _here.get(name)
+def _read(name: str, settings: Config) -> dict[str, Any] | None:
+    return _read_file(name, str(settings.cache_dir)) if settings.cache else _here.get(name)
 
 
 @lru_cache(maxsize=10_000)
@@ -77,9 +77,9 @@ def _read_file(name: str, folder: str) -> dict[str, Any] | None:
     return None if entry is None else entry.facts
 
 
-def _versions(knobs: Config) -> list[str]:
+def _versions(settings: Config) -> list[str]:
     versions = ["refused", session.version(), __version__, target.host_architecture()]
-    return [*versions, knobs.target, knobs.strategy]
+    return [*versions, settings.target, settings.strategy]
 
 
 def key(node: fx.Node) -> str:

@@ -36,17 +36,17 @@ class _Whole:
     """What the parts of one graph share."""
 
     record: GraphRecord
-    knobs: dict[str, Any]
+    settings: dict[str, Any]
     fixed: AbstractSet[str]  # placeholders of weights, which stay where they are between calls
     failures: int = 0
 
 
 def compile_graph(
-    graph: fx.GraphModule, record: GraphRecord, knobs: dict[str, Any], fixed: AbstractSet[str]
+    graph: fx.GraphModule, record: GraphRecord, settings: dict[str, Any], fixed: AbstractSet[str]
 ) -> Boxed:
     """A callable that takes a list, empties it, and gives the graph's results."""
     graph_passes.run(graph)
-    outer = _assemble(graph, _Whole(record, knobs, fixed), {})
+    outer = _assemble(graph, _Whole(record, settings, fixed), {})
     add(graphs=1)
     return _box(outer)
 
@@ -68,7 +68,7 @@ def _assemble(
     graph: fx.GraphModule, whole: _Whole, refused: dict[str, str], cut: int | None = None
 ) -> fx.GraphModule:
     """The graph with a module under compilation in place of each part."""
-    with config.override(**whole.knobs):
+    with config.override(**whole.settings):
         reasons = _obstacles(graph, refused)
         split = partition(graph, lambda node: node not in reasons, cut=cut)
         for name, part in split.parts.items():

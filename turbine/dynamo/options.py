@@ -8,7 +8,7 @@ from typing import Any
 from turbine import config, errors, target
 from turbine.compiler import strategies
 
-# Knobs of `turbine.config` that make sense for one compiled function.
+# Options of `turbine.config` that make sense for one compiled function.
 OPTIONS = (
     "target",
     "strategy",
@@ -28,19 +28,19 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def check(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]:
-    """The knobs to set while one function is compiled."""
+    """The options to set while one function is compiled."""
     if mode is not None and mode not in MODES:
         raise errors.ConfigError(errors.unknown("mode of the turbine backend", str(mode), MODES))
-    knobs = {**MODES[mode or "default"], **(options or {})}
-    for name in knobs:
+    settings = {**MODES[mode or "default"], **(options or {})}
+    for name in settings:
         if name not in OPTIONS:
             raise errors.ConfigError(
                 errors.unknown("option of the turbine backend", str(name), OPTIONS),
                 hint="docs/torch_compile.md says what each option does",
             )
-    with config.override(**knobs):  # refuses values of the wrong type
+    with config.override(**settings):  # refuses values of the wrong type
         _check(config.current().target, config.current().strategy)
-    return knobs
+    return settings
 
 
 def _check(text: str, strategy: str) -> None:

@@ -1,4 +1,4 @@
-"""Debug flags of iree-turbine: the knobs `debug` and `log_level` in, attributes out."""
+"""Debug flags of iree-turbine: the options `debug` and `log_level` in, attributes out."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def _level(name: str) -> int:
     return levels[name.upper()]
 
 
-def _from_knobs(knobs: config.Config) -> DebugFlags:
-    level = f",log_level={knobs.log_level}" if knobs.log_level else ""
-    return DebugFlags.parse(knobs.debug + level)
+def _from_settings(settings: config.Config) -> DebugFlags:
+    level = f",log_level={settings.log_level}" if settings.log_level else ""
+    return DebugFlags.parse(settings.debug + level)
 
 
 class ProcessFlags(DebugFlags):
-    """The flags of this process; their folder of traces is the knob `trace_dir`."""
+    """The flags of this process; their folder of traces is the option `trace_dir`."""
 
     def __init__(self, told: DebugFlags) -> None:
         self.log_level = told.log_level
@@ -93,7 +93,7 @@ class _Debugging(ModuleType):
 
 TraceTensorCallback = run_trace.TensorCallback
 trace_tensor_to_npy = default_trace_tensor_callback = run_trace.keep_tensor
-flags = ProcessFlags(_from_knobs(config.current()))
+flags = ProcessFlags(_from_settings(config.current()))
 NDEBUG = not flags.asserts
 # To be found by name; what is read and set is the property.
 trace_tensor_callback: TraceTensorCallback = default_trace_tensor_callback

@@ -1,7 +1,8 @@
 """What compiled kernels do, for reading: kernels, calls and tensors in, files of a folder out.
 
-The folder is the knob `trace_dir`. Reading a knob takes longer than a small call, so it is read
-when a kernel is loaded: `kernel` gives what to log its calls under, or None if nothing is traced.
+The folder is the option `trace_dir`. Reading an option takes longer than a small call, so it is
+read when a kernel is loaded: `kernel` gives what to log its calls under, or None if nothing is
+traced.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ TensorCallback = Callable[[str, Any], None]
 
 def folder() -> Path | None:
     """Where traces go, None if nowhere; takes a while, so do not ask at every call."""
-    knobs = config.current()
-    found = knobs.trace_dir or _old_flag(knobs.debug)
+    settings = config.current()
+    found = settings.trace_dir or _old_flag(settings.debug)
     return None if found is None else found.absolute()
 
 
