@@ -34,6 +34,7 @@ FUNCTIONS: dict[str, Function] = {
     "deviation and mean": lambda x: x.std(-1)[:, None] * x.mean(-1)[None, :],
     "transposed": lambda x: (s := torch.softmax(x @ x.T, -1)) + s.T,
     "batched": lambda x: (s := x.reshape(2, -1, 4).sum(-1))[:, :, None] * s[:, None, :],
+    "complex": lambda x: torch.complex((s := x.sum(-1))[:, None].expand(64, 64), s.expand(64, 64)),
     "product": lambda x: outer(x @ x[0]),
 }
 

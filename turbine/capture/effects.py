@@ -48,9 +48,17 @@ def is_pointwise(target: Any) -> bool:
 
 # Pointwise, but not tagged by PyTorch.
 _UNTAGGED = {
+    aten._prelu_kernel.default,
     aten._to_copy.default,
     aten.clone.default,
+    aten.complex.default,
     aten.div.Scalar_mode,
     aten.div.Tensor_mode,
     aten.floor_divide.default,
+    aten.masked_fill.Tensor,
+    aten.polar.default,
+    aten.rsub.Scalar,
+    aten.rsub.Tensor,
+    aten.where.ScalarOther,
+    aten.where.ScalarSelf,
 }
