@@ -67,3 +67,14 @@ def test_every_pair_of_a_dynamic_number() -> None:
 def test_what_is_read_at_one_place_is_left_to_be_fused(function: Function) -> None:
     graph = make_fx(function, tracing_mode="fake")(torch.randn(4, 4)).graph
     assert not find_crossed_reads(graph)
+
+
+def test_paths_that_cross_many_times_are_found_in_no_time() -> None:
+    def function(x: Tensor) -> Tensor:
+        x = x @ x
+        for _ in range(60):
+            x = x + x.T
+        return x
+
+    graph = make_fx(function, tracing_mode="fake")(torch.randn(4, 4)).graph
+    assert [node.target for node in find_crossed_reads(graph)] == [torch.ops.aten.mm.default]

@@ -61,8 +61,10 @@ def find_crossed_reads(graph: fx.Graph) -> set[fx.Node]:
         if node.target in _VIEWS:
             paths[node] = _extend(paths.get(node.args[0], {}), _step(node, numbers))
         elif is_pointwise(node.target):
-            paths[node] = _merge([paths[x] for x in node.all_input_nodes if x in paths])
-            crossed.update(group for group, found in paths[node].items() if len(found) > 1)
+            merged = _merge([paths[x] for x in node.all_input_nodes if x in paths])
+            crossed.update(group for group, found in merged.items() if len(found) > 1)
+            # One crossing is enough, and paths double with each.
+            paths[node] = {group: merged[group] for group in merged.keys() - crossed}
         elif node.all_input_nodes and not statically_known_true(node.meta["val"].numel() == 1):
             group = tuple(numbers[x] for x in node.all_input_nodes)
             members.setdefault(group, []).append(node)
