@@ -146,6 +146,7 @@ def test_constants_that_are_moved_and_added_up() -> None:
     functions: dict[str, Function] = {
         "flipped": lambda x, _: torch.full((3, 6), 6.0).flip(1).sum(1),
         "read by index": lambda x, i: torch.full((3, 6), 6.0)[:, i].norm(dim=1),
+        "bytes": lambda x, i: torch.full((6,), 3, dtype=torch.uint8)[i].sum(0, keepdim=True),
         "gathered": lambda x, i: torch.full((3, 6), 6.0).gather(1, i.expand(3, 2)).sum(1),
     }
     assert wrong(functions, torch.randn(3), torch.tensor([1, -1]).abs()) == []

@@ -14,19 +14,18 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from turbine.capture.effects import draws, is_pointwise
+from turbine.capture.effects import FILLS, draws, is_pointwise
 from turbine.capture.nodes import emit
 from turbine.capture.sizes import expression, is_static, multiply, sizes_of
 
 aten = torch.ops.aten
-# Ops that repeat one number.
-FILLS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
 
 
 def fold_uniform(graph: fx.Graph, *, reads: bool = False) -> None:
     """Make a fill, in place, of every op on constants that gives one value in all places.
 
-    With `reads`, of reads by index too: once indices are checked, the read itself may go.
+    With `reads`, of reads by index alone: once indices are checked, the read itself may go. Not of
+    bytes, which the compiler has no constants of, and which are widened by then.
     """
     moves = _MOVES | _READS if reads else _MOVES
     with _disable_current_modes():  # under torch.compile, tensors are fake otherwise
@@ -36,11 +35,15 @@ def fold_uniform(graph: fx.Graph, *, reads: bool = False) -> None:
                 _fold_sum(node, known)
                 continue
             value = known.get(node.args[0]) if node.target in moves else _value(node, known)
-            if value is not None:
-                known[node] = value
-                is_folded = is_static(node.meta["val"]) or _value_of_itself(node) is not None
-                if is_folded and node.target not in FILLS and math.isfinite(value.item()):
-                    fill(node, value.item())
+            if value is None:
+                continue
+            known[node] = value
+            is_read = node.target in _READS and value.dtype != torch.uint8
+            if node.target in FILLS or (reads and not is_read):
+                continue
+            is_folded = is_static(node.meta["val"]) or _value_of_itself(node) is not None
+            if is_folded and math.isfinite(value.item()):
+                fill(node, value.item())
 
 
 _MOVES = {aten.flip.default}

@@ -1,4 +1,4 @@
-"""Properties of ops: whether they are pointwise, draw random numbers, write or communicate."""
+"""Properties of ops: whether they fill, are pointwise, draw numbers, write or communicate."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import fx
 
 aten = torch.ops.aten
+# Ops that repeat one number.
+FILLS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
 # Processes may split their graphs differently; all of them have to start these in one order.
 _COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from typing import Any
 
 import torch
@@ -122,13 +123,15 @@ def drop_guards(graph_module: fx.GraphModule) -> None:
 
 
 def drop_whole_slices(graph_module: fx.GraphModule) -> None:
-    """Take the tensor in place of a slice of all of it, unless the slice is a result."""
+    """Take the tensor in place of `x[:]`, unless that is a result."""
     for node in graph_module.graph.find_nodes(op="call_function", target=aten.slice.Tensor):
-        source, result = node.args[0], node.meta["val"]
-        sizes = zip(source.meta["val"].shape, result.shape, strict=True)
-        is_result = any(user.op == "output" for user in node.users)
-        if not is_result and all(statically_known_true(a == b) for a, b in sizes):
-            node.replace_all_uses_with(source)
+        start, end, step = (
+            node.args[at] if len(node.args) > at else given
+            for at, given in ((2, None), (3, None), (4, 1))
+        )
+        is_whole = start in (None, 0) and end in (None, sys.maxsize) and step == 1
+        if is_whole and not any(user.op == "output" for user in node.users):
+            node.replace_all_uses_with(node.args[0])
 
 
 def fill_empty(graph_module: fx.GraphModule) -> None:

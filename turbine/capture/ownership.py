@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from turbine.capture.constants import FILLS
 from turbine.capture.declared_ops import may_overwrite
+from turbine.capture.effects import FILLS
 from turbine.capture.nodes import emit
 from turbine.capture.sizes import count_elements, is_static
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from turbine.capture.constants import FILLS
 from turbine.capture.declared_ops import EMITTED
+from turbine.capture.effects import FILLS
 
 aten = torch.ops.aten
 
