@@ -734,7 +734,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
         lambda self, x, n: setattr(self, "number", n),
         "the global 'number' is a index, expected a float64",
     ),
-    "no value": (lambda self, x, n: object(), "'run' returns a object, which is no value"),
+    "no value": (lambda self, x, n: object(), "'run' returns a object, which is not a value"),
     "a branch": (lambda self, x, n: 1 if n > 2 else 2, "a bool known only at run time cannot dec"),
     "a range": (lambda self, x, n: list(range(n)), "a index known only at run time cannot become"),
     "an exception": (

@@ -1,4 +1,4 @@
-"""Ops declared by classes, as users of iree-turbine write them, are ops of PyTorch's."""
+"""Ops declared by classes, as users of iree-turbine write them, are PyTorch ops."""
 
 from __future__ import annotations
 

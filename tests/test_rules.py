@@ -255,6 +255,16 @@ def test_linspace_counts_from_the_nearer_end() -> None:
     )
 
 
+def test_lerp_of_transposed_tensors() -> None:
+    def lerp(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        ends = [(x, y), (x.t(), y), (x, y.t()), (x.t(), y.t()), (y[0], x.t())]
+        return [torch.lerp(start, end, 0.3) for start, end in ends]
+
+    x, y = torch.randn(4, 4), torch.randn(4, 4)
+    torch.testing.assert_close(compiled(lerp, x, y)(x, y), lerp(x, y))
+    agrees(lerp, lambda: (x, y), ops=0)
+
+
 REDUCTIONS: dict[str, Function] = {
     "sum": lambda x: x.sum(0, keepdim=True) + 1,
     "prod": lambda x: x.prod(0, keepdim=True),

@@ -189,7 +189,10 @@ def test_a_kernel_called_in_a_kernel() -> None:
         "a tile [2, N, f32] is stored to y, which has fewer axes: OutputBuffer[N, f32]",
         lambda x, y: write(y, tile(2, N)),
     ),
-    ("tkl.load of a tile [N, f32], which is no buffer", lambda x, y: tkl.load(read(x), (0,), (N,))),
+    (
+        "tkl.load of a tile [N, f32], which is not a buffer",
+        lambda x, y: tkl.load(read(x), (0,), (N,)),
+    ),
     ("tkl.load: an index is 0.5", lambda x, y: tkl.load(x, (0.5,), (N,))),
     ("tkl.load: an index is a tile [N, f32]", lambda x, y: tkl.load(x, (read(x),))),
     ("tkl.load: a size is a traced f32", lambda x, y: tkl.load(x, (0,), (read(x)[0],))),

@@ -1,4 +1,4 @@
-"""A kernel is an op of PyTorch's: eager, under torch.compile, in exports, with gradients."""
+"""A kernel is a PyTorch op: eager, under torch.compile, in exports, with gradients."""
 
 from __future__ import annotations
 

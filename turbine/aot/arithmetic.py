@@ -52,7 +52,8 @@ class IrScalar:
         """Store into the global that this was read from."""
         if self._store is None:
             raise errors.ProcedureError(
-                f"a {self.scalar.name} that is no global cannot be set", where=module_trace.line()
+                f"a {self.scalar.name} that is not a global cannot be set",
+                where=module_trace.line(),
             )
         self._store(value)
 

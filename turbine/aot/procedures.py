@@ -147,7 +147,7 @@ class Procedure:
         if given is None or isinstance(given, (bool, int, float, str)):
             return Output("constant", value=given), None
         raise errors.ProcedureError(
-            f"procedure {self.name!r} returns a {type(given).__name__}, which is no value",
+            f"procedure {self.name!r} returns a {type(given).__name__}, which is not a value",
             where=_line(self.function),
             hint="return tensors and numbers of the program, plain numbers, or nests of these",
         )

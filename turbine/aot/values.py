@@ -79,7 +79,7 @@ class IrTensor:
         """Store into the global that this was read from."""
         if self._store is None:
             raise errors.ProcedureError(
-                f"a {self.text()} that is no global cannot be set", where=module_trace.line()
+                f"a {self.text()} that is not a global cannot be set", where=module_trace.line()
             )
         self._store(value)
 

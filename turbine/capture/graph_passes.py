@@ -125,11 +125,8 @@ def drop_guards(graph_module: fx.GraphModule) -> None:
 def drop_whole_slices(graph_module: fx.GraphModule) -> None:
     """Take the tensor in place of `x[:]`, unless that is a result."""
     for node in graph_module.graph.find_nodes(op="call_function", target=aten.slice.Tensor):
-        start, end, step = (
-            node.args[at] if len(node.args) > at else given
-            for at, given in ((2, None), (3, None), (4, 1))
-        )
-        is_whole = start in (None, 0) and end in (None, sys.maxsize) and step == 1
+        start, end, step = (*node.args[2:], None, None, None)[:3]
+        is_whole = start in (None, 0) and end in (None, sys.maxsize) and step in (None, 1)
         if is_whole and not any(user.op == "output" for user in node.users):
             node.replace_all_uses_with(node.args[0])
 

@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import os
 import resource
+import secrets
 import shutil
 import signal
 import subprocess
@@ -255,13 +256,19 @@ def _start_one() -> _Worker:
             undo.enter_context(ours)
             fd = os.memfd_create("turbine-compiler")
             log = undo.enter_context(open(fd, "w+b", buffering=0))
-            scratch = tempfile.mkdtemp(prefix="turbine-compiler-")
-            undo.callback(shutil.rmtree, scratch, ignore_errors=True)
+            scratch = _choose_scratch()
             process = _spawn(theirs, log, scratch)
             undo.pop_all()
     except OSError as error:
         raise errors.CompileError(f"the compiler process did not start: {error}") from error
     return _Worker(process, ours, log, scratch)
+
+
+def _choose_scratch() -> str:
+    """A new folder's path. The worker makes it: a signal that ends us here leaves no folder."""
+    root = tempfile.gettempdir()
+    os.stat(root)
+    return os.path.join(root, f"turbine-compiler-{secrets.token_hex(8)}")
 
 
 def _spawn(pipe: Connection, log: IO[bytes], scratch: str) -> subprocess.Popen[bytes]:

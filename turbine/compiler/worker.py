@@ -21,6 +21,7 @@ def main() -> None:
     pipe = Connection(int(number))
     # The linker that IREE starts must not hold the pipe open after we are gone.
     os.set_inheritable(pipe.fileno(), False)
+    os.mkdir(scratch, 0o700)
     threading.Thread(target=_die_with, args=(int(parent), scratch), daemon=True).start()
     _prefer_for_out_of_memory()
     logging.basicConfig(format="%(message)s")

@@ -1,4 +1,4 @@
-"""A kernel: a function that is traced, and called like an op of PyTorch's."""
+"""A kernel: a function that is traced, and called like a PyTorch op."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ class Kernel:
 
     @property
     def op(self) -> Any:
-        """The op of PyTorch's, declared when it is needed first."""
+        """The PyTorch op, declared when it is needed first."""
         if self._op is None:
             with self._lock:
                 if self._op is None:

@@ -1,4 +1,4 @@
-"""Declare a kernel as an op of PyTorch's: its types in; a schema, a shape rule and IR out.
+"""Declare a kernel as a PyTorch op: its types in; a schema, a shape rule and IR out.
 
 The op keeps its kernel: programs that were traced know the op only, and outlive the kernel's name.
 """

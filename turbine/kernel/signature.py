@@ -147,7 +147,7 @@ def _check_fill(signature: Signature, parameter: Parameter) -> None:
     assert isinstance(type.dtype, Dtype)
     if not fits(type.fill, type.dtype):
         raise errors.KernelError(
-            f"{signature.kernel}: {parameter} is filled with {type.fill}, which is no number of "
+            f"{signature.kernel}: {parameter} is filled with {type.fill}, which is not a number of "
             f"{dtype_name(type.dtype)}",
             where=signature.place,
         )

@@ -381,16 +381,10 @@ def expr_of(value: Any) -> Expr:
     return value.expr if isinstance(value, IndexExpr) else algebra.as_expr(value)
 
 
-class Tile(Traced):
-    """A block of elements in a kernel that is traced; without axes, a number."""
+class _Typed:
+    """What has a type with a shape and a dtype."""
 
-    def __init__(self, node: fx.Node, type: TileType, valid: Valid = ALWAYS) -> None:
-        self.node = node
-        self.type = type
-        self.valid = valid
-        node.meta["type"] = type
-        # Where it can be read; a mask that a user adds later makes another tile of the same node.
-        node.meta.setdefault("valid", valid)
+    type: TileType | BufferType
 
     @property
     def shape(self) -> tuple[IndexExpr, ...]:
@@ -401,6 +395,20 @@ class Tile(Traced):
     def dtype(self) -> Any:
         """Its element type."""
         return self.type.dtype
+
+
+class Tile(_Typed, Traced):
+    """A block of elements in a kernel that is traced; without axes, a number."""
+
+    type: TileType
+
+    def __init__(self, node: fx.Node, type: TileType, valid: Valid = ALWAYS) -> None:
+        self.node = node
+        self.type = type
+        self.valid = valid
+        node.meta["type"] = type
+        # Where it can be read; a mask that a user adds later makes another tile of the same node.
+        node.meta.setdefault("valid", valid)
 
     def to(self, dtype: Any) -> Tile:
         """The same numbers as another type."""
@@ -437,8 +445,10 @@ def _tile(value: Any) -> Tile:
     return value
 
 
-class Buffer:
+class Buffer(_Typed):
     """A tensor of a kernel that is traced: read by tkl.load, written by tkl.store."""
+
+    type: BufferType
 
     def __init__(self, name: str, node: fx.Node, type: BufferType) -> None:
         self.name = name
@@ -446,16 +456,6 @@ class Buffer:
         self.type = type
         node.meta["type"] = type
         node.meta["buffer"] = name  # which the graph may have changed
-
-    @property
-    def shape(self) -> tuple[IndexExpr, ...]:
-        """Its sizes."""
-        return tuple(map(IndexExpr, self.type.shape))
-
-    @property
-    def dtype(self) -> Any:
-        """Its element type."""
-        return self.type.dtype
 
     def __getitem__(self, index: Any) -> Tile:
         return _tile(OPERATORS["load"](self, index))

@@ -1,4 +1,4 @@
-"""Declare an op: a schema and a function in, an op of PyTorch's that is compiled out."""
+"""Declare an op: a schema and a function in, a PyTorch op that is compiled out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every declared op has: a schema and a function in, an op of PyTorch's out."""
+"""What every declared op has: a schema and a function in, a PyTorch op out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DECLARED: dict[str, DeclaredOp] = {}
 
 
 class DeclaredOp(ABC):
-    """An op that was declared; calling it calls the op of PyTorch's."""
+    """An op that was declared; calling it calls the PyTorch op."""
 
     op: Any = None
 

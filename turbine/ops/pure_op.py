@@ -181,7 +181,7 @@ class PureOp(DeclaredOp):
         if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
             raise errors.CustomOpError(
                 f"{self.schema.qualified} has no forward-mode gradient",
-                hint="one is derived if the op is a function of PyTorch's ops without a backward",
+                hint="one is derived if the op is a function of PyTorch ops without a backward",
             )
 
     def _repeat_of(self, args: tuple[Any, ...]) -> Repeat | None:

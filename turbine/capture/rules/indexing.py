@@ -67,10 +67,10 @@ def take(x: Tensor, index: Tensor) -> Tensor:
     return aten.index.Tensor(x.reshape(-1), [index.reshape(-1)]).view(index.shape)
 
 
-def _along_axis(op: Any) -> Callable[..., Any]:
+def along_axis(op: Any) -> Callable[..., Any]:
     """An op along an axis: the compiler fails without axes, and miscounts from the end."""
 
-    def along_axis(x: Tensor, dim: int, *args: Any, **kwargs: Any) -> Tensor:
+    def rule(x: Tensor, dim: int, *args: Any, **kwargs: Any) -> Tensor:
         if op in _COMBINE and is_empty(args[0]):
             return x.clone()
         if x.dtype == torch.bool and op in _COMBINING:
@@ -83,7 +83,7 @@ def _along_axis(op: Any) -> Callable[..., Any]:
         rows = [a.reshape(1) if isinstance(a, Tensor) else a for a in args]
         return op(x.view(1), 0, *rows, **kwargs).view([])
 
-    return along_axis
+    return rule
 
 
 # The compiler adds bools as numbers of one bit, so that two are none.
@@ -161,14 +161,14 @@ def scatter_reduce(
     """In terms of reductions that include what was there."""
     op = aten.scatter_reduce.two
     if x.dtype == torch.bool or _is_single(index) or is_empty(index):
-        return _along_axis(op)(x, dim, index, source, reduce, include_self=include_self)
+        return along_axis(op)(x, dim, index, source, reduce, include_self=include_self)
     if reduce == "mean":
         return _scatter_mean(x, dim, index, source, include_self)
     if not include_self:
         # What is there first: nothing to the reduction, or one of the elements that are reduced.
         first = _NEUTRAL.get(reduce, source)
         return op(torch.scatter(x, dim, index, first), dim, index, source, reduce)
-    return _along_axis(op)(x, dim, index, source, reduce)
+    return along_axis(op)(x, dim, index, source, reduce)
 
 
 def _scatter_mean(x: Tensor, dim: int, index: Tensor, source: Tensor, include_self: bool) -> Tensor:
@@ -396,7 +396,7 @@ _ALONG_AXIS = (
 )
 
 RULES: dict[Any, Callable[..., Any]] = {
-    **{op: _along_axis(op) for op in _ALONG_AXIS},
+    **{op: along_axis(op) for op in _ALONG_AXIS},
     aten.scatter.value: scatter_value,
     aten.scatter_reduce.two: scatter_reduce,
     aten.scatter.reduce: scatter_with_reduction,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from turbine.capture.sizes import is_empty
+from turbine.capture.sizes import hint, is_empty
 
 aten = torch.ops.aten
 
@@ -91,6 +91,13 @@ def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
     return [x.select(dim, index) for index in range(x.shape[dim])]
 
 
+def copy_strided(x: Tensor, stride: list[int]) -> Tensor:
+    """A copy whose axes lie in memory in the order of the strides; PyTorch's rules ask for it."""
+    order = sorted(range(x.dim()), key=lambda axis: -hint(stride[axis]))
+    copy = x.permute(order).clone(memory_format=torch.contiguous_format)
+    return copy.permute(sorted(range(x.dim()), key=order.__getitem__))
+
+
 def empty_permuted(size: list[int], physical_layout: list[int], **options: Any) -> Tensor:
     """Values have no strides in IR."""
     return torch.empty(size, **options)
@@ -107,6 +114,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.split_with_sizes.default: split_with_sizes,
     aten.unsafe_split_with_sizes.default: split_with_sizes,
     aten.unbind.int: unbind,
+    torch.ops.prims.copy_strided.default: copy_strided,
 }
 
 EXPORTED: dict[Any, Callable[..., Any]] = {aten.empty_permuted.default: empty_permuted}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from turbine.capture.rules import complexes
+from turbine.capture.rules.indexing import along_axis
 from turbine.capture.sizes import is_static
 
 aten = torch.ops.aten
@@ -59,17 +60,15 @@ def mean_of_all(x: Tensor, *, dtype: Any = None) -> Tensor:
     return mean(x, dtype=dtype)
 
 
-def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """With an axis: IREE 3.13 does not come to an end without."""
-    return NotImplemented if x.dim() else aten._softmax(x.view(1), 0, half_to_float).view(())
+# Without axes, IREE 3.13 compiles them forever.
+_softmax = along_axis(aten._softmax.default)
+_log_softmax = along_axis(aten._log_softmax.default)
 
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """With an axis, and of narrow types in f32."""
-    if not x.dim():
-        return aten._log_softmax(x.view(1), 0, half_to_float).view(())
+    """Of narrow types in f32."""
     if x.dtype not in ADDED_WIDER:
-        return NotImplemented
+        return _log_softmax(x, dim, half_to_float)
     wide = torch.log_softmax(x.to(torch.float32), dim)
     return wide if half_to_float else wide.to(x.dtype)
 
@@ -134,6 +133,6 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.mean.default: mean_of_all,
     aten.cumsum.default: _scan_wider(aten.cumsum.default),
     aten.cumprod.default: _scan_wider(aten.cumprod.default),
-    aten._softmax.default: softmax,
+    aten._softmax.default: _softmax,
     aten._log_softmax.default: log_softmax,
 }

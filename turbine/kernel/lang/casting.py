@@ -18,7 +18,7 @@ def _to_dtype(made: Op, x: Any, dtype: Any) -> Tile:
         return number(x, to)
     if not isinstance(x, Tile):
         raise errors.KernelError(
-            f"tkl.to_dtype of {describe(x)}, which is no tile",
+            f"tkl.to_dtype of {describe(x)}, which is not a tile",
             where=user_line(),
             hint="a buffer is read by tkl.load",
         )

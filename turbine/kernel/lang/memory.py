@@ -339,7 +339,7 @@ def buffer_of(value: Any, what: str) -> Buffer:
     if isinstance(value, Buffer):
         return value
     raise errors.KernelError(
-        f"{what} of {describe(value)}, which is no buffer",
+        f"{what} of {describe(value)}, which is not a buffer",
         where=user_line(),
         hint="its first argument is an argument of the kernel that has a buffer's type",
     )

@@ -60,7 +60,7 @@ class BufferKind:
         *sizes, dtype = (item for item in listed if item is not AddressSpace.GLOBAL_MEMORY)
         if not isinstance(dtype, (Dtype, DtypeSymbol)):
             raise errors.KernelError(
-                f"{USAGES[self.usage]}[...] ends with {dtype!r}, which is no element type",
+                f"{USAGES[self.usage]}[...] ends with {dtype!r}, which is not an element type",
                 where=user_line(),
                 hint="write the sizes, then the type: InputBuffer[M, N, tkl.f32]",
             )
