@@ -1,9 +1,12 @@
-"""Guard pages: accesses outside of arguments are caught, and nothing else changes."""
+"""Guard pages: accesses outside of arguments and results are caught, and nothing else changes."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import iree.runtime as iree
@@ -11,9 +14,12 @@ import numpy
 import pytest
 import torch
 
+import turbine
+from tests.compiled import agrees
 from turbine import config, errors
 from turbine.dtypes import from_torch_name
 from turbine.runtime import device, guard, numpy_buffers
+from turbine.signature import StoredResult
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 100, 4096, 5000])
@@ -73,3 +79,64 @@ def test_guarded_calls_give_the_same_answers() -> None:
             ours, theirs = torch.ones(5, 3), torch.ones(5, 3)
             torch.testing.assert_close(compiled(x, ours, i), f(x, theirs, i))
             torch.testing.assert_close(ours, theirs)
+
+
+def test_results_of_a_fixed_size_lie_between_guard_pages(tmp_path: Path) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            y = x.relu()
+            narrow = [y.bfloat16(), y > 0, y.to(torch.complex64), y.argmax(1)]
+            return [x, y, y.sum(), torch.ones(3), y[:0], *narrow]
+
+    x = torch.randn(4, 5)
+    with config.override(guard=True):
+        artifact = turbine.aot.export(Model(), args=(x,)).compile()
+        ours = artifact(x)
+    torch.testing.assert_close(ours, Model()(x))
+    for result in [result for result in ours if result.numel()]:
+        behind = result.data_ptr() + result.nbytes
+        assert -behind % mmap.PAGESIZE < numpy_buffers.ALIGNMENT
+    # The code says that it is called so: it runs without the option too.
+    artifact.save(tmp_path / "guarded.turbine")
+    torch.testing.assert_close(turbine.load(tmp_path / "guarded.turbine")(x), Model()(x))
+
+
+def test_results_of_other_sizes_are_among_them() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        return [y + 1, x + 1, y.sum(), x.sum(0)]
+
+    with config.override(guard=True):
+        agrees(f, lambda: (torch.randn(3, 2), torch.randn(4)), dynamic=True)
+
+
+def test_a_result_that_is_an_argument_keeps_its_memory() -> None:
+    with config.override(guard=True):
+        agrees(lambda x: x.reshape(-1), lambda: (torch.ones(3, 1).expand(3, 4),), dynamic=True)
+
+
+def test_a_call_that_writes_outside_of_a_result_is_reported() -> None:
+    def invoke(arguments: Any, _: int) -> Any:
+        view = arguments.get_as_object(0, iree.HalBufferView)
+        ctypes.memset(_address(view) - 1, 0, 1)
+        return iree.VmVariantList(0)
+
+    device.instance()
+    hal = device.device("local-sync")
+    stored = [StoredResult(0, "float32", (5,))]
+    with pytest.raises(errors.RunError, match=r"outside of result 0: at byte -1 of 20"):
+        guard.guard_calls(invoke, lambda: hal, stored)(iree.VmVariantList(0), 1)
+
+
+def _address(view: Any) -> int:
+    array = view.map().asarray([view.byte_length], numpy.dtype(numpy.uint8))
+    return int(array.ctypes.data)
+
+
+def test_memory_that_nobody_wrote_is_not_zero() -> None:
+    with config.override(guard=True):
+        hal = device.device("local-sync")
+    kind = iree.MemoryType.HOST_LOCAL | iree.MemoryType.DEVICE_VISIBLE
+    usage = iree.BufferUsage.DEFAULT | iree.BufferUsage.MAPPING
+    buffer = hal.allocator.allocate_buffer(int(kind), int(usage), 16)
+    view = iree.HalBufferView(buffer, [16], from_torch_name("uint8").hal)
+    assert view.map().asarray([16], numpy.dtype(numpy.uint8)).tolist() == [0xCD] * 16

@@ -63,7 +63,7 @@ class Config:
     verify_weights: bool = _option(True, "check weights against their checksums on the first call")
     interpret: bool = _option(False, "run kernels of TK in the interpreter, program by program")
     guard: bool = _option(
-        False, "pass compiled code copies of its arguments between guard pages, for debugging"
+        False, "put guard pages around what compiled code reads and writes, for debugging"
     )
     raise_faults: bool = _option(
         False, "raise an error of turbine's own; otherwise torch.compile runs the part in PyTorch"

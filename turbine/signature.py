@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -146,6 +147,29 @@ class Slot:
 def state_functions(index: int) -> tuple[str, str]:
     """The functions of a program that read and set the value it keeps at an index."""
     return f"__get_state_{index}", f"__set_state_{index}"
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    """A result whose memory the caller brings, in an argument behind the others."""
+
+    index: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+# The text of a function, in its reflection, that lists such results.
+STORED_RESULTS = "turbine.stored_results"
+
+
+def stored_results_text(results: Iterable[StoredResult]) -> str:
+    """The results as text."""
+    return json.dumps([asdict(result) for result in results])
+
+
+def read_stored_results(text: str) -> list[StoredResult]:
+    """The results that `stored_results_text` wrote."""
+    return [StoredResult(**{**row, "shape": tuple(row["shape"])}) for row in json.loads(text)]
 
 
 def _leaf_text(leaf: Input | Output) -> str:

@@ -28,7 +28,7 @@ def fuzz_programs(
     """Compile random models and kernels and compare them with eager PyTorch.
 
     Models run under torch.compile and as exports, with static and dynamic shapes; kernels run
-    compiled and in the interpreter. Arguments lie between guard pages. A failing program is made
+    compiled and in the interpreter. Two of five run between guard pages. A failing program is made
     small and printed as a script that pastes into an issue. The exit code is 1 if one fails.
 
     example:

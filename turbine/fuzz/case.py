@@ -21,6 +21,7 @@ class Case:
     mode: str
     other_size: int | None = None
     raises: bool = False  # eager PyTorch refuses the arguments
+    guard: bool = False  # arguments and results lie between guard pages
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbine import aot, errors
+from turbine import aot, config, errors
 from turbine.dynamo import backend
 from turbine.fuzz import tolerance
 from turbine.fuzz.case import (
@@ -42,7 +42,7 @@ class Answer:
 
 def check(case: Case) -> Outcome:
     """Run a case in its mode. What PyTorch's own tracing gets wrong is refused, not a problem."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), config.override(guard=case.guard):
         warnings.simplefilter("ignore")
         try:
             case.program.function()

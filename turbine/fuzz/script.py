@@ -10,13 +10,22 @@ def script(case: Case, problem: str) -> str:
     program = case.program
     sections = [
         f"# {case.mode}: {problem}\n{program.frame.imports}",
-        *_SETUP.get(case.mode, []),
+        *_setup(case),
         _arguments(case),
         program.function_code().rstrip(),
         _COMPARE,
         _RUN[case.mode].format(sizes=_sizes(case), shapes=_shapes(case)),
     ]
     return "\n\n\n".join(sections) + "\n"
+
+
+def _setup(case: Case) -> list[str]:
+    # Otherwise torch.compile hides a fault by running the part in PyTorch.
+    wanted = {"raise_faults": case.mode in (COMPILE, COMPILE_DYNAMIC), "guard": case.guard}
+    options = ", ".join(f"{name}=True" for name, is_set in wanted.items() if is_set)
+    if options:
+        return [f"import turbine\n\nturbine.config.set({options})"]
+    return [] if case.mode == KERNEL else ["import turbine"]
 
 
 def _arguments(case: Case) -> str:
@@ -52,14 +61,6 @@ def answer(run, args):
     grads = torch.autograd.grad(ends, trained, starts, allow_unused=True) if ends else ()
     return [x.detach() for x in (*results, *grads, *args) if x is not None]
 """.strip()
-# Otherwise torch.compile hides a fault by running the part in PyTorch.
-_COMPILE_SETUP = "import turbine\n\nturbine.config.set(raise_faults=True)"
-_SETUP = {
-    COMPILE: [_COMPILE_SETUP],
-    COMPILE_DYNAMIC: [_COMPILE_SETUP],
-    EXPORT: ["import turbine"],
-    EXPORT_DYNAMIC: ["import turbine"],
-}
 _COMPILE = """
 compiled = torch.compile(f, backend="turbine", dynamic={dynamic})
 for size in {{sizes}}:

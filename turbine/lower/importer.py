@@ -13,7 +13,7 @@ import torch
 from iree.compiler.extras.fx_importer import ContextCache, FxImporter, GraphNodeImporter
 from torch import fx
 
-from turbine import dtypes, errors
+from turbine import config, dtypes, errors
 from turbine.capture.crossed_reads import CROSSED
 from turbine.capture.declared_ops import EMITTED
 from turbine.capture.program import Devices, Region, Weight
@@ -28,7 +28,7 @@ from turbine.lower.weights import (
     constant_type,
 )
 from turbine.mlir import context as mlir_context
-from turbine.mlir import devices, flow, function, torch_values
+from turbine.mlir import devices, flow, function, result_storage, torch_values
 from turbine.mlir.ir import Block, InsertionPoint, Location, Module, Type, Value
 from turbine.signature import state_functions
 from turbine.target import Target
@@ -96,6 +96,8 @@ def define_function(
     walk.bind_placeholders()
     walk.import_body()
     walk.store_and_return()
+    if config.current().guard and visibility == "public" and not callable_inside:
+        result_storage.take_storage(walk.block)
     return walk.input_types, walk.result_types
 
 

@@ -317,7 +317,7 @@ def device(uri: str, ordinal: int = 0) -> Any:
     `ordinal` chooses another one of a driver's.
     """
     with _lock:
-        return _device(uri, ordinal)
+        return _device(uri, ordinal, config.current().guard)
 
 
 def driver(name: str) -> Any:
@@ -348,11 +348,14 @@ def _driver(name: str) -> Any:
 
 
 @cache
-def _device(uri: str, ordinal: int) -> Any:
+def _device(uri: str, ordinal: int, is_guarded: bool) -> Any:
     name, _, path = uri.partition("://")
     driver = _driver(name)
     try:
-        found = driver.create_device_by_uri(uri) if path else _open(driver, name, ordinal)
+        if path:
+            found = driver.create_device_by_uri(uri, allocators=_allocators(is_guarded))
+        else:
+            found = _open(driver, name, ordinal, _allocators(is_guarded))
     except (RuntimeError, ValueError) as error:
         raise _no_device(uri, error) from error
     return immortal(found)
@@ -362,14 +365,19 @@ def _no_device(uri: str, error: Exception) -> errors.DeviceError:
     return errors.DeviceError(f"driver {uri!r} has no device here: {error}")
 
 
-def _open(made: Any, driver: str, ordinal: int) -> Any:
+def _allocators(is_guarded: bool) -> list[str]:
+    """One that fills new memory with 0xCD, so that a read of it is seen in the results."""
+    return ["debug"] if is_guarded else []
+
+
+def _open(made: Any, driver: str, ordinal: int, allocators: list[str]) -> Any:
     """The CPU is as many devices as are asked for; others are those there are."""
     if ordinal == 0 or driver in (SYNC, TASK):
-        return made.create_default_device()
+        return made.create_default_device(allocators=allocators)
     present = made.query_available_devices()
     if ordinal >= len(present):
         raise ValueError(f"there are {len(present)}, and the program wants number {ordinal}")
-    return made.create_device(present[ordinal]["device_id"])
+    return made.create_device(present[ordinal]["device_id"], allocators=allocators)
 
 
 # Note [After a fork]

@@ -15,6 +15,7 @@ import iree.runtime as iree
 
 from turbine import config, errors
 from turbine.runtime import device as devices
+from turbine.signature import STORED_RESULTS, read_stored_results
 
 Providers = Callable[[], list[Any]]
 
@@ -158,10 +159,12 @@ class EntryPoint:
     def __init__(self, executable: Executable, function: Any) -> None:
         self.device = executable.device
         self.invoke: Callable[[Any, int], Any] = partial(executable.invoke, function)
-        if config.current().guard:
+        stored = function.reflection.get(STORED_RESULTS)
+        if config.current().guard or stored is not None:
             from turbine.runtime import guard
 
-            self.invoke = guard.guard_calls(self.invoke, executable.device)
+            results = read_stored_results(stored or "[]")
+            self.invoke = guard.guard_calls(self.invoke, executable.device, results)
 
 
 def align_code(code: bytes) -> memoryview:

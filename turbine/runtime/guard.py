@@ -1,16 +1,17 @@
-"""Guard pages around arguments: a call in, the same call on fenced copies out.
+"""Guard pages around arguments and results: a call in, the same call on fenced memory out.
 
 With `guard` on (`TURBINE_GUARD=1`), compiled code gets copies of its arguments that end at a page
-which may not be touched. An access past that page ends the process at the instruction that made
-it; a write into the gap between an argument and the page is reported after the call. Results and
-scratch memory are allocated inside IREE and have no such pages.
+which may not be touched, and such memory for results of a fixed size. An access past that page ends
+the process at the instruction that made it; a write into the gap before the page is reported after
+the call. Other results and scratch memory are allocated inside IREE, filled with 0xCD.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ import iree.runtime as iree
 import numpy
 from numpy.typing import NDArray
 
-from turbine import errors
+from turbine import dtypes, errors
+from turbine.runtime import numpy_buffers
 from turbine.runtime.numpy_buffers import ALIGNMENT
+from turbine.signature import StoredResult
 
 _PAGE = mmap.PAGESIZE
 _CANARY = 0xA5
@@ -41,6 +44,10 @@ class Fenced:
     def data(self) -> Bytes:
         """The bytes that a program may use, at an aligned address."""
         return self.memory[self.start : self.start + self.size]
+
+    def source(self) -> Bytes:
+        """The data for IREE, which takes no empty memory: then bytes that hold the canary."""
+        return self.data if self.size else self.memory[:ALIGNMENT]
 
     def damage(self) -> int | None:
         """The offset from the data's start of the first byte written outside of it."""
@@ -65,50 +72,112 @@ def fence(size: int) -> Fenced:
     return Fenced(memory, inner - room, size)
 
 
-def guard_calls(invoke: Invoke, device: Callable[[], Any]) -> Invoke:
-    """The same call, with a fenced copy in place of each buffer that is passed."""
+def guard_calls(
+    invoke: Invoke, device: Callable[[], Any], stored: Sequence[StoredResult] = ()
+) -> Invoke:
+    """The same call, with a fenced copy in place of each buffer, and fenced memory for results."""
 
     def guarded(arguments: Any, result_count: int) -> Any:
-        copies: list[tuple[int, Any, Fenced]] = []
-        fenced = iree.VmVariantList(len(arguments))
+        fenced = iree.VmVariantList(len(arguments) + len(stored))
+        copies: dict[int, tuple[Any, _Room]] = {}
         for index in range(len(arguments)):
-            value = arguments.get_variant(index)
-            if isinstance(value, int):
-                fenced.push_int(value)
-            elif isinstance(value, float):
-                fenced.push_float(value)
-            else:
-                view = arguments.get_as_object(index, iree.HalBufferView)
-                fenced.push_ref(_copy(device(), index, view, copies))
-        results = invoke(fenced, result_count)
-        for index, view, memory in copies:
-            _check(index, view, memory)
-        return results
+            view = _push_number(fenced, arguments, index)
+            if view is not None:
+                room = _copy(device(), view)
+                copies[index] = view, room
+                fenced.push_ref(room.view)
+        rooms = [_make_room(device(), result) for result in stored]
+        for room in rooms:
+            fenced.push_ref(room.view)
+        given = invoke(fenced, result_count - len(stored))
+        for index, (view, room) in copies.items():
+            room.check(f"argument {index}")
+            if room.memory.size and not numpy.array_equal(_bytes(view), room.memory.data):
+                _bytes(view)[:] = room.memory.data
+        results = {}
+        for result, room in zip(stored, rooms, strict=True):
+            room.check(f"result {result.index}")
+            results[result.index] = _shared(device(), result, room.memory)
+        return _merge(given, results)
 
     return guarded
 
 
-def _copy(device: Any, index: int, view: Any, copies: list[tuple[int, Any, Fenced]]) -> Any:
+def _push_number(to: Any, source: Any, index: int) -> Any:
+    """Pass on a number; a buffer view is returned instead."""
+    value = source.get_variant(index)
+    if isinstance(value, int):
+        to.push_int(value)
+    elif isinstance(value, float):
+        to.push_float(value)
+    else:
+        return source.get_as_object(index, iree.HalBufferView)
+    return None
+
+
+@dataclass(frozen=True)
+class _Room:
+    """Fenced memory as IREE sees it."""
+
+    memory: Fenced
+    buffer: Any
+    view: Any
+
+    @staticmethod
+    def of(memory: Fenced, buffer: Any, shape: Sequence[int], element_type: int) -> _Room:
+        return _Room(memory, buffer, iree.HalBufferView(buffer, list(shape), element_type))
+
+    def check(self, what: str) -> None:
+        """Raise if something was written outside of the memory."""
+        offset = self.memory.damage()
+        if offset is not None:
+            raise errors.RunError(
+                f"compiled code wrote outside of {what}: at byte {offset} of "
+                f"{self.memory.size}, shape {list(self.view.shape)}",
+                hint="this is a bug of the compiler; report the program",
+            )
+
+
+def _copy(device: Any, view: Any) -> _Room:
+    """Through DLPack: the view keeps the memory, and a result may be a view of it."""
     memory = fence(view.byte_length)
     memory.data[:] = _bytes(view)
-    copies.append((index, view, memory))
-    # IREE takes no empty memory; an empty view is of bytes that hold the canary.
-    source = memory.data if memory.size else memory.memory[:ALIGNMENT]
-    made = device.from_dlpack_capsule(source.__dlpack__())
-    return iree.HalBufferView(made.get_buffer(), list(view.shape), view.element_type)
+    made = device.from_dlpack_capsule(memory.source().__dlpack__())
+    return _Room.of(memory, made.get_buffer(), view.shape, view.element_type)
 
 
-def _check(index: int, view: Any, memory: Fenced) -> None:
-    """Report a write outside the argument; pass on what was written inside."""
-    offset = memory.damage()
-    if offset is not None:
-        raise errors.RunError(
-            f"compiled code wrote outside of argument {index}: at byte {offset} of "
-            f"{memory.size}, shape {list(view.shape)}",
-            hint="this is a bug of the compiler; report the program",
-        )
-    if memory.size and not numpy.array_equal(_bytes(view), memory.data):
-        _bytes(view)[:] = memory.data
+def _make_room(device: Any, result: StoredResult) -> _Room:
+    """Not through DLPack: IREE may not fill what comes that way. The buffer keeps the memory."""
+    row = dtypes.from_torch_name(result.dtype)
+    memory = fence(math.prod(result.shape) * row.itemsize)
+    kind = iree.MemoryType.HOST_LOCAL | iree.MemoryType.DEVICE_VISIBLE
+    usage = iree.BufferUsage.DEFAULT | iree.BufferUsage.MAPPING
+    buffer = device.allocator.import_host_allocation(memory.source(), int(kind), int(usage))
+    return _Room.of(memory, buffer, result.shape, row.hal)
+
+
+def _shared(device: Any, result: StoredResult, memory: Fenced) -> Any:
+    """The memory of a result as a view that keeps it."""
+    row = dtypes.from_torch_name(result.dtype)
+    array = memory.data.view(row.numpy).reshape(result.shape)
+    return numpy_buffers.to_view(device, array, row, [])
+
+
+def _merge(given: Any, stored: dict[int, Any]) -> Any:
+    """The results in order: those of the caller's memory among those that were returned."""
+    if not stored:
+        return given
+    merged = iree.VmVariantList(len(given) + len(stored))
+    taken = 0
+    for index in range(len(given) + len(stored)):
+        if index in stored:
+            merged.push_ref(stored[index])
+            continue
+        view = _push_number(merged, given, taken)
+        if view is not None:
+            merged.push_ref(view)
+        taken += 1
+    return merged
 
 
 def _bytes(view: Any) -> Bytes:
