@@ -24,6 +24,12 @@ def test_errors_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "errors.md").read_text() == made, hint
 
 
+def test_the_stub_of_the_kernel_language_is_up_to_date() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "kernel_stub.py"))
+    hint = "run: python docs/kernel_stub.py"
+    assert made["STUB"].read_text() == made["page"](), hint
+
+
 def test_layout_names_every_room_of_the_house() -> None:
     text = (ROOT / "docs" / "layout.md").read_text()
     here = {p.name + "/" for p in (ROOT / "turbine").iterdir() if (p / "__init__.py").exists()}

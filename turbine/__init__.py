@@ -1,4 +1,13 @@
-"""Turbine compiles PyTorch programs with IREE."""
+"""Turbine compiles PyTorch programs with IREE.
+
+- `turbine.aot.export(model, args=(x,)).compile()` gives an artifact: one file, called like a model.
+- `turbine.load(path)` opens one; it needs neither the model nor the compiler.
+- `torch.compile(model, backend="turbine")` compiles in place, for inference and training;
+  `turbine.explain(model, x)` says what became of each part.
+- `turbine.ops.custom_op` declares an op, compiled on its first call.
+- `turbine.kernel` is TK, the kernel language; its ops are in `turbine.kernel.lang`.
+- `turbine.config` holds the options, `turbine.errors` every error.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +20,7 @@ from turbine.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from turbine import aot as aot
+    from turbine import kernel as kernel
     from turbine import ops as ops
     from turbine import passes as passes
     from turbine import runtime as runtime
@@ -19,21 +29,27 @@ if TYPE_CHECKING:
     from turbine.runtime.artifact import Artifact as Artifact
     from turbine.runtime.artifact import load as load
 
+# Imported on first use, from these modules: artifacts run where torch is not installed.
+_MODULES = ("aot", "kernel", "ops", "passes", "runtime")
+_NAMES = {
+    "Artifact": "turbine.runtime.artifact",
+    "load": "turbine.runtime.artifact",
+    "counters": "turbine.dynamo",
+    "explain": "turbine.dynamo",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Import what needs torch or IREE on first use: artifacts run where torch is not installed."""
-    if name in ("aot", "ops", "passes", "runtime"):
+    if name in _MODULES:
         return importlib.import_module(f"turbine.{name}")
-    if name in ("explain", "counters"):
-        import turbine.dynamo
-
-        return vars(turbine.dynamo)[name]
-    if name in ("load", "Artifact"):
-        from turbine.runtime import artifact
-
-        return vars(artifact)[name]
+    if name in _NAMES:
+        return getattr(importlib.import_module(_NAMES[name]), name)
     hint = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     raise AttributeError(f"module 'turbine' has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*_MODULES, *_NAMES, "config", "errors", "__version__", "__doc__"])
 
 
 # What a newcomer may look for here.

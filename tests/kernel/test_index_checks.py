@@ -244,7 +244,7 @@ def test_checks_can_be_left_out_of_all_kernels() -> None:
 def test_a_check_is_true_false_or_none() -> None:
     @tk.gen.kernel(1)
     def asked(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
-        tkl.store(y, (0,), tkl.load(x, (0,), (N,), check="yes"))
+        tkl.store(y, (0,), tkl.load(x, (0,), (N,), check="yes"))  # type: ignore[arg-type]
 
     with pytest.raises(errors.KernelError, match=r"tkl.load has check='yes'"):
         asked(TABLE)

@@ -107,7 +107,7 @@ def test_all_results_of_a_loop_for_one_value_are_refused_with_what_to_write() ->
         def body(turn: Any, tile: Any) -> Any:
             return tile + tile
 
-        tkl.store(y, start, body)
+        tkl.store(y, start, body)  # type: ignore[arg-type]
 
     with pytest.raises(errors.KernelError, match=r"^tkl.store of several values") as raised:
         twice.interpret(torch.ones(3))

@@ -35,11 +35,20 @@ def export(
 ) -> ExportOutput:
     """Export a model with example arguments, or a compiled module without.
 
-    `dynamic_shapes` is what torch.export takes; `arg_device` says on which devices arguments are
-    taken, by their places. Expressions of sizes are part of the signature, whatever
-    `import_symbolic_shape_expressions`. `weights` says where parameters go: "external"
-    (beside the code in the artifact, mapped at load), "global" (named values in the IR) or
-    "inline" (constants the compiler may fold).
+    Args:
+        model: a module, a program of torch.export's, several programs, or a compiled module.
+        example_args: the arguments of an example call; or give them as `args`.
+        args: the same, as a tuple.
+        kwargs: the example's arguments by name.
+        dynamic_shapes: which sizes may vary, as torch.export takes it.
+        module_name: what IREE's tools call the module; "module" unless given.
+        function_name: what they call its function; "main" unless given.
+        strict_export: trace with Dynamo, as `torch.export.export(strict=True)` does.
+        import_symbolic_shape_expressions: for scripts of iree-turbine's; expressions of sizes are
+            part of the signature either way.
+        weights: where parameters go: "external" (beside the code in the artifact, mapped at
+            load), "global" (named values in the IR) or "inline" (constants, which may fold).
+        arg_device: on which devices arguments are taken, by their places.
 
     >>> import torch, turbine
     >>> out = turbine.aot.export(torch.nn.Linear(4, 2), args=(torch.ones(3, 4),))

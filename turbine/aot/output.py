@@ -166,10 +166,18 @@ class ExportOutput:
         """Compile to a callable artifact, and save it if told where.
 
         An artifact for a machine unlike this one is written, and refuses to be called here.
-        A name that ends in .vmfb is saved as IREE's own format (weights beside it as .irpa).
-        `archive` puts the weights in an .irpa file of their own, which the artifact names; it may
-        also be a .safetensors or .gguf file that has them already. `target_backends` names the
-        target as IREE's compiler does, "llvm-cpu".
+
+        Args:
+            save_to: the file to write; a name that ends in .vmfb is IREE's own format, with the
+                weights beside it as .irpa.
+            target: the machine, as `turbine.target` has it, such as "cpu" or "cpu:generic".
+            target_backends: the same as IREE's compiler has it, "llvm-cpu".
+            strategy: the flags to compile with; "tune" times several and keeps the fastest.
+            archive: an .irpa file to write the weights to, which the artifact then names; or a
+                .safetensors or .gguf file that has them already.
+            timeout: seconds the compiler may take.
+            in_process: compile in this process, not in one of the compiler's own.
+            cache: keep compiled code on disk, and look for it there first.
         """
         _check_places(save_to, archive)
         target = _target(target, target_backends)

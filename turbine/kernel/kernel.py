@@ -56,6 +56,7 @@ class Kernel:
         self.__module__ = function.__module__
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
+        self.__signature__ = self.signature.of_call()
         self.blocks = {symbol_name(symbol): value for symbol, value in (blocks or {}).items()}
         _check_blocks(self.signature, self.blocks)
         self.specialized = frozenset(map(symbol_name, specialize))

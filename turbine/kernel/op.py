@@ -7,7 +7,7 @@ a rule for it in a table, and is compared with the meaning.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -24,6 +24,10 @@ from turbine.kernel.types import BOOL, F32, I64, TileType, dtype_name
 from turbine.kernel.validity import ALWAYS, Valid, both
 
 Meaning = Callable[..., Any]
+# What ops of the language take, in their signatures.
+Operand = Tile | IndexExpr | float
+Size = int | IndexExpr
+Shape = Size | Sequence[Size]
 # Types of the tiles and the other arguments in; the type of the result out.
 Infer = Callable[..., TileType | None]
 
@@ -35,26 +39,29 @@ class Op:
     name: str
     meaning: Meaning
     call: Callable[..., Any]
+    __signature__: inspect.Signature  # of a call, as help() and editors show it
     kind: str = "special"  # "pointwise" ops have rules of one form
-    takes: inspect.Signature | None = None  # what a call is given, if not what the meaning is
-    signature: inspect.Signature = field(init=False)
+    signature: inspect.Signature = field(init=False)  # of the meaning
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "signature", inspect.signature(self.meaning))
-        object.__setattr__(self, "__doc__", self.meaning.__doc__)
+        # help() shows no signature of an object that is not a function.
+        takes = ", ".join(_parameter_texts(self.__signature__))
+        doc = f"{self.name}({takes})\n\n{inspect.getdoc(self.meaning)}"
+        object.__setattr__(self, "__doc__", doc)
         object.__setattr__(self, "__name__", self.name)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Add the op to the kernel that is traced."""
         tracer.current(f"tkl.{self.name}")
-        takes = self.signature if self.takes is None else self.takes
+        takes = self.__signature__
         try:
             takes.bind(*args, **keywords)
         except TypeError as error:
             raise errors.KernelError(
                 f"tkl.{self.name} is called wrongly: {error}",
                 where=user_line(),
-                hint=f"it takes {', '.join(map(_parameter_text, takes.parameters.values()))}",
+                hint=f"it takes {', '.join(_parameter_texts(takes))}",
             ) from error
         return self.call(*args, **keywords)
 
@@ -76,9 +83,18 @@ class Op:
         return trace.add(self, nodes, {name: _nodes(value) for name, value in keywords.items()})
 
 
-def _parameter_text(parameter: inspect.Parameter) -> str:
-    has_default = parameter.default is not inspect.Parameter.empty
-    return f"{parameter.name}={parameter.default!r}" if has_default else parameter.name
+def _parameter_texts(signature: inspect.Signature) -> Iterator[str]:
+    """Parameters as a call is documented: no types, and "*" before those passed by name."""
+    is_by_name = False
+    for one in signature.parameters.values():
+        if one.kind is one.KEYWORD_ONLY and not is_by_name:
+            is_by_name = True
+            yield "*"
+        name = f"*{one.name}" if one.kind is one.VAR_POSITIONAL else one.name
+        default = (
+            f"tkl.{dtype_name(one.default)}" if isinstance(one.default, Dtype) else one.default
+        )
+        yield name if one.default is one.empty else f"{name}={default}"
 
 
 def _nodes(value: Any) -> Any:
@@ -107,9 +123,7 @@ def op(call: Callable[..., Any]) -> Callable[[Meaning], Op]:
         made: Op
         own = inspect.signature(call)
         takes = own.replace(parameters=list(own.parameters.values())[1:])
-        made = Op(
-            name, meaning, lambda *args, **keywords: call(made, *args, **keywords), takes=takes
-        )
+        made = Op(name, meaning, lambda *args, **keywords: call(made, *args, **keywords), takes)
         return made
 
     return declare
@@ -143,14 +157,17 @@ def pointwise(takes: Takes = NUMBERS, gives: Dtype | None = None) -> Callable[[M
     """Declare an op on each element; operands are broadcast and become one type first."""
 
     def declare(meaning: Meaning) -> Op:
-        names = list(inspect.signature(meaning).parameters)
+        of_meaning = inspect.signature(meaning)
+        operands = [p.replace(annotation="Operand") for p in of_meaning.parameters.values()]
+        takes_tiles = of_meaning.replace(parameters=operands, return_annotation="Tile")
+        names = list(of_meaning.parameters)
 
         def call(*args: Any, **keywords: Any) -> Tile:
             bound = made.signature.bind(*args, **keywords)
             operands = [bound.arguments[name] for name in names]
             return apply(made, operands, takes, gives)
 
-        made = Op(meaning.__name__.rstrip("_"), meaning, call, "pointwise")
+        made = Op(meaning.__name__.rstrip("_"), meaning, call, takes_tiles, "pointwise")
         return made
 
     return declare

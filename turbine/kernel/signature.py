@@ -58,6 +58,21 @@ class Signature:
         """What a caller gives, in order."""
         return [p for p in self.parameters if p.is_passed]
 
+    def of_call(self) -> inspect.Signature:
+        """What a caller gives and gets, as help() and editors show it."""
+        passed = [
+            inspect.Parameter(
+                p.name,
+                inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=None if p.is_optional else p.default,
+                annotation=str(p.type),
+            )
+            for p in self.passed
+        ]
+        outputs = [str(p.type) for p in self.parameters if p.usage == "output"]
+        gives = f"tuple[{', '.join(outputs)}]" if len(outputs) > 1 else "".join(outputs) or "None"
+        return inspect.Signature(passed, return_annotation=gives)
+
     @property
     def buffers(self) -> list[Parameter]:
         """The parameters that are tensors."""

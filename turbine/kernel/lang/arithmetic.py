@@ -16,6 +16,7 @@ from turbine.kernel.op import (
     INTEGERS,
     NUMBERS,
     Op,
+    Operand,
     Takes,
     align_valid,
     apply,
@@ -39,13 +40,13 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 @pointwise(NUMBERS)
 def sub(x: Tensor, y: Tensor) -> Tensor:
-    """x - y"""
+    """`x - y`."""
     return torch.sub(x, y)
 
 
 @pointwise(NUMBERS)
 def mul(x: Tensor, y: Tensor) -> Tensor:
-    """x * y"""
+    """`x * y`."""
     return torch.mul(x, y)
 
 
@@ -77,7 +78,7 @@ def _guard(function: Any, x: Tensor, y: Tensor) -> Tensor:
     )
 
 
-def _pow(made: Op, x: Any, y: Any) -> Any:
+def _pow(made: Op, x: Operand, y: Operand) -> Any:
     is_whole = isinstance(x, Tile) and x.dtype.kind in ("int", "uint")
     if is_whole and type(y) is int and 0 < y <= _LARGEST_POWER:
         return reduce(lambda power, _: mul(power, x), range(y - 1), x)
@@ -96,7 +97,7 @@ def pow(x: Tensor, y: Tensor) -> Tensor:
 
 @pointwise(NUMBERS)
 def neg(x: Tensor) -> Tensor:
-    """-x"""
+    """`-x`."""
     return torch.neg(x)
 
 
@@ -108,25 +109,25 @@ def abs(x: Tensor) -> Tensor:
 
 @pointwise(ANYTHING, gives=BOOL)
 def less(x: Tensor, y: Tensor) -> Tensor:
-    """x < y"""
+    """`x < y`."""
     return torch.lt(x, y)
 
 
 @pointwise(ANYTHING, gives=BOOL)
 def less_equal(x: Tensor, y: Tensor) -> Tensor:
-    """x <= y"""
+    """`x <= y`."""
     return torch.le(x, y)
 
 
 @pointwise(ANYTHING, gives=BOOL)
 def greater(x: Tensor, y: Tensor) -> Tensor:
-    """x > y"""
+    """`x > y`."""
     return torch.gt(x, y)
 
 
 @pointwise(ANYTHING, gives=BOOL)
 def greater_equal(x: Tensor, y: Tensor) -> Tensor:
-    """x >= y"""
+    """`x >= y`."""
     return torch.ge(x, y)
 
 
@@ -138,7 +139,7 @@ def equal(x: Tensor, y: Tensor) -> Tensor:
 
 @pointwise(ANYTHING, gives=BOOL)
 def not_equal(x: Tensor, y: Tensor) -> Tensor:
-    """x != y"""
+    """`x != y`."""
     return torch.ne(x, y)
 
 
@@ -188,7 +189,7 @@ def _is_shift(x: Tensor, y: Tensor) -> Tensor:
     return (y >= 0) & (y < 8 * x.element_size())
 
 
-def _logical(made: Op, *operands: Any) -> Tile:
+def _logical(made: Op, *operands: Operand) -> Tile:
     tiles = [as_bool(operand, made.name) for operand in operands]
     shape = broadcast_shapes([tile.type for tile in tiles])
     valid = both([align_valid(tile, len(shape)) for tile in tiles])
@@ -219,7 +220,7 @@ def logical_not(x: Tensor) -> Tensor:
     return torch.logical_not(x)
 
 
-def _where(made: Op, condition: Any, x: Any, y: Any) -> Tile:
+def _where(made: Op, condition: Operand, x: Operand, y: Operand) -> Tile:
     dtype = common_dtype([x, y], "where")
     tiles = [as_bool(condition, "where"), as_tile(x, dtype, "where"), as_tile(y, dtype, "where")]
     shape = broadcast_shapes([tile.type for tile in tiles])
@@ -233,7 +234,7 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(condition, x, y)
 
 
-def _extreme(made: Op, x: Any, y: Any) -> Any:
+def _extreme(made: Op, x: Operand, y: Operand) -> Any:
     on_sizes = {"minimum": algebra.smaller, "maximum": algebra.larger}[made.name]
     if all(isinstance(value, (int, IndexExpr)) for value in (x, y)):
         return IndexExpr(on_sizes(expr_of(x), expr_of(y)))
@@ -257,7 +258,13 @@ def maximum(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _clamp(
-    made: Op, x: Any, low: Any = None, high: Any = None, *, min: Any = None, max: Any = None
+    made: Op,
+    x: Operand,
+    low: Operand | None = None,
+    high: Operand | None = None,
+    *,
+    min: Operand | None = None,
+    max: Operand | None = None,
 ) -> Any:
     least, most = (min if low is None else low), (max if high is None else high)
     if least is not None and most is not None:
@@ -275,7 +282,7 @@ def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(x, low), high)
 
 
-def _fma(made: Op, x: Any, y: Any, z: Any) -> Any:
+def _fma(made: Op, x: Operand, y: Operand, z: Operand) -> Any:
     if common_dtype([x, y, z], "fma").kind != "float":
         return add(mul(x, y), z)
     return apply(made, [x, y, z], FLOATS, None)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from turbine import errors
 from turbine.kernel.lang.creation import check_dtype, number
-from turbine.kernel.op import MAKE, Op, describe, op
+from turbine.kernel.op import MAKE, Op, Operand, describe, op
 from turbine.kernel.tracer import OPERATORS, IndexExpr, Tile, user_line
+from turbine.kernel.types import ElementType
 
 
-def _to_dtype(made: Op, x: Any, dtype: Any) -> Tile:
+def _to_dtype(made: Op, x: Operand, dtype: ElementType) -> Tile:
     to = check_dtype(dtype, "tkl.to_dtype")
     if isinstance(x, (bool, int, float, IndexExpr)):
         return number(x, to)
@@ -31,7 +30,7 @@ def to_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
-def _bitcast(made: Op, x: Tile, dtype: Any) -> Tile:
+def _bitcast(made: Op, x: Tile, dtype: ElementType) -> Tile:
     to = check_dtype(dtype, "tkl.bitcast")
     if to.bits != x.dtype.bits or "bool" in (to.kind, x.dtype.kind):
         raise errors.KernelError(

@@ -11,12 +11,20 @@ from turbine import dtypes, errors
 from turbine.dtypes import Dtype
 from turbine.kernel import tracer
 from turbine.kernel.algebra import Expr, ceiling
-from turbine.kernel.op import MAKE, Op, op, shape_of
+from turbine.kernel.op import MAKE, Op, Operand, Shape, Size, op, shape_of
 from turbine.kernel.tracer import IndexExpr, Tile, expr_of, user_line
-from turbine.kernel.types import I64, DtypeSymbol, TileType, dtype_name, fits, tensor_of
+from turbine.kernel.types import (
+    I64,
+    DtypeSymbol,
+    ElementType,
+    TileType,
+    dtype_name,
+    fits,
+    tensor_of,
+)
 
 
-def _constant(made: Op, shape: Any, dtype: Any, value: float) -> Tile:
+def _constant(made: Op, shape: Shape, dtype: ElementType, value: float) -> Tile:
     checked = check_dtype(dtype, "tkl.constant")
     if not isinstance(value, (bool, int, float)):
         raise errors.KernelError(
@@ -50,7 +58,9 @@ def from_index(value: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.int64).to(dtype)
 
 
-def _arange(made: Op, start: Any, stop: Any = None, step: Any = 1, dtype: Any = I64) -> Any:
+def _arange(
+    made: Op, start: Size, stop: Size | None = None, step: Any = 1, dtype: ElementType = I64
+) -> Any:
     if isinstance(step, (Dtype, DtypeSymbol)):
         step, dtype = 1, step
     first, end = (0, start) if stop is None else (start, stop)
@@ -84,7 +94,7 @@ def arange(size: int, start: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.arange(start, start + size).to(dtype)
 
 
-def iota(shape: Any, axis: int, dtype: Any = I64) -> Tile:
+def iota(shape: Shape, axis: int, dtype: ElementType = I64) -> Tile:
     """A tile that holds the place of each element along an axis."""
     sizes = shape_of(shape, "tkl.iota")
     if not -len(sizes) <= axis < len(sizes):
@@ -99,7 +109,7 @@ def iota(shape: Any, axis: int, dtype: Any = I64) -> Tile:
     return _tile(MAKE["broadcast_to"](shaped, [IndexExpr(size) for size in sizes]))
 
 
-def full(shape: Any, value: Any, dtype: Any) -> Tile:
+def full(shape: Shape, value: Operand, dtype: ElementType) -> Tile:
     """A tile with one number everywhere, which may be computed."""
     if isinstance(value, (bool, int, float)):
         return _tile(constant(shape, dtype, value))
@@ -107,7 +117,7 @@ def full(shape: Any, value: Any, dtype: Any) -> Tile:
     return _tile(MAKE["broadcast_to"](number, shape))
 
 
-def zeros(shape: Any, dtype: Any) -> Tile:
+def zeros(shape: Shape, dtype: ElementType) -> Tile:
     """A tile of zeros."""
     return _tile(constant(shape, dtype, 0))
 

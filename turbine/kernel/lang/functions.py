@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbine.kernel.op import FLOATS, Op, apply, as_tile, op, pointwise
+from turbine.kernel.op import FLOATS, Op, Operand, apply, as_tile, op, pointwise
 from turbine.kernel.tracer import OPERATORS
 
 
@@ -85,11 +85,11 @@ def erf(x: Tensor) -> Tensor:
 
 @pointwise(FLOATS)
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + exp(-x))"""
+    """`1 / (1 + exp(-x))`."""
     return torch.sigmoid(x)
 
 
-def _to_whole(made: Op, x: Any) -> Any:
+def _to_whole(made: Op, x: Operand) -> Any:
     tile = as_tile(x, None, made.name)
     return tile if tile.dtype.kind in ("int", "uint") else apply(made, [tile], FLOATS, None)
 

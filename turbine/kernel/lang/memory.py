@@ -27,7 +27,7 @@ from turbine.kernel.lang.shapes import (
     squeeze,
     transpose,
 )
-from turbine.kernel.op import Op, as_tile, broadcast_shapes, describe, op, shape_of
+from turbine.kernel.op import Op, Operand, as_tile, broadcast_shapes, describe, op, shape_of
 from turbine.kernel.tracer import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.types import BOOL, I64, TileType, axes_text
 from turbine.kernel.validity import Bound, Valid, both
@@ -37,13 +37,13 @@ Index = Expr | Tile
 
 def _load(
     made: Op,
-    buffer: Any,
+    buffer: Buffer,
     index: Any,
     shape: Any = None,
     *,
-    mask: Any = None,
-    other: Any = None,
-    check: Any = None,
+    mask: Tile | None = None,
+    other: Operand | None = None,
+    check: bool | None = None,
 ) -> Tile:
     checked = buffer_of(buffer, "tkl.load")
     _check_written(checked)
@@ -230,7 +230,13 @@ def fill_missing(x: Tensor, other: Tensor, within: Tensor) -> Tensor:
 
 
 def _store(
-    made: Op, buffer: Any, index: Any, value: Any, *, mask: Any = None, check: Any = None
+    made: Op,
+    buffer: Buffer,
+    index: Any,
+    value: Operand,
+    *,
+    mask: Tile | None = None,
+    check: bool | None = None,
 ) -> None:
     checked = buffer_of(buffer, "tkl.store")
     check_writable(checked, "tkl.store")

@@ -21,7 +21,7 @@ from turbine.kernel.types import DTYPES, F32
 from turbine.kernel.validity import ALWAYS, Valid, both
 
 
-def _dot(made: Op, a: Any, b: Any, acc: Any = None) -> Tile:
+def _dot(made: Op, a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
     _check(a, b)
     common = common_dtype([a, b], "dot")
     wide = accumulator_dtype(common)

@@ -20,13 +20,15 @@ from turbine.kernel.algebra import ONE, Expr
 from turbine.kernel.lang import arithmetic
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.shapes import axis_of, expand_dims, mask_of, squeeze
-from turbine.kernel.op import Op, as_tile, op
+from turbine.kernel.op import Op, Operand, as_tile, op
 from turbine.kernel.tracer import Tile, user_line
 from turbine.kernel.types import BOOL, I64, TileType
 from turbine.kernel.validity import Valid, axes_of
 
+Axes = int | Sequence[int] | None
 
-def _axes(axis: Any, tile: Tile, what: str) -> tuple[int, ...]:
+
+def _axes(axis: Axes, tile: Tile, what: str) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(tile.type.rank))
     named = axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -77,7 +79,9 @@ def _squeeze(tile: Tile, axes: Sequence[int]) -> Tile:
     return tile
 
 
-def _numeric(made: Op, x: Any, axis: Any = None, acc: Any = None, *, keepdims: bool = False) -> Any:
+def _numeric(
+    made: Op, x: Tile, axis: Axes = None, acc: Operand | None = None, *, keepdims: bool = False
+) -> Any:
     if isinstance(axis, Tile):  # tkl.max(x, y) is meant
         return _TOGETHER[made.name](x, axis)
     tile = as_tile(x, None, made.name)
@@ -101,12 +105,12 @@ _TOGETHER: dict[str, Callable[..., Any]] = {
 }
 
 
-def _truth(made: Op, x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
+def _truth(made: Op, x: Tile, axis: Axes = None, *, keepdims: bool = False) -> Tile:
     tile = as_bool(x, made.name)
     return _reduce(made, tile, _axes(axis, tile, _spell(made)), keepdims, BOOL)
 
 
-def _place(made: Op, x: Any, axis: Any = None, *, keepdims: bool = False) -> Tile:
+def _place(made: Op, x: Tile, axis: int | None = None, *, keepdims: bool = False) -> Tile:
     tile = as_tile(x, None, made.name)
     if axis is None and tile.type.rank != 1:
         raise errors.KernelError(

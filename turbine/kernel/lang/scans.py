@@ -23,12 +23,12 @@ from turbine.kernel.types import I64, TileType
 from turbine.kernel.validity import ALWAYS, Valid, both
 
 
-def _sum_dtype(made: Op, x: Any, axis: int, reverse: bool = False) -> Tile:
+def _sum_dtype(made: Op, x: Tile, axis: int, reverse: bool = False) -> Tile:
     tile = as_tile(x, None, made.name)
     return _scan_node(made, tile, tile.dtype if tile.dtype.kind == "float" else I64, axis, reverse)
 
 
-def _compare(made: Op, x: Any, axis: int, reverse: bool = False) -> Tile:
+def _compare(made: Op, x: Tile, axis: int, reverse: bool = False) -> Tile:
     tile = as_tile(x, None, made.name)
     return _scan_node(made, tile, tile.dtype, axis, reverse)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.kernel.algebra import ONE, ZERO, Expr
-from turbine.kernel.op import MAKE, Op, as_tile, common_dtype, op, shape_of
+from turbine.kernel.op import MAKE, Op, Operand, Shape, Size, as_tile, common_dtype, op, shape_of
 from turbine.kernel.tracer import OPERATORS, IndexExpr, Tile, user_line
 from turbine.kernel.types import BOOL, TileType, axes_text
 from turbine.kernel.validity import ALWAYS, Valid
@@ -126,7 +126,7 @@ def squeeze(x: Tensor, axis: int) -> Tensor:
 # Broadcasting
 
 
-def _broadcast_to(made: Op, x: Any, shape: Any) -> Tile:
+def _broadcast_to(made: Op, x: Operand, shape: Shape) -> Tile:
     sizes = shape_of(shape, "tkl.broadcast_to")
     tile = as_tile(x, None, "broadcast_to")
     if tile.type.shape == sizes:
@@ -186,7 +186,7 @@ def broadcast_in_dim(x: Any, shape: Any, broadcast_dimensions: Sequence[int]) ->
 # Reshaping
 
 
-def _reshape(made: Op, x: Tile, shape: Any) -> Tile:
+def _reshape(made: Op, x: Tile, shape: Shape) -> Tile:
     sizes = shape_of(shape, "tkl.reshape")
     if _count(sizes) != _count(x.type.shape):
         listed = ", ".join(map(str, sizes))
@@ -215,7 +215,7 @@ def _count(sizes: Sequence[Expr]) -> Expr:
 # Parts
 
 
-def _slice(made: Op, x: Tile, axis: int, start: Any, size: Any, step: int = 1) -> Tile:
+def _slice(made: Op, x: Tile, axis: int, start: Size, size: Size, step: int = 1) -> Tile:
     place = axis_of(axis, x.type.rank, "tkl.slice")
     (first, length) = shape_of((start, size), "tkl.slice")
     whole = x.type.shape[place]
