@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test sweep soak check format bench coverage exports clean
+.PHONY: help setup run test sweep soak check format bench coverage exports docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ coverage: $(INSTALLED) ## judge every op of PyTorch's samples and write docs/cov
 
 exports: $(INSTALLED) ## judge exports of the same ops and write docs/export_coverage.md
 	$(BIN)/turbine coverage --export --jobs $(WORKERS) --output docs/export_coverage.md $(ARGS)
+
+docs: $(INSTALLED) ## build the documentation site in build/site
+	$(BIN)/python docs/build_site.py build/site
 
 clean: ## remove build outputs and caches, keep .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results

@@ -49,8 +49,8 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "page",
-    "torch_compile parameters transforms quantization devices moving_over compiled_module runtime "
-    "custom_ops builtin_ops kernels".split(),
+    "index export torch_compile parameters transforms quantization devices moving_over "
+    "compiled_module runtime custom_ops builtin_ops kernels".split(),
 )
 def test_the_code_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
