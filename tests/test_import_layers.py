@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Top to bottom. A room imports itself and any room on the floors below it.
 FLOORS = (
-    ("cli", "peer"),
+    ("cli", "compat"),
     ("coverage", "fuzz"),
     ("aot", "dynamo", "eager"),
     ("kernel",),
@@ -62,7 +62,7 @@ IREE_PART = {
     "lower": "iree.compiler.extras.fx_importer",
     "compiler": "iree.compiler.api",
     "runtime": "iree.runtime",
-    "peer": "iree",
+    "compat": "iree",
 }
 # Artifacts load and run where torch is not installed, so these rooms import it late or not at all.
 TORCH_FREE = {"facts", "compiler", "runtime"}

@@ -14,11 +14,8 @@ from torch import nn
 
 import turbine.aot
 from turbine import aot, errors
-from turbine.mlir import context
-from turbine.ops.pure_op import PureOp
-from turbine.passes import ExpandCustomOps, Merge, run_passes
-from turbine.peer.custom_op_expansion import ExpandCustomOpsPass
-from turbine.peer.op_reg import (
+from turbine.compat.custom_op_expansion import ExpandCustomOpsPass
+from turbine.compat.op_reg import (
     ALL_CUSTOM_OP_REGS,
     AttrArg,
     CustomOp,
@@ -29,7 +26,10 @@ from turbine.peer.op_reg import (
     def_library,
     impl_helper,
 )
-from turbine.peer.op_reg.eager import eager_dispatch
+from turbine.compat.op_reg.eager import eager_dispatch
+from turbine.mlir import context
+from turbine.ops.pure_op import PureOp
+from turbine.passes import ExpandCustomOps, Merge, run_passes
 
 pytestmark = pytest.mark.run
 LIBRARY = def_library("op_reg_test")
@@ -340,7 +340,7 @@ def test_a_selection_is_dispatched_to_its_op() -> None:
         (OPS.total, ([torch.randn(6), torch.randn(6)], 3, [1])),
         (OPS.halves, (torch.randn(3), torch.randn(4), [True, True])),
     ],
-    ids=str,
+    ids=["add", "add_to", "linear", "total", "halves"],
 )
 def test_opcheck_is_content(op: Any, args: tuple[Any, ...]) -> None:
     torch.library.opcheck(op.default, args)

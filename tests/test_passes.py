@@ -25,6 +25,10 @@ from turbine.aot import (
     jittable,
 )
 from turbine.cli.main import main
+from turbine.compat.add_metadata import AddMetadataPass
+from turbine.compat.mm_group_quant import MMGroupQuantRewriterPass
+from turbine.compat.rename_parameters import RenameParametersPass
+from turbine.compat.rewriter import Pass as PeerPass
 from turbine.mlir import context, matchers, parameters, rewrites, symbols
 from turbine.mlir.ir import InsertionPoint, Module, Operation, Type, Value
 from turbine.mlir.parameters import Parameter
@@ -40,10 +44,6 @@ from turbine.passes import (
     run_passes,
 )
 from turbine.passes.group_quantize import quantize
-from turbine.peer.add_metadata import AddMetadataPass
-from turbine.peer.mm_group_quant import MMGroupQuantRewriterPass
-from turbine.peer.rename_parameters import RenameParametersPass
-from turbine.peer.rewriter import Pass as PeerPass
 
 
 @torch.library.custom_op("turbine_passes::scaled", mutates_args=())

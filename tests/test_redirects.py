@@ -17,7 +17,7 @@ import turbine
 import turbine.aot
 import turbine.capture.decompositions
 from turbine import errors, redirects
-from turbine.peer import conversions
+from turbine.compat import conversions
 
 ROOT = Path(__file__).parents[1]
 ROOTS = ("iree.turbine", "shark_turbine")
@@ -198,7 +198,7 @@ def test_installing_twice_is_installing_once() -> None:
 def test_a_fresh_interpreter_needs_no_preparation() -> None:
     program = (
         "from iree.turbine.support.conversions import TORCH_DTYPE_TO_IREE_TYPE\n"
-        "import sys, turbine.peer.conversions as ours\n"
+        "import sys, turbine.compat.conversions as ours\n"
         "assert sys.modules['iree.turbine.support.conversions'] is ours\n"
         "assert 'turbine.aot' not in sys.modules\n"
     )
@@ -261,7 +261,7 @@ def test_no_row_contradicts_another() -> None:
 @pytest.mark.parametrize("old", redirects.MOVED)
 def test_an_old_name_hides_no_module_of_ours(old: str) -> None:
     package, _, rest = old.partition(".")
-    ours = redirects.MOVED.get(package, "turbine.peer")
+    ours = redirects.MOVED.get(package, "turbine.compat")
     hidden = find_spec(f"{ours}.{rest.partition('.')[0]}") if rest else None
     assert hidden is None or hidden.name == redirects.MOVED[old]
 

@@ -18,7 +18,7 @@ import torch
 
 from turbine import config
 from turbine.cli.main import main
-from turbine.peer import debugging
+from turbine.compat import debugging
 from turbine.runtime import Launchable, run_trace
 
 SOURCE = """

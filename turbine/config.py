@@ -54,7 +54,7 @@ class Config:
         None, "folder that receives each kernel's IR and code, and a log of calls"
     )
     debug: str = _option(
-        "", "flags of turbine.peer.debugging: log_level=debug,-asserts,runtime_trace_dir=DIR"
+        "", "flags of turbine.compat.debugging: log_level=debug,-asserts,runtime_trace_dir=DIR"
     )
     log_level: str = _option("", "short for log_level among the debug flags")
     check_indices: bool = _option(

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 import turbine
 from turbine import config, dtypes, errors, target
+from turbine.compat import conversions, debugging, decompositions, exceptions, tools
+from turbine.compat.builder import Builder
+from turbine.compat.functionalization import functorch_functionalize
+from turbine.compat.invoke import invoke_vm_function
+from turbine.compat.ir import InsertionPoint, IrType, Location
 from turbine.compiler import pipeline
 from turbine.mlir import context
-from turbine.peer import conversions, debugging, decompositions, exceptions, tools
-from turbine.peer.builder import Builder
-from turbine.peer.functionalization import functorch_functionalize
-from turbine.peer.invoke import invoke_vm_function
-from turbine.peer.ir import InsertionPoint, IrType, Location
 from turbine.runtime import Device
 
 # Dtypes
@@ -277,7 +277,7 @@ def test_a_function_is_invoked_with_and_without_fences(name: str) -> None:
 def test_loggers_talk_when_the_flags_say_so() -> None:
     program = (
         "from turbine import config; config.set(debug='log_level=info')\n"
-        "from turbine.peer.logging import aot_logger\n"
+        "from turbine.compat.logging import aot_logger\n"
         "aot_logger.info('heard'); aot_logger.debug('not heard')\n"
     )
     ended = subprocess.run(
@@ -313,6 +313,6 @@ def test_a_builder_calls_functions_over_builtin_types() -> None:
 
 @pytest.mark.parametrize("name", ["conversions", "debugging", "tools"])
 def test_examples_in_the_documentation_run(name: str) -> None:
-    module = importlib.import_module(f"turbine.peer.{name}")
+    module = importlib.import_module(f"turbine.compat.{name}")
     failed, tried = doctest.testmod(module)
     assert (failed, tried > 0) == (0, True)

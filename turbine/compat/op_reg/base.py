@@ -16,19 +16,19 @@ from torch._guards import detect_fake_mode
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
+from turbine.compat.op_reg.building import FreeFuncKernelBuilder as FreeFuncKernelBuilder
+from turbine.compat.op_reg.building import InlineKernelBuilder as InlineKernelBuilder
+from turbine.compat.op_reg.building import KernelBuilder as KernelBuilder
+from turbine.compat.op_reg.descriptors import ArgDescriptor as ArgDescriptor
+from turbine.compat.op_reg.descriptors import AttrArg as AttrArg
+from turbine.compat.op_reg.descriptors import EmptyOptionalTensorArg as EmptyOptionalTensorArg
+from turbine.compat.op_reg.descriptors import IntArg as IntArg
+from turbine.compat.op_reg.descriptors import TensorArg as TensorArg
+from turbine.compat.op_reg.descriptors import TensorListArg as TensorListArg
+from turbine.compat.op_reg.selection import KernelSelection as KernelSelection
 from turbine.ops import Builder, custom_op
 from turbine.ops.schema import Schema
 from turbine.ops.specialization import Axes
-from turbine.peer.op_reg.building import FreeFuncKernelBuilder as FreeFuncKernelBuilder
-from turbine.peer.op_reg.building import InlineKernelBuilder as InlineKernelBuilder
-from turbine.peer.op_reg.building import KernelBuilder as KernelBuilder
-from turbine.peer.op_reg.descriptors import ArgDescriptor as ArgDescriptor
-from turbine.peer.op_reg.descriptors import AttrArg as AttrArg
-from turbine.peer.op_reg.descriptors import EmptyOptionalTensorArg as EmptyOptionalTensorArg
-from turbine.peer.op_reg.descriptors import IntArg as IntArg
-from turbine.peer.op_reg.descriptors import TensorArg as TensorArg
-from turbine.peer.op_reg.descriptors import TensorListArg as TensorListArg
-from turbine.peer.op_reg.selection import KernelSelection as KernelSelection
 
 # Ops by their names, "namespace.name".
 ALL_CUSTOM_OP_REGS: dict[str, CustomOp] = {}
@@ -50,7 +50,7 @@ class CustomOp(ABC):
 
     >>> import torch
     >>> from iree.compiler.dialects import arith
-    >>> from turbine.peer.op_reg import CustomOp, def_library
+    >>> from turbine.compat.op_reg import CustomOp, def_library
     >>> @CustomOp.register(library=def_library("docs_op_reg"))
     ... class add(CustomOp):
     ...     signature = "add(Tensor a, Tensor b) -> Tensor"

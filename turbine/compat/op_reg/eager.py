@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from turbine.peer.op_reg.selection import KernelSelection
+from turbine.compat.op_reg.selection import KernelSelection
 
 
 def eager_dispatch(ksel: KernelSelection) -> Any:

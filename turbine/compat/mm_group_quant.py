@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from turbine.compat.rewriter import Pass, pass_main
 from turbine.mlir.ir import Module, Operation
 from turbine.passes.group_quantize import GroupQuantize
-from turbine.peer.rewriter import Pass, pass_main
 
 
 class MMGroupQuantRewriterPass(Pass):

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from turbine import errors
+from turbine.compat.op_reg.building import KernelBuilder
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
 from turbine.mlir.ir import Location, Operation, Value
 from turbine.ops.ir_builder import bring_in
-from turbine.peer.op_reg.building import KernelBuilder
 
 
 class TemplateLoader(ABC):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from turbine.compat.rewriter import Pass
 from turbine.mlir.ir import Module
 from turbine.passes.add_metadata import AddMetadata
-from turbine.peer.rewriter import Pass
 
 
 class AddMetadataPass(Pass):

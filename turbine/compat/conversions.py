@@ -46,7 +46,7 @@ def torch_dtyped_shape_to_iree_format(
     """A shape and dtype as IREE's tools write them.
 
     >>> import torch
-    >>> from turbine.peer.conversions import torch_dtyped_shape_to_iree_format
+    >>> from turbine.compat.conversions import torch_dtyped_shape_to_iree_format
     >>> torch_dtyped_shape_to_iree_format([1, 2], torch.float32)
     '1x2xf32'
     """

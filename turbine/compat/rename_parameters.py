@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from turbine.compat.rewriter import Pass, pass_main
 from turbine.mlir.ir import Module, Operation
 from turbine.passes.rename_parameters import Callback, Name, RenameParameters
-from turbine.peer.rewriter import Pass, pass_main
 
 
 class RenameParametersPass(Pass):

@@ -25,7 +25,7 @@ class DebugFlags:
     def parse(settings: str) -> DebugFlags:
         """Flags from a comma separated list of name=value, name and -name.
 
-        >>> from turbine.peer.debugging import DebugFlags
+        >>> from turbine.compat.debugging import DebugFlags
         >>> DebugFlags.parse("-asserts").asserts
         False
         """

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from turbine.compat.op_reg.base import ALL_CUSTOM_OP_REGS, CustomOp
+from turbine.compat.op_reg.building import InlineKernelBuilder as InlineKernelBuilder
+from turbine.compat.rewriter import Pass
 from turbine.mlir.ir import Module, Operation
 from turbine.passes.expand_custom_ops import DECLARED, Emit, ExpandCustomOps
-from turbine.peer.op_reg.base import ALL_CUSTOM_OP_REGS, CustomOp
-from turbine.peer.op_reg.building import InlineKernelBuilder as InlineKernelBuilder
-from turbine.peer.rewriter import Pass
 
 
 class ExpandCustomOpsPass(Pass):

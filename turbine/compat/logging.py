@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from turbine.peer.debugging import flags
+from turbine.compat.debugging import flags
 
 
 class DefaultFormatter(logging.Formatter):

@@ -11,7 +11,7 @@ import numpy
 import torch
 
 from turbine import dtypes, errors
-from turbine.peer.conversions import torch_dtyped_shape_to_iree_format
+from turbine.compat.conversions import torch_dtyped_shape_to_iree_format
 
 FilePath = str | PathLike[str]
 
@@ -20,7 +20,7 @@ def iree_tool_format_cli_input_arg(arg: torch.Tensor, file_path: FilePath) -> st
     """What follows `--input=` for a tensor whose bytes are in a file.
 
     >>> import torch
-    >>> from turbine.peer.tools import iree_tool_format_cli_input_arg
+    >>> from turbine.compat.tools import iree_tool_format_cli_input_arg
     >>> iree_tool_format_cli_input_arg(torch.ones(1, 2), "x.bin")
     '1x2xf32=@x.bin'
     """

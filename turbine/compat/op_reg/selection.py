@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from turbine import errors
-from turbine.ops.specialization import Axes
-from turbine.peer.op_reg.descriptors import (
+from turbine.compat.op_reg.descriptors import (
     ArgDescriptor,
     AttrArg,
     EmptyOptionalTensorArg,
@@ -17,9 +16,10 @@ from turbine.peer.op_reg.descriptors import (
     TensorArg,
     TensorListArg,
 )
+from turbine.ops.specialization import Axes
 
 if TYPE_CHECKING:
-    from turbine.peer.op_reg.base import CustomOp
+    from turbine.compat.op_reg.base import CustomOp
 
 Descriptor = TypeVar("Descriptor", bound=ArgDescriptor)
 Value = TypeVar("Value")

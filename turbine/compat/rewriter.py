@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from turbine.compat.builder import Builder as Builder
+from turbine.compat.merger import Merger as Merger
+from turbine.compat.merger import module_of
 from turbine.mlir import context as mlir_context
 from turbine.mlir import rewrites
 from turbine.mlir.ir import Module, Operation, Value
@@ -21,9 +24,6 @@ from turbine.mlir.matchers import OpMatcher as OpMatcher
 from turbine.mlir.matchers import OpMatchResult as OpMatchResult
 from turbine.mlir.matchers import Transpose2DMatcher as Transpose2DMatcher
 from turbine.mlir.matchers import match_children as match_children
-from turbine.peer.builder import Builder as Builder
-from turbine.peer.merger import Merger as Merger
-from turbine.peer.merger import module_of
 
 
 class Pass:

@@ -16,7 +16,7 @@ def functorch_functionalize(f: Callable[..., Any], *args: Any) -> fx.GraphModule
     Sizes stay open. `turbine.aot.jittable` and `export` do as much by themselves.
 
     >>> import torch
-    >>> from turbine.peer.functionalization import functorch_functionalize
+    >>> from turbine.compat.functionalization import functorch_functionalize
     >>> graph = functorch_functionalize(lambda x: (x + 1).mul_(2), torch.ones(3))
     >>> [node.target for node in graph.graph.nodes if "mul" in str(node.target)]
     [<OpOverload(op='aten.mul', overload='Tensor')>]

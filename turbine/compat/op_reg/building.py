@@ -9,11 +9,11 @@ from iree.compiler.ir import Block, Context, InsertionPoint, Location, Module, S
 from iree.compiler.ir import Value as IrValue
 
 from turbine import dtypes, errors
+from turbine.compat.merger import module_of
+from turbine.compat.op_reg.descriptors import ArgDescriptor, IntArg, TensorArg, TensorListArg
+from turbine.compat.op_reg.selection import KernelSelection
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function, scalars, torch_values
-from turbine.peer.merger import module_of
-from turbine.peer.op_reg.descriptors import ArgDescriptor, IntArg, TensorArg, TensorListArg
-from turbine.peer.op_reg.selection import KernelSelection
 
 _INDEX = dtypes.SCALARS["index"]
 _INT64 = dtypes.SCALARS["int64"]
