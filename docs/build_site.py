@@ -47,7 +47,7 @@ def build(output: Path) -> int:
     """Build the site; warnings are errors."""
     with tempfile.TemporaryDirectory() as name:
         source = Path(name)
-        for page in [*DOCS.glob("*.md"), DOCS / "conf.py"]:
+        for page in [*DOCS.glob("*.md"), *DOCS.glob("*.svg"), DOCS / "conf.py"]:
             shutil.copy(page, source)
         changes = (DOCS.parent / "CHANGELOG.md").read_text()
         (source / "changelog.md").write_text(changes.replace("](docs/", "]("))

@@ -18,16 +18,17 @@ from turbine.passes import PASSES
 ROOT = Path(__file__).parents[1]
 
 
-def test_errors_page_is_up_to_date() -> None:
-    made = runpy.run_path(str(ROOT / "docs" / "errors_page.py"))["page"]()
-    hint = "run: python docs/errors_page.py"
-    assert (ROOT / "docs" / "errors.md").read_text() == made, hint
-
-
-def test_the_stub_of_the_kernel_language_is_up_to_date() -> None:
-    made = runpy.run_path(str(ROOT / "docs" / "kernel_stub.py"))
-    hint = "run: python docs/kernel_stub.py"
-    assert made["STUB"].read_text() == made["page"](), hint
+@pytest.mark.parametrize(
+    ("script", "made"),
+    [
+        ("errors_page", "docs/errors.md"),
+        ("kernel_stub", "turbine/kernel/lang/__init__.pyi"),
+        ("layout_picture", "docs/layout.svg"),
+    ],
+)
+def test_what_is_made_from_code_is_up_to_date(script: str, made: str) -> None:
+    page = runpy.run_path(str(ROOT / "docs" / f"{script}.py"))["page"]()
+    assert (ROOT / made).read_text() == page, f"run: python docs/{script}.py"
 
 
 def test_layout_names_every_room_of_the_house() -> None:
