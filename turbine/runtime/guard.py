@@ -147,7 +147,7 @@ def _copy(device: Any, view: Any) -> _Room:
 
 
 def _make_room(device: Any, result: StoredResult) -> _Room:
-    """Not through DLPack: IREE may not fill what comes that way. The buffer keeps the memory."""
+    """Not through DLPack: IREE may not fill what comes that way. The memory must outlive a call."""
     row = dtypes.from_torch_name(result.dtype)
     memory = fence(math.prod(result.shape) * row.itemsize)
     kind = iree.MemoryType.HOST_LOCAL | iree.MemoryType.DEVICE_VISIBLE
