@@ -350,8 +350,8 @@ def test_what_is_no_tensor_is_refused() -> None:
     mistakes: dict[str, Callable[[], Any]] = {
         "q is a list, expected a tensor": lambda: builder.add_tensor("q", [1, 2]),
         "q is a list, expected bytes": lambda: builder.add_blob("q", [1, 2]),
-        "a dict is no nn.Module": lambda: builder.add_module({"q": 1}),
-        "3 is no name": lambda: builder.add_tensor(3, torch.ones(2)),
+        "a dict is not an nn.Module": lambda: builder.add_module({"q": 1}),
+        "3 is not a name": lambda: builder.add_tensor(3, torch.ones(2)),
     }
     for match, add in mistakes.items():
         with pytest.raises(errors.ParameterError, match=match):

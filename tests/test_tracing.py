@@ -265,5 +265,5 @@ def test_a_folder_without_a_trace_is_an_error(
     told = capsys.readouterr()
     assert (told.out, told.err.splitlines()[0]) == (
         "",
-        f"error: {tmp_path / name} is no folder with a trace",
+        f"error: {tmp_path / name} is not a folder with a trace",
     )

@@ -28,7 +28,7 @@ class Dtype:
 
     def __or__(self, other: None) -> Any:
         """What may be such a number, or be left out: `tkl.f32 | None`."""
-        return Union[self, other]  # noqa: UP007  # these are no types of Python's
+        return Union[self, other]  # noqa: UP007  # these are not Python types
 
     @property
     def itemsize(self) -> int:

@@ -282,7 +282,7 @@ def test_several_programs_that_read_what_another_writes() -> None:
     ("the batches differ", lambda x, y: tkl.dot(tile(2, BM, BK), tile(3, BK, BN))),
     ("tkl.bitwise_and of f32: it takes bool, int, uint", lambda x, y: read(x) & read(x)),
     ("tkl.constant of a traced f32", lambda x, y: tkl.constant((N,), tkl.f32, read(x)[0])),
-    ("torch.float32 is no element type", lambda x, y: WRONG.constant((N,), torch.float32, 0)),
+    ("torch.float32 is not an element type", lambda x, y: WRONG.constant((N,), torch.float32, 0)),
     ("tkl.constant: a size is -1", lambda x, y: tkl.constant((-1,), tkl.f32, 0)),
     ("tkl.arange of a traced f32", lambda x, y: tkl.arange(read(x)[0])),
     ("tkl.iota of 1 axes: axis=1", lambda x, y: tkl.iota((N,), 1)),

@@ -91,7 +91,7 @@ def _size(item: Any) -> int | str | None:
     is_size = isinstance(name, int) and not isinstance(name, bool) and name >= 0
     if not (name is None or is_size or (isinstance(name, str) and name.isidentifier())):
         raise errors.ProcedureError(
-            f"{item!r} is no size",
+            f"{item!r} is not a size",
             hint="give an int, None, a name such as 'batch', or a torch.export.Dim",
         )
     return name if name is None or isinstance(name, str) else int(name)

@@ -127,7 +127,7 @@ def _tensor(value: Any) -> IrTensor:
     if isinstance(value, torch.Tensor):
         return from_tensor(value)
     if not isinstance(value, IrTensor):
-        raise _refusal(f"a {type(value).__name__} is no tensor")
+        raise _refusal(f"a {type(value).__name__} is not a tensor")
     return value
 
 
@@ -152,7 +152,7 @@ def _size(size: Any) -> Size:
         return int(size)
     if isinstance(size, IrScalar) and size.scalar.python is int:
         return size.to(AbstractScalar(INDEX))
-    raise _refusal(f"{size!r} is no size or place")
+    raise _refusal(f"{size!r} is not a size or place")
 
 
 def _sizes(sizes: tuple[Any, ...]) -> list[Size]:

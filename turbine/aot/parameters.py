@@ -199,7 +199,7 @@ class ParameterArchiveBuilder:
 def _state(module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and persistent buffers under every name they have."""
     if not isinstance(module, torch.nn.Module):
-        raise errors.ParameterError(f"a {type(module).__name__} is no nn.Module")
+        raise errors.ParameterError(f"a {type(module).__name__} is not an nn.Module")
     stem = f"{prefix}." if prefix else ""
     for name, value in module.state_dict(keep_vars=True).items():
         if torch.nn.parameter.is_lazy(value):
@@ -212,7 +212,7 @@ def _check_new(keys: Iterable[str], known: dict[str, Entry]) -> None:
     keys = list(keys)
     wrong = [key for key in keys if not isinstance(key, str)]
     if wrong:
-        raise errors.ParameterError(f"{wrong[0]!r} is no name, expected a string")
+        raise errors.ParameterError(f"{wrong[0]!r} is not a name, expected a string")
     twice = sorted(set(keys) & set(known))
     if twice:
         raise errors.ParameterError(f"added twice: {', '.join(twice)}")

@@ -208,7 +208,7 @@ def _trace(exported: ExportedProgram, decomposed: ExportedProgram) -> small_size
 
 
 def check_devices(devices: Devices | None, count: int) -> Devices:
-    """The devices of arguments, or an error that names one that is no argument."""
+    """The devices of arguments, or an error that names one that is not an argument."""
     wrong = [place for place in devices or {} if place not in range(count)]
     if wrong:
         raise errors.ExportError(

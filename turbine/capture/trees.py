@@ -50,7 +50,7 @@ def _class(spec: TreeSpec) -> Any:
 
 def _named_fields(kind: Any, context: Any) -> tuple[Any, ...]:
     if issubclass(kind, tuple):
-        # What torch.sort and its kin return is no namedtuple, and names its fields otherwise.
+        # What torch.sort and its kin return is not a namedtuple, and names its fields otherwise.
         return tuple(vars(kind).get("_fields") or kind.__match_args__)
     if isinstance(context, (list, tuple)):
         # A dataclass keeps (fields with a value, fields that were None).

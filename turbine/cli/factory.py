@@ -101,7 +101,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _make(factory: str, found: Any) -> Any:
-    """What the factory gives; something that is no factory is taken as it is."""
+    """What the factory gives; something that is not a factory is taken as it is."""
     if _is_module(found) or not callable(found):
         return found
     try:

@@ -64,7 +64,7 @@ def _kernels(folder: Path) -> list[Kernel]:
         times.setdefault(kernel.name, []).append(row["ms"])
     if not kernels:
         raise errors.ArgumentError(
-            f"{folder} is no folder with a trace",
+            f"{folder} is not a folder with a trace",
             hint="run a program with TURBINE_TRACE_DIR=FOLDER, then `turbine trace FOLDER`",
         )
     for name, spent in times.items():
@@ -87,7 +87,7 @@ def _calls(folder: Path) -> Iterator[dict[str, Any]]:
         else:
             yield row
     if unreadable:
-        print(f"{unreadable} lines of {path} are no calls and were left out", file=sys.stderr)
+        print(f"{unreadable} lines of {path} are not calls and were left out", file=sys.stderr)
 
 
 def _call(line: bytes) -> dict[str, Any] | None:

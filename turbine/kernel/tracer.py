@@ -313,7 +313,7 @@ def _operate(name: str, *operands: Any) -> Any:
             return decided
         if name == "truediv" and not is_tracing():
             raise errors.KernelError(
-                f"{operands[0]!r} / {operands[1]!r} is no size",
+                f"{operands[0]!r} / {operands[1]!r} is not a size",
                 where=user_line(),
                 hint=f"write {operands[0]!r} // {operands[1]!r}, which counts blocks in a grid",
             )

@@ -73,7 +73,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> No
     require(query.shape[:-3] == key.shape[:-3], _NAME, f"{shapes}: the batches differ")
     if rank > 2:
         shared = key.shape[-3] > 0 and query.shape[-3] % key.shape[-3] == 0
-        fact = f"{shapes}: the query's heads are no multiple of the key's"
+        fact = f"{shapes}: the query's heads are not a multiple of the key's"
         require(query.shape[-3] == key.shape[-3] or shared, _NAME, fact)
     if mask is not None:
         _check_mask(query, key, mask)

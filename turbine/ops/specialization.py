@@ -63,7 +63,7 @@ class Traced:
     """The graph of calls that have one key, and what else they must have in common."""
 
     graph: fx.GraphModule
-    weights: dict[str, Weight]  # placeholders that are no arguments -> constants of the code
+    weights: dict[str, Weight]  # placeholders that are not arguments -> constants of the code
     tree: Any  # nests the results
     fixed: dict[int, Any]  # results that are part of the code, by their place among the leaves
     truths: frozenset[int]  # places of results that are bools

@@ -18,7 +18,7 @@ from turbine.passes.base import Pass
 class AddMetadata(Pass):
     """Add metadata to a function; a program that runs it finds it as the function's reflection.
 
-    Values that are no texts become texts. What the function has under other names stays.
+    Values that are not strings become strings. What the function has under other names stays.
 
     >>> from turbine.mlir import context
     >>> module = context.parse("func.func @main() { return }")

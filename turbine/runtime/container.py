@@ -198,7 +198,7 @@ def _section(row: dict[str, Any]) -> Section:
     section = Section(**row)
     numbers = (section.offset, section.length, section.crc32)
     if type(section.name) is not str or not all(type(n) is int and n >= 0 for n in numbers):
-        raise ValueError(f"{section} is no section")
+        raise ValueError(f"{section} is not a section")
     return section
 
 

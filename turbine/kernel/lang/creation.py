@@ -34,7 +34,7 @@ def _constant(made: Op, shape: Shape, dtype: ElementType, value: float) -> Tile:
         )
     if not fits(value, checked):
         raise errors.KernelError(
-            f"{value} is no number of {dtype_name(checked)}",
+            f"{value} is not a number of {dtype_name(checked)}",
             where=user_line(),
             hint="convert the tile that it goes with to a larger type, x.to(tkl.i64)",
         )
@@ -135,7 +135,7 @@ def check_dtype(dtype: Any, what: str) -> Dtype:
         return dtype
     is_open = isinstance(dtype, DtypeSymbol)
     raise errors.KernelError(
-        f"{what}: {dtype} is no element type{' of an argument' if is_open else ''}",
+        f"{what}: {dtype} is not an element type{' of an argument' if is_open else ''}",
         where=user_line(),
         hint="tkl.f32, tkl.i32, ... or the type of a tile or buffer, x.dtype",
     )
