@@ -222,7 +222,7 @@ sys.exit(3)
 
 @pytest.mark.usefixtures("no_workers")
 def test_a_worker_that_dies_in_its_answer_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
-    def spawn(pipe: Connection, log: IO[bytes], scratch: str) -> subprocess.Popen[bytes]:
+    def spawn(pipe: Connection, log: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", HALF_AN_ANSWER, str(pipe.fileno())]
         return subprocess.Popen(command, pass_fds=[pipe.fileno()], start_new_session=True)
 
@@ -301,7 +301,7 @@ time.sleep(60)
 
 @pytest.mark.usefixtures("no_workers")
 def test_the_linker_ends_with_its_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def spawn(pipe: Connection, log: IO[bytes], scratch: str) -> subprocess.Popen[bytes]:
+    def spawn(pipe: Connection, log: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", WITH_A_LINKER, str(tmp_path)]
         return subprocess.Popen(command, pass_fds=[pipe.fileno()], start_new_session=True)
 

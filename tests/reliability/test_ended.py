@@ -93,7 +93,7 @@ def test_a_fork_waits_for_a_worker_that_is_being_started(monkeypatch: pytest.Mon
     begun, go_on = threading.Event(), threading.Event()
     pipes: list[int] = []
 
-    def spawn(pipe: Connection, log: IO[bytes], scratch: str) -> subprocess.Popen[bytes]:
+    def spawn(pipe: Connection, log: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
         pipes.append(_inode(pipe.fileno()))
         begun.set()
         go_on.wait(1)

@@ -7,12 +7,9 @@ import atexit
 import contextlib
 import os
 import resource
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from dataclasses import dataclass, field
@@ -23,6 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import IO
 
 from turbine import config, errors
+from turbine.compiler import scratch
 from turbine.compiler.session import Outcome, Request
 
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
@@ -201,7 +199,7 @@ class _Worker:
         """End the process for good and remove what it left on disk."""
         self.kill()
         self.process.wait()
-        shutil.rmtree(self.scratch, ignore_errors=True)
+        scratch.remove(self.scratch)
 
     def bury(self) -> None:
         """End the process and let go of all that belonged to it."""
@@ -256,33 +254,26 @@ def _start_one() -> _Worker:
             undo.enter_context(ours)
             fd = os.memfd_create("turbine-compiler")
             log = undo.enter_context(open(fd, "w+b", buffering=0))
-            scratch = _choose_scratch()
-            process = _spawn(theirs, log, scratch)
+            folder = scratch.choose()
+            process = _spawn(theirs, log, folder)
             undo.pop_all()
     except OSError as error:
         raise errors.CompileError(f"the compiler process did not start: {error}") from error
-    return _Worker(process, ours, log, scratch)
+    return _Worker(process, ours, log, folder)
 
 
-def _choose_scratch() -> str:
-    """A new folder's path. The worker makes it: a signal that ends us here leaves no folder."""
-    root = tempfile.gettempdir()
-    os.stat(root)
-    return os.path.join(root, f"turbine-compiler-{secrets.token_hex(8)}")
-
-
-def _spawn(pipe: Connection, log: IO[bytes], scratch: str) -> subprocess.Popen[bytes]:
+def _spawn(pipe: Connection, log: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
     search_path = os.pathsep.join(filter(None, [_PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
     # -P: modules in the user's working folder do not stand in for Python's own.
     command = [sys.executable, "-P", "-m", "turbine.compiler.worker"]
-    arguments = [str(pipe.fileno()), str(os.getpid()), scratch]
+    arguments = [str(pipe.fileno()), str(os.getpid()), folder]
     return subprocess.Popen(
         [*command, *arguments],
         pass_fds=[pipe.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        env={**os.environ, "PYTHONPATH": search_path, "TMPDIR": scratch},
+        env={**os.environ, "PYTHONPATH": search_path, "TMPDIR": folder},
         start_new_session=True,  # Ctrl-C is ours to handle
     )
 

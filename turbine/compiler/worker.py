@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
 import time
 from multiprocessing.connection import Connection
 
-from turbine.compiler import session
+from turbine.compiler import scratch, session
 from turbine.compiler.diagnostics import ERROR, Diagnostic
 
 
 def main() -> None:
     """Serve until the pipe closes; arguments: its number, the parent's pid, a scratch folder."""
-    number, parent, scratch = sys.argv[1:]
+    number, parent, folder = sys.argv[1:]
     pipe = Connection(int(number))
     # The linker that IREE starts must not hold the pipe open after we are gone.
     os.set_inheritable(pipe.fileno(), False)
-    os.mkdir(scratch, 0o700)
-    threading.Thread(target=_die_with, args=(int(parent), scratch), daemon=True).start()
+    scratch.make(folder)
+    threading.Thread(target=_die_with, args=(int(parent), folder), daemon=True).start()
     _prefer_for_out_of_memory()
     logging.basicConfig(format="%(message)s")
     session.log.setLevel(logging.DEBUG)
@@ -30,7 +29,7 @@ def main() -> None:
         try:
             pipe.send(_serve(pipe.recv()))
         except (EOFError, OSError):  # the other end is closed
-            _end(scratch)
+            _end(folder)
 
 
 def _serve(request: session.Request) -> session.Outcome:
@@ -41,17 +40,21 @@ def _serve(request: session.Request) -> session.Outcome:
         return session.Outcome(None, (Diagnostic(ERROR, f"the compiler raised {error!r}", ()),))
 
 
-def _die_with(parent: int, scratch: str) -> None:
+def _die_with(parent: int, folder: str) -> None:
     """End when the parent is gone, even in the middle of a compile."""
     while os.getppid() == parent:
         time.sleep(0.5)
-    _end(scratch)
+    _end(folder)
 
 
-def _end(scratch: str) -> None:
+_ending = threading.Lock()
+
+
+def _end(folder: str) -> None:
     """End at once, with the linker if one runs; the parent is not there to clean up."""
-    shutil.rmtree(scratch, ignore_errors=True)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+    with _ending:
+        scratch.remove(folder)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def _prefer_for_out_of_memory() -> None:
