@@ -60,15 +60,16 @@ class Signature:
 
     def of_call(self) -> inspect.Signature:
         """What a caller gives and gets, as help() and editors show it."""
-        passed = [
-            inspect.Parameter(
-                p.name,
-                inspect.Parameter.POSITIONAL_OR_KEYWORD,
-                default=None if p.is_optional else p.default,
-                annotation=str(p.type),
+        passed: list[inspect.Parameter] = []
+        # From the end: a default counts only where all that follow have one.
+        for p in reversed(self.passed):
+            default = None if p.is_optional else p.default
+            if passed and passed[0].default is inspect.Parameter.empty:
+                default = inspect.Parameter.empty
+            kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+            passed.insert(
+                0, inspect.Parameter(p.name, kind, default=default, annotation=str(p.type))
             )
-            for p in self.passed
-        ]
         outputs = [str(p.type) for p in self.parameters if p.usage == "output"]
         gives = f"tuple[{', '.join(outputs)}]" if len(outputs) > 1 else "".join(outputs) or "None"
         return inspect.Signature(passed, return_annotation=gives)
