@@ -196,7 +196,12 @@ class _Worker:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """End the process for good and remove what it left on disk."""
+        """End the process for good and remove what it left on disk.
+
+        The folder goes first: if a signal ends us meanwhile, a worker that lives removes the rest,
+        and one that is dead has left nothing.
+        """
+        scratch.remove(self.scratch)
         self.kill()
         self.process.wait()
         scratch.remove(self.scratch)

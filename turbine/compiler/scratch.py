@@ -13,7 +13,7 @@ import tempfile
 
 
 def choose() -> str:
-    """A path that nothing has yet; OSError if there is no place for temporary files."""
+    """A new path; OSError if there is no directory for temporary files."""
     root = tempfile.gettempdir()
     os.stat(root)
     return os.path.join(root, f"turbine-compiler-{secrets.token_hex(8)}")

@@ -160,11 +160,10 @@ def pointwise(takes: Takes = NUMBERS, gives: Dtype | None = None) -> Callable[[M
         of_meaning = inspect.signature(meaning)
         operands = [p.replace(annotation="Operand") for p in of_meaning.parameters.values()]
         takes_tiles = of_meaning.replace(parameters=operands, return_annotation="Tile")
-        names = list(of_meaning.parameters)
 
         def call(*args: Any, **keywords: Any) -> Tile:
             bound = made.signature.bind(*args, **keywords)
-            operands = [bound.arguments[name] for name in names]
+            operands = [bound.arguments[name] for name in of_meaning.parameters]
             return apply(made, operands, takes, gives)
 
         made = Op(meaning.__name__.rstrip("_"), meaning, call, takes_tiles, "pointwise")
