@@ -53,7 +53,7 @@ def test_a_dynamic_length(drawn: Drawn) -> None:
         return F.adaptive_max_pool1d(x, 3, return_indices=True), F.max_pool1d(x, 3, 2, 1)
 
     call = torch.compile(pool, backend="turbine", dynamic=True)
-    for length in drawn((7, 5, 33), 2):  # each compiles code of its own
+    for length in drawn((7, 5, 33), 1):  # each compiles code of its own
         x = torch.randn(2, length)
         torch.testing.assert_close(call(x), pool(x))
 
