@@ -106,7 +106,7 @@ def kernel(number: int, case: Case) -> str:
         sizes=case.sizes,
         element=case.element,
         vector_bytes=case.vector_bytes,
-        room=lambda element, count: alloca(w, f"memref<{count}x{element}>"),
+        allocate=lambda element, count: alloca(w, f"memref<{count}x{element}>"),
     )
     bindings = ", ".join(f"%arg{i}: !stream.binding" for i in range(4))
     body = "\n".join([*w.top, *w.lines])

@@ -60,15 +60,15 @@ def _update(
     kind: Any = arguments(node)[3]
     value = emitter.tile(operand)
     type = node.meta["type"]
-    room = emitter.room(type.shape, type.dtype) if node.users else None
+    old_values = emitter.allocate(type.shape, type.dtype) if node.users else None
 
     def body(coords: Coords) -> None:
         old = _change(emitter, buffer, kind, list(places(coords)), emitter.at(value, coords))
-        if room is not None:
-            emitter.put(room, coords, old)
+        if old_values is not None:
+            emitter.put(old_values, coords, old)
 
     each_lane(emitter, node, operand, body, by_vectors=False)
-    return None if room is None else emitter.held(room, emitter.sizes(type.shape))
+    return None if old_values is None else emitter.tile_in(old_values, emitter.sizes(type.shape))
 
 
 def _change(

@@ -10,7 +10,7 @@ from torch import fx
 from turbine.kernel.algebra import Expr
 from turbine.kernel.backends.iree.emitter import RULES, Emitter
 from turbine.kernel.backends.iree.memory import mask_at
-from turbine.kernel.backends.iree.tiles import Coords, Room, TileValue
+from turbine.kernel.backends.iree.tiles import Coords, ScratchBuffer, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import control_flow, products
 from turbine.kernel.lang.control_flow import Body, output_of
@@ -24,7 +24,7 @@ def _for(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     assert isinstance(step, int)
     assert body.counter is not None
     w = emitter.w
-    rooms = _rooms(emitter, init)
+    buffers = _allocate_carried(emitter, init)
     first, end = emitter.index(start), emitter.index(stop)
     limits = (0, _turns(emitter, first, end, step)) if _is_counted(start, stop, step) else None
     with w.loop(*(limits or (first, end, step))) as loop, emitter.scope():
@@ -32,8 +32,8 @@ def _for(emitter: Emitter, node: fx.Node) -> list[TileValue]:
         if limits is not None:
             turn = w.add(first, w.mul(loop.counter, step))
         emitter.known[body.counter] = turn
-        _turn(emitter, body, rooms, captured)
-    return _load_carried(emitter, rooms, init)
+        _write_iteration(emitter, body, buffers, captured)
+    return _load_carried(emitter, buffers, init)
 
 
 def _is_counted(start: Expr, stop: Expr, step: int) -> bool:
@@ -53,11 +53,11 @@ def _while(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     assert isinstance(asked, Body)
     assert isinstance(body, Body)
     w = emitter.w
-    rooms = _rooms(emitter, init)
+    buffers = _allocate_carried(emitter, init)
     w.line("scf.while : () -> () {")
     w.depth += 1
     with emitter.scope():
-        _enter(emitter, asked, rooms, of_asked)
+        _enter(emitter, asked, buffers, of_asked)
         emitter.region(asked.graph)
         (condition,) = output_of(asked.graph)
         w.line(f"scf.condition({emitter.at(emitter.tile(condition), ())})")
@@ -65,52 +65,54 @@ def _while(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     w.line("} do {")
     w.depth += 1
     with emitter.scope():
-        _turn(emitter, body, rooms, captured)
+        _write_iteration(emitter, body, buffers, captured)
         w.line("scf.yield")
     w.depth -= 1
     w.line("}")
-    return _load_carried(emitter, rooms, init)
+    return _load_carried(emitter, buffers, init)
 
 
-def _rooms(emitter: Emitter, init: Sequence[fx.Node]) -> list[Room]:
-    """Memory for what is carried, with what it is at first."""
-    rooms = []
+def _allocate_carried(emitter: Emitter, init: Sequence[fx.Node]) -> list[ScratchBuffer]:
+    """Scratch buffers for the carried values, filled with the initial ones."""
+    buffers = []
     for node in init:
         tile, type = emitter.tile(node), node.meta["type"]
-        room = emitter.room(type.shape, type.dtype)
-        emitter.fill(room, tile, emitter.extents(type.shape, node.meta["valid"].bounds))
-        rooms.append(room)
-    return rooms
+        buffer = emitter.allocate(type.shape, type.dtype)
+        emitter.fill(buffer, tile, emitter.extents(type.shape, node.meta["valid"].bounds))
+        buffers.append(buffer)
+    return buffers
 
 
 def _load_carried(
-    emitter: Emitter, rooms: Sequence[Room], init: Sequence[fx.Node]
+    emitter: Emitter, buffers: Sequence[ScratchBuffer], init: Sequence[fx.Node]
 ) -> list[TileValue]:
     shapes = [emitter.sizes(node.meta["type"].shape) for node in init]
-    return [emitter.held(room, shape) for room, shape in zip(rooms, shapes, strict=True)]
+    return [emitter.tile_in(buffer, shape) for buffer, shape in zip(buffers, shapes, strict=True)]
 
 
 def _enter(
-    emitter: Emitter, body: Body, rooms: Sequence[Room], captured: Sequence[fx.Node]
+    emitter: Emitter, body: Body, buffers: Sequence[ScratchBuffer], captured: Sequence[fx.Node]
 ) -> list[fx.Node]:
     """Give a region what it carries and what it uses from around it."""
     places = [node for node in body.graph.nodes if node.op == "placeholder"]
-    for place, room in zip(places, rooms, strict=False):
-        emitter.values[place] = emitter.held(room, emitter.sizes(place.meta["type"].shape))
+    for place, buffer in zip(places, buffers, strict=False):
+        emitter.values[place] = emitter.tile_in(buffer, emitter.sizes(place.meta["type"].shape))
     for place, node in zip(places[body.carried :], captured, strict=True):
         emitter.values[place] = emitter.values[node]
     return places[: body.carried]
 
 
-def _turn(emitter: Emitter, body: Body, rooms: Sequence[Room], captured: Sequence[fx.Node]) -> None:
-    """A turn of a loop: its region, then what it carries is replaced."""
-    carried = _enter(emitter, body, rooms, captured)
+def _write_iteration(
+    emitter: Emitter, body: Body, buffers: Sequence[ScratchBuffer], captured: Sequence[fx.Node]
+) -> None:
+    """One iteration: the region, then the carried values are replaced."""
+    carried = _enter(emitter, body, buffers, captured)
     outputs = output_of(body.graph)
-    for place, out, room, valid in zip(carried, outputs, rooms, body.valid, strict=True):
+    for place, out, buffer, valid in zip(carried, outputs, buffers, body.valid, strict=True):
         if not valid.masks and _only_feeds(place, out, outputs):
-            emitter.destinations[out] = room
+            emitter.destinations[out] = buffer
     emitter.region(body.graph)
-    _replace(emitter, body, rooms, outputs)
+    _replace(emitter, body, buffers, outputs)
 
 
 def _only_feeds(place: fx.Node, out: fx.Node, outputs: Sequence[fx.Node]) -> bool:
@@ -129,36 +131,38 @@ def _only_feeds(place: fx.Node, out: fx.Node, outputs: Sequence[fx.Node]) -> boo
 
 
 def _replace(
-    emitter: Emitter, body: Body, rooms: Sequence[Room], outputs: Sequence[fx.Node]
+    emitter: Emitter, body: Body, buffers: Sequence[ScratchBuffer], outputs: Sequence[fx.Node]
 ) -> None:
     """Put the new values where the old ones are; none is lost that another still needs."""
     tiles = [emitter.tile(node) for node in outputs]
-    names = {room.name for room in rooms}
-    last: list[tuple[fx.Node, TileValue, Room, Valid]] = []
-    for own, (node, tile, room) in enumerate(zip(outputs, tiles, rooms, strict=True)):
-        if tile.room == room:
+    names = {buffer.name for buffer in buffers}
+    last: list[tuple[fx.Node, TileValue, ScratchBuffer, Valid]] = []
+    for own, (node, tile, buffer) in enumerate(zip(outputs, tiles, buffers, strict=True)):
+        if tile.buffer == buffer:
             continue
         others = [t for place, t in enumerate(tiles) if place != own]
-        is_read = any(room.name in other.reads for other in others)
+        is_read = any(buffer.name in other.reads for other in others)
         crosses = any(
-            name in names and (name != room.name or not same) for name, same in tile.reads.items()
+            name in names and (name != buffer.name or not same) for name, same in tile.reads.items()
         )
         if (is_read or crosses) and not (tile.is_single and tile.weight == 0):
-            tile = _apart(emitter, node, tile)
-        last.append((node, tile, room, body.valid[own]))
-    for node, tile, room, valid in last:
-        _put(emitter, node, tile, room, valid)
+            tile = _materialize_copy(emitter, node, tile)
+        last.append((node, tile, buffer, body.valid[own]))
+    for node, tile, buffer, valid in last:
+        _put(emitter, node, tile, buffer, valid)
 
 
-def _apart(emitter: Emitter, node: fx.Node, tile: TileValue) -> TileValue:
-    """A tile in memory that nothing else changes."""
+def _materialize_copy(emitter: Emitter, node: fx.Node, tile: TileValue) -> TileValue:
+    """A tile in a scratch buffer of its own."""
     type = node.meta["type"]
-    room = emitter.room(type.shape, type.dtype)
-    emitter.fill(room, tile, emitter.extents(type.shape, node.meta["valid"].bounds))
-    return emitter.held(room, tile.shape)
+    buffer = emitter.allocate(type.shape, type.dtype)
+    emitter.fill(buffer, tile, emitter.extents(type.shape, node.meta["valid"].bounds))
+    return emitter.tile_in(buffer, tile.shape)
 
 
-def _put(emitter: Emitter, node: fx.Node, tile: TileValue, room: Room, valid: Valid) -> None:
+def _put(
+    emitter: Emitter, node: fx.Node, tile: TileValue, buffer: ScratchBuffer, valid: Valid
+) -> None:
     """Write the lanes that hold a value."""
     type = node.meta["type"]
     masks = [emitter.tile(mask) for mask in valid.masks]
@@ -167,9 +171,9 @@ def _put(emitter: Emitter, node: fx.Node, tile: TileValue, room: Room, valid: Va
         taking = mask_at(emitter, masks, coords)
         new = emitter.spread(emitter.at(tile, coords), coords)
         if taking is not None:
-            old = emitter.held(room, tile.shape).compute(coords)
+            old = emitter.tile_in(buffer, tile.shape).compute(coords)
             new = emitter.w.select(taking, new, old)
-        emitter.put(room, coords, new)
+        emitter.put(buffer, coords, new)
 
     emitter.sweep_inside(type.shape, valid.bounds, body, tile.dtype)
 
@@ -179,20 +183,20 @@ def _cond(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     assert isinstance(one, Body)
     assert isinstance(other, Body)
     types = [out.meta["type"] for out in output_of(one.graph)]
-    rooms = [emitter.room(type.shape, type.dtype) for type in types]
+    buffers = [emitter.allocate(type.shape, type.dtype) for type in types]
     w = emitter.w
     holds: Value = emitter.at(emitter.tile(condition), ())
     w.line(f"scf.if {holds} {{")
-    _branch(emitter, one, passed, of_one, rooms)
+    _branch(emitter, one, passed, of_one, buffers)
     w.line("} else {")
-    _branch(emitter, other, passed, of_other, rooms)
+    _branch(emitter, other, passed, of_other, buffers)
     w.line("}")
     shapes = [emitter.sizes(type.shape) for type in types]
-    return [emitter.held(room, shape) for room, shape in zip(rooms, shapes, strict=True)]
+    return [emitter.tile_in(buffer, shape) for buffer, shape in zip(buffers, shapes, strict=True)]
 
 
 def _branch(
-    emitter: Emitter, body: Body, passed: Any, captured: Any, rooms: Sequence[Room]
+    emitter: Emitter, body: Body, passed: Any, captured: Any, buffers: Sequence[ScratchBuffer]
 ) -> None:
     emitter.w.depth += 1
     with emitter.scope():
@@ -200,10 +204,10 @@ def _branch(
         for place, node in zip(places, [*passed, *captured], strict=True):
             emitter.values[place] = emitter.values[node]
         emitter.region(body.graph)
-        for out, room in zip(output_of(body.graph), rooms, strict=True):
+        for out, buffer in zip(output_of(body.graph), buffers, strict=True):
             type = out.meta["type"]
             extents = emitter.extents(type.shape, out.meta["valid"].bounds)
-            emitter.fill(room, emitter.tile(out), extents)
+            emitter.fill(buffer, emitter.tile(out), extents)
     emitter.w.depth -= 1
 
 

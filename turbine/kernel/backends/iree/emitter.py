@@ -3,7 +3,7 @@
 Note [Tiles are functions]
 A tile is a function from a lane's coordinates to the code that computes it. Elementwise ops only
 wrap the functions of their operands, so a chain of them becomes one loop; where a value is used
-often, or by something that needs all of it, it is computed into memory first ("a room").
+often, or by something that needs all of it, it is materialized: computed into a scratch buffer.
 Loops run over the lanes that hold a value, so nothing outside a buffer is ever touched.
 """
 
@@ -21,7 +21,7 @@ from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import Atom, Expr, Extreme, Quotient, Symbol, as_expr, ceiling
 from turbine.kernel.backends.iree import elements
-from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue, lanes_of
+from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, TileValue, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.facts import Facts
 from turbine.kernel.lang.control_flow import Body
@@ -32,7 +32,7 @@ from turbine.kernel.validity import Bound
 
 # Bytes computed at once: several registers of most CPUs, so that their instructions overlap.
 _VECTOR_BYTES = 64
-# A worker's stack is small: larger rooms, and those that do not fit any more, are in the heap.
+# A worker's stack is small: larger scratch buffers, and those beyond its size, are in the heap.
 _LARGEST_ON_STACK = 1 << 14
 _STACK_BYTES = 3 << 14
 _ALIGNMENT = 64
@@ -93,13 +93,13 @@ class Emitter:
     vector_bytes: int = 0  # of the CPU's registers; what only computes sizes has no use for it
     scratch: list[Scratch] = field(default_factory=list)
     # Nodes whose result belongs into memory that is there already.
-    destinations: dict[fx.Node, Room] = field(default_factory=dict)
+    destinations: dict[fx.Node, ScratchBuffer] = field(default_factory=dict)
     alarms: list[Alarm] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     number: Value = _NOWHERE  # of the program
     is_serial: bool = False  # whether programs have to run one after the other
     stack: int = 0
-    rooms: int = 0
+    buffers: int = 0
     scopes: list[dict[Any, Value]] = field(default_factory=lambda: [{}])
 
     # Regions
@@ -108,9 +108,9 @@ class Emitter:
         """Write every node of a region."""
         for node in graph.nodes:
             if node.op == "call_function":
-                self.values[node] = self._settled(node, self._written(node))
+                self.values[node] = self._place(node, self._apply_rule(node))
 
-    def _written(self, node: fx.Node) -> Any:
+    def _apply_rule(self, node: fx.Node) -> Any:
         made = node.target
         assert isinstance(made, Op)
         if made not in RULES:
@@ -121,17 +121,19 @@ class Emitter:
             )
         return RULES[made](self, node)
 
-    def _settled(self, node: fx.Node, value: Any) -> Any:
-        """A tile as it is best kept: by itself, in memory, or as a function."""
-        if not isinstance(value, TileValue) or value.room is not None or value.weight == 0:
+    def _place(self, node: fx.Node, value: Any) -> Any:
+        """Decide how a tile is kept: as a value, in a scratch buffer, or as a function."""
+        if not isinstance(value, TileValue) or value.buffer is not None or value.weight == 0:
             return value
         if value.is_single:
-            return self.evaluated(node, value)
-        if _is_multiplied_often(node):
-            return self.in_room(node, value)
+            return self.evaluate(node, value)
+        if _is_left_factor_in_loop(node):
+            return self.materialize(node, value)
         is_often = len(node.users) > 1 or any(_is_region(user) for user in node.users)
         return (
-            self.in_room(node, value) if value.weight > (_CHEAP if is_often else _LONG) else value
+            self.materialize(node, value)
+            if value.weight > (_CHEAP if is_often else _LONG)
+            else value
         )
 
     @contextmanager
@@ -150,9 +152,9 @@ class Emitter:
         simple = self.facts.simplified(expr)
         if simple.number is not None:
             return simple.number
-        return self._remembered(("index", simple), lambda: self.w.index(self._sum(simple)))
+        return self._cached(("index", simple), lambda: self.w.index(self._sum(simple)))
 
-    def _remembered(self, key: Any, compute: Callable[[], Value]) -> Value:
+    def _cached(self, key: Any, compute: Callable[[], Value]) -> Value:
         for scope in reversed(self.scopes):
             found: Value | None = scope.get(key)
             if found is not None:
@@ -215,14 +217,14 @@ class Emitter:
                 continue
             checks = []
             if not self.facts.starts_inside(bound):
-                checks.append(self._compared("sge", bound.offset, 0))
+                checks.append(self._compare("sge", bound.offset, 0))
             if not self.facts.is_proven(bound.limit - bound.offset - 1):
-                checks.append(self._compared("slt", bound.offset, self.index(bound.limit)))
+                checks.append(self._compare("slt", bound.offset, self.index(bound.limit)))
             for check in checks:
                 found = check if found is None else self.w.binary("arith.andi", found, check)
         return found
 
-    def _compared(self, predicate: str, expr: Expr, limit: Index) -> Value:
+    def _compare(self, predicate: str, expr: Expr, limit: Index) -> Value:
         one, other = self.w.index(self.index(expr)), self.w.index(limit)
         return self.w.compare("arith.cmpi", predicate, one, other)
 
@@ -238,7 +240,7 @@ class Emitter:
 
     def at(self, tile: TileValue, coords: Coords) -> Value:
         """A lane, or lanes; each is computed once where it can be seen."""
-        return self._remembered((tile, coords), lambda: tile.compute(coords))
+        return self._cached((tile, coords), lambda: tile.compute(coords))
 
     def spread(self, value: Value, coords: Coords) -> Value:
         """A value for as many lanes as coordinates have."""
@@ -321,58 +323,58 @@ class Emitter:
         count = w.max(w.sub(end, first), 0)
         return w.add(first, w.mul(w.floordiv(count, lanes), lanes))
 
-    # Rooms
+    # Scratch buffers
 
-    def in_room(self, node: fx.Node, tile: TileValue) -> TileValue:
-        """Compute a tile into memory, the lanes that hold a value."""
-        if tile.room is not None:
+    def materialize(self, node: fx.Node, tile: TileValue) -> TileValue:
+        """Compute the valid lanes of a tile into a scratch buffer."""
+        if tile.buffer is not None:
             return tile
         shape = node.meta["type"].shape
-        room = self.room(shape, tile.dtype)
-        self.fill(room, tile, self.extents(shape, node.meta["valid"].bounds))
-        return self.held(room, tile.shape)
+        buffer = self.allocate(shape, tile.dtype)
+        self.fill(buffer, tile, self.extents(shape, node.meta["valid"].bounds))
+        return self.tile_in(buffer, tile.shape)
 
-    def held(self, room: Room, shape: tuple[Index, ...]) -> TileValue:
-        """The tile that lies in a room."""
+    def tile_in(self, buffer: ScratchBuffer, shape: tuple[Index, ...]) -> TileValue:
+        """The tile in a scratch buffer."""
 
         def compute(coords: Coords) -> Value:
-            raw = self.read(room.name, room.type, room.dtype, coords)
-            return elements.from_storage(self.w, raw, room.dtype)
+            raw = self.read(buffer.name, buffer.type, buffer.dtype, coords)
+            return elements.from_storage(self.w, raw, buffer.dtype)
 
-        return TileValue(shape, room.dtype, compute, 1, {room.name: True}, room)
+        return TileValue(shape, buffer.dtype, compute, 1, {buffer.name: True}, buffer)
 
-    def fill(self, room: Room, tile: TileValue, extents: Sequence[Extent]) -> None:
-        """Compute lanes of a tile into a room."""
+    def fill(self, buffer: ScratchBuffer, tile: TileValue, extents: Sequence[Extent]) -> None:
+        """Compute lanes of a tile into a scratch buffer."""
 
         def body(coords: Coords) -> None:
-            self.put(room, coords, self.at(tile, coords))
+            self.put(buffer, coords, self.at(tile, coords))
 
         self.sweep(extents, lanes_for(tile.dtype, extents), body)
 
-    def put(self, room: Room, coords: Coords, value: Value) -> None:
-        """Write lanes to a room."""
-        raw = elements.to_store(self.w, self.spread(value, coords), room.dtype)
-        self.write(raw, room.name, room.type, coords)
+    def put(self, buffer: ScratchBuffer, coords: Coords, value: Value) -> None:
+        """Write lanes to a scratch buffer."""
+        raw = elements.to_store(self.w, self.spread(value, coords), buffer.dtype)
+        self.write(raw, buffer.name, buffer.type, coords)
 
-    def room(self, shape: Sequence[Expr], dtype: Dtype) -> Room:
-        """Memory for a tile, on the stack if it is small, else in the heap."""
+    def allocate(self, shape: Sequence[Expr], dtype: Dtype) -> ScratchBuffer:
+        """A scratch buffer for a tile, on the stack if it is small, else in the heap."""
         sizes = [self.facts.simplified(size) for size in shape]
         element = elements.storage_type(dtype)
         numbers = [size.number for size in sizes]
-        self.rooms += 1
+        self.buffers += 1
         count = -(-dtype.itemsize * prod(n or 0 for n in numbers) // _ALIGNMENT) * _ALIGNMENT
         is_small = None not in numbers and count <= _LARGEST_ON_STACK
         if is_small and self.stack + count <= _STACK_BYTES:
             self.stack += count
             type = f"memref<{''.join(f'{n}x' for n in numbers)}{element}>"
             self.w.top.append(
-                f"%room{self.rooms} = memref.alloca() alignment = {_ALIGNMENT} : {type}"
+                f"%buffer{self.buffers} = memref.alloca() alignment = {_ALIGNMENT} : {type}"
             )
-            return Room(f"%room{self.rooms}", type, dtype)
+            return ScratchBuffer(f"%buffer{self.buffers}", type, dtype)
         name = f"%scratch{len(self.scratch)}"
         self.scratch.append(Scratch(name, element, tuple(sizes)))
         dims = "".join("?x" if n is None else f"{n}x" for n in numbers)
-        return Room(name, f"memref<{dims}{element}>", dtype)
+        return ScratchBuffer(name, f"memref<{dims}{element}>", dtype)
 
     # Memory
 
@@ -388,10 +390,10 @@ class Emitter:
             )
             for step in range(lanes)
         ]
-        return self.gathered(parts)
+        return self.join_lanes(parts)
 
-    def gathered(self, parts: Sequence[Value]) -> Value:
-        """Single values as lanes."""
+    def join_lanes(self, parts: Sequence[Value]) -> Value:
+        """A vector of single values."""
         listed = ", ".join(map(str, parts))
         made = Value("", parts[0].element, len(parts))
         return self.w.emit(f"vector.from_elements {listed} : {made.type}", made.element, len(parts))
@@ -416,8 +418,8 @@ class Emitter:
 
     # Values
 
-    def evaluated(self, node: fx.Node, tile: TileValue) -> TileValue:
-        """A tile of one element, computed here."""
+    def evaluate(self, node: fx.Node, tile: TileValue) -> TileValue:
+        """Compute a tile of one element here."""
         zeros = tuple(Coord(0) for _ in tile.shape)
         valid = node.meta.get("valid")
         condition = None if valid is None else self.condition(valid.bounds)
@@ -471,8 +473,8 @@ def lanes_for(dtype: Dtype, extents: Sequence[Extent]) -> int:
     return lanes if lanes > 1 else 0
 
 
-def _is_multiplied_often(node: fx.Node) -> bool:
-    """Whether a loop around it multiplies a tile in each of its turns."""
+def _is_left_factor_in_loop(node: fx.Node) -> bool:
+    """Whether a loop multiplies by the tile in each iteration."""
     for user in node.users:
         if not _is_region(user):
             continue

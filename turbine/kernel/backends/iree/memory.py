@@ -58,7 +58,7 @@ def offset_coords(emitter: Emitter, coords: Coords, offsets: Sequence[Index]) ->
 
 def now(emitter: Emitter, node: fx.Node, tile: TileValue) -> TileValue:
     """A tile as it is at this point of the program, before something else is written."""
-    return emitter.evaluated(node, tile) if tile.is_single else emitter.in_room(node, tile)
+    return emitter.evaluate(node, tile) if tile.is_single else emitter.materialize(node, tile)
 
 
 def _gather(emitter: Emitter, node: fx.Node) -> TileValue:
@@ -136,7 +136,7 @@ def by_lane(emitter: Emitter, coords: Coords, compute: Callable[[Coords], Value]
     lanes = lanes_of(coords)
     if not lanes:
         return compute(coords)
-    return emitter.gathered([compute(_single(emitter, coords, step)) for step in range(lanes)])
+    return emitter.join_lanes([compute(_single(emitter, coords, step)) for step in range(lanes)])
 
 
 def _single(emitter: Emitter, coords: Coords, step: int) -> Coords:
@@ -297,15 +297,15 @@ def _fill_missing(emitter: Emitter, node: fx.Node) -> TileValue:
     type = node.meta["type"]
     if not options(node)["masks"] and not emitter.is_guarded(type.shape, options(node)["bounds"]):
         return tile
-    room = emitter.room(type.shape, type.dtype)
-    emitter.fill(room, other, emitter.extents(type.shape, ()))
+    buffer = emitter.allocate(type.shape, type.dtype)
+    emitter.fill(buffer, other, emitter.extents(type.shape, ()))
     each_lane(
         emitter,
         node,
         arguments(node)[0],
-        lambda coords: emitter.put(room, coords, emitter.at(tile, coords)),
+        lambda coords: emitter.put(buffer, coords, emitter.at(tile, coords)),
     )
-    return emitter.held(room, emitter.sizes(type.shape))
+    return emitter.tile_in(buffer, emitter.sizes(type.shape))
 
 
 def _to_index(emitter: Emitter, node: fx.Node) -> None:

@@ -8,8 +8,8 @@ tile is then the product of a panel of a and a panel of b, which are read once, 
 well as it is can be used in place.
 
     shape = register_tile((64, 64), "f32", 16)
-    rows = pack(w, a, ROWS, (m, k), (64, 64), shape, room)          # once, if a stays the same
-    columns = pack(w, b, COLUMNS, (n, k), (64, 64), shape, room)
+    rows = pack(w, a, ROWS, (m, k), (64, 64), shape, allocate)          # once, if a stays the same
+    columns = pack(w, b, COLUMNS, (n, k), (64, 64), shape, allocate)
     multiply(w, rows, columns, acc, "memref<64x64xf32>")
 
 `product` is these together. Sizes are those of the whole tile, known now; extents are how much of
@@ -44,7 +44,7 @@ LINE, NEAR = 64, 32 * 1024
 STEPS = 8
 
 # (element type, how many) to the name of a memref of so many that nothing else uses.
-Room = Callable[[str, int], str]
+Allocate = Callable[[str, int], str]
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ def product(
     sizes: tuple[int, int, int],
     element: str,
     vector_bytes: int,
-    room: Room,
+    allocate: Allocate,
 ) -> None:
     """acc[:m, :n] += a[:m, :k] @ b[:k, :n], for extents and sizes in the order of m, n, k."""
     (m, n, k), (rows, columns, depth) = extents, sizes
     shape = register_tile((rows, columns), element, vector_bytes)
-    left = pack(w, a, ROWS, (m, k), (rows, depth), shape, room)
-    right = pack(w, b, COLUMNS, (n, k), (columns, depth), shape, room)
+    left = pack(w, a, ROWS, (m, k), (rows, depth), shape, allocate)
+    right = pack(w, b, COLUMNS, (n, k), (columns, depth), shape, allocate)
     multiply(w, left, right, acc, acc_type)
 
 
@@ -184,7 +184,7 @@ def pack(
     extents: tuple[Index, Index],
     sizes: tuple[int, int],
     shape: RegisterTile,
-    room: Room,
+    allocate: Allocate,
 ) -> Panels:
     """Copy an operand to panels; extents and sizes are across the panels, then along them."""
     width = shape.columns if side == COLUMNS else shape.rows
@@ -193,7 +193,7 @@ def pack(
     # The last vector of a panel may reach over it, to where the next one comes.
     over = shape.lanes if width % shape.lanes else 0
     count = -(-sizes[0] // width) * width * sizes[1] + over
-    memory = room(shape.element, count)
+    memory = allocate(shape.element, count)
     kind = f"memref<{count}x{shape.element}>"
     panels = Panels(memory, kind, shape, width, extents, sizes)
     whole, total = w.floordiv(extents[0], width), _panel_count(w, panels)

@@ -225,8 +225,8 @@ def _bind(emitter: Emitter, program: Program, layout: Layout) -> None:
             emitter.values[node] = _scalar(emitter, parameter)
             continue
         if type.usage == "temporary":
-            room = emitter.room(type.shape, _dtype(type))
-            name, memref = room.name, room.type
+            buffer = emitter.allocate(type.shape, _dtype(type))
+            name, memref = buffer.name, buffer.type
         else:
             name, memref = _of(parameter), layout.memref(parameter)
         is_written = parameter.name in writable or type.usage == "temporary"

@@ -14,7 +14,7 @@ from turbine.dtypes import Dtype
 from turbine.kernel.algebra import Expr, as_expr
 from turbine.kernel.backends.iree.emitter import RULES, Emitter
 from turbine.kernel.backends.iree.memory import mask_at
-from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue
+from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import ordering
 from turbine.kernel.op import arguments, options
@@ -29,8 +29,8 @@ class Row:
     """A row that is sorted: two copies of its values and of their places, merged to and fro."""
 
     emitter: Emitter
-    values: Room
-    places: Room
+    values: ScratchBuffer
+    places: ScratchBuffer
     descending: bool
 
     def get(self, side: Index, place: Index) -> tuple[Value, Value]:
@@ -38,8 +38,8 @@ class Row:
         coords = (Coord(side), Coord(place))
         shape = (2, 0)
         return (
-            self.emitter.held(self.values, shape).compute(coords),
-            self.emitter.held(self.places, shape).compute(coords),
+            self.emitter.tile_in(self.values, shape).compute(coords),
+            self.emitter.tile_in(self.places, shape).compute(coords),
         )
 
     def put(self, side: Index, place: Index, value: Value, origin: Value) -> None:
@@ -60,23 +60,25 @@ def _sort(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     limit = emitter.index(count)
     few = isinstance(limit, int) and 0 < limit <= _MOST_KEPT
     pair = (as_expr(1), count) if few else (as_expr(2), type.shape[axis])
-    row = Row(emitter, emitter.room(pair, type.dtype), emitter.room(pair, I64), bool(descending))
+    row = Row(
+        emitter, emitter.allocate(pair, type.dtype), emitter.allocate(pair, I64), bool(descending)
+    )
     types = node.meta["types"]
-    rooms = [emitter.room(one.shape, one.dtype) for one in types]
+    buffers = [emitter.allocate(one.shape, one.dtype) for one in types]
     others = [extent for place, extent in enumerate(extents) if place != axis]
 
     def body(coords: Coords) -> None:
         w = emitter.w
         if few:
             kept = _select_first(emitter, row, tile, masks, extents[axis], coords, axis, limit)
-            _store_results(emitter, row, w.index(0), kept, rooms, coords, axis)
+            _store_results(emitter, row, w.index(0), kept, buffers, coords, axis)
             return
         length = _gather(emitter, row, tile, masks, extents[axis], coords, axis)
         side = _merge_runs(w, row, length, type.dtype)
-        _store_results(emitter, row, side, w.min(length, limit), rooms, coords, axis)
+        _store_results(emitter, row, side, w.min(length, limit), buffers, coords, axis)
 
     emitter.sweep(others, 0, body)
-    return [emitter.held(r, emitter.sizes(t.shape)) for r, t in zip(rooms, types, strict=True)]
+    return [emitter.tile_in(r, emitter.sizes(t.shape)) for r, t in zip(buffers, types, strict=True)]
 
 
 def _gather(
@@ -229,15 +231,15 @@ def _store_results(
     row: Row,
     side: Value,
     count: Index,
-    rooms: list[Room],
+    buffers: list[ScratchBuffer],
     others: Coords,
     axis: int,
 ) -> None:
     """Copy the first of a sorted row to where the results are."""
     with emitter.w.loop(0, count) as loop, emitter.scope():
         coords = (*others[:axis], Coord(loop.counter), *others[axis:])
-        for room, value in zip(rooms, row.get(side, loop.counter), strict=True):
-            emitter.put(room, coords, value)
+        for buffer, value in zip(buffers, row.get(side, loop.counter), strict=True):
+            emitter.put(buffer, coords, value)
 
 
 RULES[ordering.sort_op] = _sort

@@ -248,8 +248,8 @@ def emit_pointwise(
 def _operand(emitter: Emitter, node: Any, shape: Sequence[Any]) -> TileValue:
     """An operand; one that would be computed again for every lane is computed first."""
     tile = emitter.tile(node)
-    if tile.weight > 1 and tile.room is None and is_repeated(tile, shape):
-        tile = emitter.values[node] = emitter.in_room(node, tile)
+    if tile.weight > 1 and tile.buffer is None and is_repeated(tile, shape):
+        tile = emitter.values[node] = emitter.materialize(node, tile)
     return tile
 
 

@@ -15,7 +15,7 @@ from turbine.kernel.backends.iree.casting import emit_cast
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_for
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.micro_kernel import Operand
-from turbine.kernel.backends.iree.tiles import Coord, Coords, Room, TileValue
+from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import products
 from turbine.kernel.lang.products import accumulator_dtype
@@ -73,14 +73,14 @@ class Side:
         is_plain = tile.dtype == self.dtype and not self.masks
         row = tile.shape[-1]
         is_short = isinstance(row, int) and row * self.dtype.itemsize <= _NEAR_BYTES
-        return is_plain and is_short and tile.room is not None
+        return is_plain and is_short and tile.buffer is not None
 
 
 def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     a, b, acc = arguments(node)
     type: TileType = node.meta["type"]
     wide = accumulator_dtype(type.dtype)
-    room = _init_accumulator(emitter, node, acc, wide)
+    buffer = _init_accumulator(emitter, node, acc, wide)
     left, right = _side(emitter, node, 0, a, wide), _side(emitter, node, 1, b, wide)
     first = emitter.w.max(left.extents[-1][0], right.extents[-2][0])
     end = emitter.w.min(left.extents[-1][1], right.extents[-2][1])
@@ -89,27 +89,27 @@ def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     starts = (rows[-2][0], rows[-1][0], first)
     known = all(isinstance(size, int) and size > 0 for size in sizes)
     if known and _is_of_vectors(left, right, sizes):
-        _vector_by_vector(emitter, left, right, room, rows, (first, end))
+        _vector_by_vector(emitter, left, right, buffer, rows, (first, end))
     elif known and all(start == 0 for start in starts):
-        _by_register_tiles(emitter, left, right, room, rows, end, sizes)
+        _by_register_tiles(emitter, left, right, buffer, rows, end, sizes)
     else:
-        _row_by_row(emitter, left, right, room, rows, (first, end))
-    held = emitter.held(room, emitter.sizes(type.shape))
+        _row_by_row(emitter, left, right, buffer, rows, (first, end))
+    held = emitter.tile_in(buffer, emitter.sizes(type.shape))
     return held if wide == type.dtype else _narrow(emitter, held, type.dtype)
 
 
-def _init_accumulator(emitter: Emitter, node: fx.Node, acc: Any, wide: Dtype) -> Room:
-    """The room of the sum, with what the product is added to."""
+def _init_accumulator(emitter: Emitter, node: fx.Node, acc: Any, wide: Dtype) -> ScratchBuffer:
+    """The buffer of the sum, with what the product is added to."""
     type = node.meta["type"]
     tile = emitter.tile(acc)
-    room = emitter.destinations.get(node) if wide == type.dtype else None
-    if room is None:
-        room = emitter.room(type.shape, wide)
-    if tile.room == room:
-        return room
+    buffer = emitter.destinations.get(node) if wide == type.dtype else None
+    if buffer is None:
+        buffer = emitter.allocate(type.shape, wide)
+    if tile.buffer == buffer:
+        return buffer
     own = tile if tile.dtype == wide else _narrow(emitter, tile, wide)
-    emitter.fill(room, own, emitter.extents(type.shape, node.meta["valid"].bounds))
-    return room
+    emitter.fill(buffer, own, emitter.extents(type.shape, node.meta["valid"].bounds))
+    return buffer
 
 
 def _narrow(emitter: Emitter, tile: TileValue, to: Dtype) -> TileValue:
@@ -130,7 +130,7 @@ def _by_register_tiles(
     emitter: Emitter,
     left: Side,
     right: Side,
-    room: Room,
+    buffer: ScratchBuffer,
     rows: list[Extent],
     end: Index,
     sizes: Any,
@@ -139,10 +139,10 @@ def _by_register_tiles(
 
     def memory(kind: str, count: int) -> str:
         dtype = DTYPES[kind]
-        return emitter.room((as_expr(count),), dtype).name
+        return emitter.allocate((as_expr(count),), dtype).name
 
     def body(batch: Coords) -> None:
-        acc, acc_type = _matrix(emitter, room, batch, sizes)
+        acc, acc_type = _matrix(emitter, buffer, batch, sizes)
         micro_kernel.product(
             w,
             left.operand(batch),
@@ -153,23 +153,23 @@ def _by_register_tiles(
             sizes=sizes,
             element=element,
             vector_bytes=emitter.vector_bytes,
-            room=memory,
+            allocate=memory,
         )
 
     emitter.sweep(rows[:-2], 0, body)
 
 
-def _matrix(emitter: Emitter, room: Room, batch: Coords, sizes: Any) -> tuple[str, str]:
-    """The part of a room that one product of a batch is added to."""
+def _matrix(emitter: Emitter, buffer: ScratchBuffer, batch: Coords, sizes: Any) -> tuple[str, str]:
+    """The part of a buffer that one product of a batch is added to."""
     if not batch:
-        return room.name, room.type
+        return buffer.name, buffer.type
     m, n, _ = sizes
-    element = elements.storage_type(room.dtype)
+    element = elements.storage_type(buffer.dtype)
     at = ", ".join([*(str(emitter.w.index(c.base)) for c in batch), "0", "0"])
     ones = ", ".join(["1"] * (len(batch) + 2))
     shape = ", ".join([*["1"] * len(batch), str(m), str(n)])
     type = f"memref<{m}x{n}x{element}, strided<[{n}, 1], offset: ?>>"
-    text = f"memref.subview {room.name}[{at}] [{shape}] [{ones}] : {room.type} to {type}"
+    text = f"memref.subview {buffer.name}[{at}] [{shape}] [{ones}] : {buffer.type} to {type}"
     return str(emitter.w.emit(text, type)), type
 
 
@@ -183,11 +183,16 @@ def _is_of_vectors(left: Side, right: Side, sizes: Any) -> bool:
 
 
 def _vector_by_vector(
-    emitter: Emitter, left: Side, right: Side, room: Room, rows: list[Extent], summed: Extent
+    emitter: Emitter,
+    left: Side,
+    right: Side,
+    buffer: ScratchBuffer,
+    rows: list[Extent],
+    summed: Extent,
 ) -> None:
     """Vectors along what is summed: nothing is read twice, so nothing is worth a copy."""
     w, dtype = emitter.w, left.dtype
-    held = emitter.held(room, ())
+    held = emitter.tile_in(buffer, ())
     first, end = summed[0], w.max(*summed)
     lanes = lanes_for(dtype, [(0, left.tile.shape[-1])])
     whole = w.add(first, w.mul(w.floordiv(w.sub(end, first), lanes), lanes))
@@ -207,17 +212,22 @@ def _vector_by_vector(
         total = w.emit(f"{text} : {part.type} into {part.element}", part.element)
         with w.loop(whole, end, 1, [total]) as loop, emitter.scope():
             loop.yielded = [turn(Coord(loop.counter), coords, loop.carried[0])]
-        emitter.put(room, coords, loop.results[0])
+        emitter.put(buffer, coords, loop.results[0])
 
     emitter.sweep(rows, 0, body)
 
 
 def _row_by_row(
-    emitter: Emitter, left: Side, right: Side, room: Room, rows: list[Extent], summed: Extent
+    emitter: Emitter,
+    left: Side,
+    right: Side,
+    buffer: ScratchBuffer,
+    rows: list[Extent],
+    summed: Extent,
 ) -> None:
     """A loop along what is summed, for vectors of the result."""
     w, dtype = emitter.w, left.dtype
-    held = emitter.held(room, ())
+    held = emitter.tile_in(buffer, ())
     add: Callable[[Value, Value, Value], Value] = _fma(w) if dtype.kind == "float" else _whole(w)
 
     def body(coords: Coords) -> None:
@@ -227,7 +237,7 @@ def _row_by_row(
             x = emitter.spread(left.at((*coords[:-1], k)), coords)
             y = emitter.spread(right.at((*coords[:-2], k, coords[-1])), coords)
             loop.yielded = [add(x, y, loop.carried[0])]
-        emitter.put(room, coords, loop.results[0])
+        emitter.put(buffer, coords, loop.results[0])
 
     emitter.sweep(rows, lanes_for(dtype, rows), body)
 

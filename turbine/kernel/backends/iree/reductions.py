@@ -215,14 +215,14 @@ def emit_reduction(emitter: Emitter, node: fx.Node, kind: Kind) -> TileValue:
         zeros = tuple(Coord(0) for _ in kept)
         value = _result(emitter, reduction.folded(reduction.over(extents, zeros, axis)), type.dtype)
         return TileValue(emitter.sizes(type.shape), type.dtype, lambda coords: value)
-    room = emitter.room(type.shape, type.dtype)
+    buffer = emitter.allocate(type.shape, type.dtype)
 
     def body(coords: Coords) -> None:
         held = reduction.over(extents, coords, axis)
-        emitter.put(room, coords, _result(emitter, held, type.dtype))
+        emitter.put(buffer, coords, _result(emitter, held, type.dtype))
 
     emitter.sweep(kept, 0 if inner else lanes_for(tile.dtype, kept), body)
-    return emitter.held(room, emitter.sizes(type.shape))
+    return emitter.tile_in(buffer, emitter.sizes(type.shape))
 
 
 def join_bits(

@@ -104,14 +104,14 @@ def _scan(emitter: Emitter, node: fx.Node, operands: Sequence[Any], walk: Walk) 
     """Every value on the way, in memory."""
     shape = operands[0].meta["type"].shape
     extents = _extents(emitter, node, operands)
-    rooms = [emitter.room(shape, tile.dtype) for tile in walk.tiles]
+    buffers = [emitter.allocate(shape, tile.dtype) for tile in walk.tiles]
 
     def visit(coords: Coords, values: Sequence[Value]) -> None:
-        for room, value in zip(rooms, values, strict=False):
-            emitter.put(room, coords, value)
+        for buffer, value in zip(buffers, values, strict=False):
+            emitter.put(buffer, coords, value)
 
     _over_others(emitter, extents, walk, visit)
-    return [emitter.held(room, emitter.sizes(shape)) for room in rooms]
+    return [emitter.tile_in(buffer, emitter.sizes(shape)) for buffer in buffers]
 
 
 def _over_others(emitter: Emitter, extents: Sequence[Extent], walk: Walk, visit: Visit) -> None:
@@ -193,17 +193,17 @@ def _reduce(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     walk = Walk(emitter, tiles, _masks(emitter, node), axis, combine, starts)
     extents = _extents(emitter, node, operands)
     types = node.meta["types"]
-    rooms = [emitter.room(type.shape, type.dtype) for type in types]
+    buffers = [emitter.allocate(type.shape, type.dtype) for type in types]
     others = [extent for place, extent in enumerate(extents) if place != axis]
     lanes = lanes_for(tiles[0].dtype, others) if vector_axis(extents) != axis else 0
 
     def body_of(coords: Coords) -> None:
         totals = walk.along(extents[axis], coords, lambda *_: None)
-        for room, total in zip(rooms, totals, strict=True):
-            emitter.put(room, coords, total)
+        for buffer, total in zip(buffers, totals, strict=True):
+            emitter.put(buffer, coords, total)
 
     emitter.sweep(others, lanes, body_of)
-    return [emitter.held(r, emitter.sizes(t.shape)) for r, t in zip(rooms, types, strict=True)]
+    return [emitter.tile_in(r, emitter.sizes(t.shape)) for r, t in zip(buffers, types, strict=True)]
 
 
 RULES.update(dict.fromkeys(_BUILT_IN, _emit_builtin))

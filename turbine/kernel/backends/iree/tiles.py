@@ -21,8 +21,8 @@ Coords = tuple[Coord, ...]
 
 
 @dataclass(frozen=True)
-class Room:
-    """Memory for a tile, of one workgroup's own."""
+class ScratchBuffer:
+    """Memory for a tile of one workgroup."""
 
     name: str
     type: str
@@ -37,9 +37,9 @@ class TileValue:
     dtype: Dtype
     compute: Callable[[Coords], Value]
     weight: int = 0  # what a lane costs, about; 0: nothing to speak of
-    # Rooms it reads when it is asked: True where only at the lane's own place.
+    # Scratch buffers that it reads: True where only at the lane's own coordinates.
     reads: Mapping[str, bool] = field(default_factory=dict)
-    room: Room | None = None  # where it lies, if it does
+    buffer: ScratchBuffer | None = None  # where it is kept, if it is materialized
     # The axis whose neighbours lie next to each other in memory; None: the last.
     neighbours: int | None = None
     prefetch: Callable[[Coords], None] | None = None  # asks for a lane that is read soon
@@ -64,6 +64,6 @@ def merge_reads(tiles: list[TileValue], *, in_place: bool) -> dict[str, bool]:
     """What tiles read, for one that is computed from them."""
     reads: dict[str, bool] = {}
     for tile in tiles:
-        for room, same in tile.reads.items():
-            reads[room] = reads.get(room, True) and same and in_place
+        for buffer, same in tile.reads.items():
+            reads[buffer] = reads.get(buffer, True) and same and in_place
     return reads

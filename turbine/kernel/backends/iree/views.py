@@ -184,7 +184,7 @@ def _hold_guarded(emitter: Emitter, operand: Any) -> None:
     """Compute a tile first whose lanes do not all hold a value: a view would lose which do."""
     tile, valid = emitter.tile(operand), operand.meta["valid"]
     if valid.bounds and emitter.is_guarded(operand.meta["type"].shape, valid.bounds):
-        emitter.values[operand] = emitter.in_room(operand, tile)
+        emitter.values[operand] = emitter.materialize(operand, tile)
 
 
 def _one_by_one(emitter: Emitter, tile: TileValue, axes: Sequence[int]) -> TileValue:
@@ -226,24 +226,24 @@ def _concatenate(emitter: Emitter, node: fx.Node) -> TileValue:
     operands, axis = arguments(node)
     assert isinstance(axis, int)
     type = node.meta["type"]
-    room = emitter.room(type.shape, type.dtype)
+    buffer = emitter.allocate(type.shape, type.dtype)
     start: Index = 0
     for operand in operands:
         part = emitter.tile(operand)
-        _put_behind(emitter, operand, part, room, axis, start)
+        _put_behind(emitter, operand, part, buffer, axis, start)
         start = emitter.w.add(start, part.shape[axis])
-    return emitter.held(room, emitter.sizes(type.shape))
+    return emitter.tile_in(buffer, emitter.sizes(type.shape))
 
 
 def _put_behind(
-    emitter: Emitter, operand: Any, part: TileValue, room: Any, axis: int, start: Index
+    emitter: Emitter, operand: Any, part: TileValue, buffer: Any, axis: int, start: Index
 ) -> None:
     extents = emitter.extents(operand.meta["type"].shape, operand.meta["valid"].bounds)
 
     def body(coords: Coords) -> None:
         own = coords[axis]
         moved = Coord(emitter.w.add(own.base, start), own.lanes)
-        emitter.put(room, (*coords[:axis], moved, *coords[axis + 1 :]), emitter.at(part, coords))
+        emitter.put(buffer, (*coords[:axis], moved, *coords[axis + 1 :]), emitter.at(part, coords))
 
     emitter.sweep(extents, lanes_for(part.dtype, extents), body)
 
@@ -275,17 +275,17 @@ def _masks_inside(
     emitter: Emitter, shape: Sequence[Expr], bounds: Any, masks: Sequence[TileValue]
 ) -> TileValue:
     """Masks in memory: what they are computed from may not be read outside of bounds."""
-    room = emitter.room(shape, BOOL)
+    buffer = emitter.allocate(shape, BOOL)
     nowhere = TileValue((), BOOL, lambda coords: emitter.w.constant(False, "i1"))
-    emitter.fill(room, nowhere, emitter.extents(shape, ()))
+    emitter.fill(buffer, nowhere, emitter.extents(shape, ()))
 
     def body(coords: Coords) -> None:
         taking = mask_at(emitter, masks, coords)
         assert taking is not None
-        emitter.put(room, coords, taking)
+        emitter.put(buffer, coords, taking)
 
     emitter.sweep_inside(shape, bounds, body, BOOL)
-    return emitter.held(room, emitter.sizes(shape))
+    return emitter.tile_in(buffer, emitter.sizes(shape))
 
 
 def _inside(emitter: Emitter, coord: Coord, extent: Any, size: Index) -> Value | None:
