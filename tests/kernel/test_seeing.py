@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,46 @@ def test_scans_with_a_function_are_shown() -> None:
     text = scanned.text("fx")
     assert "scan_op((load,), 0, False)" in text
     assert "give mul" in text
+
+
+def test_the_plan_has_a_row_for_each_loop() -> None:
+    text = gemm.text("plan", ROWS, COLUMNS)
+    assert "in the code: BK = 16, BM = 16, BN = 16" in text
+    loop, product, store = [re.split(r"\s{2,}", row.strip()) for row in text.splitlines()[-3:]]
+    assert loop[:2] == ["loop", "constant"]
+    assert product[:2] == ["dot", "load, load_2, transpose"]
+    assert re.match(
+        r"register tile \d+ x \d+ \(\d+ of \d+ registers\), a packed, b packed", product[-1]
+    )
+    assert store == ["store", "result"]
+
+
+def test_the_plan_says_why_a_tile_is_kept() -> None:
+    (row,) = [line for line in softmax.text("plan", ROWS).splitlines() if line.startswith("exp ")]
+    assert row.split()[1:3] == ["load,", "sub"]
+    assert row.endswith("heap  used 2 times, 14 ops an element")
+
+
+def test_the_plan_shows_sizes_in_branches_and_chosen_blocks() -> None:
+    BLOCK = tkl.sym.BLOCK
+
+    @tk.gen.kernel(tkl.cdiv(N, BLOCK))
+    def negative(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
+        first = tkl.program_id(0) * BLOCK
+        tile = tkl.load(x, (first,), (BLOCK,))
+        away = tkl.cond(tkl.max(tile, 0) > 0, lambda v: -v, lambda v: v, tile * 2)
+        tkl.store(y, (first,), away)
+
+    lines = negative.text("plan", torch.ones(5)).splitlines()
+    assert "  BLOCK = 1024: the only axis of its tiles" in lines
+    assert [line.split()[0] for line in lines[lines.index("") + 2 :]] == [
+        "max",
+        "greater",
+        "branch",
+        "store",
+    ]
+    (branch,) = [line for line in lines if line.startswith("branch")]
+    assert "4096 B stack" in branch
 
 
 def test_what_is_compiled_and_what_became_of_it() -> None:

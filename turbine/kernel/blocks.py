@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from turbine.kernel.algebra import Expr, Symbol
 from turbine.kernel.lang.products import dot
@@ -10,21 +11,32 @@ from turbine.kernel.op import arguments
 from turbine.kernel.program import Program, nodes_of
 from turbine.kernel.types import BufferType, TileType
 
-# Lanes along the only axis of tiles, along the last of several, along those before, and along one
-# that is both in different tiles.
-_ALONE, _LAST, _BEFORE, _EITHER = 1024, 1024, 4, 64
-# Of a product: rows and columns of the result, what is summed, and what is both.
-_RESULT, _SUMMED, _BOTH = 256, 256, 64
+
+@dataclass(frozen=True)
+class Block:
+    """A chosen size, and for what."""
+
+    size: int
+    why: str
 
 
-def choose_blocks(program: Program, told: Collection[Symbol]) -> dict[Symbol, int]:
+_ALONE = Block(1024, "the only axis of its tiles")
+_LAST = Block(1024, "the last axis of its tiles: long rows are read in line")
+_BEFORE = Block(4, "not the last axis of its tiles")
+_EITHER = Block(64, "the last axis of some tiles, not of others")
+_RESULT = Block(256, "an axis of a product")
+_SUMMED = Block(256, "the contraction of a product")
+_BOTH = Block(64, "products that feed each other")
+
+
+def choose_blocks(program: Program, told: Collection[Symbol]) -> dict[Symbol, Block]:
     """A size for each symbol that no tensor tells, but for those that the caller would see."""
     chosen = {**_by_axis(program), **_of_products(program)}
     types = [p.type for p in program.of_usage("output")]
     shapes = [type.shape for type in types if isinstance(type, BufferType)]
     seen = {s for shape in shapes for size in shape for s in size.symbols}
     left_out = {*told, *seen}
-    return {s: size for s, size in chosen.items() if s not in left_out and s.kind == "size"}
+    return {s: block for s, block in chosen.items() if s not in left_out and s.kind == "size"}
 
 
 def sizes_of_products(program: Program) -> set[Symbol]:
@@ -40,7 +52,7 @@ def _products(program: Program) -> list[tuple[tuple[Expr, ...], tuple[Expr, ...]
     return [(a.meta["type"].shape, b.meta["type"].shape) for a, b, *_ in map(arguments, dots)]
 
 
-def _of_products(program: Program) -> dict[Symbol, int]:
+def _of_products(program: Program) -> dict[Symbol, Block]:
     """Large tiles, unless what is summed in one product is a side of another's result."""
     results: set[Symbol] = set()
     summed: set[Symbol] = set()
@@ -52,7 +64,7 @@ def _of_products(program: Program) -> dict[Symbol, int]:
     return {**dict.fromkeys(summed, _SUMMED), **dict.fromkeys(results, _RESULT)}
 
 
-def _by_axis(program: Program) -> dict[Symbol, int]:
+def _by_axis(program: Program) -> dict[Symbol, Block]:
     """Long rows of tiles with several axes, as memory is read best in line."""
     alone: set[Symbol] = set()
     last: set[Symbol] = set()

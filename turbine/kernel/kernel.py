@@ -19,7 +19,7 @@ from turbine.kernel import signature as signatures
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.autograd import Gradient
 from turbine.kernel.backends import interpret
-from turbine.kernel.blocks import choose_blocks, sizes_of_products
+from turbine.kernel.blocks import Block, choose_blocks, sizes_of_products
 from turbine.kernel.launcher import Key, Launcher, Variant, check_grid, separate_inputs
 from turbine.kernel.op import describe
 from turbine.kernel.program import Program
@@ -207,7 +207,13 @@ class Kernel:
     def own_sizes(self, program: Program) -> dict[Symbol, int]:
         """The sizes that are the kernel's own: given ones, and ones that are chosen."""
         given = {Symbol(name): value for name, value in self.blocks.items()}
-        return {**choose_blocks(program, self.signature.size_symbols), **given}
+        chosen = {s: block.size for s, block in self.chosen_blocks(program).items()}
+        return {**chosen, **given}
+
+    def chosen_blocks(self, program: Program) -> dict[Symbol, Block]:
+        """The sizes of tiles that the user left open, and why they are what they are."""
+        chosen = choose_blocks(program, self.signature.size_symbols)
+        return {s: block for s, block in chosen.items() if s.name not in self.blocks}
 
     def using(self, **blocks: int) -> Kernel:
         """The same kernel with other sizes of tiles: `gemm.using(BM=32, BN=128)`."""
@@ -282,6 +288,7 @@ class Kernel:
 
     def text(self, stage: str, *args: Any) -> str:
         """What becomes of the kernel: "fx" is its graph, "typed" the graph with proofs of bounds,
+        "plan" which ops are one loop, which have scratch buffers, block sizes and register tiles,
         "mlir" what is compiled, "asm" what the compiler made of it.
 
         Without arguments it is shown as it was called last, or if it was not, for any.

@@ -1,4 +1,4 @@
-"""A kernel as text: its graph in our own form, that with proofs of bounds, MLIR, or assembly."""
+"""A kernel as text: its graph, the graph with proofs of bounds, its plan, MLIR, or assembly."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from turbine import errors
 from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
 from turbine.kernel import program as programs
-from turbine.kernel.algebra import ONE, Expr
+from turbine.kernel.algebra import ONE, ZERO, Expr, Symbol
 from turbine.kernel.backends.iree.module import Code
+from turbine.kernel.blocks import Block
 from turbine.kernel.facts import Facts
 from turbine.kernel.lang.control_flow import Body, cond_op, for_op, output_of, result, while_op
 from turbine.kernel.launcher import facts_of, write_main
@@ -24,6 +25,7 @@ from turbine.kernel.program import Program
 from turbine.kernel.signature import Parameter
 from turbine.kernel.types import DtypeSymbol, TileType, dtype_name
 from turbine.kernel.validity import Bound
+from turbine.tables import table
 
 if TYPE_CHECKING:
     from turbine.kernel.kernel import Kernel
@@ -35,6 +37,7 @@ class Seen:
 
     program: Program
     facts: Facts
+    chosen: dict[Symbol, Block]
 
 
 def text(kernel: Kernel, stage: str, args: Sequence[Any]) -> str:
@@ -49,12 +52,14 @@ def view_for(kernel: Kernel, args: Sequence[Any]) -> Seen:
     call = kernel.bound(kernel.named(args, {})) if args else kernel.last_call
     if call is not None:
         program, sizes, key = call
-        return Seen(program, facts_of(program, sizes, dict(key.static)))
+        facts = facts_of(program, sizes, dict(key.static))
+        return Seen(program, facts, kernel.chosen_blocks(program))
     _check_is_told(kernel)
     program = programs.trace(
         kernel.signature, kernel.signature.parameters, kernel.grid, kernel.function
     )
-    return Seen(program, Facts(kernel.own_sizes(program), {}, program.ranges))
+    facts = Facts(kernel.own_sizes(program), {}, program.ranges)
+    return Seen(program, facts, kernel.chosen_blocks(program))
 
 
 def _check_is_told(kernel: Kernel) -> None:
@@ -279,6 +284,65 @@ def mlir_text(shown: Seen) -> str:
     return code_of(shown)[0].text
 
 
+def plan_text(shown: Seen) -> str:
+    """What the code does op by op: what is fused into a loop, scratch buffers, register tiles."""
+    code, facts = code_of(shown)
+    printer = _Printer(shown.program, facts)
+    head = list(printer.lines())[: 2 + len(shown.program.parameters)]  # this names the ops
+    head += [f"  {line}" for line in facts_lines(facts)]
+    head += [f"  {s} = {block.size}: {block.why}" for s, block in shown.chosen.items()]
+    stack, heap = code.stack_bytes, sum((part.bytes for part in code.scratch), start=ZERO)
+    head.append(f"  at most {code.workgroups} workgroups, each with {stack} B on the stack")
+    if heap != ZERO:
+        head[-1] += f" and {heap} B in the heap"
+    fused = _Fused(shown.program, {step.node for step in code.steps if not step.has_code})
+    rows = [("op", "computes", "keeps", "scratch", "notes")]
+    for step in code.steps:
+        if step.has_code:
+            inlined = ", ".join(printer.names[node] for node in fused.operands(step.node))
+            scratch = [
+                f"{size} B {where}"
+                for size, where in ((step.stack, "stack"), (step.heap, "heap"))
+                if size != ZERO
+            ]
+            rows.append(
+                (
+                    "  " * step.depth + printer.names[step.node],
+                    inlined,
+                    str(step.node.meta.get("type") or ""),
+                    ", ".join(scratch),
+                    "; ".join(dict.fromkeys(step.notes)),
+                )
+            )
+    return "\n".join([*head, "", table(rows)])
+
+
+@dataclass
+class _Fused:
+    """Ops without code of their own, and from where a region takes them."""
+
+    program: Program
+    nodes: set[fx.Node]
+    outer: dict[fx.Node, fx.Node] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for node in programs.nodes_of(self.program.graph):
+            for _, body, around in _bodies(node) if node.op == "call_function" else ():
+                places = [n for n in body.graph.nodes if n.op == "placeholder"]
+                passed: Any = node.args[1] if node.target is cond_op else ()
+                taken = places if passed else places[body.carried :]
+                self.outer.update(zip(taken, [*passed, *around], strict=True))
+
+    def operands(self, node: fx.Node) -> list[fx.Node]:
+        """What is computed in the loop of a node, in the order of the program."""
+        found: dict[fx.Node, None] = {}
+        for operand in node.all_input_nodes:
+            source = self.outer.get(operand, operand)
+            if source in self.nodes:
+                found |= dict.fromkeys([*self.operands(source), source])
+        return list(found)
+
+
 def assembly_text(shown: Seen) -> str:
     """What the compiler made for the configured target."""
     with tempfile.TemporaryDirectory() as folder:
@@ -294,6 +358,7 @@ def assembly_text(shown: Seen) -> str:
 STAGES: dict[str, Callable[[Seen], str]] = {
     "fx": graph_text,
     "typed": typed_text,
+    "plan": plan_text,
     "mlir": mlir_text,
     "asm": assembly_text,
 }

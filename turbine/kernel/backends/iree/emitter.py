@@ -21,6 +21,7 @@ from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel.algebra import Atom, Expr, Extreme, Quotient, Symbol, as_expr, ceiling
 from turbine.kernel.backends.iree import elements
+from turbine.kernel.backends.iree.plan import Plan
 from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, TileValue, lanes_of
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.facts import Facts
@@ -101,6 +102,7 @@ class Emitter:
     stack: int = 0
     buffers: int = 0
     scopes: list[dict[Any, Value]] = field(default_factory=lambda: [{}])
+    plan: Plan = field(default_factory=Plan)
 
     # Regions
 
@@ -108,7 +110,8 @@ class Emitter:
         """Write every node of a region."""
         for node in graph.nodes:
             if node.op == "call_function":
-                self.values[node] = self._place(node, self._apply_rule(node))
+                with self.plan.step(node, self.w):
+                    self.values[node] = self._place(node, self._apply_rule(node))
 
     def _apply_rule(self, node: fx.Node) -> Any:
         made = node.target
@@ -128,13 +131,15 @@ class Emitter:
         if value.is_single:
             return self.evaluate(node, value)
         if _is_left_factor_in_loop(node):
-            return self.materialize(node, value)
-        is_often = len(node.users) > 1 or any(_is_region(user) for user in node.users)
-        return (
-            self.materialize(node, value)
-            if value.weight > (_CHEAP if is_often else _LONG)
-            else value
-        )
+            return self.materialize(node, value, "left factor of a product in a loop")
+        users = len(node.users)
+        in_loop = any(_is_region(user) for user in node.users)
+        if value.weight > _LONG:
+            return self.materialize(node, value, f"{value.weight} ops an element")
+        if value.weight > _CHEAP and (users > 1 or in_loop):
+            often = "used in a loop" if in_loop else f"used {users} times"
+            return self.materialize(node, value, f"{often}, {value.weight} ops an element")
+        return value
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -325,12 +330,13 @@ class Emitter:
 
     # Scratch buffers
 
-    def materialize(self, node: fx.Node, tile: TileValue) -> TileValue:
+    def materialize(self, node: fx.Node, tile: TileValue, why: str) -> TileValue:
         """Compute the valid lanes of a tile into a scratch buffer."""
         if tile.buffer is not None:
             return tile
+        self.plan.compute(node, why)
         shape = node.meta["type"].shape
-        buffer = self.allocate(shape, tile.dtype)
+        buffer = self.allocate(shape, tile.dtype, node)
         self.fill(buffer, tile, self.extents(shape, node.meta["valid"].bounds))
         return self.tile_in(buffer, tile.shape)
 
@@ -356,8 +362,13 @@ class Emitter:
         raw = elements.to_store(self.w, self.spread(value, coords), buffer.dtype)
         self.write(raw, buffer.name, buffer.type, coords)
 
-    def allocate(self, shape: Sequence[Expr], dtype: Dtype) -> ScratchBuffer:
-        """A scratch buffer for a tile, on the stack if it is small, else in the heap."""
+    def allocate(
+        self, shape: Sequence[Expr], dtype: Dtype, node: fx.Node | None = None
+    ) -> ScratchBuffer:
+        """A scratch buffer for a tile, on the stack if it is small, else in the heap.
+
+        It belongs to the node whose code is being written, or to `node`.
+        """
         sizes = [self.facts.simplified(size) for size in shape]
         element = elements.storage_type(dtype)
         numbers = [size.number for size in sizes]
@@ -366,13 +377,16 @@ class Emitter:
         is_small = None not in numbers and count <= _LARGEST_ON_STACK
         if is_small and self.stack + count <= _STACK_BYTES:
             self.stack += count
+            self.plan.allocate(as_expr(count), node=node, on_stack=True)
             type = f"memref<{''.join(f'{n}x' for n in numbers)}{element}>"
             self.w.top.append(
                 f"%buffer{self.buffers} = memref.alloca() alignment = {_ALIGNMENT} : {type}"
             )
             return ScratchBuffer(f"%buffer{self.buffers}", type, dtype)
         name = f"%scratch{len(self.scratch)}"
-        self.scratch.append(Scratch(name, element, tuple(sizes)))
+        scratch = Scratch(name, element, tuple(sizes))
+        self.scratch.append(scratch)
+        self.plan.allocate(scratch.bytes, node=node, on_stack=False)
         dims = "".join("?x" if n is None else f"{n}x" for n in numbers)
         return ScratchBuffer(name, f"memref<{dims}{element}>", dtype)
 
@@ -420,6 +434,7 @@ class Emitter:
 
     def evaluate(self, node: fx.Node, tile: TileValue) -> TileValue:
         """Compute a tile of one element here."""
+        self.plan.compute(node)
         zeros = tuple(Coord(0) for _ in tile.shape)
         valid = node.meta.get("valid")
         condition = None if valid is None else self.condition(valid.bounds)

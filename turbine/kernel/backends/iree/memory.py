@@ -58,7 +58,9 @@ def offset_coords(emitter: Emitter, coords: Coords, offsets: Sequence[Index]) ->
 
 def now(emitter: Emitter, node: fx.Node, tile: TileValue) -> TileValue:
     """A tile as it is at this point of the program, before something else is written."""
-    return emitter.evaluate(node, tile) if tile.is_single else emitter.materialize(node, tile)
+    if tile.is_single:
+        return emitter.evaluate(node, tile)
+    return emitter.materialize(node, tile, "read before its buffer is written")
 
 
 def _gather(emitter: Emitter, node: fx.Node) -> TileValue:

@@ -114,13 +114,27 @@ def product(
     element: str,
     vector_bytes: int,
     allocate: Allocate,
-) -> None:
+) -> tuple[Panels, Panels]:
     """acc[:m, :n] += a[:m, :k] @ b[:k, :n], for extents and sizes in the order of m, n, k."""
     (m, n, k), (rows, columns, depth) = extents, sizes
     shape = register_tile((rows, columns), element, vector_bytes)
     left = pack(w, a, ROWS, (m, k), (rows, depth), shape, allocate)
     right = pack(w, b, COLUMNS, (n, k), (columns, depth), shape, allocate)
     multiply(w, left, right, acc, acc_type)
+    return left, right
+
+
+def describe(left: Panels, right: Panels) -> str:
+    """The register tile of a product, and whether its operands are copied."""
+    tile = left.shape
+    used, all_ = _registers(tile), REGISTERS[tile.lanes * BYTES[tile.element]]
+    packing = [
+        f"{name} {'packed' if panels.operand is None else 'in place'}"
+        for name, panels in (("a", left), ("b", right))
+    ]
+    return f"register tile {tile.rows} x {tile.columns} ({used} of {all_} registers), " + ", ".join(
+        packing
+    )
 
 
 # Register tiles

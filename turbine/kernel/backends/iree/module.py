@@ -19,6 +19,7 @@ from turbine.dtypes import Dtype
 from turbine.kernel.algebra import ZERO, Expr, Symbol, is_never_negative, slope
 from turbine.kernel.backends.iree import debugging, elements
 from turbine.kernel.backends.iree.emitter import WORKGROUPS, Emitter, Scratch, Source
+from turbine.kernel.backends.iree.plan import Step
 from turbine.kernel.backends.iree.rules import RULES
 from turbine.kernel.backends.iree.tiles import TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer, mangle
@@ -49,6 +50,8 @@ class Code:
     report: Report
     stack_bytes: int
     scratch: tuple[Scratch, ...]  # memory that does not fit there, of one workgroup
+    workgroups: int  # at most
+    steps: tuple[Step, ...]
 
 
 def write(
@@ -69,7 +72,15 @@ def write(
     body = _body(program, facts, layout, name, target.vector_bytes)
     _check_count(program, layout)
     text = "\n".join(["module {", *body, *_function(program, layout, name, public), "}"])
-    return Code(text, name, layout.report, layout.stack_bytes, tuple(layout.scratch))
+    return Code(
+        text,
+        name,
+        layout.report,
+        layout.stack_bytes,
+        tuple(layout.scratch),
+        layout.workgroups,
+        layout.steps,
+    )
 
 
 def _check_count(program: Program, layout: Layout) -> None:
@@ -127,6 +138,7 @@ class Layout:
         self.stack_bytes = 0
         self.workgroups = WORKGROUPS
         self.report = Report()
+        self.steps: tuple[Step, ...] = ()
 
     @property
     def words(self) -> list[Words]:
@@ -213,6 +225,7 @@ def _body(
     layout.scratch, layout.stack_bytes = emitter.scratch, emitter.stack
     layout.report = Report(tuple(emitter.sites), tuple(emitter.alarms))
     layout.workgroups = 1 if emitter.is_serial else WORKGROUPS
+    layout.steps = tuple(emitter.plan.steps.values())
     return _executable(layout, name, w)
 
 

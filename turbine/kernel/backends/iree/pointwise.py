@@ -249,7 +249,7 @@ def _operand(emitter: Emitter, node: Any, shape: Sequence[Any]) -> TileValue:
     """An operand; one that would be computed again for every lane is computed first."""
     tile = emitter.tile(node)
     if tile.weight > 1 and tile.buffer is None and is_repeated(tile, shape):
-        tile = emitter.values[node] = emitter.materialize(node, tile)
+        tile = emitter.values[node] = emitter.materialize(node, tile, "broadcast to more elements")
     return tile
 
 

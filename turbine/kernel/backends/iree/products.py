@@ -89,10 +89,13 @@ def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     starts = (rows[-2][0], rows[-1][0], first)
     known = all(isinstance(size, int) and size > 0 for size in sizes)
     if known and _is_of_vectors(left, right, sizes):
+        emitter.plan.note("matrix times vector: vectors along the contraction")
         _vector_by_vector(emitter, left, right, buffer, rows, (first, end))
     elif known and all(start == 0 for start in starts):
         _by_register_tiles(emitter, left, right, buffer, rows, end, sizes)
     else:
+        reason = "does not begin at 0" if known else "sizes are not in the code"
+        emitter.plan.note(f"vectors of the result: {reason}")
         _row_by_row(emitter, left, right, buffer, rows, (first, end))
     held = emitter.tile_in(buffer, emitter.sizes(type.shape))
     return held if wide == type.dtype else _narrow(emitter, held, type.dtype)
@@ -143,7 +146,7 @@ def _by_register_tiles(
 
     def body(batch: Coords) -> None:
         acc, acc_type = _matrix(emitter, buffer, batch, sizes)
-        micro_kernel.product(
+        panels = micro_kernel.product(
             w,
             left.operand(batch),
             right.operand(batch),
@@ -155,6 +158,7 @@ def _by_register_tiles(
             vector_bytes=emitter.vector_bytes,
             allocate=memory,
         )
+        emitter.plan.note(micro_kernel.describe(*panels))
 
     emitter.sweep(rows[:-2], 0, body)
 

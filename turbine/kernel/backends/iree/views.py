@@ -184,7 +184,9 @@ def _hold_guarded(emitter: Emitter, operand: Any) -> None:
     """Compute a tile first whose lanes do not all hold a value: a view would lose which do."""
     tile, valid = emitter.tile(operand), operand.meta["valid"]
     if valid.bounds and emitter.is_guarded(operand.meta["type"].shape, valid.bounds):
-        emitter.values[operand] = emitter.materialize(operand, tile)
+        emitter.values[operand] = emitter.materialize(
+            operand, tile, "masked at an edge, then viewed"
+        )
 
 
 def _one_by_one(emitter: Emitter, tile: TileValue, axes: Sequence[int]) -> TileValue:
