@@ -9,16 +9,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from turbine import errors
 from turbine.kernel.signature import Signature
 from turbine.kernel.types import BufferType
-
-if TYPE_CHECKING:
-    from turbine.kernel.kernel import Kernel
 
 Function = Callable[..., Any]
 _GRAD = "grad_"
@@ -32,15 +29,15 @@ class Gradient:
     setup_context: Function | None
 
 
-def of_kernel(forward: Signature, backward: Kernel) -> Gradient:
+def of_kernel(forward: Signature, backward: Signature, call: Function) -> Gradient:
     """Another kernel as the gradient: its arguments and outputs by their names."""
-    outputs = [p.name for p in backward.signature.buffers if p.usage == "output"]
-    wrong = [p.name for p in backward.signature.buffers if p.usage == "inout"]
+    outputs = [p.name for p in backward.buffers if p.usage == "output"]
+    wrong = [p.name for p in backward.buffers if p.usage == "inout"]
     if wrong:
         raise errors.KernelError(
-            f"{backward.__name__} writes to {wrong[0]}, and cannot be the gradient of "
+            f"{backward.kernel} writes to {wrong[0]}, and cannot be the gradient of "
             f"{forward.kernel}",
-            where=backward.signature.place,
+            where=backward.place,
             hint="let it write to an OutputBuffer",
         )
     given = [f"{_GRAD}{name}" for name in _tensors(forward)]
@@ -48,20 +45,20 @@ def of_kernel(forward: Signature, backward: Kernel) -> Gradient:
         if name not in given:
             what = errors.unknown(f"gradient of an input of {forward.kernel}", name, given)
             raise errors.KernelError(
-                f"{backward.__name__} gives an {what}",
-                where=backward.signature.place,
+                f"{backward.kernel} gives an {what}",
+                where=backward.place,
                 hint="an output is called grad_x, after the input x whose gradient it is",
             )
-    takes = [p.name for p in backward.signature.passed]
+    takes = [p.name for p in backward.passed]
 
     def by_name(*args: Any) -> dict[str, Any]:
-        results = backward(*args)
+        results = call(*args)
         values = (results,) if len(outputs) == 1 else results
         names = [name.removeprefix(_GRAD) for name in outputs]
         return dict(zip(names, values, strict=True))
 
-    optional = {p.name for p in backward.signature.passed if p.is_optional or _has_default(p)}
-    return _of_names(forward, by_name, takes, optional, backward.__name__, backward.signature.place)
+    optional = {p.name for p in backward.passed if p.is_optional or _has_default(p)}
+    return _of_names(forward, by_name, takes, optional, backward.kernel, backward.place)
 
 
 def _has_default(parameter: Any) -> bool:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from turbine.kernel import signature as signatures
 from turbine.kernel import symbolic_sizes
 from turbine.kernel.algebra import Symbol
 from turbine.kernel.backends.iree import module
+from turbine.kernel.definition import Definition
 from turbine.kernel.facts import Facts
 from turbine.kernel.launcher import (
     check_grid,
@@ -42,9 +43,6 @@ from turbine.ops import custom_op, gradients
 from turbine.ops.declared_op import DeclaredOp
 from turbine.ops.ir_builder import Builder
 
-if TYPE_CHECKING:
-    from turbine.kernel.kernel import Kernel
-
 NAMESPACE = "tk"
 # What a namespace of PyTorch's has for itself.
 _RESERVED = {"name"}
@@ -52,13 +50,13 @@ _RESERVED = {"name"}
 _NUMBERS = {"float": "float", "bool": "bool", "int": "SymInt", "uint": "SymInt"}
 
 
-def declare(kernel: Kernel) -> DeclaredOp:
+def declare(kernel: Definition, run: Callable[..., Any]) -> DeclaredOp:
     """The op of a kernel, in the namespace `tk`; of one whose name is taken, with a number."""
     name = _free_name(kernel.__name__)
     rules = _Rules(kernel, name)
     op = custom_op(schema_text(kernel.signature, name))(rules.shapes)
     op.register_emission(rules.emit, keeps_operands=not rules.written)
-    op.register_eager(rules.run)
+    op.register_eager(run)
     OPERATIONS[op.core.schema.qualified] = rules.operations
     op.core.register_autograd(rules.backward, setup_context=rules.setup_context)
     return op
@@ -110,27 +108,13 @@ def _exists(name: str) -> bool:
 class _Rules:
     """What a kernel is in each place where an op is called."""
 
-    kernel: Kernel
+    kernel: Definition
     name: str
 
     @cached_property
     def written(self) -> list[Parameter]:
         """The arguments that a call changes."""
         return [p for p in self.kernel.signature.buffers if p.usage == "inout"]
-
-    def run(self, *args: Any) -> Any:
-        """Run the kernel on tensors with data."""
-        result = self.kernel.repeated(args)
-        if result is not None:
-            return result
-        devices = {str(a.device) for a in args if isinstance(a, Tensor) and a.device.type != "cpu"}
-        if devices:
-            raise errors.KernelError(
-                f"{self.kernel.__name__} was called with tensors on {', '.join(sorted(devices))}",
-                where=self.kernel.signature.place,
-                hint="kernels run on the CPU: move the tensors there, tensor.cpu()",
-            )
-        return self.kernel.run(self._named(args), args)
 
     def shapes(self, *args: Any) -> Any:
         """The outputs, without data, of tensors without data."""

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import fx
 
@@ -17,6 +17,7 @@ from turbine.kernel import program as programs
 from turbine.kernel.algebra import ONE, ZERO, Expr, Symbol
 from turbine.kernel.backends.iree.module import Code
 from turbine.kernel.blocks import Block
+from turbine.kernel.definition import Definition
 from turbine.kernel.facts import Facts
 from turbine.kernel.lang.control_flow import Body, cond_op, for_op, output_of, result, while_op
 from turbine.kernel.launcher import facts_of, write_main
@@ -26,9 +27,6 @@ from turbine.kernel.signature import Parameter
 from turbine.kernel.types import DtypeSymbol, TileType, dtype_name
 from turbine.kernel.validity import Bound
 from turbine.tables import table
-
-if TYPE_CHECKING:
-    from turbine.kernel.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,14 @@ class Seen:
     chosen: dict[Symbol, Block]
 
 
-def text(kernel: Kernel, stage: str, args: Sequence[Any]) -> str:
+def text(kernel: Definition, stage: str, args: Sequence[Any]) -> str:
     """What a stage made of a kernel, for arguments, those of the last call, or none."""
     if stage not in STAGES:
         raise errors.KernelError(errors.unknown("stage", stage, STAGES))
     return STAGES[stage](view_for(kernel, args))
 
 
-def view_for(kernel: Kernel, args: Sequence[Any]) -> Seen:
+def view_for(kernel: Definition, args: Sequence[Any]) -> Seen:
     """A kernel as a call with these arguments meets it; without any, as the last call did."""
     call = kernel.bound(kernel.named(args, {})) if args else kernel.last_call
     if call is not None:
@@ -62,7 +60,7 @@ def view_for(kernel: Kernel, args: Sequence[Any]) -> Seen:
     return Seen(program, facts, kernel.chosen_blocks(program))
 
 
-def _check_is_told(kernel: Kernel) -> None:
+def _check_is_told(kernel: Definition) -> None:
     """Complain about what only tensors tell."""
     open_ = [p for p in kernel.signature.parameters if not is_told(p)]
     names = [str(p) for p in open_]
