@@ -16,7 +16,7 @@ import turbine
 from turbine import aot, errors
 from turbine.aot import AbstractTensor, CompiledModule, jittable
 from turbine.capture import small_sizes
-from turbine.capture.program import capture
+from turbine.capture.model import capture
 
 Shapes = list[tuple[int, ...]]
 X: Shapes = [(6, 4)]

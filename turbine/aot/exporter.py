@@ -13,7 +13,9 @@ from turbine.aot import provenance
 from turbine.aot.compiled_module import CompiledModule
 from turbine.aot.fx_programs import FxPrograms, FxProgramsBuilder
 from turbine.aot.output import Exported, ExportOutput
-from turbine.capture.program import Devices, Program, capture, share_weights
+from turbine.capture.model import capture
+from turbine.capture.program import Devices, Program
+from turbine.capture.weights import share_weights
 from turbine.compiler import host
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import DEFAULT_NAME, lower_all

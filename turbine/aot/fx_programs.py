@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from turbine import errors
-from turbine.capture.program import Devices, export_program, identity
+from turbine.capture.model import export_program
+from turbine.capture.program import Devices
+from turbine.capture.weights import identity
 from turbine.runtime import container
 from turbine.runtime.artifact import name_problem
 

@@ -22,7 +22,9 @@ from turbine.aot.module_trace import Function, Trace
 from turbine.aot.values import IrTensor, from_number, from_tensor
 from turbine.capture import trees
 from turbine.capture.decompositions import extend_aot_decompositions
-from turbine.capture.program import Program, bind_weights, capture
+from turbine.capture.model import capture
+from turbine.capture.program import Program
+from turbine.capture.weights import bind_weights
 from turbine.lower import importer
 from turbine.signature import Range
 

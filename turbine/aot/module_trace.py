@@ -14,9 +14,10 @@ import torch
 
 from turbine import errors
 from turbine.capture import work
-from turbine.capture.program import Program, Weight, identity
+from turbine.capture.program import Program, Weight
 from turbine.capture.quantization import Quantizer
 from turbine.capture.traits import DeviceTensorTrait
+from turbine.capture.weights import identity
 from turbine.lower.emission import TargetQuery
 from turbine.lower.weights import WeightBuilder
 from turbine.mlir.ir import Location, Type

@@ -20,7 +20,8 @@ from turbine.aot.globals import snapshot
 from turbine.aot.module_trace import Function, Trace
 from turbine.aot.values import IrTensor, from_tensor, tensor_type
 from turbine.capture import trees
-from turbine.capture.program import Devices, capture, check_devices
+from turbine.capture.model import capture
+from turbine.capture.program import Devices, check_devices
 from turbine.lower import importer
 from turbine.mlir import function as mlir_function
 from turbine.mlir.ir import InsertionPoint, Location, Type, Value

@@ -8,14 +8,9 @@ import torch
 from torch import fx
 
 from turbine import dtypes
-from turbine.capture.constants import fold_uniform
-from turbine.capture.crossed_reads import mark_crossed_reads
-from turbine.capture.index_checks import check_indices
+from turbine.capture import passes
 from turbine.capture.layout import Order, hand_over_in_memory_order, inverse
-from turbine.capture.ownership import isolate_writes
-from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.sizes import is_static
-from turbine.capture.small_integers import widen_small_integers
 from turbine.signature import Slot
 
 
@@ -27,13 +22,8 @@ def flatten(
     graph.output(graph.graph_copy(eager.graph, {}))
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
-    rewrite_reshapes(graph)
-    widen_small_integers(graph)
     names = [node.name for node in placeholders]
-    check_indices(graph)
-    fold_uniform(graph, reads=True)
-    isolate_writes(graph, names)
-    mark_crossed_reads(graph)
+    passes.prepare(graph, names)
     taken, given = hand_over_in_memory_order(graph)
     inputs = [
         _slot(node, order, node.name in fixed)

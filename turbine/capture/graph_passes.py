@@ -1,4 +1,4 @@
-"""Clean a captured graph in place: drop what guards, annotates, computes nothing or is unused."""
+"""Passes that clean a captured graph in place; passes.py has their order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
-from turbine.capture.constants import fill, fold_uniform
+from turbine.capture.constants import fill
 from turbine.capture.effects import draws, is_pointwise
 from turbine.capture.nodes import emit
-from turbine.capture.rounding import keep_rounding
 from turbine.capture.sizes import expression, hint, is_empty
 
 aten = torch.ops.aten
@@ -29,21 +28,6 @@ _GUARDS = {
     aten.sym_constrain_range.default,
     aten.sym_constrain_range_for_size.default,
 }
-
-
-def run(graph_module: fx.GraphModule) -> None:
-    """Run every pass, in order."""
-    fix_sizes(graph_module)
-    fix_broadcasts(graph_module)
-    drop_guards(graph_module)
-    drop_whole_slices(graph_module)
-    fill_empty(graph_module)
-    fill_reductions_of_nothing(graph_module)
-    fill_with_truth(graph_module)
-    fold_uniform(graph_module.graph)
-    keep_rounding(graph_module.graph)
-    graph_module.graph.eliminate_dead_code()
-    graph_module.recompile()
 
 
 def fix_sizes(graph_module: fx.GraphModule) -> None:

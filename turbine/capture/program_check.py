@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -11,9 +11,7 @@ from torch._subclasses import FakeTensor
 from torch.utils import _pytree as torch_pytree
 
 from turbine.capture.effects import draws, is_ordered
-
-if TYPE_CHECKING:
-    from turbine.capture.program import Program
+from turbine.capture.program import Program
 
 # Far more than rounding, and less than another computation.
 _TOLERANCE = 1e-2

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from turbine import config, errors
-from turbine.capture import graph_passes, support
+from turbine.capture import passes, support
 from turbine.capture.partition import Part, is_compute, partition
 from turbine.dynamo import failure_cache, parts
 from turbine.dynamo.op_probe import find_refused
@@ -45,7 +45,7 @@ def compile_graph(
     graph: fx.GraphModule, record: GraphRecord, settings: dict[str, Any], fixed: AbstractSet[str]
 ) -> Boxed:
     """A callable that takes a list, empties it, and gives the graph's results."""
-    graph_passes.run(graph)
+    passes.clean(graph)
     outer = _assemble(graph, _Whole(record, settings, fixed), {})
     add(graphs=1)
     return _box(outer)

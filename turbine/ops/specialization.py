@@ -11,7 +11,7 @@ from torch import fx
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as torch_pytree
 
-from turbine.capture import graph_passes
+from turbine.capture import passes
 from turbine.capture.decompositions import current_tracing_decompositions
 from turbine.capture.one_thread import traces
 from turbine.capture.program import Weight
@@ -162,7 +162,7 @@ def trace(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Le
     graph: Any = aot_export_joint_simple(
         flat, tuple(inputs), trace_joint=False, decompositions=current_tracing_decompositions()
     )
-    graph_passes.run(graph)
+    passes.clean(graph)
     weights = _lift_constants(graph)
     conditions = tuple(guard.expr for guard in shape_env.guards)
     held = [weight.tensor for weight in weights.values() if not weight.tensor.is_inference()]

@@ -1,0 +1,191 @@
+"""Capture a PyTorch model: a module and example arguments in, a functional fx program out."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.utils import _pytree as torch_pytree
+
+from turbine import errors
+from turbine.capture import dim_names, passes, small_sizes
+from turbine.capture.declared_ops import Expanding
+from turbine.capture.decompositions import current_aot_decompositions
+from turbine.capture.effect_tokens import drop_tokens
+from turbine.capture.export_errors import export_error
+from turbine.capture.graph_checks import check_graph, check_strides
+from turbine.capture.one_thread import traces
+from turbine.capture.program import Devices, Program, check_devices
+from turbine.capture.program_check import agrees, can_compare
+from turbine.capture.program_reader import name_parameters, read_program
+from turbine.capture.training_mode import warn_of_training_mode
+from turbine.signature import Signature
+
+
+@traces
+def capture(
+    model: torch.nn.Module | ExportedProgram,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    strict: bool = False,
+    arg_device: Devices | None = None,
+    least_sizes: bool = True,
+) -> Program:
+    """Export, decompose and clean a model; `arg_device` says where arguments are taken.
+
+    Without `least_sizes`, those that PyTorch assumes are nobody's: the least that are right are
+    found from 0 on.
+    """
+    if isinstance(model, ExportedProgram):
+        exported = model
+    else:
+        exported = export_program(model, args, kwargs or {}, dynamic_shapes, strict)
+        warn_of_training_mode(model, exported)
+    check_strides(exported.graph)
+    decomposed = _decompose(exported)
+    general = _trace(exported, decomposed)
+    passes.clean(decomposed.graph_module)
+    check_graph(decomposed.graph)
+    program = read_program(decomposed, name_parameters(model, exported))
+    for branch in _branches(decomposed.graph_module):
+        passes.clean(branch)
+        check_graph(branch.graph)
+        passes.prepare(
+            branch.graph, [node.name for node in branch.graph.find_nodes(op="placeholder")]
+        )
+    passes.prepare(program.graph.graph, program.inputs)
+
+    is_open = small_sizes.are_open(dynamic_shapes)
+    sizes = _SmallSizes(model, exported, general, program, strict)
+    signature = sizes.find_right_sizes(is_open, least_sizes)
+    named = dim_names.with_user_names(signature, dynamic_shapes)
+    devices = check_devices(arg_device, len(program.inputs))
+    return replace(program, signature=named, devices=devices)
+
+
+def _branches(module: fx.GraphModule) -> list[fx.GraphModule]:
+    """The graphs that operators of control flow choose from."""
+    return [
+        one for one in module.modules() if isinstance(one, fx.GraphModule) and one is not module
+    ]
+
+
+@dataclass(frozen=True)
+class _SmallSizes:
+    """Asks of small sizes, which PyTorch leaves out of a trace, whether the program is right."""
+
+    model: torch.nn.Module | ExportedProgram
+    exported: ExportedProgram
+    general: small_sizes.Trace
+    program: Program
+    strict: bool
+
+    def find_right_sizes(self, is_open: bool, least_sizes: bool) -> Signature:
+        """The signature with the sizes at which the program is right."""
+        signature = self.program.signature
+        if signature.conditions or (is_open and least_sizes):
+            signature = small_sizes.allow(self.general, signature, is_open, self._retrace)
+        if not least_sizes:
+            signature = small_sizes.from_zero(signature)
+        if not is_open or not least_sizes:
+            signature = small_sizes.confirm(signature, self._is_right)
+        return signature
+
+    def _is_right(self, sizes: small_sizes.Sizes) -> bool:
+        """By numbers, which is quick, or where they do not tell by another trace."""
+        program, model = self.program, self.model
+        if isinstance(model, ExportedProgram) or not can_compare(program):
+            return small_sizes.is_same(self.general, program.signature, sizes, self._retrace)
+        examples = torch_pytree.tree_leaves(self.exported.example_inputs)
+        leaves = small_sizes.resize_examples(program.signature, examples, sizes)
+        with small_sizes.quietly():
+            return agrees(program, model, leaves, *self._arguments(leaves))
+
+    def _retrace(self, leaves: Sequence[Any]) -> small_sizes.Trace:
+        model = self.model
+        module = model.module() if isinstance(model, ExportedProgram) else model
+        args, kwargs = self._arguments(leaves)
+        special = export_program(module, args, kwargs, None, self.strict)
+        return _trace(special, _decompose(special))
+
+    def _arguments(self, leaves: Sequence[Any]) -> Any:
+        return torch_pytree.tree_unflatten(leaves, self.exported.call_spec.in_spec)
+
+
+def _trace(exported: ExportedProgram, decomposed: ExportedProgram) -> small_sizes.Trace:
+    """A trace that stays as it is when the decomposed graph is worked on."""
+    held = {**decomposed.constants, **decomposed.state_dict}
+    specs = decomposed.graph_signature.input_specs
+    weights = {spec.arg.name: held.get(spec.target) for spec in specs if spec.target is not None}
+    graph = fx.GraphModule(decomposed.graph_module, copy.deepcopy(decomposed.graph))
+    return small_sizes.Trace(exported.graph, graph, weights)
+
+
+@traces
+def export_program(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    strict: bool,
+    name: str | None = None,
+) -> ExportedProgram:
+    """Export a model with PyTorch; errors speak of it by its class, or by `name`."""
+    if not isinstance(model, torch.nn.Module):
+        raise errors.ExportError(
+            f"cannot export a {type(model).__name__}",
+            hint="pass an nn.Module or a torch.export.ExportedProgram",
+        )
+    if not isinstance(args, tuple):
+        raise errors.ExportError(
+            f"args is a {type(args).__name__}, expected a tuple", hint="write args=(x,)"
+        )
+    args, kwargs = _without_repeats((args, kwargs))
+    try:
+        # The error that follows says what the log would.
+        with Expanding(), small_sizes.without_log():
+            return torch.export.export(
+                model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
+            )
+    except Exception as error:
+        raise export_error(name or type(model).__name__, error) from error
+
+
+def _without_repeats(arguments: Any) -> Any:
+    """Give each tensor argument an identity of its own.
+
+    torch.export takes one tensor in two places for one input, and the program then ignores what
+    a caller passes in the second place.
+    """
+    seen: set[int] = set()
+
+    def own(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
+            seen.add(id(leaf))
+            return leaf
+        return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+    return torch_pytree.tree_map(own, arguments)
+
+
+def _decompose(exported: ExportedProgram) -> ExportedProgram:
+    try:
+        with warnings.catch_warnings():
+            # torch 2.13 warns of its own use of a class it deprecated.
+            warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
+            decomposed: ExportedProgram = exported.run_decompositions(current_aot_decompositions())
+            drop_tokens(decomposed)
+            return decomposed
+    except Exception as error:
+        raise errors.ExportError(
+            f"decomposing the graph failed: {type(error).__name__}: {str(error).strip()}",
+            hint="a decomposition given to extend_aot_decompositions may be at fault",
+        ) from error

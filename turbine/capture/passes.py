@@ -1,0 +1,49 @@
+"""The passes over fx graphs, in order, for exports and torch.compile alike.
+
+`clean` runs when a graph was traced, `prepare` before one is lowered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import fx
+
+from turbine.capture import graph_passes
+from turbine.capture.constants import fold_uniform
+from turbine.capture.crossed_reads import mark_crossed_reads
+from turbine.capture.index_checks import check_early, check_indices
+from turbine.capture.joined_indices import join_indices
+from turbine.capture.ownership import isolate_writes
+from turbine.capture.reshapes import rewrite_reshapes
+from turbine.capture.rounding import keep_rounding
+from turbine.capture.size_arithmetic import rewrite_size_arithmetic
+from turbine.capture.small_integers import widen_small_integers
+
+
+def clean(graph_module: fx.GraphModule) -> None:
+    """Fix sizes, fold constants, and drop what guards, annotates or computes nothing."""
+    graph_passes.fix_sizes(graph_module)
+    graph_passes.fix_broadcasts(graph_module)
+    graph_passes.drop_guards(graph_module)
+    graph_passes.drop_whole_slices(graph_module)
+    graph_passes.fill_empty(graph_module)
+    graph_passes.fill_reductions_of_nothing(graph_module)
+    graph_passes.fill_with_truth(graph_module)
+    fold_uniform(graph_module.graph)
+    keep_rounding(graph_module.graph)
+    graph_module.graph.eliminate_dead_code()
+    graph_module.recompile()
+
+
+def prepare(graph: fx.Graph, inputs: Iterable[str]) -> None:
+    """Check indices, and rewrite what the compiler gets wrong. `inputs` belong to the caller."""
+    widen_small_integers(graph)
+    check_indices(graph)
+    fold_uniform(graph, reads=True)
+    check_early(graph)
+    join_indices(graph)
+    rewrite_reshapes(graph)
+    isolate_writes(graph, inputs)
+    rewrite_size_arithmetic(graph)
+    mark_crossed_reads(graph)

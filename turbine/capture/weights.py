@@ -1,0 +1,86 @@
+"""Weights of programs: found in an exported one, bound to inputs, shared by entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import fx
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, TensorArgument
+
+from turbine import errors
+from turbine.capture.program import Program, Weight
+from turbine.capture.traits import DeviceTensorTrait, ExternalTensorTrait
+
+
+def find_weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> dict[str, Weight]:
+    """Bind each lifted placeholder to its tensor; tied weights share one Weight."""
+    unique: dict[tuple[Any, ...], Weight] = {}
+    bound = {}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT or not isinstance(spec.arg, TensorArgument):
+            continue
+        name = str(spec.target)
+        tensor = exported.state_dict.get(name, exported.constants.get(name))
+        if not isinstance(tensor, torch.Tensor):
+            raise errors.ExportError(f"no value for {name}, an input of kind {spec.kind}")
+        mutable = spec.arg.name in stores
+        external = ExternalTensorTrait.get(tensor)
+        key = (id(spec),) if mutable else (external, *identity(tensor))
+        device = DeviceTensorTrait.get(tensor)
+        weight = Weight(name, tensor.detach(), mutable, external, device=device)
+        bound[spec.arg.name] = unique.setdefault(key, weight)
+    return bound
+
+
+def bind_weights(program: Program, weights: Mapping[str, Weight]) -> Program:
+    """The program with weights in the place of some of its inputs, unless it writes them."""
+    specs = program.signature.inputs
+    bound = {
+        place: weights[spec.name]
+        for place, spec in zip(program.inputs, specs, strict=True)
+        if spec.name in weights and not spec.mutated
+    }
+    left = [place not in bound for place in program.inputs]
+    return replace(
+        program,
+        inputs=tuple(compress(program.inputs, left)),
+        weights={**program.weights, **bound},
+        signature=replace(program.signature, inputs=tuple(compress(specs, left))),
+    )
+
+
+def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
+    """Let programs of one root module hold one Weight for one tensor, and state by its name."""
+    written = {
+        program.weights[place].name for program in programs.values() for place in program.stores
+    }
+    shared: dict[tuple[Any, ...], Weight] = {}
+    taken: dict[str, Weight] = {}
+
+    def unified(entry: str, weight: Weight) -> Weight:
+        key = (weight.name,) if weight.name in written else identity(weight.tensor)
+        if key not in shared:
+            # Constants that PyTorch lifts have one name in every program.
+            name = weight.name if weight.name not in taken else f"{entry}.{weight.name}"
+            shared[key] = replace(weight, name=name, mutable=weight.name in written)
+            taken[name] = shared[key]
+        return shared[key]
+
+    return {
+        entry: replace(
+            program, weights={place: unified(entry, w) for place, w in program.weights.items()}
+        )
+        for entry, program in programs.items()
+    }
+
+
+def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Equal for tensors that are the same elements in the same memory."""
+    if not tensor.numel():
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
