@@ -38,6 +38,7 @@ LOOSE = dict.fromkeys(
         "pytree",
         "dims",
         "dump",
+        "fits",
         "tables",
         "permissions",
         "progress",

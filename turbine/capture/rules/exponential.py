@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbine.capture.rules.polynomial import ERF_SERIES, SCALED_ERFC, polynomial
+from turbine import fits
+from turbine.capture.rules.polynomial import polynomial
 from turbine.capture.rules.widening import double_only, in_double, promote_dtypes, result_dtype
 from turbine.capture.sizes import is_empty
 
@@ -84,7 +85,7 @@ def asinh(x: Tensor) -> Tensor:
 def erf(x: Tensor) -> Tensor:
     """A power series near zero, else one minus the complement."""
     small = torch.clamp(x, -1.0, 1.0)
-    near = small * polynomial(small * small, ERF_SERIES)
+    near = small * polynomial(small * small, fits.ERF_SERIES)
     far = 1.0 - _complement(x.abs())
     return torch.where(x.abs() < 1.0, near, torch.where(x < 0.0, -far, far))
 
@@ -99,7 +100,7 @@ def erfc(x: Tensor) -> Tensor:
 def _complement(size: Tensor) -> Tensor:
     """erfc for sizes from 1 on; past 27 it is zero."""
     size = torch.clamp(size, 1.0, 30.0)
-    return torch.exp(-size * size) * polynomial((size - 2.0) / (size + 2.0), SCALED_ERFC)
+    return torch.exp(-size * size) * polynomial((size - 2.0) / (size + 2.0), fits.SCALED_ERFC)
 
 
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbine.capture.rules.polynomial import ATAN, COS_SERIES, SIN_SERIES, polynomial
+from turbine.capture.rules.polynomial import polynomial
 from turbine.capture.rules.widening import halves, in_double, promote_dtypes, result_dtype
+from turbine.fits import ATAN, COS_SERIES, SIN_SERIES
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from functools import wraps
 
-from turbine.kernel.backends.iree import fits
+from turbine import fits
 from turbine.kernel.backends.iree.term import Format, Operand, Term
 from turbine.kernel.backends.iree.writer import Value, Writer
 
