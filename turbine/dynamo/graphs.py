@@ -15,7 +15,7 @@ from torch import fx
 
 from turbine import config, errors
 from turbine.capture import passes, support
-from turbine.capture.partition import Part, is_compute, partition
+from turbine.capture.partition import LEAST_OPS, Part, is_compute, partition
 from turbine.dynamo import failure_cache, parts
 from turbine.dynamo.op_probe import find_refused
 from turbine.dynamo.records import GraphRecord, LeftOp
@@ -93,7 +93,7 @@ def _record_left(
     inside = {n.name for part in compiled for n in part.graph.graph.nodes if is_compute(n)}
     for node in graph.graph.nodes:
         if is_compute(node) and node.name not in inside:
-            reason = reasons.get(node, "too few ops around it to pay for the way")
+            reason = reasons.get(node, f"in a part of fewer than {LEAST_OPS} ops")
             record.left.append(LeftOp(str(node.target), reason, _place(node)))
             add(ops_in_pytorch=1)
 

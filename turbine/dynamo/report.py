@@ -113,11 +113,11 @@ def _part_reports(parts: Iterable[PartModule]) -> Iterable[PartReport]:
 
 def _lines(report: Report) -> Iterable[str]:
     compiled, left = report.ops_compiled, len(report.left)
-    yield f"{len(report.graphs)} graphs, {compiled} ops compiled, {left} ops in PyTorch"
+    yield f"{len(report.graphs)} graphs, {compiled} ops compiled, {left} fallbacks"
     for reason, count in report.breaks.items():
         yield f"  graph break ({count}x): {reason.splitlines()[0]}"
     for number, graph in enumerate(report.graphs):
-        yield f"graph {number}, {graph.kind}: {len(graph.parts)} parts, {len(graph.left)} ops left"
+        yield f"graph {number}, {graph.kind}: {len(graph.parts)} parts, {len(graph.left)} fallbacks"
         rows = [_part_row(index, part) for index, part in enumerate(graph.parts)]
         if rows:
             yield indent(table([_PART_HEAD, *rows]), "  ")
@@ -126,7 +126,7 @@ def _lines(report: Report) -> Iterable[str]:
 
 
 _PART_HEAD = ("part", "ops", "strategy", "compiled in", "MFLOP", "MB in and out", "mostly")
-_LEFT_HEAD = ("in PyTorch", "times", "where", "why")
+_LEFT_HEAD = ("fallback", "times", "where", "why")
 
 
 def _part_row(index: int, part: PartReport) -> tuple[str, ...]:
