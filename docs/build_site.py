@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from sphinx.cmd.build import build_main
+from sphinx.ext.napoleon import Config, GoogleDocstring
 
 from turbine import config
 from turbine.cli.main import VERBS, main
@@ -92,7 +93,7 @@ def _public(module: ModuleType) -> dict[str, object]:
 
 
 def _lang_page() -> str:
-    sections = ["# The kernel language", "`import turbine.kernel.lang as tkl`"]
+    sections = ["# The kernel language", inspect.getdoc(lang) or ""]
     for name, value in sorted(vars(lang).items()):
         if isinstance(value, Op):
             head, _, doc = (value.__doc__ or "").partition("\n\n")
@@ -100,7 +101,7 @@ def _lang_page() -> str:
             head, doc = f"{name}{_plain(inspect.signature(value))}", inspect.getdoc(value) or ""
         else:
             continue
-        body = doc.replace("\n", "\n   ")
+        body = str(GoogleDocstring(doc, Config())).replace("\n", "\n   ")
         sections.append(f"```{{eval-rst}}\n.. py:function:: tkl.{head}\n\n   {body}\n```")
     return "\n\n".join(sections) + "\n"
 

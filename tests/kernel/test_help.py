@@ -2,25 +2,84 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
 
+import pytest
 import torch
 
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
+from tests.kernel.interpreted import interpreted
+from turbine import config
 from turbine.kernel.op import Op
 
 M, N = tkl.sym.M, tkl.sym.N
+# What a kernel calls, by its name in the language.
+FUNCTIONS: dict[str, Any] = {
+    name: value
+    for name, value in vars(tkl).items()
+    if isinstance(value, Op) or inspect.isfunction(value)
+}
 
 
 def test_ops_of_the_language_have_signatures_and_docstrings() -> None:
-    ops = [value for value in vars(tkl).values() if isinstance(value, Op)]
+    ops = [value for value in FUNCTIONS.values() if isinstance(value, Op)]
     assert len(ops) > 70
     for op in ops:
         head, _, doc = (op.__doc__ or "").partition("\n\n")
         assert head.startswith(f"{op.name}(")
-        assert doc.endswith(".")
+        assert doc.partition("\n")[0].endswith(".")
         assert not [name for name in inspect.signature(op).parameters if name not in head]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_example_of_a_docstring_runs_and_gives_what_it_says(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "breakpointhook", lambda: None)
+    doc = inspect.getdoc(FUNCTIONS[name]) or ""
+    _, marker, example = doc.partition("\nExample::\n\n")
+    assert marker, f"tkl.{name} has no example"
+    source = textwrap.dedent(example)
+    assert f"tkl.{name}(" in source.replace(f"@tkl.{name}", f"tkl.{name}")
+    if "@tk.gen.kernel" in source:
+        with config.override(interpret=True):
+            run(source, print, N=N, B=tkl.sym.B)
+    else:
+        interpreted(body_of(source))
+    printed = capsys.readouterr().out.replace("\n ", " ")
+    shown = [line.rpartition("): ")[2] for line in printed.splitlines()]
+    assert shown == results_of(source)
+
+
+def body_of(source: str) -> Callable[..., None]:
+    """A kernel whose body is an example, and prints what it shows."""
+
+    def kernel(unused: tkl.TemporaryBuffer[1, tkl.i32]) -> None:
+        run(source, lambda value: None if value is None else tkl.print(value))
+
+    return kernel
+
+
+def run(source: str, show: Callable[[Any], None], **symbols: Any) -> None:
+    """Run an example, and show the expressions that have a comment."""
+    tree = ast.parse(source)
+    lines = source.splitlines()
+    for statement in tree.body:
+        if isinstance(statement, ast.Expr) and "  # " in lines[statement.lineno - 1]:
+            statement.value = ast.Call(ast.Name("show", ast.Load()), [statement.value], [])
+    code = compile(ast.fix_missing_locations(tree), "<example>", "exec", dont_inherit=True)
+    exec(code, {"tk": tk, "tkl": tkl, "torch": torch, "show": show, **symbols})
+
+
+def results_of(source: str) -> list[str]:
+    """What the comments of an example say that its lines give."""
+    return [line.partition("  # ")[2] for line in source.splitlines() if "  # " in line]
 
 
 def test_a_kernel_shows_what_its_caller_passes() -> None:

@@ -1,4 +1,8 @@
-"""The kernel language: `import turbine.kernel.lang as tkl`."""
+"""The kernel language: `import turbine.kernel.lang as tkl`.
+
+Every op has a docstring with an example: statements of a kernel's body, or a kernel and a call of
+it. The comment behind an expression is its value, as `tkl.print` shows it.
+"""
 
 from turbine.kernel.lang.arithmetic import abs as abs
 from turbine.kernel.lang.arithmetic import add as add

@@ -52,22 +52,58 @@ from turbine.kernel.tracer import IndexSymbol as IndexSymbol
 from turbine.kernel.types import ElementType
 
 def abs(x: Operand) -> Tile:
-    """x without its sign."""
+    """Absolute value, elementwise.
+
+    The smallest signed integer has no absolute value of its dtype and is returned unchanged.
+
+    Example::
+
+        tkl.abs(tkl.arange(-2, 2))  # [2 1 0 1]"""
 
 def add(x: Operand, y: Operand) -> Tile:
-    """x + y; integers wrap around."""
+    """Sum of x and y, elementwise: `x + y`.
+
+    Integers wrap around on overflow.
+
+    Example::
+
+        tkl.add(tkl.arange(3), 10)  # [10 11 12]"""
 
 def bitwise_and(x: Operand, y: Operand) -> Tile:
-    """The bits that both have; of bools, whether both hold."""
+    """Bitwise AND, elementwise: `x & y`.
+
+    Operands are integers or bools; on bools it is the logical AND.
+
+    Example::
+
+        tkl.bitwise_and(tkl.arange(4), 2)  # [0 0 2 2]"""
 
 def bitwise_not(x: Operand) -> Tile:
-    """The other bits; of bools, the opposite."""
+    """Bitwise NOT, elementwise: `~x`.
+
+    The operand is an integer or a bool; on bools it is the logical NOT.
+
+    Example::
+
+        tkl.bitwise_not(tkl.arange(3))  # [-1 -2 -3]"""
 
 def bitwise_or(x: Operand, y: Operand) -> Tile:
-    """The bits that one has at least; of bools, whether one holds."""
+    """Bitwise OR, elementwise: `x | y`.
+
+    Operands are integers or bools; on bools it is the logical OR.
+
+    Example::
+
+        tkl.bitwise_or(tkl.arange(4), 2)  # [2 3 2 3]"""
 
 def bitwise_xor(x: Operand, y: Operand) -> Tile:
-    """The bits in which they differ."""
+    """Bitwise XOR, elementwise: `x ^ y`.
+
+    Operands are integers or bools; on bools it is the logical XOR.
+
+    Example::
+
+        tkl.bitwise_xor(tkl.arange(4), 2)  # [2 3 0 1]"""
 
 def clamp(
     x: Operand,
@@ -77,136 +113,409 @@ def clamp(
     min: Operand | None = None,
     max: Operand | None = None,
 ) -> Any:
-    """x, or the nearer bound where it lies outside; one bound may be left out, `min=0`."""
+    """x limited to the range from low to high, elementwise.
+
+    One bound may be left out; `min` and `max` are other names for the bounds. nan stays nan. Where
+    low is above high, the result is high.
+
+    Example::
+
+        tkl.clamp(tkl.arange(5), 1, 3)  # [1 1 2 3 3]
+        tkl.clamp(tkl.arange(5), max=2)  # [0 1 2 2 2]"""
 
 def equal(x: Operand, y: Operand) -> Tile:
-    """x == y; nan equals nothing."""
+    """Whether x equals y, elementwise: `x == y`.
+
+    The result is bool. nan equals nothing, itself included.
+
+    Example::
+
+        tkl.equal(tkl.arange(3), 1)  # [False True False]"""
 
 def floordiv(x: Operand, y: Operand) -> Tile:
-    """x / y rounded down; an integer divided by zero is zero."""
+    """Quotient of x and y rounded toward negative infinity, elementwise: `x // y`.
+
+    An integer divided by zero is 0.
+
+    Example::
+
+        tkl.floordiv(tkl.arange(-2, 3), 2)  # [-1 -1 0 0 1]"""
 
 def fma(x: Operand, y: Operand, z: Operand) -> Any:
-    """x * y + z, of floats rounded once."""
+    """Fused multiply-add, elementwise: `x * y + z`.
+
+    Floats are rounded once, after the addition. Integers stay integers.
+
+    Example::
+
+        tkl.fma(tkl.arange(3), 10, 1)  # [1 11 21]"""
 
 def greater(x: Operand, y: Operand) -> Tile:
-    """`x > y`."""
+    """Whether x is greater than y, elementwise: `x > y`.
+
+    The result is bool. Comparisons with nan are False.
+
+    Example::
+
+        tkl.greater(tkl.arange(3), 1)  # [False False True]"""
 
 def greater_equal(x: Operand, y: Operand) -> Tile:
-    """`x >= y`."""
+    """Whether x is greater than or equal to y, elementwise: `x >= y`.
+
+    The result is bool. Comparisons with nan are False.
+
+    Example::
+
+        tkl.greater_equal(tkl.arange(3), 1)  # [False True True]"""
 
 def less(x: Operand, y: Operand) -> Tile:
-    """`x < y`."""
+    """Whether x is less than y, elementwise: `x < y`.
+
+    The result is bool. Comparisons with nan are False.
+
+    Example::
+
+        tkl.less(tkl.arange(3), 1)  # [True False False]"""
 
 def less_equal(x: Operand, y: Operand) -> Tile:
-    """`x <= y`."""
+    """Whether x is less than or equal to y, elementwise: `x <= y`.
+
+    The result is bool. Comparisons with nan are False.
+
+    Example::
+
+        tkl.less_equal(tkl.arange(3), 1)  # [True True False]"""
 
 def logical_and(*operands: Operand) -> Tile:
-    """Whether both are not zero."""
+    """Whether both x and y are nonzero, elementwise.
+
+    Operands have any dtype; the result is bool. Both operands are evaluated.
+
+    Example::
+
+        tkl.logical_and(tkl.arange(3), 4)  # [False True True]"""
 
 def logical_not(*operands: Operand) -> Tile:
-    """Whether it is zero."""
+    """Whether x is zero, elementwise.
+
+    The operand has any dtype; the result is bool.
+
+    Example::
+
+        tkl.logical_not(tkl.arange(3))  # [True False False]"""
 
 def logical_or(*operands: Operand) -> Tile:
-    """Whether one is not zero."""
+    """Whether x or y is nonzero, elementwise.
+
+    Operands have any dtype; the result is bool. Both operands are evaluated.
+
+    Example::
+
+        tkl.logical_or(tkl.arange(3), 0)  # [False True True]"""
 
 def maximum(x: Operand, y: Operand) -> Any:
-    """The larger of two; nan if one is. Of sizes, a size."""
+    """Larger of x and y, elementwise; nan if either is nan.
+
+    Of two sizes, such as `tkl.maximum(N, 64)`, the result is a size.
+
+    Example::
+
+        tkl.maximum(tkl.arange(4), 2)  # [2 2 2 3]"""
 
 def minimum(x: Operand, y: Operand) -> Any:
-    """The smaller of two; nan if one is. Of sizes, a size."""
+    """Smaller of x and y, elementwise; nan if either is nan.
+
+    Of two sizes, such as `tkl.minimum(N, 64)`, the result is a size.
+
+    Example::
+
+        tkl.minimum(tkl.arange(4), 2)  # [0 1 2 2]"""
 
 def mod(x: Operand, y: Operand) -> Tile:
-    """What is left by floordiv, of y's sign; of an integer and zero, zero."""
+    """Remainder of `x // y`, elementwise, with the sign of y: `x % y`.
+
+    The remainder of an integer divided by zero is 0.
+
+    Example::
+
+        tkl.mod(tkl.arange(-2, 3), 3)  # [1 2 0 1 2]"""
 
 def mul(x: Operand, y: Operand) -> Tile:
-    """`x * y`."""
+    """Product of x and y, elementwise: `x * y`.
+
+    Integers wrap around on overflow. `tkl.dot` is the matrix product.
+
+    Example::
+
+        tkl.mul(tkl.arange(4), 3)  # [0 3 6 9]"""
 
 def neg(x: Operand) -> Tile:
-    """`-x`."""
+    """Negation, elementwise: `-x`.
+
+    Example::
+
+        tkl.neg(tkl.arange(3))  # [0 -1 -2]"""
 
 def not_equal(x: Operand, y: Operand) -> Tile:
-    """`x != y`."""
+    """Whether x differs from y, elementwise: `x != y`.
+
+    The result is bool. nan differs from everything, itself included.
+
+    Example::
+
+        tkl.not_equal(tkl.arange(3), 1)  # [True False True]"""
 
 def pow(x: Operand, y: Operand) -> Any:
-    """x to the power of y. An integer to a small power of Python's stays one, else it is an f32."""
+    """x raised to the power y, elementwise: `x ** y`.
+
+    An integer tile to the power of a Python integer from 1 to 16 stays an integer; otherwise
+    integers are converted to f32.
+
+    Example::
+
+        tkl.pow(tkl.arange(4), 2)  # [0 1 4 9]
+        tkl.pow(tkl.arange(4), 0.5)  # [0 1 1.41421 1.73205]"""
 
 def shift_left(x: Operand, y: Operand) -> Tile:
-    """x << y; by its number of bits or more, zero."""
+    """x shifted left by y bits, elementwise: `x << y`.
+
+    A shift by a negative number, or by the width of the dtype or more, gives 0.
+
+    Example::
+
+        tkl.shift_left(tkl.arange(4), 2)  # [0 4 8 12]"""
 
 def shift_right(x: Operand, y: Operand) -> Tile:
-    """x >> y, of x's sign; by its number of bits or more, all bits are that of the sign."""
+    """x shifted right by y bits, elementwise: `x >> y`.
+
+    The shift is arithmetic on signed dtypes and logical on unsigned ones. A shift by a negative
+    number, or by the width of the dtype or more, gives the sign: -1 or 0.
+
+    Example::
+
+        tkl.shift_right(tkl.arange(-8, 8, 4), 2)  # [-2 -1 0 1]"""
 
 def sub(x: Operand, y: Operand) -> Tile:
-    """`x - y`."""
+    """Difference of x and y, elementwise: `x - y`.
+
+    Integers wrap around on overflow.
+
+    Example::
+
+        tkl.sub(10, tkl.arange(3))  # [10 9 8]"""
 
 def truediv(x: Operand, y: Operand) -> Tile:
-    """x / y; integers become f32."""
+    """Quotient of x and y, elementwise: `x / y`.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.truediv(tkl.arange(4), 2)  # [0 0.5 1 1.5]"""
 
 def where(condition: Operand, x: Operand, y: Operand) -> Tile:
-    """x where a condition holds, else y."""
+    """x where the condition is nonzero, y elsewhere, elementwise.
+
+    All three operands are broadcast, and x and y are converted to one dtype. Where any of the
+    three is masked off, so is the result, whichever operand is selected.
+
+    Example::
+
+        tkl.where(tkl.arange(4) < 2, tkl.arange(4), -1)  # [0 1 -1 -1]"""
 
 def bitcast(x: Tile, dtype: ElementType) -> Tile:
-    """The same bits as another type."""
+    """The bits of x reinterpreted as another dtype of the same width.
+
+    bool has no bitcast.
+
+    Example::
+
+        tkl.bitcast(tkl.full((2,), 1.0, tkl.f32), tkl.i32)  # [1065353216 1065353216]"""
 
 def to_dtype(x: Operand, dtype: ElementType) -> Tile:
-    """The same numbers as another type, rounded; floats as integers are cut off."""
+    """x converted to another dtype: `x.to(dtype)`.
+
+    Floats are rounded to the nearest number of a smaller float, and truncated toward zero as
+    integers. Integers keep their low bits. As bool, nonzero is True.
+
+    Example::
+
+        tkl.to_dtype(tkl.arange(4) * 0.75, tkl.i32)  # [0 0 1 2]
+        tkl.to_dtype(tkl.arange(254, 258), tkl.u8)  # [254 255 0 1]"""
 
 def arange(start: Size, stop: Size | None = None, step: Any = 1, dtype: ElementType = ...) -> Any:
-    """0, 1, 2 ... below a number: arange(BN), arange(2, 6), arange(0, 8, 2)."""
+    """Consecutive numbers as a tile of one axis: from start to below stop, by step.
+
+    With one bound, it is the stop. Bounds are integers and sizes, known before the kernel runs;
+    add a computed number to the tile. The step is a Python integer, not 0.
+
+    Example::
+
+        tkl.arange(4)  # [0 1 2 3]
+        tkl.arange(2, 6, 2)  # [2 4]
+        tkl.arange(3, dtype=tkl.f32)  # [0 1 2]"""
 
 def constant(shape: Shape, dtype: ElementType, value: float) -> Tile:
-    """A tile with one number of Python's everywhere."""
+    """Tile of one Python number.
+
+    The number must be one of the dtype. `tkl.full` takes computed numbers too.
+
+    Example::
+
+        tkl.constant((3,), tkl.f32, 0.5)  # [0.5 0.5 0.5]"""
 
 def ceil(x: Operand) -> Any:
-    """The next integer above, as a float."""
+    """x rounded toward infinity, elementwise.
+
+    The dtype is that of x: floats stay floats, and integers are returned unchanged.
+
+    Example::
+
+        tkl.ceil(tkl.arange(4) / 2)  # [0 1 1 2]"""
 
 def cos(x: Operand) -> Tile:
-    """The cosine."""
+    """Cosine of x in radians, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.cos(tkl.arange(3))  # [1 0.540302 -0.416147]"""
 
 def erf(x: Operand) -> Tile:
-    """The error function."""
+    """Error function, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.erf(tkl.arange(3))  # [0 0.842701 0.995322]"""
 
 def exp(x: Operand) -> Tile:
-    """e to the power of x."""
+    """Exponential, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.exp(tkl.arange(3))  # [1 2.71828 7.38906]"""
 
 def exp2(x: Operand) -> Tile:
-    """2 to the power of x."""
+    """2 raised to the power x, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.exp2(tkl.arange(4))  # [1 2 4 8]"""
 
 def expm1(x: Operand) -> Tile:
-    """exp(x) - 1, exact near zero."""
+    """exp(x) - 1, elementwise, accurate near zero.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.expm1(tkl.arange(3))  # [0 1.71828 6.38906]"""
 
 def floor(x: Operand) -> Any:
-    """The next integer below, as a float."""
+    """x rounded toward negative infinity, elementwise.
+
+    The dtype is that of x: floats stay floats, and integers are returned unchanged.
+
+    Example::
+
+        tkl.floor(tkl.arange(-3, 3) / 2)  # [-2 -1 -1 0 0 1]"""
 
 def log(x: Operand) -> Tile:
-    """The natural logarithm."""
+    """Natural logarithm, elementwise; nan for negative numbers, -inf for 0.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.log(tkl.arange(1, 4))  # [0 0.693147 1.09861]"""
 
 def log1p(x: Operand) -> Tile:
-    """log(1 + x), exact near zero."""
+    """log(1 + x), elementwise, accurate near zero; nan below -1, -inf for -1.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.log1p(tkl.arange(3))  # [0 0.693147 1.09861]"""
 
 def log2(x: Operand) -> Tile:
-    """The logarithm to base 2."""
+    """Base-2 logarithm, elementwise; nan for negative numbers, -inf for 0.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.log2(tkl.arange(1, 5))  # [0 1 1.58496 2]"""
 
 def round(x: Operand) -> Any:
-    """The nearest integer, as a float; of two, the even one."""
+    """x rounded to the nearest integer, elementwise; halves go to the even one.
+
+    The dtype is that of x: floats stay floats, and integers are returned unchanged.
+
+    Example::
+
+        tkl.round(tkl.arange(6) / 2)  # [0 0 1 2 2 2]"""
 
 def rsqrt(x: Operand) -> Tile:
-    """One over the square root."""
+    """Reciprocal square root, elementwise; nan for negative numbers, inf for 0.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.rsqrt(tkl.arange(1, 5))  # [1 0.707107 0.57735 0.5]"""
 
 def sigmoid(x: Operand) -> Tile:
-    """`1 / (1 + exp(-x))`."""
+    """Logistic sigmoid, elementwise: `1 / (1 + exp(-x))`.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.sigmoid(tkl.arange(3))  # [0.5 0.731059 0.880797]"""
 
 def sin(x: Operand) -> Tile:
-    """The sine."""
+    """Sine of x in radians, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.sin(tkl.arange(3))  # [0 0.841471 0.909297]"""
 
 def sqrt(x: Operand) -> Tile:
-    """The square root."""
+    """Square root, elementwise; nan for negative numbers.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.sqrt(tkl.arange(4))  # [0 1 1.41421 1.73205]"""
 
 def tanh(x: Operand) -> Tile:
-    """The hyperbolic tangent."""
+    """Hyperbolic tangent, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.tanh(tkl.arange(3))  # [0 0.761594 0.964028]"""
 
 def trunc(x: Operand) -> Any:
-    """The integer part, as a float."""
+    """x rounded toward zero, elementwise.
+
+    The dtype is that of x: floats stay floats, and integers are returned unchanged.
+
+    Example::
+
+        tkl.trunc(tkl.arange(4) * 0.7)  # [0 0 1 2]"""
 
 def load(
     buffer: Buffer,
@@ -217,15 +526,39 @@ def load(
     other: Operand | None = None,
     check: builtins.bool | None = None,
 ) -> Tile:
-    """The block of a buffer at an index, `load(a, (i * BM, 0), (BM, K))`.
+    """Read a block of a buffer, or gather single elements.
 
-    Along an axis whose size is None there is one element, and the tile has no such axis. Without a
-    shape, single elements: those that tiles of integers name, or one. Where `mask` does not hold,
-    and outside the buffer, lanes are masked off, or `other` if it is given.
+    Elements outside the buffer, and those where `mask` is False, are masked off: reductions skip
+    them and stores leave them out.
 
-    A single element whose index was loaded and lies outside the buffer is an error, unless `mask`
-    leaves it out or `other` is given. `check=True` looks at other indices too, `check=False` at
-    none."""
+    Args:
+        buffer: A buffer of the kernel.
+        index: Where the block starts, an integer or an expression along each axis of the buffer.
+            Without `shape`, tiles of integers gather the elements they name.
+        shape: The size of the block along each axis. An axis of size None is read at one position
+            and left out of the tile.
+        mask: A tile of bools, broadcast to the tile that is read.
+        other: The value of elements that would be masked off.
+        check: Whether an index outside the buffer is an error. By default it is if the index was
+            itself loaded, unless `mask` removes it or `other` is given. True checks computed
+            indices too, False checks none.
+
+    Returns:
+        A tile in the dtype of the buffer.
+
+    Example::
+
+        @tk.gen.kernel()
+        def first(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[4, tkl.f32]):
+            tkl.store(y, (0,), tkl.load(x, (0,), (4,), other=-1))
+
+        first(torch.arange(3.0))  # tensor([ 0.,  1.,  2., -1.])
+
+        @tk.gen.kernel()
+        def gather(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[3, tkl.f32]):
+            tkl.store(y, (0,), tkl.load(x, (tkl.arange(3) * 2,)))
+
+        gather(torch.arange(5.0))  # tensor([0., 2., 4.])"""
 
 def store(
     buffer: Buffer,
@@ -235,83 +568,230 @@ def store(
     mask: Tile | None = None,
     check: builtins.bool | None = None,
 ) -> None:
-    """Write a tile to the block of a buffer at an index, or elements where tiles of integers say.
+    """Write a tile to a block of a buffer, or scatter its elements.
 
-    Lanes outside the buffer, masked-off ones, and those where `mask` does not hold, are left out.
-    An index that was loaded is checked as by tkl.load; `check=False` leaves such lanes out."""
+    Elements that are masked off, lie outside the buffer, or where `mask` is False are not written.
+    Two programs must not store to one element; atomics may.
+
+    Args:
+        buffer: An output, in-out or temporary buffer of the kernel.
+        index: Where the block starts, an integer or an expression along each axis of the buffer.
+            Tiles of integers scatter to the elements they name.
+        value: A tile or number, converted to the dtype of the buffer. Floats are not converted to
+            integers: use `x.to(dtype)`.
+        mask: A tile of bools, broadcast to the tile that is written.
+        check: Whether an index outside the buffer is an error, as in `tkl.load`.
+
+    Example::
+
+        @tk.gen.kernel(N // B, blocks={B: 4})
+        def relu(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32].filled(0)):
+            start = tkl.program_id(0) * B
+            tile = tkl.load(x, (start,), (B,))
+            tkl.store(y, (start,), tile, mask=tile > 0)
+
+        relu(torch.arange(5.0) - 2)  # tensor([0., 0., 0., 1., 2.])"""
 
 def dot(a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
-    """The matrix product of two tiles, added to a third if one is given.
+    """Matrix product of a and b, plus acc if it is given.
 
-    Products are summed in f32 (f64 of f64, i32 of integers), whatever the operands are. Axes
-    before the last two are batches."""
+    Axes before the last two are batch axes, the same in both. Products are accumulated in f32 (f64
+    for f64, i32 for integers, i64 for 64-bit ones), whatever the operands are; that is the dtype
+    of the result, or the dtype of acc. Masked-off elements are skipped; where that leaves nothing
+    to sum, the result is masked off.
+
+    Example::
+
+        a, b = tkl.iota((2, 3), 1), tkl.iota((3, 2), 0)
+        tkl.dot(a, b)  # [[5 5] [5 5]]
+        tkl.dot(a, b, tkl.full((2, 2), 10, tkl.i64))  # [[15 15] [15 15]]"""
 
 def all(x: Tile, axis: Axes = None, *, keepdims: builtins.bool = False) -> Tile:
-    """Whether each holds."""
+    """Whether every element is nonzero over an axis, several axes, or all of them.
+
+    Masked-off elements are skipped. An empty axis gives True; where a mask removes every element,
+    the result is masked off.
+
+    Example::
+
+        tkl.all(tkl.arange(3) > 1)  # False"""
 
 def any(x: Tile, axis: Axes = None, *, keepdims: builtins.bool = False) -> Tile:
-    """Whether one holds."""
+    """Whether an element is nonzero over an axis, several axes, or all of them.
+
+    Masked-off elements are skipped. An empty axis gives False; where a mask removes every element,
+    the result is masked off.
+
+    Example::
+
+        tkl.any(tkl.arange(3) > 1)  # True"""
 
 def argmax(x: Tile, axis: int | None = None, *, keepdims: builtins.bool = False) -> Tile:
-    """Where the largest is along an axis; the first of equals, and of nan. Of no lanes, 0."""
+    """Index of the maximum along an axis, as i64.
+
+    The first of equal elements, and the first nan if there is one. Masked-off elements are
+    skipped. An empty axis gives 0; where a mask removes every element, the result is masked off. A
+    tile of one axis needs no `axis`.
+
+    Example::
+
+        tkl.argmax((tkl.arange(5) * 2) % 5)  # 2"""
 
 def argmin(x: Tile, axis: int | None = None, *, keepdims: builtins.bool = False) -> Tile:
-    """Where the smallest is along an axis; the first of equals, and of nan. Of no lanes, 0."""
+    """Index of the minimum along an axis, as i64.
+
+    The first of equal elements, and the first nan if there is one. Masked-off elements are
+    skipped. An empty axis gives 0; where a mask removes every element, the result is masked off. A
+    tile of one axis needs no `axis`.
+
+    Example::
+
+        tkl.argmin((tkl.arange(5) * 2 + 1) % 5)  # 2"""
 
 def max(
     x: Tile, axis: Axes = None, acc: Operand | None = None, *, keepdims: builtins.bool = False
 ) -> Any:
-    """The largest; nan if there is one."""
+    """Maximum over an axis, several axes, or all of them; nan if an element is nan.
+
+    Masked-off elements are skipped. An empty axis gives -inf, or the smallest integer; where a
+    mask removes every element, the result is masked off. `acc` takes part as another element.
+    `tkl.max(x, y)` of two tiles is `tkl.maximum`.
+
+    Example::
+
+        tkl.max(tkl.iota((2, 3), 1), axis=0)  # [0 1 2]
+        tkl.max(tkl.arange(3), acc=7)  # 7"""
 
 def min(
     x: Tile, axis: Axes = None, acc: Operand | None = None, *, keepdims: builtins.bool = False
 ) -> Any:
-    """The smallest; nan if there is one."""
+    """Minimum over an axis, several axes, or all of them; nan if an element is nan.
+
+    Masked-off elements are skipped. An empty axis gives inf, or the largest integer; where a mask
+    removes every element, the result is masked off. `acc` takes part as another element.
+    `tkl.min(x, y)` of two tiles is `tkl.minimum`.
+
+    Example::
+
+        tkl.min(tkl.iota((2, 3), 0), axis=1, keepdims=True)  # [[0] [1]]"""
 
 def prod(
     x: Tile, axis: Axes = None, acc: Operand | None = None, *, keepdims: builtins.bool = False
 ) -> Any:
-    """The product; of integers and bools, in i64."""
+    """Product over an axis, several axes, or all of them.
+
+    Masked-off elements are skipped. An empty axis gives 1; where a mask removes every element, the
+    result is masked off. Integers and bools are multiplied in i64, floats keep their dtype. `acc`
+    is multiplied by the product.
+
+    Example::
+
+        tkl.prod(tkl.arange(1, 5))  # 24"""
 
 def sum(
     x: Tile, axis: Axes = None, acc: Operand | None = None, *, keepdims: builtins.bool = False
 ) -> Any:
-    """The sum; of integers and bools, in i64."""
+    """Sum over an axis, several axes, or all of them.
+
+    Masked-off elements are skipped. An empty axis gives 0; where a mask removes every element, the
+    result is masked off. Integers and bools are summed in i64, floats keep their dtype. `acc` is
+    added to the sum.
+
+    Example::
+
+        tkl.sum(tkl.iota((2, 3), 1), axis=1)  # [3 3]
+        tkl.sum(tkl.iota((2, 3), 1))  # 6"""
 
 def cummax(x: Tile, axis: int, reverse: builtins.bool = False) -> Tile:
-    """The largest of the elements up to each one; nan from the first one on."""
+    """Cumulative maximum along an axis; from the last element on if `reverse`.
+
+    Masked-off elements are skipped. From the first nan on, the result is nan.
+
+    Example::
+
+        tkl.cummax((tkl.arange(5) * 2) % 5, 0)  # [0 2 4 4 4]"""
 
 def cummin(x: Tile, axis: int, reverse: builtins.bool = False) -> Tile:
-    """The smallest of the elements up to each one; nan from the first one on."""
+    """Cumulative minimum along an axis; from the last element on if `reverse`.
+
+    Masked-off elements are skipped. From the first nan on, the result is nan.
+
+    Example::
+
+        tkl.cummin((tkl.arange(5) * 2 + 1) % 5, 0)  # [1 1 0 0 0]"""
 
 def cumprod(x: Tile, axis: int, reverse: builtins.bool = False) -> Tile:
-    """The product of the elements up to each one; in the types of cumsum."""
+    """Cumulative product along an axis; from the last element on if `reverse`.
+
+    Masked-off elements are skipped. Integers and bools are multiplied in i64; f16 and bf16 are
+    multiplied in f32, and each result is rounded.
+
+    Example::
+
+        tkl.cumprod(tkl.arange(1, 5), 0)  # [1 2 6 24]"""
 
 def cumsum(x: Tile, axis: int, reverse: builtins.bool = False) -> Tile:
-    """The sum of the elements up to each one, from the last one on if reversed.
+    """Cumulative sum along an axis; from the last element on if `reverse`.
 
-    Integers and bools are summed in i64, f16 and bf16 in f32 with each result rounded."""
+    Masked-off elements are skipped. Integers and bools are summed in i64; f16 and bf16 are summed
+    in f32, and each result is rounded.
+
+    Example::
+
+        tkl.cumsum(tkl.arange(4), 0)  # [0 1 3 6]
+        tkl.cumsum(tkl.arange(4), 0, reverse=True)  # [6 6 5 3]"""
 
 def broadcast_to(x: Operand, shape: Shape) -> Tile:
-    """A tile of this shape that repeats what has size 1."""
+    """x broadcast to a shape: axes are aligned at the last, and those of size 1 repeat.
+
+    Example::
+
+        tkl.broadcast_to(tkl.arange(3), (2, 3))  # [[0 1 2] [0 1 2]]"""
 
 def concatenate(tiles: Sequence[Tile], axis: int = 0) -> Tile:
-    """Tiles one behind the other along an axis."""
+    """Tiles joined along an axis; their other sizes must agree.
+
+    Tiles are converted to one dtype.
+
+    Example::
+
+        tkl.concatenate([tkl.arange(2), tkl.arange(3)])  # [0 1 0 1 2]"""
 
 def expand_dims(x: Tile, axis: int) -> Tile:
-    """A new axis of size one."""
+    """x with a new axis of size 1 at the given position: `x[:, None]`.
+
+    Example::
+
+        tkl.expand_dims(tkl.arange(3), 1)  # [[0] [1] [2]]"""
 
 def reshape(x: Tile, shape: Shape) -> Tile:
-    """The elements in the same order under other axes."""
+    """The elements of x, in row-major order, in another shape of the same size.
+
+    Example::
+
+        tkl.reshape(tkl.arange(6), (2, 3))  # [[0 1 2] [3 4 5]]"""
 
 def slice(x: Tile, axis: int, start: Size, size: Size, step: int = 1) -> Tile:
-    """`size` elements along an axis, from `start` on, every `step`-th."""
+    """`size` elements of x along an axis, from `start` on, every `step`-th: `x[2:6:2]`.
+
+    Example::
+
+        tkl.slice(tkl.arange(8), axis=0, start=2, size=2, step=2)  # [2 4]"""
 
 def squeeze(x: Tile, axis: int) -> Tile:
-    """Without an axis of size one."""
+    """x without an axis of size 1.
+
+    Example::
+
+        tkl.squeeze(tkl.iota((1, 3), 1), 0)  # [0 1 2]"""
 
 def transpose(x: Tile, perm: Sequence[int] | None = None) -> Tile:
-    """The axes in another order; without one, from the last to the first."""
+    """Permutation of the axes; without `perm`, their order is reversed.
+
+    Example::
+
+        tkl.transpose(tkl.iota((2, 3), 1))  # [[0 0] [1 1] [2 2]]
+        tkl.sum(tkl.transpose(tkl.iota((2, 3, 4), 2), (2, 0, 1)), axis=(1, 2))  # [0 6 12 18]"""
 
 bool: Dtype
 i8: Dtype

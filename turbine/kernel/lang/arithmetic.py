@@ -34,37 +34,79 @@ from turbine.kernel.validity import both
 
 @pointwise(NUMBERS)
 def add(x: Tensor, y: Tensor) -> Tensor:
-    """x + y; integers wrap around."""
+    """Sum of x and y, elementwise: `x + y`.
+
+    Integers wrap around on overflow.
+
+    Example::
+
+        tkl.add(tkl.arange(3), 10)  # [10 11 12]
+    """
     return torch.add(x, y)
 
 
 @pointwise(NUMBERS)
 def sub(x: Tensor, y: Tensor) -> Tensor:
-    """`x - y`."""
+    """Difference of x and y, elementwise: `x - y`.
+
+    Integers wrap around on overflow.
+
+    Example::
+
+        tkl.sub(10, tkl.arange(3))  # [10 9 8]
+    """
     return torch.sub(x, y)
 
 
 @pointwise(NUMBERS)
 def mul(x: Tensor, y: Tensor) -> Tensor:
-    """`x * y`."""
+    """Product of x and y, elementwise: `x * y`.
+
+    Integers wrap around on overflow. `tkl.dot` is the matrix product.
+
+    Example::
+
+        tkl.mul(tkl.arange(4), 3)  # [0 3 6 9]
+    """
     return torch.mul(x, y)
 
 
 @pointwise(FLOATS)
 def truediv(x: Tensor, y: Tensor) -> Tensor:
-    """x / y; integers become f32."""
+    """Quotient of x and y, elementwise: `x / y`.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.truediv(tkl.arange(4), 2)  # [0 0.5 1 1.5]
+    """
     return torch.div(x, y)
 
 
 @pointwise(NUMBERS)
 def floordiv(x: Tensor, y: Tensor) -> Tensor:
-    """x / y rounded down; an integer divided by zero is zero."""
+    """Quotient of x and y rounded toward negative infinity, elementwise: `x // y`.
+
+    An integer divided by zero is 0.
+
+    Example::
+
+        tkl.floordiv(tkl.arange(-2, 3), 2)  # [-1 -1 0 0 1]
+    """
     return _guard(torch.floor_divide, x, y)
 
 
 @pointwise(NUMBERS)
 def mod(x: Tensor, y: Tensor) -> Tensor:
-    """What is left by floordiv, of y's sign; of an integer and zero, zero."""
+    """Remainder of `x // y`, elementwise, with the sign of y: `x % y`.
+
+    The remainder of an integer divided by zero is 0.
+
+    Example::
+
+        tkl.mod(tkl.arange(-2, 3), 3)  # [1 2 0 1 2]
+    """
     return _guard(torch.remainder, x, y)
 
 
@@ -91,79 +133,170 @@ _LARGEST_POWER = 16
 
 @op(_pow)
 def pow(x: Tensor, y: Tensor) -> Tensor:
-    """x to the power of y. An integer to a small power of Python's stays one, else it is an f32."""
+    """x raised to the power y, elementwise: `x ** y`.
+
+    An integer tile to the power of a Python integer from 1 to 16 stays an integer; otherwise
+    integers are converted to f32.
+
+    Example::
+
+        tkl.pow(tkl.arange(4), 2)  # [0 1 4 9]
+        tkl.pow(tkl.arange(4), 0.5)  # [0 1 1.41421 1.73205]
+    """
     return torch.pow(x, y)
 
 
 @pointwise(NUMBERS)
 def neg(x: Tensor) -> Tensor:
-    """`-x`."""
+    """Negation, elementwise: `-x`.
+
+    Example::
+
+        tkl.neg(tkl.arange(3))  # [0 -1 -2]
+    """
     return torch.neg(x)
 
 
 @pointwise(NUMBERS)
 def abs(x: Tensor) -> Tensor:
-    """x without its sign."""
+    """Absolute value, elementwise.
+
+    The smallest signed integer has no absolute value of its dtype and is returned unchanged.
+
+    Example::
+
+        tkl.abs(tkl.arange(-2, 2))  # [2 1 0 1]
+    """
     return torch.abs(x)
 
 
 @pointwise(ANYTHING, gives=BOOL)
 def less(x: Tensor, y: Tensor) -> Tensor:
-    """`x < y`."""
+    """Whether x is less than y, elementwise: `x < y`.
+
+    The result is bool. Comparisons with nan are False.
+
+    Example::
+
+        tkl.less(tkl.arange(3), 1)  # [True False False]
+    """
     return torch.lt(x, y)
 
 
 @pointwise(ANYTHING, gives=BOOL)
 def less_equal(x: Tensor, y: Tensor) -> Tensor:
-    """`x <= y`."""
+    """Whether x is less than or equal to y, elementwise: `x <= y`.
+
+    The result is bool. Comparisons with nan are False.
+
+    Example::
+
+        tkl.less_equal(tkl.arange(3), 1)  # [True True False]
+    """
     return torch.le(x, y)
 
 
 @pointwise(ANYTHING, gives=BOOL)
 def greater(x: Tensor, y: Tensor) -> Tensor:
-    """`x > y`."""
+    """Whether x is greater than y, elementwise: `x > y`.
+
+    The result is bool. Comparisons with nan are False.
+
+    Example::
+
+        tkl.greater(tkl.arange(3), 1)  # [False False True]
+    """
     return torch.gt(x, y)
 
 
 @pointwise(ANYTHING, gives=BOOL)
 def greater_equal(x: Tensor, y: Tensor) -> Tensor:
-    """`x >= y`."""
+    """Whether x is greater than or equal to y, elementwise: `x >= y`.
+
+    The result is bool. Comparisons with nan are False.
+
+    Example::
+
+        tkl.greater_equal(tkl.arange(3), 1)  # [False True True]
+    """
     return torch.ge(x, y)
 
 
 @pointwise(ANYTHING, gives=BOOL)
 def equal(x: Tensor, y: Tensor) -> Tensor:
-    """x == y; nan equals nothing."""
+    """Whether x equals y, elementwise: `x == y`.
+
+    The result is bool. nan equals nothing, itself included.
+
+    Example::
+
+        tkl.equal(tkl.arange(3), 1)  # [False True False]
+    """
     return torch.eq(x, y)
 
 
 @pointwise(ANYTHING, gives=BOOL)
 def not_equal(x: Tensor, y: Tensor) -> Tensor:
-    """`x != y`."""
+    """Whether x differs from y, elementwise: `x != y`.
+
+    The result is bool. nan differs from everything, itself included.
+
+    Example::
+
+        tkl.not_equal(tkl.arange(3), 1)  # [True False True]
+    """
     return torch.ne(x, y)
 
 
 @pointwise(INTEGERS)
 def bitwise_and(x: Tensor, y: Tensor) -> Tensor:
-    """The bits that both have; of bools, whether both hold."""
+    """Bitwise AND, elementwise: `x & y`.
+
+    Operands are integers or bools; on bools it is the logical AND.
+
+    Example::
+
+        tkl.bitwise_and(tkl.arange(4), 2)  # [0 0 2 2]
+    """
     return torch.bitwise_and(x, y)
 
 
 @pointwise(INTEGERS)
 def bitwise_or(x: Tensor, y: Tensor) -> Tensor:
-    """The bits that one has at least; of bools, whether one holds."""
+    """Bitwise OR, elementwise: `x | y`.
+
+    Operands are integers or bools; on bools it is the logical OR.
+
+    Example::
+
+        tkl.bitwise_or(tkl.arange(4), 2)  # [2 3 2 3]
+    """
     return torch.bitwise_or(x, y)
 
 
 @pointwise(INTEGERS)
 def bitwise_xor(x: Tensor, y: Tensor) -> Tensor:
-    """The bits in which they differ."""
+    """Bitwise XOR, elementwise: `x ^ y`.
+
+    Operands are integers or bools; on bools it is the logical XOR.
+
+    Example::
+
+        tkl.bitwise_xor(tkl.arange(4), 2)  # [2 3 0 1]
+    """
     return torch.bitwise_xor(x, y)
 
 
 @pointwise(INTEGERS)
 def bitwise_not(x: Tensor) -> Tensor:
-    """The other bits; of bools, the opposite."""
+    """Bitwise NOT, elementwise: `~x`.
+
+    The operand is an integer or a bool; on bools it is the logical NOT.
+
+    Example::
+
+        tkl.bitwise_not(tkl.arange(3))  # [-1 -2 -3]
+    """
     return torch.bitwise_not(x)
 
 
@@ -172,13 +305,28 @@ _SHIFTED = Takes(frozenset({"int", "uint"}), None)
 
 @pointwise(_SHIFTED)
 def shift_left(x: Tensor, y: Tensor) -> Tensor:
-    """x << y; by its number of bits or more, zero."""
+    """x shifted left by y bits, elementwise: `x << y`.
+
+    A shift by a negative number, or by the width of the dtype or more, gives 0.
+
+    Example::
+
+        tkl.shift_left(tkl.arange(4), 2)  # [0 4 8 12]
+    """
     return torch.where(_is_shift(x, y), x << torch.where(_is_shift(x, y), y, 0), 0)
 
 
 @pointwise(_SHIFTED)
 def shift_right(x: Tensor, y: Tensor) -> Tensor:
-    """x >> y, of x's sign; by its number of bits or more, all bits are that of the sign."""
+    """x shifted right by y bits, elementwise: `x >> y`.
+
+    The shift is arithmetic on signed dtypes and logical on unsigned ones. A shift by a negative
+    number, or by the width of the dtype or more, gives the sign: -1 or 0.
+
+    Example::
+
+        tkl.shift_right(tkl.arange(-8, 8, 4), 2)  # [-2 -1 0 1]
+    """
     if not x.dtype.is_signed:
         return torch.where(_is_shift(x, y), x >> torch.where(_is_shift(x, y), y, 0), 0)
     last = 8 * x.element_size() - 1
@@ -189,7 +337,15 @@ def _is_shift(x: Tensor, y: Tensor) -> Tensor:
     return (y >= 0) & (y < 8 * x.element_size())
 
 
-def _logical(made: Op, *operands: Operand) -> Tile:
+def _logical_pair(made: Op, x: Operand, y: Operand) -> Tile:
+    return _apply_logical(made, x, y)
+
+
+def _logical_one(made: Op, x: Operand) -> Tile:
+    return _apply_logical(made, x)
+
+
+def _apply_logical(made: Op, *operands: Operand) -> Tile:
     tiles = [as_bool(operand, made.name) for operand in operands]
     shape = broadcast_shapes([tile.type for tile in tiles])
     valid = both([align_valid(tile, len(shape)) for tile in tiles])
@@ -202,21 +358,42 @@ def as_bool(value: Any, what: str) -> Tile:
     return tile if tile.dtype == BOOL else not_equal(tile, 0)
 
 
-@op(_logical)
+@op(_logical_pair)
 def logical_and(x: Tensor, y: Tensor) -> Tensor:
-    """Whether both are not zero."""
+    """Whether both x and y are nonzero, elementwise.
+
+    Operands have any dtype; the result is bool. Both operands are evaluated.
+
+    Example::
+
+        tkl.logical_and(tkl.arange(3), 4)  # [False True True]
+    """
     return torch.logical_and(x, y)
 
 
-@op(_logical)
+@op(_logical_pair)
 def logical_or(x: Tensor, y: Tensor) -> Tensor:
-    """Whether one is not zero."""
+    """Whether x or y is nonzero, elementwise.
+
+    Operands have any dtype; the result is bool. Both operands are evaluated.
+
+    Example::
+
+        tkl.logical_or(tkl.arange(3), 0)  # [False True True]
+    """
     return torch.logical_or(x, y)
 
 
-@op(_logical)
+@op(_logical_one)
 def logical_not(x: Tensor) -> Tensor:
-    """Whether it is zero."""
+    """Whether x is zero, elementwise.
+
+    The operand has any dtype; the result is bool.
+
+    Example::
+
+        tkl.logical_not(tkl.arange(3))  # [True False False]
+    """
     return torch.logical_not(x)
 
 
@@ -230,7 +407,15 @@ def _where(made: Op, condition: Operand, x: Operand, y: Operand) -> Tile:
 
 @op(_where)
 def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """x where a condition holds, else y."""
+    """x where the condition is nonzero, y elsewhere, elementwise.
+
+    All three operands are broadcast, and x and y are converted to one dtype. Where any of the
+    three is masked off, so is the result, whichever operand is selected.
+
+    Example::
+
+        tkl.where(tkl.arange(4) < 2, tkl.arange(4), -1)  # [0 1 -1 -1]
+    """
     return torch.where(condition, x, y)
 
 
@@ -247,13 +432,27 @@ def _extreme(made: Op, x: Operand, y: Operand) -> Any:
 
 @op(_extreme)
 def minimum(x: Tensor, y: Tensor) -> Tensor:
-    """The smaller of two; nan if one is. Of sizes, a size."""
+    """Smaller of x and y, elementwise; nan if either is nan.
+
+    Of two sizes, such as `tkl.minimum(N, 64)`, the result is a size.
+
+    Example::
+
+        tkl.minimum(tkl.arange(4), 2)  # [0 1 2 2]
+    """
     return torch.minimum(x, y)
 
 
 @op(_extreme)
 def maximum(x: Tensor, y: Tensor) -> Tensor:
-    """The larger of two; nan if one is. Of sizes, a size."""
+    """Larger of x and y, elementwise; nan if either is nan.
+
+    Of two sizes, such as `tkl.maximum(N, 64)`, the result is a size.
+
+    Example::
+
+        tkl.maximum(tkl.arange(4), 2)  # [2 2 2 3]
+    """
     return torch.maximum(x, y)
 
 
@@ -278,7 +477,16 @@ def _clamp(
 
 @op(_clamp)
 def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """x, or the nearer bound where it lies outside; one bound may be left out, `min=0`."""
+    """x limited to the range from low to high, elementwise.
+
+    One bound may be left out; `min` and `max` are other names for the bounds. nan stays nan. Where
+    low is above high, the result is high.
+
+    Example::
+
+        tkl.clamp(tkl.arange(5), 1, 3)  # [1 1 2 3 3]
+        tkl.clamp(tkl.arange(5), max=2)  # [0 1 2 2 2]
+    """
     return torch.minimum(torch.maximum(x, low), high)
 
 
@@ -290,7 +498,14 @@ def _fma(made: Op, x: Operand, y: Operand, z: Operand) -> Any:
 
 @op(_fma)
 def fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """x * y + z, of floats rounded once."""
+    """Fused multiply-add, elementwise: `x * y + z`.
+
+    Floats are rounded once, after the addition. Integers stay integers.
+
+    Example::
+
+        tkl.fma(tkl.arange(3), 10, 1)  # [1 11 21]
+    """
     wide = torch.float64 if x.dtype != torch.float64 else x.dtype
     return (x.to(wide) * y.to(wide) + z.to(wide)).to(x.dtype)
 

@@ -31,25 +31,62 @@ from turbine.kernel.validity import Valid, both
 
 
 def atomic_add(buffer: Any, index: Any, value: Any, mask: Any = None, *, check: Any = None) -> Tile:
-    """Add a tile to the block of a buffer at an index, or to elements that tiles of integers name.
+    """Atomically add a tile to a block of a buffer, or to the elements that tiles of integers name.
 
-    Gives what was there before. The buffer is an InOutBuffer, or an output that is `.filled(0)`.
-    Lanes outside the buffer, masked-off ones, and those where `mask` does not hold, are left out.
-    An element that is named several times is changed each time. An index that was loaded is
-    checked as by tkl.load; `check=False` leaves such lanes out.
+    Several programs may change one element; the order is unspecified. An element that one tile
+    names several times is changed each time. Elements that are masked off, lie outside the buffer,
+    or where `mask` is False are left out.
 
-        tkl.atomic_add(histogram, (bins,), 1)
+    Args:
+        buffer: An in-out buffer, or an output with an initial value, such as `.filled(0)`.
+        index: Where the block starts, or tiles of integers, as in `tkl.store`.
+        value: A tile or number, converted to the dtype of the buffer.
+        mask: A tile of bools, broadcast to the tile.
+        check: Whether an index outside the buffer is an error, as in `tkl.load`.
+
+    Returns:
+        A tile of the values before the change.
+
+    Example::
+
+        @tk.gen.kernel(N // B, blocks={B: 4})
+        def histogram(x: tkl.InputBuffer[N, tkl.i64], y: tkl.OutputBuffer[3, tkl.i32].filled(0)):
+            tkl.atomic_add(y, (tkl.load(x, (tkl.program_id(0) * B,), (B,)),), 1)
+
+        histogram(torch.tensor([0, 2, 2, 1, 2]))  # tensor([1, 1, 3], dtype=torch.int32)
     """
     return _atomic("add", buffer, index, value, mask, check)
 
 
 def atomic_max(buffer: Any, index: Any, value: Any, mask: Any = None, *, check: Any = None) -> Tile:
-    """Make elements of a buffer at least as large as a tile's; as atomic_add does it."""
+    """Atomically replace elements of a buffer by the maximum of them and a tile.
+
+    Arguments and result are those of `tkl.atomic_add`. nan replaces any number.
+
+    Example::
+
+        @tk.gen.kernel(N // B, blocks={B: 4})
+        def largest(x: tkl.InputBuffer[N, tkl.i64], y: tkl.OutputBuffer[1, tkl.i64].filled(0)):
+            tkl.atomic_max(y, (0,), tkl.max(tkl.load(x, (tkl.program_id(0) * B,), (B,))))
+
+        largest(torch.tensor([3, 1, 4, 1, 5]))  # tensor([5])
+    """
     return _atomic("max", buffer, index, value, mask, check)
 
 
 def atomic_min(buffer: Any, index: Any, value: Any, mask: Any = None, *, check: Any = None) -> Tile:
-    """Make elements of a buffer at most as large as a tile's; as atomic_add does it."""
+    """Atomically replace elements of a buffer by the minimum of them and a tile.
+
+    Arguments and result are those of `tkl.atomic_add`. nan replaces any number.
+
+    Example::
+
+        @tk.gen.kernel(N // B, blocks={B: 4})
+        def smallest(x: tkl.InputBuffer[N, tkl.i64], y: tkl.OutputBuffer[1, tkl.i64].filled(9)):
+            tkl.atomic_min(y, (0,), tkl.min(tkl.load(x, (tkl.program_id(0) * B,), (B,))))
+
+        smallest(torch.tensor([3, 1, 4, 1, 5]))  # tensor([1])
+    """
     return _atomic("min", buffer, index, value, mask, check)
 
 

@@ -26,7 +26,16 @@ def _to_dtype(made: Op, x: Operand, dtype: ElementType) -> Tile:
 
 @op(_to_dtype)
 def to_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same numbers as another type, rounded; floats as integers are cut off."""
+    """x converted to another dtype: `x.to(dtype)`.
+
+    Floats are rounded to the nearest number of a smaller float, and truncated toward zero as
+    integers. Integers keep their low bits. As bool, nonzero is True.
+
+    Example::
+
+        tkl.to_dtype(tkl.arange(4) * 0.75, tkl.i32)  # [0 0 1 2]
+        tkl.to_dtype(tkl.arange(254, 258), tkl.u8)  # [254 255 0 1]
+    """
     return x.to(dtype)
 
 
@@ -41,7 +50,14 @@ def _bitcast(made: Op, x: Tile, dtype: ElementType) -> Tile:
 
 @op(_bitcast)
 def bitcast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The same bits as another type."""
+    """The bits of x reinterpreted as another dtype of the same width.
+
+    bool has no bitcast.
+
+    Example::
+
+        tkl.bitcast(tkl.full((2,), 1.0, tkl.f32), tkl.i32)  # [1065353216 1065353216]
+    """
     return x.view(dtype)
 
 

@@ -63,11 +63,26 @@ class Results(tuple[Any, ...]):
 def for_loop(
     start: Any, stop: Any = None, step: Any = 1, init_args: Sequence[Any] = ()
 ) -> Callable[[Callable[..., Any]], Results]:
-    """Run the function below once for each number from start to below stop.
+    """Loop over integers from start to below stop; a decorator of the loop body.
 
-    It is given the number and what the turn before returned, `init_args` at first; the loop's
-    results take its name. In `stop`, `K // BK` counts blocks, the last and partial one too. A step
-    is a number, or a size or count of programs: `tkl.num_programs(0)`.
+    The body is called with the iteration index and the carried values, and returns the next ones
+    in the same shapes and dtypes. Its name is bound to the loop's results, a tuple. Masked-off
+    elements of what it returns keep the value that was carried.
+
+    Args:
+        start: The first index; with one bound, it is the stop.
+        stop: The bound, an integer, size or computed number. `K // BK` of sizes counts blocks, the
+            last and partial one included. If it is masked off, there are no iterations.
+        step: An integer other than 0, a size, or a number of programs.
+        init_args: The initial carried values, a list of tiles and numbers.
+
+    Example::
+
+        @tkl.for_loop(0, 5, init_args=[tkl.zeros((2,), tkl.i64)])
+        def total(i, acc):
+            return acc + i * tkl.arange(1, 3)
+
+        total[0]  # [10 20]
     """
     trace = tracer.current("tkl.for_loop")
     first, end = (0, start) if stop is None else (start, stop)
@@ -132,7 +147,22 @@ def _range(begin: Expr, limit: Expr, step: int) -> Range | None:
 def while_loop(
     condition: Callable[..., Any], body: Callable[..., Any], init_args: Sequence[Any]
 ) -> Results:
-    """While a function of what is carried holds, carry on with what another returns."""
+    """Loop while a condition is true.
+
+    Args:
+        condition: Takes the carried values and returns a single bool. If it is masked off, the loop
+            ends.
+        body: Takes the carried values and returns the next ones in the same shapes and dtypes.
+        init_args: The initial carried values, a list of tiles and numbers.
+
+    Returns:
+        A tuple of the carried values after the loop.
+
+    Example::
+
+        power = tkl.while_loop(lambda x: x < 100, lambda x: 3 * x, [1])
+        power[0]  # 243
+    """
     trace = tracer.current("tkl.while_loop")
     init = _init(init_args, "init_args")
     asked, of_asked = _trace_region(trace, _check_condition(condition), [], init)
@@ -162,7 +192,23 @@ def _check_condition(condition: Callable[..., Any]) -> Callable[..., Any]:
 def cond(
     condition: Any, then: Callable[..., Any], otherwise: Callable[..., Any], *operands: Any
 ) -> Any:
-    """What one of two functions gives, each called with the operands."""
+    """Result of one of two functions, chosen by a single bool.
+
+    Only the chosen function runs, stores and atomics in it included. `tkl.where` selects
+    elementwise.
+
+    Args:
+        condition: A single bool or number, nonzero for `then`. If it is masked off, `otherwise`
+            runs.
+        then: Takes the operands; returns a value, several, or None.
+        otherwise: The same, with results of the same shapes and dtypes.
+        operands: Tiles and numbers that are passed to either function.
+
+    Example::
+
+        x = tkl.arange(4)
+        tkl.cond(tkl.sum(x) > 5, lambda a: a * 10, lambda a: -a, x)  # [0 10 20 30]
+    """
     trace = tracer.current("tkl.cond")
     asked = as_bool(condition, "cond")
     if asked.type.rank:

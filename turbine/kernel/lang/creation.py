@@ -44,7 +44,14 @@ def _constant(made: Op, shape: Shape, dtype: ElementType, value: float) -> Tile:
 
 @op(_constant)
 def constant(shape: Sequence[int], dtype: torch.dtype, value: float) -> torch.Tensor:
-    """A tile with one number of Python's everywhere."""
+    """Tile of one Python number.
+
+    The number must be one of the dtype. `tkl.full` takes computed numbers too.
+
+    Example::
+
+        tkl.constant((3,), tkl.f32, 0.5)  # [0.5 0.5 0.5]
+    """
     return tensor_of(value, dtypes.of_torch(dtype)).repeat(tuple(shape))
 
 
@@ -90,12 +97,27 @@ def _count_steps(made: Op, first: Expr, end: Expr, step: int, dtype: Dtype) -> A
 
 @op(_arange)
 def arange(size: int, start: int, dtype: torch.dtype) -> torch.Tensor:
-    """0, 1, 2 ... below a number: arange(BN), arange(2, 6), arange(0, 8, 2)."""
+    """Consecutive numbers as a tile of one axis: from start to below stop, by step.
+
+    With one bound, it is the stop. Bounds are integers and sizes, known before the kernel runs;
+    add a computed number to the tile. The step is a Python integer, not 0.
+
+    Example::
+
+        tkl.arange(4)  # [0 1 2 3]
+        tkl.arange(2, 6, 2)  # [2 4]
+        tkl.arange(3, dtype=tkl.f32)  # [0 1 2]
+    """
     return torch.arange(start, start + size).to(dtype)
 
 
 def iota(shape: Shape, axis: int, dtype: ElementType = I64) -> Tile:
-    """A tile that holds the place of each element along an axis."""
+    """Tile of the given shape that holds each element's index along an axis.
+
+    Example::
+
+        tkl.iota((2, 3), axis=1)  # [[0 1 2] [0 1 2]]
+    """
     sizes = shape_of(shape, "tkl.iota")
     if not -len(sizes) <= axis < len(sizes):
         raise errors.KernelError(
@@ -110,7 +132,12 @@ def iota(shape: Shape, axis: int, dtype: ElementType = I64) -> Tile:
 
 
 def full(shape: Shape, value: Operand, dtype: ElementType) -> Tile:
-    """A tile with one number everywhere, which may be computed."""
+    """Tile of one number, which may be computed.
+
+    Example::
+
+        tkl.full((3,), tkl.sum(tkl.arange(4)), tkl.f32)  # [6 6 6]
+    """
     if isinstance(value, (bool, int, float)):
         return _tile(constant(shape, dtype, value))
     number = MAKE["to_dtype"](value, dtype)
@@ -118,7 +145,12 @@ def full(shape: Shape, value: Operand, dtype: ElementType) -> Tile:
 
 
 def zeros(shape: Shape, dtype: ElementType) -> Tile:
-    """A tile of zeros."""
+    """Tile of zeros.
+
+    Example::
+
+        tkl.zeros((3,), tkl.i32)  # [0 0 0]
+    """
     return _tile(constant(shape, dtype, 0))
 
 

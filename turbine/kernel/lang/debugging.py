@@ -17,11 +17,18 @@ from turbine.kernel.validity import ALWAYS
 
 
 def print(*values: Any, label: str | None = None) -> None:
-    """Show values whenever the kernel gets here, with the line and the program.
+    """Print text and values each time a program gets here, with the line and the program's index.
 
-    Text is shown as it is; lanes that hold no value as a dot.
+    Masked-off elements are shown as a dot. Compiled code prints when the call is over; exported
+    programs do not print.
 
-        tkl.print("x =", x)
+    Args:
+        values: Text, printed as it is, and tiles and numbers.
+        label: Text before the values.
+
+    Example::
+
+        tkl.print("x =", tkl.arange(3))  # x = [0 1 2]
     """
     tracer.current("tkl.print")
     parts = [v if isinstance(v, str) else as_tile(v, None, "print") for v in values]
@@ -32,7 +39,15 @@ def print(*values: Any, label: str | None = None) -> None:
 
 
 def assert_(condition: Any, message: str = "it does not hold") -> None:
-    """Stop with an error where a condition does not hold in a lane that holds a value."""
+    """Raise KernelError if an element of the condition is False.
+
+    The error names the message, the line, the program and, in the interpreter, the element.
+    Masked-off elements are not checked.
+
+    Example::
+
+        tkl.assert_(tkl.arange(4) < 4, "an index is too large")
+    """
     if not isinstance(message, str):
         raise errors.KernelError(
             f"tkl.assert_ has the message {message!r}",
@@ -49,15 +64,27 @@ DEBUG = config.is_interpreting()
 
 
 def is_debug() -> bool:
-    """Whether kernels are run in the interpreter now, as TURBINE_INTERPRET=1 says."""
+    """Whether kernels run in the interpreter, as `TURBINE_INTERPRET=1` sets it.
+
+    Example::
+
+        if tkl.is_debug():
+            tkl.print(tkl.arange(3))
+    """
     return config.is_interpreting()
 
 
 def breakpoint() -> None:
-    """Stop in the interpreter, as Python's breakpoint(); compiled code runs on.
+    """Stop in the interpreter, as Python's `breakpoint()`; compiled code leaves it out.
 
-    In the debugger, `values` holds the caller's variables by name as tensors and numbers, `nodes`
-    everything the program has computed by the graph's names, and `program` is the program's id.
+    In the debugger, `values` holds the kernel's variables as tensors and numbers, such as
+    `values["x"]`, `nodes` every value that the program has computed by its name in the graph, and
+    `program` the program's index.
+
+    Example::
+
+        x = tkl.arange(4)
+        tkl.breakpoint()
     """
     tracer.current("tkl.breakpoint")
     caller = sys._getframe(1).f_locals

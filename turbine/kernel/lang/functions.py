@@ -13,79 +13,170 @@ from turbine.kernel.tracer import OPERATORS
 
 @pointwise(FLOATS)
 def exp(x: Tensor) -> Tensor:
-    """e to the power of x."""
+    """Exponential, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.exp(tkl.arange(3))  # [1 2.71828 7.38906]
+    """
     return torch.exp(x)
 
 
 @pointwise(FLOATS)
 def exp2(x: Tensor) -> Tensor:
-    """2 to the power of x."""
+    """2 raised to the power x, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.exp2(tkl.arange(4))  # [1 2 4 8]
+    """
     return torch.exp2(x)
 
 
 @pointwise(FLOATS)
 def expm1(x: Tensor) -> Tensor:
-    """exp(x) - 1, exact near zero."""
+    """exp(x) - 1, elementwise, accurate near zero.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.expm1(tkl.arange(3))  # [0 1.71828 6.38906]
+    """
     return torch.expm1(x)
 
 
 @pointwise(FLOATS)
 def log(x: Tensor) -> Tensor:
-    """The natural logarithm."""
+    """Natural logarithm, elementwise; nan for negative numbers, -inf for 0.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.log(tkl.arange(1, 4))  # [0 0.693147 1.09861]
+    """
     return torch.log(x)
 
 
 @pointwise(FLOATS)
 def log2(x: Tensor) -> Tensor:
-    """The logarithm to base 2."""
+    """Base-2 logarithm, elementwise; nan for negative numbers, -inf for 0.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.log2(tkl.arange(1, 5))  # [0 1 1.58496 2]
+    """
     return torch.log2(x)
 
 
 @pointwise(FLOATS)
 def log1p(x: Tensor) -> Tensor:
-    """log(1 + x), exact near zero."""
+    """log(1 + x), elementwise, accurate near zero; nan below -1, -inf for -1.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.log1p(tkl.arange(3))  # [0 0.693147 1.09861]
+    """
     return torch.log1p(x)
 
 
 @pointwise(FLOATS)
 def sqrt(x: Tensor) -> Tensor:
-    """The square root."""
+    """Square root, elementwise; nan for negative numbers.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.sqrt(tkl.arange(4))  # [0 1 1.41421 1.73205]
+    """
     return torch.sqrt(x)
 
 
 @pointwise(FLOATS)
 def rsqrt(x: Tensor) -> Tensor:
-    """One over the square root."""
+    """Reciprocal square root, elementwise; nan for negative numbers, inf for 0.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.rsqrt(tkl.arange(1, 5))  # [1 0.707107 0.57735 0.5]
+    """
     return torch.rsqrt(x)
 
 
 @pointwise(FLOATS)
 def tanh(x: Tensor) -> Tensor:
-    """The hyperbolic tangent."""
+    """Hyperbolic tangent, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.tanh(tkl.arange(3))  # [0 0.761594 0.964028]
+    """
     return torch.tanh(x)
 
 
 @pointwise(FLOATS)
 def sin(x: Tensor) -> Tensor:
-    """The sine."""
+    """Sine of x in radians, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.sin(tkl.arange(3))  # [0 0.841471 0.909297]
+    """
     return torch.sin(x)
 
 
 @pointwise(FLOATS)
 def cos(x: Tensor) -> Tensor:
-    """The cosine."""
+    """Cosine of x in radians, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.cos(tkl.arange(3))  # [1 0.540302 -0.416147]
+    """
     return torch.cos(x)
 
 
 @pointwise(FLOATS)
 def erf(x: Tensor) -> Tensor:
-    """The error function."""
+    """Error function, elementwise.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.erf(tkl.arange(3))  # [0 0.842701 0.995322]
+    """
     return torch.erf(x)
 
 
 @pointwise(FLOATS)
 def sigmoid(x: Tensor) -> Tensor:
-    """`1 / (1 + exp(-x))`."""
+    """Logistic sigmoid, elementwise: `1 / (1 + exp(-x))`.
+
+    Integers are converted to f32.
+
+    Example::
+
+        tkl.sigmoid(tkl.arange(3))  # [0.5 0.731059 0.880797]
+    """
     return torch.sigmoid(x)
 
 
@@ -96,25 +187,53 @@ def _to_whole(made: Op, x: Operand) -> Any:
 
 @op(_to_whole)
 def floor(x: Tensor) -> Tensor:
-    """The next integer below, as a float."""
+    """x rounded toward negative infinity, elementwise.
+
+    The dtype is that of x: floats stay floats, and integers are returned unchanged.
+
+    Example::
+
+        tkl.floor(tkl.arange(-3, 3) / 2)  # [-2 -1 -1 0 0 1]
+    """
     return torch.floor(x)
 
 
 @op(_to_whole)
 def ceil(x: Tensor) -> Tensor:
-    """The next integer above, as a float."""
+    """x rounded toward infinity, elementwise.
+
+    The dtype is that of x: floats stay floats, and integers are returned unchanged.
+
+    Example::
+
+        tkl.ceil(tkl.arange(4) / 2)  # [0 1 1 2]
+    """
     return torch.ceil(x)
 
 
 @op(_to_whole)
 def round(x: Tensor) -> Tensor:
-    """The nearest integer, as a float; of two, the even one."""
+    """x rounded to the nearest integer, elementwise; halves go to the even one.
+
+    The dtype is that of x: floats stay floats, and integers are returned unchanged.
+
+    Example::
+
+        tkl.round(tkl.arange(6) / 2)  # [0 0 1 2 2 2]
+    """
     return torch.round(x)
 
 
 @op(_to_whole)
 def trunc(x: Tensor) -> Tensor:
-    """The integer part, as a float."""
+    """x rounded toward zero, elementwise.
+
+    The dtype is that of x: floats stay floats, and integers are returned unchanged.
+
+    Example::
+
+        tkl.trunc(tkl.arange(4) * 0.7)  # [0 0 1 2]
+    """
     return torch.trunc(x)
 
 

@@ -60,15 +60,39 @@ def _load(
 
 @op(_load)
 def load(buffer: Tensor, index: Sequence[int], shape: Sequence[int], within: Tensor) -> Tensor:
-    """The block of a buffer at an index, `load(a, (i * BM, 0), (BM, K))`.
+    """Read a block of a buffer, or gather single elements.
 
-    Along an axis whose size is None there is one element, and the tile has no such axis. Without a
-    shape, single elements: those that tiles of integers name, or one. Where `mask` does not hold,
-    and outside the buffer, lanes are masked off, or `other` if it is given.
+    Elements outside the buffer, and those where `mask` is False, are masked off: reductions skip
+    them and stores leave them out.
 
-    A single element whose index was loaded and lies outside the buffer is an error, unless `mask`
-    leaves it out or `other` is given. `check=True` looks at other indices too, `check=False` at
-    none.
+    Args:
+        buffer: A buffer of the kernel.
+        index: Where the block starts, an integer or an expression along each axis of the buffer.
+            Without `shape`, tiles of integers gather the elements they name.
+        shape: The size of the block along each axis. An axis of size None is read at one position
+            and left out of the tile.
+        mask: A tile of bools, broadcast to the tile that is read.
+        other: The value of elements that would be masked off.
+        check: Whether an index outside the buffer is an error. By default it is if the index was
+            itself loaded, unless `mask` removes it or `other` is given. True checks computed
+            indices too, False checks none.
+
+    Returns:
+        A tile in the dtype of the buffer.
+
+    Example::
+
+        @tk.gen.kernel()
+        def first(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[4, tkl.f32]):
+            tkl.store(y, (0,), tkl.load(x, (0,), (4,), other=-1))
+
+        first(torch.arange(3.0))  # tensor([ 0.,  1.,  2., -1.])
+
+        @tk.gen.kernel()
+        def gather(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[3, tkl.f32]):
+            tkl.store(y, (0,), tkl.load(x, (tkl.arange(3) * 2,)))
+
+        gather(torch.arange(5.0))  # tensor([0., 2., 4.])
     """
     grids = [
         (torch.arange(size) + start).clamp(0, max(extent - 1, 0))
@@ -268,10 +292,29 @@ def _put(buffer: Buffer, offsets: Sequence[Expr], block: Tile) -> None:
 
 @op(_store)
 def store(buffer: Tensor, index: Sequence[int], value: Tensor, within: Tensor) -> None:
-    """Write a tile to the block of a buffer at an index, or elements where tiles of integers say.
+    """Write a tile to a block of a buffer, or scatter its elements.
 
-    Lanes outside the buffer, masked-off ones, and those where `mask` does not hold, are left out.
-    An index that was loaded is checked as by tkl.load; `check=False` leaves such lanes out.
+    Elements that are masked off, lie outside the buffer, or where `mask` is False are not written.
+    Two programs must not store to one element; atomics may.
+
+    Args:
+        buffer: An output, in-out or temporary buffer of the kernel.
+        index: Where the block starts, an integer or an expression along each axis of the buffer.
+            Tiles of integers scatter to the elements they name.
+        value: A tile or number, converted to the dtype of the buffer. Floats are not converted to
+            integers: use `x.to(dtype)`.
+        mask: A tile of bools, broadcast to the tile that is written.
+        check: Whether an index outside the buffer is an error, as in `tkl.load`.
+
+    Example::
+
+        @tk.gen.kernel(N // B, blocks={B: 4})
+        def relu(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32].filled(0)):
+            start = tkl.program_id(0) * B
+            tile = tkl.load(x, (start,), (B,))
+            tkl.store(y, (start,), tile, mask=tile > 0)
+
+        relu(torch.arange(5.0) - 2)  # tensor([0., 0., 0., 1., 2.])
     """
     places = torch.nonzero(within.expand(value.shape), as_tuple=True)
     targets = tuple(place + start for place, start in zip(places, index, strict=True))

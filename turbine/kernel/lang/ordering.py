@@ -32,10 +32,18 @@ def sort(
     stable: bool = True,
     with_indices: bool = False,
 ) -> Any:
-    """The elements along an axis from the smallest to the largest; nan is the largest.
+    """Elements sorted along an axis, in ascending order unless `descending`.
 
-    Equals stay in their order, whether `stable` asks for it or not. `with_indices` gives, beside
-    the values, where each of them was.
+    The sort is always stable, whatever `stable` is. nan counts as the largest number. Masked-off
+    elements go to the end, in either direction, and stay masked off.
+
+    Args:
+        with_indices: Also return the index of each element before the sort, as `sort_with_indices`.
+
+    Example::
+
+        tkl.sort((tkl.arange(5) * 2) % 5)  # [0 1 2 3 4]
+        tkl.sort((tkl.arange(5) * 2) % 5, descending=True)  # [4 3 2 1 0]
     """
     values, places = _sort(x, axis, descending, None, "sort")
     return (values, places) if with_indices else values
@@ -44,20 +52,38 @@ def sort(
 def sort_with_indices(
     x: Any, axis: int = -1, descending: bool = False, *, stable: bool = True
 ) -> tuple[Tile, Tile]:
-    """What tkl.sort gives, and where each element was, in i64."""
+    """Elements sorted along an axis as by `tkl.sort`, and their indices before as i64.
+
+    Example::
+
+        values, indices = tkl.sort_with_indices((tkl.arange(5) * 2) % 5)
+        values  # [0 1 2 3 4]
+        indices  # [0 3 1 4 2]
+    """
     return _sort(x, axis, descending, None, "sort_with_indices")
 
 
 def argsort(x: Any, axis: int = -1, descending: bool = False, *, stable: bool = True) -> Tile:
-    """Where the elements are that tkl.sort gives, in i64."""
+    """Indices that sort x along an axis, as i64: those of `tkl.sort_with_indices`.
+
+    Example::
+
+        tkl.argsort((tkl.arange(5) * 2) % 5)  # [0 3 1 4 2]
+    """
     return _sort(x, axis, descending, None, "argsort")[1]
 
 
 def topk(x: Any, k: Any, axis: int = -1, largest: bool = True) -> tuple[Tile, Tile]:
-    """The k largest elements along an axis, the largest first, and where they were.
+    """The k largest elements along an axis, largest first, and their indices as i64.
 
-    Of equals, those that come first. Where fewer than k lanes hold a value, the last of the result
-    hold none.
+    With `largest=False`, the k smallest, smallest first. Of equal elements, the first ones are
+    taken. If fewer than k elements are not masked off, the rest of the result is masked off.
+
+    Example::
+
+        values, indices = tkl.topk((tkl.arange(5) * 2) % 5, 2)
+        values  # [4 3]
+        indices  # [2 4]
     """
     return _sort(x, axis, largest, k, "topk")
 

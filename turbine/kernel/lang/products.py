@@ -72,10 +72,18 @@ def _valid_products(left: Tile, right: Tile) -> Valid:
 
 @op(_dot)
 def dot(a: Tensor, b: Tensor, acc: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """The matrix product of two tiles, added to a third if one is given.
+    """Matrix product of a and b, plus acc if it is given.
 
-    Products are summed in f32 (f64 of f64, i32 of integers), whatever the operands are. Axes
-    before the last two are batches.
+    Axes before the last two are batch axes, the same in both. Products are accumulated in f32 (f64
+    for f64, i32 for integers, i64 for 64-bit ones), whatever the operands are; that is the dtype
+    of the result, or the dtype of acc. Masked-off elements are skipped; where that leaves nothing
+    to sum, the result is masked off.
+
+    Example::
+
+        a, b = tkl.iota((2, 3), 1), tkl.iota((3, 2), 0)
+        tkl.dot(a, b)  # [[5 5] [5 5]]
+        tkl.dot(a, b, tkl.full((2, 2), 10, tkl.i64))  # [[15 15] [15 15]]
     """
     wide = (
         acc.dtype

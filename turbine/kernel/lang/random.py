@@ -29,15 +29,32 @@ _ROUNDS = 10
 
 
 def random_bits(seed: Any, offset: Any) -> Tile:
-    """32 random bits as u32 for each place that an integer tile names.
+    """32 random bits as u32 for each offset.
 
-    The seed is an integer of Python's, an argument of the kernel or a computed number.
+    A number depends on the seed and its offset alone, so it is the same on every backend. The
+    generator is Philox 4x32-10; the numbers are those of Triton.
+
+    Args:
+        seed: A single integer: a Python number, an argument of the kernel, or a computed one.
+        offset: A tile of integers, such as `i * BLOCK + tkl.arange(BLOCK)`.
+
+    Example::
+
+        tkl.random_bits(0, tkl.arange(2))  # [1713891541 4175744164]
     """
     return _tile(_words(seed, offset, "random_bits")[0]).to(DTYPES["u32"])
 
 
 def random_bits4(seed: Any, offset: Any) -> tuple[Tile, Tile, Tile, Tile]:
-    """128 random bits for each place, as four tiles of u32; the first is that of random_bits."""
+    """128 random bits for each offset, as four tiles of u32.
+
+    The first tile is that of `tkl.random_bits`, and so are the arguments.
+
+    Example::
+
+        first, second, third, fourth = tkl.random_bits4(0, tkl.arange(2))
+        second  # [3781805453 1555169499]
+    """
     one, two, three, four = (
         word.to(DTYPES["u32"]) for word in _words(seed, offset, "random_bits4")
     )
@@ -45,21 +62,28 @@ def random_bits4(seed: Any, offset: Any) -> tuple[Tile, Tile, Tile, Tile]:
 
 
 def rand(seed: Any, offset: Any) -> Tile:
-    """An f32 for each place, evenly spread from 0 to below 1.
+    """Uniform random f32 from 0 to below 1 for each offset.
 
-    The bits as i32, those of negative numbers flipped, times 4.6566127342e-10, a little less than
-    2^-31.
+    Arguments are those of `tkl.random_bits`, whose bits are scaled: as i32, those of negative
+    numbers flipped, times 4.6566127342e-10, a little less than 2^-31.
 
-        keep = tkl.rand(seed, i * BLOCK + tkl.arange(BLOCK)) > p
+    Example::
+
+        tkl.rand(0, tkl.arange(3))  # [0.798093 0.0555176 0.0388988]
     """
     return _uniform(_words(seed, offset, "rand")[0])
 
 
 def randn(seed: Any, offset: Any) -> Tile:
-    """An f32 for each place, normally distributed about 0 with deviation 1.
+    """Standard normal random f32 for each offset.
 
-    By Box and Muller, of two uniform numbers u and v as rand makes them from the first two words:
-    sqrt(-2 log(max(u, 1e-7))) * cos(2 pi v).
+    Arguments are those of `tkl.random_bits`. Two uniform numbers u and v, made as by `tkl.rand`
+    from the first two words of the generator, give sqrt(-2 log(max(u, 1e-7))) * cos(2 pi v), the
+    Box-Muller transform.
+
+    Example::
+
+        tkl.randn(0, tkl.arange(3))  # [0.0465515 -0.388361 -1.63795]
     """
     words = _words(seed, offset, "randn")
     radius = sqrt(-2.0 * log(maximum(_uniform(words[0]), 1.0e-7)))
@@ -67,10 +91,15 @@ def randn(seed: Any, offset: Any) -> Tile:
 
 
 def randint(seed: Any, offset: Any, low: Any, high: Any) -> Tile:
-    """An i64 for each place, from low to below high.
+    """Random i64 from low to below high for each offset.
 
-    low + (bits * (high - low)) >> 32, so high - low is at most 2^31; some of the numbers are more
-    likely than others by a share of (high - low) / 2^32 at most.
+    The other arguments are those of `tkl.random_bits`. high - low is at most 2^31. The number is
+    low + (bits * (high - low) >> 32), so the probability of a number is off by a share of (high -
+    low) / 2^32 at most.
+
+    Example::
+
+        tkl.randint(0, tkl.arange(5), 1, 7)  # [3 6 1 5 6]
     """
     if isinstance(low, int) and isinstance(high, int) and not 0 < high - low <= 2**31:
         raise errors.KernelError(

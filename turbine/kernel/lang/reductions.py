@@ -145,14 +145,33 @@ def _fill(name: str, x: Tensor, within: Tensor) -> Tensor:
 
 @op(_numeric)
 def sum(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    """The sum; of integers and bools, in i64."""
+    """Sum over an axis, several axes, or all of them.
+
+    Masked-off elements are skipped. An empty axis gives 0; where a mask removes every element, the
+    result is masked off. Integers and bools are summed in i64, floats keep their dtype. `acc` is
+    added to the sum.
+
+    Example::
+
+        tkl.sum(tkl.iota((2, 3), 1), axis=1)  # [3 3]
+        tkl.sum(tkl.iota((2, 3), 1))  # 6
+    """
     filled = _fill("sum", x, within)
     return filled.sum(tuple(axes)) if axes else filled
 
 
 @op(_numeric)
 def prod(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    """The product; of integers and bools, in i64."""
+    """Product over an axis, several axes, or all of them.
+
+    Masked-off elements are skipped. An empty axis gives 1; where a mask removes every element, the
+    result is masked off. Integers and bools are multiplied in i64, floats keep their dtype. `acc`
+    is multiplied by the product.
+
+    Example::
+
+        tkl.prod(tkl.arange(1, 5))  # 24
+    """
     filled = _fill("prod", x, within)
     # torch rounds the products of small floats as it goes.
     product = filled.float() if x.dtype in (torch.float16, torch.bfloat16) else filled
@@ -163,13 +182,32 @@ def prod(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
 
 @op(_numeric)
 def max(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    """The largest; nan if there is one."""
+    """Maximum over an axis, several axes, or all of them; nan if an element is nan.
+
+    Masked-off elements are skipped. An empty axis gives -inf, or the smallest integer; where a
+    mask removes every element, the result is masked off. `acc` takes part as another element.
+    `tkl.max(x, y)` of two tiles is `tkl.maximum`.
+
+    Example::
+
+        tkl.max(tkl.iota((2, 3), 1), axis=0)  # [0 1 2]
+        tkl.max(tkl.arange(3), acc=7)  # 7
+    """
     return _extreme("max", torch.amax, x, axes, within)
 
 
 @op(_numeric)
 def min(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    """The smallest; nan if there is one."""
+    """Minimum over an axis, several axes, or all of them; nan if an element is nan.
+
+    Masked-off elements are skipped. An empty axis gives inf, or the largest integer; where a mask
+    removes every element, the result is masked off. `acc` takes part as another element.
+    `tkl.min(x, y)` of two tiles is `tkl.minimum`.
+
+    Example::
+
+        tkl.min(tkl.iota((2, 3), 0), axis=1, keepdims=True)  # [[0] [1]]
+    """
     return _extreme("min", torch.amin, x, axes, within)
 
 
@@ -186,7 +224,15 @@ def _extreme(name: str, function: Any, x: Tensor, axes: Sequence[int], within: T
 
 @op(_truth)
 def any(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    """Whether one holds."""
+    """Whether an element is nonzero over an axis, several axes, or all of them.
+
+    Masked-off elements are skipped. An empty axis gives False; where a mask removes every element,
+    the result is masked off.
+
+    Example::
+
+        tkl.any(tkl.arange(3) > 1)  # True
+    """
     x = _fill("any", x, within)
     for axis in reversed(axes):
         x = x.any(axis)
@@ -195,7 +241,15 @@ def any(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
 
 @op(_truth)
 def all(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    """Whether each holds."""
+    """Whether every element is nonzero over an axis, several axes, or all of them.
+
+    Masked-off elements are skipped. An empty axis gives True; where a mask removes every element,
+    the result is masked off.
+
+    Example::
+
+        tkl.all(tkl.arange(3) > 1)  # False
+    """
     x = _fill("all", x, within)
     for axis in reversed(axes):
         x = x.all(axis)
@@ -204,13 +258,31 @@ def all(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
 
 @op(_place)
 def argmax(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    """Where the largest is along an axis; the first of equals, and of nan. Of no lanes, 0."""
+    """Index of the maximum along an axis, as i64.
+
+    The first of equal elements, and the first nan if there is one. Masked-off elements are
+    skipped. An empty axis gives 0; where a mask removes every element, the result is masked off. A
+    tile of one axis needs no `axis`.
+
+    Example::
+
+        tkl.argmax((tkl.arange(5) * 2) % 5)  # 2
+    """
     return _first_place(_fill("argmax", x, within), axes[0], within, torch.argmax)
 
 
 @op(_place)
 def argmin(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
-    """Where the smallest is along an axis; the first of equals, and of nan. Of no lanes, 0."""
+    """Index of the minimum along an axis, as i64.
+
+    The first of equal elements, and the first nan if there is one. Masked-off elements are
+    skipped. An empty axis gives 0; where a mask removes every element, the result is masked off. A
+    tile of one axis needs no `axis`.
+
+    Example::
+
+        tkl.argmin((tkl.arange(5) * 2 + 1) % 5)  # 2
+    """
     return _first_place(_fill("argmin", x, within), axes[0], within, torch.argmin)
 
 

@@ -49,28 +49,56 @@ def _scan_node(made: Op, tile: Tile, dtype: Dtype, axis: int, reverse: bool) -> 
 
 @op(_sum_dtype)
 def cumsum(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
-    """The sum of the elements up to each one, from the last one on if reversed.
+    """Cumulative sum along an axis; from the last element on if `reverse`.
 
-    Integers and bools are summed in i64, f16 and bf16 in f32 with each result rounded.
+    Masked-off elements are skipped. Integers and bools are summed in i64; f16 and bf16 are summed
+    in f32, and each result is rounded.
+
+    Example::
+
+        tkl.cumsum(tkl.arange(4), 0)  # [0 1 3 6]
+        tkl.cumsum(tkl.arange(4), 0, reverse=True)  # [6 6 5 3]
     """
     return _scan(torch.cumsum, "sum", x, axis, reverse, within)
 
 
 @op(_sum_dtype)
 def cumprod(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
-    """The product of the elements up to each one; in the types of cumsum."""
+    """Cumulative product along an axis; from the last element on if `reverse`.
+
+    Masked-off elements are skipped. Integers and bools are multiplied in i64; f16 and bf16 are
+    multiplied in f32, and each result is rounded.
+
+    Example::
+
+        tkl.cumprod(tkl.arange(1, 5), 0)  # [1 2 6 24]
+    """
     return _scan(torch.cumprod, "prod", x, axis, reverse, within)
 
 
 @op(_compare)
 def cummax(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
-    """The largest of the elements up to each one; nan from the first one on."""
+    """Cumulative maximum along an axis; from the last element on if `reverse`.
+
+    Masked-off elements are skipped. From the first nan on, the result is nan.
+
+    Example::
+
+        tkl.cummax((tkl.arange(5) * 2) % 5, 0)  # [0 2 4 4 4]
+    """
     return _scan(_largest, "max", x, axis, reverse, within)
 
 
 @op(_compare)
 def cummin(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
-    """The smallest of the elements up to each one; nan from the first one on."""
+    """Cumulative minimum along an axis; from the last element on if `reverse`.
+
+    Masked-off elements are skipped. From the first nan on, the result is nan.
+
+    Example::
+
+        tkl.cummin((tkl.arange(5) * 2 + 1) % 5, 0)  # [1 1 0 0 0]
+    """
     return _scan(_smallest, "min", x, axis, reverse, within)
 
 
@@ -96,12 +124,26 @@ def _scan(function: Any, name: str, x: Tensor, axis: int, reverse: bool, within:
 def associative_scan(
     function: Callable[[Any, Any], Any], x: Any, axis: int, reverse: bool = False
 ) -> Any:
-    """What a function makes of the elements up to each one, two at a time.
+    """Cumulative result of a binary function along an axis.
 
-    The function is given two values, or two tuples where `x` is a tuple of tiles, and returns one
-    alike. It has to be associative: which two come together first is not fixed.
+    Masked-off elements are skipped.
 
-        tkl.associative_scan(lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1]), (decay, x), axis=1)
+    Args:
+        function: Takes two values, or two tuples where `x` is a tuple of tiles, and returns one of
+            the same kind. It must be associative: the grouping of the operands is unspecified.
+        x: A tile, or a tuple of tiles that are scanned together.
+        axis: The axis along which values accumulate.
+        reverse: Whether to scan from the last element on.
+
+    Returns:
+        A tile, or a tuple of them, in the shape and dtype of `x`.
+
+    Example::
+
+        # The linear recurrence y[i] = decay * y[i - 1] + x[i].
+        x, decay = tkl.arange(4, dtype=tkl.f32), tkl.full((4,), 0.5, tkl.f32)
+        step = lambda a, b: (a[0] * b[0], a[1] * b[0] + b[1])
+        tkl.associative_scan(step, (decay, x), axis=0)[1]  # [0 1 2.5 4.25]
     """
     trace = tracer.current("tkl.associative_scan")
     tiles = _together(x, "associative_scan")
@@ -115,13 +157,24 @@ def associative_scan(
 
 
 def reduce(function: Callable[[Any, Any], Any], x: Any, axis: int, init: Any) -> Any:
-    """What a function makes of the elements along an axis, two at a time.
+    """Reduction along an axis by a binary function.
 
-    As for associative_scan, it takes two values, or two tuples where `x` is a tuple of tiles, and
-    has to be associative. `init` is the number, or the tuple of them, that changes nothing, and
-    what comes of no elements.
+    Masked-off elements are skipped. Where a mask removes every element, the result is masked off.
 
-        tkl.reduce(lambda a, b: a ^ b, x, axis=0, init=0)
+    Args:
+        function: Takes two values, or two tuples where `x` is a tuple of tiles, and returns one of
+            the same kind. It must be associative: the grouping of the operands is unspecified.
+        x: A tile, or a tuple of tiles that are reduced together.
+        axis: The axis that is reduced.
+        init: The identity of the function, a number or a tuple of them; the result for an empty
+            axis.
+
+    Returns:
+        A tile without the axis, or a tuple of them.
+
+    Example::
+
+        tkl.reduce(lambda a, b: a ^ b, tkl.arange(1, 5), axis=0, init=0)  # 4
     """
     trace = tracer.current("tkl.reduce")
     tiles = _together(x, "reduce")

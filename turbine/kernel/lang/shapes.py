@@ -76,7 +76,13 @@ def _transpose(made: Op, x: Tile, perm: Sequence[int] | None = None) -> Tile:
 
 @op(_transpose)
 def transpose(x: Tensor, perm: Sequence[int]) -> Tensor:
-    """The axes in another order; without one, from the last to the first."""
+    """Permutation of the axes; without `perm`, their order is reversed.
+
+    Example::
+
+        tkl.transpose(tkl.iota((2, 3), 1))  # [[0 0] [1 1] [2 2]]
+        tkl.sum(tkl.transpose(tkl.iota((2, 3, 4), 2), (2, 0, 1)), axis=(1, 2))  # [0 6 12 18]
+    """
     return x.permute(*perm)
 
 
@@ -94,7 +100,12 @@ def _expand_dims(made: Op, x: Tile, axis: int) -> Tile:
 
 @op(_expand_dims)
 def expand_dims(x: Tensor, axis: int) -> Tensor:
-    """A new axis of size one."""
+    """x with a new axis of size 1 at the given position: `x[:, None]`.
+
+    Example::
+
+        tkl.expand_dims(tkl.arange(3), 1)  # [[0] [1] [2]]
+    """
     return x.unsqueeze(axis)
 
 
@@ -119,7 +130,12 @@ def _squeeze(made: Op, x: Tile, axis: int) -> Tile:
 
 @op(_squeeze)
 def squeeze(x: Tensor, axis: int) -> Tensor:
-    """Without an axis of size one."""
+    """x without an axis of size 1.
+
+    Example::
+
+        tkl.squeeze(tkl.iota((1, 3), 1), 0)  # [0 1 2]
+    """
     return x.squeeze(axis)
 
 
@@ -153,12 +169,22 @@ def align_to(tile: Tile, sizes: Sequence[Expr]) -> Tile:
 
 @op(_broadcast_to)
 def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """A tile of this shape that repeats what has size 1."""
+    """x broadcast to a shape: axes are aligned at the last, and those of size 1 repeat.
+
+    Example::
+
+        tkl.broadcast_to(tkl.arange(3), (2, 3))  # [[0 1 2] [0 1 2]]
+    """
     return x.expand(*shape)
 
 
 def broadcast(x: Any, leading_sizes: Any) -> Tile:
-    """A tile with these axes before its own, along which it is repeated."""
+    """x repeated along new leading axes of the given sizes.
+
+    Example::
+
+        tkl.broadcast(tkl.arange(3), (2,))  # [[0 1 2] [0 1 2]]
+    """
     tile = as_tile(x, None, "broadcast")
     leading = shape_of(leading_sizes, "tkl.broadcast")
     made: Tile = broadcast_to(tile, [*map(IndexExpr, leading), *tile.shape])
@@ -166,7 +192,14 @@ def broadcast(x: Any, leading_sizes: Any) -> Tile:
 
 
 def broadcast_in_dim(x: Any, shape: Any, broadcast_dimensions: Sequence[int]) -> Tile:
-    """A tile of this shape, whose axes `broadcast_dimensions` are those of the tile."""
+    """x broadcast to a shape, its axes placed at `broadcast_dimensions`.
+
+    `broadcast_dimensions` names an axis of the result for each axis of x, in increasing order.
+
+    Example::
+
+        tkl.broadcast_in_dim(tkl.arange(2), (2, 3), [0])  # [[0 0 0] [1 1 1]]
+    """
     tile = as_tile(x, None, "broadcast_in_dim")
     rank = len(shape_of(shape, "tkl.broadcast_in_dim"))
     places = [axis_of(axis, rank, "tkl.broadcast_in_dim") for axis in broadcast_dimensions]
@@ -204,7 +237,12 @@ def _reshape(made: Op, x: Tile, shape: Shape) -> Tile:
 
 @op(_reshape)
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The elements in the same order under other axes."""
+    """The elements of x, in row-major order, in another shape of the same size.
+
+    Example::
+
+        tkl.reshape(tkl.arange(6), (2, 3))  # [[0 1 2] [3 4 5]]
+    """
     return x.reshape(*shape)
 
 
@@ -253,7 +291,12 @@ def _cut(made: Op, mask: Tile, axis: int, first: Expr, length: Expr) -> Tile:
 
 @op(_slice)
 def slice_(x: Tensor, axis: int, start: int, size: int, step: int) -> Tensor:
-    """`size` elements along an axis, from `start` on, every `step`-th."""
+    """`size` elements of x along an axis, from `start` on, every `step`-th: `x[2:6:2]`.
+
+    Example::
+
+        tkl.slice(tkl.arange(8), axis=0, start=2, size=2, step=2)  # [2 4]
+    """
     return x.narrow(axis, start, (size - 1) * step + 1 if size else 0)[
         (slice(None),) * axis + (slice(None, None, step),)
     ]
@@ -289,7 +332,14 @@ def _without(shape: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:
 
 @op(_concatenate)
 def concatenate(tiles: Sequence[Tensor], axis: int) -> Tensor:
-    """Tiles one behind the other along an axis."""
+    """Tiles joined along an axis; their other sizes must agree.
+
+    Tiles are converted to one dtype.
+
+    Example::
+
+        tkl.concatenate([tkl.arange(2), tkl.arange(3)])  # [0 1 0 1 2]
+    """
     return torch.cat(list(tiles), axis)
 
 

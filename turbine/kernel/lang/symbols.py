@@ -45,7 +45,12 @@ types = Types()
 
 
 def symbols(names: str) -> tuple[IndexSymbol, ...]:
-    """Several sizes at once: `M, N, K = tkl.symbols("M N K")`."""
+    """Several size symbols at once; `tkl.sym.M` is one.
+
+    Example::
+
+        M, N = tkl.symbols("M N")
+    """
     return tuple(map(_symbol, names.replace(",", " ").split()))
 
 
@@ -102,7 +107,15 @@ Grid = GridKind()
 
 
 def cdiv(one: Any, other: Any) -> Any:
-    """one / other rounded up: how many blocks cover a size, or a number that is computed."""
+    """Quotient rounded up: the number of blocks that cover a size.
+
+    Operands are integers, sizes or computed tiles of integers.
+
+    Example::
+
+        tkl.cdiv(10, 4)  # 3
+        tkl.cdiv(tkl.arange(7, 10), 4)  # [2 2 3]
+    """
     if isinstance(one, Tile) or isinstance(other, Tile):
         return one // other + (one % other != 0)
     return IndexExpr(algebra.ceiling(expr_of(one), expr_of(other)))
