@@ -311,6 +311,7 @@ def test_several_programs_that_read_what_another_writes() -> None:
     ("tkl.to_dtype of buffer x: InputBuffer[N, f32]", lambda x, y: tkl.to_dtype(x, tkl.f16)),
     ("got an unexpected keyword argument 'axis'", lambda x, y: WRONG.exp(read(x), axis=1)),
     ("tkl.maximum is called wrongly: missing", lambda x, y: WRONG.maximum(read(x))),
+    ("tkl.logical_and is called wrongly: missing", lambda x, y: WRONG.logical_and(read(x))),
 )
 def test_tiles_that_do_not_fit(message: str, body: Body) -> None:
     assert message in raised(lambda: kernel(body).interpret(VECTOR)).fact

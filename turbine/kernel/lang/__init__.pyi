@@ -186,7 +186,7 @@ def less_equal(x: Operand, y: Operand) -> Tile:
 
         tkl.less_equal(tkl.arange(3), 1)  # [True True False]"""
 
-def logical_and(*operands: Operand) -> Tile:
+def logical_and(x: Operand, y: Operand) -> Tile:
     """Whether both x and y are nonzero, elementwise.
 
     Operands have any dtype; the result is bool. Both operands are evaluated.
@@ -195,7 +195,7 @@ def logical_and(*operands: Operand) -> Tile:
 
         tkl.logical_and(tkl.arange(3), 4)  # [False True True]"""
 
-def logical_not(*operands: Operand) -> Tile:
+def logical_not(x: Operand) -> Tile:
     """Whether x is zero, elementwise.
 
     The operand has any dtype; the result is bool.
@@ -204,7 +204,7 @@ def logical_not(*operands: Operand) -> Tile:
 
         tkl.logical_not(tkl.arange(3))  # [True False False]"""
 
-def logical_or(*operands: Operand) -> Tile:
+def logical_or(x: Operand, y: Operand) -> Tile:
     """Whether x or y is nonzero, elementwise.
 
     Operands have any dtype; the result is bool. Both operands are evaluated.
