@@ -15,20 +15,15 @@ import torch
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from tests.kernel.interpreted import interpreted
+from tests.kernel.language import OPS
 from turbine import config
 from turbine.kernel.op import Op
 
 M, N = tkl.sym.M, tkl.sym.N
-# What a kernel calls, by its name in the language.
-FUNCTIONS: dict[str, Any] = {
-    name: value
-    for name, value in vars(tkl).items()
-    if isinstance(value, Op) or inspect.isfunction(value)
-}
 
 
 def test_ops_of_the_language_have_signatures_and_docstrings() -> None:
-    ops = [value for value in FUNCTIONS.values() if isinstance(value, Op)]
+    ops = [value for value in OPS.values() if isinstance(value, Op)]
     assert len(ops) > 70
     for op in ops:
         head, _, doc = (op.__doc__ or "").partition("\n\n")
@@ -37,12 +32,12 @@ def test_ops_of_the_language_have_signatures_and_docstrings() -> None:
         assert not [name for name in inspect.signature(op).parameters if name not in head]
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", OPS)
 def test_the_example_of_a_docstring_runs_and_gives_what_it_says(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "breakpointhook", lambda: None)
-    doc = inspect.getdoc(FUNCTIONS[name]) or ""
+    doc = inspect.getdoc(OPS[name]) or ""
     _, marker, example = doc.partition("\nExample::\n\n")
     assert marker, f"tkl.{name} has no example"
     source = textwrap.dedent(example)

@@ -20,16 +20,6 @@ ATOMICS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def test_a_histogram_counts_each_element_of_a_tile() -> None:
-    def kernel(x: tkl.InputBuffer[N, tkl.i64], y: tkl.OutputBuffer[5, tkl.i32].filled(0)) -> None:
-        bins = tkl.load(x, (tkl.program_id(0) * B,), (B,))
-        tkl.atomic_add(y, (bins,), 1)
-
-    x = torch.tensor([0, 1, 1, 1, 4, 2, 1, 0, 4, 1, 3])
-    y = interpreted(kernel, (N // B,), {"B": 4}, x=x)["y"]
-    assert torch.equal(y.to(torch.int64), torch.bincount(x))
-
-
 @pytest.mark.parametrize("kind", ATOMICS)
 @pytest.mark.parametrize("block", [2, 4])
 def test_programs_change_one_block_together(kind: str, block: int) -> None:

@@ -40,17 +40,6 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("block", [5, 9])
-@pytest.mark.parametrize("descending", [False, True])
-def test_sorting_is_stable_and_takes_nan_for_the_largest(descending: bool, block: int) -> None:
-    values, places = sorted_rows(
-        lambda x: tkl.sort(x, descending=descending, with_indices=True), ROWS, block
-    )
-    expected = torch.sort(ROWS, stable=True, descending=descending)
-    same(values, expected.values)
-    same(places, expected.indices)
-
-
 def test_sorting_along_the_first_axis_leaves_rows_outside_at_the_end() -> None:
     x = torch.tensor([[3.0, 1.0], [1.0, 2.0], [2.0, 0.0]])
 
@@ -97,30 +86,6 @@ def test_lanes_before_the_buffer_go_to_the_end_too() -> None:
 
     y = interpreted(kernel, (), x=torch.tensor([4, 3, 2, 1]))["y"]
     assert y.tolist() == [3, 4, -1, -1]
-
-
-def test_argsort_gives_the_places_of_a_sort() -> None:
-    _, places = sorted_rows(lambda x: (x, tkl.argsort(x, axis=1)), ROWS[1:], 5)
-    same(places, ROWS[1:].argsort(stable=True))
-
-
-@pytest.mark.parametrize("block", [5, 8])
-def test_topk_gives_the_largest_first(block: int) -> None:
-    def kernel(
-        x: tkl.InputBuffer[M, N, T],
-        values: tkl.OutputBuffer[M, K, T],
-        places: tkl.OutputBuffer[M, K, tkl.i64],
-    ) -> None:
-        row = tkl.program_id(0)
-        value, place = tkl.topk(tkl.load(x, (row, 0), (1, BN)), K)
-        tkl.store(values, (row, 0), value)
-        tkl.store(places, (row, 0), place)
-
-    x = torch.tensor([[3.0, -1.0, NAN, 4.0, -5.0], [2.0, 7.0, 1.0, -8.0, 5.0]])
-    outputs = interpreted(kernel, (M,), {"BN": block, "K": 3}, x=x)
-    expected = torch.topk(x, 3)
-    same(outputs["values"], expected.values)
-    same(outputs["places"], expected.indices)
 
 
 @pytest.mark.parametrize("count", [1, 4, 65])

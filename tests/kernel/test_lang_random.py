@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import turbine.kernel.lang as tkl
 from tests.kernel.interpreted import interpreted
+from tests.kernel.philox import WORD, philox, uniform, words
 from turbine import errors
 from turbine.kernel.lang import random
 
 N, BN = tkl.sym.N, tkl.sym.BN
-WORD = 2**32 - 1
-
-
-def philox(counter: list[int], key: list[int]) -> list[int]:
-    """Philox 4x32-10 in whole numbers, as its authors define it."""
-    for _ in range(10):
-        high, low = divmod(0xD2511F53 * counter[0], 2**32)
-        upper, lower = divmod(0xCD9E8D57 * counter[2], 2**32)
-        counter = [upper ^ counter[1] ^ key[0], lower, high ^ counter[3] ^ key[1], low]
-        key = [(key[0] + 0x9E3779B9) & WORD, (key[1] + 0xBB67AE85) & WORD]
-    return counter
-
-
-def words(seed: int, offset: int) -> list[int]:
-    return philox([offset & WORD, offset >> 32 & WORD, 0, 0], [seed & WORD, seed >> 32 & WORD])
 
 
 # The known answers that come with Random123.
@@ -102,17 +86,6 @@ def test_a_seed_of_python_gives_what_one_that_is_passed_gives() -> None:
     assert torch.equal(passed.view(torch.int32), known.view(torch.int32))
 
 
-def test_four_words_of_a_place_can_be_had() -> None:
-    for place in range(4):
-        bits = numbers(lambda s, o, n=place: tkl.random_bits4(s, o)[n], tkl.u32, 9, torch.arange(3))
-        assert bits.tolist() == [words(9, offset)[place] for offset in range(3)]
-
-
-def uniform(word: int) -> np.float32:
-    signed = word - 2**32 if word >= 2**31 else word
-    return np.float32(-signed - 1 if signed < 0 else signed) * np.float32(4.6566127342e-10)
-
-
 def test_uniform_numbers_are_made_of_the_bits() -> None:
     expected = [uniform(words(42, offset)[0]) for offset in range(40)]
     assert numbers(tkl.rand, tkl.f32, 42, torch.arange(40)).tolist() == [*map(float, expected)]
@@ -127,28 +100,10 @@ def test_uniform_numbers_are_from_0_to_below_1(word: int) -> None:
     assert 0.0 <= value < 1.0
 
 
-def test_normal_numbers_are_of_the_first_two_words() -> None:
-    def normal(offset: int) -> float:
-        u, v, *_ = (float(uniform(word)) for word in words(11, offset))
-        return math.sqrt(-2 * math.log(max(u, 1e-7))) * math.cos(2 * math.pi * v)
-
-    actual = numbers(tkl.randn, tkl.f32, 11, torch.arange(64), 64)
-    torch.testing.assert_close(
-        actual, torch.tensor([*map(normal, range(64))]), rtol=1e-4, atol=1e-5
-    )
-
-
 def test_many_normal_numbers_have_mean_0_and_deviation_1() -> None:
     actual = numbers(tkl.randn, tkl.f32, 1, torch.arange(20000), 20000)
     assert abs(actual.mean()) < 0.03
     assert abs(actual.std() - 1) < 0.03
-
-
-def test_random_integers_are_a_share_of_the_span() -> None:
-    actual = numbers(
-        lambda seed, offset: tkl.randint(seed, offset, -3, 10), tkl.i64, 5, torch.arange(50), 50
-    )
-    assert actual.tolist() == [-3 + (words(5, n)[0] * 13 >> 32) for n in range(50)]
 
 
 def test_random_integers_of_nothing_are_refused() -> None:

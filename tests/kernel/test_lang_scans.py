@@ -34,29 +34,8 @@ def of_rows(
 ROWS = torch.tensor([[3.0, -1.0, 4.0, 1.5, -5.0], [2.0, 7.0, 1.0, -8.0, 2.0]])
 
 
-@pytest.mark.parametrize("block", [5, 8])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(
-    ("scan", "expected"),
-    [
-        (tkl.cumsum, torch.cumsum),
-        (tkl.cumprod, torch.cumprod),
-        (tkl.cummax, lambda x, axis: torch.cummax(x, axis).values),
-        (tkl.cummin, lambda x, axis: torch.cummin(x, axis).values),
-    ],
-)
-def test_a_scan_passes_over_lanes_outside(
-    scan: Any, expected: Any, reverse: bool, block: int
-) -> None:
-    actual = of_rows(lambda x: scan(x, axis=1, reverse=reverse), ROWS, block)
-    flipped = ROWS.flip(1) if reverse else ROWS
-    wanted = expected(flipped, 1)
-    assert torch.equal(actual, wanted.flip(1) if reverse else wanted)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.uint32, torch.bool])
-def test_a_running_sum_of_integers_is_in_i64(dtype: torch.dtype) -> None:
-    x = torch.tensor([[1, 100, 100, 100]]).to(dtype)
+def test_a_running_sum_of_u32_is_in_i64() -> None:
+    x = torch.tensor([[1, 100, 100, 2**32 - 1]]).to(torch.uint32)
     actual = of_rows(lambda x: tkl.cumsum(x, axis=-1), x, 4, tkl.i64)
     assert torch.equal(actual, x.to(torch.int64).cumsum(1))
 
@@ -66,12 +45,6 @@ def test_a_running_sum_of_small_floats_is_rounded_once(dtype: torch.dtype) -> No
     x = torch.full((1, 40), 0.1).to(dtype)
     actual = of_rows(lambda x: tkl.cumsum(x, axis=1), x, 40)
     assert torch.equal(actual, x.to(torch.float32).cumsum(1).to(dtype))
-
-
-def test_a_running_maximum_keeps_nan() -> None:
-    x = torch.tensor([[1.0, float("nan"), 3.0]])
-    actual = of_rows(lambda x: tkl.cummax(x, axis=1), x, 4)
-    assert actual.isnan().tolist() == [[False, True, True]]
 
 
 def test_a_running_maximum_of_u64_is_of_large_numbers() -> None:
@@ -88,22 +61,6 @@ def test_a_scan_by_addition_is_a_running_sum(reverse: bool) -> None:
 
     expected = x.flip(1).cumsum(1).flip(1) if reverse else x.cumsum(1)
     assert torch.equal(of_rows(scanned, x, 8), expected)
-
-
-def test_a_scan_of_a_tuple_is_a_linear_recurrence() -> None:
-    decay = 0.5
-
-    def scanned(x: Any) -> Any:
-        def step(one: Any, other: Any) -> Any:
-            return one[0] * other[0], one[1] * other[0] + other[1]
-
-        return tkl.associative_scan(step, (tkl.full(x.shape, decay, tkl.f32), x), axis=1)[1]
-
-    running, expected = torch.zeros(2), []
-    for column in ROWS.T:
-        running = running * decay + column
-        expected.append(running)
-    torch.testing.assert_close(of_rows(scanned, ROWS, 7), torch.stack(expected, 1))
 
 
 def test_a_scan_leaves_out_lanes_that_are_masked() -> None:
@@ -127,17 +84,6 @@ def test_a_function_of_a_scan_may_use_values_around_it() -> None:
 
     x = torch.tensor([[1, 2, 3, 4]])
     assert of_rows(scanned, x, 4).tolist() == [[1, 3, 4, 4]]
-
-
-@pytest.mark.parametrize("block", [5, 8])
-def test_a_reduction_by_a_function_passes_over_lanes_outside(block: int) -> None:
-    def reduced(x: Any) -> Any:
-        product = tkl.reduce(lambda a, b: a * b, x, axis=1, init=1.0)
-        return tkl.broadcast_to(product[:, None], x.shape)
-
-    torch.testing.assert_close(
-        of_rows(reduced, ROWS, block), ROWS.prod(1, keepdim=True).expand(2, 5)
-    )
 
 
 def test_a_reduction_of_a_tuple_finds_the_largest_and_its_place() -> None:

@@ -1,0 +1,15 @@
+"""What a kernel calls: the ops and functions of the language, by name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import turbine.kernel.lang as tkl
+from turbine.kernel.op import Op
+
+OPS: dict[str, Any] = {
+    name: value
+    for name, value in vars(tkl).items()
+    if isinstance(value, Op) or inspect.isfunction(value)
+}
