@@ -32,7 +32,7 @@ def random_bits(seed: Any, offset: Any) -> Tile:
     """32 random bits as u32 for each offset.
 
     A number depends on the seed and its offset alone, so it is the same on every backend. The
-    generator is Philox 4x32-10; the numbers are those of Triton.
+    generator is Philox 4x32-10, of whose four words this is the first, as in Triton.
 
     Args:
         seed: A single integer: a Python number, an argument of the kernel, or a computed one.
