@@ -24,7 +24,7 @@ from torch import Tensor
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine import tables
-from turbine.kernel.kernel import Kernel
+from turbine.kernel.call.kernel import Kernel
 
 M, N, K, D, H, S = tkl.sym.M, tkl.sym.N, tkl.sym.K, tkl.sym.D, tkl.sym.H, tkl.sym.S
 BM, BN, BK = tkl.sym.BM, tkl.sym.BN, tkl.sym.BK

@@ -22,7 +22,7 @@ from sphinx.ext.napoleon import Config, GoogleDocstring
 from turbine import config
 from turbine.cli.main import VERBS, main
 from turbine.kernel import lang
-from turbine.kernel.op import Op
+from turbine.kernel.trace.op import Op
 
 DOCS = Path(__file__).parent
 # The pages of the reference: a title, the modules whose names it lists, and what comes first.

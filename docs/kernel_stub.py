@@ -17,7 +17,7 @@ from pathlib import Path
 
 import turbine.kernel.lang as tkl
 from turbine.dtypes import Dtype
-from turbine.kernel.op import Op
+from turbine.kernel.trace.op import Op
 
 SOURCE = Path(tkl.__file__)
 STUB = SOURCE.with_suffix(".pyi")
@@ -32,9 +32,9 @@ from typing import Any
 TYPES = [
     "from turbine.dtypes import Dtype",
     "from turbine.kernel.lang.reductions import Axes",
-    "from turbine.kernel.op import Operand, Shape, Size",
-    "from turbine.kernel.tracer import Buffer, Tile",
-    "from turbine.kernel.types import ElementType",
+    "from turbine.kernel.trace.op import Operand, Shape, Size",
+    "from turbine.kernel.trace.tracer import Buffer, Tile",
+    "from turbine.kernel.trace.types import ElementType",
 ]
 
 

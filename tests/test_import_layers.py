@@ -27,6 +27,8 @@ FLOORS = (
     ("facts",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+# Rooms of the kernel room, top to bottom; what is loose in it is above them all.
+KERNEL_FLOORS = ("inspection", "call", "backends", "program", "lang", "trace")
 # Modules directly under turbine/ and the room each belongs to.
 LOOSE = dict.fromkeys(
     (
@@ -56,7 +58,10 @@ ZOO = "zoo"
 MAY_USE_TYPES_OF = {("lower", "capture")}
 # (file, imported): what a file may import inside a function, against the table. Artifacts run where
 # there is no compiler, so `runtime` does not know it; Launchable.jit_compile asks for it by name.
-MAY_IMPORT_LATE = {("turbine/runtime/launch.py", "turbine.compiler.pipeline")}
+MAY_IMPORT_LATE = {
+    ("turbine/runtime/launch.py", "turbine.compiler.pipeline"),
+    ("turbine/kernel/call/kernel.py", "turbine.kernel.inspection.printer"),  # Kernel.text
+}
 # The one part of IREE each room may import; rooms not listed import none of it.
 IREE_PART = {
     "mlir": "iree.compiler",
@@ -141,6 +146,7 @@ def _complaints(path: str, item: Import, bringers: set[str]) -> Iterator[str]:
         yield "this part of IREE belongs to another room"
     is_late = not item.at_load and (path, item.name) in MAY_IMPORT_LATE
     direction = _wrong_direction(room, item.name) if _is_within(item.name, "turbine") else None
+    direction = direction or _wrong_in_kernel(path, item.name)
     if direction is not None and not is_late:
         yield direction
     if room in TORCH_FREE and path not in AFTER_TORCH and _brings_torch(item, bringers):
@@ -159,6 +165,18 @@ def _wrong_direction(room: str, name: str) -> str | None:
         return None
     is_type = name.rpartition(".")[2][0].isupper()
     return None if is_type and (room, other) in MAY_USE_TYPES_OF else "sideways"
+
+
+def _wrong_in_kernel(path: str, name: str) -> str | None:
+    """The same among the rooms of the kernel room."""
+    inner, other = (part.split(".")[2:3] for part in (path.replace("/", "."), name))
+    if not (_is_within(name, "turbine.kernel") and path.startswith("turbine/kernel/")):
+        return None
+    if not {*inner, *other} <= set(KERNEL_FLOORS):
+        is_loose = not {*other} <= set(KERNEL_FLOORS) and {*inner} <= set(KERNEL_FLOORS)
+        return "upward" if is_loose else None
+    above = KERNEL_FLOORS.index(other[0]) < KERNEL_FLOORS.index(inner[0])
+    return "upward" if above else None
 
 
 def _files_that_bring_torch(imports: dict[str, list[Import]]) -> set[str]:
@@ -209,6 +227,16 @@ FORBIDDEN = [
     ("ops/x.py", "from turbine import load", "imports turbine.load (upward)"),
     ("ops/x.py", "def f():\n    import turbine.aot", "imports turbine.aot (upward)"),
     ("errors.py", "from turbine.mlir import types", "imports turbine.mlir.types (upward)"),
+    (
+        "kernel/lang/x.py",
+        "from turbine.kernel.program import facts",
+        "imports turbine.kernel.program.facts (upward)",
+    ),
+    (
+        "kernel/trace/x.py",
+        "from turbine.kernel import gen",
+        "imports turbine.kernel.gen (upward)",
+    ),
     ("aot/x.py", "from turbine import dynamo", "imports turbine.dynamo (sideways)"),
     ("runtime/x.py", "import turbine.compiler", "imports turbine.compiler (sideways)"),
     ("compiler/x.py", "import turbine.runtime", "imports turbine.runtime (sideways)"),

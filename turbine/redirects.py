@@ -33,7 +33,7 @@ MOVED = {
     "importers.ir": "turbine.compat.ir",
     "importers.utils": "turbine.compat.importers",
     "kernel": "turbine.kernel",
-    "kernel._support.indexing": "turbine.kernel.tracer",
+    "kernel._support.indexing": "turbine.kernel.trace.tracer",
     "kernel._support.tracing": "turbine.compat.kernel_tracing",
     "ops": "turbine.ops",
     "ops.conv_fwd": "turbine.ops.convolution",

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import turbine.kernel.lang as tkl
-from turbine.kernel.op import Op
+from turbine.kernel.trace.op import Op
 
 OPS: dict[str, Any] = {
     name: value

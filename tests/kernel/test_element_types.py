@@ -13,7 +13,7 @@ import torch
 import turbine.kernel.lang as tkl
 from tests.kernel.interpreted import interpreted
 from turbine.dtypes import Dtype
-from turbine.kernel.types import DTYPES
+from turbine.kernel.trace.types import DTYPES
 
 N = tkl.sym.N
 TYPES = {name: dtype for name, dtype in DTYPES.items() if name != "index"}

@@ -17,7 +17,7 @@ import turbine.kernel.lang as tkl
 from tests.kernel.interpreted import interpreted
 from tests.kernel.language import OPS
 from turbine import config
-from turbine.kernel.op import Op
+from turbine.kernel.trace.op import Op
 
 M, N = tkl.sym.M, tkl.sym.N
 

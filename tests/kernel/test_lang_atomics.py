@@ -10,7 +10,7 @@ import torch
 import turbine.kernel.lang as tkl
 from tests.kernel.interpreted import interpreted
 from turbine import errors
-from turbine.kernel.types import DTYPES
+from turbine.kernel.trace.types import DTYPES
 
 M, N, B, T = tkl.sym.M, tkl.sym.N, tkl.sym.B, tkl.types.T
 ATOMICS: dict[str, tuple[Any, Any]] = {

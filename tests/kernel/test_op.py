@@ -22,7 +22,7 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from tests.models import Fn
 from turbine import aot, dynamo, errors
-from turbine.kernel.op_declaration import schema_text
+from turbine.kernel.call.op_declaration import schema_text
 
 M, N, K, B, D = tkl.sym.M, tkl.sym.N, tkl.sym.K, tkl.sym.B, tkl.sym.D
 T = tkl.types.T

@@ -16,7 +16,7 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine import config
 from turbine.dtypes import Dtype
-from turbine.kernel.types import DTYPES
+from turbine.kernel.trace.types import DTYPES
 
 B, BM, BN, BK = tkl.sym.B, tkl.sym.BM, tkl.sym.BN, tkl.sym.BK
 M, N, K, P = tkl.sym.M, tkl.sym.N, tkl.sym.K, tkl.sym.P

@@ -18,7 +18,7 @@ from turbine import errors
 from turbine.kernel.backends.iree.emitter import RULES, Emitter
 from turbine.kernel.backends.iree.tiles import TileValue
 from turbine.kernel.lang import functions, shapes
-from turbine.kernel.op import Op
+from turbine.kernel.trace.op import Op
 
 M, N, K = tkl.sym.M, tkl.sym.N, tkl.sym.K
 BM, BN, BK = tkl.sym.BM, tkl.sym.BN, tkl.sym.BK

@@ -15,10 +15,10 @@ import turbine
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine import errors
-from turbine.kernel.algebra import Expr, Symbol, as_expr, quotient, slope, symbol
-from turbine.kernel.signature import Parameter, Signature
-from turbine.kernel.size_inference import bind_sizes
-from turbine.kernel.types import DTYPES, BufferType
+from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.size_inference import bind_sizes
+from turbine.kernel.trace.algebra import Expr, Symbol, as_expr, quotient, slope, symbol
+from turbine.kernel.trace.types import DTYPES, BufferType
 
 S, HK, GR, D = tkl.symbols("S HK GR D")
 Q, K = tkl.InputBuffer[HK * GR, S, D, tkl.f32], tkl.InputBuffer[HK, S, D, tkl.f32]

@@ -17,7 +17,7 @@ import turbine.kernel.lang as tkl
 from turbine import config, errors, target
 from turbine.capture import work
 from turbine.compiler import host, session, strategies
-from turbine.kernel import peaks
+from turbine.kernel.inspection import peaks
 from turbine.lower.emission import TargetQuery
 from turbine.passes import RenameParameters
 from turbine.target import Target

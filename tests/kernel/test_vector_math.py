@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from turbine.kernel.backends.iree.vector_math import FUNCTIONS
+from turbine.kernel.backends.iree.math.vector_math import FUNCTIONS
 from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.runtime import Launchable
 

@@ -9,7 +9,7 @@ from turbine import errors
 from turbine.kernel.threads import DebugLaunchContext as DebugLaunchContext
 from turbine.kernel.threads import LaunchContext as LaunchContext
 from turbine.kernel.threads import TestLaunchContext as TestLaunchContext
-from turbine.kernel.user_code import user_line
+from turbine.kernel.trace.user_code import user_line
 
 
 def AOTLaunchContext(module: Any, bindings: Mapping[Any, int] | None = None) -> LaunchContext:

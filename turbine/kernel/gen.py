@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from turbine import errors
-from turbine.kernel.kernel import Kernel
+from turbine.kernel.call.kernel import Kernel
 from turbine.kernel.threads import TestLaunchContext as TestLaunchContext
 from turbine.kernel.threads import Thread as Thread
-from turbine.kernel.tracer import IndexExpr, user_line
+from turbine.kernel.trace.tracer import IndexExpr, user_line
 
 
 def kernel(

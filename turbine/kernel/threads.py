@@ -11,13 +11,14 @@ from typing import Any, final
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel import printer, store_checks
-from turbine.kernel.algebra import Symbol
-from turbine.kernel.kernel import Kernel
-from turbine.kernel.signature import Parameter
-from turbine.kernel.tracer import symbol_name
-from turbine.kernel.types import BufferType
-from turbine.kernel.user_code import user_line
+from turbine.kernel.call.kernel import Kernel
+from turbine.kernel.inspection import printer
+from turbine.kernel.program import store_checks
+from turbine.kernel.program.signature import Parameter
+from turbine.kernel.trace.algebra import Symbol
+from turbine.kernel.trace.tracer import symbol_name
+from turbine.kernel.trace.types import BufferType
+from turbine.kernel.trace.user_code import user_line
 
 _current: ContextVar[LaunchContext | None] = ContextVar("turbine_launch_context", default=None)
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from turbine.kernel.lang import arithmetic, casting, ordering, reductions, scans
-from turbine.kernel.op import Op
-from turbine.kernel.types import TileType
+from turbine.kernel.trace.op import Op
+from turbine.kernel.trace.types import TileType
 
 
 def call_narrowed(made: Op, args: Sequence[Any], keywords: Mapping[str, Any], types: Any) -> Any:

@@ -18,8 +18,6 @@ from torch import Tensor, fx
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel import messages
-from turbine.kernel.algebra import Expr, Symbol, as_expr
 from turbine.kernel.backends.element_types import call_narrowed, widened
 from turbine.kernel.lang import (
     arithmetic,
@@ -32,10 +30,12 @@ from turbine.kernel.lang import (
     scans,
 )
 from turbine.kernel.lang.control_flow import Body, output_of
-from turbine.kernel.op import Op
-from turbine.kernel.program import Program
-from turbine.kernel.types import BufferType, tensor_of
-from turbine.kernel.validity import Bound
+from turbine.kernel.program import messages
+from turbine.kernel.program.program import Program
+from turbine.kernel.trace.algebra import Expr, Symbol, as_expr
+from turbine.kernel.trace.op import Op
+from turbine.kernel.trace.types import BufferType, tensor_of
+from turbine.kernel.trace.validity import Bound
 
 # Called with each node that was computed, and its value.
 Watch = Callable[[fx.Node, Any], None]

@@ -115,10 +115,10 @@ from turbine.kernel.lang.symbols import cdiv as cdiv
 from turbine.kernel.lang.symbols import sym as sym
 from turbine.kernel.lang.symbols import symbols as symbols
 from turbine.kernel.lang.symbols import types as types
-from turbine.kernel.tracer import IndexExpr as IndexExpr
-from turbine.kernel.tracer import IndexSymbol as IndexSymbol
-from turbine.kernel.tracer import Tile as _Tile
-from turbine.kernel.types import DTYPES as _DTYPES
+from turbine.kernel.trace.tracer import IndexExpr as IndexExpr
+from turbine.kernel.trace.tracer import IndexSymbol as IndexSymbol
+from turbine.kernel.trace.tracer import Tile as _Tile
+from turbine.kernel.trace.types import DTYPES as _DTYPES
 
 bool = _DTYPES["bool"]
 i8, i16, i32, i64 = (_DTYPES[name] for name in ("i8", "i16", "i32", "i64"))

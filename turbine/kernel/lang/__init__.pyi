@@ -45,11 +45,11 @@ from turbine.kernel.lang.symbols import cdiv as cdiv
 from turbine.kernel.lang.symbols import sym as sym
 from turbine.kernel.lang.symbols import symbols as symbols
 from turbine.kernel.lang.symbols import types as types
-from turbine.kernel.op import Operand, Shape, Size
-from turbine.kernel.tracer import Buffer, Tile
-from turbine.kernel.tracer import IndexExpr as IndexExpr
-from turbine.kernel.tracer import IndexSymbol as IndexSymbol
-from turbine.kernel.types import ElementType
+from turbine.kernel.trace.op import Operand, Shape, Size
+from turbine.kernel.trace.tracer import Buffer, Tile
+from turbine.kernel.trace.tracer import IndexExpr as IndexExpr
+from turbine.kernel.trace.tracer import IndexSymbol as IndexSymbol
+from turbine.kernel.trace.types import ElementType
 
 def abs(x: Operand) -> Tile:
     """Absolute value, elementwise.

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import fx
 
-from turbine.kernel import tracer
-from turbine.kernel.algebra import ONE, Expr, as_expr, is_never_negative
 from turbine.kernel.lang import arithmetic, casting, creation, shapes
-from turbine.kernel.op import Op
-from turbine.kernel.tracer import Tile
-from turbine.kernel.validity import Bound
+from turbine.kernel.trace import tracer
+from turbine.kernel.trace.algebra import ONE, Expr, as_expr, is_never_negative
+from turbine.kernel.trace.op import Op
+from turbine.kernel.trace.tracer import Tile
+from turbine.kernel.trace.validity import Bound
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel import algebra
-from turbine.kernel.op import (
+from turbine.kernel.trace import algebra
+from turbine.kernel.trace.op import (
     ANYTHING,
     FLOATS,
     INTEGERS,
@@ -27,9 +27,9 @@ from turbine.kernel.op import (
     pointwise,
     require_common_dtype,
 )
-from turbine.kernel.tracer import OPERATORS, IndexExpr, Tile, expr_of, user_line
-from turbine.kernel.types import BOOL, TileType
-from turbine.kernel.validity import both
+from turbine.kernel.trace.tracer import OPERATORS, IndexExpr, Tile, expr_of, user_line
+from turbine.kernel.trace.types import BOOL, TileType
+from turbine.kernel.trace.validity import both
 
 
 @pointwise(NUMBERS)

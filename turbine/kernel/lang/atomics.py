@@ -24,10 +24,10 @@ from turbine.kernel.lang.memory import (
     value_for,
 )
 from turbine.kernel.lang.shapes import new_axes, squeeze
-from turbine.kernel.op import declare_internal
-from turbine.kernel.tracer import Buffer, Tile, user_line
-from turbine.kernel.types import BOOL
-from turbine.kernel.validity import Valid, both
+from turbine.kernel.trace.op import declare_internal
+from turbine.kernel.trace.tracer import Buffer, Tile, user_line
+from turbine.kernel.trace.types import BOOL
+from turbine.kernel.trace.validity import Valid, both
 
 
 def atomic_add(buffer: Any, index: Any, value: Any, mask: Any = None, *, check: Any = None) -> Tile:

@@ -6,9 +6,9 @@ import torch
 
 from turbine import errors
 from turbine.kernel.lang.creation import check_dtype, number
-from turbine.kernel.op import MAKE, Op, Operand, describe, op
-from turbine.kernel.tracer import OPERATORS, IndexExpr, Tile, user_line
-from turbine.kernel.types import ElementType
+from turbine.kernel.trace.op import MAKE, Op, Operand, describe, op
+from turbine.kernel.trace.tracer import OPERATORS, IndexExpr, Tile, user_line
+from turbine.kernel.trace.types import ElementType
 
 
 def _to_dtype(made: Op, x: Operand, dtype: ElementType) -> Tile:

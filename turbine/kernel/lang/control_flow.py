@@ -13,8 +13,11 @@ from typing import Any
 from torch import fx
 
 from turbine import errors
-from turbine.kernel import tracer
-from turbine.kernel.algebra import (
+from turbine.kernel.lang.arithmetic import as_bool
+from turbine.kernel.lang.memory import FARTHEST, index_from_value, number_or
+from turbine.kernel.lang.shapes import broadcast_to, masked
+from turbine.kernel.trace import tracer
+from turbine.kernel.trace.algebra import (
     Atom,
     Expr,
     Extreme,
@@ -25,13 +28,10 @@ from turbine.kernel.algebra import (
     larger,
     smaller,
 )
-from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.lang.memory import FARTHEST, index_from_value, number_or
-from turbine.kernel.lang.shapes import broadcast_to, masked
-from turbine.kernel.op import as_tile, declare_internal
-from turbine.kernel.tracer import IndexExpr, Region, Tile, Trace, expr_of, user_line
-from turbine.kernel.types import TileType, dtype_name
-from turbine.kernel.validity import ALWAYS, Valid
+from turbine.kernel.trace.op import as_tile, declare_internal
+from turbine.kernel.trace.tracer import IndexExpr, Region, Tile, Trace, expr_of, user_line
+from turbine.kernel.trace.types import TileType, dtype_name
+from turbine.kernel.trace.validity import ALWAYS, Valid
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import torch
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
-from turbine.kernel import tracer
-from turbine.kernel.algebra import Expr, ceiling
-from turbine.kernel.op import MAKE, Op, Operand, Shape, Size, op, shape_of
-from turbine.kernel.tracer import IndexExpr, Tile, expr_of, user_line
-from turbine.kernel.types import (
+from turbine.kernel.trace import tracer
+from turbine.kernel.trace.algebra import Expr, ceiling
+from turbine.kernel.trace.op import MAKE, Op, Operand, Shape, Size, op, shape_of
+from turbine.kernel.trace.tracer import IndexExpr, Tile, expr_of, user_line
+from turbine.kernel.trace.types import (
     I64,
     DtypeSymbol,
     ElementType,

@@ -9,11 +9,11 @@ import sys
 from typing import Any
 
 from turbine import config, errors
-from turbine.kernel import tracer
 from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.op import as_tile, declare_internal
-from turbine.kernel.tracer import Buffer, IndexExpr, Tile, user_line
-from turbine.kernel.validity import ALWAYS
+from turbine.kernel.trace import tracer
+from turbine.kernel.trace.op import as_tile, declare_internal
+from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, user_line
+from turbine.kernel.trace.validity import ALWAYS
 
 
 def print(*values: Any, label: str | None = None) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbine.kernel.op import FLOATS, Op, Operand, apply, as_tile, op, pointwise
-from turbine.kernel.tracer import OPERATORS
+from turbine.kernel.trace.op import FLOATS, Op, Operand, apply, as_tile, op, pointwise
+from turbine.kernel.trace.tracer import OPERATORS
 
 
 @pointwise(FLOATS)

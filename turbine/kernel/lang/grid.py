@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from turbine import errors
-from turbine.kernel import tracer
-from turbine.kernel.algebra import symbol
-from turbine.kernel.tracer import IndexExpr, user_line
-from turbine.kernel.types import axes_text
+from turbine.kernel.trace import tracer
+from turbine.kernel.trace.algebra import symbol
+from turbine.kernel.trace.tracer import IndexExpr, user_line
+from turbine.kernel.trace.types import axes_text
 
 
 def program_id(axis: int) -> IndexExpr:

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel import tracer
-from turbine.kernel.algebra import ONE, Expr, Symbol, is_never_negative, symbol
 from turbine.kernel.lang.affine import Block, block_of, bounds_of
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.index_checks import check_indices, wants_check
@@ -27,10 +25,12 @@ from turbine.kernel.lang.shapes import (
     squeeze,
     transpose,
 )
-from turbine.kernel.op import Op, Operand, as_tile, broadcast_shapes, describe, op, shape_of
-from turbine.kernel.tracer import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
-from turbine.kernel.types import BOOL, I64, TileType, axes_text
-from turbine.kernel.validity import Bound, Valid, both
+from turbine.kernel.trace import tracer
+from turbine.kernel.trace.algebra import ONE, Expr, Symbol, is_never_negative, symbol
+from turbine.kernel.trace.op import Op, Operand, as_tile, broadcast_shapes, describe, op, shape_of
+from turbine.kernel.trace.tracer import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
+from turbine.kernel.trace.types import BOOL, I64, TileType, axes_text
+from turbine.kernel.trace.validity import Bound, Valid, both
 
 Index = Expr | Tile
 

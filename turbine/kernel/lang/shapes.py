@@ -11,11 +11,21 @@ import torch
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel.algebra import ONE, ZERO, Expr
-from turbine.kernel.op import MAKE, Op, Operand, Shape, Size, as_tile, common_dtype, op, shape_of
-from turbine.kernel.tracer import OPERATORS, IndexExpr, Tile, user_line
-from turbine.kernel.types import BOOL, TileType, axes_text
-from turbine.kernel.validity import ALWAYS, Valid
+from turbine.kernel.trace.algebra import ONE, ZERO, Expr
+from turbine.kernel.trace.op import (
+    MAKE,
+    Op,
+    Operand,
+    Shape,
+    Size,
+    as_tile,
+    common_dtype,
+    op,
+    shape_of,
+)
+from turbine.kernel.trace.tracer import OPERATORS, IndexExpr, Tile, user_line
+from turbine.kernel.trace.types import BOOL, TileType, axes_text
+from turbine.kernel.trace.validity import ALWAYS, Valid
 
 
 def axis_of(axis: Any, rank: int, what: str) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel import algebra
 from turbine.kernel.lang.memory_spaces import AddressSpace
-from turbine.kernel.tracer import IndexExpr, IndexSymbol, Tile, expr_of, user_line
-from turbine.kernel.types import USAGES, BufferType, DtypeSymbol
+from turbine.kernel.trace import algebra
+from turbine.kernel.trace.tracer import IndexExpr, IndexSymbol, Tile, expr_of, user_line
+from turbine.kernel.trace.types import USAGES, BufferType, DtypeSymbol
 
 
 class Sym:

@@ -15,7 +15,7 @@ from turbine.kernel.backends.iree.pointwise import FORMS
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import arithmetic, atomics
-from turbine.kernel.op import arguments
+from turbine.kernel.trace.op import arguments
 
 _CHANGES = {"add": arithmetic.add, "max": arithmetic.maximum, "min": arithmetic.minimum}
 

@@ -15,7 +15,7 @@ from turbine.kernel.backends.iree.reductions import join_bits
 from turbine.kernel.backends.iree.tiles import Coords, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import debugging, index_checks
-from turbine.kernel.messages import (
+from turbine.kernel.program.messages import (
     ALARM,
     LOG_WORDS,
     MOST_ALARMS,
@@ -24,8 +24,8 @@ from turbine.kernel.messages import (
     Indexed,
     Site,
 )
-from turbine.kernel.op import arguments, options
-from turbine.kernel.types import DTYPES, I64
+from turbine.kernel.trace.op import arguments, options
+from turbine.kernel.trace.types import DTYPES, I64
 
 ALARMS = f"memref<{MOST_ALARMS + WORKGROUPS * RECORD_WORDS}xi64>"
 LOG = f"memref<{LOG_WORDS}xi64>"

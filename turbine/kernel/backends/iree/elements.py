@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 
 from turbine.dtypes import Dtype
-from turbine.kernel.backends.iree import small_floats
+from turbine.kernel.backends.iree.math import small_floats
 from turbine.kernel.backends.iree.writer import Value, Writer, vector_type
-from turbine.kernel.types import DTYPES
+from turbine.kernel.trace.types import DTYPES
 
 BF16, F16 = DTYPES["bf16"], DTYPES["f16"]
 

@@ -16,19 +16,19 @@ import torch
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import ZERO, Expr, Symbol, is_never_negative, slope
 from turbine.kernel.backends.iree import debugging, elements
 from turbine.kernel.backends.iree.emitter import WORKGROUPS, Emitter, Scratch, Source
 from turbine.kernel.backends.iree.plan import Step
 from turbine.kernel.backends.iree.rules import RULES
 from turbine.kernel.backends.iree.tiles import TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer, mangle
-from turbine.kernel.facts import Facts
-from turbine.kernel.messages import LOG_WORDS, Report
-from turbine.kernel.program import Program
-from turbine.kernel.signature import Parameter
-from turbine.kernel.size_inference import Axis, in_order
-from turbine.kernel.types import BufferType, ScalarType, tensor_of
+from turbine.kernel.program.facts import Facts
+from turbine.kernel.program.messages import LOG_WORDS, Report
+from turbine.kernel.program.program import Program
+from turbine.kernel.program.signature import Parameter
+from turbine.kernel.program.size_inference import Axis, in_order
+from turbine.kernel.trace.algebra import ZERO, Expr, Symbol, is_never_negative, slope
+from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
 from turbine.target import Target
 
 # What a dispatch of IREE's can have.

@@ -9,7 +9,6 @@ from typing import Any
 from torch import fx
 
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import as_expr
 from turbine.kernel.backends.iree import elements, micro_kernel
 from turbine.kernel.backends.iree.casting import emit_cast
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_for
@@ -19,8 +18,9 @@ from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, Til
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import products
 from turbine.kernel.lang.products import accumulator_dtype
-from turbine.kernel.op import arguments, options
-from turbine.kernel.types import DTYPES, TileType
+from turbine.kernel.trace.algebra import as_expr
+from turbine.kernel.trace.op import arguments, options
+from turbine.kernel.trace.types import DTYPES, TileType
 
 # Rows of an operand that lie this close can be read again and again.
 _NEAR_BYTES = 1024

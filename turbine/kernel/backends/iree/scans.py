@@ -17,7 +17,7 @@ from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
 from turbine.kernel.backends.iree.writer import Value
 from turbine.kernel.lang import reductions, scans
 from turbine.kernel.lang.control_flow import Body, output_of
-from turbine.kernel.op import Op, arguments, options
+from turbine.kernel.trace.op import Op, arguments, options
 
 # Values so far and the next ones in, values so far out.
 Combine = Callable[[Sequence[Value], Sequence[Value]], list[Value]]

@@ -10,7 +10,6 @@ from typing import Any
 from torch import fx
 
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import ONE, Expr
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.casting import emit_cast
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
@@ -19,8 +18,9 @@ from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, lanes_of, merge_reads
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import creation, shapes
-from turbine.kernel.op import arguments, options
-from turbine.kernel.types import BOOL, I64
+from turbine.kernel.trace.algebra import ONE, Expr
+from turbine.kernel.trace.op import arguments, options
+from turbine.kernel.trace.types import BOOL, I64
 
 # Creation
 

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel import program as programs
-from turbine.kernel import signature as signatures
-from turbine.kernel.algebra import Symbol
-from turbine.kernel.autograd import Gradient
-from turbine.kernel.blocks import Block, choose_blocks, sizes_of_products
-from turbine.kernel.launcher import Key
-from turbine.kernel.op import describe
-from turbine.kernel.program import Program
-from turbine.kernel.signature import Signature
-from turbine.kernel.size_inference import bind_sizes
-from turbine.kernel.tracer import Buffer, Tile, symbol_name
-from turbine.kernel.types import BufferType, ScalarType, dtype_name, fits
+from turbine.kernel.call.autograd import Gradient
+from turbine.kernel.call.launcher import Key
+from turbine.kernel.program import program as programs
+from turbine.kernel.program import signature as signatures
+from turbine.kernel.program.blocks import Block, choose_blocks, sizes_of_products
+from turbine.kernel.program.program import Program
+from turbine.kernel.program.signature import Signature
+from turbine.kernel.program.size_inference import bind_sizes
+from turbine.kernel.trace.algebra import Symbol
+from turbine.kernel.trace.op import describe
+from turbine.kernel.trace.tracer import Buffer, Tile, symbol_name
+from turbine.kernel.trace.types import BufferType, ScalarType, dtype_name, fits
 
 Function = Callable[..., Any]
 # The program of a call, every size of it, and what its code depends on.

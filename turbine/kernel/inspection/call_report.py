@@ -12,14 +12,14 @@ from torch import Tensor
 
 from turbine import config
 from turbine.compiler import host, pipeline
-from turbine.kernel import printer, roofline
-from turbine.kernel.algebra import Symbol
-from turbine.kernel.facts import Facts
-from turbine.kernel.kernel import Kernel
-from turbine.kernel.peaks import Peaks, peaks
-from turbine.kernel.program import Program
-from turbine.kernel.roofline import Work
-from turbine.kernel.types import BufferType, DtypeSymbol
+from turbine.kernel.call.kernel import Kernel
+from turbine.kernel.inspection import printer, roofline
+from turbine.kernel.inspection.peaks import Peaks, peaks
+from turbine.kernel.inspection.roofline import Work
+from turbine.kernel.program.facts import Facts
+from turbine.kernel.program.program import Program
+from turbine.kernel.trace.algebra import Symbol
+from turbine.kernel.trace.types import BufferType, DtypeSymbol
 from turbine.tables import bytes_text, table
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from turbine import errors
-from turbine.kernel.algebra import Expr, Symbol, slope
-from turbine.kernel.signature import Parameter, Signature
-from turbine.kernel.types import BufferType, axes_text
+from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.trace.algebra import Expr, Symbol, slope
+from turbine.kernel.trace.types import BufferType, axes_text
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from turbine import errors
-from turbine.kernel.algebra import Atom, Expr, Quotient, Symbol, slope
-from turbine.kernel.signature import Signature
-from turbine.kernel.size_inference import (
+from turbine.kernel.program.signature import Signature
+from turbine.kernel.program.size_inference import (
     Axis,
     axes_of,
     cannot_be,
@@ -24,6 +23,7 @@ from turbine.kernel.size_inference import (
     in_order,
     mismatch,
 )
+from turbine.kernel.trace.algebra import Atom, Expr, Quotient, Symbol, slope
 
 Size = int | torch.SymInt
 Sizes = Mapping[Symbol, Size]

@@ -15,16 +15,16 @@ from turbine import dtypes, errors
 from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
 from turbine.dump import dump
-from turbine.kernel import store_checks
-from turbine.kernel.algebra import Quotient, Symbol
 from turbine.kernel.backends.iree import module
 from turbine.kernel.backends.iree.module import Code
-from turbine.kernel.facts import Facts
-from turbine.kernel.messages import Report
-from turbine.kernel.program import Program
-from turbine.kernel.signature import Parameter, Signature
-from turbine.kernel.symbolic_sizes import Sizes, divides
-from turbine.kernel.types import BufferType, ScalarType, tensor_of
+from turbine.kernel.program import store_checks
+from turbine.kernel.program.facts import Facts
+from turbine.kernel.program.messages import Report
+from turbine.kernel.program.program import Program
+from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.symbolic_sizes import Sizes, divides
+from turbine.kernel.trace.algebra import Quotient, Symbol
+from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
 from turbine.ops import aliasing
 from turbine.runtime import device, run_trace
 from turbine.runtime.executable import Executable, align_code

@@ -17,19 +17,19 @@ import torch
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel import program as programs
-from turbine.kernel import tracer
-from turbine.kernel.algebra import ONE, Expr, Symbol, as_expr, greatest, least
 from turbine.kernel.backends import interpret
 from turbine.kernel.backends.interpret import Memory
-from turbine.kernel.kernel import Kernel
+from turbine.kernel.call.kernel import Kernel
+from turbine.kernel.call.launcher import Key, convert_arguments, facts_of, load_code, write_main
 from turbine.kernel.lang.memory import store
-from turbine.kernel.launcher import Key, convert_arguments, facts_of, load_code, write_main
-from turbine.kernel.op import MAKE
-from turbine.kernel.program import Program
-from turbine.kernel.signature import Parameter
-from turbine.kernel.tracer import Buffer, IndexExpr, Tile, Trace, user_line
-from turbine.kernel.types import BufferType, TileType
+from turbine.kernel.program import program as programs
+from turbine.kernel.program.program import Program
+from turbine.kernel.program.signature import Parameter
+from turbine.kernel.trace import tracer
+from turbine.kernel.trace.algebra import ONE, Expr, Symbol, as_expr, greatest, least
+from turbine.kernel.trace.op import MAKE
+from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, Trace, user_line
+from turbine.kernel.trace.types import BufferType, TileType
 
 # How far apart results may be, as a share of the largest number in a tensor: sums are formed in
 # another order.

@@ -10,8 +10,8 @@ from typing import Any, Union, get_args, get_origin
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import Symbol
-from turbine.kernel.types import (
+from turbine.kernel.trace.algebra import Symbol
+from turbine.kernel.trace.types import (
     DTYPES,
     BufferType,
     DtypeSymbol,

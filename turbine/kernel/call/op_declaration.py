@@ -20,23 +20,23 @@ from turbine import errors
 from turbine.capture.declared_ops import OPERATIONS, SPEAKING
 from turbine.capture.sizes import hint
 from turbine.dtypes import SCALARS, Dtype
-from turbine.kernel import signature as signatures
-from turbine.kernel import symbolic_sizes
-from turbine.kernel.algebra import Symbol
 from turbine.kernel.backends.iree import module
-from turbine.kernel.definition import Definition
-from turbine.kernel.facts import Facts
-from turbine.kernel.launcher import (
+from turbine.kernel.call.definition import Definition
+from turbine.kernel.call.launcher import (
     check_grid,
     facts_of,
     number_tensor,
     operations_of,
     scalar_dtype,
 )
-from turbine.kernel.program import Program
-from turbine.kernel.signature import Parameter, Signature
-from turbine.kernel.symbolic_sizes import Size
-from turbine.kernel.types import BufferType, ScalarType
+from turbine.kernel.program import signature as signatures
+from turbine.kernel.program import symbolic_sizes
+from turbine.kernel.program.facts import Facts
+from turbine.kernel.program.program import Program
+from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.symbolic_sizes import Size
+from turbine.kernel.trace.algebra import Symbol
+from turbine.kernel.trace.types import BufferType, ScalarType
 from turbine.mlir import constants, flow, scalars
 from turbine.mlir.ir import Type, Value
 from turbine.ops import custom_op, gradients

@@ -17,11 +17,11 @@ from torch import fx
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
-from turbine.kernel import tracer
-from turbine.kernel.algebra import ONE, Expr
-from turbine.kernel.tracer import Buffer, IndexExpr, Tile, Traced, expr_of, user_line
-from turbine.kernel.types import BOOL, F32, I64, TileType, dtype_name
-from turbine.kernel.validity import ALWAYS, Valid, both
+from turbine.kernel.trace import tracer
+from turbine.kernel.trace.algebra import ONE, Expr
+from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, Traced, expr_of, user_line
+from turbine.kernel.trace.types import BOOL, F32, I64, TileType, dtype_name
+from turbine.kernel.trace.validity import ALWAYS, Valid, both
 
 Meaning = Callable[..., Any]
 # What ops of the language take, in their signatures.

@@ -13,19 +13,19 @@ from torch import fx
 from turbine import errors
 from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
-from turbine.kernel import program as programs
-from turbine.kernel.algebra import ONE, ZERO, Expr, Symbol
 from turbine.kernel.backends.iree.module import Code
-from turbine.kernel.blocks import Block
-from turbine.kernel.definition import Definition
-from turbine.kernel.facts import Facts
+from turbine.kernel.call.definition import Definition
+from turbine.kernel.call.launcher import facts_of, write_main
 from turbine.kernel.lang.control_flow import Body, cond_op, for_op, output_of, result, while_op
-from turbine.kernel.launcher import facts_of, write_main
-from turbine.kernel.op import Op
-from turbine.kernel.program import Program
-from turbine.kernel.signature import Parameter
-from turbine.kernel.types import DtypeSymbol, TileType, dtype_name
-from turbine.kernel.validity import Bound
+from turbine.kernel.program import program as programs
+from turbine.kernel.program.blocks import Block
+from turbine.kernel.program.facts import Facts
+from turbine.kernel.program.program import Program
+from turbine.kernel.program.signature import Parameter
+from turbine.kernel.trace.algebra import ONE, ZERO, Expr, Symbol
+from turbine.kernel.trace.op import Op
+from turbine.kernel.trace.types import DtypeSymbol, TileType, dtype_name
+from turbine.kernel.trace.validity import Bound
 from turbine.tables import table
 
 

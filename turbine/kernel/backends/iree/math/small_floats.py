@@ -12,7 +12,7 @@ import torch
 
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree.writer import Value, Writer
-from turbine.kernel.types import DTYPES
+from turbine.kernel.trace.types import DTYPES
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel.signature import Signature
-from turbine.kernel.types import BufferType
+from turbine.kernel.program.signature import Signature
+from turbine.kernel.trace.types import BufferType
 
 Function = Callable[..., Any]
 _GRAD = "grad_"

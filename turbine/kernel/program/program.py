@@ -11,14 +11,14 @@ from torch import fx
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import ONE, ZERO, Expr, Range, Symbol
-from turbine.kernel.data_dependence import drop_other_checks
 from turbine.kernel.lang.control_flow import Body, blocks
 from turbine.kernel.lang.debugging import print_op
-from turbine.kernel.signature import Parameter, Signature
-from turbine.kernel.tracer import Buffer, Region, Tile, Trace, enter_trace, expr_of
-from turbine.kernel.types import BufferType, DtypeSymbol, TileType
-from turbine.kernel.validity import Bound
+from turbine.kernel.program.data_dependence import drop_other_checks
+from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.trace.algebra import ONE, ZERO, Expr, Range, Symbol
+from turbine.kernel.trace.tracer import Buffer, Region, Tile, Trace, enter_trace, expr_of
+from turbine.kernel.trace.types import BufferType, DtypeSymbol, TileType
+from turbine.kernel.trace.validity import Bound
 
 
 @dataclass(frozen=True)

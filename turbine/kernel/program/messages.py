@@ -13,8 +13,8 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import Expr, Symbol
-from turbine.kernel.types import TileType
+from turbine.kernel.trace.algebra import Expr, Symbol
+from turbine.kernel.trace.types import TileType
 
 # Words of 64 bits that the prints of one launch may fill.
 LOG_WORDS = 1 << 16

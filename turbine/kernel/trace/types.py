@@ -9,8 +9,8 @@ import torch
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
-from turbine.kernel.algebra import Expr
-from turbine.kernel.user_code import user_line
+from turbine.kernel.trace.algebra import Expr
+from turbine.kernel.trace.user_code import user_line
 
 
 @dataclass(frozen=True)

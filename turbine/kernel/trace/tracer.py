@@ -13,11 +13,11 @@ from torch import fx
 
 from turbine import errors
 from turbine.dtypes import Dtype
-from turbine.kernel import algebra
-from turbine.kernel.algebra import Expr, Range, Symbol
-from turbine.kernel.types import BufferType, TileType, dtype_name
-from turbine.kernel.user_code import user_line as user_line
-from turbine.kernel.validity import ALWAYS, Valid
+from turbine.kernel.trace import algebra
+from turbine.kernel.trace.algebra import Expr, Range, Symbol
+from turbine.kernel.trace.types import BufferType, TileType, dtype_name
+from turbine.kernel.trace.user_code import user_line as user_line
+from turbine.kernel.trace.validity import ALWAYS, Valid
 
 
 @dataclass

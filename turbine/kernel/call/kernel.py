@@ -11,13 +11,13 @@ from torch._C import _functorch, _len_torch_dispatch_stack, _len_torch_function_
 from torch.autograd import forward_ad
 
 from turbine import config, errors
-from turbine.kernel import autograd, printer
-from turbine.kernel.algebra import Symbol
-from turbine.kernel.autograd import Gradient
 from turbine.kernel.backends import interpret
-from turbine.kernel.definition import Call, Definition
-from turbine.kernel.launcher import Launcher, Variant, check_grid, separate_inputs
-from turbine.kernel.types import BufferType
+from turbine.kernel.call import autograd
+from turbine.kernel.call.autograd import Gradient
+from turbine.kernel.call.definition import Call, Definition
+from turbine.kernel.call.launcher import Launcher, Variant, check_grid, separate_inputs
+from turbine.kernel.trace.algebra import Symbol
+from turbine.kernel.trace.types import BufferType
 from turbine.runtime.quick_call import QuickCall, is_shareable
 
 Function = Callable[..., Any]
@@ -161,7 +161,7 @@ class Kernel(Definition):
         if self._op is None:
             with self._lock:
                 if self._op is None:
-                    from turbine.kernel.op_declaration import declare
+                    from turbine.kernel.call.op_declaration import declare
 
                     self._op = declare(self, self._run_op)
         return self._op
@@ -223,6 +223,8 @@ class Kernel(Definition):
 
         Without arguments it is shown as it was called last, or if it was not, for any.
         """
+        from turbine.kernel.inspection import printer
+
         return printer.text(self, stage, args)
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-# What is between a user's line and an error: this package, PyTorch, and `with` statements.
-_FOREIGN = (f"{Path(__file__).parent}/", f"{Path(torch.__file__).parent}/", contextlib.__file__)
+# What is between a user's line and an error: turbine.kernel, PyTorch, and `with` statements.
+_KERNEL = Path(__file__).parents[1]
+_FOREIGN = (f"{_KERNEL}/", f"{Path(torch.__file__).parent}/", contextlib.__file__)
 
 
 def user_line() -> str | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import wraps
 
 from turbine import fits
-from turbine.kernel.backends.iree.term import Format, Operand, Term
+from turbine.kernel.backends.iree.math.term import Format, Operand, Term
 from turbine.kernel.backends.iree.writer import Value, Writer
 
 Function = Callable[..., Value]

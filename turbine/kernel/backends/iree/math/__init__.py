@@ -1,0 +1,1 @@
+"""Functions of vectors that the CPU has no instruction for."""

@@ -1,0 +1,1 @@
+"""Text, reports and checks of a kernel."""
