@@ -22,12 +22,12 @@ from turbine.kernel.backends.interpret import Memory
 from turbine.kernel.call.kernel import Kernel
 from turbine.kernel.call.launcher import Key, convert_arguments, facts_of, load_code, write_main
 from turbine.kernel.lang.memory import store
+from turbine.kernel.lang.shapes import new_axes
 from turbine.kernel.program import program as programs
 from turbine.kernel.program.program import Program
 from turbine.kernel.program.signature import Parameter
 from turbine.kernel.trace import tracer
 from turbine.kernel.trace.algebra import ONE, Expr, Symbol, as_expr, greatest, least
-from turbine.kernel.trace.op import MAKE
 from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, Trace, user_line
 from turbine.kernel.trace.types import BufferType, TileType
 
@@ -319,7 +319,7 @@ def _probe(
             probe = probes[place]
             turns = [Expr((((s,), 1),)) - first for s, first, _ in probe.turns]
             index = [number_of, *turns, *[Expr(())] * tile.type.rank]
-            block = MAKE["new_axes"](tile, 1 + len(turns))
+            block = new_axes(tile, 1 + len(turns))
             store(given[_name(place)], tuple(map(IndexExpr, index)), block)
             trace.watch = keep
 

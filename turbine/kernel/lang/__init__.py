@@ -38,11 +38,11 @@ from turbine.kernel.lang.atomics import atomic_max as atomic_max
 from turbine.kernel.lang.atomics import atomic_min as atomic_min
 from turbine.kernel.lang.casting import bitcast as bitcast
 from turbine.kernel.lang.casting import to_dtype as to_dtype
+from turbine.kernel.lang.constants import constant as constant
 from turbine.kernel.lang.control_flow import cond as cond
 from turbine.kernel.lang.control_flow import for_loop as for_loop
 from turbine.kernel.lang.control_flow import while_loop as while_loop
 from turbine.kernel.lang.creation import arange as arange
-from turbine.kernel.lang.creation import constant as constant
 from turbine.kernel.lang.creation import full as full
 from turbine.kernel.lang.creation import iota as iota
 from turbine.kernel.lang.creation import zeros as zeros

@@ -343,6 +343,15 @@ def to_dtype(x: Operand, dtype: ElementType) -> Tile:
         tkl.to_dtype(tkl.arange(4) * 0.75, tkl.i32)  # [0 0 1 2]
         tkl.to_dtype(tkl.arange(254, 258), tkl.u8)  # [254 255 0 1]"""
 
+def constant(shape: Shape, dtype: ElementType, value: float) -> Tile:
+    """Tile of one Python number.
+
+    The number must be one of the dtype. `tkl.full` takes computed numbers too.
+
+    Example::
+
+        tkl.constant((3,), tkl.f32, 0.5)  # [0.5 0.5 0.5]"""
+
 def arange(start: Size, stop: Size | None = None, step: Any = 1, dtype: ElementType = ...) -> Any:
     """Consecutive numbers as a tile of one axis: from start to below stop, by step.
 
@@ -354,15 +363,6 @@ def arange(start: Size, stop: Size | None = None, step: Any = 1, dtype: ElementT
         tkl.arange(4)  # [0 1 2 3]
         tkl.arange(2, 6, 2)  # [2 4]
         tkl.arange(3, dtype=tkl.f32)  # [0 1 2]"""
-
-def constant(shape: Shape, dtype: ElementType, value: float) -> Tile:
-    """Tile of one Python number.
-
-    The number must be one of the dtype. `tkl.full` takes computed numbers too.
-
-    Example::
-
-        tkl.constant((3,), tkl.f32, 0.5)  # [0.5 0.5 0.5]"""
 
 def ceil(x: Operand) -> Any:
     """x rounded toward infinity, elementwise.

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import fx
 
-from turbine.kernel.lang import arithmetic, casting, creation, shapes
+from turbine.kernel.lang import arithmetic, casting, constants, creation, shapes
 from turbine.kernel.trace import tracer
 from turbine.kernel.trace.algebra import ONE, Expr, as_expr, is_never_negative
 from turbine.kernel.trace.op import Op
@@ -116,8 +116,8 @@ def _cast(node: fx.Node) -> Affine | None:
 
 
 _RULES: dict[Op, Callable[[fx.Node], Affine | None]] = {
-    creation.constant: _constant,
-    creation.from_index: _from_index,
+    constants.constant: _constant,
+    constants.from_index: _from_index,
     creation.arange: _arange,
     casting.to_dtype: _cast,
     arithmetic.add: _sum(1),

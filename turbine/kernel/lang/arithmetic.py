@@ -9,24 +9,20 @@ import torch
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel.trace import algebra
-from turbine.kernel.trace.op import (
+from turbine.kernel.lang.elementwise import (
     ANYTHING,
     FLOATS,
     INTEGERS,
     NUMBERS,
-    Op,
-    Operand,
     Takes,
     align_valid,
     apply,
-    as_tile,
-    broadcast_shapes,
-    common_dtype,
-    op,
     pointwise,
     require_common_dtype,
 )
+from turbine.kernel.lang.operands import as_tile
+from turbine.kernel.trace import algebra
+from turbine.kernel.trace.op import Op, Operand, broadcast_shapes, common_dtype, op
 from turbine.kernel.trace.tracer import OPERATORS, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.trace.types import BOOL, TileType
 from turbine.kernel.trace.validity import both

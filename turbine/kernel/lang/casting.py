@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from turbine import errors
-from turbine.kernel.lang.creation import check_dtype, number
-from turbine.kernel.trace.op import MAKE, Op, Operand, describe, op
+from turbine.kernel.lang.constants import check_dtype, number
+from turbine.kernel.trace.op import Op, Operand, describe, op
 from turbine.kernel.trace.tracer import OPERATORS, IndexExpr, Tile, user_line
 from turbine.kernel.trace.types import ElementType
 
@@ -61,4 +61,4 @@ def bitcast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.view(dtype)
 
 
-MAKE["to_dtype"] = OPERATORS["to_dtype"] = to_dtype
+OPERATORS["to_dtype"] = to_dtype

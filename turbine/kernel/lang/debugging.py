@@ -10,8 +10,9 @@ from typing import Any
 
 from turbine import config, errors
 from turbine.kernel.lang.arithmetic import as_bool
+from turbine.kernel.lang.operands import as_tile
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.op import as_tile, declare_internal
+from turbine.kernel.trace.op import declare_internal
 from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, user_line
 from turbine.kernel.trace.validity import ALWAYS
 

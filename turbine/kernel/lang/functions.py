@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbine.kernel.trace.op import FLOATS, Op, Operand, apply, as_tile, op, pointwise
+from turbine.kernel.lang.elementwise import FLOATS, apply, pointwise
+from turbine.kernel.lang.operands import as_tile
+from turbine.kernel.trace.op import Op, Operand, op
 from turbine.kernel.trace.tracer import OPERATORS
 
 

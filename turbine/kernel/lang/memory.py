@@ -17,6 +17,7 @@ from turbine.dtypes import Dtype
 from turbine.kernel.lang.affine import Block, block_of, bounds_of
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.index_checks import check_indices, wants_check
+from turbine.kernel.lang.operands import as_tile
 from turbine.kernel.lang.shapes import (
     align_to,
     broadcast_to,
@@ -27,7 +28,7 @@ from turbine.kernel.lang.shapes import (
 )
 from turbine.kernel.trace import tracer
 from turbine.kernel.trace.algebra import ONE, Expr, Symbol, is_never_negative, symbol
-from turbine.kernel.trace.op import Op, Operand, as_tile, broadcast_shapes, describe, op, shape_of
+from turbine.kernel.trace.op import Op, Operand, broadcast_shapes, describe, op, shape_of
 from turbine.kernel.trace.tracer import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.trace.types import BOOL, I64, TileType, axes_text
 from turbine.kernel.trace.validity import Bound, Valid, both

@@ -16,7 +16,8 @@ from typing import Any
 from turbine import errors
 from turbine.kernel.lang.arithmetic import maximum, where
 from turbine.kernel.lang.functions import cos, log, sqrt
-from turbine.kernel.trace.op import as_tile, common_dtype
+from turbine.kernel.lang.operands import as_tile
+from turbine.kernel.trace.op import common_dtype
 from turbine.kernel.trace.tracer import IndexExpr, Tile, user_line
 from turbine.kernel.trace.types import DTYPES, F32, I32, I64, dtype_name
 

@@ -14,10 +14,11 @@ from torch import Tensor, fx
 from turbine import errors
 from turbine.dtypes import Dtype
 from turbine.kernel.lang.control_flow import Body, Results, check_takes, result
+from turbine.kernel.lang.operands import as_tile
 from turbine.kernel.lang.reductions import neutral, valid_without
 from turbine.kernel.lang.shapes import axis_of, broadcast_to
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.op import Op, as_tile, broadcast_shapes, declare_internal, op
+from turbine.kernel.trace.op import Op, broadcast_shapes, declare_internal, op
 from turbine.kernel.trace.tracer import IndexExpr, Tile, user_line
 from turbine.kernel.trace.types import I64, TileType
 from turbine.kernel.trace.validity import ALWAYS, Valid, both

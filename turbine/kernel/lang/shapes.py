@@ -11,18 +11,9 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.kernel.lang.operands import as_tile
 from turbine.kernel.trace.algebra import ONE, ZERO, Expr
-from turbine.kernel.trace.op import (
-    MAKE,
-    Op,
-    Operand,
-    Shape,
-    Size,
-    as_tile,
-    common_dtype,
-    op,
-    shape_of,
-)
+from turbine.kernel.trace.op import Op, Operand, Shape, Size, common_dtype, op, shape_of
 from turbine.kernel.trace.tracer import OPERATORS, IndexExpr, Tile, user_line
 from turbine.kernel.trace.types import BOOL, TileType, axes_text
 from turbine.kernel.trace.validity import ALWAYS, Valid
@@ -410,5 +401,3 @@ def _slice_axis(x: Tile, axis: int, part: slice) -> Tile:
 
 
 OPERATORS["subscript"] = subscript
-MAKE["new_axes"] = new_axes
-MAKE["broadcast_to"] = broadcast_to

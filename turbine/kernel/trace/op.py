@@ -21,7 +21,7 @@ from turbine.kernel.trace import tracer
 from turbine.kernel.trace.algebra import ONE, Expr
 from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, Traced, expr_of, user_line
 from turbine.kernel.trace.types import BOOL, F32, I64, TileType, dtype_name
-from turbine.kernel.trace.validity import ALWAYS, Valid, both
+from turbine.kernel.trace.validity import ALWAYS, Valid
 
 Meaning = Callable[..., Any]
 # What ops of the language take, in their signatures.
@@ -138,68 +138,11 @@ def _not_called(made: Op, *_: Any) -> Any:
     raise AssertionError(f"{made.name} is recorded, not called")
 
 
-# The kinds of elements that an op computes with, and what other kinds become first.
-@dataclass(frozen=True)
-class Takes:
-    """Which elements an op computes with."""
-
-    kinds: frozenset[str]
-    default: Dtype | None  # what others become; None: they are refused
-
-
-NUMBERS = Takes(frozenset({"int", "uint", "float"}), I64)
-ANYTHING = Takes(frozenset({"bool", "int", "uint", "float"}), None)
-FLOATS = Takes(frozenset({"float"}), F32)
-INTEGERS = Takes(frozenset({"bool", "int", "uint"}), None)
-
-
-def pointwise(takes: Takes = NUMBERS, gives: Dtype | None = None) -> Callable[[Meaning], Op]:
-    """Declare an op on each element; operands are broadcast and become one type first."""
-
-    def declare(meaning: Meaning) -> Op:
-        of_meaning = inspect.signature(meaning)
-        operands = [p.replace(annotation="Operand") for p in of_meaning.parameters.values()]
-        takes_tiles = of_meaning.replace(parameters=operands, return_annotation="Tile")
-
-        def call(*args: Any, **keywords: Any) -> Tile:
-            bound = made.signature.bind(*args, **keywords)
-            operands = [bound.arguments[name] for name in of_meaning.parameters]
-            return apply(made, operands, takes, gives)
-
-        made = Op(meaning.__name__.rstrip("_"), meaning, call, takes_tiles, "pointwise")
-        return made
-
-    return declare
-
-
-def apply(made: Op, operands: Sequence[Any], takes: Takes, gives: Dtype | None) -> Tile:
-    """A node of a pointwise op, whose operands become one type and one shape."""
-    dtype = require_common_dtype(made, operands, takes)
-    tiles = [as_tile(operand, dtype, made.name) for operand in operands]
-    shape = broadcast_shapes([tile.type for tile in tiles])
-    valid = both([align_valid(tile, len(shape)) for tile in tiles])
-    return made.add(*tiles, type=TileType(shape, gives or dtype), valid=valid)
-
-
-def require_common_dtype(made: Op, operands: Sequence[Any], takes: Takes) -> Dtype:
-    """The type that operands have in common, if the op is one for it."""
-    dtype = common_dtype(operands, made.name)
-    if dtype.kind in takes.kinds:
-        return dtype
-    if takes.default is None or dtype.kind == "complex":
-        raise errors.KernelError(
-            f"tkl.{made.name} of {dtype_name(dtype)}: it takes {', '.join(sorted(takes.kinds))}",
-            where=user_line(),
-            hint="convert with x.to(tkl.i32) or the like",
-        )
-    return takes.default
-
-
 def common_dtype(operands: Sequence[Any], what: str) -> Dtype:
     """As PyTorch promotes: tiles together; Python's numbers only raise the kind."""
     strong = [operand.dtype for operand in operands if isinstance(operand, Tile)]
     weak = [
-        _WEAK[_number_kind(operand, what)] for operand in operands if not isinstance(operand, Tile)
+        _WEAK[check_operand(operand, what)] for operand in operands if not isinstance(operand, Tile)
     ]
     try:
         common = reduce(_promote, strong) if strong else max(weak, key=_rank)
@@ -222,7 +165,8 @@ def _rank(dtype: Dtype) -> int:
     return _RANKS[dtype.kind]
 
 
-def _number_kind(value: Any, what: str) -> str:
+def check_operand(value: Any, what: str) -> str:
+    """The kind of a number of Python's; an error for what no op takes."""
     kinds = {bool: "bool", int: "int", float: "float", IndexExpr: "int"}
     for kind, name in kinds.items():
         if isinstance(value, kind):
@@ -252,20 +196,6 @@ def _promote(one: Dtype, other: Dtype) -> Dtype:
     return one if one == other else dtypes.of_torch(torch.promote_types(one.torch, other.torch))
 
 
-# Filled by lang/creation.py and lang/casting.py, whose ops promotion needs.
-MAKE: dict[str, Callable[..., Tile]] = {}
-
-
-def as_tile(value: Any, dtype: Dtype | None, what: str) -> Tile:
-    """A tile of this type; numbers become constants."""
-    if dtype is None:
-        dtype = common_dtype([value], what)
-    if isinstance(value, Tile):
-        return value if value.dtype == dtype else MAKE["to_dtype"](value, dtype)
-    _number_kind(value, what)
-    return MAKE["number"](value, dtype)
-
-
 def broadcast_shapes(types: Sequence[TileType]) -> tuple[Expr, ...]:
     """The shape that tiles have in common, aligned at their last axes."""
     rank = max(type.rank for type in types)
@@ -283,15 +213,6 @@ def _common_size(sizes: Sequence[Expr], types: Sequence[TileType]) -> Expr:
             hint="broadcast with x[:, None] or tkl.reshape, or read tiles of one shape",
         )
     return found[0] if found else ONE
-
-
-def align_valid(tile: Tile, rank: int) -> Valid:
-    """Which lanes of a tile hold a value, for one of more axes that it is broadcast to."""
-    offset = rank - tile.type.rank
-    if not offset or not tile.valid:
-        return tile.valid
-    masks = tuple(MAKE["new_axes"](mask, offset) for mask in tile.valid.masks)
-    return Valid(tile.valid.moved(lambda axis: axis + offset), masks)
 
 
 def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:

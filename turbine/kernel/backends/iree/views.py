@@ -17,7 +17,7 @@ from turbine.kernel.backends.iree.memory import by_lane, mask_at
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, lanes_of, merge_reads
 from turbine.kernel.backends.iree.writer import Index, Value
-from turbine.kernel.lang import creation, shapes
+from turbine.kernel.lang import constants, creation, shapes
 from turbine.kernel.trace.algebra import ONE, Expr
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import BOOL, I64
@@ -69,8 +69,8 @@ def count_lanes(emitter: Emitter, coord: Coord, first: Index, dtype: Dtype) -> V
     return emit_cast(w, wide, I64, dtype)
 
 
-RULES[creation.constant] = _constant
-RULES[creation.from_index] = _from_index
+RULES[constants.constant] = _constant
+RULES[constants.from_index] = _from_index
 RULES[creation.arange] = _arange
 
 # Views: where a lane of the result is in the operand

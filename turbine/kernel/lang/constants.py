@@ -1,0 +1,97 @@
+"""Constants of a kernel, and element types that a user names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from turbine import dtypes, errors
+from turbine.dtypes import Dtype
+from turbine.kernel.trace import tracer
+from turbine.kernel.trace.algebra import Expr
+from turbine.kernel.trace.op import Op, Shape, op, shape_of
+from turbine.kernel.trace.tracer import IndexExpr, Tile, user_line
+from turbine.kernel.trace.types import (
+    DtypeSymbol,
+    ElementType,
+    TileType,
+    dtype_name,
+    fits,
+    tensor_of,
+)
+
+
+def _constant(made: Op, shape: Shape, dtype: ElementType, value: float) -> Tile:
+    checked = check_dtype(dtype, "tkl.constant")
+    if not isinstance(value, (bool, int, float)):
+        raise errors.KernelError(
+            f"tkl.constant of {value!r}",
+            where=user_line(),
+            hint="it is a number of Python's; tkl.full takes what is computed",
+        )
+    if not fits(value, checked):
+        raise errors.KernelError(
+            f"{value} is not a number of {dtype_name(checked)}",
+            where=user_line(),
+            hint="convert the tile that it goes with to a larger type, x.to(tkl.i64)",
+        )
+    sizes = shape_of(shape, "tkl.constant")
+    return made.add(sizes, checked, value, type=TileType(sizes, checked))
+
+
+@op(_constant)
+def constant(shape: Sequence[int], dtype: torch.dtype, value: float) -> torch.Tensor:
+    """Tile of one Python number.
+
+    The number must be one of the dtype. `tkl.full` takes computed numbers too.
+
+    Example::
+
+        tkl.constant((3,), tkl.f32, 0.5)  # [0.5 0.5 0.5]
+    """
+    return tensor_of(value, dtypes.of_torch(dtype)).repeat(tuple(shape))
+
+
+def _from_index(made: Op, value: IndexExpr, dtype: Dtype) -> Tile:
+    return made.add(value.expr, dtype, type=TileType((), dtype))
+
+
+@op(_from_index)
+def from_index(value: int, dtype: torch.dtype) -> torch.Tensor:
+    """A size, or the number of a program or of a turn of a loop, to compute with."""
+    return torch.tensor(value, dtype=torch.int64).to(dtype)
+
+
+def tile_of(value: Any) -> Tile:
+    """What an op gives, which is a tile."""
+    assert isinstance(value, Tile)
+    return value
+
+
+def check_dtype(dtype: Any, what: str) -> Dtype:
+    """The element type that a user names."""
+    if isinstance(dtype, DtypeSymbol):
+        dtype = tracer.current(what).dtypes.get(dtype.name, dtype)
+    if isinstance(dtype, Dtype):
+        return dtype
+    is_open = isinstance(dtype, DtypeSymbol)
+    raise errors.KernelError(
+        f"{what}: {dtype} is not an element type{' of an argument' if is_open else ''}",
+        where=user_line(),
+        hint="tkl.f32, tkl.i32, ... or the type of a tile or buffer, x.dtype",
+    )
+
+
+def number(value: Any, dtype: Dtype) -> Tile:
+    """A number of Python's, or a size, as a tile without axes."""
+    if isinstance(value, IndexExpr) and value.expr.number is None:
+        return tile_of(from_index(value, dtype))
+    known = value.expr.number if isinstance(value, IndexExpr) else value
+    return tile_of(constant((), dtype, known))
+
+
+def sizes(shape: Sequence[Expr]) -> list[IndexExpr]:
+    """Sizes as users have them."""
+    return list(map(IndexExpr, shape))
