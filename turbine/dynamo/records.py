@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from turbine.dynamo.parts import PartModule
+from turbine.compiler.pipeline import Compiled
+
+
+class CompiledPart(Protocol):
+    """A part of a graph, as a report reads it."""
+
+    ops: Counter[str]
+    mflop: float
+    megabytes: float
+    compiled: Compiled | None  # None: not yet, or PyTorch runs it
+
+    def settle(self) -> Any:
+        """Wait until it is compiled."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +38,7 @@ class GraphRecord:
     """A graph handed over by AOTAutograd: "forward", "backward" or "inference"; or "eager": not."""
 
     kind: str
-    parts: list[PartModule] = field(default_factory=list)
+    parts: list[CompiledPart] = field(default_factory=list)
     left: list[LeftOp] = field(default_factory=list)
 
 

@@ -13,8 +13,7 @@ import torch
 
 from turbine.dynamo import records
 from turbine.dynamo.entry import backend
-from turbine.dynamo.parts import PartModule
-from turbine.dynamo.records import GraphRecord, LeftOp
+from turbine.dynamo.records import CompiledPart, GraphRecord, LeftOp
 from turbine.tables import table
 
 
@@ -101,7 +100,7 @@ def _graph_report(graph: GraphRecord) -> GraphReport:
     return GraphReport(graph.kind, tuple(_part_reports(graph.parts)), tuple(graph.left))
 
 
-def _part_reports(parts: Iterable[PartModule]) -> Iterable[PartReport]:
+def _part_reports(parts: Iterable[CompiledPart]) -> Iterable[PartReport]:
     for part in parts:
         made = part.compiled
         if made is not None:

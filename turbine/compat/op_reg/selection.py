@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -16,10 +16,8 @@ from turbine.compat.op_reg.descriptors import (
     TensorArg,
     TensorListArg,
 )
+from turbine.ops.schema import Schema
 from turbine.ops.specialization import Axes
-
-if TYPE_CHECKING:
-    from turbine.compat.op_reg.base import CustomOp
 
 Descriptor = TypeVar("Descriptor", bound=ArgDescriptor)
 Value = TypeVar("Value")
@@ -27,10 +25,28 @@ _INT = (int, torch.SymInt)
 _FLOAT = (float, torch.SymFloat)
 
 
+class Declared(Protocol):
+    """An op with a schema."""
+
+    declared: Any  # the op of turbine.ops
+
+    @property
+    def name(self) -> str:
+        """Its name, without its namespace."""
+
+    @property
+    def schema(self) -> Schema:
+        """What it takes and gives."""
+
+    @property
+    def qualified(self) -> str:
+        """Its name, "namespace.name"."""
+
+
 class KernelSelection:
     """The arguments of one call, which `CustomOp.select` asks for by their places."""
 
-    def __init__(self, op: CustomOp, args: Sequence[Any]) -> None:
+    def __init__(self, op: Declared, args: Sequence[Any]) -> None:
         self.op = op
         self.args = list(args)
         self.arg_descs: list[Any] = [None] * len(self.args)  # a descriptor once it is asked for
