@@ -17,8 +17,13 @@ from turbine.aot.calls import as_number, as_tensor, require_size
 from turbine.aot.values import IrTensor, from_weight
 from turbine.capture import trees
 from turbine.capture.program import Weight
-from turbine.capture.traits import DeviceTensorTrait, ExternalTensorTrait
-from turbine.lower.weights import SCOPE, Number
+from turbine.capture.traits import (
+    SCOPE,
+    DeviceTensorTrait,
+    ExternalTensorTrait,
+    external_address,
+)
+from turbine.lower.weights import Number
 from turbine.pytree import Tree, flatten
 
 NameMapper = Callable[[str], str | None]
@@ -197,10 +202,10 @@ def _external(
     name: str, tensor: torch.Tensor, attributes: GlobalAttributes
 ) -> ExternalTensorTrait | None:
     if not attributes.external:
-        return None if attributes.external is False else ExternalTensorTrait.get(tensor)
+        return None if attributes.external is False else external_address(tensor)
     mapper = attributes.name_mapper
     mapped = mapper(name) if mapper is not None else None
-    scope = SCOPE if attributes.external_scope is None else attributes.external_scope
+    scope = attributes.external_scope or SCOPE
     return ExternalTensorTrait(scope, name if mapped is None else mapped)
 
 

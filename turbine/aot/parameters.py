@@ -23,7 +23,8 @@ def externalize_module_parameters(
     """Make an export find a module's parameters and persistent buffers by name in an archive.
 
     Their names are those of the state dict, after the prefix and a dot if there is a prefix. The
-    marks are on the tensors, whatever module or export they end up in.
+    marks are on the tensors, whatever module or export they end up in. An empty scope is exported
+    as "model".
 
     >>> import torch, turbine
     >>> model = torch.nn.Linear(4, 2)

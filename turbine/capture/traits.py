@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
+
+# The scope of external parameters that have not been given one.
+SCOPE = "model"
 
 
 @dataclass(frozen=True)
 class ExternalTensorTrait:
     """Marks a tensor as an external parameter, found by name in the archive of a scope.
+
+    An empty scope is exported as "model".
 
     >>> import torch
     >>> from turbine.aot import ExternalTensorTrait
@@ -32,6 +37,14 @@ class ExternalTensorTrait:
     def set(self, tensor: torch.Tensor) -> None:
         """Mark a tensor; the mark goes with it and not with its copies."""
         _EXTERNAL[tensor] = self
+
+
+def external_address(tensor: torch.Tensor) -> ExternalTensorTrait | None:
+    """The mark of a tensor, with the default scope in place of an empty one."""
+    mark = ExternalTensorTrait.get(tensor)
+    if mark is None or mark.external_scope:
+        return mark
+    return replace(mark, external_scope=SCOPE)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 
 from turbine import errors
 from turbine.capture.program import Program, Weight
-from turbine.capture.traits import DeviceTensorTrait, ExternalTensorTrait
+from turbine.capture.traits import DeviceTensorTrait, external_address
 
 
 def find_weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> dict[str, Weight]:
@@ -29,7 +29,7 @@ def find_weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> di
         if not isinstance(tensor, torch.Tensor):
             raise errors.ExportError(f"no value for {name}, an input of kind {spec.kind}")
         mutable = spec.arg.name in stores
-        external = ExternalTensorTrait.get(tensor)
+        external = external_address(tensor)
         key = (id(spec),) if mutable else (external, *identity(tensor))
         device = DeviceTensorTrait.get(tensor)
         weight = Weight(name, tensor.detach(), mutable, external, device=device)

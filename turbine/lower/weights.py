@@ -10,7 +10,7 @@ import torch
 
 from turbine import dtypes, errors
 from turbine.capture.program import Weight
-from turbine.capture.traits import DeviceAffinity
+from turbine.capture.traits import SCOPE, DeviceAffinity
 from turbine.dtypes import Dtype
 from turbine.mlir import constants, devices, scalars
 from turbine.mlir import globals as mlir_globals
@@ -25,10 +25,6 @@ class Number:
     dtype: str  # a key of dtypes.SCALARS
     value: bool | int | float
     mutable: bool = False
-
-
-# The scope of external parameters that have not been given one.
-SCOPE = "model"
 
 
 @dataclass
