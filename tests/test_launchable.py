@@ -390,6 +390,7 @@ def test_parameters_come_from_archives_indices_and_providers(archive: Path) -> N
     index.load(str(archive))
     forms: list[Any] = [
         {"model": archive},
+        {"model": str(archive)},
         {"model": turbine.aot.ParameterArchive(archive)},
         {"model": index},
         [index.create_provider(scope="model")],
@@ -402,10 +403,13 @@ def test_parameters_come_from_archives_indices_and_providers(archive: Path) -> N
 
 
 def test_parameters_that_are_missing_are_an_error(archive: Path) -> None:
-    with pytest.raises(errors.TurbineError, match="model"):
+    with pytest.raises(errors.ParameterError, match="none are given for scope 'model'"):
         Launchable.from_bytes(code(WEIGHT), parameter_providers=archive)()
-    with pytest.raises(errors.TurbineError, match="io_parameters"):
+    with pytest.raises(errors.ParameterError, match="no parameters are given"):
         Launchable.from_bytes(code(WEIGHT))()
+    empty = {"model": turbine.aot.ParameterArchive()}
+    with pytest.raises(errors.ParameterError, match="'w' is not among those given"):
+        Launchable.from_bytes(code(WEIGHT), parameter_providers=empty)()
     with pytest.raises(errors.ParameterError, match="a int holds no parameters"):
         Launchable.from_bytes(code(WEIGHT), parameter_providers=[5])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import mmap
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -192,7 +193,22 @@ def load_module(code: memoryview) -> Any:
         raise _refusal(error) from error
 
 
-def _refusal(error: Exception) -> errors.ArtifactVersionError:
+# What IREE says of parameters that are not there, and what that means to a caller.
+_MISSING = {
+    r"required module 'io_parameters' not registered": "no parameters are given",
+    r"no provider registered that handles scopes like '([^']*)'": "none are given for scope {0!r}",
+    r"no parameter found in index with key '([^']*)'": "{0!r} is not among those given",
+}
+
+
+def _refusal(error: Exception) -> errors.TurbineError:
+    for pattern, reason in _MISSING.items():
+        match = re.search(pattern, str(error))
+        if match is not None:
+            return errors.ParameterError(
+                f"the program reads external parameters, and {reason.format(*match.groups())}",
+                hint='pass them by scope: parameter_providers={"model": "weights.irpa"}',
+            )
     return errors.ArtifactVersionError(
         f"this IREE could not load the program: {error}",
         hint="compile the model again with the installed versions",

@@ -231,11 +231,11 @@ def _provider(value: Any, scope: str) -> Any:
         return value
     if isinstance(value, iree.ParameterIndex):
         return value.create_provider(scope=scope)
-    if isinstance(value, HasIndex):
-        return value.index.create_provider(scope=scope)
-    if isinstance(value, str | Path):
+    if isinstance(value, str | Path):  # before the next: a str has an `index` too
         found = open_archive(Path(value)).entries.values()
         return index(found).create_provider(scope=scope)
+    if isinstance(value, HasIndex):
+        return value.index.create_provider(scope=scope)
     raise errors.ParameterError(
         f"a {type(value).__name__} holds no parameters",
         hint="give a ParameterArchive, a path to one, or an index or provider of iree.runtime",
