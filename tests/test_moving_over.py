@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import iree.turbine.aot as aot
 import torch
 from torch import nn
@@ -30,3 +32,48 @@ def test_globals_without_a_scope_are_in_the_scope_model() -> None:
     text = str(aot.CompiledModule.get_mlir_module(Module()))
     assert '#flow.parameter.named<"model"::"marked">' in text
     assert '#flow.parameter.named<"model"::"two">' in text
+
+
+# Programs
+
+
+def test_a_private_program_is_called_with_the_elements_of_its_list() -> None:
+    builder = aot.FxProgramsBuilder(nn.Linear(4, 2))
+
+    @builder.export_program(args=([X, X],), kwargs={"scale": torch.ones(3, 1)})
+    def _compute(module, inputs, *, scale):
+        return module(inputs[0] - inputs[1]) * scale
+
+    class Module(aot.CompiledModule):
+        _program = _compute
+
+        def flat(self, a=aot.AbstractTensor(3, 4), scale=aot.AbstractTensor(3, 1)):
+            return self._program(a, a, scale=scale)
+
+        def nested(self, a=aot.AbstractTensor(3, 4), scale=aot.AbstractTensor(3, 1)):
+            return self._program([a, a], scale=scale)
+
+    artifact = aot.export(Module).compile()
+    expected = builder.root_module.bias.detach().expand(3, 2) * 2
+    for call in (artifact.flat, artifact.nested):
+        torch.testing.assert_close(call(X, torch.full((3, 1), 2.0)), expected)
+    assert set(artifact.functions) == {"flat", "nested"}
+
+
+def test_programs_are_targets_of_an_export() -> None:
+    builder = aot.FxProgramsBuilder(nn.Linear(4, 2))
+
+    @builder.export_program(args=(X,), arg_device={0: aot.DeviceAffinity(1)})
+    def run(module, x):
+        return module(x)
+
+    @builder.export_program(args=(X,))
+    def _inner(module, x):
+        return module(x)
+
+    named = builder.programs["run"]
+    assert named.target is run
+    assert named.graph_signature is run.graph_signature
+    assert copy.copy(named).target is run
+    assert "@__device_1" in str(aot.export(named).mlir_module)
+    assert set(aot.export(builder).entry_points) == {"run"}

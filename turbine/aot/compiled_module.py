@@ -66,13 +66,21 @@ class ModuleBuilderOptions:
 
 @dataclass(frozen=True, eq=False)
 class ExportTargetDef:
-    """A procedure or program of a class, and the devices it takes its arguments on."""
+    """A procedure or program of a class, and the devices it takes its arguments on.
+
+    Other attributes are those of the target.
+    """
 
     target: Callable[..., Any] | ExportedProgram
     argument_device_affinities: Devices | None = field(default=None, kw_only=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.target(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # copying asks for some of these before there is a target
+            raise AttributeError(name)
+        return getattr(self.target, name)
 
 
 class CompiledModule:

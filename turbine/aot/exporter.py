@@ -10,8 +10,8 @@ from torch.export import ExportedProgram
 
 from turbine import errors
 from turbine.aot import provenance
-from turbine.aot.compiled_module import CompiledModule
-from turbine.aot.fx_programs import FxPrograms, FxProgramsBuilder
+from turbine.aot.compiled_module import CompiledModule, ExportTargetDef
+from turbine.aot.fx_programs import FxPrograms, FxProgramsBuilder, is_private, target_of
 from turbine.aot.output import Exported, ExportOutput
 from turbine.capture.model import capture
 from turbine.capture.program import Devices, Program
@@ -22,7 +22,12 @@ from turbine.lower.importer import DEFAULT_NAME, lower_all
 
 
 def export(
-    model: torch.nn.Module | ExportedProgram | FxPrograms | CompiledModule | type[CompiledModule],
+    model: torch.nn.Module
+    | ExportedProgram
+    | ExportTargetDef
+    | FxPrograms
+    | CompiledModule
+    | type[CompiledModule],
     /,
     *example_args: Any,
     args: tuple[Any, ...] | None = None,
@@ -67,6 +72,9 @@ def export(
     name = module_name or "module"
     if isinstance(model, FxPrograms):
         return _export_several(model, name, weights)
+    if isinstance(model, ExportTargetDef):
+        arg_device = arg_device or model.argument_device_affinities
+        model = target_of(model)
     program = capture(
         model,
         args if args is not None else example_args,
@@ -81,15 +89,20 @@ def export(
 
 def _export_several(model: FxPrograms, name: str, weights: str) -> ExportOutput:
     """Programs of one root module, with each of its tensors once."""
-    if not model.programs:
+    public = {name: target for name, target in model.programs.items() if not is_private(name)}
+    if not public:
         raise errors.ExportError("there is no program to export", hint="export_program adds one")
     captured = {
-        entry: capture(program, arg_device=model.arg_devices.get(entry))
-        for entry, program in model.programs.items()
+        entry: capture(target_of(target), arg_device=_devices(target))
+        for entry, target in public.items()
     }
     programs = share_weights(captured)
     root = model.root_module if isinstance(model, FxProgramsBuilder) else model
     return _output(programs, name, root, weights)
+
+
+def _devices(target: ExportTargetDef | ExportedProgram) -> Devices | None:
+    return target.argument_device_affinities if isinstance(target, ExportTargetDef) else None
 
 
 def _output(

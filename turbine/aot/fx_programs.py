@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from turbine import errors
+from turbine.aot.compiled_module import ExportTargetDef
 from turbine.capture.model import export_program
 from turbine.capture.program import Devices
 from turbine.capture.weights import identity
@@ -42,8 +43,8 @@ class FxPrograms:
     """
 
     def __init__(self) -> None:
-        self.programs: dict[str, ExportedProgram] = {}
-        self.arg_devices: dict[str, Devices] = {}  # of programs that say so; not saved
+        # With the devices of arguments, which are not saved. Plain programs may be added too.
+        self.programs: dict[str, ExportTargetDef | ExportedProgram] = {}
 
     def save(self, path: str | Path) -> int:
         """Write an index to `path`, and beside it a .pt2 file a program and one file of tensors.
@@ -53,11 +54,12 @@ class FxPrograms:
         index = _check_index(Path(path))
         if not self.programs:
             raise errors.ExportError("there is no program to save", hint="export_program adds one")
-        files = {name: f"{index.stem}.{name}.pt2" for name in self.programs}
-        tensors = {name: _tensors(program) for name, program in self.programs.items()}
+        programs = {name: target_of(program) for name, program in self.programs.items()}
+        files = {name: f"{index.stem}.{name}.pt2" for name in programs}
+        tensors = {name: _tensors(program) for name, program in programs.items()}
         with container.replace_file(index.with_name(_tensor_file(index))) as file:
             torch.save(tensors, file)  # tensors that share memory still do when they are read
-        for name, program in self.programs.items():
+        for name, program in programs.items():
             place = index.with_name(files[name])
             with _without_tensors(program), container.replace_file(place) as file:
                 torch.export.save(program, file)
@@ -78,7 +80,7 @@ class FxPrograms:
             for name, file in facts["programs"].items():
                 program = torch.export.load(_require_file(index.with_name(file)))
                 _fill(program, tensors[name])
-                loaded.programs[name] = program
+                loaded.programs[name] = ExportTargetDef(program)
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise errors.ExportError(
                 f"cannot read programs: {type(error).__name__}: {str(error).splitlines()[0]}",
@@ -108,26 +110,42 @@ class FxProgramsBuilder(FxPrograms):
     ) -> Callable[..., Any]:
         """Export `f(root_module, *args, **kwargs)` as an entry point called like the function.
 
+        Gives the program, which procedures of a `CompiledModule` can call. One whose name begins
+        with an underscore is for them alone and is no entry point.
+
         `dynamic_shapes` names the arguments after the module, as torch.export wants them, and
         `arg_device` their devices, by their places.
         """
 
-        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        def add(function: Callable[..., Any]) -> ExportedProgram:
             entry = function.__name__ if name is None else name
-            problem = name_problem(entry)
+            problem = None if is_private(entry) else name_problem(entry)
             if problem is not None:
                 raise errors.ExportError(problem, hint="give the program another name=...")
             if entry in self.programs:
                 raise errors.ExportError(
                     f"there is a program {entry!r} already", hint="give this one name=..."
                 )
-            self.programs[entry] = _export(
+            program = _export(
                 self.root_module, function, args or (), kwargs, dynamic_shapes, strict
             )
-            self.arg_devices[entry] = arg_device or {}
-            return function
+            self.programs[entry] = ExportTargetDef(program, argument_device_affinities=arg_device)
+            return program
 
         return add if f is None else add(f)
+
+
+def target_of(program: ExportTargetDef | ExportedProgram) -> ExportedProgram:
+    """The program itself."""
+    target = program.target if isinstance(program, ExportTargetDef) else program
+    if not isinstance(target, ExportedProgram):
+        raise errors.ExportError(f"a {type(target).__name__} is not a program of torch.export's")
+    return target
+
+
+def is_private(name: str) -> bool:
+    """Whether a program is for procedures alone."""
+    return name.startswith("_") and name.isidentifier()
 
 
 class _Entry(nn.Module):

@@ -281,6 +281,7 @@ class ProgramMember:
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         function = self.define(module_trace.require(f"the program {self.name!r}"))
         args, kwargs = snapshot((args, kwargs))
+        args = _nest_list(function.signature, args)
         return calls.call(function, function.signature.leaves(args, kwargs))
 
     def define(self, trace: Trace) -> Function:
@@ -298,3 +299,12 @@ class ProgramMember:
             )
             trace.functions[self] = Function(self.name, program.signature, *types)
         return trace.functions[self]
+
+
+def _nest_list(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Positional arguments, which a program that takes one list may be given one by one."""
+    positional = signature.in_tree.children[0].children
+    if len(positional) != 1 or positional[0].kind != "list":
+        return args
+    is_nested = len(args) == 1 and isinstance(args[0], (list, tuple))
+    return args if is_nested or len(args) != len(positional[0].children) else (list(args),)
