@@ -77,3 +77,31 @@ def test_programs_are_targets_of_an_export() -> None:
     assert copy.copy(named).target is run
     assert "@__device_1" in str(aot.export(named).mlir_module)
     assert set(aot.export(builder).entry_points) == {"run"}
+
+
+# Globals
+
+
+def test_declared_globals_stand_in_signatures() -> None:
+    head = nn.Linear(4, 2)
+
+    class Module(aot.CompiledModule):
+        params = aot.export_parameters(head, mutable=True)
+        step = aot.export_global(aot.AbstractIndex, mutable=True)
+
+        def read(self):
+            return self.params["weight"]
+
+        def set_weight(self, weight=aot.abstractify(params["weight"])):
+            self.params["weight"] = weight
+
+        def set_all(self, new=aot.abstractify(params), step=aot.abstractify(step)):
+            self.params = new
+            self.step = step
+
+    artifact = aot.export(Module).compile()
+    assert torch.equal(artifact.read(), head.weight)
+    artifact.set_weight(torch.ones(2, 4))
+    assert torch.equal(artifact.read(), torch.ones(2, 4))
+    artifact.set_all({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, 3)
+    assert torch.equal(artifact.read(), torch.zeros(2, 4))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.export import Dim
@@ -55,8 +55,17 @@ AbstractF64 = AbstractScalar(dtypes.SCALARS["float64"])
 _OF_NUMBERS = {bool: AbstractBool, int: AbstractI64, float: AbstractF64}
 
 
+@runtime_checkable
+class Abstractifiable(Protocol):
+    """What knows how it stands in a signature, such as the declaration of a global."""
+
+    def abstractify(self) -> Any:
+        """The nest that stands for it."""
+        ...
+
+
 def abstractify(tree: Any) -> Any:
-    """A nest of tensors and numbers as a nest of what stands for them in a signature.
+    """A nest of tensors, numbers and declared globals, as what stands for them in a signature.
 
     >>> abstractify({"n": 3})
     {'n': AbstractScalar(int64)}
@@ -73,9 +82,11 @@ def is_abstract(tree: Any) -> bool:
 _KNOWN = (AbstractTensor, AbstractScalar, torch.Tensor, bool, int, float)
 
 
-def _abstract(leaf: Any) -> AbstractTensor | AbstractScalar:
+def _abstract(leaf: Any) -> Any:
     if isinstance(leaf, (AbstractTensor, AbstractScalar)):
         return leaf
+    if isinstance(leaf, Abstractifiable):
+        return leaf.abstractify()
     if isinstance(leaf, torch.Tensor):
         return AbstractTensor(*leaf.shape, dtype=leaf.dtype)
     if type(leaf) in _OF_NUMBERS:

@@ -103,6 +103,7 @@ class Global:
 
     def __init__(self, value: Any, attributes: GlobalAttributes, name: str | None) -> None:
         leaves, spec = torch_pytree.tree_flatten(value)
+        self.nest = value
         self.values = leaves
         self.tree = trees.from_spec(spec)
         self.attributes = attributes
@@ -130,6 +131,14 @@ class Global:
             _make_global(name, value, self.attributes)
             for name, value in zip(names, self.values, strict=True)
         ]
+
+    def abstractify(self) -> Any:
+        """What stands for the values in the signature of a procedure."""
+        return abstractify(self.nest)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A value it was declared with; in a procedure, `self.params[key]` reads the global."""
+        return self.nest[key]
 
     def __get__(self, instance: Any, owner: type) -> Any:
         if instance is None:
