@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import iree.turbine.aot as aot
+import pytest
 import torch
+from iree.turbine.aot.support import procedural
 from torch import nn
 
 X = torch.ones(3, 4)
@@ -105,3 +108,33 @@ def test_declared_globals_stand_in_signatures() -> None:
     assert torch.equal(artifact.read(), torch.ones(2, 4))
     artifact.set_all({"weight": torch.zeros(2, 4), "bias": torch.zeros(2)}, 3)
     assert torch.equal(artifact.read(), torch.zeros(2, 4))
+
+
+# Modules
+
+
+@pytest.mark.parametrize("root", ["iree.turbine", "shark_turbine"])
+def test_a_module_does_not_replace_what_has_its_name(root: str) -> None:
+    ops = importlib.import_module(f"{root}.ops")
+    module = importlib.import_module(f"{root}.ops.insert_slice")
+    assert ops.insert_slice is module.insert_slice
+    filled = module.insert_slice(torch.ones(2), torch.zeros(4), [0], [2])
+    assert filled.tolist() == [1, 0, 1, 0]
+    builtins = importlib.import_module(f"{root}.aot.builtins")
+    jittable = importlib.import_module(f"{root}.aot.builtins.jittable")
+    assert builtins.jittable is jittable.jittable is aot.jittable
+
+
+def test_values_of_procedures_have_the_types_of_the_old_module() -> None:
+    seen = []
+
+    class Module(aot.CompiledModule):
+        def run(self, x=aot.AbstractTensor(2), n=aot.AbstractIndex):
+            seen.extend([x, n])
+
+    aot.CompiledModule.get_info(Module())
+    assert isinstance(seen[0], procedural.IrImmediateTensor)
+    assert isinstance(seen[1], procedural.IrImmediateScalar)
+    assert isinstance(aot.AbstractIndex, procedural.AbstractTypedef)
+    assert isinstance(aot.AbstractTensor(2), procedural.AbstractTypedef)
+    assert isinstance(aot.export_global(X), procedural.GlobalsDef)

@@ -33,10 +33,19 @@ NAMES = {
         DeviceAffinity DeviceTensorTrait
         """,
     "aot.build_actions": "turbine_generate",
+    "aot.builtins": """
+        IREE export_buffers export_global export_global_tree export_parameters jittable
+        """,
+    "aot.builtins.globals": "export_buffers export_global export_global_tree export_parameters",
+    "aot.builtins.jittable": "jittable",
     "aot.compiled_module": "CompiledModule ExportTargetDef ImportPhase ModuleBuilderOptions",
     "aot.fx_programs": "FxPrograms FxProgramsBuilder",
     "aot.passes": "functorch_functionalize",
     "aot.support.ir_utils": "GlobalAttributes ModuleBuilderOptions",
+    "aot.support.procedural": """
+        AbstractTensor AbstractTypedef Abstractifiable GlobalsDef IREEEmitter IrImmediateScalar
+        IrImmediateTensor IrScalar IrTensor ProcedureTraceError abstractify
+        """,
     "aot.decompositions": "current_aot_decompositions extend_aot_decompositions",
     "aot.exporter": "export ExportOutput",
     "aot.params": """
@@ -78,6 +87,7 @@ NAMES = {
     "importers.utils": "TypeSubclassMap",
     "ops": "insert_slice",
     "ops.conv_fwd": "conv_2d_nhwc_fhwc generic_conv",
+    "ops.insert_slice": "insert_slice",
     "ops.iree": """
         trace_tensor transfer_to_logical_device barrier_on_logical_device
         compute_barrier_start compute_barrier_end

@@ -19,11 +19,15 @@ from turbine import errors
 MOVED = {
     "aot": "turbine.aot",
     "aot.build_actions": "turbine.compat.build_actions",
+    "aot.builtins": "turbine.compat.builtins",
+    "aot.builtins.globals": "turbine.aot.globals",
+    "aot.builtins.jittable": "turbine.aot.jittable",
     "aot.decompositions": "turbine.capture.decompositions",
     "aot.exporter": "turbine.aot.exporter",
     "aot.params": "turbine.aot.parameters",
     "aot.passes": "turbine.compat.functionalization",
     "aot.support.ir_utils": "turbine.compat.ir_utils",
+    "aot.support.procedural": "turbine.compat.procedural",
     "aot.tensor_traits": "turbine.capture.traits",
     "dynamo": "turbine.dynamo",
     "dynamo.backends.base": "turbine.dynamo.entry",
@@ -37,6 +41,7 @@ MOVED = {
     "kernel._support.tracing": "turbine.compat.kernel_tracing",
     "ops": "turbine.ops",
     "ops.conv_fwd": "turbine.ops.convolution",
+    "ops.insert_slice": "turbine.ops.slices",
     "ops.iree": "turbine.ops",
     "runtime": "turbine.runtime",
     "runtime.invoke": "turbine.compat.invoke",
@@ -58,8 +63,6 @@ MOVED = {
 }
 # Old path -> why there is nothing, there and below.
 ABSENT = {
-    "aot.support.procedural": "the tracing of procedures is not public; turbine.aot has what "
-    "programs use",
     "kernel.boo": "Turbine has no bag of ops; torch.compile(model, backend='turbine') leaves to "
     "PyTorch what it does not compile",
     "kernel.compiler": "turbine.kernel compiles kernels; kernel.text('mlir') gives their code",
@@ -70,7 +73,6 @@ ABSENT = {
     "kernel.wave": "Wave is a project of its own, iree-org/wave",
     "dynamo.backends.boo": "torch.compile(model, backend='turbine') leaves to PyTorch what it "
     "does not compile",
-    "ops.insert_slice": "turbine.ops.insert_slice is the op itself, and there once turbine.ops is",
     "runtime.op_reg.compiler": "ops compile on their first call; runtime.op_reg."
     "FreeFuncKernelBuilder.create_module gives the IR of a kernel",
     "tools": "Turbine has no interpreter of MLIR; iree-compile and iree-run-module execute IR",
@@ -119,10 +121,14 @@ class _Redirect(InspectLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         """Put our module in the place of the empty one that Python made."""
-        sys.modules[module.__name__] = import_module(self.ours.name)
+        ours = sys.modules[module.__name__] = import_module(self.ours.name)
         # `from root.aot import params` asks our module, which calls it by another name.
         for child in _children(self.old):
+            before = vars(ours).get(child)
             import_module(f"{module.__name__}.{child}")
+            # Python binds the child in our module, where an op or function may have its name.
+            if before is not None and not isinstance(before, ModuleType):
+                setattr(ours, child, before)
 
     def get_code(self, fullname: str) -> CodeType | None:
         """What `python -m` runs."""

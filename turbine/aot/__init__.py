@@ -10,7 +10,6 @@ from turbine.aot.abstract import AbstractIndex as AbstractIndex
 from turbine.aot.abstract import AbstractTensor as AbstractTensor
 from turbine.aot.abstract import abstractify as abstractify
 from turbine.aot.arithmetic import IrScalar as IrScalar
-from turbine.aot.builtins import IREE as IREE
 from turbine.aot.compiled_module import CompiledModule as CompiledModule
 from turbine.aot.compiled_module import ExportTargetDef as ExportTargetDef
 from turbine.aot.compiled_module import ModuleBuilderOptions as ModuleBuilderOptions
@@ -23,6 +22,7 @@ from turbine.aot.globals import export_global as export_global
 from turbine.aot.globals import export_global_tree as export_global_tree
 from turbine.aot.globals import export_parameters as export_parameters
 from turbine.aot.import_phases import ImportPhase as ImportPhase
+from turbine.aot.iree_ops import IREE as IREE
 from turbine.aot.jittable import jittable as jittable
 from turbine.aot.output import ExportOutput as ExportOutput
 from turbine.aot.parameters import ParameterArchive as ParameterArchive

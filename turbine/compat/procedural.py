@@ -1,0 +1,45 @@
+"""Types that procedures of iree-turbine take and compute with; not what traces them."""
+
+from turbine.aot.abstract import (
+    AbstractBool,
+    AbstractF32,
+    AbstractF64,
+    AbstractI32,
+    AbstractI64,
+    Abstractifiable,
+    AbstractIndex,
+    AbstractScalar,
+    AbstractTensor,
+    abstractify,
+)
+from turbine.aot.arithmetic import IrScalar
+from turbine.aot.globals import Global as GlobalsDef
+from turbine.aot.iree_ops import IREE as IREEEmitter
+from turbine.aot.values import IrTensor
+from turbine.errors import ProcedureError as ProcedureTraceError
+
+# For isinstance: a procedure sees values of one kind only.
+AbstractTypedef = AbstractTensor | AbstractScalar
+IrImmediateScalar = IrScalar
+IrImmediateTensor = IrTensor
+
+__all__ = [
+    "AbstractBool",
+    "AbstractF32",
+    "AbstractF64",
+    "AbstractI32",
+    "AbstractI64",
+    "AbstractIndex",
+    "AbstractScalar",
+    "AbstractTensor",
+    "AbstractTypedef",
+    "Abstractifiable",
+    "GlobalsDef",
+    "IREEEmitter",
+    "IrImmediateScalar",
+    "IrImmediateTensor",
+    "IrScalar",
+    "IrTensor",
+    "ProcedureTraceError",
+    "abstractify",
+]
