@@ -8,6 +8,7 @@ import importlib
 import iree.turbine.aot as aot
 import pytest
 import torch
+from iree.compiler.passmanager import PassManager
 from iree.turbine.aot.support import procedural
 from torch import nn
 
@@ -110,7 +111,26 @@ def test_declared_globals_stand_in_signatures() -> None:
     assert torch.equal(artifact.read(), torch.zeros(2, 4))
 
 
+def test_a_module_without_procedures_is_exported() -> None:
+    class Module(aot.CompiledModule):
+        weights = aot.export_global(torch.ones(2))
+
+    output = aot.export(Module)
+    assert "util.global private @weights" in str(output.mlir_module)
+    assert not output.entry_points
+
+
 # Modules
+
+
+def test_an_exported_module_is_an_op() -> None:
+    output = aot.export(nn.Linear(4, 2), args=(X,))
+    op = output.mlir_module
+    assert op.verify()
+    assert op.get_asm(enable_debug_info=True).count("loc(") > 0
+    PassManager.parse("builtin.module(func.func(canonicalize))", context=op.context).run(op)
+    names = [child.operation.name for child in op.regions[0].blocks[0]]
+    assert names == ["util.global", "util.global", "func.func"]
 
 
 @pytest.mark.parametrize("root", ["iree.turbine", "shark_turbine"])

@@ -29,7 +29,7 @@ from turbine.lower.importer import Lowered
 from turbine.lower.weights import Number, WeightBuilder, check_place
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function as mlir_function
-from turbine.mlir.ir import Context, Location, Module
+from turbine.mlir.ir import Context, Location, Module, Operation
 from turbine.passes.expand_custom_ops import ExpandCustomOps
 from turbine.runtime.artifact import name_problem
 from turbine.signature import Signature
@@ -180,21 +180,21 @@ class CompiledModule:
         return inst._instance_info
 
     @staticmethod
-    def get_mlir_module(inst: CompiledModule) -> Module:
-        """The IR of an instance."""
-        return inst._instance_info.lowered.module
+    def get_mlir_module(inst: CompiledModule) -> Operation:
+        """The IR of an instance: the module's op."""
+        return inst._instance_info.lowered.module.operation.opview
 
     @staticmethod
     def save_mlir(inst: CompiledModule, path: str | Path) -> None:
         """Write the IR as text, or as bytecode where the name ends in .mlirbc."""
-        mlir_context.save(CompiledModule.get_mlir_module(inst), Path(path))
+        mlir_context.save(inst._instance_info.lowered.module, Path(path))
 
     @staticmethod
     def run_pass_pipeline(
         inst: CompiledModule, pipeline: str, enable_ir_printing: bool = False
     ) -> None:
         """Run a pipeline of MLIR's own passes, "builtin.module(canonicalize)", on the IR."""
-        module = CompiledModule.get_mlir_module(inst)
+        module = inst._instance_info.lowered.module
         mlir_context.run_pipeline(module, pipeline, print_ir=enable_ir_printing)
 
     @staticmethod
@@ -202,12 +202,12 @@ class CompiledModule:
         inst: CompiledModule, import_to: ImportPhase | str | None = ImportPhase.IMPORT
     ) -> None:
         """Take the IR to a phase: "import" is what IREE takes, "full" its own form."""
-        import_phases.import_to(CompiledModule.get_mlir_module(inst), import_to)
+        import_phases.import_to(inst._instance_info.lowered.module, import_to)
 
     @staticmethod
     def expand_custom_ops(inst: CompiledModule) -> None:
         """Put the IR of declared ops in their place; only IR that was brought in has such ops."""
-        ExpandCustomOps().run(CompiledModule.get_mlir_module(inst))
+        ExpandCustomOps().run(inst._instance_info.lowered.module)
 
     @staticmethod
     def signature_info(

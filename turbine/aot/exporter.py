@@ -127,11 +127,6 @@ def _instance(model: type, weights: str) -> CompiledModule:
 def _export_module(instance: CompiledModule) -> ExportOutput:
     """What an instance has built, as an export."""
     info = CompiledModule.get_info(instance)
-    if not info.signatures:
-        raise errors.ExportError(
-            f"{type(instance).__name__} has no entry points",
-            hint="write a procedure, a function whose name begins with no underscore",
-        )
     return ExportOutput(
         {name: Exported(signature, info.mflop) for name, signature in info.signatures.items()},
         info.lowered,

@@ -27,7 +27,7 @@ from turbine.lower.importer import Lowered, lower_all
 from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import devices, function
-from turbine.mlir.ir import Module
+from turbine.mlir.ir import Operation
 from turbine.passes import Pass
 from turbine.runtime import container, parameters
 from turbine.runtime.archive import open_archive
@@ -72,9 +72,9 @@ class ExportOutput:
     passes: tuple[Pass, ...] = ()  # what `transform` ran
 
     @property
-    def mlir_module(self) -> Module:
-        """The module, in the torch dialect."""
-        return self.lowered.module
+    def mlir_module(self) -> Operation:
+        """The module's op, in the torch dialect."""
+        return self.lowered.module.operation.opview
 
     @property
     def programs(self) -> dict[str, Program]:
@@ -111,7 +111,7 @@ class ExportOutput:
 
     def text(self, *, large_elements_limit: int = 50) -> str:
         """The IR as text; longer constants are elided."""
-        return mlir_context.to_text(self.mlir_module, large_elements_limit=large_elements_limit)
+        return mlir_context.to_text(self.lowered.module, large_elements_limit=large_elements_limit)
 
     def print_readable(self, large_elements_limit: int = 50) -> None:
         """Print the IR."""
@@ -119,8 +119,8 @@ class ExportOutput:
 
     def verify(self) -> None:
         """Raise unless the IR is valid and the compiler knows every op in it."""
-        mlir_context.verify(self.mlir_module)
-        unknown = function.unknown_torch_ops(self.mlir_module)
+        mlir_context.verify(self.lowered.module)
+        unknown = function.unknown_torch_ops(self.lowered.module)
         if unknown:
             names = sorted({name for name, _ in unknown})
             raise errors.UnsupportedOp(
@@ -145,11 +145,11 @@ class ExportOutput:
 
     def import_to(self, phase: str | None) -> None:
         """Take the IR, in place, to a phase: "import" is what IREE takes, "full" its own form."""
-        import_phases.import_to(self.mlir_module, phase)
+        import_phases.import_to(self.lowered.module, phase)
 
     def save_mlir(self, path: str | Path) -> None:
         """Write the IR as text, or as bytecode where the name ends in .mlirbc."""
-        mlir_context.save(self.mlir_module, Path(path))
+        mlir_context.save(self.lowered.module, Path(path))
 
     def compile(
         self,
@@ -179,6 +179,11 @@ class ExportOutput:
             in_process: compile in this process, not in one of the compiler's own.
             cache: keep compiled code on disk, and look for it there first.
         """
+        if not self.entry_points:
+            raise errors.ExportError(
+                f"{self.module_name} has no entry points",
+                hint="write a procedure, a function whose name begins with no underscore",
+            )
         _check_places(save_to, archive)
         target = _target(target, target_backends)
         if archive is not None:
@@ -189,9 +194,9 @@ class ExportOutput:
         chosen = targets.parse(config.current().target if target is None else target)
         resolved = partial(host.resolve, chosen, in_process=in_process)
         ready = self._lowered_for(TargetQuery(resolved))
-        chosen = replace(chosen, devices=devices.count(ready.mlir_module))
+        chosen = replace(chosen, devices=devices.count(ready.lowered.module))
         ready.verify()
-        module = devices.with_known_devices(ready.mlir_module, chosen.devices)
+        module = devices.with_known_devices(ready.lowered.module, chosen.devices)
         source = mlir_context.to_bytecode(module)
         captured = {
             f"{name}.py": entry.program.text
