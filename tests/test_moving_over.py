@@ -10,7 +10,12 @@ import pytest
 import torch
 from iree.compiler.passmanager import PassManager
 from iree.turbine.aot.support import procedural
+from iree.turbine.runtime import Device, Launchable
+from iree.turbine.runtime.op_reg import CustomOp, def_library
+from iree.turbine.support.conversions import dtype_to_element_type
 from torch import nn
+
+from turbine import errors
 
 X = torch.ones(3, 4)
 
@@ -158,3 +163,73 @@ def test_values_of_procedures_have_the_types_of_the_old_module() -> None:
     assert isinstance(aot.AbstractIndex, procedural.AbstractTypedef)
     assert isinstance(aot.AbstractTensor(2), procedural.AbstractTypedef)
     assert isinstance(aot.export_global(X), procedural.GlobalsDef)
+
+
+# Errors
+
+
+def export_twice() -> None:
+    builder = aot.FxProgramsBuilder(nn.Identity())
+    for _ in range(2):
+        builder.export_program(lambda module, x: module(x), args=(X,), name="run")
+
+
+def declare_without_a_type() -> None:
+    aot.export(aot.CompiledModule.create_from_dict("Module", {"run": lambda self, x: x}))
+
+
+def read_a_blob() -> None:
+    builder = aot.ParameterArchiveBuilder()
+    builder.add_blob("blob", b"123")
+    aot.ParameterArchiveEntry(builder._entries["blob"]).as_tensor()
+
+
+def export_an_unknown_op() -> None:
+    class Model(nn.Module):
+        def forward(self, x):
+            return torch.special.airy_ai(x)
+
+    aot.export(Model(), args=(X,)).verify()
+
+
+def compile_what_is_no_code() -> None:
+    Launchable.jit_compile("func.func @main(")(X)
+
+
+def open_a_device() -> None:
+    Device("no-such-driver")
+
+
+def select_an_int() -> None:
+    class Count(CustomOp):
+        signature = "count_@UNIQUE@(Tensor x, int n) -> ()"
+
+        def select(self, ksel):
+            ksel.arg_tensor(0)
+            ksel.arg_int(1)
+            ksel.return_int()
+
+        def generate(self, ksel, kb):
+            kb.yield_results(kb.arg_bindings[0])
+
+    CustomOp.register(library=def_library("moving_over"))(Count)(X, 1)
+
+
+@pytest.mark.parametrize(
+    ("act", "caught"),
+    [
+        (export_twice, ValueError),
+        (declare_without_a_type, TypeError),
+        (read_a_blob, ValueError),
+        (export_an_unknown_op, NotImplementedError),
+        (compile_what_is_no_code, RuntimeError),
+        (open_a_device, ValueError),
+        (select_an_int, NotImplementedError),
+        (lambda: dtype_to_element_type(torch.bits8), TypeError),
+        (lambda: aot.ImportPhase.parse("nowhere"), ValueError),
+    ],
+)
+def test_errors_are_those_that_old_scripts_catch(act, caught) -> None:
+    with pytest.raises(caught) as raised:
+        act()
+    assert isinstance(raised.value, errors.TurbineError)

@@ -11,6 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from traceback import extract_tb
 
+# Note [Built-in bases]
+# The other bases of each error are what iree-turbine, IREE and PyTorch raise in its place, so that
+# callers who catch those still do.
+
 
 class TurbineError(Exception):
     """Base of all errors raised by turbine: a fact, where it happened, and a hint."""
@@ -44,19 +48,19 @@ class UnknownTarget(TurbineError, ValueError):
     """A target name that is not one of those listed in the message."""
 
 
-class UnsupportedDtype(TurbineError, TypeError):
+class UnsupportedDtype(TurbineError, TypeError, ValueError):
     """A dtype without a row in the dtype table."""
 
 
-class ExportError(TurbineError):
+class ExportError(TurbineError, RuntimeError, ValueError):
     """PyTorch could not capture the model, or the captured graph has no meaning here."""
 
 
-class UnsupportedOp(ExportError):
+class UnsupportedOp(ExportError, NotImplementedError):
     """Operators that cannot be brought into the compiler's IR; all of them are named."""
 
 
-class ProcedureError(ExportError):
+class ProcedureError(ExportError, TypeError):
     """A compiled module whose declarations clash, or a procedure that cannot be traced."""
 
 
@@ -72,7 +76,7 @@ class KernelError(TurbineError, ValueError):
     """A kernel of TK that does not hold together, or a call that does not fit it."""
 
 
-class CompileError(TurbineError):
+class CompileError(TurbineError, RuntimeError):
     """Every strategy failed; the message holds the first diagnostic and its source line."""
 
 
@@ -88,7 +92,7 @@ class CompilerCrash(CompileError):
     """The compiler process died; the calling process is unharmed."""
 
 
-class ArgumentError(TurbineError, ValueError):
+class ArgumentError(TurbineError, ValueError, TypeError):
     """A call with an argument of the wrong structure, shape, dtype, device or range."""
 
 
@@ -98,7 +102,7 @@ class StateError(TurbineError, KeyError):
     __str__ = TurbineError.__str__
 
 
-class ArtifactError(TurbineError):
+class ArtifactError(TurbineError, RuntimeError):
     """A file that is not a whole, unharmed artifact."""
 
 
@@ -110,7 +114,7 @@ class ArtifactTargetError(ArtifactError):
     """An artifact compiled for a machine unlike this one."""
 
 
-class DeviceError(ArtifactTargetError):
+class DeviceError(ArtifactTargetError, ValueError):
     """A driver or device that is not here or cannot be used so, or no current device."""
 
 
@@ -122,11 +126,11 @@ class SlowCodeWarning(UserWarning):
     """A program that the compiler takes only in a form that runs slowly."""
 
 
-class ParameterError(TurbineError):
+class ParameterError(TurbineError, RuntimeError, ValueError):
     """Weights that are missing, or unlike what the program declares."""
 
 
-class RunError(TurbineError):
+class RunError(TurbineError, RuntimeError):
     """The compiled program failed while it ran; it is reloaded before the next call."""
 
 

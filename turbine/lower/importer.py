@@ -229,6 +229,8 @@ class _Walk:
                 continue
             try:
                 self.body.import_nodes([node], skip_placeholders_outputs=True)
+            except (errors.ExportError, errors.ParameterError):
+                raise
             except (NotImplementedError, AssertionError, TypeError, KeyError, ValueError) as error:
                 raise self.unsupported(node, error) from error
 

@@ -118,6 +118,13 @@ class KernelSelection:
         """The next result, by its sizes and dtype."""
         return self.return_tensor(torch.empty(list(size), dtype=dtype, device="meta"))
 
+    def return_int(self) -> IntArg:
+        """Refuse a result that is a number."""
+        raise errors.UnsupportedOp(
+            f"{self.op.qualified}: an op takes ints (arg_int), and returns tensors",
+            hint="return a tensor without axes, return_new_tensor([], torch.int64)",
+        )
+
     @property
     def spec_key(self) -> str:
         """Equal for calls that share code."""
