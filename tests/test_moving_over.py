@@ -13,6 +13,8 @@ from iree.turbine.aot.support import procedural
 from iree.turbine.runtime import Device, Launchable
 from iree.turbine.runtime.op_reg import CustomOp, def_library
 from iree.turbine.support.conversions import dtype_to_element_type
+from iree.turbine.support.ir_imports import Context, Module
+from iree.turbine.transforms.quantization.mm_group_quant import MMGroupQuantRewriterPass
 from torch import nn
 
 from turbine import errors
@@ -233,3 +235,50 @@ def test_errors_are_those_that_old_scripts_catch(act, caught) -> None:
     with pytest.raises(caught) as raised:
         act()
     assert isinstance(raised.value, errors.TurbineError)
+
+
+# Passes
+
+LAYER = """
+module {
+  util.global private @weight WEIGHT : tensor<64x256xf32>
+  INITIALIZER
+  func.func @main(%x: !torch.vtensor<[4,256],f32>) -> !torch.vtensor<[4,64],f32> {
+    %w = util.global.load @weight : tensor<64x256xf32>
+    %t = torch_c.from_builtin_tensor %w : tensor<64x256xf32> -> !torch.vtensor<[64,256],f32>
+    %0 = torch.constant.int 0
+    %1 = torch.constant.int 1
+    %p = torch.aten.transpose.int %t, %0, %1 : !torch.vtensor<[64,256],f32>, !torch.int, !torch.int
+      -> !torch.vtensor<[256,64],f32>
+    %r = torch.aten.mm %x, %p : !torch.vtensor<[4,256],f32>, !torch.vtensor<[256,64],f32>
+      -> !torch.vtensor<[4,64],f32>
+    return %r : !torch.vtensor<[4,64],f32>
+  }
+}
+"""
+STORE = """util.initializer {
+    %c = arith.constant dense<0.0> : tensor<64x256xf32>
+    util.global.store %c, @weight : tensor<64x256xf32>
+    util.return
+  }"""
+
+
+def quantize(weight: str, initializer: str = "") -> str:
+    text = LAYER.replace("WEIGHT", weight).replace("INITIALIZER", initializer)
+    with Context():
+        module = Module.parse(text)
+    MMGroupQuantRewriterPass(module.operation).run()
+    assert module.operation.verify()
+    return str(module)
+
+
+def test_weights_without_a_value_are_quantized() -> None:
+    text = quantize("")
+    assert "util.global private @weight.packed : tensor<64x2x64xi8>" in text
+    assert "util.global private @weight.scales : tensor<64x2xf32>" in text
+    assert "@weight.packed = #util.uninitialized : " in quantize("= #util.uninitialized")
+
+
+def test_a_weight_that_an_initializer_computes_is_not_quantized() -> None:
+    with pytest.raises(errors.TransformError, match="no linear layer"):
+        quantize("", STORE)

@@ -29,6 +29,11 @@ def uninitialized_attribute(of: Type) -> Attribute:
     return Attribute.parse(f"#util.uninitialized : {of}")
 
 
+def is_uninitialized(initial: Attribute) -> bool:
+    """Whether a global starts from no value in particular."""
+    return str(initial).startswith("#util.uninitialized")
+
+
 def define(
     module: Module,
     name: str,
@@ -44,7 +49,7 @@ def define(
     With `noinline`, what reads it does not get its value put in its place.
     """
     with InsertionPoint.at_block_begin(module.body):
-        created = _create(name, initial, mutable, location)
+        created = _create(name, initial.type, initial, mutable, location)
         if affinity is not None:
             created.attributes["stream.affinity"] = affinity
         if noinline:
@@ -71,19 +76,22 @@ def define_empty(module: Module, name: str, of: Type) -> None:
             top.insert(operation)
 
 
-def define_before(other: Operation, name: str, initial: Attribute) -> None:
-    """Add a private global before another one."""
+def define_before(other: Operation, name: str, of: Type, initial: Attribute | None) -> None:
+    """Add a private global before another one, with an initial value if there is one."""
     with InsertionPoint(other):
-        _create(name, initial, False, other.location)
+        _create(name, of, initial, False, other.location)
 
 
-def _create(name: str, initial: Attribute, mutable: bool, location: Location) -> Operation:
+def _create(
+    name: str, of: Type, initial: Attribute | None, mutable: bool, location: Location
+) -> Operation:
     attributes: dict[str, Attribute] = {
         "sym_name": StringAttr.get(name),
         "sym_visibility": StringAttr.get("private"),
-        "type": TypeAttr.get(initial.type),
-        "initial_value": initial,
+        "type": TypeAttr.get(of),
     }
+    if initial is not None:
+        attributes["initial_value"] = initial
     if mutable:
         attributes["is_mutable"] = UnitAttr.get()
     return Operation.create("util.global", attributes=attributes, loc=location)

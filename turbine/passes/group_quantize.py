@@ -27,7 +27,7 @@ from turbine.dtypes import Dtype
 from turbine.mlir import constants, dequantization, parameters, rewrites, torch_values
 from turbine.mlir import globals as mlir_globals
 from turbine.mlir.dequantization import Grouped
-from turbine.mlir.ir import Attribute, InsertionPoint, Module, Operation, Value
+from turbine.mlir.ir import Attribute, InsertionPoint, Module, Operation, Type, Value
 from turbine.mlir.matchers import (
     FuncOpMatcher,
     GlobalLoadResult,
@@ -59,6 +59,8 @@ _SUMMED = {
 # Ops that may repeat a matrix along new leading axes.
 _REPEATS = {f"torch.aten.{name}" for name in ("unsqueeze", "expand", "view", "broadcast_to")}
 _TO_TORCH = "torch_c.from_builtin_tensor"
+# The type of a global and its initial value, if it has one.
+Start = tuple[Type, Attribute | None]
 
 
 @dataclass(frozen=True)
@@ -128,20 +130,23 @@ class GroupQuantize(Pass):
         rows = weight if layer.summed == 1 else weight.T
         return quantize(rows, self.bits, self.group_size)
 
-    def _initial(self, layer: _Layer) -> list[Attribute]:
+    def _initial(self, layer: _Layer) -> list[Start]:
         """What the new globals start from: parameters for a parameter, values for a value."""
         grouped, initial = self._grouped(layer), layer.weight.initial_value
-        assert initial is not None
         kinds = [(grouped.packed_shape, BYTE), (grouped.scales_shape, layer.dtype)]
         with layer.weight.op.location:
+            types = [constants.tensor_type(*kind) for kind in kinds]
+            if initial is None:
+                return [(of, None) for of in types]
+            if mlir_globals.is_uninitialized(initial):
+                return [(of, mlir_globals.uninitialized_attribute(of)) for of in types]
             if layer.parameter is not None:
-                return [
-                    parameters.retype(initial, name, constants.tensor_type(*kind))
-                    for name, kind in zip(layer.part_parameters, kinds, strict=True)
-                ]
+                renamed = zip(layer.part_parameters, types, strict=True)
+                return [(of, parameters.retype(initial, name, of)) for name, of in renamed]
             parts = self._pack(layer, constants.elements(initial, layer.dtype))
             named = zip(layer.part_names, parts, kinds, strict=True)
-            return [constants.dense(name, as_bytes(part), *kind) for name, part, kind in named]
+            dense = [constants.dense(name, as_bytes(part), *kind) for name, part, kind in named]
+            return [(value.type, value) for value in dense]
 
 
 def fit_group_size(columns: int, bits: int, group_size: int) -> int:
@@ -195,8 +200,8 @@ class _Layer:
 
     @property
     def parameter(self) -> Parameter | None:
-        assert self.weight.initial_value is not None
-        return parameters.of(self.weight.initial_value)
+        initial = self.weight.initial_value
+        return None if initial is None else parameters.of(initial)
 
     @property
     def part_names(self) -> list[str]:
@@ -211,18 +216,19 @@ class _Layer:
 
 def _layers(module: Module) -> Iterator[_Layer]:
     known, callees = globals_of(module), _callees(module)
-    for name, loads in _loads(module).items():
+    stored = _uses(module, "util.global.store")  # by initializers, where it is not mutable
+    for name, loads in _uses(module, "util.global.load").items():
         weight = known.get(name)
         dtype = _weight_dtype(weight)
-        if weight is None or dtype is None:
+        if weight is None or dtype is None or name in stored:
             continue
         summed = {axis for load in loads for axis in _contracted_axes(load.result, callees)}
         if summed == {0} or summed == {1}:
             yield _Layer(weight, dtype, summed.pop() or 0, tuple(loads))
 
 
-def _loads(module: Module) -> dict[str, list[Operation]]:
-    matcher: NamedOpMatcher[OpMatchResult] = NamedOpMatcher("util.global.load")
+def _uses(module: Module, op_name: str) -> dict[str, list[Operation]]:
+    matcher: NamedOpMatcher[OpMatchResult] = NamedOpMatcher(op_name)
     found: dict[str, list[Operation]] = {}
     for match in match_children(module, matcher):
         found.setdefault(GlobalLoadResult(match.op).global_ref, []).append(match.op)
@@ -240,7 +246,7 @@ Callees = Mapping[str, Operation]
 
 def _weight_dtype(weight: GlobalOpResult | None) -> Dtype | None:
     """The dtype of a global that may be a weight: a fixed float matrix."""
-    if weight is None or weight.is_mutable or weight.initial_value is None:
+    if weight is None or weight.is_mutable:
         return None
     of: Any = weight.type
     is_matrix = str(of).startswith("tensor<") and of.rank == 2 and of.has_static_shape
@@ -297,12 +303,12 @@ def _check_names(module: Module, layers: Sequence[_Layer]) -> None:
             )
 
 
-def _replace(module: Module, layer: _Layer, of: Grouped, initial: Sequence[Attribute]) -> None:
+def _replace(module: Module, layer: _Layer, of: Grouped, initial: Sequence[Start]) -> None:
     """New globals, and in place of each read what they stand for."""
     op = layer.weight.op
     with op.context:
-        for name, value in zip(layer.part_names, initial, strict=True):
-            mlir_globals.define_before(op, name, value)
+        for name, start in zip(layer.part_names, initial, strict=True):
+            mlir_globals.define_before(op, name, *start)
         for load in layer.loads:
             plain = _plain(load, layer, of, initial)
             uses = [use.owner.operation for use in load.result.uses]
@@ -322,11 +328,11 @@ def _pass_on(load: Operation, plain: Value) -> None:
     load.result.replace_all_uses_with(builtin)
 
 
-def _plain(load: Operation, layer: _Layer, of: Grouped, initial: Sequence[Attribute]) -> Value:
+def _plain(load: Operation, layer: _Layer, of: Grouped, initial: Sequence[Start]) -> Value:
     """The weight as a torch tensor, before a read of it."""
     with InsertionPoint(load):
         named = zip(layer.part_names, initial, strict=True)
-        packed, scales = (mlir_globals.load(name, v.type, load.location) for name, v in named)
+        packed, scales = (mlir_globals.load(name, t, load.location) for name, (t, _) in named)
         rows = dequantization.dequantize(of, packed, scales, load.location)
         if layer.summed == 1:
             return rows
