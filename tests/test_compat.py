@@ -42,6 +42,17 @@ def test_dtypes_are_columns_of_our_table(row: dtypes.Dtype) -> None:
     assert conversions.SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE[signed] == row.torch
 
 
+def test_quantized_dtypes_have_the_types_of_their_elements() -> None:
+    with context.new_context():
+        assert str(conversions.TORCH_DTYPE_TO_IREE_TYPE[torch.quint8]()) == "i8"
+    assert conversions.TORCH_DTYPE_TO_IREE_TYPE_ASM[torch.qint8] == "i8"
+    signed = conversions.TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM
+    assert (signed[torch.qint8], signed[torch.quint8]) == ("si8", "ui8")
+    assert conversions.SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE["ui8"] == torch.uint8
+    write = conversions.torch_dtyped_shape_to_iree_format
+    assert write([2], torch.qint8) == "2xi8"
+
+
 def test_integers_without_a_sign_are_signed_ones() -> None:
     assert conversions.IREE_TYPE_ASM_TO_TORCH_DTYPE["i8"] == torch.int8
 
@@ -164,6 +175,10 @@ TENSORS = [
     torch.tensor([1 + 2j, 3 - 1j]).conj(),
     torch.tensor([1.5, -2.0]).to(torch.float8_e5m2),
     torch.ones(2, requires_grad=True),
+    *(
+        torch.tensor([1, 255]).to(d)
+        for d in (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
+    ),
 ]
 
 

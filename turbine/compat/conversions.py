@@ -18,9 +18,15 @@ def _parser(text: str) -> Callable[[], Type]:
     return lambda: Type.parse(text)
 
 
-TORCH_DTYPE_TO_IREE_TYPE = {row.torch: _parser(row.mlir) for row in dtypes.TABLE}
-TORCH_DTYPE_TO_IREE_TYPE_ASM = {row.torch: row.mlir for row in dtypes.TABLE}
-TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM = {row.torch: row.torch_mlir for row in dtypes.TABLE}
+# Quantized dtypes have the elements of another; going back, they are not told apart from it.
+_ELEMENTS = {
+    **{row.torch: row for row in dtypes.TABLE},
+    torch.qint8: dtypes.from_torch_name("int8"),
+    torch.quint8: dtypes.from_torch_name("uint8"),
+}
+TORCH_DTYPE_TO_IREE_TYPE = {dtype: _parser(row.mlir) for dtype, row in _ELEMENTS.items()}
+TORCH_DTYPE_TO_IREE_TYPE_ASM = {dtype: row.mlir for dtype, row in _ELEMENTS.items()}
+TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM = {dtype: row.torch_mlir for dtype, row in _ELEMENTS.items()}
 TORCH_DTYPE_TO_MLIR_TYPE_ASM = TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM
 # IREE's integers have no sign; going back, they are taken for signed ones.
 IREE_TYPE_ASM_TO_TORCH_DTYPE = {row.mlir: row.torch for row in reversed(dtypes.TABLE)}
@@ -58,4 +64,5 @@ def torch_dtyped_shape_to_iree_format(
 
 
 def _format(shape: Sequence[int], dtype: torch.dtype) -> str:
-    return "x".join([*map(str, shape), dtypes.of_torch(dtype).mlir])
+    row = _ELEMENTS.get(dtype) or dtypes.of_torch(dtype)
+    return "x".join([*map(str, shape), row.mlir])

@@ -11,20 +11,22 @@ import numpy
 import torch
 
 from turbine import dtypes, errors
-from turbine.compat.conversions import torch_dtyped_shape_to_iree_format
 
 FilePath = str | PathLike[str]
 
 
 def iree_tool_format_cli_input_arg(arg: torch.Tensor, file_path: FilePath) -> str:
-    """What follows `--input=` for a tensor whose bytes are in a file.
+    """What follows `--input=` for a tensor whose bytes are in a file; unsigned is written `ui8`.
 
     >>> import torch
     >>> from turbine.compat.tools import iree_tool_format_cli_input_arg
     >>> iree_tool_format_cli_input_arg(torch.ones(1, 2), "x.bin")
     '1x2xf32=@x.bin'
     """
-    return f"{torch_dtyped_shape_to_iree_format(arg)}=@{file_path}"
+    row = dtypes.of_torch(arg.dtype)
+    # IREE's tools take unsigned integers by name; those without a sign they take for signed ones.
+    name = row.torch_mlir if row.kind == "uint" else row.mlir
+    return f"{'x'.join([*map(str, arg.shape), name])}=@{file_path}"
 
 
 def iree_tool_prepare_input_args(
