@@ -18,6 +18,7 @@ from pathlib import Path
 import turbine.kernel.lang as tkl
 from turbine.dtypes import Dtype
 from turbine.kernel.trace.op import Op
+from turbine.kernel.trace.types import UnsupportedType
 
 SOURCE = Path(tkl.__file__)
 STUB = SOURCE.with_suffix(".pyi")
@@ -34,15 +35,16 @@ TYPES = [
     "from turbine.kernel.lang.reductions import Axes",
     "from turbine.kernel.trace.op import Operand, Shape, Size",
     "from turbine.kernel.trace.tracer import Buffer, Tile",
-    "from turbine.kernel.trace.types import ElementType",
+    "from turbine.kernel.trace.types import ElementType, UnsupportedType",
 ]
+DECLARED = (Op, Dtype, UnsupportedType)
 
 
 def page() -> str:
     """The stub's text."""
     tree = ast.parse(SOURCE.read_text())
     imports = [*TYPES, *(line for node in tree.body for line in _imports(node))]
-    declared = [_declaration(name) for name in _names() if isinstance(vars(tkl)[name], (Op, Dtype))]
+    declared = [_declaration(name) for name in _names() if isinstance(vars(tkl)[name], DECLARED)]
     others = "Index = IndexExpr\nVector = Tile\n"
     return _formatted("\n".join([HEAD, *sorted(imports, key=_import_order), *declared, others]))
 
@@ -66,14 +68,14 @@ def _imports(node: ast.stmt) -> Iterator[str]:
     if isinstance(node, ast.ImportFrom):
         for alias in node.names:
             name = alias.asname or alias.name
-            if not name.startswith("_") and not isinstance(vars(tkl)[name], (Op, Dtype)):
+            if not name.startswith("_") and not isinstance(vars(tkl)[name], DECLARED):
                 yield f"from {node.module} import {alias.name} as {name}"
 
 
 def _declaration(name: str) -> str:
     value = vars(tkl)[name]
-    if isinstance(value, Dtype):
-        return f"{name}: Dtype"
+    if not isinstance(value, Op):
+        return f"{name}: {type(value).__name__}"
     takes = inspect.signature(value)
     given = [_parameter(one) for one in takes.parameters.values()]
     for index, one in enumerate(takes.parameters.values()):

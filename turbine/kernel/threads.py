@@ -15,6 +15,7 @@ from turbine.kernel.call.kernel import Kernel
 from turbine.kernel.inspection import printer
 from turbine.kernel.program import store_checks
 from turbine.kernel.program.signature import Parameter
+from turbine.kernel.trace import algebra
 from turbine.kernel.trace.algebra import Symbol
 from turbine.kernel.trace.tracer import symbol_name
 from turbine.kernel.trace.types import BufferType
@@ -87,6 +88,7 @@ class Thread:
         self.__name__ = kernel.__name__
         self.__doc__ = kernel.__doc__
         self.__wrapped__ = kernel.function
+        self._sized: dict[tuple[tuple[str, int], ...], Kernel] = {}  # by sizes of outputs
 
     def __repr__(self) -> str:
         return f"<thread of {self.kernel!r}>"
@@ -97,11 +99,21 @@ class Thread:
         passed = {p.name: given[p.name] for p in self.kernel.signature.passed if p.name in given}
         outputs = {p.name: given[p.name] for p in _outputs(self.kernel)}
         context = _current.get()
+        kernel = self._with_sizes_of(outputs)
         if context is None:
-            _copy(self.kernel, self.kernel(**passed), outputs)
+            _copy(kernel, kernel(**passed), outputs)
             return
-        kernel = _bind(self.kernel, context.constant_bindings, passed)
+        kernel = _bind(kernel, context.constant_bindings, passed)
         _copy(kernel, context.launch(kernel, passed), outputs)
+
+    def _with_sizes_of(self, outputs: Mapping[str, Any]) -> Kernel:
+        """The kernel for the sizes that only outputs have."""
+        found = tuple(_sizes_of_outputs(self.kernel, outputs).items())
+        if not found:
+            return self.kernel
+        if found not in self._sized:
+            self._sized[found] = self.kernel.using(**dict(found))
+        return self._sized[found]
 
     def _named(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
         parameters = [p for p in self.kernel.signature.parameters if not _is_temporary(p)]
@@ -127,6 +139,24 @@ def _is_temporary(parameter: Parameter) -> bool:
 def _outputs(kernel: Kernel) -> list[Parameter]:
     buffers = kernel.signature.buffers
     return [p for p in buffers if isinstance(p.type, BufferType) and p.type.usage == "output"]
+
+
+def _sizes_of_outputs(kernel: Kernel, outputs: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes of outputs that no argument tells, where an axis is such a size and nothing else."""
+    passed = [p.type for p in kernel.signature.passed if isinstance(p.type, BufferType)]
+    told = {symbol for type in passed for size in type.shape for symbol in size.symbols}
+    sizes: dict[str, int] = {}
+    for parameter in _outputs(kernel):
+        tensor = outputs[parameter.name]
+        assert isinstance(parameter.type, BufferType)
+        if not isinstance(tensor, Tensor) or tensor.ndim != parameter.type.rank:
+            continue  # which is refused below
+        for size, actual in zip(parameter.type.shape, tensor.shape, strict=True):
+            for symbol in size.symbols - told:
+                name = str(symbol)
+                if size == algebra.symbol(name) and name not in kernel.blocks:
+                    sizes.setdefault(name, int(actual))
+    return sizes
 
 
 def _bind(kernel: Kernel, bindings: Mapping[str, int], passed: Mapping[str, Any]) -> Kernel:

@@ -119,6 +119,7 @@ from turbine.kernel.trace.tracer import IndexExpr as IndexExpr
 from turbine.kernel.trace.tracer import IndexSymbol as IndexSymbol
 from turbine.kernel.trace.tracer import Tile as _Tile
 from turbine.kernel.trace.types import DTYPES as _DTYPES
+from turbine.kernel.trace.types import UnsupportedType as _UnsupportedType
 
 bool = _DTYPES["bool"]
 i8, i16, i32, i64 = (_DTYPES[name] for name in ("i8", "i16", "i32", "i64"))
@@ -129,3 +130,5 @@ f8e5m2fnuz, f8e4m3fnuz = _DTYPES["f8e5m2fnuz"], _DTYPES["f8e4m3fnuz"]
 index = _DTYPES["index"]
 # As iree-turbine calls them.
 Index, Vector = IndexExpr, _Tile
+i4, f4e2m1fn = _UnsupportedType("i4"), _UnsupportedType("f4e2m1fn")
+f6e2m3fn, f8e8m0fnu = _UnsupportedType("f6e2m3fn"), _UnsupportedType("f8e8m0fnu")

@@ -49,7 +49,7 @@ from turbine.kernel.trace.op import Operand, Shape, Size
 from turbine.kernel.trace.tracer import Buffer, Tile
 from turbine.kernel.trace.tracer import IndexExpr as IndexExpr
 from turbine.kernel.trace.tracer import IndexSymbol as IndexSymbol
-from turbine.kernel.trace.types import ElementType
+from turbine.kernel.trace.types import ElementType, UnsupportedType
 
 def abs(x: Operand) -> Tile:
     """Absolute value, elementwise.
@@ -536,7 +536,8 @@ def load(
         index: Where the block starts, an integer or an expression along each axis of the buffer.
             Without `shape`, tiles of integers gather the elements they name.
         shape: The size of the block along each axis. An axis of size None is read at one position
-            and left out of the tile.
+            and left out of the tile; missing leading sizes are None. Without `shape`, a slice in
+            `index`, `a[i, :]`, is a block along its axis.
         mask: A tile of bools, broadcast to the tile that is read.
         other: The value of elements that would be masked off.
         check: Whether an index outside the buffer is an error. By default it is if the index was
@@ -811,5 +812,9 @@ f8e4m3fn: Dtype
 f8e5m2fnuz: Dtype
 f8e4m3fnuz: Dtype
 index: Dtype
+i4: UnsupportedType
+f4e2m1fn: UnsupportedType
+f6e2m3fn: UnsupportedType
+f8e8m0fnu: UnsupportedType
 Index = IndexExpr
 Vector = Tile

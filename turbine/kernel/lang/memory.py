@@ -27,7 +27,7 @@ from turbine.kernel.lang.shapes import (
     transpose,
 )
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.algebra import ONE, Expr, Symbol, is_never_negative, symbol
+from turbine.kernel.trace.algebra import ONE, ZERO, Expr, Symbol, is_never_negative, symbol
 from turbine.kernel.trace.op import Op, Operand, broadcast_shapes, describe, op, shape_of
 from turbine.kernel.trace.tracer import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.trace.types import BOOL, I64, TileType, axes_text
@@ -48,6 +48,9 @@ def _load(
 ) -> Tile:
     checked = buffer_of(buffer, "tkl.load")
     _check_written(checked)
+    if shape is None and has_slices(index):
+        index, shape = split_slices(checked, index, "tkl.load")
+    shape = _pad_shape(checked, shape)
     places = places_of(checked, index, "tkl.load")
     is_gather = shape is None and any(isinstance(place, Tile) for place in places)
     tile = _gather(checked, places) if is_gather else _block(made, checked, places, shape)
@@ -71,7 +74,8 @@ def load(buffer: Tensor, index: Sequence[int], shape: Sequence[int], within: Ten
         index: Where the block starts, an integer or an expression along each axis of the buffer.
             Without `shape`, tiles of integers gather the elements they name.
         shape: The size of the block along each axis. An axis of size None is read at one position
-            and left out of the tile.
+            and left out of the tile; missing leading sizes are None. Without `shape`, a slice in
+            `index`, `a[i, :]`, is a block along its axis.
         mask: A tile of bools, broadcast to the tile that is read.
         other: The value of elements that would be masked off.
         check: Whether an index outside the buffer is an error. By default it is if the index was
@@ -265,8 +269,11 @@ def _store(
 ) -> None:
     checked = buffer_of(buffer, "tkl.store")
     check_writable(checked, "tkl.store")
-    places = places_of(checked, index, "tkl.store")
     tile = value_for(checked, value, "tkl.store")
+    if has_slices(index):
+        index, shape = split_slices(checked, index, "tkl.store")
+        tile = _spread(tile, shape)
+    places = places_of(checked, index, "tkl.store")
     tracer.current("tkl.store").written.add(checked.name)
     if any(isinstance(place, Tile) and place.type.rank for place in places):
         _scatter(checked, places, tile, mask, check)
@@ -414,6 +421,57 @@ def check_writable(buffer: Buffer, what: str) -> None:
             where=user_line(),
             hint="make it an OutputBuffer, or an InOutBuffer to change the caller's tensor",
         )
+
+
+def has_slices(index: Any) -> bool:
+    """Whether an index has a slice, `a[i, :]`."""
+    items = index if isinstance(index, (tuple, list)) else (index,)
+    return any(isinstance(item, slice) for item in items)
+
+
+def split_slices(buffer: Buffer, index: Any, what: str) -> tuple[list[Any], list[Any]]:
+    """Where a block begins, and its sizes: None along axes that are not sliced."""
+    items = list(index) if isinstance(index, (tuple, list)) else [index]
+    starts, sizes = list(items), [None] * len(items)
+    for axis, (item, extent) in enumerate(zip(items, buffer.type.shape, strict=False)):
+        if not isinstance(item, slice):
+            continue
+        if item.step not in (None, 1):
+            raise errors.KernelError(
+                f"{what}: an index is {item!r}",
+                where=user_line(),
+                hint="a slice of a buffer takes every element; load single ones by tkl.arange",
+            )
+        starts[axis] = IndexExpr(_limit(item.start, extent, ZERO, what))
+        sizes[axis] = IndexExpr(_limit(item.stop, extent, extent, what)) - starts[axis]
+    return starts, sizes
+
+
+def _limit(limit: Any, extent: Expr, otherwise: Expr, what: str) -> Expr:
+    """Where a slice begins or ends; a negative number counts from the end."""
+    if limit is None:
+        return otherwise
+    place = _place(limit, what)
+    offset = as_offset(place)
+    is_from_end = isinstance(limit, int) and limit < 0
+    return extent + offset if is_from_end else offset
+
+
+def _pad_shape(buffer: Buffer, shape: Any) -> Any:
+    """A shape with None for the first axes, if it leaves those out."""
+    if shape is None:
+        return None
+    sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
+    return (*[None] * (buffer.type.rank - len(sizes)), *sizes)
+
+
+def _spread(tile: Tile, shape: Sequence[Any]) -> Tile:
+    """A value with the axes of a block, one for each size and one of one element for None."""
+    block: Tile = broadcast_to(tile, [size for size in shape if size is not None])
+    for axis, size in enumerate(shape):
+        if size is None:
+            block = expand_dims(block, axis)
+    return block
 
 
 def places_of(buffer: Buffer, index: Any, what: str) -> list[Index]:

@@ -10,7 +10,7 @@ from turbine.dtypes import Dtype
 from turbine.kernel.lang.memory_spaces import AddressSpace
 from turbine.kernel.trace import algebra
 from turbine.kernel.trace.tracer import IndexExpr, IndexSymbol, Tile, expr_of, user_line
-from turbine.kernel.trace.types import USAGES, BufferType, DtypeSymbol
+from turbine.kernel.trace.types import USAGES, BufferType, DtypeSymbol, UnsupportedType
 
 
 class Sym:
@@ -63,6 +63,12 @@ class BufferKind:
     def __getitem__(self, items: Any) -> BufferType:
         listed = items if isinstance(items, tuple) else (items,)
         *sizes, dtype = (item for item in listed if item is not AddressSpace.GLOBAL_MEMORY)
+        if isinstance(dtype, UnsupportedType):
+            raise errors.KernelError(
+                f"{USAGES[self.usage]}[...] is of {dtype!r}, which kernels do not compute with",
+                where=user_line(),
+                hint="hold such elements as bytes, tkl.i8 or tkl.u8, and unpack them by shifts",
+            )
         if not isinstance(dtype, (Dtype, DtypeSymbol)):
             raise errors.KernelError(
                 f"{USAGES[self.usage]}[...] ends with {dtype!r}, which is not an element type",

@@ -350,10 +350,10 @@ def _decide(name: str, operands: Sequence[Any]) -> bool | None:
 
 
 class IndexExpr(Traced):
-    """An integer known from sizes, programs and loops: `i * BM + 1`."""
+    """An integer known from sizes, programs and loops: `i * BM + 1`, or a number, `Index(5)`."""
 
-    def __init__(self, expr: Expr) -> None:
-        self.expr = expr
+    def __init__(self, expr: Expr | int) -> None:
+        self.expr = algebra.as_expr(expr)
 
     def __repr__(self) -> str:
         return str(self.expr)

@@ -23,6 +23,16 @@ class DtypeSymbol:
         return self.name
 
 
+@dataclass(frozen=True)
+class UnsupportedType:
+    """An element type that iree-turbine has a name for, and kernels do not compute with."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"tkl.{self.name}"
+
+
 ElementType = Dtype | DtypeSymbol
 # Short names, as kernels have them. `index` is what sizes are computed in.
 NAMES = {
