@@ -15,9 +15,12 @@ from iree.turbine.runtime.op_reg import CustomOp, def_library
 from iree.turbine.support.conversions import dtype_to_element_type
 from iree.turbine.support.ir_imports import Context, Module
 from iree.turbine.transforms.quantization.mm_group_quant import MMGroupQuantRewriterPass
-from torch import nn
+from torch import Tensor, nn
+from torch.export import Dim
 
 from turbine import errors
+from turbine.compiler import host
+from turbine.lower.emission import TargetQuery
 
 X = torch.ones(3, 4)
 
@@ -88,6 +91,49 @@ def test_programs_are_targets_of_an_export() -> None:
     assert copy.copy(named).target is run
     assert "@__device_1" in str(aot.export(named).mlir_module)
     assert set(aot.export(builder).entry_points) == {"run"}
+
+
+# Symbolic shapes
+
+
+class Repeat(nn.Module):
+    """Sizes that are expressions of two others, and one that no affine map has."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        twice = torch.cat([x, x])
+        return twice[:, None] * y[None, :] + twice.sum() * torch.ones(max(x.shape[0], 3)).sum()
+
+
+SIZES = {"x": {0: Dim("n", min=2, max=8)}, "y": {0: Dim("m", min=2, max=64)}}
+
+
+def test_shape_expressions_are_imported_where_they_are_asked_for() -> None:
+    example = (torch.ones(4), torch.ones(5))
+    plain = aot.export(Repeat(), args=example, dynamic_shapes=SIZES)
+    assert "torch.symbolic_int" not in str(plain.mlir_module)
+    output = aot.export(
+        Repeat(), args=example, dynamic_shapes=SIZES, import_symbolic_shape_expressions=True
+    )
+    text = str(output.mlir_module)
+    assert text.count("torch.symbolic_int") == 2
+    assert "min_val = 2, max_val = 8" in text
+    assert "affine_map<()[s0] -> (s0 * 2)>" in text
+    artifact = output.compile()
+    x, y = torch.rand(7), torch.rand(9)
+    torch.testing.assert_close(artifact(x, y), Repeat()(x, y))
+    again = output.lowered_anew(TargetQuery(host.default_target))
+    assert "torch.symbolic_int" in str(again.module)
+
+
+def test_shape_expressions_are_an_option_of_a_class() -> None:
+    program = torch.export.export(nn.ReLU(), (X,), dynamic_shapes=({0: Dim("n")},))
+
+    def count(wanted: bool) -> int:
+        options = aot.ModuleBuilderOptions(import_symbolic_shape_expressions=wanted)
+        made = aot.CompiledModule.create_from_dict("Module", {"run": program}, options=options)
+        return str(aot.export(made).mlir_module).count("torch.bind_symbolic_shape")
+
+    assert (count(False), count(True)) == (0, 2)
 
 
 # Globals

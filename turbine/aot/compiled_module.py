@@ -44,6 +44,7 @@ class ClassInfo:
     globals: Mapping[str, Global]
     programs: Mapping[str, ProgramMember]
     jittables: Mapping[str, Jittable]
+    options: ModuleBuilderOptions
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,11 @@ class InstanceInfo:
 
 @dataclass(frozen=True)
 class ModuleBuilderOptions:
-    """What other packages need to be told; sizes and their ranges are known here as they are."""
+    """How the programs of a class are lowered, `class M(CompiledModule, options=...)`.
+
+    With `import_symbolic_shape_expressions`, the IR of exported programs says how their dynamic
+    sizes depend on each other.
+    """
 
     import_symbolic_shape_expressions: bool = False
 
@@ -125,7 +130,7 @@ class CompiledModule:
                 setattr(cls, name, ProgramMember(target, name, cls.__name__, devices))
             elif isinstance(value, Global):
                 value.declare(cls.__name__, name)
-        cls._class_info = _class_info(cls, export_name or _snake(cls.__name__))
+        cls._class_info = _class_info(cls, export_name or _snake(cls.__name__), options)
 
     def __init__(
         self,
@@ -219,7 +224,9 @@ class CompiledModule:
     jittable = staticmethod(make_jittable)
 
 
-def _class_info(cls: type[CompiledModule], export_name: str) -> ClassInfo:
+def _class_info(
+    cls: type[CompiledModule], export_name: str, options: ModuleBuilderOptions | None
+) -> ClassInfo:
     members: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
         if issubclass(base, CompiledModule) and base is not CompiledModule:
@@ -230,6 +237,7 @@ def _class_info(cls: type[CompiledModule], export_name: str) -> ClassInfo:
         {name: value for name, value in members.items() if isinstance(value, Global)},
         {name: value for name, value in members.items() if isinstance(value, ProgramMember)},
         {name: value for name, value in members.items() if isinstance(value, Jittable)},
+        options or ModuleBuilderOptions(),
     )
 
 
@@ -251,7 +259,12 @@ def build(
     module = Module.create(Location.unknown(context or mlir_context.new_context()))
     with module.context, Location.unknown():
         mlir_function.set_module_name(module, info.export_name)
-        trace = Trace(WeightBuilder(module, place), target, quantizer)
+        trace = Trace(
+            WeightBuilder(module, place),
+            target,
+            quantizer,
+            shape_expressions=info.options.import_symbolic_shape_expressions,
+        )
         with module_trace.enter_trace(trace):
             _declare(trace, info)
             functions = [program.define(trace) for program in info.programs.values()]

@@ -51,8 +51,9 @@ def export(
         module_name: what IREE's tools call the module; "module" unless given.
         function_name: what they call its function; "main" unless given.
         strict_export: trace with Dynamo, as `torch.export.export(strict=True)` does.
-        import_symbolic_shape_expressions: for scripts of iree-turbine's; expressions of sizes are
-            part of the signature either way.
+        import_symbolic_shape_expressions: say in the IR how dynamic sizes depend on each other, in
+            torch.bind_symbolic_shape ops; the signature says so either way. A compiled module
+            takes this as an option of its class.
         weights: where parameters go: "external" (beside the code in the artifact, mapped at
             load), "global" (named values in the IR) or "inline" (constants, which may fold).
         arg_device: on which devices arguments are taken, by their places.
@@ -62,7 +63,7 @@ def export(
     >>> out.signature.text()
     '(input: float32[3, 4]) -> float32[3, 2]'
     """
-    del import_symbolic_shape_expressions
+    shape_expressions = import_symbolic_shape_expressions
     if isinstance(model, CompiledModule):
         return _export_module(model)
     if isinstance(model, type):
@@ -71,7 +72,7 @@ def export(
         raise errors.ExportError("example arguments given twice", hint="use args=(...) alone")
     name = module_name or "module"
     if isinstance(model, FxPrograms):
-        return _export_several(model, name, weights)
+        return _export_several(model, name, weights, shape_expressions)
     if isinstance(model, ExportTargetDef):
         arg_device = arg_device or model.argument_device_affinities
         model = target_of(model)
@@ -84,10 +85,12 @@ def export(
         arg_device=arg_device,
     )
     programs = {function_name or DEFAULT_NAME: program}
-    return _output(programs, name, model, weights)
+    return _output(programs, name, model, weights, shape_expressions)
 
 
-def _export_several(model: FxPrograms, name: str, weights: str) -> ExportOutput:
+def _export_several(
+    model: FxPrograms, name: str, weights: str, shape_expressions: bool
+) -> ExportOutput:
     """Programs of one root module, with each of its tensors once."""
     public = {name: target for name, target in model.programs.items() if not is_private(name)}
     if not public:
@@ -98,7 +101,7 @@ def _export_several(model: FxPrograms, name: str, weights: str) -> ExportOutput:
     }
     programs = share_weights(captured)
     root = model.root_module if isinstance(model, FxProgramsBuilder) else model
-    return _output(programs, name, root, weights)
+    return _output(programs, name, root, weights, shape_expressions)
 
 
 def _devices(target: ExportTargetDef | ExportedProgram) -> Devices | None:
@@ -106,13 +109,28 @@ def _devices(target: ExportTargetDef | ExportedProgram) -> Devices | None:
 
 
 def _output(
-    programs: Mapping[str, Program], name: str, source: object, weights: str
+    programs: Mapping[str, Program],
+    name: str,
+    source: object,
+    weights: str,
+    shape_expressions: bool,
 ) -> ExportOutput:
     lowered = lower_all(
-        programs, TargetQuery(host.default_target), module_name=name, weights=weights
+        programs,
+        TargetQuery(host.default_target),
+        module_name=name,
+        weights=weights,
+        shape_expressions=shape_expressions,
     )
     entry_points = {entry: Exported.of(program) for entry, program in programs.items()}
-    return ExportOutput(entry_points, lowered, name, provenance.of(source), weights)
+    return ExportOutput(
+        entry_points,
+        lowered,
+        name,
+        provenance.of(source),
+        weights,
+        shape_expressions=shape_expressions,
+    )
 
 
 def _instance(model: type, weights: str) -> CompiledModule:

@@ -41,6 +41,7 @@ class Trace:
     weights: WeightBuilder
     target: TargetQuery
     quantizer: Quantizer | None = None  # packs the weights of what is captured
+    shape_expressions: bool = False  # whether programs say how their dynamic sizes depend
     functions: dict[Any, Function] = field(default_factory=dict)  # by what they were made from
     in_progress: list[Any] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)  # symbol -> what has it

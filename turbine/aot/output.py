@@ -70,6 +70,7 @@ class ExportOutput:
     quantizer: Quantizer | None = None  # what packed the weights, if `quantize` was asked to
     quantization: Report | None = None  # what it did
     passes: tuple[Pass, ...] = ()  # what `transform` ran
+    shape_expressions: bool = False  # whether the IR has those of dynamic sizes
 
     @property
     def mlir_module(self) -> Operation:
@@ -229,7 +230,11 @@ class ExportOutput:
             lowered = build(self.module, self.weights, target, self.quantizer).lowered
         else:
             lowered = lower_all(
-                self.programs, target, module_name=self.module_name, weights=self.weights
+                self.programs,
+                target,
+                module_name=self.module_name,
+                weights=self.weights,
+                shape_expressions=self.shape_expressions,
             )
         return transforms.transform(lowered, self.passes) if self.passes else lowered
 

@@ -296,6 +296,7 @@ class ProgramMember:
                 trace.target,
                 visibility=PUBLIC if self.is_public else PRIVATE,
                 callable_inside=True,
+                shape_expressions=trace.shape_expressions,
             )
             trace.functions[self] = Function(self.name, program.signature, *types)
         return trace.functions[self]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from typing import Any
 
 import torch
-from iree.compiler.extras.fx_importer import ContextCache, FxImporter, GraphNodeImporter
+from iree.compiler.extras.fx_importer import (
+    ContextCache,
+    FxImporter,
+    GraphNodeImporter,
+    RangeConstraint,
+)
 from torch import fx
 
 from turbine import config, dtypes, errors
@@ -62,11 +68,13 @@ def lower_all(
     module_name: str = "module",
     weights: str = "external",
     locate: Locate | None = None,
+    shape_expressions: bool = False,
 ) -> Lowered:
     """Lower graphs as functions of one module, which share weights and state by name.
 
     `weights` is "external", "global" or "inline". Locations are lines of the user's code, or what
-    `locate` says of a node. `target` is what ops with code for one target are emitted for.
+    `locate` says of a node. `target` is what ops with code for one target are emitted for. With
+    `shape_expressions`, the IR says how dynamic sizes depend on each other.
     """
     place = check_place(weights)
     module = Module.create(Location.unknown(mlir_context.new_context()))
@@ -74,7 +82,9 @@ def lower_all(
         function.set_module_name(module, module_name)
         builder = WeightBuilder(module, place)
         for name, region in regions.items():
-            define_function(builder, name, region, target, locate=locate)
+            define_function(
+                builder, name, region, target, locate=locate, shape_expressions=shape_expressions
+            )
         return finish(builder, target)
 
 
@@ -87,12 +97,15 @@ def define_function(
     locate: Locate | None = None,
     visibility: str = "public",
     callable_inside: bool = False,
+    shape_expressions: bool = False,
 ) -> FunctionTypes:
     """Lower one graph as a function of a module; gives the types it takes and gives.
 
     A function that is `callable_inside` takes builtin types, as other functions of the module do.
     """
     walk = _Walk(region, builder, name, locate, target, visibility, callable_inside)
+    if shape_expressions:
+        walk.import_symbols()
     walk.bind_placeholders()
     walk.import_body()
     walk.store_and_return()
@@ -181,6 +194,7 @@ class _Walk:
         place_arguments(self.block, region.devices)
         self.body = _Body(self.importer, module.context, self.cache, self.block)
         self.body.query = target
+        self.has_symbols = False
 
     def type_of(self, node: fx.Node) -> Type:
         try:
@@ -203,12 +217,29 @@ class _Walk:
             hint="give it a decomposition with turbine.aot.extend_aot_decompositions",
         )
 
+    def import_symbols(self) -> None:
+        """Name the symbols of dynamic sizes; from then on, shapes are bound to them."""
+        self.has_symbols = True
+        sizes = [size for node in self.nodes.values() for size in _dynamic_sizes(node)]
+        ranges = {str(s): _range(size, s) for size in sizes for s in size.node.expr.free_symbols}
+        with InsertionPoint(self.block):
+            self.body._import_shape_symbols_with_guards(self.location, dict(sorted(ranges.items())))
+
+    def bind_shape(self, node: fx.Node) -> None:
+        """Say what the sizes of a tensor are, where IR has a form for it."""
+        if not self.has_symbols or not _dynamic_sizes(node):
+            return
+        location = self.cache.get_node_location(node) or self.location
+        with InsertionPoint(self.block), suppress(NotImplementedError):
+            self.body._create_bind_symbolic_shape_ops(location, node)
+
     def bind_placeholders(self) -> None:
         for name, argument in zip(self.region.inputs, self.block.arguments, strict=True):
             of = self.type_of(self.nodes[name])
             with InsertionPoint(self.block):
                 value = torch_values.convert(argument, of, self.location)
             self.body.bind_node_value(self.nodes[name], value)
+            self.bind_shape(self.nodes[name])
         for name, value in self.region.constants.items():
             if self.nodes[name].users:
                 self.body.import_constant(self.location, self.nodes[name], value)
@@ -229,6 +260,7 @@ class _Walk:
                 continue
             try:
                 self.body.import_nodes([node], skip_placeholders_outputs=True)
+                self.bind_shape(node)
             except (errors.ExportError, errors.ParameterError):
                 raise
             except (NotImplementedError, AssertionError, TypeError, KeyError, ValueError) as error:
@@ -248,6 +280,23 @@ class _Walk:
                 for value, of in zip(results, self.result_types, strict=True)
             ]
             function.return_values(given, self.location)
+
+
+def _dynamic_sizes(node: fx.Node) -> list[Any]:
+    """The sizes of a node's tensor that are expressions."""
+    value = node.meta.get("val")
+    sizes = value.shape if isinstance(value, torch.Tensor) else ()
+    return [size for size in sizes if isinstance(size, torch.SymInt)]
+
+
+def _range(size: Any, symbol: Any) -> RangeConstraint:
+    """The least and greatest value of a symbol in a size, as far as PyTorch knows."""
+    known = size.node.shape_env.var_to_range.get(symbol)
+    limits = torch.iinfo(torch.int64)
+    if known is None:
+        return RangeConstraint(0, limits.max)
+    upper = int(known.upper) if known.upper.is_Integer else limits.max
+    return RangeConstraint(int(known.lower) if known.lower.is_Integer else 0, upper)
 
 
 # What to write in place of PyTorch's other operators of control flow.
