@@ -31,7 +31,7 @@ from turbine.ops.declared_op import DECLARED
         ("a::f.out(Tensor x) -> Tensor", "has an overload name, 'out'"),
         ("a::f(Tensor x, Tensor x) -> Tensor", "two arguments are called x"),
         ("a::f(Tensor[][] x) -> Tensor", "lists of lists"),
-        (lambda x: x, "a schema is a text, this is a function"),
+        (lambda x: x, "schema must be a str, not a function"),
     ],
 )
 def test_a_schema_that_cannot_be_is_refused(schema: Any, message: str) -> None:
@@ -172,8 +172,8 @@ def test_an_emission_that_does_not_take_the_arguments_is_refused_at_once() -> No
     torch.testing.assert_close(op(X, Y), X + Y)
 
 
-def test_a_template_with_blanks_needs_an_example() -> None:
-    with pytest.raises(errors.CustomOpError, match="with blanks is checked for arguments"):
+def test_a_template_with_placeholders_needs_an_example() -> None:
+    with pytest.raises(errors.CustomOpError, match="with placeholders needs example arguments"):
         add_op().register_template(ADD, engine="jinja")
 
 

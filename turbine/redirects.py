@@ -108,7 +108,7 @@ class Redirects(MetaPathFinder):
             near = get_close_matches(fullname, [f"{self.root}.{path}" for path in MOVED], cutoff=0)
             raise errors.UnknownModule(
                 f"no module named {fullname!r}: {_why_absent(old)}",
-                hint=f"nearest: {', '.join(near)}; docs/moving_over.md says what is where",
+                hint=f"nearest: {', '.join(near)}; docs/moving_over.md lists old and new names",
             )
         is_package = ours.submodule_search_locations is not None
         return ModuleSpec(fullname, _Redirect(old, ours), origin=ours.name, is_package=is_package)

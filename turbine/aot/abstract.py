@@ -92,8 +92,8 @@ def _abstract(leaf: Any) -> Any:
     if type(leaf) in _OF_NUMBERS:
         return _OF_NUMBERS[type(leaf)]
     raise errors.ProcedureError(
-        f"a {type(leaf).__name__} cannot stand in a signature",
-        hint="use AbstractTensor, AbstractIndex and its kin, or a tensor or number as an example",
+        f"a {type(leaf).__name__} is not allowed in a signature",
+        hint="use AbstractTensor, an abstract scalar such as AbstractIndex, or an example value",
     )
 
 

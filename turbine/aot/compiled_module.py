@@ -118,7 +118,7 @@ class CompiledModule:
         super().__init_subclass__(**others)
         if options is not None and not isinstance(options, ModuleBuilderOptions):
             raise errors.ProcedureError(
-                f"{cls.__name__} is given options={options!r}, which mean nothing here",
+                f"{cls.__name__} is given options={options!r}, which have no effect here",
                 hint=f"leave them out; {cls.__name__}(import_to=..., weights=...) takes choices",
             )
         for name, value in list(vars(cls).items()):

@@ -167,7 +167,7 @@ def _make_global(name: str, value: Any, attributes: GlobalAttributes) -> Weight 
     if not is_abstract(value):
         raise errors.ProcedureError(
             f"the global {name!r} cannot be a {type(value).__name__}",
-            hint="give a tensor, a number, AbstractTensor(4, 8), or AbstractIndex and its kin",
+            hint="give a tensor, a number, AbstractTensor(4, 8), or AbstractIndex",
         )
     abstract = abstractify(value)
     if isinstance(abstract, AbstractTensor):
@@ -260,7 +260,7 @@ def _store_tree(tree: Tree, held: Sequence[Weight | Number], value: Any, path: s
         leaves = flatten(tree, snapshot(value), path)
     except errors.ArgumentError as error:
         raise errors.ProcedureError(
-            f"the value stored to the global {path!r} is nested otherwise: {error.fact}",
+            f"the value stored to the global {path!r} has another structure: {error.fact}",
             where=module_trace.line(),
         ) from error
     for one, leaf in zip(held, leaves, strict=True):

@@ -67,7 +67,7 @@ class Procedure:
             if self in trace.in_progress:
                 names = [procedure.name for procedure in trace.in_progress]
                 raise errors.ProcedureError(
-                    f"procedures call each other without end: {' -> '.join([*names, self.name])}",
+                    f"infinite recursion of procedures: {' -> '.join([*names, self.name])}",
                     where=module_trace.line(),
                 )
             trace.in_progress.append(self)
@@ -148,9 +148,9 @@ class Procedure:
         if given is None or isinstance(given, (bool, int, float, str)):
             return Output("constant", value=given), None
         raise errors.ProcedureError(
-            f"procedure {self.name!r} returns a {type(given).__name__}, which is not a value",
+            f"procedure {self.name!r} returns a {type(given).__name__}, an unsupported type",
             where=_line(self.function),
-            hint="return tensors and numbers of the program, plain numbers, or nests of these",
+            hint="return tensors and numbers of the program, plain numbers, or pytrees of these",
         )
 
 

@@ -14,8 +14,8 @@ _REMEDIES = {
     r"missing a required argument|unexpected keyword|too many positional": "args=(...) and "
     "kwargs={...} are example arguments for the model's forward, by its parameters",
     r"Unsupported input type <class 'numpy": "convert arrays with torch.from_numpy(x)",
-    r"Unsupported input type": "pass tensors, ints, floats, bools, strings, None or nests of these",
-    r"which is not a known type": "return tensors, ints, floats, bools, None or nests of these",
+    r"Unsupported input type": "pass tensors, ints, floats, bools, strings, None or pytrees",
+    r"which is not a known type": "return tensors, ints, floats, bools, None or pytrees of these",
     r"\.numpy\(\) is not supported|numpy": "numpy cannot take part in a traced model; use torch's "
     "functions instead, or convert before the call",
     r"DeviceMismatch|same device|Device Propagation": "move the model and the example arguments to "

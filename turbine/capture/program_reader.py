@@ -108,7 +108,7 @@ def _input(
         return Input(name, "tensor", dtype, shape, mutated=spec.arg.name in mutated)
     raise errors.ExportError(
         f"argument {name} of kind {type(spec.arg).__name__} is not supported",
-        hint="pass tensors, ints, floats, bools, strings, None or nests of these",
+        hint="pass tensors, ints, floats, bools, strings, None or pytrees of these",
     )
 
 

@@ -207,7 +207,7 @@ class _Walk:
         name = str(node.target)
         if name in _CONTROL_FLOW:
             return errors.UnsupportedOp(
-                f"control flow with {name!r} has no compiled form",
+                f"control flow with {name!r} is not supported in compiled code",
                 where=where,
                 hint=_CONTROL_FLOW[name],
             )

@@ -116,7 +116,7 @@ class DeclaredOp(ABC):
         emit = templates.emission(self.schema, text, engine, function)
         if engine is not None and example is None:
             raise errors.CustomOpError(
-                f"{self.schema.qualified}: a template with blanks is checked for arguments",
+                f"{self.schema.qualified}: a template with placeholders needs example arguments",
                 hint="give some, example=(torch.ones(2, 3),)",
             )
         if example is None:

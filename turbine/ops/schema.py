@@ -163,7 +163,7 @@ def parse(text: str) -> Schema:
     """Parse "namespace::name(Tensor x, float alpha=1.0) -> Tensor"."""
     if not isinstance(text, str):
         raise errors.CustomOpError(
-            f"a schema is a text, this is a {type(text).__name__}", hint=_EXAMPLE
+            f"schema must be a str, not a {type(text).__name__}", hint=_EXAMPLE
         )
     namespace, name = _names(text)
     try:

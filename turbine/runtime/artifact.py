@@ -73,7 +73,7 @@ class Artifact:
             self.state = State(self._executable, kept, contents.span)
         except (KeyError, TypeError, AttributeError) as error:
             raise errors.ArtifactError(
-                f"the manifest makes no sense: {error!r}", where=contents.source
+                f"the manifest is invalid: {error!r}", where=contents.source
             ) from error
 
         self._call = self.function().call if len(self.functions) == 1 else self._refuse
@@ -222,7 +222,7 @@ def _check_host(wanted: Target, source: str) -> None:
 def _check_devices(count: object, source: str) -> None:
     if type(count) is not int or not 1 <= count <= _MOST_DEVICES:
         raise errors.ArtifactError(
-            f"the manifest makes no sense: the program wants {count!r} devices", where=source
+            f"the manifest is invalid: the program wants {count!r} devices", where=source
         )
 
 

@@ -191,7 +191,7 @@ def _read(text: bytes, base: int, source: str) -> tuple[dict[str, Any], dict[str
         rows = [_section(row) for row in manifest.pop("sections")]
         return manifest, {row.name: replace(row, offset=base + row.offset) for row in rows}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise errors.ArtifactError(f"the manifest makes no sense: {error}", where=source) from error
+        raise errors.ArtifactError(f"the manifest is invalid: {error}", where=source) from error
 
 
 def _section(row: dict[str, Any]) -> Section:

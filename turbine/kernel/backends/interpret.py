@@ -313,7 +313,7 @@ def _check_written(
 ) -> None:
     if bool(((writers == _NOBODY) & lanes).any()):
         raise errors.KernelError(
-            f"program {frame.ids} reads elements of {source.name} that nothing was written to",
+            f"program {frame.ids} reads elements of {source.name} that are uninitialized",
             where=node.meta.get("line"),
             hint="write them first, in the same program",
         )
@@ -342,7 +342,7 @@ def _race_error(
 ) -> errors.KernelError:
     return errors.KernelError(
         f"program number {frame.number}, {frame.ids}, {does} an element of {buffer.name} that "
-        f"{other}: which is first is not known",
+        f"{other}: the order is undefined",
         where=node.meta.get("line"),
         hint="let each program read what it writes itself; read from an InputBuffer and write to "
         "an OutputBuffer",

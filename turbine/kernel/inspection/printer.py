@@ -68,7 +68,7 @@ def _check_is_told(kernel: Definition) -> None:
     if names:
         given = ", ".join(p.name for p in kernel.signature.passed)
         raise errors.KernelError(
-            f"what {kernel.__name__} is depends on its arguments: {', '.join(names)}",
+            f"the program of {kernel.__name__} depends on its arguments: {', '.join(names)}",
             where=kernel.signature.place,
             hint=f"call it first, or give them: {kernel.__name__}.text(stage, {given})",
         )

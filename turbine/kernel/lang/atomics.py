@@ -131,7 +131,7 @@ def _changeable(buffer: Buffer, what: str) -> Buffer:
         )
     if buffer.type.usage == "output" and buffer.type.fill is None:
         raise errors.KernelError(
-            f"{what} to {buffer.name}, which holds nothing yet: {buffer.type}",
+            f"{what} to {buffer.name}, which is uninitialized: {buffer.type}",
             where=user_line(),
             hint=f"make it {buffer.type}.filled(0), or an InOutBuffer",
         )

@@ -29,7 +29,7 @@ def _constant(made: Op, shape: Shape, dtype: ElementType, value: float) -> Tile:
         raise errors.KernelError(
             f"tkl.constant of {value!r}",
             where=user_line(),
-            hint="it is a number of Python's; tkl.full takes what is computed",
+            hint="pass a Python number; tkl.full takes a computed one",
         )
     if not fits(value, checked):
         raise errors.KernelError(

@@ -110,7 +110,7 @@ def _annotations(function: Callable[..., Any], place: str) -> dict[str, Any]:
         return inspect.get_annotations(function, eval_str=True, locals=dict(closed))
     except NameError as error:
         raise errors.KernelError(
-            f"the annotations of kernel {function.__name__} name what is not there: {error}",
+            f"the annotations of kernel {function.__name__} have an undefined name: {error}",
             where=place,
             hint="leave out `from __future__ import annotations`, or define the symbols globally",
         ) from error
@@ -202,10 +202,9 @@ def _with_dtype(
         return parameter
     if type.dtype.name not in known:
         raise errors.KernelError(
-            f"{signature.kernel}: no tensor that is passed tells the element type {type.dtype} of "
-            f"{parameter.name}",
+            f"{signature.kernel}: cannot infer the element type {type.dtype} of {parameter.name}",
             where=signature.place,
-            hint="give an input of that type, or write it out",
+            hint="add an input of that type, or use a fixed one",
         )
     return replace(parameter, type=replace(type, dtype=known[type.dtype.name][0]))
 
@@ -216,7 +215,7 @@ def check_open(signature: Signature, needed: Collection[Symbol], sizes: Collecti
     if open_:
         given = ", ".join(f"{name}=64" for name in open_)
         raise errors.KernelError(
-            f"{signature.kernel}: nothing tells {', '.join(open_)}",
+            f"{signature.kernel}: cannot infer {', '.join(open_)}",
             where=signature.place,
             hint=f"give it to the kernel, {signature.kernel}.using({given}), "
             "or in the decorator, blocks={...}",

@@ -59,7 +59,7 @@ class Op:
             takes.bind(*args, **keywords)
         except TypeError as error:
             raise errors.KernelError(
-                f"tkl.{self.name} is called wrongly: {error}",
+                f"invalid call of tkl.{self.name}: {error}",
                 where=user_line(),
                 hint=f"it takes {', '.join(_parameter_texts(takes))}",
             ) from error
@@ -234,6 +234,6 @@ def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
             raise errors.KernelError(
                 f"{what}: the size {size} differs from program to program",
                 where=user_line(),
-                hint="use the largest size; lanes outside a buffer take no part",
+                hint="use the largest size; elements outside a buffer are masked off",
             )
     return tuple(map(expr_of, sizes))

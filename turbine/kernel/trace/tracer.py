@@ -142,7 +142,7 @@ class Traced:
 
     def __bool__(self) -> bool:
         raise errors.KernelError(
-            f"Python asks whether {self} is true while the kernel is traced",
+            f"the truth value of {self} is not known while the kernel is traced",
             where=user_line(),
             hint="its value is known when the kernel runs: use tkl.where or tkl.cond; for and, or, "
             "not, max and min write &, |, ~, tkl.maximum and tkl.minimum",
@@ -150,14 +150,14 @@ class Traced:
 
     def __iter__(self) -> Any:
         raise errors.KernelError(
-            f"Python iterates over {self} while the kernel is traced",
+            f"cannot iterate over {self} while the kernel is traced",
             where=user_line(),
             hint="use tkl.for_loop, tkl.sum and the like, or tkl.slice for a part of a tile",
         )
 
     def __float__(self) -> float:
         raise errors.KernelError(
-            f"Python needs {self} as a number while the kernel is traced",
+            f"{self} is not a Python number while the kernel is traced",
             where=user_line(),
             hint="compute with it by operators and tkl's functions, convert by x.to(tkl.i32), "
             "count by tkl.for_loop; sizes are in x.shape",

@@ -55,7 +55,7 @@ def _alarm(emitter: Emitter, alarm: Alarm) -> int:
         raise errors.KernelError(
             f"kernel {emitter.kernel} has more than {MOST_ALARMS} assertions and checks of indices",
             where=alarm.line,
-            hint="leave checks out by check=False, or put what is alike in a tkl.for_loop",
+            hint="remove checks with check=False, or use a tkl.for_loop",
         )
     emitter.alarms.append(alarm)
     return len(emitter.alarms) - 1

@@ -96,10 +96,10 @@ def _check_count(program: Program, layout: Layout) -> None:
     if len(layout.sizes) > _MOST_SIZES:
         listed = ", ".join(map(str, layout.sizes))
         raise errors.KernelError(
-            f"kernel {program.name} has {len(layout.sizes)} sizes that are told when it runs: "
+            f"kernel {program.name} has {len(layout.sizes)} dynamic sizes: "
             f"{listed}; IREE takes {_MOST_SIZES}",
             where=program.place,
-            hint="name some in specialize=, which makes them a part of the code",
+            hint="name some in specialize=, which makes them constants of the code",
         )
 
 
