@@ -164,7 +164,7 @@ class ExportOutput:
         in_process: bool | None = None,
         cache: bool | None = None,
     ) -> Artifact:
-        """Compile to a callable artifact, and save it if told where.
+        """Compile to a callable artifact, and save it to `save_to` if given.
 
         An artifact for a machine unlike this one is written, and refuses to be called here.
 

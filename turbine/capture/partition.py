@@ -37,7 +37,7 @@ Compiles = Callable[[fx.Node], bool]
 
 
 def partition(whole: fx.GraphModule, compiles: Compiles, *, cut: int | None = None) -> Partition:
-    """Put every op that `compiles` in a part, unless the part would be too small to pay.
+    """Put every op that `compiles` in a part, unless the part has fewer than LEAST_OPS ops.
 
     With `cut`, the first that many ops go to a part of their own.
     """

@@ -23,7 +23,8 @@ from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
 
 log = logging.getLogger(__name__)
 
-# Dynamo leaves nn.LSTM and its kin to eager PyTorch, silently, unless it is told otherwise.
+# Without this Dynamo breaks the graph at nn.RNN, nn.GRU and nn.LSTM, silently. It reads the setting
+# before it calls a backend, so it cannot be scoped to one compile.
 torch._dynamo.config.allow_rnn = True
 
 

@@ -162,7 +162,7 @@ def _progress(op_count: int) -> AbstractContextManager[None]:
 
 
 def _surprise(error: Exception) -> errors.TurbineError:
-    """A fault of ours: the user's program runs on, in PyTorch, and the log tells."""
+    """A fault of ours: the part falls back to PyTorch, with a warning in the log."""
     is_users = isinstance(error, (errors.ConfigError, errors.UnknownTarget))
     if is_users or config.current().raise_faults:
         raise error

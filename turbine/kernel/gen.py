@@ -18,7 +18,7 @@ def kernel(
     """Make a kernel of the function below: it is run once for each program of the grid.
 
     In the grid, `M // BM` counts blocks, the last and partial one too. `blocks` gives sizes to
-    symbols that no tensor tells, `{BM: 64}`; those left out are chosen. `specialize` names sizes
+    tunable block sizes, `{BM: 64}`; those left out are chosen. `specialize` names sizes
     that become part of the code.
 
     >>> import torch, turbine.kernel as tk, turbine.kernel.lang as tkl

@@ -142,7 +142,7 @@ def _outputs(kernel: Kernel) -> list[Parameter]:
 
 
 def _sizes_of_outputs(kernel: Kernel, outputs: Mapping[str, Any]) -> dict[str, int]:
-    """Sizes of outputs that no argument tells, where an axis is such a size and nothing else."""
+    """Sizes of outputs that no argument has, where an axis is such a size and nothing else."""
     passed = [p.type for p in kernel.signature.passed if isinstance(p.type, BufferType)]
     told = {symbol for type in passed for size in type.shape for symbol in size.symbols}
     sizes: dict[str, int] = {}

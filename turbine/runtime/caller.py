@@ -302,7 +302,7 @@ def _spell_symbol(signature: Signature, symbol: str) -> str:
 
 
 def _place(signature: Signature, symbol: str) -> tuple[Input, int | None]:
-    """The input that tells a symbol: an int, or a size along an axis, bare ones first."""
+    """The input that gives a symbol its value: an int, or a size along an axis, bare ones first."""
     for spec in signature.inputs:
         if spec.kind == "int" and spec.value == symbol:
             return spec, None

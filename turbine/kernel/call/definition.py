@@ -141,11 +141,11 @@ def _check_used(signature: Signature, blocks: Mapping[str, int], program: Progra
 
 
 def _check_specialized(signature: Signature, names: Collection[str]) -> None:
-    told = {symbol.name for symbol in signature.size_symbols}
+    inferred = {symbol.name for symbol in signature.size_symbols}
     for name in names:
-        if name not in told:
+        if name not in inferred:
             raise errors.KernelError(
-                errors.unknown(f"size of the tensors of kernel {signature.kernel}", name, told),
+                errors.unknown(f"size of the tensors of kernel {signature.kernel}", name, inferred),
                 where=signature.place,
                 hint="specialize= names symbols in the types of arguments",
             )

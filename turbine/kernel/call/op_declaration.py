@@ -198,7 +198,7 @@ def _facts(program: Program, sizes: dict[Symbol, Size]) -> Facts:
 
 
 def _digest(program: Program, facts: Facts) -> str:
-    """What tells functions for one kernel apart."""
+    """A key that differs between specializations of a kernel."""
     types = [str(parameter) for parameter in program.parameters]
     numbers = [sorted((str(s), n) for s, n in of.items()) for of in (facts.known, facts.divisors)]
     return hashlib.sha256(repr((types, numbers)).encode()).hexdigest()[:8]

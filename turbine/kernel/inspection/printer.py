@@ -52,7 +52,7 @@ def view_for(kernel: Definition, args: Sequence[Any]) -> Seen:
         program, sizes, key = call
         facts = facts_of(program, sizes, dict(key.static))
         return Seen(program, facts, kernel.chosen_blocks(program))
-    _check_is_told(kernel)
+    _check_is_static(kernel)
     program = programs.trace(
         kernel.signature, kernel.signature.parameters, kernel.grid, kernel.function
     )
@@ -60,9 +60,9 @@ def view_for(kernel: Definition, args: Sequence[Any]) -> Seen:
     return Seen(program, facts, kernel.chosen_blocks(program))
 
 
-def _check_is_told(kernel: Definition) -> None:
-    """Complain about what only tensors tell."""
-    open_ = [p for p in kernel.signature.parameters if not is_told(p)]
+def _check_is_static(kernel: Definition) -> None:
+    """Raise if the program depends on arguments."""
+    open_ = [p for p in kernel.signature.parameters if not is_static(p)]
     names = [str(p) for p in open_]
     names += [f"the size {name}" for name in sorted(kernel.specialized - kernel.blocks.keys())]
     if names:
@@ -74,8 +74,8 @@ def _check_is_told(kernel: Definition) -> None:
         )
 
 
-def is_told(parameter: Parameter) -> bool:
-    """Whether a parameter is there, and of one type, in every call."""
+def is_static(parameter: Parameter) -> bool:
+    """Whether a parameter is present, with one type, in every call."""
     return not parameter.is_optional and not isinstance(parameter.type.dtype, DtypeSymbol)
 
 

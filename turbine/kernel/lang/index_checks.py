@@ -1,7 +1,7 @@
 """Checks of indices that come from data: where PyTorch raises, so does a kernel.
 
 A block that sticks out of its buffer is an edge, and its lanes are masked off. An index that was
-loaded is a claim of the caller's: if it names no element, the caller is told which one it is.
+loaded is a claim of the caller's: if it is out of range, the error names it.
 """
 
 from __future__ import annotations

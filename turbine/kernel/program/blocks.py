@@ -29,13 +29,13 @@ _SUMMED = Block(256, "the contraction of a product")
 _BOTH = Block(64, "products that feed each other")
 
 
-def choose_blocks(program: Program, told: Collection[Symbol]) -> dict[Symbol, Block]:
-    """A size for each symbol that no tensor tells, but for those that the caller would see."""
+def choose_blocks(program: Program, inferred: Collection[Symbol]) -> dict[Symbol, Block]:
+    """A size for each symbol that is not inferred, except those in shapes of outputs."""
     chosen = {**_by_axis(program), **_of_products(program)}
     types = [p.type for p in program.of_usage("output")]
     shapes = [type.shape for type in types if isinstance(type, BufferType)]
     seen = {s for shape in shapes for size in shape for s in size.symbols}
-    left_out = {*told, *seen}
+    left_out = {*inferred, *seen}
     return {s: block for s, block in chosen.items() if s not in left_out and s.kind == "size"}
 
 

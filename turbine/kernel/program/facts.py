@@ -13,7 +13,7 @@ from turbine.kernel.trace.validity import Bound
 class Facts:
     """Sizes that are part of the code, and divisors of others; code is right wherever those hold.
 
-    A divisor is only used where a bound is not proven without it; `used` tells which were.
+    A divisor is only used where a bound is not proven without it; `used` has those that were.
     """
 
     known: Mapping[Symbol, int]

@@ -81,7 +81,7 @@ class Signature:
 
     @property
     def size_symbols(self) -> frozenset[Symbol]:
-        """The sizes that tensors of the caller's tell."""
+        """The sizes that are inferred from the argument shapes."""
         shapes = [p.type.shape for p in self.passed if isinstance(p.type, BufferType)]
         return frozenset().union(*(size.symbols for shape in shapes for size in shape))
 
@@ -210,7 +210,7 @@ def _with_dtype(
 
 
 def check_open(signature: Signature, needed: Collection[Symbol], sizes: Collection[Symbol]) -> None:
-    """Complain about sizes that nothing tells."""
+    """Raise if a size cannot be inferred."""
     open_ = sorted({str(symbol) for symbol in needed} - {str(symbol) for symbol in sizes})
     if open_:
         given = ", ".join(f"{name}=64" for name in open_)

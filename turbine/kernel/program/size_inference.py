@@ -70,15 +70,15 @@ def in_order(
 ) -> Iterator[tuple[Axis, Symbol | None]]:
     """Each axis with the symbol to infer from it, or None where all its symbols are known.
 
-    The caller adds what it infers to `sizes` before it goes on; an axis that told nothing comes
+    The caller adds what it infers to `sizes` before it goes on; an axis that gave nothing comes
     again, as a check, once its symbols are known. What is left at the end is not yielded.
     """
-    pending, told_nothing = dict(enumerate(axes)), set[int]()
+    pending, gave_nothing = dict(enumerate(axes)), set[int]()
     while True:
         ready = []
         for place, axis in pending.items():
             unknown = [symbol for symbol in axis.size.symbols if symbol not in sizes]
-            if not unknown or (place not in told_nothing and _tells(axis.size, unknown)):
+            if not unknown or (place not in gave_nothing and _tells(axis.size, unknown)):
                 ready.append((axis.rank(unknown), place, unknown[0] if unknown else None))
         if not ready:
             return
@@ -87,7 +87,7 @@ def in_order(
         if symbol is None or symbol in sizes:
             del pending[place]
         else:
-            told_nothing.add(place)
+            gave_nothing.add(place)
 
 
 def _tells(size: Expr, unknown: list[Symbol]) -> bool:

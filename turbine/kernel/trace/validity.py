@@ -7,8 +7,8 @@ them, and gives a masked-off lane where masks leave none: see Note [Masks and re
 and a loop that carries a tile leave what was there. So any tile size gives the right result for
 any tensor, and no neutral element has to be named by the user.
 
-A lane is told by bounds, `0 <= offset + lane < limit` along an axis, which cost nothing where they
-are proven, and by masks, tiles of bools that are broadcast.
+Valid lanes have bounds, `0 <= offset + lane < limit` along an axis, which cost nothing where
+they are proven, and by masks, tiles of bools that are broadcast.
 """
 
 from __future__ import annotations
