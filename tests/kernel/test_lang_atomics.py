@@ -150,7 +150,7 @@ def refused(type: Any, message: str) -> None:
 
 
 def test_an_output_that_is_not_filled_is_refused() -> None:
-    refused(tkl.OutputBuffer[1, tkl.i32], r"y, which holds nothing yet[\s\S]*filled\(0\)")
+    refused(tkl.OutputBuffer[1, tkl.i32], r"y, which is uninitialized[\s\S]*filled\(0\)")
 
 
 def test_an_input_is_refused() -> None:

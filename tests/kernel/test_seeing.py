@@ -175,7 +175,9 @@ def test_text_is_of_the_last_call() -> None:
 
 
 def test_text_that_only_arguments_tell_asks_for_them() -> None:
-    with pytest.raises(errors.KernelError, match=r"softmax is depends on its arguments: x: ") as e:
+    with pytest.raises(
+        errors.KernelError, match=r"program of softmax depends on its arguments: x: "
+    ) as e:
         softmax.using().text("fx")
     assert "softmax.text(stage, x)" in str(e.value)
 

@@ -70,10 +70,10 @@ class PartModule(torch.nn.Module):
         except (errors.RunError, errors.ArgumentError) as error:
             # PyTorch gives the answer, or its own error.
             results: Sequence[Any] = self.eager(*args)
-            self._rescued(error)
+            self._count_rescue(error)
             return results
 
-    def _rescued(self, error: errors.TurbineError) -> None:
+    def _count_rescue(self, error: errors.TurbineError) -> None:
         """PyTorch could do what compiled code could not: after some such calls it does them all."""
         add(rescued_calls=1)
         self._rescues += 1
@@ -91,11 +91,11 @@ class PartModule(torch.nn.Module):
 
     def _begin(self) -> Pending | errors.TurbineError:
         try:
-            return self._lowered()
+            return self._lower()
         except Exception as error:
             return _surprise(error)
 
-    def _lowered(self) -> Pending | errors.TurbineError:
+    def _lower(self) -> Pending | errors.TurbineError:
         graph, self._inputs, self._results = flatten(self.eager, self._fixed)
         placeholders = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
         (output,) = (node for node in graph.graph.nodes if node.op == "output")
@@ -124,7 +124,7 @@ class PartModule(torch.nn.Module):
             return self._instead(self._pending)
         try:
             compiled = self._pending.result(self._measure)
-            call = self._loaded(compiled)
+            call = self._load(compiled)
         except errors.CompileError as error:
             if failure_cache.is_lasting(error):
                 failure_cache.remember_part(self._name, error)
@@ -137,14 +137,14 @@ class PartModule(torch.nn.Module):
         add(parts=1, ops_compiled=self.ops.total(), cache_hits=compiled.cached)
         return call
 
-    def _loaded(self, compiled: Compiled) -> TensorCall:
+    def _load(self, compiled: Compiled) -> TensorCall:
         entry = Executable(align_code(compiled.data), self.driver, list).entry(DEFAULT_NAME)
         entry.device()  # loads it, which may fail
         return TensorCall(entry, self._inputs, self._results)
 
     def _measure(self, compiled: Compiled) -> float:
         """Seconds of one call on made-up arguments."""
-        call = self._loaded(compiled)
+        call = self._load(compiled)
         placeholders = [node for node in self.eager.graph.nodes if node.op == "placeholder"]
         args = [_make_random(node.meta["val"]) for node in placeholders]
         return pipeline.seconds_of(lambda: call(args))

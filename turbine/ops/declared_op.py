@@ -144,7 +144,7 @@ class DeclaredOp(ABC):
     def check(self, *args: Any, **keywords: Any) -> str:
         """Emit the op for such arguments without compiling it; gives the IR as text."""
         launcher = self.core.launcher
-        return mlir_context.to_text(launcher.lowered(self.schema.filled(args, keywords)))
+        return mlir_context.to_text(launcher.lower(self.schema.filled(args, keywords)))
 
 
 @contextmanager

@@ -95,43 +95,43 @@ class Launcher:
                 return result
         return self._general(args, keywords)
 
-    def lowered(self, args: Sequence[Any]) -> Module:
+    def lower(self, args: Sequence[Any]) -> Module:
         """The IR that a call compiles."""
         values = specialization.leaves(self.schema, args, self.static)
-        return self._lowered(self._traced(args, values))[0]
+        return self._lower(self._trace(args, values))[0]
 
     def _general(self, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         args = self.schema.filled(given, keywords)
         values = specialization.leaves(self.schema, args, self.static)
         key = specialization.key_of(args, values)
         sizes = specialization.sizes_of(values)
-        kernel = self._known(key, sizes)
+        kernel = self._find(key, sizes)
         if kernel is None:
             with self.lock:
-                kernel = self._known(key, sizes) or self._made(key, args, values)
+                kernel = self._find(key, sizes) or self._make(key, args, values)
         results = kernel(args, values)
         if kernel.repeatable is not None:
             captured = kernel.traced.captured
             self.repeat = Repeat.of(self.schema, kernel.repeatable, captured, given, keywords)
         return results
 
-    def _known(self, key: Hashable, sizes: Sequence[int]) -> Kernel | None:
+    def _find(self, key: Hashable, sizes: Sequence[int]) -> Kernel | None:
         for kernel in self.kernels.get(key, ()):
             if kernel.traced.serves(sizes):
                 return kernel
         return None
 
-    def _made(self, key: Hashable, args: Sequence[Any], values: Sequence[Leaf]) -> Kernel:
+    def _make(self, key: Hashable, args: Sequence[Any], values: Sequence[Leaf]) -> Kernel:
         try:
-            kernel = self._kernel(self._traced(args, values))
+            kernel = self._kernel(self._trace(args, values))
         except Untraceable as error:
-            kernel = self._untraced(args, error)
+            kernel = self._run_untraced(args, error)
         if self.instead is None:
             self._check_sizes(args, kernel(args, values))
         self.kernels.setdefault(key, []).append(kernel)
         return kernel
 
-    def _traced(self, args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
+    def _trace(self, args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
         name = self.schema.qualified
         try:
             called = partial(self.schema.call, self.op)
@@ -142,12 +142,12 @@ class Launcher:
             reason = f"{type(error).__name__}: {error}".strip()
             raise Untraceable(f"{name}: tracing it failed: {reason}") from error
 
-    def _untraced(self, args: Sequence[Any], error: Untraceable) -> Kernel:
+    def _run_untraced(self, args: Sequence[Any], error: Untraceable) -> Kernel:
         """A kernel in PyTorch, if the function runs there; else its own error is raised."""
         name = self.schema.qualified
         try:
             with torch.random.fork_rng([]):
-                self._called(args)
+                self._call_function(args)
         except errors.TurbineError:
             raise
         except Exception as own:
@@ -160,7 +160,7 @@ class Launcher:
         first, *_ = error.fact.removeprefix(f"{name}: ").splitlines()
         return self._in_pytorch(specialization.UNTRACED, first)
 
-    def _called(self, args: Sequence[Any]) -> Any:
+    def _call_function(self, args: Sequence[Any]) -> Any:
         """What the function gives in PyTorch; a shape rule is given tensors without data."""
         if self.instead is not None:
             return self.instead(*args)
@@ -168,12 +168,12 @@ class Launcher:
 
     def _kernel(self, traced: Traced) -> Kernel:
         if self.instead is None:
-            return self._compiled(traced)
+            return self._compile(traced)
         drawing = [str(n.target) for n in traced.graph.graph.nodes if draws(n.target)]
         if drawing:
             return self._in_pytorch(traced, f"{drawing[0]} draws random numbers")
         try:
-            return self._compiled(traced)
+            return self._compile(traced)
         except (errors.CompileError, errors.UnsupportedOp) as error:
             return self._in_pytorch(traced, str(error))
 
@@ -182,8 +182,8 @@ class Launcher:
         log.warning("%s runs in PyTorch: %s", self.schema.qualified, reason)
         return Kernel(traced, self.instead)
 
-    def _compiled(self, traced: Traced) -> Kernel:
-        module, inputs, results = self._lowered(traced)
+    def _compile(self, traced: Traced) -> Kernel:
+        module, inputs, results = self._lower(traced)
         target = targets.parse(config.current().target)
         compiled = pipeline.compile_ir(
             mlir_context.to_bytecode(module), target, fingerprint=mlir_context.fingerprint(module)
@@ -194,7 +194,7 @@ class Launcher:
         entry = Executable(align_code(compiled.data), driver, list).entry(DEFAULT_NAME)
         return Kernel(traced, TensorCall(entry, inputs, results), label)
 
-    def _lowered(self, traced: Traced) -> tuple[Module, list[Slot], list[Slot]]:
+    def _lower(self, traced: Traced) -> tuple[Module, list[Slot], list[Slot]]:
         graph, inputs, results = flatten(traced.graph)
         nodes = list(graph.graph.nodes)
         names = [node.name for node in nodes if node.op == "placeholder"]
@@ -210,7 +210,7 @@ class Launcher:
 
     def _check_sizes(self, args: Sequence[Any], results: Any) -> None:
         """Compare the first results with the shape rule: later ones have the same code."""
-        declared = torch_pytree.tree_leaves(self._called(args))
+        declared = torch_pytree.tree_leaves(self._call_function(args))
         for said, given in zip(declared, torch_pytree.tree_leaves(results), strict=True):
             if isinstance(given, torch.Tensor) and said.shape != given.shape:
                 raise errors.CustomOpError(

@@ -34,13 +34,13 @@ class PureOp(DeclaredOp):
 
     def _implement(self) -> None:
         name, library = self.schema.name, self.library
-        self.launcher = Launcher(self.schema, self.op, self.static, instead=self._expanded)
+        self.launcher = Launcher(self.schema, self.op, self.static, instead=self._expand)
         # Calls to repeat without the layers below: at the dispatcher's autograd, and before it.
         self.repeat: Repeat | None = None
         self.direct: Repeat | None = None
         self.has_meaning = True
         self.eager: Function | None = None
-        MEANINGS[self.op] = self._expanded
+        MEANINGS[self.op] = self._expand
         self.has_own_gradient = False
         self._differentiate_by(gradients.derive_backward(self.schema, self._meaning))
         self.batch = gradients.loop(self.op)
@@ -49,9 +49,9 @@ class PureOp(DeclaredOp):
             for argument in self.schema.arguments
         )
         if not self.takes_keyword_tensors:  # which torch's rules do not know
-            torch.library.register_vmap(self.schema.qualified, self._batched, lib=library)
+            torch.library.register_vmap(self.schema.qualified, self._batch, lib=library)
         if "Meta" not in self.leave:
-            torch.library.register_fake(self.schema.qualified, self._shaped, lib=library)
+            torch.library.register_fake(self.schema.qualified, self._infer_shapes, lib=library)
         if "CPU" not in self.leave:
             library.impl(name, self._launch, "CPU")
             library.impl(name, self._elsewhere, "CompositeExplicitAutograd")
@@ -111,12 +111,12 @@ class PureOp(DeclaredOp):
         """The function's results, which are as the schema says."""
         return self.schema.conforming(self.schema.call(self.function, args))
 
-    def _shaped(self, *args: Any, **keywords: Any) -> Any:
+    def _infer_shapes(self, *args: Any, **keywords: Any) -> Any:
         """Results without data, all of them contiguous."""
         results = self._meaning(*self.schema.filled(args, keywords))
         return torch_pytree.tree_map_only(torch.Tensor, _empty_like, results)
 
-    def _expanded(self, *args: Any, **keywords: Any) -> Any:
+    def _expand(self, *args: Any, **keywords: Any) -> Any:
         """The function's ops in place of the op, with results such as compiled code gives."""
         filled = self.schema.filled(args, keywords)
         inputs = [leaf for leaf in torch_pytree.tree_leaves(filled) if is_tensor(leaf)]
@@ -126,10 +126,10 @@ class PureOp(DeclaredOp):
     def _launch(self, *args: Any, **keywords: Any) -> Any:
         if self.eager is None:
             return self.launcher(*args, **keywords)
-        results = self._executed(self.eager, self.schema.filled(args, keywords))
+        results = self._execute(self.eager, self.schema.filled(args, keywords))
         return self.launcher(*args, **keywords) if results is NotImplemented else results
 
-    def _executed(self, eager: Function, filled: Sequence[Any]) -> Any:
+    def _execute(self, eager: Function, filled: Sequence[Any]) -> Any:
         """What the function for tensors gives, in memory of its own."""
         results = self.schema.call(eager, filled)
         if results is NotImplemented:
@@ -142,11 +142,11 @@ class PureOp(DeclaredOp):
         """On devices that are not CPUs, PyTorch runs the function if it is written for that."""
         filled = self.schema.filled(args, keywords)
         if self.eager is not None:
-            results = self._executed(self.eager, filled)
+            results = self._execute(self.eager, filled)
             if results is not NotImplemented:
                 return results
         if self.has_meaning:
-            return self._expanded(*filled)
+            return self._expand(*filled)
         devices = {str(t.device) for t in torch_pytree.tree_leaves(filled) if is_tensor(t)}
         raise errors.CustomOpError(
             f"{self.schema.qualified} was called with tensors on {', '.join(sorted(devices))}",
@@ -163,7 +163,7 @@ class PureOp(DeclaredOp):
         is_derived = self.has_meaning and not self.has_own_gradient
         if is_derived and (transformed or self._needs_keywords_gradient(keywords)):
             # torch.func's transforms do not take ops with gradients of their own.
-            return self._expanded(*args, **keywords)
+            return self._expand(*args, **keywords)
         if transformed:
             self._check_has_no_tangent([*args, *keywords.values()])
             if torch._C._functorch.maybe_current_level() is not None:
@@ -191,7 +191,7 @@ class PureOp(DeclaredOp):
             return None
         return below.again(args)
 
-    def _batched(self, info: Any, in_dims: Any, *args: Any, **keywords: Any) -> Any:
+    def _batch(self, info: Any, in_dims: Any, *args: Any, **keywords: Any) -> Any:
         return self.batch(info, in_dims, *args, **keywords)
 
     def _no_gradient(self, ctx: Any, *grads: Any) -> Any:

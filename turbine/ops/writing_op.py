@@ -24,13 +24,13 @@ class WritingOp(DeclaredOp):
         return self.pure
 
     def _implement(self) -> None:
-        computed = partial(self._computed, self.function)
+        computed = partial(self._compute, self.function)
         self.pure = PureOp(self.schema.functional(), computed, self.static)
         for key in ("CompositeImplicitAutograd", "FuncTorchBatched"):
             self.library.impl(self.schema.name, self._write, key)
 
     def register_eager(self, execute: Function) -> Function:
-        self.pure.register_eager(partial(self._computed, execute))
+        self.pure.register_eager(partial(self._compute, execute))
         return execute
 
     def register_autograd(
@@ -47,7 +47,7 @@ class WritingOp(DeclaredOp):
             functional.remove()
         super().remove()
 
-    def _computed(self, function: Function, *args: Any, **keywords: Any) -> Any:
+    def _compute(self, function: Function, *args: Any, **keywords: Any) -> Any:
         """The results of a function on copies of what it writes, and those copies."""
         own = self.schema.with_copies(self.schema.filled(args, keywords))
         results = self.schema.call(function, own)
@@ -57,7 +57,7 @@ class WritingOp(DeclaredOp):
         values = (*self.schema.as_tuple(results), *self.schema.written_of(own))
         return values[0] if len(values) == 1 else values
 
-    def _kept(self, filled: Sequence[Any]) -> list[Any]:
+    def _keep_arguments(self, filled: Sequence[Any]) -> list[Any]:
         """The arguments; where a gradient may want them later, copies of what is written."""
         if not (torch.is_grad_enabled() and any_requires_grad(filled)):
             return list(filled)
@@ -99,7 +99,9 @@ class WritingOp(DeclaredOp):
         elif not (is_transformed() or is_watched()) and self._reads_what_it_writes(filled):
             # Step by step, as a function that reads what it has written needs it.
             return self.schema.conforming(self.schema.call(self.function, filled))
-        values = self.pure.schema.as_tuple(self.schema.call(self.pure.op, self._kept(filled)))
+        values = self.pure.schema.as_tuple(
+            self.schema.call(self.pure.op, self._keep_arguments(filled))
+        )
         count = len(self.schema.results)
         torch_pytree.tree_map(_overwrite, self.schema.written_of(filled), list(values[count:]))
         return values[0] if count == 1 else values[:count] or None

@@ -108,7 +108,7 @@ class GroupQuantize(Pass):
         initial = [self._initial(layer) for layer in layers]
         _check_names(module, layers)
         for layer, values in zip(layers, initial, strict=True):
-            _replace(module, layer, self._grouped(layer), values)
+            _replace(module, layer, self._group(layer), values)
 
     def follow(self, module: Module, values: Values) -> Values:
         """Packed weights in place of plain ones."""
@@ -119,7 +119,7 @@ class GroupQuantize(Pass):
                 after.update(zip(layer.part_parameters, self._pack(layer, plain), strict=True))
         return after
 
-    def _grouped(self, layer: _Layer) -> Grouped:
+    def _group(self, layer: _Layer) -> Grouped:
         rows, columns = layer.shape if layer.summed == 1 else layer.shape[::-1]
         size = fit_group_size(columns, self.bits, self.group_size)
         return Grouped(rows, columns, self.bits, size, layer.dtype)
@@ -132,7 +132,7 @@ class GroupQuantize(Pass):
 
     def _initial(self, layer: _Layer) -> list[Start]:
         """What the new globals start from: parameters for a parameter, values for a value."""
-        grouped, initial = self._grouped(layer), layer.weight.initial_value
+        grouped, initial = self._group(layer), layer.weight.initial_value
         kinds = [(grouped.packed_shape, BYTE), (grouped.scales_shape, layer.dtype)]
         with layer.weight.op.location:
             types = [constants.tensor_type(*kind) for kind in kinds]

@@ -63,14 +63,14 @@ class RenameParameters(Pass):
         """The new name of every parameter; checked before anything changes."""
         present = list(dict.fromkeys(parameters.by_global(module).values()))
         self._check_present(present)
-        plan = {old: self._renamed(old) for old in present}
+        plan = {old: self._rename(old) for old in present}
         _check_distinct(plan)
         for old, new in plan.items():
             if new != old:
                 parameters.check(new)
         return plan
 
-    def _renamed(self, old: Parameter) -> Parameter:
+    def _rename(self, old: Parameter) -> Parameter:
         new = next((self.renames[name] for name in _spellings(old) if name in self.renames), None)
         if new is None and self.callback is not None:
             new = self.callback(old.scope, old.key)

@@ -26,17 +26,17 @@ class TemplateLoader(ABC):
 
     def load_template(self, kb: KernelBuilder, name: str, **kwargs: Any) -> Operation:
         """A template as a module by itself."""
-        return self._parsed(kb, name, self.render(name, **kwargs)).operation
+        return self._parse(kb, name, self.render(name, **kwargs)).operation
 
     def inline_template_function(
         self, kb: KernelBuilder, template_file: str, function_name: str, **kwargs: Any
     ) -> Operation:
         """A function of a template, as part of the module that is built."""
         text = self.render(template_file, **kwargs)
-        self._parsed(kb, template_file, text)
+        self._parse(kb, template_file, text)
         return bring_in(text, kb.module, op=kb.ksel.op.qualified, name=function_name)
 
-    def _parsed(self, kb: KernelBuilder, name: str, text: str) -> Any:
+    def _parse(self, kb: KernelBuilder, name: str, text: str) -> Any:
         try:
             return mlir_context.parse(text, kb.context)
         except errors.CompileError as error:
@@ -75,23 +75,23 @@ class _FileLoader(TemplateLoader):
             raise errors.CustomOpError(
                 errors.unknown("template", name, valid), where=str(self.folder)
             )
-        return self._filled(path.read_text(), kwargs)
+        return self._fill(path.read_text(), kwargs)
 
     @abstractmethod
-    def _filled(self, text: str, values: Mapping[str, Any]) -> str: ...
+    def _fill(self, text: str, values: Mapping[str, Any]) -> str: ...
 
 
 class StrFormatTemplateLoader(_FileLoader):
     """Files beside a module, `templates/<name>.mlir`, filled in by `str.format`."""
 
-    def _filled(self, text: str, values: Mapping[str, Any]) -> str:
+    def _fill(self, text: str, values: Mapping[str, Any]) -> str:
         return text.format(**values)
 
 
 class JinjaTemplateLoader(_FileLoader):
     """Files beside a module, `templates/<name>.mlir`, filled in by Jinja."""
 
-    def _filled(self, text: str, values: Mapping[str, Any]) -> str:
+    def _fill(self, text: str, values: Mapping[str, Any]) -> str:
         import jinja2
 
         environment = jinja2.Environment(

@@ -160,17 +160,17 @@ class Frame:
         """Compute every node of a region; gives what it yields."""
         for node in graph.nodes:
             if node.op == "call_function":
-                self.values[node] = self._computed(node)
+                self.values[node] = self._compute(node)
                 if self.watch is not None:
                     self.watch(node, self.values[node])
         return tuple(self.values[node] for node in output_of(graph))
 
-    def _computed(self, node: fx.Node) -> Any:
+    def _compute(self, node: fx.Node) -> Any:
         made = node.target
         assert isinstance(made, Op)
         special = SPECIAL.get(made)
         try:
-            return special(self, node) if special is not None else self._meant(node, made)
+            return special(self, node) if special is not None else self._evaluate(node, made)
         except errors.TurbineError:
             raise
         except Exception as error:
@@ -178,7 +178,7 @@ class Frame:
                 f"{made!r} failed: {error}", where=node.meta.get("line")
             ) from error
 
-    def _meant(self, node: fx.Node, made: Op) -> Any:
+    def _evaluate(self, node: fx.Node, made: Op) -> Any:
         args: Any = fx.node.map_arg(tuple(node.args), self.values.__getitem__)
         args = [self.plain(argument) for argument in args]
         keywords = {}

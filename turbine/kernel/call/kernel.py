@@ -83,7 +83,7 @@ class Kernel(Definition):
     def run(self, named: Mapping[str, Any], args: tuple[Any, ...] | None = None) -> Any:
         """Run the kernel on tensors that are no more than that; `args` may be remembered."""
         if config.is_interpreting():
-            return self._interpreted(named)
+            return self._interpret(named)
         facts = tuple(_fact(value) for value in named.values())
         known = self._known.get(facts)
         if known is None:
@@ -138,9 +138,9 @@ class Kernel(Definition):
 
     def interpret(self, *args: Any, **keywords: Any) -> Any:
         """Run the kernel in the interpreter: slowly, and with every check."""
-        return self._interpreted(self.named(args, keywords))
+        return self._interpret(self.named(args, keywords))
 
-    def _interpreted(self, named: Mapping[str, Any]) -> Any:
+    def _interpret(self, named: Mapping[str, Any]) -> Any:
         program, sizes, _ = self.last_call = self.bound(named)
         check_grid(program, sizes)
         outputs = list(interpret.run(program, sizes, separate_inputs(program, named)).values())

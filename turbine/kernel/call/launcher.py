@@ -110,19 +110,19 @@ class Launcher:
         if several not in self.verified:
             store_checks.check_stores(program, sizes)
             self.verified.add(several)
-        variant = self._known(key, sizes)
+        variant = self._find(key, sizes)
         if variant is None:
             with self.lock:
-                variant = self._known(key, sizes) or self._made(key, program, sizes)
+                variant = self._find(key, sizes) or self._make(key, program, sizes)
         return variant
 
-    def _known(self, key: Key, sizes: Mapping[Symbol, int]) -> Variant | None:
+    def _find(self, key: Key, sizes: Mapping[Symbol, int]) -> Variant | None:
         for variant in self.variants.get(key, ()):
             if variant.serves(sizes):
                 return variant
         return None
 
-    def _made(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
+    def _make(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
         reason = self._reason(key, sizes)
         facts = facts_of(program, sizes, dict(key.static))
         code = write_main(program, facts)

@@ -43,7 +43,7 @@ class Walk:
         emitter, w = self.emitter, self.emitter.w
         lanes = max((coord.lanes for coord in others), default=0)
         first, end = extent
-        carried = self._started(lanes)
+        carried = self._start(lanes)
         with w.loop(first, end, 1, carried) as loop, emitter.scope():
             place = loop.counter
             if self.reverse:
@@ -53,7 +53,7 @@ class Walk:
             visit(coords, loop.yielded)
         return loop.results[: len(self.tiles)]
 
-    def _started(self, lanes: int) -> list[Value]:
+    def _start(self, lanes: int) -> list[Value]:
         w = self.emitter.w
         if self.starts is not None:
             return self.starts(lanes)
