@@ -10,8 +10,9 @@ from turbine import errors
 PAGE = Path(__file__).with_name("errors.md")
 HEAD = """# Errors
 
-Every error is a `turbine.errors.TurbineError`: a fact, where it happened and a hint, also as the
-attributes `fact`, `where` and `hint`. This page is made from `turbine/errors.py`.
+Every error is a `turbine.errors.TurbineError`. It says what failed and, if known, where in your
+code and how to fix it, also as the attributes `fact`, `where` and `hint`. This page is made from
+`turbine/errors.py`.
 
 | error | is also a | when |
 | --- | --- | --- |

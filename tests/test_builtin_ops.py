@@ -24,7 +24,7 @@ from turbine import errors, ops
 from turbine.dynamo import records
 from turbine.runtime import run_trace
 
-pytestmark = pytest.mark.sweep(8)
+pytestmark = pytest.mark.sweep(7)
 
 HALVES = (torch.float16, torch.bfloat16)
 ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -183,7 +183,7 @@ class Every(nn.Module):
 
 
 @pytest.mark.run
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(4)
 @names
 def test_a_call_in_eager_mode_gives_the_right_numbers(name: str) -> None:
     args = SAMPLES[name].tensors(torch.float64)
@@ -244,7 +244,7 @@ def test_opcheck_finds_nothing(name: str) -> None:
 
 
 @pytest.mark.run
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", [name for name in SAMPLES if name != "quantized_matmul"])
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     sample = SAMPLES[name]

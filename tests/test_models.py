@@ -14,7 +14,7 @@ from turbine.zoo.odd import ODD
 TOLERANCE = {torch.bfloat16: 2e-2}
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", TINY)
 def test_model_agrees_with_eager(name: str) -> None:
     example = TINY[name]()
@@ -23,7 +23,7 @@ def test_model_agrees_with_eager(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_model_agrees_with_eager(name: str) -> None:
     check_odd_model(name, "external")

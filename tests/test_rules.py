@@ -20,7 +20,7 @@ from tests.models import Fn, compiled, relative_error
 from turbine.capture.rules.attention import scaled_dot_product_attention
 from turbine.capture.rules.convolution import convolution
 
-pytestmark = pytest.mark.sweep(8)
+pytestmark = pytest.mark.sweep(7)
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
@@ -201,7 +201,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", ATTENTION)
 def test_attention_is_pytorchs(case: str, dtype: torch.dtype) -> None:
@@ -309,7 +309,7 @@ CONSTANTS: dict[str, Function] = {
 }
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("constant", CONSTANTS.values(), ids=CONSTANTS)
 def test_integers_that_the_compiler_folds_are_reduced_once_each(

@@ -70,7 +70,7 @@ def exported(name: str) -> tuple[Function, turbine.aot.ExportOutput]:
 
 
 @pytest.mark.run
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_sizes_give_what_eager_gives_or_are_refused(name: str) -> None:
     _, shapes, least = PROGRAMS[name]
@@ -176,7 +176,7 @@ def test_a_jittable_takes_small_sizes() -> None:
         torch.testing.assert_close(artifact.run(x), x[::2] + 1)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.run
 @pytest.mark.filterwarnings("ignore:std():UserWarning")
 @pytest.mark.parametrize("name", NAMED)

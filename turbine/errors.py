@@ -1,4 +1,4 @@
-"""Every error a user can meet: each says the fact, the place and what to do about it."""
+"""Every error a user can meet: what failed, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from traceback import extract_tb
 
 
 class TurbineError(Exception):
-    """Base of all errors raised by turbine: a fact, where it happened, and a hint."""
+    """Base of all errors raised by turbine: what failed, where, and how to fix it."""
 
     def __init__(self, fact: str, *, where: str | None = None, hint: str | None = None) -> None:
         self.fact = fact
