@@ -39,6 +39,7 @@ LOOSE = dict.fromkeys(
         "signature",
         "pytree",
         "dims",
+        "algebra",
         "dump",
         "fits",
         "tables",

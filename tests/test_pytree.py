@@ -255,6 +255,12 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ("10 - n", 4, 4, 6),
         ("n // 2", 4, 4, None),
         ("n*n", 9, 9, None),
+        ("4*n // 2", 8, 8, 4),
+        ("7 - (2*n + 3)", 0, 0, 2),
+        ("n + 7 % n", 4, 4, None),
+        ("Max(n, 2)", 9, 9, None),
+        ("TruncToInt(1.5*ToFloat(n))", 3, 3, None),
+        ("0*n + 3", 3, 3, None),
         ("n + m", 9, 9, None),
     ],
 )

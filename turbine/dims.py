@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from turbine import errors
+from turbine import algebra, errors
 
 Dim = int | str
 
@@ -34,11 +34,10 @@ def match(dim: str, size: int, symbols: dict[str, int]) -> int | None:
     if expected is not None:
         return expected
     unknown = [name for name in dict.fromkeys(names(dim)) if name not in symbols]
-    line = _line(dim, unknown[0], symbols) if len(unknown) == 1 else None
-    if line is None:
+    found = _solve(dim, size, unknown[0], symbols) if len(unknown) == 1 else None
+    if found is None:
         return size
-    slope, start = line
-    value, rest = divmod(size - start, slope)
+    value, rest = found
     if rest:
         return None
     symbols[unknown[0]] = value
@@ -110,12 +109,17 @@ def is_symbol(dim: Dim) -> bool:
     return isinstance(dim, str) and dim.isidentifier()
 
 
-def _line(dim: str, name: str, known: Mapping[str, int]) -> tuple[int, int] | None:
-    """(slope, value at 0) of a dim as a function of one symbol, if it is a straight line."""
-    values = [evaluate(dim, {**known, name: n}) for n in (1, 2, 3)]
-    one, two, three = (value for value in values if value is not None)
-    slope = two - one
-    return (slope, one - slope) if slope and three - two == slope else None
+def _solve(dim: str, size: int, name: str, known: Mapping[str, int]) -> tuple[int, int] | None:
+    """The symbol for which a dim has this size, and what is left over; None if it is not linear."""
+    symbol = algebra.Symbol(name)
+    try:
+        expr = algebra.as_expr(_evaluate(_parse(dim), {**known, name: algebra.symbol(name)}))
+    except TypeError:  # of a function that only numbers have, such as a rounding
+        return None
+    factor = algebra.slope(expr, symbol)
+    if factor is None or not factor.number:
+        return None
+    return divmod(size - expr.evaluate({symbol: 0}), factor.number)
 
 
 @cache
@@ -171,7 +175,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _evaluate(node: ast.expr, symbols: Mapping[str, int]) -> Any:
+def _evaluate(node: ast.expr, symbols: Mapping[str, Any]) -> Any:
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
         return node.value
     if isinstance(node, ast.Name):

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from turbine.algebra import Symbol
 from turbine.kernel.backends import interpret
 from turbine.kernel.program import program, signature, size_inference
-from turbine.kernel.trace.algebra import Symbol
 
 
 def traced(function: Callable[..., Any], grid: Sequence[Any] = (), **args: Any) -> program.Program:

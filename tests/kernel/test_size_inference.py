@@ -15,9 +15,9 @@ import turbine
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine import errors
+from turbine.algebra import Expr, Symbol, as_expr, quotient, slope, symbol
 from turbine.kernel.program.signature import Parameter, Signature
 from turbine.kernel.program.size_inference import bind_sizes
-from turbine.kernel.trace.algebra import Expr, Symbol, as_expr, quotient, slope, symbol
 from turbine.kernel.trace.types import DTYPES, BufferType
 
 S, HK, GR, D = tkl.symbols("S HK GR D")

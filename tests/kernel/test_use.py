@@ -7,9 +7,8 @@ import torch
 
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
-from turbine import errors
+from turbine import algebra, errors
 from turbine.kernel.lang.control_flow import blocks
-from turbine.kernel.trace import algebra
 
 N, M, B = (algebra.symbol(name) for name in "NMB")
 SIZES = {

@@ -10,13 +10,12 @@ from typing import Any, final
 
 from torch import Tensor
 
-from turbine import errors
+from turbine import algebra, errors
+from turbine.algebra import Symbol
 from turbine.kernel.call.kernel import Kernel
 from turbine.kernel.inspection import printer
 from turbine.kernel.program import store_checks
 from turbine.kernel.program.signature import Parameter
-from turbine.kernel.trace import algebra
-from turbine.kernel.trace.algebra import Symbol
 from turbine.kernel.trace.tracer import symbol_name
 from turbine.kernel.trace.types import BufferType
 from turbine.kernel.trace.user_code import user_line

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 
 from turbine import errors
+from turbine.algebra import Expr, Symbol, as_expr
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.element_types import call_narrowed, widened
 from turbine.kernel.lang import (
@@ -32,7 +33,6 @@ from turbine.kernel.lang import (
 from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.program import messages
 from turbine.kernel.program.program import Program
-from turbine.kernel.trace.algebra import Expr, Symbol, as_expr
 from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.types import BufferType, tensor_of
 from turbine.kernel.trace.validity import Bound

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.algebra import Symbol
 from turbine.kernel.call.autograd import Gradient
 from turbine.kernel.call.launcher import Key
 from turbine.kernel.program import program as programs
@@ -19,7 +20,6 @@ from turbine.kernel.program.blocks import Block, choose_blocks, sizes_of_product
 from turbine.kernel.program.program import Program
 from turbine.kernel.program.signature import Signature
 from turbine.kernel.program.size_inference import bind_sizes
-from turbine.kernel.trace.algebra import Symbol
 from turbine.kernel.trace.op import describe
 from turbine.kernel.trace.tracer import Buffer, Tile, symbol_name
 from turbine.kernel.trace.types import BufferType, ScalarType, dtype_name, fits

@@ -11,12 +11,12 @@ from torch._C import _functorch, _len_torch_dispatch_stack, _len_torch_function_
 from torch.autograd import forward_ad
 
 from turbine import config, errors
+from turbine.algebra import Symbol
 from turbine.kernel.backends import interpret
 from turbine.kernel.call import autograd
 from turbine.kernel.call.autograd import Gradient
 from turbine.kernel.call.definition import Call, Definition
 from turbine.kernel.call.launcher import Launcher, Variant, check_grid, separate_inputs
-from turbine.kernel.trace.algebra import Symbol
 from turbine.kernel.trace.types import BufferType
 from turbine.runtime.quick_call import QuickCall, is_shareable
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from turbine import dtypes, errors
+from turbine.algebra import Quotient, Symbol
 from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
 from turbine.dump import dump
@@ -23,7 +24,6 @@ from turbine.kernel.program.messages import Report
 from turbine.kernel.program.program import Program
 from turbine.kernel.program.signature import Parameter, Signature
 from turbine.kernel.program.symbolic_sizes import Sizes, divides
-from turbine.kernel.trace.algebra import Quotient, Symbol
 from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
 from turbine.ops import aliasing
 from turbine.runtime import device, run_trace

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.algebra import Symbol
 from turbine.capture.declared_ops import OPERATIONS, SPEAKING
 from turbine.capture.sizes import hint
 from turbine.dtypes import SCALARS, Dtype
@@ -35,7 +36,6 @@ from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.program import Program
 from turbine.kernel.program.signature import Parameter, Signature
 from turbine.kernel.program.symbolic_sizes import Size
-from turbine.kernel.trace.algebra import Symbol
 from turbine.kernel.trace.types import BufferType, ScalarType
 from turbine.mlir import constants, flow, scalars
 from turbine.mlir.ir import Type, Value

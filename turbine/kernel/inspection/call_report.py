@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from turbine import config
+from turbine.algebra import Symbol
 from turbine.compiler import host, pipeline
 from turbine.kernel.call.kernel import Kernel
 from turbine.kernel.inspection import printer, roofline
@@ -18,7 +19,6 @@ from turbine.kernel.inspection.peaks import Peaks, peaks
 from turbine.kernel.inspection.roofline import Work
 from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.program import Program
-from turbine.kernel.trace.algebra import Symbol
 from turbine.kernel.trace.types import BufferType, DtypeSymbol
 from turbine.tables import bytes_text, table
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.algebra import ONE, Expr, Symbol, as_expr, greatest, least
 from turbine.kernel.backends import interpret
 from turbine.kernel.backends.interpret import Memory
 from turbine.kernel.call.kernel import Kernel
@@ -27,7 +28,6 @@ from turbine.kernel.program import program as programs
 from turbine.kernel.program.program import Program
 from turbine.kernel.program.signature import Parameter
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.algebra import ONE, Expr, Symbol, as_expr, greatest, least
 from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, Trace, user_line
 from turbine.kernel.trace.types import BufferType, TileType
 

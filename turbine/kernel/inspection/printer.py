@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from turbine import errors
+from turbine.algebra import ONE, ZERO, Expr, Symbol
 from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree.module import Code
@@ -22,7 +23,6 @@ from turbine.kernel.program.blocks import Block
 from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.program import Program
 from turbine.kernel.program.signature import Parameter
-from turbine.kernel.trace.algebra import ONE, ZERO, Expr, Symbol
 from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.types import DtypeSymbol, TileType, dtype_name
 from turbine.kernel.trace.validity import Bound

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import fx
 
+from turbine.algebra import Expr, Range, Symbol
 from turbine.dtypes import Dtype
 from turbine.kernel.inspection.peaks import Peaks
 from turbine.kernel.lang import control_flow, products, reductions, scans
 from turbine.kernel.lang.control_flow import Body
 from turbine.kernel.program.program import Program
-from turbine.kernel.trace.algebra import Expr, Range, Symbol
 from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.types import BufferType, TileType
 from turbine.kernel.trace.validity import Bound

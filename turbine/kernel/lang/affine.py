@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import fx
 
+from turbine.algebra import ONE, Expr, as_expr, is_never_negative
 from turbine.kernel.lang import arithmetic, casting, constants, creation, shapes
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.algebra import ONE, Expr, as_expr, is_never_negative
 from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.tracer import Tile
 from turbine.kernel.trace.validity import Bound

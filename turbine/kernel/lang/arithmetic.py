@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbine import errors
+from turbine import algebra, errors
 from turbine.kernel.lang.elementwise import (
     ANYTHING,
     FLOATS,
@@ -21,7 +21,6 @@ from turbine.kernel.lang.elementwise import (
     require_common_dtype,
 )
 from turbine.kernel.lang.operands import as_tile
-from turbine.kernel.trace import algebra
 from turbine.kernel.trace.op import Op, Operand, broadcast_shapes, common_dtype, op
 from turbine.kernel.trace.tracer import OPERATORS, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.trace.types import BOOL, TileType

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from turbine import dtypes, errors
+from turbine.algebra import Expr
 from turbine.dtypes import Dtype
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.algebra import Expr
 from turbine.kernel.trace.op import Op, Shape, op, shape_of
 from turbine.kernel.trace.tracer import IndexExpr, Tile, user_line
 from turbine.kernel.trace.types import (

@@ -13,12 +13,7 @@ from typing import Any
 from torch import fx
 
 from turbine import errors
-from turbine.kernel.lang.arithmetic import as_bool
-from turbine.kernel.lang.memory import FARTHEST, index_from_value, number_or
-from turbine.kernel.lang.operands import as_tile
-from turbine.kernel.lang.shapes import broadcast_to, masked
-from turbine.kernel.trace import tracer
-from turbine.kernel.trace.algebra import (
+from turbine.algebra import (
     Atom,
     Expr,
     Extreme,
@@ -29,6 +24,11 @@ from turbine.kernel.trace.algebra import (
     larger,
     smaller,
 )
+from turbine.kernel.lang.arithmetic import as_bool
+from turbine.kernel.lang.memory import FARTHEST, index_from_value, number_or
+from turbine.kernel.lang.operands import as_tile
+from turbine.kernel.lang.shapes import broadcast_to, masked
+from turbine.kernel.trace import tracer
 from turbine.kernel.trace.op import declare_internal
 from turbine.kernel.trace.tracer import IndexExpr, Region, Tile, Trace, expr_of, user_line
 from turbine.kernel.trace.types import TileType, dtype_name

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from turbine import errors
+from turbine.algebra import Expr, ceiling
 from turbine.dtypes import Dtype
 from turbine.kernel.lang.casting import to_dtype
 from turbine.kernel.lang.constants import check_dtype, constant, tile_of
 from turbine.kernel.lang.shapes import broadcast_to
-from turbine.kernel.trace.algebra import Expr, ceiling
 from turbine.kernel.trace.op import Op, Operand, Shape, Size, op, shape_of
 from turbine.kernel.trace.tracer import IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.trace.types import (

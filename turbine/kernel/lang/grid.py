@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from turbine import errors
+from turbine.algebra import symbol
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.algebra import symbol
 from turbine.kernel.trace.tracer import IndexExpr, user_line
 from turbine.kernel.trace.types import axes_text
 

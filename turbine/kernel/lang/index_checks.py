@@ -12,11 +12,11 @@ from typing import Any
 from torch import Tensor
 
 from turbine import config, errors
+from turbine.algebra import ONE, Expr
 from turbine.kernel.lang.affine import affine_of
 from turbine.kernel.lang.operands import as_tile
 from turbine.kernel.lang.shapes import align_to
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.algebra import ONE, Expr
 from turbine.kernel.trace.op import declare_internal
 from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, user_line
 from turbine.kernel.trace.types import I64

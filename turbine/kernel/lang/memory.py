@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.algebra import ONE, ZERO, Expr, Symbol, is_never_negative, symbol
 from turbine.dtypes import Dtype
 from turbine.kernel.lang.affine import Block, block_of, bounds_of
 from turbine.kernel.lang.arithmetic import as_bool
@@ -27,7 +28,6 @@ from turbine.kernel.lang.shapes import (
     transpose,
 )
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.algebra import ONE, ZERO, Expr, Symbol, is_never_negative, symbol
 from turbine.kernel.trace.op import Op, Operand, broadcast_shapes, describe, op, shape_of
 from turbine.kernel.trace.tracer import OPERATORS, Buffer, IndexExpr, Tile, expr_of, user_line
 from turbine.kernel.trace.types import BOOL, I64, TileType, axes_text

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.algebra import is_never_negative
 from turbine.kernel.lang.arithmetic import less
 from turbine.kernel.lang.control_flow import result
 from turbine.kernel.lang.creation import iota
@@ -18,7 +19,6 @@ from turbine.kernel.lang.operands import as_tile
 from turbine.kernel.lang.reductions import sum as sum_of
 from turbine.kernel.lang.shapes import axis_of, mask_of
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.algebra import is_never_negative
 from turbine.kernel.trace.op import declare_internal, shape_of
 from turbine.kernel.trace.tracer import IndexExpr, Tile, user_line
 from turbine.kernel.trace.types import I64, TileType

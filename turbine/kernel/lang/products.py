@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.algebra import Expr
 from turbine.dtypes import Dtype
 from turbine.kernel.lang.arithmetic import greater
 from turbine.kernel.lang.constants import constant, sizes
 from turbine.kernel.lang.operands import as_tile
 from turbine.kernel.lang.reductions import has_lane
 from turbine.kernel.lang.shapes import masked
-from turbine.kernel.trace.algebra import Expr
 from turbine.kernel.trace.op import Op, common_dtype, op
 from turbine.kernel.trace.tracer import OPERATORS, Tile, user_line
 from turbine.kernel.trace.types import DTYPES, F32

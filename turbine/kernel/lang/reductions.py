@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.algebra import ONE, Expr
 from turbine.dtypes import Dtype
 from turbine.kernel.lang import arithmetic
 from turbine.kernel.lang.arithmetic import as_bool
 from turbine.kernel.lang.operands import as_tile
 from turbine.kernel.lang.shapes import axis_of, expand_dims, mask_of, squeeze
-from turbine.kernel.trace.algebra import ONE, Expr
 from turbine.kernel.trace.op import Op, Operand, op
 from turbine.kernel.trace.tracer import Tile, user_line
 from turbine.kernel.trace.types import BOOL, I64, TileType

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.algebra import ONE, ZERO, Expr
 from turbine.kernel.lang.operands import as_tile
-from turbine.kernel.trace.algebra import ONE, ZERO, Expr
 from turbine.kernel.trace.op import Op, Operand, Shape, Size, common_dtype, op, shape_of
 from turbine.kernel.trace.tracer import OPERATORS, IndexExpr, Tile, user_line
 from turbine.kernel.trace.types import BOOL, TileType, axes_text

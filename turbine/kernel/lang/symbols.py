@@ -5,10 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from turbine import errors
+from turbine import algebra, errors
 from turbine.dtypes import Dtype
 from turbine.kernel.lang.memory_spaces import AddressSpace
-from turbine.kernel.trace import algebra
 from turbine.kernel.trace.tracer import IndexExpr, IndexSymbol, Tile, expr_of, user_line
 from turbine.kernel.trace.types import USAGES, BufferType, DtypeSymbol, UnsupportedType
 

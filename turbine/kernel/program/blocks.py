@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from turbine.algebra import Expr, Symbol
 from turbine.kernel.lang.products import dot
 from turbine.kernel.program.program import Program, nodes_of
-from turbine.kernel.trace.algebra import Expr, Symbol
 from turbine.kernel.trace.op import arguments
 from turbine.kernel.trace.types import BufferType, TileType
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import fx
 
+from turbine.algebra import Expr, Symbol
 from turbine.kernel.lang import atomics, control_flow, memory, scans
 from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.lang.index_checks import check_index
-from turbine.kernel.trace.algebra import Expr, Symbol
 from turbine.kernel.trace.op import Op, arguments
 
 _SOURCES = (memory.load, memory.gather, atomics.atomic_block, atomics.atomic_scatter)

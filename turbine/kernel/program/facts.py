@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from turbine.kernel.trace.algebra import Expr, Range, Symbol, is_never_negative, symbol
+from turbine.algebra import Expr, Range, Symbol, is_never_negative, symbol
 from turbine.kernel.trace.validity import Bound
 
 

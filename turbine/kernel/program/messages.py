@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from turbine import errors
+from turbine.algebra import Expr, Symbol
 from turbine.dtypes import Dtype
-from turbine.kernel.trace.algebra import Expr, Symbol
 from turbine.kernel.trace.types import TileType
 
 # Words of 64 bits that the prints of one launch may fill.

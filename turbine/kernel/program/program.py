@@ -10,12 +10,12 @@ from typing import Any
 from torch import fx
 
 from turbine import errors
+from turbine.algebra import ONE, ZERO, Expr, Range, Symbol
 from turbine.dtypes import Dtype
 from turbine.kernel.lang.control_flow import Body, blocks
 from turbine.kernel.lang.debugging import print_op
 from turbine.kernel.program.data_dependence import drop_other_checks
 from turbine.kernel.program.signature import Parameter, Signature
-from turbine.kernel.trace.algebra import ONE, ZERO, Expr, Range, Symbol
 from turbine.kernel.trace.tracer import Buffer, Region, Tile, Trace, enter_trace, expr_of
 from turbine.kernel.trace.types import BufferType, DtypeSymbol, TileType
 from turbine.kernel.trace.validity import Bound

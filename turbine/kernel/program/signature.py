@@ -9,8 +9,8 @@ from types import NoneType
 from typing import Any, Union, get_args, get_origin
 
 from turbine import dtypes, errors
+from turbine.algebra import Symbol
 from turbine.dtypes import Dtype
-from turbine.kernel.trace.algebra import Symbol
 from turbine.kernel.trace.types import (
     DTYPES,
     BufferType,

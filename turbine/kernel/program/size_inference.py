@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from turbine import errors
+from turbine.algebra import Expr, Symbol, slope
 from turbine.kernel.program.signature import Parameter, Signature
-from turbine.kernel.trace.algebra import Expr, Symbol, slope
 from turbine.kernel.trace.types import BufferType, axes_text
 
 

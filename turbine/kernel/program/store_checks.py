@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from turbine import errors
+from turbine.algebra import Symbol
 from turbine.kernel.lang.control_flow import Body, for_op
 from turbine.kernel.lang.memory import store
 from turbine.kernel.program.program import Program
-from turbine.kernel.trace.algebra import Symbol
 from turbine.kernel.trace.validity import Bound
 
 

@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from turbine import errors
+from turbine.algebra import Atom, Expr, Quotient, Symbol, slope
 from turbine.kernel.program.signature import Signature
 from turbine.kernel.program.size_inference import (
     Axis,
@@ -23,7 +24,6 @@ from turbine.kernel.program.size_inference import (
     in_order,
     mismatch,
 )
-from turbine.kernel.trace.algebra import Atom, Expr, Quotient, Symbol, slope
 
 Size = int | torch.SymInt
 Sizes = Mapping[Symbol, Size]

@@ -16,9 +16,9 @@ import torch
 from torch import fx
 
 from turbine import dtypes, errors
+from turbine.algebra import ONE, Expr
 from turbine.dtypes import Dtype
 from turbine.kernel.trace import tracer
-from turbine.kernel.trace.algebra import ONE, Expr
 from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, Traced, expr_of, user_line
 from turbine.kernel.trace.types import BOOL, F32, I64, TileType, dtype_name
 from turbine.kernel.trace.validity import ALWAYS, Valid

@@ -11,10 +11,9 @@ from typing import Any
 
 from torch import fx
 
-from turbine import errors
+from turbine import algebra, errors
+from turbine.algebra import Expr, Range, Symbol
 from turbine.dtypes import Dtype
-from turbine.kernel.trace import algebra
-from turbine.kernel.trace.algebra import Expr, Range, Symbol
 from turbine.kernel.trace.types import BufferType, TileType, dtype_name
 from turbine.kernel.trace.user_code import user_line as user_line
 from turbine.kernel.trace.validity import ALWAYS, Valid

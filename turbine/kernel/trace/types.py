@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from turbine import dtypes, errors
+from turbine.algebra import Expr
 from turbine.dtypes import Dtype
-from turbine.kernel.trace.algebra import Expr
 from turbine.kernel.trace.user_code import user_line
 
 

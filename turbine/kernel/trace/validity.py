@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from turbine.kernel.trace.algebra import Expr
+from turbine.algebra import Expr
 
 
 @dataclass(frozen=True)

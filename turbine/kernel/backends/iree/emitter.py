@@ -18,6 +18,7 @@ from typing import Any
 from torch import fx
 
 from turbine import errors
+from turbine.algebra import Atom, Expr, Extreme, Quotient, Symbol, as_expr, ceiling
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.plan import Plan
@@ -27,7 +28,6 @@ from turbine.kernel.lang.control_flow import Body
 from turbine.kernel.lang.products import dot
 from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.messages import Alarm, Site
-from turbine.kernel.trace.algebra import Atom, Expr, Extreme, Quotient, Symbol, as_expr, ceiling
 from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.validity import Bound
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from turbine.algebra import ONE
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
@@ -15,7 +16,6 @@ from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, lanes_o
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import memory, shapes
 from turbine.kernel.lang.affine import affine_of
-from turbine.kernel.trace.algebra import ONE
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import BOOL
 from turbine.kernel.trace.validity import Bound

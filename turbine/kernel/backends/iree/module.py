@@ -15,6 +15,7 @@ from math import prod
 import torch
 
 from turbine import errors
+from turbine.algebra import ZERO, Expr, Symbol, is_never_negative, slope
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree import debugging, elements
 from turbine.kernel.backends.iree.emitter import WORKGROUPS, Emitter, Scratch, Source
@@ -27,7 +28,6 @@ from turbine.kernel.program.messages import LOG_WORDS, Report
 from turbine.kernel.program.program import Program
 from turbine.kernel.program.signature import Parameter
 from turbine.kernel.program.size_inference import Axis, in_order
-from turbine.kernel.trace.algebra import ZERO, Expr, Symbol, is_never_negative, slope
 from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
 from turbine.target import Target
 

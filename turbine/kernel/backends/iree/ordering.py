@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import fx
 
+from turbine.algebra import Expr, as_expr
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree.emitter import RULES, Emitter
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, TileValue
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import ordering
-from turbine.kernel.trace.algebra import Expr, as_expr
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import I64
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from turbine.algebra import ZERO, Expr
 from turbine.kernel.backends.iree.writer import Writer
-from turbine.kernel.trace.algebra import ZERO, Expr
 
 
 @dataclass

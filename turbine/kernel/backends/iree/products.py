@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from turbine.algebra import as_expr
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree import elements, micro_kernel
 from turbine.kernel.backends.iree.casting import emit_cast
@@ -18,7 +19,6 @@ from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, Til
 from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import products
 from turbine.kernel.lang.products import accumulator_dtype
-from turbine.kernel.trace.algebra import as_expr
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import DTYPES, TileType
 

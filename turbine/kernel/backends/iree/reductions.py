@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 
+from turbine.algebra import Expr
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_for, vector_axis
@@ -16,7 +17,6 @@ from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
 from turbine.kernel.backends.iree.views import count_lanes
 from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.kernel.lang import reductions
-from turbine.kernel.trace.algebra import Expr
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import I64
 from turbine.kernel.trace.validity import Bound

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from turbine.algebra import ONE, Expr
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.casting import emit_cast
@@ -18,7 +19,6 @@ from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, lanes_of, merge_reads
 from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import constants, creation, shapes
-from turbine.kernel.trace.algebra import ONE, Expr
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import BOOL, I64
 

@@ -1,6 +1,6 @@
 """Integer expressions over sizes: sums of products of symbols and quotients, kept in one form.
 
-Two expressions that are the same sum are equal; what is left is all that a kernel's bounds need:
+Two expressions that are the same sum are equal; what is left is all that sizes and bounds need:
 substitution, extremes over ranges, and a proof that something is never negative.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,24 @@ class Expr:
         ]
         return _sum(products)
 
+    def __floordiv__(self, other: Expr | int) -> Expr:
+        return quotient(self, other)
+
+    def __mod__(self, other: Expr | int) -> Expr:
+        return remainder(self, other)
+
+    def __rsub__(self, other: int) -> Expr:
+        return as_expr(other) - self
+
+    def __rfloordiv__(self, other: int) -> Expr:
+        return quotient(other, self)
+
+    def __rmod__(self, other: int) -> Expr:
+        return remainder(other, self)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
     def __str__(self) -> str:
         text = " + ".join(_term(*term) for term in self.terms) or "0"
         return text.replace("+ -", "- ")
@@ -123,7 +142,8 @@ def as_expr(value: Expr | int) -> Expr:
     """A number as an expression."""
     if isinstance(value, Expr):
         return value
-    return Expr((((), int(value)),) if value else ())
+    number = index(value)  # a float has none
+    return Expr((((), number),) if number else ())
 
 
 ZERO = Expr(())

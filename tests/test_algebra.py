@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turbine.kernel.trace import algebra
-from turbine.kernel.trace.algebra import Expr, Range, Symbol
+from turbine import algebra
+from turbine.algebra import Expr, Range, Symbol
 
 A, B = Symbol("A"), Symbol("B")
 PROGRAM = Symbol("program_id(0)", "program", 0)
