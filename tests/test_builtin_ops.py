@@ -323,11 +323,11 @@ def test_a_slice_at_another_offset_is_no_new_code() -> None:
     src, dst = torch.randn(2, 3), torch.randn(9, 3)
     ops.insert_slice(src, dst, [4, 0], [1, 1])
     kernels = vars(ops.insert_slice)["launcher"].kernels
-    before = sum(map(len, kernels.values()))
+    before = len(kernels)
     for start in (5, 6, 7):
         result = ops.insert_slice(src, dst, [start, 0], [1, 1])
         assert torch.equal(result[start : start + 2], src)
-    assert sum(map(len, kernels.values())) == before
+    assert len(kernels) == before
 
 
 # What only exported programs keep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from turbine.compat.op_reg import (
 )
 from turbine.compat.op_reg.eager import eager_dispatch
 from turbine.mlir import context
+from turbine.ops.code_cache import CodeCache
 from turbine.ops.pure_op import PureOp
 from turbine.passes import ExpandCustomOps, Merge, run_passes
 
@@ -158,11 +159,11 @@ def registered(op: Any) -> CustomOp:
     return ALL_CUSTOM_OP_REGS[op.default.name().replace("::", ".")]
 
 
-def kernels_of(op: Any) -> dict[Hashable, Any]:
+def kernels_of(op: Any) -> CodeCache[Any]:
     """What was compiled for an op so far."""
     declared = registered(op).declared
     assert isinstance(declared, PureOp)
-    return cast(dict[Hashable, Any], declared.launcher.kernels)
+    return cast(CodeCache[Any], declared.launcher.kernels)
 
 
 def failing(

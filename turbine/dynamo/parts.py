@@ -18,21 +18,16 @@ from torch import fx
 from turbine import config, errors
 from turbine import target as targets
 from turbine.capture import work
-from turbine.capture.flat_call import flatten
 from turbine.capture.partition import Part, is_compute
-from turbine.capture.program import Region
 from turbine.capture.sizes import hint
 from turbine.compiler import host, pipeline
 from turbine.compiler.pipeline import Compiled, Pending
-from turbine.dump import dump
 from turbine.dynamo import failure_cache
 from turbine.dynamo.totals import add
-from turbine.lower.emission import TargetQuery
-from turbine.lower.importer import DEFAULT_NAME, lower
-from turbine.mlir import context as mlir_context
+from turbine.lower.importer import DEFAULT_NAME
+from turbine.ops.flat_code import lower_graph
 from turbine.progress import progress
 from turbine.runtime import device
-from turbine.runtime.executable import Executable, align_code
 from turbine.runtime.tensor_call import TensorCall
 
 log = logging.getLogger(__name__)
@@ -96,28 +91,17 @@ class PartModule(torch.nn.Module):
             return _surprise(error)
 
     def _lower(self) -> Pending | errors.TurbineError:
-        graph, self._inputs, self._results = flatten(self.eager, self._fixed)
-        placeholders = tuple(node.name for node in graph.graph.nodes if node.op == "placeholder")
-        (output,) = (node for node in graph.graph.nodes if node.op == "output")
-        region = Region(graph, placeholders, tuple(output.args[0]))
+        resolve = partial(host.resolve, self._target)
         try:
-            target = TargetQuery(partial(host.resolve, self._target))
-            module = lower(region, target, locate=_location).module
-            mlir_context.verify(module)
+            code = lower_graph("part", self.eager, resolve, _location, fixed=self._fixed)
         except (errors.UnsupportedOp, errors.CompileError, errors.CustomOpError) as error:
             return error
-        text = partial(mlir_context.to_text, module, large_elements_limit=_SHOWN_ELEMENTS)
-        dump("part", {"captured.py": partial(_code, graph), "lowered.mlir": text})
-        fingerprint = mlir_context.fingerprint(module)
-        self._name = failure_cache.part_name(fingerprint, self.eager.graph)
+        self._inputs, self._results = code.inputs, code.results
+        self._name = failure_cache.part_name(code.fingerprint, self.eager.graph)
         failure = failure_cache.part_failure(self._name)
         if failure is not None:
             return failure
-        return pipeline.begin_ir(
-            mlir_context.to_bytecode(module),
-            self._target,
-            fingerprint=fingerprint,
-        )
+        return pipeline.begin_ir(code.bytecode, self._target, fingerprint=code.fingerprint)
 
     def _finish(self) -> Call:
         if isinstance(self._pending, errors.TurbineError):
@@ -138,9 +122,11 @@ class PartModule(torch.nn.Module):
         return call
 
     def _load(self, compiled: Compiled) -> TensorCall:
-        entry = Executable(align_code(compiled.data), self.driver, list).entry(DEFAULT_NAME)
-        entry.device()  # loads it, which may fail
-        return TensorCall(entry, self._inputs, self._results)
+        call = TensorCall.load(
+            compiled.data, self.driver, DEFAULT_NAME, self._inputs, self._results
+        )
+        call.entry.device()  # loads it, which may fail
+        return call
 
     def _measure(self, compiled: Compiled) -> float:
         """Seconds of one call on made-up arguments."""
@@ -151,7 +137,6 @@ class PartModule(torch.nn.Module):
 
 
 _QUIET_SECONDS = 2.0
-_SHOWN_ELEMENTS = 50
 
 
 def _progress(op_count: int) -> AbstractContextManager[None]:
@@ -168,10 +153,6 @@ def _surprise(error: Exception) -> errors.TurbineError:
         raise error
     log.warning("a part runs in PyTorch because of a fault in turbine", exc_info=error)
     return errors.TurbineError(f"{type(error).__name__}: {error}")
-
-
-def _code(graph: fx.GraphModule) -> str:
-    return str(graph.print_readable(print_output=False))
 
 
 def _location(node: fx.Node) -> str:

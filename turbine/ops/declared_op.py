@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch._library.utils import lookup_op
@@ -18,15 +18,30 @@ from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS
 from turbine.mlir import context as mlir_context
 from turbine.ops import ir_builder, templates
 from turbine.ops.expansion import expansion
+from turbine.ops.launcher import Launcher
 from turbine.ops.schema import Schema
 from turbine.ops.specialization import Static
 from turbine.passes import expand_custom_ops
 
-if TYPE_CHECKING:
-    from turbine.ops.pure_op import PureOp
-
 Function = Callable[..., Any]
 DECLARED: dict[str, DeclaredOp] = {}
+
+
+class Core(Protocol):
+    """The op that computes, which writes nothing."""
+
+    schema: Schema
+    op: Any
+    launcher: Launcher
+    batch: Function
+
+    def emit_by(self, emit: ir_builder.Emit) -> None:
+        """Take the emission for the code from now on."""
+
+    def register_autograd(
+        self, backward: Function, /, *, setup_context: Function | None = None
+    ) -> None:
+        """Give the op a gradient."""
 
 
 class DeclaredOp(ABC):
@@ -75,7 +90,7 @@ class DeclaredOp(ABC):
 
     @property
     @abstractmethod
-    def core(self) -> PureOp:
+    def core(self) -> Core:
         """The op that computes, which writes nothing."""
 
     @abstractmethod

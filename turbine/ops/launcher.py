@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,22 +17,18 @@ from turbine import config, errors
 from turbine import target as targets
 from turbine.capture import work
 from turbine.capture.effects import draws
-from turbine.capture.flat_call import flatten
-from turbine.capture.program import Region
 from turbine.compiler import host, pipeline
-from turbine.dump import dump
-from turbine.lower.emission import TargetQuery
-from turbine.lower.importer import DEFAULT_NAME, lower
+from turbine.lower.importer import DEFAULT_NAME
 from turbine.mlir import context as mlir_context
 from turbine.mlir.ir import Module
 from turbine.ops import ir_builder, specialization
+from turbine.ops.code_cache import CodeCache
+from turbine.ops.flat_code import FlatCode, lower_graph
 from turbine.ops.repeat_call import Repeat
 from turbine.ops.schema import Schema
 from turbine.ops.specialization import Leaf, Static, Traced
 from turbine.runtime import device, run_trace
-from turbine.runtime.executable import Executable, align_code
 from turbine.runtime.tensor_call import TensorCall
-from turbine.signature import Slot
 
 log = logging.getLogger(__name__)
 Function = Callable[..., Any]
@@ -50,6 +45,10 @@ class Kernel:
     traced: Traced
     call: TensorCall | Function
     label: Path | None = None  # what calls are logged under, if they are
+
+    def serves(self, sizes: Sequence[int]) -> bool:
+        """Whether it is right for a call with these sizes."""
+        return self.traced.serves(sizes)
 
     def __call__(self, args: Sequence[Any], values: Sequence[Leaf]) -> Any:
         """The results, nested as the op gives them."""
@@ -82,9 +81,8 @@ class Launcher:
     op: Any
     static: Static
     instead: Function | None = None
-    kernels: dict[Hashable, list[Kernel]] = field(default_factory=dict)
+    kernels: CodeCache[Kernel] = field(default_factory=CodeCache)
     repeat: Repeat | None = None
-    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Run the op."""
@@ -98,37 +96,27 @@ class Launcher:
     def lower(self, args: Sequence[Any]) -> Module:
         """The IR that a call compiles."""
         values = specialization.leaves(self.schema, args, self.static)
-        return self._lower(self._trace(args, values))[0]
+        return self._lower(self._trace(args, values)).module
 
     def _general(self, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         args = self.schema.filled(given, keywords)
         values = specialization.leaves(self.schema, args, self.static)
         key = specialization.key_of(args, values)
         sizes = specialization.sizes_of(values)
-        kernel = self._find(key, sizes)
-        if kernel is None:
-            with self.lock:
-                kernel = self._find(key, sizes) or self._make(key, args, values)
+        kernel = self.kernels.get(key, sizes, partial(self._make, args, values))
         results = kernel(args, values)
         if kernel.repeatable is not None:
             captured = kernel.traced.captured
             self.repeat = Repeat.of(self.schema, kernel.repeatable, captured, given, keywords)
         return results
 
-    def _find(self, key: Hashable, sizes: Sequence[int]) -> Kernel | None:
-        for kernel in self.kernels.get(key, ()):
-            if kernel.traced.serves(sizes):
-                return kernel
-        return None
-
-    def _make(self, key: Hashable, args: Sequence[Any], values: Sequence[Leaf]) -> Kernel:
+    def _make(self, args: Sequence[Any], values: Sequence[Leaf]) -> Kernel:
         try:
             kernel = self._kernel(self._trace(args, values))
         except Untraceable as error:
             kernel = self._run_untraced(args, error)
         if self.instead is None:
             self._check_sizes(args, kernel(args, values))
-        self.kernels.setdefault(key, []).append(kernel)
         return kernel
 
     def _trace(self, args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
@@ -183,30 +171,23 @@ class Launcher:
         return Kernel(traced, self.instead)
 
     def _compile(self, traced: Traced) -> Kernel:
-        module, inputs, results = self._lower(traced)
+        code = self._lower(traced)
         target = targets.parse(config.current().target)
-        compiled = pipeline.compile_ir(
-            mlir_context.to_bytecode(module), target, fingerprint=mlir_context.fingerprint(module)
-        )
-        text = partial(mlir_context.to_text, module)
+        compiled = pipeline.compile_ir(code.bytecode, target, fingerprint=code.fingerprint)
+        text = partial(mlir_context.to_text, code.module)
         label = run_trace.kernel(self.schema.qualified.replace("::", "."), text, compiled.data)
         driver = device.driver_for(target, work.mflop(traced.graph.graph))
-        entry = Executable(align_code(compiled.data), driver, list).entry(DEFAULT_NAME)
-        return Kernel(traced, TensorCall(entry, inputs, results), label)
+        call = TensorCall.load(compiled.data, driver, DEFAULT_NAME, code.inputs, code.results)
+        return Kernel(traced, call, label)
 
-    def _lower(self, traced: Traced) -> tuple[Module, list[Slot], list[Slot]]:
-        graph, inputs, results = flatten(traced.graph)
-        nodes = list(graph.graph.nodes)
-        names = [node.name for node in nodes if node.op == "placeholder"]
-        passed = [name for name in names if name not in traced.weights]
-        region = Region(graph, tuple(passed), tuple(nodes[-1].args[0]), traced.weights)
-        target = TargetQuery(host.default_target)
-        module = lower(region, target, locate=lambda node: self.schema.qualified).module
-        mlir_context.verify(module)
-        text = partial(mlir_context.to_text, module)
-        dump(self.schema.name, {"lowered.mlir": text})
-        slots = [slot for slot, name in zip(inputs, names, strict=True) if name in passed]
-        return module, slots, results
+    def _lower(self, traced: Traced) -> FlatCode:
+        return lower_graph(
+            self.schema.name,
+            traced.graph,
+            host.default_target,
+            lambda node: self.schema.qualified,
+            weights=traced.weights,
+        )
 
     def _check_sizes(self, args: Sequence[Any], results: Any) -> None:
         """Compare the first results with the shape rule: later ones have the same code."""

@@ -15,7 +15,7 @@ from torch._C import _AutoDispatchBelowADInplaceOrView
 
 from turbine import errors
 from turbine.runtime import torch_buffers
-from turbine.runtime.executable import EntryPoint
+from turbine.runtime.executable import EntryPoint, Executable, align_code
 from turbine.runtime.overlap import Span, overlaps
 from turbine.signature import Slot
 
@@ -33,6 +33,14 @@ class TensorCall:
         self.dtypes = [slot.dtype for slot in results]
         # The view of each tensor that stays in place, and the address it is a view of.
         self.known: dict[int, tuple[int, Any, list[Span]]] = {}
+
+    @staticmethod
+    def load(
+        code: bytes, driver: str, name: str, inputs: Sequence[Slot], results: Sequence[Slot]
+    ) -> TensorCall:
+        """Call a function of code that has no weights of its own."""
+        entry = Executable(align_code(code), driver, list).entry(name)
+        return TensorCall(entry, inputs, results)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """The results, as tensors of their own."""

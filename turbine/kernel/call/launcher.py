@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -26,8 +25,8 @@ from turbine.kernel.program.signature import Parameter, Signature
 from turbine.kernel.program.symbolic_sizes import Sizes, divides
 from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
 from turbine.ops import aliasing
+from turbine.ops.code_cache import CodeCache
 from turbine.runtime import device, run_trace
-from turbine.runtime.executable import Executable, align_code
 from turbine.runtime.tensor_call import TensorCall
 from turbine.signature import Slot
 
@@ -97,9 +96,8 @@ class Launcher:
     """The code of a kernel that was compiled so far."""
 
     signature: Signature
-    variants: dict[Key, list[Variant]] = field(default_factory=dict)
+    variants: CodeCache[Variant] = field(default_factory=CodeCache)
     reasons: list[str] = field(default_factory=list)  # why each was compiled, in order
-    lock: threading.RLock = field(default_factory=threading.RLock)
     # Grids for which it was looked whether programs store to one element.
     verified: set[tuple[Key, tuple[bool, ...]]] = field(default_factory=set)
 
@@ -110,34 +108,22 @@ class Launcher:
         if several not in self.verified:
             store_checks.check_stores(program, sizes)
             self.verified.add(several)
-        variant = self._find(key, sizes)
-        if variant is None:
-            with self.lock:
-                variant = self._find(key, sizes) or self._make(key, program, sizes)
-        return variant
+        return self.variants.get(key, sizes, partial(self._compile, key, program, sizes))
 
-    def _find(self, key: Key, sizes: Mapping[Symbol, int]) -> Variant | None:
-        for variant in self.variants.get(key, ()):
-            if variant.serves(sizes):
-                return variant
-        return None
-
-    def _make(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
+    def _compile(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
         reason = self._reason(key, sizes)
         facts = facts_of(program, sizes, dict(key.static))
         code = write_main(program, facts)
         dump(program.name, {"kernel.mlir": lambda: code.text})
         divisors = {s: facts.divisors[s] for s in facts.used}
         call = load_code(program, code, operations_of(program, sizes) / 1e6)
-        variant = Variant(program, divisors, call, code.report)
         self.reasons.append(reason)
-        self.variants.setdefault(key, []).append(variant)
-        return variant
+        return Variant(program, divisors, call, code.report)
 
     def _reason(self, key: Key, sizes: Mapping[Symbol, int]) -> str:
         """Why code is compiled."""
-        alike = self.variants.get(key, [])
-        if not self.variants:
+        alike = self.variants.of_key(key)
+        if not len(self.variants):
             return f"the first call, {key}"
         if not alike:
             return f"a call of another kind, {key}"
@@ -233,12 +219,11 @@ def load_code(program: Program, code: Code, mflop: float) -> TensorCall:
     made = pipeline.compile_ir(code.text.encode(), target)
     run_trace.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
     driver = device.driver_for(target, mflop)
-    entry = Executable(align_code(made.data), driver, list).entry(_ENTRY)
     inputs = [_slot(p) for p in program.parameters if p.is_passed]
     results = [_slot(p) for p in (*program.of_usage("output"), *program.of_usage("inout"))]
     reported = bool(code.report.alarms) + bool(code.report.sites)
     results += [Slot(dtypes.from_torch_name("int64"))] * reported
-    return TensorCall(entry, inputs, results)
+    return TensorCall.load(made.data, driver, _ENTRY, inputs, results)
 
 
 def _slot(parameter: Parameter) -> Slot:

@@ -23,7 +23,6 @@ from turbine import dtypes
 from turbine.compiler import host, pipeline
 from turbine.kernel.backends.iree.module import DISPATCH_ATTRIBUTES
 from turbine.runtime.device import TASK
-from turbine.runtime.executable import Executable, align_code
 from turbine.runtime.tensor_call import TensorCall
 from turbine.signature import Slot
 from turbine.target import Target
@@ -76,8 +75,8 @@ def _in_registers(cores: int) -> float:
     """Operations a second of multiply-adds in registers, on all cores."""
     target, groups = host.default_target(), _GROUPS_PER_CORE * cores
     code = pipeline.compile_ir(_loop_text(target, groups).encode(), target)
-    entry = Executable(align_code(code.data), TASK, list).entry("main")
-    call = TensorCall(entry, [], [Slot(dtypes.from_torch_name("float32"))])
+    results = [Slot(dtypes.from_torch_name("float32"))]
+    call = TensorCall.load(code.data, TASK, "main", [], results)
     operations = 2 * _CHAINS * _lanes(target) * _TURNS * groups
     return operations / best_seconds(lambda: call([]))
 
