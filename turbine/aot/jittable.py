@@ -71,7 +71,10 @@ def jittable(
     """
     for name in passes:
         if name not in _PASSES:
-            raise errors.ProcedureError(errors.unknown("pass of a jittable", name, _PASSES))
+            raise errors.ProcedureError(
+                errors.unknown("pass of a jittable", name, _PASSES),
+                hint="leave passes= out: ops in place are made functional in any case",
+            )
     rules = dict(decomposition_table or {})
     ops = tuple(decompose_ops or ())
 

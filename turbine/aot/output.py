@@ -323,7 +323,10 @@ def _is_written(archive: str | Path) -> bool:
 def _check_places(save_to: str | Path | None, archive: str | Path | None) -> None:
     """Better now than after minutes in the compiler."""
     if archive is not None and (save_to is None or Path(save_to).suffix == VMFB_SUFFIX):
-        raise errors.ConfigError("archive= needs save_to= an artifact file that names it")
+        raise errors.ConfigError(
+            "archive= needs save_to= an artifact file that names it",
+            hint='add save_to="model.turbine", or leave archive= out',
+        )
     for path in (save_to, archive):
         if path is not None:
             container.check_folder(Path(path))

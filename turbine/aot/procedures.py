@@ -226,7 +226,9 @@ def _parameters(procedure: Procedure) -> list[inspect.Parameter]:
     parameters = list(inspect.signature(procedure.function).parameters.values())
     if not parameters:
         raise errors.ProcedureError(
-            f"procedure {procedure.name!r} takes no self", where=_line(procedure.function)
+            f"procedure {procedure.name!r} takes no self",
+            where=_line(procedure.function),
+            hint=f"write def {procedure.name}(self, ...)",
         )
     return parameters[1:]
 

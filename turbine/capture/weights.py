@@ -27,7 +27,10 @@ def find_weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> di
         name = str(spec.target)
         tensor = exported.state_dict.get(name, exported.constants.get(name))
         if not isinstance(tensor, torch.Tensor):
-            raise errors.ExportError(f"no value for {name}, an input of kind {spec.kind}")
+            raise errors.ExportError(
+                f"no value for {name}, an input of kind {spec.kind}",
+                hint="put the tensor into the program's state_dict or constants under that name",
+            )
         mutable = spec.arg.name in stores
         external = external_address(tensor)
         key = (id(spec),) if mutable else (external, *identity(tensor))
