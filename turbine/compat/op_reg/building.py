@@ -11,7 +11,7 @@ from iree.compiler.ir import Value as IrValue
 from turbine import dtypes, errors
 from turbine.compat.merger import module_of
 from turbine.compat.op_reg.descriptors import ArgDescriptor, IntArg, TensorArg, TensorListArg
-from turbine.compat.op_reg.selection import KernelSelection
+from turbine.compat.op_reg.selection import COUNTED, KernelSelection
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function, scalars, torch_values
 
@@ -59,7 +59,9 @@ class KernelBuilder:
         """The value of an argument, or the values of a list."""
         count, op = len(self.arg_bindings), self.ksel.op.qualified
         if not -count <= index < count:
-            raise errors.CustomOpError(f"{op}: there is no argument {index} among {count}")
+            raise errors.CustomOpError(
+                f"{op}: there is no argument {index} among {count}", hint=COUNTED
+            )
         value = self.arg_bindings[index]
         if value is None:
             raise errors.CustomOpError(
@@ -76,7 +78,10 @@ class KernelBuilder:
     def yield_results(self, *results: IrValue) -> None:
         """Give the op's results, and then the new values of arguments that are tied in place."""
         if self.yielded:
-            raise errors.CustomOpError(f"{self.ksel.op.qualified}: results are yielded twice")
+            raise errors.CustomOpError(
+                f"{self.ksel.op.qualified}: results are yielded twice",
+                hint="call kb.yield_results(...) once, with all of them",
+            )
         self.results = self.ksel.by_place(results)
 
     def finished(self) -> list[IrValue | None]:
