@@ -81,7 +81,10 @@ def _find(factory: str) -> Any:
     for name in path.split("."):
         inner = getattr(found, name, _MISSING)
         if inner is _MISSING:
-            raise errors.ExportError(f"{module_name} has no {path!r}; {_nearest(name, found)}")
+            raise errors.ExportError(
+                f"{module_name} has no {path!r}; {_nearest(name, found)}",
+                where=getattr(sys.modules[module_name], "__file__", None),
+            )
         found = inner
     return found
 

@@ -209,6 +209,7 @@ def broadcast_in_dim(x: Any, shape: Any, broadcast_dimensions: Sequence[int]) ->
             f"tkl.broadcast_in_dim of {tile!r}: {list(broadcast_dimensions)} has to name "
             f"{tile.type.rank} axes in order",
             where=user_line(),
+            hint="name an axis of the result for each axis of the tile, in increasing order",
         )
     for axis in range(rank):
         if axis not in places:
