@@ -346,7 +346,7 @@ MISTAKES = {
         "one flat list",
     ),
     "results unlike the schema's": Mistake(
-        lambda: schema.parse("demo::f(Tensor x) -> (Tensor, Tensor)").conforming(X),
+        lambda: schema.parse("demo::f(Tensor x) -> (Tensor, Tensor)").check_results(X),
         errors.CustomOpError,
         "gave 1 results, its schema has 2",
         "the schema is f(Tensor x) -> (Tensor, Tensor)",

@@ -65,7 +65,7 @@ def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
     shared: dict[tuple[Any, ...], Weight] = {}
     taken: dict[str, Weight] = {}
 
-    def unified(entry: str, weight: Weight) -> Weight:
+    def unify(entry: str, weight: Weight) -> Weight:
         key = (weight.name,) if weight.name in written else identity(weight.tensor)
         if key not in shared:
             # Constants that PyTorch lifts have one name in every program.
@@ -76,7 +76,7 @@ def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
 
     return {
         entry: replace(
-            program, weights={place: unified(entry, w) for place, w in program.weights.items()}
+            program, weights={place: unify(entry, w) for place, w in program.weights.items()}
         )
         for entry, program in programs.items()
     }

@@ -108,7 +108,7 @@ class Schema:
             return (results,)
         return () if results is None else tuple(results)
 
-    def conforming(self, results: Any) -> Any:
+    def check_results(self, results: Any) -> Any:
         """What a function returned, if that is what the schema says."""
         if len(self.results) > 1 and not isinstance(results, (tuple, list)):
             results = (results,)

@@ -31,7 +31,7 @@ class Archive:
         declared = {weight.key: weight for weight in wanted}
         missing = sorted(set(declared) - set(self.entries))
         wrong = [
-            f"{key} ({weight.expected(self.entries[key])})"
+            f"{key} ({weight.describe_mismatch(self.entries[key])})"
             for key, weight in declared.items()
             if key in self.entries and not weight.accepts(self.entries[key])
         ]

@@ -91,9 +91,9 @@ class Weights:
 
     def _of_scope(self, scope: str) -> dict[str, memoryview]:
         weights = [weight for weight in self.declared if weight.scope == scope]
-        return {weight.key: self._bound(weight) for weight in weights}
+        return {weight.key: self._bind_bytes(weight) for weight in weights}
 
-    def _bound(self, weight: Declared) -> memoryview:
+    def _bind_bytes(self, weight: Declared) -> memoryview:
         # A program may write to its state where it finds it; a reset needs the old values.
         data = self._bytes_of(weight)
         return memoryview(bytearray(data)) if weight.name in self._written else data

@@ -228,11 +228,11 @@ def _axes(desc: ArgDescriptor | None) -> Axes:
     if isinstance(desc, AttrArg):
         return True
     if isinstance(desc, TensorArg):
-        return _specialized(desc.spec_dims)
+        return _static_axes(desc.spec_dims)
     if isinstance(desc, TensorListArg):
-        return {axis for sizes in desc.spec_dims for axis in _specialized(sizes)}
+        return {axis for sizes in desc.spec_dims for axis in _static_axes(sizes)}
     return False
 
 
-def _specialized(sizes: Sequence[int | None]) -> set[int]:
+def _static_axes(sizes: Sequence[int | None]) -> set[int]:
     return {axis for axis, size in enumerate(sizes) if size is not None}
