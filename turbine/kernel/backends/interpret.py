@@ -34,6 +34,7 @@ from turbine.kernel.program import messages
 from turbine.kernel.program.program import Program
 from turbine.kernel.trace.algebra import Expr, Symbol, as_expr
 from turbine.kernel.trace.op import Op
+from turbine.kernel.trace.tracer import IndexExpr
 from turbine.kernel.trace.types import BufferType, tensor_of
 from turbine.kernel.trace.validity import Bound
 
@@ -576,10 +577,16 @@ def _breakpoint(frame: Frame, node: fx.Node) -> None:
     """Stop; the kernel's variables are in `values`, what was computed in `nodes`."""
     names, held = _args(node)
     plain = [frame.values[v] if isinstance(v, fx.Node) else v for v in held]
-    values = dict(zip(names, map(frame.plain, plain), strict=True))
+    pairs = zip(names, plain, strict=True)
+    values = {name: IndexExpr(v) if _is_open(frame, v) else frame.plain(v) for name, v in pairs}
     nodes, program, line = _by_name(frame), frame.ids, node.meta.get("line")
     breakpoint()
     del values, nodes, program, line
+
+
+def _is_open(frame: Frame, value: Any) -> bool:
+    """Whether a size has no number in this call: the kernel computes nothing from it."""
+    return isinstance(value, Expr) and not value.symbols <= frame.known.keys()
 
 
 def _by_name(frame: Frame) -> dict[str, Any]:
