@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,6 +103,33 @@ def test_an_emission_that_does_not_fit_is_named(emit: Any, message: str) -> None
     sizes = {0: torch.export.Dim("rows"), 1: torch.export.Dim("columns")}
     with pytest.raises(errors.CustomOpError, match=f"test::add: {message}"):
         turbine.aot.export(Fn(op.op), args=(X, Y), dynamic_shapes=((sizes, sizes),))
+
+
+def _two_for_one(builder: Any, x: Any, y: Any) -> Any:
+    return x, y
+
+
+def _call_with_one(builder: Any, x: Any, y: Any) -> Any:
+    return builder.call(ADD, x)  # one value for two
+
+
+@pytest.mark.parametrize(
+    ("emit", "line", "hint"),
+    [
+        (_two_for_one, "def _two_for_one(", "the schema is add(Tensor x, Tensor y) -> Tensor"),
+        (_call_with_one, "# one value for two\n", "its types are (tensor<?x?xf32>, "),
+    ],
+)
+def test_an_emission_that_does_not_fit_is_shown(emit: Any, line: str, hint: str) -> None:
+    op = add_op()
+    op.register_emission(emit)
+    with pytest.raises(errors.CustomOpError) as caught:
+        op(X, Y)
+    text = Path(__file__).read_text()
+    number = text[: text.index(line)].count("\n") + 1
+    assert caught.value.where == f"{__file__}:{number}"
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith(hint)
 
 
 def test_an_emission_of_other_sizes_than_the_shape_rule_says_is_named() -> None:

@@ -17,9 +17,15 @@ from torch import Tensor, nn
 import turbine
 from tests.models import Fn, compiled
 from turbine import errors
+from turbine.mlir import context
+from turbine.ops import schema
+from turbine.passes.merge import Merge
+from turbine.passes.rename_parameters import RenameParameters
+from turbine.runtime import Device, Launchable
 
 X = torch.linspace(-1.0, 1.0, 6).reshape(2, 3)
 HERE = Path(__file__).name
+HERE_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -110,6 +116,12 @@ def _artifact() -> turbine.Artifact:
 
 def _call(*args: Any, **kwargs: Any) -> object:
     return _artifact()(*args, **kwargs)
+
+
+def _add_twice() -> None:
+    builder = turbine.aot.ParameterArchiveBuilder()
+    builder.add_module(_linear())
+    builder.add_module(_linear())
 
 
 Dim = torch.export.Dim
@@ -241,6 +253,104 @@ MISTAKES = {
         errors.ConfigError,
         "valid: auto, isolated",
     ),
+    "archive= alone": Mistake(
+        lambda: _export(_linear()).compile(archive="weights.irpa"),
+        errors.ConfigError,
+        "archive= needs save_to=",
+        'save_to="model.turbine"',
+    ),
+    "no folder to save in": Mistake(
+        lambda: _export(_linear()).compile("absent/x.turbine"),
+        errors.ArtifactError,
+        "no folder absent",
+        "mkdir -p absent",
+    ),
+    "programs under another name": Mistake(
+        lambda: turbine.aot.FxPrograms.load("programs.pt2"),
+        errors.ExportError,
+        "'programs.pt2'",
+        "call it programs.json",
+    ),
+    "a program without its module": Mistake(
+        lambda: turbine.aot.FxProgramsBuilder(_linear()).export_program(_linear),
+        errors.ExportError,
+        "takes no argument",
+        "(module, ...)",
+    ),
+    "a global both ways": Mistake(
+        lambda: turbine.aot.export_global(X, external=True, uninitialized=True),
+        errors.ProcedureError,
+        "both external and uninitialized",
+        "leave one of them out",
+    ),
+    "a pass of a jittable": Mistake(
+        lambda: turbine.aot.jittable(passes=["inline"])(torch.sin),
+        errors.ProcedureError,
+        "unknown pass of a jittable 'inline'",
+        "leave passes= out",
+    ),
+    "a state_dict for a module": Mistake(
+        lambda: turbine.aot.ParameterArchiveBuilder().add_module(_linear().state_dict()),  # type: ignore[arg-type]
+        errors.ParameterError,
+        "OrderedDict is not an nn.Module",
+        "add_tensor(name, tensor)",
+    ),
+    "a tensor for its name": Mistake(
+        lambda: turbine.aot.ParameterArchiveBuilder().add_tensor(3, X),  # type: ignore[arg-type]
+        errors.ParameterError,
+        "3 is not a name",
+        "pass the name first",
+    ),
+    "a module added twice": Mistake(
+        _add_twice, errors.ParameterError, "added twice: weight", "prefix= for add_module"
+    ),
+    # How IR is read and transformed.
+    "no file of IR": Mistake(
+        lambda: context.read(Path("absent.mlir")), errors.CompileError, "absent.mlir", "MLIR text"
+    ),
+    "a pipeline": Mistake(
+        lambda: context.run_pipeline(context.parse(""), "canonicalise"),
+        errors.CompileError,
+        "the pipeline canonicalise does not parse",
+        "builtin.module(canonicalize, cse)",
+    ),
+    "half a rename": Mistake(
+        lambda: Merge.parse("in.mlir,main"),
+        errors.TransformError,
+        "'main' is not OLD=NEW",
+        "--merge other.mlir,old=new",
+    ),
+    "a rename of inline weights": Mistake(
+        lambda: RenameParameters({"a": "b"}).run(context.parse("")),
+        errors.TransformError,
+        "none at all",
+        'weights="external"',
+    ),
+    "a rename of no weight": Mistake(
+        lambda: _export(_linear()).transform(RenameParameters({"w": "b"})),
+        errors.TransformError,
+        "unknown parameter 'w'",
+        "missing_ok=True",
+    ),
+    # How an op is declared.
+    "two arguments of one name": Mistake(
+        lambda: schema.parse("demo::f(Tensor x, Tensor x) -> Tensor"),
+        errors.CustomOpError,
+        "two arguments are called x",
+        "a name of its own",
+    ),
+    "a list of lists": Mistake(
+        lambda: schema.parse("demo::f(Tensor[][] x) -> Tensor"),
+        errors.CustomOpError,
+        "lists of lists",
+        "one flat list",
+    ),
+    "results unlike the schema's": Mistake(
+        lambda: schema.parse("demo::f(Tensor x) -> (Tensor, Tensor)").check_results(X),
+        errors.CustomOpError,
+        "gave 1 results, its schema has 2",
+        "the schema is f(Tensor x) -> (Tensor, Tensor)",
+    ),
     "turbine.compile": Mistake(
         lambda: turbine.compile(_linear()),
         AttributeError,
@@ -248,7 +358,34 @@ MISTAKES = {
         'torch.compile(model, backend="turbine")',
     ),
     # How it is loaded and called.
-    "no file": Mistake(lambda: turbine.load("nothing.turbine"), errors.ArtifactError, "nothing."),
+    "no file": Mistake(
+        lambda: turbine.load("nothing.turbine"), errors.ArtifactError, "nothing.", "save_to="
+    ),
+    "no file of code": Mistake(
+        lambda: Launchable.from_file("nothing.vmfb"), errors.ArtifactError, "cannot read", ".vmfb"
+    ),
+    "code without bytes": Mistake(
+        lambda: Launchable.from_bytes(b""), errors.ArtifactError, "no bytes", "compile the file"
+    ),
+    "no folder of code": Mistake(
+        lambda: Launchable.from_file_cache_only("nowhere"),
+        errors.ArgumentError,
+        "no folder at nowhere",
+        "jit_compile",
+    ),
+    "a module for its text": Mistake(
+        lambda: Launchable.jit_compile(Path("x.mlir")),  # type: ignore[arg-type]
+        errors.ArgumentError,
+        "expected MLIR",
+        "read_bytes()",
+    ),
+    "no device": Mistake(Device, errors.ArgumentError, "one of uri", 'Device("local-task")'),
+    "no archive": Mistake(
+        lambda: turbine.aot.ParameterArchive(HERE_FOLDER / "none.irpa"),
+        errors.ParameterError,
+        "no archive at",
+        "archives in that folder: none",
+    ),
     "another file": Mistake(
         lambda: turbine.load(__file__), errors.ArtifactError, "not a turbine artifact", HERE
     ),

@@ -324,7 +324,7 @@ def test_a_kernel_of_ones_own_takes_the_place_that_is_left() -> None:
 
 def test_a_selection_is_dispatched_to_its_op() -> None:
     x = torch.randn(3, 4)
-    ksel = registered(OPS.add).selected([x, x])
+    ksel = registered(OPS.add).make_selection([x, x])
     assert ksel.spec_key.startswith("op_reg_test.add::default(tensor[2:torch.float32]<[3, 4]>")
     torch.testing.assert_close(eager_dispatch(ksel), x + x)
 
@@ -587,7 +587,7 @@ def test_an_operator_that_writes_needs_a_result_for_it() -> None:
 
 def test_a_kernel_is_built_as_a_function_by_itself() -> None:
     op = registered(OPS.add)
-    kb = FreeFuncKernelBuilder.create_module(op.selected([torch.ones(2), torch.ones(2)]))
+    kb = FreeFuncKernelBuilder.create_module(op.make_selection([torch.ones(2), torch.ones(2)]))
     with kb.context, kb.ip, kb.ip.block.owner.location:
         op.generate(kb.ksel, kb)
     context.verify(kb.module)

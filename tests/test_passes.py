@@ -279,7 +279,10 @@ def test_modules_that_disagree_about_an_attribute_are_refused() -> None:
         [Merge(parse("module attributes {util.x = 1} {}"))],
         f"module attributes {{util.x = 2}} {{{TWO}}}",
     )
-    assert told == "the modules disagree about util.x: 1 : i64 and 2 : i64"
+    assert told.splitlines() == [
+        "the modules disagree about util.x: 1 : i64 and 2 : i64",
+        "  hint: remove util.x from one of them",
+    ]
 
 
 @pytest.mark.run

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from traceback import extract_tb
+from types import FrameType
 
 # Note [Built-in bases]
 # The other bases of each error are what iree-turbine, IREE and PyTorch raise in its place, so that
@@ -178,6 +179,14 @@ def line_of_error(error: BaseException) -> str | None:
 
 def _is_users(place: str) -> bool:
     return not any(folder in place for folder in _FOREIGN)
+
+
+def user_line() -> str | None:
+    """The line of the user's own code that is at work, if any is."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not _is_outside(frame.f_code.co_filename):
+        frame = frame.f_back
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:

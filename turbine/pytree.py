@@ -78,13 +78,17 @@ def paths(tree: Tree, path: str = "") -> list[str]:
     ]
 
 
+_STRUCTURE = "pass the same structure that the model was exported with"
+
+
 def _children(tree: Tree, value: Any, path: str) -> list[tuple[str, Any]]:
     if tree.kind in ("tuple", "list"):
         if not isinstance(value, (tuple, list)):
             raise _mismatch(tree, value, path)
         if len(value) != len(tree.children):
             raise errors.ArgumentError(
-                f"{path or 'arguments'} has {len(value)} items, expected {len(tree.children)}"
+                f"{path or 'arguments'} has {len(value)} items, expected {len(tree.children)}",
+                hint=_STRUCTURE,
             )
         return [(f"{path}[{i}]", item) for i, item in enumerate(value)]
     items = _fields(tree, value) if tree.kind == "record" else value
@@ -94,7 +98,8 @@ def _children(tree: Tree, value: Any, path: str) -> list[tuple[str, Any]]:
         missing = [str(key) for key in tree.keys if key not in items]
         extra = [str(key) for key in items if key not in tree.keys]
         raise errors.ArgumentError(
-            f"{path or 'the arguments'} has the wrong keys: missing={missing} extra={extra}"
+            f"{path or 'the arguments'} has the wrong keys: missing={missing} extra={extra}",
+            hint=_STRUCTURE,
         )
     steps = _steps(tree)
     return [(path + step, items[key]) for step, key in zip(steps, tree.keys, strict=True)]
@@ -117,7 +122,7 @@ def _mismatch(tree: Tree, value: Any, path: str) -> errors.ArgumentError:
     expected = tree.type_path or tree.kind
     return errors.ArgumentError(
         f"{path or 'argument'} is a {type(value).__name__}, expected a {expected}",
-        hint="pass the same structure that the model was exported with",
+        hint=_STRUCTURE,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from tests.kernel.interpreted import interpreted
 from turbine import errors
@@ -109,6 +110,29 @@ def test_a_breakpoint_shows_the_variables_of_the_kernel(monkeypatch: pytest.Monk
     assert stops[1]["values"]["i"] == 1
     assert stops[1]["values"]["x"].tolist() == [0.0, 1.0, 2.0, 3.0]
     assert stops[1]["nodes"]["load"].tolist() == [2.0, 3.0]
+
+
+def test_a_breakpoint_does_not_need_a_symbol_that_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stops: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        sys, "breakpointhook", lambda: stops.append(dict(sys._getframe(1).f_locals["values"]))
+    )
+
+    @tk.gen.kernel(N // B)
+    def kernel(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
+        unused, size = tkl.sym.UNUSED, N  # noqa: F841  # shown by the breakpoint
+        tkl.breakpoint()
+        i = tkl.program_id(0)
+        tkl.store(y, (i * B,), tkl.load(x, (i * B,), (B,)) * 2)
+
+    doubling = kernel.using(B=4)
+    x = torch.arange(4.0)
+    assert doubling.interpret(x).tolist() == doubling(x).tolist() == [0.0, 2.0, 4.0, 6.0]
+    (values,) = stops
+    assert values["size"] == 4
+    assert repr(values["unused"]) == "UNUSED"
 
 
 def test_a_print_outside_a_kernel_is_refused() -> None:

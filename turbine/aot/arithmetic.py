@@ -54,6 +54,7 @@ class IrScalar:
             raise errors.ProcedureError(
                 f"a {self.scalar.name} that is not a global cannot be set",
                 where=module_trace.line(),
+                hint="declare a global of the class: x = export_global(value, mutable=True)",
             )
         self._store(value)
 

@@ -90,7 +90,7 @@ def _scalar(size: Size) -> IrScalar:
 def _argument(spec: Input, leaf: Any) -> Any:
     what = f"argument {spec.name!r}"
     if spec.kind == "tensor":
-        return as_tensor(leaf, dtypes.from_torch_name(spec.dtype), _known(spec.shape), what)
+        return as_tensor(leaf, dtypes.from_torch_name(spec.dtype), _name_sizes(spec.shape), what)
     if spec.kind == "scalar":
         return as_number(leaf, dtypes.SCALARS[spec.dtype], what)
     if spec.kind == "int":
@@ -100,7 +100,7 @@ def _argument(spec: Input, leaf: Any) -> Any:
     return leaf
 
 
-def _known(shape: tuple[Any, ...]) -> list[int | str | None]:
+def _name_sizes(shape: tuple[Any, ...]) -> list[int | str | None]:
     return [size if isinstance(size, int) else str(size) for size in shape]
 
 

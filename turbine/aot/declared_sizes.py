@@ -51,7 +51,9 @@ def _of_value(value: Any, spec: Any, where: str) -> Iterator[Sizes]:
         for place, item in enumerate(value):
             yield from _of_value(item, None if spec is None else spec[place], f"{where}[{place}]")
     elif spec is not None:
-        raise errors.ProcedureError(f"{where} is for a {type(value).__name__}, which has no sizes")
+        raise errors.ProcedureError(
+            f"{where} is for a {type(value).__name__}, which has no sizes", hint="write None there"
+        )
     else:
         yield {}
 
@@ -71,6 +73,7 @@ def _of_tensor(tensor: IrTensor | torch.Tensor, spec: Any, where: str) -> Sizes:
                 f"{where} has axis {axis} from {limits.minimum} to {limits.maximum}, "
                 f"and in this call it has size {size}",
                 where=module_trace.line(),
+                hint="pass such a size, or give the axis a Dim with another range",
             )
     return sizes
 

@@ -139,7 +139,10 @@ def target_of(program: ExportTargetDef | ExportedProgram) -> ExportedProgram:
     """The program itself."""
     target = program.target if isinstance(program, ExportTargetDef) else program
     if not isinstance(target, ExportedProgram):
-        raise errors.ExportError(f"a {type(target).__name__} is not a program of torch.export's")
+        raise errors.ExportError(
+            f"a {type(target).__name__} is not a program of torch.export's",
+            hint="make one with torch.export.export(model, args)",
+        )
     return target
 
 
@@ -172,7 +175,8 @@ def _bind_root(root: nn.Module, function: Callable[..., Any]) -> Callable[..., A
     names = list(signature.parameters.values())
     if not names:
         raise errors.ExportError(
-            f"{function.__name__} takes no argument, expected the module as its first"
+            f"{function.__name__} takes no argument, expected the module as its first",
+            hint=f"write def {function.__name__}(module, ...)",
         )
     forward.__dict__["__signature__"] = signature.replace(parameters=names[1:])
     return forward
@@ -193,7 +197,8 @@ def _export(
 def _check_index(path: Path) -> Path:
     if path.suffix != INDEX_SUFFIX:
         raise errors.ExportError(
-            f"programs are saved under a name that ends in {INDEX_SUFFIX}, not {path.name!r}"
+            f"programs are saved under a name that ends in {INDEX_SUFFIX}, not {path.name!r}",
+            hint=f"call it {path.stem}{INDEX_SUFFIX}",
         )
     return path
 

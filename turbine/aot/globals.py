@@ -43,7 +43,10 @@ class GlobalAttributes:
     def check(self) -> None:
         """Raise if what is asked for cannot be had together."""
         if self.external and self.uninitialized:
-            raise errors.ProcedureError("a global cannot be both external and uninitialized")
+            raise errors.ProcedureError(
+                "a global cannot be both external and uninitialized",
+                hint="leave one of them out; the value of an external one comes from its archive",
+            )
         if self.uninitialized and not self.mutable:
             raise errors.ProcedureError(
                 "a global that is uninitialized has to be mutable", hint="give it mutable=True"
@@ -262,6 +265,7 @@ def _store_tree(tree: Tree, held: Sequence[Weight | Number], value: Any, path: s
         raise errors.ProcedureError(
             f"the value stored to the global {path!r} has another structure: {error.fact}",
             where=module_trace.line(),
+            hint="store the dicts, lists and tuples that the global was declared with",
         ) from error
     for one, leaf in zip(held, leaves, strict=True):
         store(one, leaf)

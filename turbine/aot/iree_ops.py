@@ -66,7 +66,10 @@ class IREE:
         """
         tensor = _tensor(source)
         if len(indices) > tensor.rank:
-            raise _refusal(f"{len(indices)} indices for the axes of a {tensor.text()}")
+            raise _refusal(
+                f"{len(indices)} indices for the axes of a {tensor.text()}",
+                "give one place or (start, length) for each axis, at most",
+            )
         starts = [*(_start(index) for index in indices), *[0] * (tensor.rank - len(indices))]
         whole = [tensor.size(axis) for axis in range(len(indices), tensor.rank)]
         lengths = [*(_length(index) for index in indices), *whole]
@@ -85,7 +88,10 @@ class IREE:
         unknown = (None,) * tensor.rank
         part = as_tensor(update, tensor.row, unknown, "the update")
         if len(start_indices) != tensor.rank:
-            raise _refusal(f"{len(start_indices)} starts for the axes of a {tensor.text()}")
+            raise _refusal(
+                f"{len(start_indices)} starts for the axes of a {tensor.text()}",
+                "give one start for each axis",
+            )
         starts = _sizes(start_indices)
         for axis, start in enumerate(starts):
             _check_part(tensor, axis, start, part.size(axis))
@@ -118,8 +124,8 @@ class IREE:
         return arithmetic.select(two > one, two, one)
 
 
-def _refusal(fact: str) -> errors.ProcedureError:
-    return errors.ProcedureError(fact, where=module_trace.line())
+def _refusal(fact: str, hint: str | None = None) -> errors.ProcedureError:
+    return errors.ProcedureError(fact, where=module_trace.line(), hint=hint)
 
 
 def _tensor(value: Any) -> IrTensor:
@@ -152,7 +158,9 @@ def _size(size: Any) -> Size:
         return int(size)
     if isinstance(size, IrScalar) and size.scalar.python is int:
         return size.to(AbstractScalar(INDEX))
-    raise _refusal(f"{size!r} is not a size or place")
+    raise _refusal(
+        f"{size!r} is not a size or place", "give an int from 0 up, or an int of the program"
+    )
 
 
 def _sizes(sizes: tuple[Any, ...]) -> list[Size]:

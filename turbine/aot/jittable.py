@@ -71,7 +71,10 @@ def jittable(
     """
     for name in passes:
         if name not in _PASSES:
-            raise errors.ProcedureError(errors.unknown("pass of a jittable", name, _PASSES))
+            raise errors.ProcedureError(
+                errors.unknown("pass of a jittable", name, _PASSES),
+                hint="leave passes= out: ops in place are made functional in any case",
+            )
     rules = dict(decomposition_table or {})
     ops = tuple(decompose_ops or ())
 
@@ -113,7 +116,7 @@ class Jittable:
         binds = trace.quantizer is not None
         key = (self, str(spec), tuple(_type(argument, binds) for argument in arguments))
         if key not in trace.functions:
-            with self._named():
+            with self._name_errors():
                 dims = declared_sizes(self.function, self.dynamic_shapes, *nested)
             call = _Call(self.function, arguments, spec, dims)
             trace.functions[key] = self._define(trace, call, tensors)
@@ -143,7 +146,7 @@ class Jittable:
         tensors = [(argument, dims) for argument, dims in given if isinstance(argument, IrTensor)]
         examples, shapes = _examples(tensors, trace)
         with ExitStack() as stack:
-            stack.enter_context(self._named())
+            stack.enter_context(self._name_errors())
             if self.decompose_ops:
                 stack.enter_context(extend_aot_decompositions(add_ops=self.decompose_ops))
             if self.decomposition_table:
@@ -153,7 +156,7 @@ class Jittable:
             return capture(call, examples, dynamic_shapes=sizes, least_sizes=False)
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _name_errors(self) -> Iterator[None]:
         """Say of what PyTorch refuses which function it is in, and where it was called."""
         try:
             yield

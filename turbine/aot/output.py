@@ -188,7 +188,7 @@ class ExportOutput:
         _check_places(save_to, archive)
         target = _target(target, target_backends)
         if archive is not None:
-            declared = self._declared(archived=False)
+            declared = self._declare_weights(archived=False)
             check_keys(declared, str(archive))
             if not _is_written(archive):
                 open_archive(Path(archive)).check(declared)
@@ -259,7 +259,7 @@ class ExportOutput:
         return Artifact(container.open_file(path))
 
     def _manifest(self, compiled: Compiled, archive: str | None = None) -> dict[str, Any]:
-        declared = self._declared(archived=archive is not None and _is_written(archive))
+        declared = self._declare_weights(archived=archive is not None and _is_written(archive))
         scopes = [] if archive is None else [weight.scope for weight in declared]
         return {
             "name": self.module_name,
@@ -277,7 +277,7 @@ class ExportOutput:
         weights = [(WEIGHT_PREFIX + w.name, raw_bytes(w.tensor)) for w in self.lowered.external]
         return [(CODE, compiled.data), *weights]
 
-    def _declared(self, *, archived: bool) -> list[Declared]:
+    def _declare_weights(self, *, archived: bool) -> list[Declared]:
         return [_declaration(weight, archived) for weight in self.lowered.external]
 
     @property
@@ -323,7 +323,10 @@ def _is_written(archive: str | Path) -> bool:
 def _check_places(save_to: str | Path | None, archive: str | Path | None) -> None:
     """Better now than after minutes in the compiler."""
     if archive is not None and (save_to is None or Path(save_to).suffix == VMFB_SUFFIX):
-        raise errors.ConfigError("archive= needs save_to= an artifact file that names it")
+        raise errors.ConfigError(
+            "archive= needs save_to= an artifact file that names it",
+            hint='add save_to="model.turbine", or leave archive= out',
+        )
     for path in (save_to, archive):
         if path is not None:
             container.check_folder(Path(path))

@@ -200,7 +200,10 @@ class ParameterArchiveBuilder:
 def _state(module: torch.nn.Module, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and persistent buffers under every name they have."""
     if not isinstance(module, torch.nn.Module):
-        raise errors.ParameterError(f"a {type(module).__name__} is not an nn.Module")
+        raise errors.ParameterError(
+            f"a {type(module).__name__} is not an nn.Module",
+            hint="add single tensors with ParameterArchiveBuilder.add_tensor(name, tensor)",
+        )
     stem = f"{prefix}." if prefix else ""
     for name, value in module.state_dict(keep_vars=True).items():
         if torch.nn.parameter.is_lazy(value):
@@ -213,10 +216,15 @@ def _check_new(keys: Iterable[str], known: dict[str, Entry]) -> None:
     keys = list(keys)
     wrong = [key for key in keys if not isinstance(key, str)]
     if wrong:
-        raise errors.ParameterError(f"{wrong[0]!r} is not a name, expected a string")
+        raise errors.ParameterError(
+            f"{wrong[0]!r} is not a name, expected a string", hint="pass the name first, as a str"
+        )
     twice = sorted(set(keys) & set(known))
     if twice:
-        raise errors.ParameterError(f"added twice: {', '.join(twice)}")
+        raise errors.ParameterError(
+            f"added twice: {', '.join(twice)}",
+            hint="choose other names, or another prefix= for add_module",
+        )
 
 
 def _tensor(data: Any, row: dtypes.Dtype, shape: tuple[int, ...]) -> torch.Tensor:

@@ -92,7 +92,7 @@ class Procedure:
         )
         importer.place_arguments(block, check_devices(self.devices, len(taken.types)))
         with InsertionPoint(block), trace.sizes_within(taken.symbols):
-            args, kwargs = taken.nested(list(block.arguments))
+            args, kwargs = taken.unflatten(list(block.arguments))
             result = self._run(instance, args, kwargs)
             values, outputs, out_tree = self._results(result)
             types = [value.type for value in values]
@@ -172,7 +172,7 @@ class _Parameters:
         named = Tree("dict", keywords, tuple(abstract["kwargs"]))
         self.tree = Tree("tuple", (Tree("tuple", positional), named))
 
-    def nested(self, values: list[Value]) -> tuple[Any, Any]:
+    def unflatten(self, values: list[Value]) -> tuple[Any, Any]:
         """The (args, kwargs) to run the Python function with."""
         leaves = [_bind(spec, value) for spec, value in zip(self.inputs, values, strict=True)]
         args, kwargs = pytree.unflatten(self.tree, leaves)
@@ -226,7 +226,9 @@ def _parameters(procedure: Procedure) -> list[inspect.Parameter]:
     parameters = list(inspect.signature(procedure.function).parameters.values())
     if not parameters:
         raise errors.ProcedureError(
-            f"procedure {procedure.name!r} takes no self", where=_line(procedure.function)
+            f"procedure {procedure.name!r} takes no self",
+            where=_line(procedure.function),
+            hint=f"write def {procedure.name}(self, ...)",
         )
     return parameters[1:]
 

@@ -79,7 +79,9 @@ class IrTensor:
         """Store into the global that this was read from."""
         if self._store is None:
             raise errors.ProcedureError(
-                f"a {self.text()} that is not a global cannot be set", where=module_trace.line()
+                f"a {self.text()} that is not a global cannot be set",
+                where=module_trace.line(),
+                hint="declare a global of the class: x = export_global(value, mutable=True)",
             )
         self._store(value)
 
@@ -88,7 +90,9 @@ class IrTensor:
         place = axis + self.rank if axis < 0 else axis
         if not 0 <= place < self.rank:
             raise errors.ProcedureError(
-                f"axis out of range: {axis=} rank={self.rank}", where=module_trace.line()
+                f"axis out of range: {axis=} rank={self.rank}",
+                where=module_trace.line(),
+                hint="axes are counted from 0, or from -1 at the end",
             )
         if place not in self._sizes:
             self._sizes[place] = self._measure(place)

@@ -136,7 +136,10 @@ def _is_data_dependent(value: torch.SymInt) -> bool:
 
 def _tensor_type(value: torch.Tensor, name: str) -> tuple[str, tuple[int | str, ...]]:
     if value.layout != torch.strided:
-        raise errors.ExportError(f"{name} has layout {value.layout}, expected a strided tensor")
+        raise errors.ExportError(
+            f"{name} has layout {value.layout}, expected a strided tensor",
+            hint="convert it with to_dense(), or a nested tensor with to_padded_tensor(0)",
+        )
     shape = tuple(d if isinstance(d, int) else str(d) for d in value.shape)
     return dtypes.of_torch(value.dtype).name, shape
 

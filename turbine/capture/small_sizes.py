@@ -86,7 +86,7 @@ def allow(general: Trace, signature: Signature, is_open: bool, retrace: Retrace)
         name: [n for n in sizes if n in traced[name] and all(other[name] != n for other in wrong)]
         for name, sizes in alone.items()
     }
-    return _widened(signature, asked, right)
+    return _widen(signature, asked, right)
 
 
 def from_zero(signature: Signature) -> Signature:
@@ -236,7 +236,7 @@ def _usual(signature: Signature, name: str) -> int | None:
 _USUAL = 5
 
 
-def _widened(
+def _widen(
     signature: Signature, asked: Mapping[str, Sequence[int]], right: Mapping[str, Sequence[int]]
 ) -> Signature:
     symbols = dict(signature.symbols)

@@ -27,7 +27,10 @@ def find_weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> di
         name = str(spec.target)
         tensor = exported.state_dict.get(name, exported.constants.get(name))
         if not isinstance(tensor, torch.Tensor):
-            raise errors.ExportError(f"no value for {name}, an input of kind {spec.kind}")
+            raise errors.ExportError(
+                f"no value for {name}, an input of kind {spec.kind}",
+                hint="put the tensor into the program's state_dict or constants under that name",
+            )
         mutable = spec.arg.name in stores
         external = external_address(tensor)
         key = (id(spec),) if mutable else (external, *identity(tensor))
@@ -62,7 +65,7 @@ def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
     shared: dict[tuple[Any, ...], Weight] = {}
     taken: dict[str, Weight] = {}
 
-    def unified(entry: str, weight: Weight) -> Weight:
+    def unify(entry: str, weight: Weight) -> Weight:
         key = (weight.name,) if weight.name in written else identity(weight.tensor)
         if key not in shared:
             # Constants that PyTorch lifts have one name in every program.
@@ -73,7 +76,7 @@ def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
 
     return {
         entry: replace(
-            program, weights={place: unified(entry, w) for place, w in program.weights.items()}
+            program, weights={place: unify(entry, w) for place, w in program.weights.items()}
         )
         for entry, program in programs.items()
     }

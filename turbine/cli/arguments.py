@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ SEED = 0
 _TENSOR = re.compile(r"(?P<shape>(?:\d+x)*)(?P<dtype>[A-Za-z][\w<>]*)(?:=(?P<value>.*))?")
 _INTEGER = re.compile(r"[+-]?\d+")
 _HOW = "an input is a .npy file, 4x3xf32 (random), 4x3xf32=2.5 (filled) or an integer"
+_SAVED = "give a file of numbers that numpy.save or numpy.savez wrote"
 
 
 def arguments(
@@ -64,7 +65,10 @@ def read(text: str, random: Generator) -> Array | int:
     try:
         return numpy.full(shape, _VALUE[dtype.kind](found["value"]), dtype.numpy)
     except (ValueError, OverflowError) as error:
-        raise errors.ArgumentError(f"input {text!r}: no {dtype.name} for that value") from error
+        raise errors.ArgumentError(
+            f"input {text!r}: no {dtype.name} for that value",
+            hint=f"write a value of that type, such as {text.partition('=')[0]}=1",
+        ) from error
 
 
 def generator() -> Generator:
@@ -130,12 +134,23 @@ def _symbols(
     symbols = {name: max(ranges.get(name, unbounded).minimum, 1) for name in used}
     for size in sizes:
         if size.name not in symbols:
-            valid = errors.unknown("size", size.name, symbols) if symbols else "no size is dynamic"
-            raise errors.ArgumentError(valid)
+            raise _no_such_size(size.name, symbols)
         if not size.value.isdecimal():
-            raise errors.ArgumentError(f"size {size.name}={size.value!r} is not a whole number")
+            raise errors.ArgumentError(
+                f"size {size.name}={size.value!r} is not a whole number",
+                hint=f"write --size {size.name}=8",
+            )
         symbols[size.name] = int(size.value)
     return symbols
+
+
+def _no_such_size(name: str, symbols: Iterable[str]) -> errors.ArgumentError:
+    known = list(symbols)
+    if known:
+        return errors.ArgumentError(errors.unknown("size", name, known))
+    return errors.ArgumentError(
+        "no size is dynamic", hint="leave --size out, or export with dynamic_shapes"
+    )
 
 
 def _dims(spec: Input) -> tuple[dims.Dim, ...]:
@@ -160,7 +175,7 @@ def _load(path: str) -> Any:
     try:
         return numpy.load(Path(path).expanduser(), allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise errors.ArgumentError(f"cannot read {path}: {error}") from error
+        raise errors.ArgumentError(f"cannot read {path}: {error}", hint=_SAVED) from error
 
 
 def _load_many(path: str, names: Sequence[str]) -> list[Any]:
@@ -170,12 +185,13 @@ def _load_many(path: str, names: Sequence[str]) -> list[Any]:
         wanted = ordered if sorted(archive.files) == sorted(ordered) else names
         if sorted(archive.files) != sorted(wanted):
             raise errors.ArgumentError(
-                f"{path} holds {', '.join(archive.files)}; the inputs are {', '.join(names)}"
+                f"{path} holds {', '.join(archive.files)}; the inputs are {', '.join(names)}",
+                hint="save them under those names, numpy.savez(path, x=x), or without names",
             )
         try:
             return [archive[name] for name in wanted]
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise errors.ArgumentError(f"cannot read {path}: {error}") from error
+            raise errors.ArgumentError(f"cannot read {path}: {error}", hint=_SAVED) from error
 
 
 def _truth(text: str) -> bool:

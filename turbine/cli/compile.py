@@ -67,7 +67,10 @@ def _check(
     if output.suffix not in suffixes:
         raise errors.ConfigError(errors.unknown("output suffix", output.suffix, suffixes))
     if not output.parent.is_dir():
-        raise errors.ConfigError(f"no folder {output.parent} to write {output.name} in")
+        raise errors.ConfigError(
+            f"no folder {output.parent} to write {output.name} in",
+            hint=f"make it first: mkdir -p {output.parent}",
+        )
     settings = config.current()
     kind = targets.parse(settings.target if target is None else target).kind
     strategies.choose(settings.strategy if strategy is None else strategy, kind)
@@ -94,7 +97,10 @@ def _export(factory: str, inputs: tuple[str, ...], weights: str | None) -> Expor
         try:
             from turbine import aot
         except ImportError as error:
-            raise errors.MissingExtra(f"compiling needs torch and IREE: {error}") from error
+            raise errors.MissingExtra(
+                f"compiling needs torch and IREE: {error}",
+                hint="pip install torch iree-base-compiler",
+            ) from error
         from turbine.lower.weights import check_place
 
         if weights is not None:

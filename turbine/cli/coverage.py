@@ -88,9 +88,15 @@ def _filter_names(names: Iterable[str], pattern: str) -> list[str]:
     try:
         found = [name for name in names if re.search(pattern, name)]
     except re.error as error:
-        raise errors.ConfigError(f"not a regular expression: {pattern!r} ({error})") from error
+        raise errors.ConfigError(
+            f"not a regular expression: {pattern!r} ({error})",
+            hint="put a backslash before ( [ * + ? where the character itself is meant",
+        ) from error
     if not found:
-        raise errors.ConfigError(f"no op has {pattern!r} in its name")
+        raise errors.ConfigError(
+            f"no op has {pattern!r} in its name",
+            hint="names are those of PyTorch's op samples, such as nn.functional.relu",
+        )
     return found
 
 

@@ -120,7 +120,10 @@ def _end_to_end() -> str:
     result = artifact(x)
     ran = time.perf_counter()
     if not torch.allclose(result, model(x), atol=1e-5):
-        raise errors.RunError("a small model gives other numbers than in PyTorch")
+        raise errors.RunError(
+            "a small model gives other numbers than in PyTorch",
+            hint="report this with what `turbine doctor` prints",
+        )
     return (
         f"compiled a small model in {compiled - started:.2f} s, "
         f"ran it in {(ran - compiled) * 1e3:.2f} ms, equal to PyTorch"

@@ -53,7 +53,7 @@ def export_arguments(factory: str, inputs: Sequence[str]) -> dict[str, Any]:
     """The keyword arguments of an export, "model" among them; inputs are for a bare nn.Module."""
     with _without_log_of_export():
         made = _make(factory, _find(factory))
-    found = _understood(factory, made)
+    found = _parse_result(factory, made)
     if "args" not in found and "kwargs" not in found and _is_module(found["model"]):
         found["args"] = _inputs(found["model"], inputs)
     elif inputs:
@@ -81,7 +81,10 @@ def _find(factory: str) -> Any:
     for name in path.split("."):
         inner = getattr(found, name, _MISSING)
         if inner is _MISSING:
-            raise errors.ExportError(f"{module_name} has no {path!r}; {_nearest(name, found)}")
+            raise errors.ExportError(
+                f"{module_name} has no {path!r}; {_nearest(name, found)}",
+                where=getattr(sys.modules[module_name], "__file__", None),
+            )
         found = inner
     return found
 
@@ -110,7 +113,7 @@ def _make(factory: str, found: Any) -> Any:
         raise _wrap_error(f"calling {factory}", error) from error
 
 
-def _understood(factory: str, made: Any) -> dict[str, Any]:
+def _parse_result(factory: str, made: Any) -> dict[str, Any]:
     """The export arguments in any of the forms a factory may use."""
     if _is_model(made):
         return {"model": made}

@@ -44,7 +44,9 @@ def transform_ir(
     try:
         from turbine.passes import run_passes
     except ImportError as error:
-        raise errors.MissingExtra(f"transforming needs IREE's compiler: {error}") from error
+        raise errors.MissingExtra(
+            f"transforming needs IREE's compiler: {error}", hint="pip install iree-base-compiler"
+        ) from error
     given = {
         "rename-parameters": rename_parameters,
         "add-metadata": add_metadata,
@@ -66,7 +68,10 @@ def _check(output: Path | None) -> None:
     if output.suffix not in SUFFIXES:
         raise errors.ConfigError(errors.unknown("output suffix", output.suffix, SUFFIXES))
     if not output.parent.is_dir():
-        raise errors.ConfigError(f"no folder {output.parent} to write {output.name} in")
+        raise errors.ConfigError(
+            f"no folder {output.parent} to write {output.name} in",
+            hint=f"make it first: mkdir -p {output.parent}",
+        )
 
 
 def _passes(given: dict[str, Steps]) -> list[Pass]:

@@ -68,7 +68,10 @@ def _check_outputs(paths: Sequence[Path], signature: Signature) -> None:
         if path.suffix not in (".npy", ".npz"):
             raise errors.ConfigError(errors.unknown("output suffix", path.suffix, (".npy", ".npz")))
         if not path.parent.is_dir():
-            raise errors.ConfigError(f"no folder {path.parent} to write {path.name} in")
+            raise errors.ConfigError(
+                f"no folder {path.parent} to write {path.name} in",
+                hint=f"make it first: mkdir -p {path.parent}",
+            )
     tensors = sum(output.kind == "tensor" for output in signature.outputs)
     tensors += sum(spec.mutated for spec in signature.inputs)
     files = sum(path.suffix == ".npy" for path in paths)

@@ -76,7 +76,8 @@ class _Saved:
         outputs = given if isinstance(given, (tuple, list)) else [given]
         if len(outputs) != len(self.paths) or not all(isinstance(o, ExportOutput) for o in outputs):
             raise errors.ExportError(
-                f"{len(self.paths)} exports were announced, the generator gave {given!r}"
+                f"{len(self.paths)} exports were announced, the generator gave {given!r}",
+                hint="return one turbine.aot.export(...) for each that is announced, in order",
             )
         for output, path in zip(outputs, self.paths, strict=True):
             output.save_mlir(path)

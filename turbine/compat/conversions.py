@@ -59,7 +59,10 @@ def torch_dtyped_shape_to_iree_format(
     if isinstance(shape_or_tensor, torch.Tensor):
         return _format(shape_or_tensor.shape, dtype or shape_or_tensor.dtype)
     if dtype is None:
-        raise errors.ArgumentError(f"the shape {tuple(shape_or_tensor)} comes without a dtype")
+        raise errors.ArgumentError(
+            f"the shape {tuple(shape_or_tensor)} comes without a dtype",
+            hint="pass one after the shape, such as torch.float32",
+        )
     return _format(shape_or_tensor, dtype)
 
 

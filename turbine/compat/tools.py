@@ -41,11 +41,15 @@ def iree_tool_prepare_input_args(
     The files are `file_paths`, or `file_path_prefix` with 0.bin, 1.bin ... behind it.
     """
     if (file_paths is None) == (file_path_prefix is None):
-        raise errors.ArgumentError("give one of file_paths and file_path_prefix")
+        raise errors.ArgumentError(
+            "give one of file_paths and file_path_prefix", hint='write file_path_prefix="input"'
+        )
     numbered = [f"{file_path_prefix}{index}.bin" for index in range(len(args))]
     paths = numbered if file_paths is None else list(file_paths)
     if len(paths) != len(args):
-        raise errors.ArgumentError(f"{len(args)} tensors and {len(paths)} file_paths")
+        raise errors.ArgumentError(
+            f"{len(args)} tensors and {len(paths)} file_paths", hint="give a path for each tensor"
+        )
     for tensor, path in zip(args, paths, strict=True):
         write_raw_tensor(tensor, path)
     return [
@@ -72,7 +76,8 @@ def read_raw_tensor(description: str, /) -> torch.Tensor:
     data = numpy.fromfile(match["path"], dtype=numpy.uint8)
     if data.size != tensor.nbytes:
         raise errors.ArgumentError(
-            f"{match['path']} has {data.size} bytes, but {description!r} is {tensor.nbytes}"
+            f"{match['path']} has {data.size} bytes, but {description!r} is {tensor.nbytes}",
+            hint="write the shape and dtype that the file was written with",
         )
     tensor.reshape(-1).view(torch.uint8).numpy()[:] = data
     return tensor

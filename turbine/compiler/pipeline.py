@@ -83,7 +83,7 @@ def compile_ir(
     if intermediates is not None:
         keeping = (f"--iree-hal-dump-executable-intermediates-to={intermediates}",)
         plan = replace(plan, attempt=replace(plan.attempt, extra=keeping))
-    return plan.known() or plan.finish(measure)
+    return plan.read_cache() or plan.finish(measure)
 
 
 def begin_ir(source: bytes, target: Target, *, fingerprint: str | None = None) -> Pending:
@@ -92,7 +92,7 @@ def begin_ir(source: bytes, target: Target, *, fingerprint: str | None = None) -
     What fails is not compiled op by op: the caller does better with parts of the program.
     """
     plan = _plan(source, target, fingerprint=fingerprint, isolate=False)
-    known = plan.known()
+    known = plan.read_cache()
     started = plan.attempt.begin(plan.candidates[0]) if known is None else None
     return Pending(plan, known, started, os.getpid())
 
@@ -125,7 +125,7 @@ class _Plan:
     candidates: Sequence[Strategy]
     attempt: _Attempt
 
-    def known(self) -> Compiled | None:
+    def read_cache(self) -> Compiled | None:
         entry = cache.read(self.key) if self.key is not None else None
         if entry is None:
             return None

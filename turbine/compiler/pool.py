@@ -263,7 +263,10 @@ def _start_one() -> _Worker:
             process = _spawn(theirs, log, folder)
             undo.pop_all()
     except OSError as error:
-        raise errors.CompileError(f"the compiler process did not start: {error}") from error
+        raise errors.CompileError(
+            f"the compiler process did not start: {error}",
+            hint="config.set(in_process=True) compiles without one",
+        ) from error
     return _Worker(process, ours, log, folder)
 
 

@@ -75,7 +75,7 @@ def _try_backend(case: Case, compiler: Any) -> Outcome:
 
 def _programs(case: Case) -> list[Program]:
     """The program, once more for what is kept between calls, and with the other size."""
-    others = [] if case.other_size is None else [case.program.resized(case.other_size)]
+    others = [] if case.other_size is None else [case.program.resize(case.other_size)]
     return [case.program, case.program, *others]
 
 

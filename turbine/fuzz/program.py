@@ -39,7 +39,7 @@ class Input:
         text = f"{made}{view}"
         return f"{text}.requires_grad_()" if self.requires_grad else text
 
-    def resized(self, size: int) -> Input:
+    def resize(self, size: int) -> Input:
         """The same input with another size along its dynamic axis."""
         if self.dynamic is None:
             return self
@@ -114,9 +114,9 @@ class Program:
         function: Callable[..., Any] = names["f"]
         return function
 
-    def resized(self, size: int) -> Program:
+    def resize(self, size: int) -> Program:
         """The same program on inputs with another size along the dynamic axis."""
-        return replace(self, inputs=tuple(spec.resized(size) for spec in self.inputs))
+        return replace(self, inputs=tuple(spec.resize(size) for spec in self.inputs))
 
     def simpler(self) -> Iterator[Program]:
         """Programs with a part left out or made plainer; the boldest first."""
@@ -196,7 +196,7 @@ def _smaller(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 Shape = tuple[int, ...]
 
 
-def _strided(shape: Shape) -> tuple[Shape, str]:
+def _stride(shape: Shape) -> tuple[Shape, str]:
     if not shape:
         return shape, ""
     return (*shape[:-1], 2 * shape[-1]), "[..., ::2]"
@@ -208,13 +208,13 @@ def _offset(shape: Shape) -> tuple[Shape, str]:
     return (shape[0] + 1, *shape[1:]), "[1:]"
 
 
-def _transposed(shape: Shape) -> tuple[Shape, str]:
+def _transpose(shape: Shape) -> tuple[Shape, str]:
     if len(shape) < 2:
         return shape, ""
     return shape[::-1], f".permute({', '.join(map(str, reversed(range(len(shape)))))})"
 
 
-def _expanded(shape: Shape) -> tuple[Shape, str]:
+def _expand(shape: Shape) -> tuple[Shape, str]:
     if not shape:
         return shape, ""
     return (1, *shape[1:]), f".expand({', '.join(map(str, shape))})"
@@ -223,10 +223,10 @@ def _expanded(shape: Shape) -> tuple[Shape, str]:
 # Each takes the shape wanted, and returns the shape to make and the view of it that is passed.
 LAYOUTS: dict[str, Callable[[Shape], tuple[Shape, str]]] = {
     "contiguous": lambda shape: (shape, ""),
-    "strided": _strided,
+    "strided": _stride,
     "offset": _offset,
-    "transposed": _transposed,
-    "expanded": _expanded,
+    "transposed": _transpose,
+    "expanded": _expand,
 }
 # No subnormals, which IREE flushes to zero, and no number whose square overflows: eager PyTorch
 # accumulates some reductions in double.

@@ -34,7 +34,7 @@ def _arguments(case: Case) -> str:
     for name, spec in zip(case.program.arguments, case.program.inputs, strict=True):
         code = spec.code()
         if case.other_size is not None and spec.dynamic is not None:
-            code = f"{code} if size is None else {spec.resized(case.other_size).code()}"
+            code = f"{code} if size is None else {spec.resize(case.other_size).code()}"
         lines.append(f"    {name} = {code}")
     return "\n".join([*lines, f"    return {', '.join(case.program.arguments)},"])
 

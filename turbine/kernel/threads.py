@@ -64,7 +64,7 @@ class TestLaunchContext(LaunchContext):
 
     def launch(self, kernel: Kernel, named: Mapping[str, Any]) -> None:
         """Print the module that would be compiled."""
-        program, sizes, _ = kernel.bound(named)
+        program, sizes, _ = kernel.resolve_call(named)
         store_checks.check_stores(program, sizes)
         shown = printer.view_for(kernel, [named[p.name] for p in kernel.signature.passed])
         sys.stdout.write(f"{printer.mlir_text(shown)}\n")
@@ -94,7 +94,7 @@ class Thread:
 
     def __call__(self, *args: Any, **keywords: Any) -> None:
         """Launch the kernel; without a context around the call, it is compiled and run."""
-        given = self._named(args, keywords)
+        given = self._bind_arguments(args, keywords)
         passed = {p.name: given[p.name] for p in self.kernel.signature.passed if p.name in given}
         outputs = {p.name: given[p.name] for p in _outputs(self.kernel)}
         context = _current.get()
@@ -114,7 +114,7 @@ class Thread:
             self._sized[found] = self.kernel.using(**dict(found))
         return self._sized[found]
 
-    def _named(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    def _bind_arguments(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
         parameters = [p for p in self.kernel.signature.parameters if not _is_temporary(p)]
         names = [p.name for p in parameters]
         given = {**dict(zip(names, args, strict=False)), **keywords}
@@ -160,7 +160,7 @@ def _sizes_of_outputs(kernel: Kernel, outputs: Mapping[str, Any]) -> dict[str, i
 
 def _bind(kernel: Kernel, bindings: Mapping[str, int], passed: Mapping[str, Any]) -> Kernel:
     """The kernel with numbers for those of its symbols that are bound."""
-    program = kernel.program(kernel.named((), passed))
+    program = kernel.program(kernel.bind_arguments((), passed))
     own = {name: n for name, n in bindings.items() if Symbol(name) in program.size_symbols}
     return kernel.using(**own) if own else kernel
 

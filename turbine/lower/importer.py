@@ -200,9 +200,9 @@ class _Walk:
         try:
             return self.cache.node_val_to_type(node)
         except (NotImplementedError, ValueError, KeyError) as error:
-            raise self.unsupported(node, error) from error
+            raise self.make_error(node, error) from error
 
-    def unsupported(self, node: fx.Node, error: Exception) -> errors.UnsupportedOp:
+    def make_error(self, node: fx.Node, error: Exception) -> errors.UnsupportedOp:
         where = user_line(node) if self.locate is None else self.locate(node)
         name = str(node.target)
         if name in _CONTROL_FLOW:
@@ -264,7 +264,7 @@ class _Walk:
             except (errors.ExportError, errors.ParameterError):
                 raise
             except (NotImplementedError, AssertionError, TypeError, KeyError, ValueError) as error:
-                raise self.unsupported(node, error) from error
+                raise self.make_error(node, error) from error
 
     def store_and_return(self) -> None:
         # Results are read before state is written: a result may be the old state itself.

@@ -33,10 +33,14 @@ def read(path: Path, context: Context | None = None) -> Module:
     """Parse a file of text or bytecode, whatever it is called."""
     try:
         if not path.read_bytes().strip():
-            raise errors.CompileError(f"{path} is empty")
+            raise errors.CompileError(
+                f"{path} is empty", hint="write it again: aot.export(...).save_mlir(path)"
+            )
         return Module.parseFile(str(path), context or new_context())
     except OSError as error:
-        raise errors.CompileError(f"cannot read {path}: {error.strerror}") from error
+        raise errors.CompileError(
+            f"cannot read {path}: {error.strerror}", hint="give a file of MLIR text or bytecode"
+        ) from error
     except MLIRError as error:
         raise _error("the IR does not parse", error) from error
 
@@ -92,7 +96,10 @@ def run_pipeline(module: Module, pipeline: str, *, print_ir: bool = False) -> No
     except MLIRError as error:
         raise _error(f"the pipeline {pipeline} failed", error) from error
     except ValueError as error:
-        raise errors.CompileError(f"the pipeline {pipeline} does not parse: {error}") from error
+        raise errors.CompileError(
+            f"the pipeline {pipeline} does not parse: {error}",
+            hint="write \"builtin.module(canonicalize, cse)\" with passes of MLIR's and IREE's",
+        ) from error
 
 
 def fingerprint(module: Module) -> str:

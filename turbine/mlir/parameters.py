@@ -41,7 +41,10 @@ def of(initial: Attribute) -> Parameter | None:
         return None
     named = _NAMED.fullmatch(text)
     if named is None:
-        raise errors.TransformError(f"cannot read the name of the parameter {text}")
+        raise errors.TransformError(
+            f"cannot read the name of the parameter {text}",
+            hint="give it a name without quotes where it is exported",
+        )
     first, second = named["first"], named["second"]
     return Parameter(None, first) if second is None else Parameter(first, second)
 

@@ -196,7 +196,10 @@ def _check(parsed: Schema, function: Function, static: Static) -> None:
         )
     names = [argument.name for argument in parsed.arguments]
     for wrong in sorted(set() if callable(static) else set(static) - set(names)):
-        raise errors.CustomOpError(f"{name}: static: {errors.unknown('argument', wrong, names)}")
+        raise errors.CustomOpError(
+            f"{name}: static: {errors.unknown('argument', wrong, names)}",
+            where=ir_builder.place(function),
+        )
     _check_takes(parsed, function, "function")
 
 
@@ -224,4 +227,4 @@ def _find_declared(name: str) -> DeclaredOp:
 
 
 def _refuse_removed(name: str, *_: Any, **__: Any) -> Any:
-    raise errors.CustomOpError(f"{name} was removed")
+    raise errors.CustomOpError(f"{name} was removed", hint="declare it again before it is called")

@@ -33,7 +33,8 @@ def expansion(schema: Schema, emitted: str) -> Emit:
         if len(operands) != len(schema.arguments):
             raise errors.TransformError(
                 f"{schema.qualified} has {len(operands)} operands, its schema "
-                f"{len(schema.arguments)} arguments"
+                f"{len(schema.arguments)} arguments",
+                hint=f"the schema is {schema.text}",
             )
         given = [torch_values.literal(operand) for operand in operands]
         mode = FakeTensorMode(shape_env=ShapeEnv())

@@ -27,19 +27,19 @@ def declare(
     """
     parsed = schema.parse(text)
 
-    def copied(*args: Any) -> Tensor:
+    def copy_last(*args: Any) -> Tensor:
         if check is not None:
             check(parsed.qualified, *args)
         tensor: Tensor = args[-1]
         return tensor.clone(memory_format=torch.contiguous_format)
 
     signature = parsed.text.removeprefix(parsed.name)
-    op = torch.library.custom_op(parsed.qualified, copied, mutates_args=(), schema=signature)
-    op.register_fake(copied)
+    op = torch.library.custom_op(parsed.qualified, copy_last, mutates_args=(), schema=signature)
+    op.register_fake(copy_last)
     op.register_autograd(lambda ctx, grad: (*[None] * (len(parsed.arguments) - 1), grad))
     op.register_vmap(lambda info, in_dims, *args: (op(*args), in_dims[-1]))
     EMITTED[parsed.qualified] = ir_builder.rule(parsed, emit)
     KEEP_OPERANDS.add(parsed.qualified)
     if only_exported:
-        IN_PROCESS[op._opoverload] = copied
+        IN_PROCESS[op._opoverload] = copy_last
     return op

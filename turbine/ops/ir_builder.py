@@ -69,10 +69,12 @@ class Builder:
         called = f"@{symbol_name(callee).rpartition('_')[0]}"  # without the digest
         if len(takes) != len(operands):
             raise errors.CustomOpError(
-                f"{self.op}: {called} takes {len(takes)} values and is given {len(operands)}"
+                f"{self.op}: {called} takes {len(takes)} values and is given {len(operands)}",
+                where=errors.user_line(),
+                hint=f"its types are ({', '.join(map(str, takes))})",
             )
         fitting = [
-            _fit(self.op, f"operand {place} of {called}", value, to, self.location)
+            _fit(self.op, f"operand {place} of {called}", value, to, self.location, None)
             for place, (value, to) in enumerate(zip(operands, takes, strict=True))
         ]
         return function.invoke(callee, fitting, self.location)
@@ -131,7 +133,7 @@ def rule(schema: Schema, emit: Emit) -> Rule:
                 f"{schema.qualified}: its emission raised {type(error).__name__}: {error}",
                 where=user_line_of(error),
             ) from error
-        return _check_results(schema.qualified, _flat(made), site.results, site.location)
+        return _check_results(schema, _flat(made), site.results, site.location, place(emit))
 
     return build
 
@@ -158,28 +160,40 @@ def _flat(made: Any) -> list[Any]:
 
 
 def _check_results(
-    op: str, values: Sequence[Any], types: Sequence[Type | None], location: Location
+    schema: Schema,
+    values: Sequence[Any],
+    types: Sequence[Type | None],
+    location: Location,
+    where: str | None,
 ) -> list[Value | None]:
+    op = schema.qualified
     if not types and list(values) == [None]:
         return []
     if len(values) != len(types):
         raise errors.CustomOpError(
-            f"{op}: its emission gave {len(values)} values, its schema has {len(types)} results"
+            f"{op}: its emission gave {len(values)} values, its schema has {len(types)} results",
+            where=where,
+            hint=f"the schema is {schema.text}",
         )
     return [
-        None if to is None else _fit(op, f"result {place}", value, to, location)
+        None if to is None else _fit(op, f"result {place}", value, to, location, where)
         for place, (value, to) in enumerate(zip(values, types, strict=True))
     ]
 
 
-def _fit(op: str, what: str, value: Any, to: Type, location: Location) -> Value:
+def _fit(op: str, what: str, value: Any, to: Type, location: Location, where: str | None) -> Value:
     """The value as the type that is declared, of which some sizes may be known better."""
     if not isinstance(value, Value):
         raise errors.CustomOpError(
-            f"{op}: {what} is declared as {to} and given as a {type(value).__name__}"
+            f"{op}: {what} is declared as {to} and given as a {type(value).__name__}",
+            where=where or errors.user_line(),
+            hint="give values of the IR: arguments of the emission, or what builder.call returns",
         )
     if value.type != to and not flow.agree(value.type, to):
-        raise errors.CustomOpError(f"{op}: {what} is declared as {to} and given as {value.type}")
+        raise errors.CustomOpError(
+            f"{op}: {what} is declared as {to} and given as {value.type}",
+            where=where or errors.user_line(),
+        )
     return torch_values.convert(value, to, location)
 
 
@@ -198,6 +212,7 @@ def find_function(op: str, source: Module, name: str | None) -> str:
 
 
 def place(called: Any) -> str | None:
-    """Where a function of the user's begins."""
+    """Where a function of the user's begins; None for one of ours, or of C's."""
     code = getattr(called, "__code__", None)
-    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    is_ours = str(getattr(called, "__module__", "")).startswith("turbine.")
+    return None if code is None or is_ours else f"{code.co_filename}:{code.co_firstlineno}"

@@ -109,7 +109,7 @@ class PureOp(DeclaredOp):
 
     def _meaning(self, *args: Any) -> Any:
         """The function's results, which are as the schema says."""
-        return self.schema.conforming(self.schema.call(self.function, args))
+        return self.schema.check_results(self.schema.call(self.function, args))
 
     def _infer_shapes(self, *args: Any, **keywords: Any) -> Any:
         """Results without data, all of them contiguous."""
@@ -135,7 +135,7 @@ class PureOp(DeclaredOp):
         if results is NotImplemented:
             return results
         taken = {address(t) for t in torch_pytree.tree_leaves(list(filled)) if is_tensor(t)}
-        conforming = self.schema.conforming(results)
+        conforming = self.schema.check_results(results)
         return torch_pytree.tree_map_only(torch.Tensor, lambda t: _apart(t, taken), conforming)
 
     def _elsewhere(self, *args: Any, **keywords: Any) -> Any:

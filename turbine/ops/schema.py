@@ -108,7 +108,7 @@ class Schema:
             return (results,)
         return () if results is None else tuple(results)
 
-    def conforming(self, results: Any) -> Any:
+    def check_results(self, results: Any) -> Any:
         """What a function returned, if that is what the schema says."""
         if len(self.results) > 1 and not isinstance(results, (tuple, list)):
             results = (results,)
@@ -116,13 +116,15 @@ class Schema:
         if len(given) != len(self.results):
             raise errors.CustomOpError(
                 f"{self.qualified}: its function gave {len(given)} results, "
-                f"its schema has {len(self.results)}"
+                f"its schema has {len(self.results)}",
+                hint=f"the schema is {self.text}",
             )
         for place, (value, result) in enumerate(zip(given, self.results, strict=True)):
             if not result.holds(value):
                 raise errors.CustomOpError(
                     f"{self.qualified}: result {place} of its function is a "
-                    f"{type(value).__name__}, its schema says {result.text}"
+                    f"{type(value).__name__}, its schema says {result.text}",
+                    hint=f"the schema is {self.text}",
                 )
         own = [list(v) if r.is_list else v for v, r in zip(given, self.results, strict=True)]
         return own[0] if len(own) == 1 else tuple(own) or None
@@ -244,9 +246,15 @@ def _check(schema: Schema) -> None:
     names = [argument.name for argument in schema.arguments]
     for name in names:
         if names.count(name) > 1:
-            raise errors.CustomOpError(f"{schema.qualified}: two arguments are called {name}")
+            raise errors.CustomOpError(
+                f"{schema.qualified}: two arguments are called {name}",
+                hint="give each argument a name of its own",
+            )
     if "][" in str(schema.parsed):
-        raise errors.CustomOpError(f"{schema.qualified}: there are no lists of lists")
+        raise errors.CustomOpError(
+            f"{schema.qualified}: there are no lists of lists",
+            hint="take one flat list, or a list for each",
+        )
     for argument in schema.arguments:
         if argument.kind.removesuffix("?") not in KINDS:
             what = errors.unknown(f"type of argument {argument.name}", argument.kind, KINDS)

@@ -94,17 +94,18 @@ def check(schema: Schema, text: str, name: str | None) -> None:
     takes, gives = function.signature(SymbolTable(source.operation)[wanted].operation)
     passed = [a for a in schema.arguments if a.kind in _PASSED]
     given: list[Argument | Result] = [*schema.results, *schema.written]
-    _check_count(op, f"@{wanted} takes", takes, passed, "tensors and sizes")
-    _check_count(op, f"@{wanted} gives", gives, given, "results")
+    _check_count(schema, f"@{wanted} takes", takes, passed, "tensors and sizes")
+    _check_count(schema, f"@{wanted} gives", gives, given, "results")
 
 
 def _check_count(
-    op: str, does: str, types: Sequence[Type], said: Sequence[Argument | Result], what: str
+    schema: Schema, does: str, types: Sequence[Type], said: Sequence[Argument | Result], what: str
 ) -> None:
     if any(one.is_list or one.is_optional for one in said) or len(types) == len(said):
         return
     raise errors.CustomOpError(
-        f"{op}: {does} {len(types)} values, the schema has {len(said)} {what}"
+        f"{schema.qualified}: {does} {len(types)} values, the schema has {len(said)} {what}",
+        hint=f"the schema is {schema.text}",
     )
 
 

@@ -53,7 +53,7 @@ class WritingOp(DeclaredOp):
         results = self.schema.call(function, own)
         if results is NotImplemented:
             return results
-        results = self.schema.conforming(results)
+        results = self.schema.check_results(results)
         values = (*self.schema.as_tuple(results), *self.schema.written_of(own))
         return values[0] if len(values) == 1 else values
 
@@ -98,7 +98,7 @@ class WritingOp(DeclaredOp):
             self._check_apart(filled)
         elif not (is_transformed() or is_watched()) and self._reads_what_it_writes(filled):
             # Step by step, as a function that reads what it has written needs it.
-            return self.schema.conforming(self.schema.call(self.function, filled))
+            return self.schema.check_results(self.schema.call(self.function, filled))
         values = self.pure.schema.as_tuple(
             self.schema.call(self.pure.op, self._keep_arguments(filled))
         )

@@ -46,7 +46,10 @@ class ExpandCustomOps(Pass):
         if path.suffix != ".py":
             return cls(library=mlir_context.read(path))
         if not path.is_file():
-            raise errors.TransformError(f"--{cls.name}: there is no file {path}")
+            raise errors.TransformError(
+                f"--{cls.name}: there is no file {path}",
+                hint="give a library of MLIR, ops.mlir, or a program that declares ops, ops.py",
+            )
         runpy.run_path(str(path))
         return cls()
 

@@ -39,9 +39,14 @@ class Merge(Pass):
         for pair in pairs:
             old, equals, new = pair.partition("=")
             if not (old and equals and new):
-                raise errors.TransformError(f"--{cls.name}: {pair!r} is not OLD=NEW")
+                raise errors.TransformError(
+                    f"--{cls.name}: {pair!r} is not OLD=NEW",
+                    hint=f"write --{cls.name} other.mlir,old=new",
+                )
             if old in renames:
-                raise errors.TransformError(f"--{cls.name}: {old!r} is renamed twice")
+                raise errors.TransformError(
+                    f"--{cls.name}: {old!r} is renamed twice", hint="leave one of the renames out"
+                )
             renames[old] = new
         return cls(mlir_context.read(Path(path).expanduser()), renames)
 
@@ -146,6 +151,7 @@ class Merger:
             raise errors.TransformError(
                 f"@{name} cannot stand for @{other}: {ours} is not {wanted}",
                 where=function.source_line(op.location),
+                hint="give it another name with a rename",
             )
         return True
 
@@ -172,7 +178,8 @@ class Merger:
         for name in names:
             if name in theirs and ours[name] != theirs[name]:
                 raise errors.TransformError(
-                    f"the modules disagree about {name}: {ours[name]} and {theirs[name]}"
+                    f"the modules disagree about {name}: {ours[name]} and {theirs[name]}",
+                    hint=f"remove {name} from one of them",
                 )
         return [name for name in names if name not in theirs]
 

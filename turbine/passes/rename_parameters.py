@@ -82,9 +82,15 @@ class RenameParameters(Pass):
         if not missing or self.missing_ok:
             return
         if not present:
-            raise errors.TransformError(f"no parameter {missing[0]!r}: the module has none at all")
+            raise errors.TransformError(
+                f"no parameter {missing[0]!r}: the module has none at all",
+                hint='export with weights="external", so that weights are parameters',
+            )
         valid = [parameter.text for parameter in present]
-        raise errors.TransformError(errors.unknown("parameter", missing[0], valid))
+        raise errors.TransformError(
+            errors.unknown("parameter", missing[0], valid),
+            hint="RenameParameters(..., missing_ok=True) passes over names that are not there",
+        )
 
 
 def _check_distinct(plan: Mapping[Parameter, Parameter]) -> None:
@@ -133,5 +139,7 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = [name for name, _ in pairs]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
-        raise errors.TransformError(f"{repeated!r} is given twice")
+        raise errors.TransformError(
+            f"{repeated!r} is given twice", hint="leave one of its new names out"
+        )
     return dict(pairs)

@@ -31,7 +31,7 @@ class Archive:
         declared = {weight.key: weight for weight in wanted}
         missing = sorted(set(declared) - set(self.entries))
         wrong = [
-            f"{key} ({weight.expected(self.entries[key])})"
+            f"{key} ({weight.describe_mismatch(self.entries[key])})"
             for key, weight in declared.items()
             if key in self.entries and not weight.accepts(self.entries[key])
         ]
@@ -42,7 +42,9 @@ class Archive:
             facts.append(f"holds parameters of another type: {', '.join(wrong)}")
         if facts:
             raise errors.ParameterError(
-                f"the archive {'; and it '.join(facts)}", where=str(self.path)
+                f"the archive {'; and it '.join(facts)}",
+                where=str(self.path),
+                hint="use the archive of the model that was exported, or export this one",
             )
 
     def bytes_of(self, weight: Declared) -> memoryview:
@@ -74,7 +76,10 @@ def open_archive(path: Path, *, mapped: bool = True, writable: bool = False) -> 
             hint="iree-convert-parameters turns other types into .irpa",
         )
     if not path.is_file():
-        raise errors.ParameterError(f"no archive at {path}")
+        raise errors.ParameterError(
+            f"no archive at {path}",
+            hint=f"archives in that folder: {', '.join(_archives_in(path.parent)) or 'none'}",
+        )
     try:
         data = _map(path, writable) if mapped else memoryview(bytearray(path.read_bytes()))
         return Archive(path, _by_key(READERS[path.suffix](data)))
@@ -82,6 +87,15 @@ def open_archive(path: Path, *, mapped: bool = True, writable: bool = False) -> 
         raise _refusal(str(error), path) from error
     except _STUMBLES as error:
         raise _refusal(f"it is damaged, or no {path.suffix} file", path) from error
+
+
+def _archives_in(folder: Path) -> list[str]:
+    """The names of a few archives in a folder that may not exist."""
+    names = sorted(path.name for path in folder.glob("*") if path.suffix in READERS)
+    return names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], "..."]
+
+
+_MOST_NAMES = 5
 
 
 def _refusal(reason: str, path: Path) -> errors.ParameterError:

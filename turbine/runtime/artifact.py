@@ -73,7 +73,7 @@ class Artifact:
             self.state = State(self._executable, kept, contents.span)
         except (KeyError, TypeError, AttributeError) as error:
             raise errors.ArtifactError(
-                f"the manifest is invalid: {error!r}", where=contents.source
+                f"the manifest is invalid: {error!r}", where=contents.source, hint=container.AGAIN
             ) from error
 
         self._call = self.function().call if len(self.functions) == 1 else self._refuse
@@ -209,6 +209,7 @@ def _check_host(wanted: Target, source: str) -> None:
         raise errors.ArtifactTargetError(
             f"compiled for {wanted.architecture}, this machine is {target.host_architecture()}",
             where=source,
+            hint="compile the model on a machine of this kind",
         )
     missing = target.missing_features(wanted)
     if missing:
@@ -222,7 +223,9 @@ def _check_host(wanted: Target, source: str) -> None:
 def _check_devices(count: object, source: str) -> None:
     if type(count) is not int or not 1 <= count <= _MOST_DEVICES:
         raise errors.ArtifactError(
-            f"the manifest is invalid: the program wants {count!r} devices", where=source
+            f"the manifest is invalid: the program wants {count!r} devices",
+            where=source,
+            hint=container.AGAIN,
         )
 
 

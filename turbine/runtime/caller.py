@@ -56,7 +56,7 @@ class Caller:
         if self.mutated:
             self._check_apart(leaves)
         results = self.entry.invoke(arguments, self.result_count)
-        written = self._written(device, leaves, results, taken) if self.mutated else ()
+        written = self._collect_written(device, leaves, results, taken) if self.mutated else ()
         values = self._values(device, library, results, taken)
         # Last, since a result may have been taken from an argument's memory.
         for leaf, value in written:
@@ -147,7 +147,7 @@ class Caller:
                         "pass a copy of one of them: tensor.clone() or array.copy()",
                     )
 
-    def _written(
+    def _collect_written(
         self, device: Any, leaves: Sequence[Any], results: Any, taken: list[Span]
     ) -> list[tuple[Any, Any]]:
         """Each mutated argument and its new value."""

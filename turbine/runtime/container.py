@@ -65,11 +65,12 @@ class Container:
         """Raise unless a section has the bytes it was written with."""
         if zlib.crc32(self.bytes_of(name)) != self.sections[name].crc32:
             raise errors.ArtifactError(
-                f"{name} is damaged: its checksum does not match", where=self.source, hint=_AGAIN
+                f"{name} is damaged: its checksum does not match", where=self.source, hint=AGAIN
             )
 
 
-_AGAIN = "copy or compile the file again"
+AGAIN = "copy or compile the file again"
+_WRITTEN_BY = "give a file that `turbine compile` or ExportOutput.compile(save_to=...) wrote"
 
 
 def write(file: IO[bytes], manifest: dict[str, Any], sections: Sequence[tuple[str, Any]]) -> None:
@@ -112,7 +113,10 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(draft, path)
     except OSError as error:
-        raise errors.ArtifactError(f"cannot write {path}: {error.strerror}") from error
+        raise errors.ArtifactError(
+            f"cannot write {path}: {error.strerror}",
+            hint="choose a file in a folder with space left that you may write to",
+        ) from error
     finally:
         draft.unlink(missing_ok=True)
 
@@ -132,7 +136,10 @@ _STALE_SECONDS = 3600.0
 def check_folder(path: Path) -> None:
     """Raise unless the folder a file is to be written to exists."""
     if not path.parent.is_dir():
-        raise errors.ArtifactError(f"no folder {path.parent} to save {path.name} in")
+        raise errors.ArtifactError(
+            f"no folder {path.parent} to save {path.name} in",
+            hint=f"make it first: mkdir -p {path.parent}",
+        )
 
 
 def anonymous(manifest: dict[str, Any], sections: Sequence[tuple[str, Any]]) -> Container:
@@ -155,18 +162,21 @@ def open_file(path: Path) -> Container:
         with path.open("rb") as file:
             return _map(file, str(path))
     except OSError as error:
-        raise errors.ArtifactError(f"cannot open {path}: {error.strerror}") from error
+        raise errors.ArtifactError(
+            f"cannot open {path}: {error.strerror}",
+            hint=_WRITTEN_BY,
+        ) from error
 
 
 def _map(file: IO[bytes], source: str) -> Container:
     size = os.fstat(file.fileno()).st_size
     if size < _HEADER.size:
-        raise errors.ArtifactError("not a turbine artifact", where=source)
+        raise errors.ArtifactError("not a turbine artifact", where=source, hint=_WRITTEN_BY)
     # A private mapping: nothing the program does can reach the file.
     data = memoryview(mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE))
     magic, version, length, digest = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise errors.ArtifactError("not a turbine artifact", where=source)
+        raise errors.ArtifactError("not a turbine artifact", where=source, hint=_WRITTEN_BY)
     if version != FORMAT:
         raise errors.ArtifactVersionError(
             f"the artifact has format {version}, this turbine reads format {FORMAT}",
@@ -175,12 +185,12 @@ def _map(file: IO[bytes], source: str) -> Container:
         )
     text = data[_HEADER.size : _HEADER.size + length]
     if hashlib.sha256(text).digest() != digest:
-        raise errors.ArtifactError("the manifest is damaged", where=source, hint=_AGAIN)
+        raise errors.ArtifactError("the manifest is damaged", where=source, hint=AGAIN)
     manifest, sections = _read(bytes(text), _align(_HEADER.size + length), source)
     end = max((s.offset + s.length for s in sections.values()), default=0)
     if end > size:
         raise errors.ArtifactError(
-            f"the file is cut off: {size} bytes of {end}", where=source, hint=_AGAIN
+            f"the file is cut off: {size} bytes of {end}", where=source, hint=AGAIN
         )
     return Container(manifest, sections, data, source)
 
@@ -191,7 +201,9 @@ def _read(text: bytes, base: int, source: str) -> tuple[dict[str, Any], dict[str
         rows = [_section(row) for row in manifest.pop("sections")]
         return manifest, {row.name: replace(row, offset=base + row.offset) for row in rows}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise errors.ArtifactError(f"the manifest is invalid: {error}", where=source) from error
+        raise errors.ArtifactError(
+            f"the manifest is invalid: {error}", where=source, hint=AGAIN
+        ) from error
 
 
 def _section(row: dict[str, Any]) -> Section:

@@ -15,6 +15,7 @@ from turbine.dtypes import TABLE, Dtype
 
 REF, FLOATS = "r", "fF"
 BITS_OF_INT = {"i": 32, "I": 64}
+_KINDS = {REF: "tensor", "i": "i32", "I": "i64", "f": "f32", "F": "f64"}
 ASYNC = "$async"
 FENCES = 2  # what to wait for, and what to signal: the last two arguments
 
@@ -25,6 +26,12 @@ class TensorType:
 
     element: str  # as MLIR writes it
     shape: tuple[int | None, ...]
+
+    @property
+    def text(self) -> str:
+        """The type for reading, "f32[2, ?]"."""
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.element}[{sizes}]"
 
     def problem(self, row: Dtype, shape: Sequence[int]) -> str | None:
         """Why a tensor is not of this type."""
@@ -78,13 +85,19 @@ class Convention:
             places = self.storage or {given + n: n for n in range(len(outputs))}
         if given + len(places) != taken:
             raise errors.ArgumentError(
-                f"{self.name} takes {taken} arguments, this call has {given + len(places)}"
+                f"{self.name} takes {taken} arguments, this call has {given + len(places)}",
+                hint=f"they are ({', '.join(map(self._type_text, range(taken)))})",
             )
         if outputs and len(outputs) != tensors and (tensors or not places):
             raise errors.ArgumentError(
-                f"{self.name} gives {tensors} tensors, this call has {len(outputs)} outputs"
+                f"{self.name} gives {tensors} tensors, this call has {len(outputs)} outputs",
+                hint="give one output for each tensor, in order, or none",
             )
         return places
+
+    def _type_text(self, position: int) -> str:
+        known = self.types.get(position)
+        return _KINDS[self.arguments[position]] if known is None else known.text
 
 
 _LETTERS = re.compile(r"\(0(?P<arguments>\w+)_(?P<results>\w+)\)")

@@ -96,7 +96,10 @@ class Device:
     def __new__(cls, uri: str | None = None, *, device_state: DeviceState | None = None) -> Device:
         """The device of a URI, or one for a state of the caller's own."""
         if (uri is None) == (device_state is None):
-            raise errors.ArgumentError("a device is made from one of uri and device_state")
+            raise errors.ArgumentError(
+                "a device is made from one of uri and device_state",
+                hint='write Device("local-task")',
+            )
         uri = None if uri is None else uri.removesuffix("://")
         if uri is not None and uri in _known:
             return _known[uri]
@@ -150,7 +153,10 @@ class Device:
         """What to compile for, as `turbine.target` has it."""
         kinds = [kind for kind in target.KINDS.values() if self.driver_id in kind.drivers]
         if not kinds:
-            raise errors.DeviceError(f"Turbine has no target for driver {self.driver_id!r}")
+            raise errors.DeviceError(
+                f"Turbine has no target for driver {self.driver_id!r}",
+                hint="compile with IREE's own tools, and load the code with Launchable.from_file",
+            )
         return target.parse(kinds[0].name)
 
     @property
@@ -189,7 +195,10 @@ class Device:
         row = torch_buffers.dtype_of(tensor)
         view = torch_buffers.to_view(self.hal_device, tensor, row, [])
         if view is None:
-            raise errors.ArgumentError(f"the tensor {torch_buffers.problem(tensor, row)}")
+            raise errors.ArgumentError(
+                f"the tensor {torch_buffers.problem(tensor, row)}",
+                hint=torch_buffers.remedy(tensor, row),
+            )
         return view
 
     def export_torch_tensor(self, view: Any, like: torch.Tensor) -> torch.Tensor:
@@ -199,7 +208,10 @@ class Device:
         self.check_shares_tensors()
         row = torch_buffers.dtype_of(like)
         if list(view.shape) != list(like.shape) or view.byte_length != like.nbytes:
-            raise errors.ArgumentError(f"the buffer {view} cannot be a {row.name}{[*like.shape]}")
+            raise errors.ArgumentError(
+                f"the buffer {view} cannot be a {row.name}{[*like.shape]}",
+                hint=f"pass a tensor of shape {[*view.shape]} with elements of that size",
+            )
         return torch_buffers.from_view(self.hal_device, view, row)
 
     def check_shares_tensors(self) -> None:
@@ -362,7 +374,10 @@ def _device(uri: str, ordinal: int, is_guarded: bool) -> Any:
 
 
 def _no_device(uri: str, error: Exception) -> errors.DeviceError:
-    return errors.DeviceError(f"driver {uri!r} has no device here: {error}")
+    return errors.DeviceError(
+        f"driver {uri!r} has no device here: {error}",
+        hint="`turbine doctor` lists the drivers that have one",
+    )
 
 
 def _allocators(is_guarded: bool) -> list[str]:

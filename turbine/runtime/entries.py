@@ -58,7 +58,7 @@ class Declared:
         same = entry.dtype == self.dtype or (entry.convertible and self.dtype in CONVERSIONS)
         return same and entry.shape == self.shape
 
-    def expected(self, entry: Entry) -> str:
+    def describe_mismatch(self, entry: Entry) -> str:
         """What the entry is, and what it should be."""
         wanted = type_text(self.dtype, self.shape)
         return f"{entry.text}, expected {f'{self.length} bytes' if entry.shape is None else wanted}"

@@ -147,7 +147,10 @@ def convert(entry: Entry, dtype: str) -> memoryview:
     with numpy.errstate(over="ignore"):
         result = numpy.ascontiguousarray(numbers.astype(dtypes.from_torch_name(dtype).numpy))
     if numpy.isinf(result).sum() > numpy.isinf(numbers).sum():
-        raise errors.ParameterError(f"{entry.key} ({entry.text}) has numbers too large for {dtype}")
+        raise errors.ParameterError(
+            f"{entry.key} ({entry.text}) has numbers too large for {dtype}",
+            hint="export the model with this weight in float32",
+        )
     return result.reshape(-1).view(numpy.uint8).data
 
 
@@ -163,7 +166,8 @@ def _numbers(entry: Entry) -> numpy.ndarray[Any, Any]:
         numbers: numpy.ndarray[Any, Any] = package.dequantize(blocks, kind)
     except NotImplementedError as error:
         raise errors.ParameterError(
-            f"{entry.key} has blocks of type {entry.blocks}, which the gguf package cannot decode"
+            f"{entry.key} has blocks of type {entry.blocks}, which the gguf package cannot decode",
+            hint="use a file with another quantization, or a newer gguf package",
         ) from error
     return numbers
 

@@ -77,7 +77,7 @@ def guard_calls(
 ) -> Invoke:
     """The same call, with a fenced copy in place of each buffer, and fenced memory for results."""
 
-    def guarded(arguments: Any, result_count: int) -> Any:
+    def call_guarded(arguments: Any, result_count: int) -> Any:
         fenced = iree.VmVariantList(len(arguments) + len(stored))
         copies: dict[int, tuple[Any, _Room]] = {}
         for index in range(len(arguments)):
@@ -97,10 +97,10 @@ def guard_calls(
         results = {}
         for result, room in zip(stored, rooms, strict=True):
             room.check(f"result {result.index}")
-            results[result.index] = _shared(device(), result, room.memory)
+            results[result.index] = _share(device(), result, room.memory)
         return _merge(given, results)
 
-    return guarded
+    return call_guarded
 
 
 def _push_number(to: Any, source: Any, index: int) -> Any:
@@ -156,7 +156,7 @@ def _make_room(device: Any, result: StoredResult) -> _Room:
     return _Room.of(memory, buffer, result.shape, row.hal)
 
 
-def _shared(device: Any, result: StoredResult, memory: Fenced) -> Any:
+def _share(device: Any, result: StoredResult, memory: Fenced) -> Any:
     """The memory of a result as a view that keeps it."""
     row = dtypes.from_torch_name(result.dtype)
     array = memory.data.view(row.numpy).reshape(result.shape)

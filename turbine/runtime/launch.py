@@ -23,6 +23,7 @@ from turbine import errors
 from turbine.runtime import libraries, run_trace
 from turbine.runtime.archive import open_archive
 from turbine.runtime.code_folder import CodeFolder
+from turbine.runtime.container import AGAIN
 from turbine.runtime.convention import ASYNC, Convention
 from turbine.runtime.device import Device, current_or_none, find
 from turbine.runtime.executable import Executable, align_code, load_module
@@ -101,7 +102,8 @@ class Launchable:
         """
         if not isinstance(source, str | bytes | bytearray | memoryview):
             raise errors.ArgumentError(
-                f"the source is a {type(source).__name__}, expected MLIR as text or bytes"
+                f"the source is a {type(source).__name__}, expected MLIR as text or bytes",
+                hint="pass str(module) for a module, Path(file).read_bytes() for a file",
             )
         ir = source.encode() if isinstance(source, str) else bytes(source)
         folder = None if file_cache_dir is None else CodeFolder(Path(file_cache_dir))
@@ -121,7 +123,10 @@ class Launchable:
         """A program from a folder that `jit_compile` filled; nothing is compiled."""
         folder = Path(file_cache_dir)
         if not folder.is_dir():
-            raise errors.ArgumentError(f"no folder at {folder}")
+            raise errors.ArgumentError(
+                f"no folder at {folder}",
+                hint="jit_compile(source, file_cache_dir=...) makes and fills it at the first call",
+            )
         return Launchable(_loader(entry_point, CodeFolder(folder).only), parameter_providers)
 
     @staticmethod
@@ -132,7 +137,9 @@ class Launchable:
         try:
             code = Path(path).read_bytes()
         except OSError as error:
-            raise errors.ArtifactError(f"cannot read the code: {error}", where=str(path)) from error
+            raise errors.ArtifactError(
+                f"cannot read the code: {error}", where=str(path), hint="give a .vmfb file"
+            ) from error
         return Launchable.from_bytes(
             code, parameter_providers=parameter_providers, entry_point=entry_point
         )
@@ -201,7 +208,8 @@ class Launchable:
         wanted, module = self._loader(device)
         if not isinstance(module, iree.VmModule):
             raise errors.ArgumentError(
-                f"the loader gave a {type(module).__name__}, expected an iree.runtime.VmModule"
+                f"the loader gave a {type(module).__name__}, expected an iree.runtime.VmModule",
+                hint="return iree.runtime.VmModule.copy_buffer(device.vm_instance, code)",
             )
         name = _entry_point(module, wanted)
         # Whether a program keeps state cannot be asked, so none is lost silently.
@@ -248,7 +256,7 @@ def _loader(entry_point: str, code: Callable[[Device], bytes]) -> Loader:
 
 def _module(code: bytes) -> Any:
     if not code:
-        raise errors.ArtifactError("the code has no bytes")
+        raise errors.ArtifactError("the code has no bytes", hint=AGAIN)
     _check(code)
     return load_module(align_code(code))
 
@@ -260,9 +268,9 @@ def _check(code: bytes) -> None:
     try:
         damaged = zipfile.ZipFile(io.BytesIO(code)).testzip()
     except _NO_ZIP as error:
-        raise errors.ArtifactError(f"the code is damaged: {error}") from error
+        raise errors.ArtifactError(f"the code is damaged: {error}", hint=AGAIN) from error
     if damaged is not None:
-        raise errors.ArtifactError(f"the code is damaged in {damaged!r}")
+        raise errors.ArtifactError(f"the code is damaged in {damaged!r}", hint=AGAIN)
 
 
 _ZIP = b"PK\3\4"
@@ -312,7 +320,10 @@ def _entry_point(module: Any, wanted: str) -> str:
     for name in (plain, f"{plain}{ASYNC}"):
         if name in names:
             return name
-    raise errors.ArgumentError(errors.unknown("entry point", wanted, names))
+    raise errors.ArgumentError(
+        errors.unknown("entry point", wanted, names),
+        hint="name it where the code is loaded: entry_point=...",
+    )
 
 
 def _place(device: Any, values: Sequence[Any]) -> Device:

@@ -32,7 +32,8 @@ def save_archive(path: Path, entries: Sequence[Entry]) -> None:
     """Write an .irpa archive; an old one stays whole until the end."""
     if path.suffix != WRITTEN_SUFFIX:
         raise errors.ParameterError(
-            errors.unknown("archive type to write", path.suffix, [WRITTEN_SUFFIX])
+            errors.unknown("archive type to write", path.suffix, [WRITTEN_SUFFIX]),
+            hint=f"call it {path.with_suffix(WRITTEN_SUFFIX).name}",
         )
     with container.replace_file(path) as file:
         irpa.write(file, entries)

@@ -62,13 +62,13 @@ class State(Mapping[str, Any]):
         self._span = span
 
     def __getitem__(self, name: str) -> Any:
-        index, kept = self._known(name)
+        index, kept = self._find(name)
         getter, _ = state_functions(index)
         output = Output(kept.kind, kept.dtype, kept.shape or ())
         return _copy(self._caller(getter, (), (output,)).call((), {}))
 
     def __setitem__(self, name: str, value: Any) -> None:
-        index, kept = self._known(name)
+        index, kept = self._find(name)
         _, setter = state_functions(index)
         given = Input(name, kept.kind, kept.dtype, kept.shape or ())
         # The program keeps the memory that it is given.
@@ -84,7 +84,7 @@ class State(Mapping[str, Any]):
         rows = [f"{kept.name}: {kept.text()}" for _, kept in self._kept.values()]
         return f"<state {', '.join(rows)}>"
 
-    def _known(self, name: str) -> tuple[int, Kept]:
+    def _find(self, name: str) -> tuple[int, Kept]:
         if name not in self._kept:
             raise errors.StateError(errors.unknown("state", str(name), self._kept))
         return self._kept[name]

@@ -93,7 +93,10 @@ def _view(device: Any, slot: Slot, argument: Tensor, shared: list[Span]) -> Any:
     assert slot.dtype is not None
     view = torch_buffers.to_view(device, tensor, slot.dtype, shared)
     if view is None:
-        raise errors.ArgumentError(f"a tensor {torch_buffers.problem(tensor, slot.dtype)}")
+        raise errors.ArgumentError(
+            f"a tensor {torch_buffers.problem(tensor, slot.dtype)}",
+            hint=torch_buffers.remedy(tensor, slot.dtype),
+        )
     return view
 
 

@@ -84,6 +84,17 @@ def problem(tensor: Tensor, dtype: Dtype) -> str:
     return "has no memory: its storage was freed, or it stands for a tensor inside a transform"
 
 
+def remedy(tensor: Tensor, dtype: Dtype) -> str | None:
+    """What to pass in place of a tensor that `to_view` did not take."""
+    if tensor.dtype is not dtype.torch:
+        return f"pass x.to({dtype.torch})"
+    if not tensor.is_cpu:
+        return "pass x.cpu()"
+    if tensor.is_nested:
+        return "pass x.to_padded_tensor(0)"
+    return None if tensor.layout is torch.strided else "pass x.to_dense()"
+
+
 def is_writable(tensor: Tensor) -> bool:
     """Whether `write` can overwrite the tensor: none of its elements share memory."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)

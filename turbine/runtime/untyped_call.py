@@ -57,7 +57,7 @@ class UntypedCall:
             return _number(letter, position, value)
         library = libraries.of(value)
         if library is None:
-            raise _refusal(position, f"is a {type(value).__name__}, expected a tensor")
+            raise _refusal(position, f"is a {type(value).__name__}, expected a tensor", _TENSOR)
         return self._view(device, position, value, library, taken)
 
     def _view(
@@ -68,7 +68,8 @@ class UntypedCall:
         reason = expected.problem(row, value.shape) if expected is not None else None
         view = library.to_view(device, value, row, taken) if reason is None else None
         if view is None:
-            raise _refusal(position, reason or library.problem(value, row))
+            hint = None if expected is None else f"the program takes {expected.text}"
+            raise _refusal(position, reason or library.problem(value, row), hint)
         return view
 
     def _storage(
@@ -155,7 +156,10 @@ _ROWS = {**_SIGNLESS, **{row.hal: row for row in dtypes.TABLE}}
 def _row(view: Any) -> Dtype:
     code = int(view.element_type)
     if code not in _ROWS:
-        raise errors.UnsupportedDtype(f"a result is of IREE's element type {code:#x}")
+        raise errors.UnsupportedDtype(
+            f"a result is of IREE's element type {code:#x}",
+            hint="let the program return another element type, such as f32",
+        )
     return _ROWS[code]
 
 
@@ -172,16 +176,24 @@ def _number(letter: str, position: int, value: Any) -> int | float:
     return int(value)
 
 
-def _refusal(position: int, reason: str) -> errors.ArgumentError:
-    return errors.ArgumentError(f"argument {position} {reason}")
+_TENSOR = "pass a torch tensor or a numpy array"
+
+
+def _refusal(position: int, reason: str, hint: str | None = None) -> errors.ArgumentError:
+    return errors.ArgumentError(f"argument {position} {reason}", hint=hint)
 
 
 def _library_of_output(output: Any) -> ModuleType:
     library = libraries.of(output)
     if library is None:
-        raise errors.ArgumentError(f"an output is a {type(output).__name__}, expected a tensor")
+        raise errors.ArgumentError(
+            f"an output is a {type(output).__name__}, expected a tensor", hint=_TENSOR
+        )
     if not library.is_writable(output):
-        raise errors.ArgumentError("an output cannot be written to")
+        raise errors.ArgumentError(
+            "an output cannot be written to",
+            hint="it is read-only, or its elements share memory as after expand; pass a copy",
+        )
     return library
 
 
@@ -211,7 +223,8 @@ def _write(output: Any, value: Any) -> None:
     wanted, row = library.dtype_of(output), made_by.dtype_of(value)
     if tuple(output.shape) != tuple(value.shape) or wanted.mlir != row.mlir:
         raise errors.ArgumentError(
-            f"an output is {wanted.name}{[*output.shape]}, the result {row.name}{[*value.shape]}"
+            f"an output is {wanted.name}{[*output.shape]}, the result {row.name}{[*value.shape]}",
+            hint="pass an output of the result's shape and dtype",
         )
     if library is not made_by or library.span(output) != library.span(value):
         library.write(output, value)

@@ -40,7 +40,11 @@ class Weights:
             return {}
         if not self.declared:
             where = None if isinstance(given, Mapping) else str(given)
-            raise errors.ParameterError("the artifact has its weights in its code", where=where)
+            raise errors.ParameterError(
+                "the artifact has its weights in its code",
+                where=where,
+                hint='export with weights="external" to give other weights when it is loaded',
+            )
         if not isinstance(given, Mapping):
             return dict.fromkeys(self.scopes, given)
         unknown = [scope for scope in given if scope not in self.scopes]
@@ -49,6 +53,13 @@ class Weights:
         return dict(given)
 
     def _open(self, paths: Mapping[str, Path]) -> dict[str, Archive]:
+        for scope, path in paths.items():
+            if scope not in self.given and not path.is_file():
+                raise errors.ParameterError(
+                    f"no archive at {path}",
+                    where=self.contents.source,
+                    hint="put it back there, or name another: turbine.load(path, weights=...)",
+                )
         archives = {path: open_archive(path) for path in set(paths.values())}
         for path, archive in archives.items():
             wanted = [w for w in self.declared if paths.get(w.scope) == path]
@@ -80,9 +91,9 @@ class Weights:
 
     def _of_scope(self, scope: str) -> dict[str, memoryview]:
         weights = [weight for weight in self.declared if weight.scope == scope]
-        return {weight.key: self._bound(weight) for weight in weights}
+        return {weight.key: self._bind_bytes(weight) for weight in weights}
 
-    def _bound(self, weight: Declared) -> memoryview:
+    def _bind_bytes(self, weight: Declared) -> memoryview:
         # A program may write to its state where it finds it; a reset needs the old values.
         data = self._bytes_of(weight)
         return memoryview(bytearray(data)) if weight.name in self._written else data

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class LeNet(nn.Sequential):
@@ -52,9 +52,9 @@ class ConvNet(nn.Sequential):
 
 def lenet(*, batch: int = 16, width: int = 6, classes: int = 10) -> Example:
     images = torch.randn(batch, 1, 28, 28, generator=generator())
-    return Example(seeded(lambda: LeNet(width, classes)), (images,))
+    return Example(build_seeded(lambda: LeNet(width, classes)), (images,))
 
 
 def cnn(*, batch: int = 8, size: int = 32, width: int = 32, classes: int = 10) -> Example:
     images = torch.randn(batch, 3, size, size, generator=generator())
-    return Example(seeded(lambda: ConvNet(width, classes)), (images,))
+    return Example(build_seeded(lambda: ConvNet(width, classes)), (images,))

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class GrowBlock(nn.Sequential):
@@ -34,4 +34,4 @@ def convtranspose(
     *, batch: int = 8, latent: int = 100, width: int = 32, doublings: int = 4
 ) -> Example:
     noise = torch.randn(batch, latent, generator=generator())
-    return Example(seeded(lambda: ImageGenerator(latent, width, doublings)), (noise,))
+    return Example(build_seeded(lambda: ImageGenerator(latent, width, doublings)), (noise,))

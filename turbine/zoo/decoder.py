@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from turbine.zoo.attention import PreNormBlock
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class Gpt2(nn.Module):
@@ -111,7 +111,7 @@ def gpt2(
     heads: int = 6,
 ) -> Example:
     ids = torch.randint(vocab, (batch, length), generator=generator())
-    return Example(seeded(lambda: Gpt2(vocab, 2 * length, dim, layers, heads)), (ids,))
+    return Example(build_seeded(lambda: Gpt2(vocab, 2 * length, dim, layers, heads)), (ids,))
 
 
 def llama(
@@ -126,5 +126,5 @@ def llama(
     kv_heads: int = 2,
 ) -> Example:
     ids = torch.randint(vocab, (batch, length), generator=generator())
-    model = seeded(lambda: Llama(vocab, dim, hidden, layers, heads, kv_heads))
+    model = build_seeded(lambda: Llama(vocab, dim, hidden, layers, heads, kv_heads))
     return Example(model, (ids,))

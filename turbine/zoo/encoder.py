@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from turbine.zoo.attention import FeedForward, SelfAttention
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class PostNormBlock(nn.Module):
@@ -75,7 +75,7 @@ def bert(
     ids = torch.randint(1, vocab, (batch, length), generator=random)
     present = present_tokens(batch, length, random)
     types = (torch.arange(length) >= length // 3).long().expand(batch, length).contiguous()
-    model = seeded(lambda: Bert(vocab, 4 * length, dim, layers, heads))
+    model = build_seeded(lambda: Bert(vocab, 4 * length, dim, layers, heads))
     masks = {"attention_mask": present.long(), "token_type_ids": types * present}
     return Example(model, (ids * present,), masks)
 
@@ -86,7 +86,7 @@ def transformer_encoder(
     random = generator()
     x = torch.randn(batch, length, dim, generator=random)
     padding = ~present_tokens(batch, length, random)
-    return Example(seeded(lambda: PaddedEncoder(dim, layers, heads)), (x, padding))
+    return Example(build_seeded(lambda: PaddedEncoder(dim, layers, heads)), (x, padding))
 
 
 def present_tokens(batch: int, length: int, random: torch.Generator) -> Tensor:

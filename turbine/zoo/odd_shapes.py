@@ -8,7 +8,7 @@ from torch.export import Dim
 
 from turbine.zoo.example import Example
 from turbine.zoo.perceptron import mlp
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class CoarseAndFine(nn.Module):
@@ -40,4 +40,4 @@ def dynamic_sequence() -> Example:
     fine = torch.randn(2, 10, 4, generator=random)
     length = Dim("length", min=2, max=128)
     shapes = {"coarse": {1: length}, "fine": {1: 2 * length}}
-    return Example(seeded(CoarseAndFine), (coarse, fine), dynamic_shapes=shapes)
+    return Example(build_seeded(CoarseAndFine), (coarse, fine), dynamic_shapes=shapes)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 Tree = dict[str, list[tuple[Tensor, Tensor]]]
 
@@ -45,7 +45,7 @@ class ScalarInput(nn.Module):
 
 
 def constant_outputs() -> Example:
-    return Example(seeded(ConstantOutputs), (torch.randn(3, 4, generator=generator()),))
+    return Example(build_seeded(ConstantOutputs), (torch.randn(3, 4, generator=generator()),))
 
 
 def nested_tree() -> Example:
@@ -53,17 +53,17 @@ def nested_tree() -> Example:
     a, b, c, d, e, f = torch.randn(6, 3, 4, generator=random).unbind()
     tree = {"many": [(a, b), (c, d)], "one": [(e, f)]}
     scale, shift = torch.randn(2, 4, generator=random).unbind()
-    return Example(seeded(NestedTree), (tree,), {"scale": scale, "shift": shift})
+    return Example(build_seeded(NestedTree), (tree,), {"scale": scale, "shift": shift})
 
 
 def mutates_input() -> Example:
-    return Example(seeded(MutatesInput), (torch.randn(3, 4, generator=generator()),))
+    return Example(build_seeded(MutatesInput), (torch.randn(3, 4, generator=generator()),))
 
 
 def returns_input() -> Example:
-    return Example(seeded(ReturnsInput), (torch.randn(3, 4, generator=generator()),))
+    return Example(build_seeded(ReturnsInput), (torch.randn(3, 4, generator=generator()),))
 
 
 def scalar_input() -> Example:
     x = torch.randn(3, 4, generator=generator())
-    return Example(seeded(ScalarInput), (x, torch.tensor(2.5)))
+    return Example(build_seeded(ScalarInput), (x, torch.tensor(2.5)))

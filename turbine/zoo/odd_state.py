@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class Counter(nn.Module):
@@ -70,29 +70,29 @@ class NonPersistentBuffer(nn.Module):
 
 
 def counter() -> Example:
-    return Example(seeded(Counter), (vectors(),))
+    return Example(build_seeded(Counter), (vectors(),))
 
 
 def batchnorm_train() -> Example:
     """Normalize by the statistics of the batch and update the running ones."""
-    model = seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    model = build_seeded(lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     return Example(model.train(), (vectors(),))
 
 
 def tied_weights() -> Example:
-    return Example(seeded(TiedWeights), (vectors(),))
+    return Example(build_seeded(TiedWeights), (vectors(),))
 
 
 def weight_view() -> Example:
-    return Example(seeded(WeightView), (vectors(),))
+    return Example(build_seeded(WeightView), (vectors(),))
 
 
 def returns_parameter() -> Example:
-    return Example(seeded(ReturnsParameter), (vectors(),))
+    return Example(build_seeded(ReturnsParameter), (vectors(),))
 
 
 def nonpersistent_buffer() -> Example:
-    return Example(seeded(NonPersistentBuffer), (vectors(),))
+    return Example(build_seeded(NonPersistentBuffer), (vectors(),))
 
 
 def vectors() -> Tensor:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from turbine.zoo.example import Example
 from turbine.zoo.perceptron import Perceptron
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class IntegersAndBooleans(nn.Module):
@@ -49,24 +49,24 @@ def integers_and_booleans() -> Example:
     ids = torch.randint(10, (3, 4), generator=random)
     counts = torch.randint(10, (3,), generator=random, dtype=torch.int32)
     mask = torch.randint(2, (3, 4), generator=random).bool()
-    return Example(seeded(IntegersAndBooleans), (ids, counts, mask))
+    return Example(build_seeded(IntegersAndBooleans), (ids, counts, mask))
 
 
 def bfloat16() -> Example:
     x = torch.randn(3, 4, generator=generator()).bfloat16()
-    return Example(seeded(lambda: Perceptron(4, 8)).bfloat16(), (x,))
+    return Example(build_seeded(lambda: Perceptron(4, 8)).bfloat16(), (x,))
 
 
 def float64() -> Example:
     x = torch.randn(3, 4, generator=generator(), dtype=torch.float64)
-    return Example(seeded(lambda: Perceptron(4, 8)).double(), (x,))
+    return Example(build_seeded(lambda: Perceptron(4, 8)).double(), (x,))
 
 
 def complex64() -> Example:
     x = torch.randn(3, 4, generator=generator(), dtype=torch.complex64)
-    return Example(seeded(ComplexProduct), (x,))
+    return Example(build_seeded(ComplexProduct), (x,))
 
 
 def uint8_image() -> Example:
     image = torch.randint(256, (2, 8, 8, 3), generator=generator(), dtype=torch.uint8)
-    return Example(seeded(NormalizeImage), (image,))
+    return Example(build_seeded(NormalizeImage), (image,))

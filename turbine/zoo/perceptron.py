@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class Perceptron(nn.Sequential):
@@ -18,4 +18,4 @@ class Perceptron(nn.Sequential):
 
 def mlp(*, batch: int = 128, features: int = 1024, hidden: int = 4096) -> Example:
     x = torch.randn(batch, features, generator=generator())
-    return Example(seeded(lambda: Perceptron(features, hidden)), (x,))
+    return Example(build_seeded(lambda: Perceptron(features, hidden)), (x,))

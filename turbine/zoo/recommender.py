@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class Recommender(nn.Module):
@@ -47,7 +47,9 @@ def embeddingbag(
     features = torch.randn(batch, dense, generator=random)
     ids = [torch.randint(rows, (batch * bag,), generator=random) for _ in range(tables)]
     offsets = [bag_offsets(batch, batch * bag, random) for _ in range(tables)]
-    return Example(seeded(lambda: Recommender(tables, rows, dense, dim)), (features, ids, offsets))
+    return Example(
+        build_seeded(lambda: Recommender(tables, rows, dense, dim)), (features, ids, offsets)
+    )
 
 
 def bag_offsets(batch: int, ids: int, random: torch.Generator) -> Tensor:

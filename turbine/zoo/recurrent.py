@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class SequenceClassifier(nn.Module):
@@ -25,7 +25,7 @@ class SequenceClassifier(nn.Module):
 def rnn(
     *, batch: int = 8, length: int = 32, features: int = 64, hidden: int = 256, layers: int = 1
 ) -> Example:
-    model = seeded(
+    model = build_seeded(
         lambda: SequenceClassifier(nn.RNN(features, hidden, layers, batch_first=True), 10)
     )
     return Example(model, (torch.randn(batch, length, features, generator=generator()),))
@@ -34,7 +34,7 @@ def rnn(
 def gru(
     *, batch: int = 8, length: int = 32, features: int = 64, hidden: int = 256, layers: int = 2
 ) -> Example:
-    model = seeded(
+    model = build_seeded(
         lambda: SequenceClassifier(nn.GRU(features, hidden, layers, batch_first=True), 10)
     )
     return Example(model, (torch.randn(batch, length, features, generator=generator()),))
@@ -49,7 +49,7 @@ def lstm(
     layers: int = 2,
     bidirectional: bool = False,
 ) -> Example:
-    model = seeded(
+    model = build_seeded(
         lambda: SequenceClassifier(
             nn.LSTM(features, hidden, layers, batch_first=True, bidirectional=bidirectional), 10
         )

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class BasicBlock(nn.Module):
@@ -61,4 +61,4 @@ def resnet18(
 ) -> Example:
     """ResNet-18; `stages` has the blocks of each stage, and fewer make a smaller network."""
     images = torch.randn(batch, 3, size, size, generator=generator())
-    return Example(seeded(lambda: ResNet(width, classes, stages)), (images,))
+    return Example(build_seeded(lambda: ResNet(width, classes, stages)), (images,))

@@ -17,7 +17,7 @@ NORM_RANGES = {
 }
 
 
-def seeded(build: Callable[[], nn.Module]) -> nn.Module:
+def build_seeded(build: Callable[[], nn.Module]) -> nn.Module:
     """Return `build()` in eval mode, with the same weights on every call."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class DoubleConv(nn.Sequential):
@@ -55,4 +55,4 @@ def unet(
 ) -> Example:
     """`upsample` is a mode of `nn.Upsample`, such as "nearest"; `size` a multiple of 2**depth."""
     images = torch.randn(batch, 3, size, size, generator=generator())
-    return Example(seeded(lambda: UNet(width, depth, classes, upsample)), (images,))
+    return Example(build_seeded(lambda: UNet(width, depth, classes, upsample)), (images,))

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class VideoNet(nn.Sequential):
@@ -29,4 +29,4 @@ def conv3d(
     *, batch: int = 1, frames: int = 8, size: int = 56, width: int = 16, classes: int = 10
 ) -> Example:
     clips = torch.randn(batch, 3, frames, size, size, generator=generator())
-    return Example(seeded(lambda: VideoNet(width, classes)), (clips,))
+    return Example(build_seeded(lambda: VideoNet(width, classes)), (clips,))

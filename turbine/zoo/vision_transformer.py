@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from turbine.zoo.attention import PreNormBlock
 from turbine.zoo.example import Example
-from turbine.zoo.seeds import generator, seeded
+from turbine.zoo.seeds import build_seeded, generator
 
 
 class VisionTransformer(nn.Module):
@@ -39,5 +39,5 @@ def vit(
     classes: int = 1000,
 ) -> Example:
     images = torch.randn(batch, 3, size, size, generator=generator())
-    model = seeded(lambda: VisionTransformer(size, patch, dim, layers, heads, classes))
+    model = build_seeded(lambda: VisionTransformer(size, patch, dim, layers, heads, classes))
     return Example(model, (images,))

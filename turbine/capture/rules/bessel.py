@@ -102,10 +102,10 @@ def _for_positive(x: Tensor, near: Tensor, fit: tuple[float, ...]) -> Tensor:
 def _narrow_only(function: Function) -> Function:
     """The oscillating fits are good for f32 and narrower; f64 is left to PyTorch."""
 
-    def guarded(x: Tensor) -> Tensor:
+    def apply_rule(x: Tensor) -> Tensor:
         return NotImplemented if x.dtype == torch.float64 else in_double(function)(x)
 
-    return guarded
+    return apply_rule
 
 
 @_narrow_only

@@ -28,11 +28,11 @@ def _on_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Apply a rule to rows that have elements, of numbers that have an order."""
 
     @wraps(rule)
-    def guarded(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def apply_rule(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         empty = any(isinstance(n, int) and n == 0 for n in x.shape)
         return NotImplemented if empty or x.is_complex() else rule(x, *args, **kwargs)
 
-    return guarded
+    return apply_rule
 
 
 @_on_rows
@@ -332,11 +332,11 @@ def _on_short_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Apply a rule if every axis is of a known, small size."""
 
     @wraps(rule)
-    def guarded(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def apply_rule(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         short = all(isinstance(n, int) and n <= LONGEST for n in x.shape)
         return rule(x, *args, **kwargs) if short else NotImplemented
 
-    return guarded
+    return apply_rule
 
 
 _OF_ALL_PAIRS = (
@@ -358,11 +358,11 @@ def _on_few_elements(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Apply a rule if there is a known, small number of elements."""
 
     @wraps(rule)
-    def guarded(x: Tensor) -> Any:
+    def apply_rule(x: Tensor) -> Any:
         count = x.numel()
         return rule(x) if isinstance(count, int) and count <= LONGEST else NotImplemented
 
-    return guarded
+    return apply_rule
 
 
 SHORT_ROWS: dict[Any, Callable[..., Any]] = {

@@ -16,12 +16,12 @@ def in_double(function: Function) -> Function:
     """Real arguments are widened to f64, integers as PyTorch promotes them; complex is left."""
 
     @wraps(function)
-    def widened(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def call_in_double(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if x.is_complex():
             return NotImplemented
         return function(x.to(torch.float64), *args, **kwargs).to(result_dtype(x))
 
-    return widened
+    return call_in_double
 
 
 def result_dtype(x: Tensor) -> torch.dtype:
@@ -46,9 +46,9 @@ def double_only(function: Function) -> Function:
     """The rule applies to f64; narrower types keep the compiler's own code."""
 
     @wraps(function)
-    def guarded(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def apply_rule(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if x.dtype != torch.float64:
             return NotImplemented
         return function(x, *args, **kwargs)
 
-    return guarded
+    return apply_rule

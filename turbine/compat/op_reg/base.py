@@ -126,7 +126,7 @@ class CustomOp(ABC):
         """namespace.name"""
         return self.schema.dotted
 
-    def selected(self, args: Sequence[Any]) -> KernelSelection:
+    def make_selection(self, args: Sequence[Any]) -> KernelSelection:
         """What the op asks of such arguments."""
         ksel = KernelSelection(self, args)
         with detect_fake_mode(list(args)) or nullcontext():
@@ -136,19 +136,19 @@ class CustomOp(ABC):
 
     def _static(self, args: Sequence[Any]) -> Mapping[str, Axes]:
         meta = torch_pytree.tree_map_only(torch.Tensor, lambda t: t.to("meta"), list(args))
-        return self.selected(meta).static()
+        return self.make_selection(meta).static()
 
     def _shapes(self, *args: Any, **keywords: Any) -> Any:
         filled = self.schema.filled(args, keywords)
         tensors = [t for t in torch_pytree.tree_leaves(filled) if isinstance(t, torch.Tensor)]
         device = tensors[0].device if tensors else torch.device("cpu")
-        return self.selected(filled).results(device)
+        return self.make_selection(filled).results(device)
 
     def _emit(self, builder: Builder, *args: Any, **keywords: Any) -> Any:
-        ksel = self.selected(builder.examples)
+        ksel = self.make_selection(builder.examples)
         kb = InlineKernelBuilder(ksel, builder.module, self.schema.filled(args, keywords))
         self.generate(ksel, kb)
-        return kb.finished()
+        return kb.require_results()
 
 
 def _declare(namespace: str, leave: Sequence[str], op_class: type[CustomOp]) -> Any:

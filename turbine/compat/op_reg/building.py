@@ -11,7 +11,7 @@ from iree.compiler.ir import Value as IrValue
 from turbine import dtypes, errors
 from turbine.compat.merger import module_of
 from turbine.compat.op_reg.descriptors import ArgDescriptor, IntArg, TensorArg, TensorListArg
-from turbine.compat.op_reg.selection import KernelSelection
+from turbine.compat.op_reg.selection import COUNTED, KernelSelection
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function, scalars, torch_values
 
@@ -59,7 +59,9 @@ class KernelBuilder:
         """The value of an argument, or the values of a list."""
         count, op = len(self.arg_bindings), self.ksel.op.qualified
         if not -count <= index < count:
-            raise errors.CustomOpError(f"{op}: there is no argument {index} among {count}")
+            raise errors.CustomOpError(
+                f"{op}: there is no argument {index} among {count}", hint=COUNTED
+            )
         value = self.arg_bindings[index]
         if value is None:
             raise errors.CustomOpError(
@@ -76,10 +78,13 @@ class KernelBuilder:
     def yield_results(self, *results: IrValue) -> None:
         """Give the op's results, and then the new values of arguments that are tied in place."""
         if self.yielded:
-            raise errors.CustomOpError(f"{self.ksel.op.qualified}: results are yielded twice")
+            raise errors.CustomOpError(
+                f"{self.ksel.op.qualified}: results are yielded twice",
+                hint="call kb.yield_results(...) once, with all of them",
+            )
         self.results = self.ksel.by_place(results)
 
-    def finished(self) -> list[IrValue | None]:
+    def require_results(self) -> list[IrValue | None]:
         """What was yielded."""
         if self.results is None:
             raise errors.CustomOpError(
@@ -94,7 +99,7 @@ class InlineKernelBuilder(KernelBuilder):
 
     def __init__(self, ksel: KernelSelection, module: Module, values: Sequence[Any]) -> None:
         pairs = zip(ksel.arg_descs, values, strict=True)
-        bindings = [_bound(desc, value) for desc, value in pairs]
+        bindings = [_bind(desc, value) for desc, value in pairs]
         super().__init__(ksel, bindings, ip=InsertionPoint.current, module_body=module.body)
 
 
@@ -121,7 +126,7 @@ class FreeFuncKernelBuilder(KernelBuilder):
                 visibility="public" if is_public else "private",
             )
         arguments = iter(block.arguments)
-        bindings = [_drawn(desc, arguments) for desc in ksel.arg_descs]
+        bindings = [_take(desc, arguments) for desc in ksel.arg_descs]
         super().__init__(ksel, bindings, ip=InsertionPoint(block), module_body=module_body)
 
     @staticmethod
@@ -147,19 +152,19 @@ class FreeFuncKernelBuilder(KernelBuilder):
             function.return_values(values, Location.current)
 
 
-def _bound(desc: ArgDescriptor | None, value: Any) -> Binding:
+def _bind(desc: ArgDescriptor | None, value: Any) -> Binding:
     """A value with the type its descriptor has, of which some sizes may be unknown."""
     values = value if isinstance(desc, TensorListArg) else [value]
-    return _drawn(desc, (_typed(one, of) for one, of in zip(values, _types(desc), strict=False)))
+    return _take(desc, (_convert(one, of) for one, of in zip(values, _types(desc), strict=False)))
 
 
-def _typed(value: Any, of: Type) -> IrValue:
+def _convert(value: Any, of: Type) -> IrValue:
     if isinstance(value, int):
         return scalars.constant(value, _INT64, Location.current)
     return torch_values.convert(value, of, Location.current)
 
 
-def _drawn(desc: ArgDescriptor | None, arguments: Iterator[IrValue]) -> Binding:
+def _take(desc: ArgDescriptor | None, arguments: Iterator[IrValue]) -> Binding:
     drawn = [next(arguments) for _ in range(desc.ir_arity if desc is not None else 0)]
     if isinstance(desc, TensorListArg):
         return drawn

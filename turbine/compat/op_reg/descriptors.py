@@ -34,7 +34,7 @@ class TensorArg:
     def specialize_dims(self, *indices: int) -> None:
         """Make the sizes along these axes part of the code; the last axis is -1."""
         for axis in indices:
-            self.spec_dims[axis] = _known(self.t, axis)
+            self.spec_dims[axis] = _require_static(self.t, axis)
 
     @property
     def maybe_tensor_value(self) -> torch.Tensor:
@@ -128,7 +128,7 @@ class EmptyOptionalTensorArg:
 ArgDescriptor: TypeAlias = TensorArg | TensorListArg | IntArg | AttrArg | EmptyOptionalTensorArg
 
 
-def _known(tensor: torch.Tensor, axis: int) -> int:
+def _require_static(tensor: torch.Tensor, axis: int) -> int:
     try:
         return int(tensor.size(axis))
     except GuardOnDataDependentSymNode as error:

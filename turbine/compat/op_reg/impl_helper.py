@@ -110,5 +110,8 @@ def call_function(target_function: Operation, *operands: Value | list[Value] | N
 def _folder(module_name: str) -> Path:
     module = sys.modules.get(module_name) or import_module(module_name)
     if module.__file__ is None:
-        raise errors.CustomOpError(f"the module {module_name} has no file with templates beside it")
+        raise errors.CustomOpError(
+            f"the module {module_name} has no file with templates beside it",
+            hint="pass the __name__ of a module in a .py file",
+        )
     return Path(module.__file__).parent

@@ -23,6 +23,7 @@ Descriptor = TypeVar("Descriptor", bound=ArgDescriptor)
 Value = TypeVar("Value")
 _INT = (int, torch.SymInt)
 _FLOAT = (float, torch.SymFloat)
+COUNTED = "arguments are counted from 0, in the order of the signature"
 
 
 class Declared(Protocol):
@@ -176,7 +177,8 @@ class KernelSelection:
             raise errors.CustomOpError(
                 f"{self.op.qualified}: its `generate` yields {len(values)} values, its `select` "
                 f"has {len(self.result_descs)} results and "
-                f"{len(self.inplace_tied_arg_descs)} tied arguments"
+                f"{len(self.inplace_tied_arg_descs)} tied arguments",
+                hint="yield the results in order, then the new value of each tied argument",
             )
         count = len(self.result_descs)
         pairs = list(zip(self.inplace_tied_arg_descs, filled[count:], strict=True))
@@ -187,7 +189,8 @@ class KernelSelection:
         if not 0 <= arg < len(self.args):
             raise errors.CustomOpError(
                 f"{self.op.qualified}: its `select` asks for argument {arg}, and it takes "
-                f"{len(self.args)}"
+                f"{len(self.args)}",
+                hint=COUNTED,
             )
         if self.arg_descs[arg] is not None:
             raise self._error(arg, "is asked for twice by `select`")
@@ -225,11 +228,11 @@ def _axes(desc: ArgDescriptor | None) -> Axes:
     if isinstance(desc, AttrArg):
         return True
     if isinstance(desc, TensorArg):
-        return _specialized(desc.spec_dims)
+        return _static_axes(desc.spec_dims)
     if isinstance(desc, TensorListArg):
-        return {axis for sizes in desc.spec_dims for axis in _specialized(sizes)}
+        return {axis for sizes in desc.spec_dims for axis in _static_axes(sizes)}
     return False
 
 
-def _specialized(sizes: Sequence[int | None]) -> set[int]:
+def _static_axes(sizes: Sequence[int | None]) -> set[int]:
     return {axis for axis, size in enumerate(sizes) if size is not None}

@@ -26,7 +26,7 @@ def call_narrowed(made: Op, args: Sequence[Any], keywords: Mapping[str, Any], ty
     if torch.uint64 in given and made in _OF_U64:
         return _OF_U64[made](*args)
     flip = _FIRST_BIT if made in _ORDERED else 0
-    result = made.meaning(*(widened(value, flip) for value in args), **keywords)
+    result = made.meaning(*(widen(value, flip) for value in args), **keywords)
     if isinstance(types, TileType):
         return _cut_back(result, types.dtype.torch, flip)
     pairs = zip(result, types, strict=True)
@@ -38,14 +38,14 @@ def _tensors(args: Sequence[Any]) -> list[Tensor]:
     return [v for part in parts for v in part if isinstance(v, Tensor)]
 
 
-def widened(value: Any, flip: int = 0) -> Any:
+def widen(value: Any, flip: int = 0) -> Any:
     """A tensor, or a tuple of them, of types that torch has kernels for."""
     if isinstance(value, Tensor):
         if value.dtype is torch.uint64:
             return value.view(torch.int64) ^ flip
         return value.to(_WIDER.get(value.dtype, value.dtype))
     if isinstance(value, tuple):
-        return tuple(widened(v, flip) for v in value)
+        return tuple(widen(v, flip) for v in value)
     return value
 
 

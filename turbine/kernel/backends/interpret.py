@@ -19,7 +19,7 @@ from torch import Tensor, fx
 from turbine import errors
 from turbine.algebra import Expr, Symbol, as_expr
 from turbine.dtypes import Dtype
-from turbine.kernel.backends.element_types import call_narrowed, widened
+from turbine.kernel.backends.element_types import call_narrowed, widen
 from turbine.kernel.lang import (
     arithmetic,
     atomics,
@@ -34,6 +34,7 @@ from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.program import messages
 from turbine.kernel.program.program import Program
 from turbine.kernel.trace.op import Op
+from turbine.kernel.trace.tracer import IndexExpr
 from turbine.kernel.trace.types import BufferType, tensor_of
 from turbine.kernel.trace.validity import Bound
 
@@ -237,7 +238,7 @@ class Frame:
             self.values[place] = value
         return self.run(body.graph)
 
-    def kept(self, body: Body, before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
+    def keep_masked(self, body: Body, before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
         """What a turn of a loop carries on: lanes without a value stay as they were."""
         rows = zip(body.valid, before, after, output_of(body.graph), strict=True)
         return [
@@ -294,7 +295,7 @@ def _gather(frame: Frame, node: fx.Node) -> Tensor:
 
 def _readable(tensor: Tensor) -> Tensor:
     """The tensor, of a type that torch can index."""
-    readable: Tensor = widened(tensor)
+    readable: Tensor = widen(tensor)
     return readable
 
 
@@ -304,7 +305,7 @@ def _outside_poisoned(tile: Tensor, lanes: Tensor) -> Tensor:
     poison = fill_poison(
         torch.empty((), dtype=torch.float32 if tile.dtype.is_floating_point else tile.dtype)
     )
-    wide = widened(tile)
+    wide = widen(tile)
     return torch.where(lanes, wide, poison.to(wide.dtype)).to(tile.dtype)
 
 
@@ -414,7 +415,7 @@ def _check_alone(frame: Frame, node: fx.Node, target: Memory, writers: Tensor) -
 def _dot(frame: Frame, node: fx.Node) -> Tensor:
     operands = [frame.values[operand] for operand in _args(node)]
     lanes = [frame.lanes(b, m, v.meta["type"].shape) for v, b, m in _each(node, _args(node)[:2])]
-    wide = [widened(operand) for operand in operands]
+    wide = [widen(operand) for operand in operands]
     product: Tensor = products.dot.meaning(*wide, *lanes)
     return product.to(operands[2].dtype)
 
@@ -431,7 +432,7 @@ def _for(frame: Frame, node: fx.Node) -> list[Any]:
     for turn in range(frame.plain(start), frame.plain(stop), step):
         frame.known[body.counter] = turn
         after = frame.within_region(body, values, captured)
-        values = frame.kept(body, values, after)
+        values = frame.keep_masked(body, values, after)
     return values
 
 
@@ -440,7 +441,7 @@ def _while(frame: Frame, node: fx.Node) -> list[Any]:
     values = [frame.values[n] for n in init]
     while bool(frame.within_region(asked, values, of_asked)[0]):
         after = frame.within_region(body, values, captured)
-        values = frame.kept(body, values, after)
+        values = frame.keep_masked(body, values, after)
     return values
 
 
@@ -523,31 +524,31 @@ def _atomic(frame: Frame, node: fx.Node, places: Tensor, targets: Tensor) -> Ten
     target.writer[at] = torch.where(writers >= 0, writers, torch.where(is_shared, _SHARED, mine))
     change = {"add": arithmetic.add, "max": arithmetic.maximum, "min": arithmetic.minimum}[kind]
 
-    def changed(old: Tensor, by: Tensor) -> Tensor:
+    def apply_change(old: Tensor, by: Tensor) -> Tensor:
         result: Tensor = call_narrowed(change, [old, by], {}, node.meta["type"])
         return result
 
-    return atomics.update(target.tensor, places, targets, frame.values[value], changed)
+    return atomics.update(target.tensor, places, targets, frame.values[value], apply_change)
 
 
 def _print(frame: Frame, node: fx.Node) -> None:
     values, label = _args(node)
     rows = _each(node, values)
-    texts = [v if isinstance(v, str) else _shown(frame, v, b, m) for v, b, m in rows]
+    texts = [v if isinstance(v, str) else _format_tile(frame, v, b, m) for v, b, m in rows]
     site = messages.Site(node.meta.get("line"), label, ())
     sys.stdout.write(messages.line(site, frame.ids, texts))
 
 
-def _shown(frame: Frame, value: fx.Node, bounds: Any, masks: Any) -> str:
+def _format_tile(frame: Frame, value: fx.Node, bounds: Any, masks: Any) -> str:
     """The numbers of a tile; a dot for those that are none."""
     lanes = frame.lanes(bounds, masks, value.meta["type"].shape)
     numbers = (
-        widened(frame.values[value])
+        widen(frame.values[value])
         if value.meta["type"].dtype.kind == "float"
         else frame.values[value]
     )
     held = lanes.flatten().tolist()
-    return messages.shown(numbers.flatten().tolist(), held, tuple(lanes.shape))
+    return messages.format_tile(numbers.flatten().tolist(), held, tuple(lanes.shape))
 
 
 def _assert(frame: Frame, node: fx.Node) -> None:
@@ -576,10 +577,16 @@ def _breakpoint(frame: Frame, node: fx.Node) -> None:
     """Stop; the kernel's variables are in `values`, what was computed in `nodes`."""
     names, held = _args(node)
     plain = [frame.values[v] if isinstance(v, fx.Node) else v for v in held]
-    values = dict(zip(names, map(frame.plain, plain), strict=True))
+    pairs = zip(names, plain, strict=True)
+    values = {name: IndexExpr(v) if _is_open(frame, v) else frame.plain(v) for name, v in pairs}
     nodes, program, line = _by_name(frame), frame.ids, node.meta.get("line")
     breakpoint()
     del values, nodes, program, line
+
+
+def _is_open(frame: Frame, value: Any) -> bool:
+    """Whether a size has no number in this call: the kernel computes nothing from it."""
+    return isinstance(value, Expr) and not value.symbols <= frame.known.keys()
 
 
 def _by_name(frame: Frame) -> dict[str, Any]:

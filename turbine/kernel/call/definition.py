@@ -52,7 +52,7 @@ class Definition:
         self._programs: dict[tuple[tuple[str, str], ...], Program] = {}
         self._lock = threading.RLock()
 
-    def named(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
+    def bind_arguments(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name, in the order of the kernel's, with defaults."""
         passed = self.signature.passed
         names = [p.name for p in passed]
@@ -72,7 +72,7 @@ class Definition:
         place = self.signature.place
         return {p.name: _check_argument(self.__name__, p, given, place) for p in passed}
 
-    def bound(self, named: Mapping[str, Any]) -> Call:
+    def resolve_call(self, named: Mapping[str, Any]) -> Call:
         """The program of a call, every size of it, and what its code depends on."""
         program = self.program(named)
         blocks = self.own_sizes(program)

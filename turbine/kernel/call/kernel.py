@@ -68,14 +68,14 @@ class Kernel(Definition):
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Run the kernel on tensors."""
         if torch.compiler.is_compiling():
-            named = self.named(args, keywords)
+            named = self.bind_arguments(args, keywords)
             assert self._has_op()
             return self._op.op(*[named[p.name] for p in self.signature.passed])
         if not keywords and _is_plain():
-            result = self.repeated(args)
+            result = self.repeat_call(args)
             if result is not None:
                 return result
-        named = self.named(args, keywords)
+        named = self.bind_arguments(args, keywords)
         if _is_plain() and _are_plain(named):
             return self.run(named, args if not keywords else None)
         return self.op(*[named[p.name] for p in self.signature.passed])
@@ -87,7 +87,7 @@ class Kernel(Definition):
         facts = tuple(_fact(value) for value in named.values())
         known = self._known.get(facts)
         if known is None:
-            call = self.bound(named)
+            call = self.resolve_call(named)
             program, sizes, key = call
             known = call, self.launcher.variant(key, program, sizes)
             if len(self._known) >= _MOST_KNOWN:
@@ -99,7 +99,7 @@ class Kernel(Definition):
             self._remember(variant, args, self.last_call[1])
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
-    def repeated(self, args: tuple[Any, ...]) -> Any:
+    def repeat_call(self, args: tuple[Any, ...]) -> Any:
         """The result of a call on tensors that is like the one before; None if it is not."""
         quick = self._quick
         if quick is None or len(args) != quick[1] or config.is_interpreting():
@@ -123,7 +123,7 @@ class Kernel(Definition):
 
     def _run_op(self, *args: Any) -> Any:
         """Run the kernel as PyTorch's dispatcher calls it: every argument, in order."""
-        result = self.repeated(args)
+        result = self.repeat_call(args)
         if result is not None:
             return result
         devices = {str(a.device) for a in args if isinstance(a, Tensor) and a.device.type != "cpu"}
@@ -138,10 +138,10 @@ class Kernel(Definition):
 
     def interpret(self, *args: Any, **keywords: Any) -> Any:
         """Run the kernel in the interpreter: slowly, and with every check."""
-        return self._interpret(self.named(args, keywords))
+        return self._interpret(self.bind_arguments(args, keywords))
 
     def _interpret(self, named: Mapping[str, Any]) -> Any:
-        program, sizes, _ = self.last_call = self.bound(named)
+        program, sizes, _ = self.last_call = self.resolve_call(named)
         check_grid(program, sizes)
         outputs = list(interpret.run(program, sizes, separate_inputs(program, named)).values())
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None

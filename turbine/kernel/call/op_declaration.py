@@ -118,7 +118,7 @@ class _Rules:
 
     def shapes(self, *args: Any) -> Any:
         """The outputs, without data, of tensors without data."""
-        program, sizes = self._bound(args)
+        program, sizes = self._resolve_call(args)
         if program.is_printing:
             SPEAKING.update({f"{NAMESPACE}::{self.name}", f"{NAMESPACE}::{self.name}_functional"})
         tensors = [a for a in args if isinstance(a, Tensor)]
@@ -134,19 +134,19 @@ class _Rules:
 
     def operations(self, *args: Any) -> float:
         """About how many operations a call on tensors without data is."""
-        program, sizes = self._bound(args)
+        program, sizes = self._resolve_call(args)
         return operations_of(program, {symbol: hint(size) for symbol, size in sizes.items()})
 
     def emit(self, builder: Builder, *args: Any) -> list[Value | None]:
         """The kernel as a function of the module, and a call of it."""
-        program, sizes = self._bound(builder.examples)
+        program, sizes = self._resolve_call(builder.examples)
         facts = _facts(program, sizes)
         function = f"{self.name}_{_digest(program, facts)}"
         code = module.write(program, facts, function, builder.target)
         if program.is_printing:
             name = self.kernel.__name__
             errors.warn(f"kernel {name} prints, and exported programs do not")
-        values = self._named(args)
+        values = self._bind_arguments(args)
         passed = [_operand(builder, p, values[p.name]) for p in program.parameters if p.is_passed]
         results = iter(builder.call(code.text, *passed, name=function))
         given = [next(results) for _ in program.of_usage("output")]
@@ -173,13 +173,13 @@ class _Rules:
             )
         )
 
-    def _named(self, args: Sequence[Any]) -> dict[str, Any]:
+    def _bind_arguments(self, args: Sequence[Any]) -> dict[str, Any]:
         names = [p.name for p in self.kernel.signature.passed]
         return dict(zip(names, args, strict=True))
 
-    def _bound(self, args: Sequence[Any]) -> tuple[Program, dict[Symbol, Size]]:
+    def _resolve_call(self, args: Sequence[Any]) -> tuple[Program, dict[Symbol, Size]]:
         """The program of a call, and every size of it as far as it is known."""
-        kernel, named = self.kernel, self._named(args)
+        kernel, named = self.kernel, self._bind_arguments(args)
         program = kernel.program(named)
         sizes = symbolic_sizes.bind_sizes(kernel.signature, named, kernel.own_sizes(program))
         signatures.check_open(kernel.signature, program.size_symbols, sizes)

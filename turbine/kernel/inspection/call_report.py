@@ -60,8 +60,8 @@ def explain(kernel: Kernel, *args: Any) -> Report:
     >>> report.grid, report.sizes["B"]
     ((3,), (1024, 'chosen'))
     """
-    named = kernel.named(args, {})
-    program, sizes, _ = kernel.bound(named)
+    named = kernel.bind_arguments(args, {})
+    program, sizes, _ = kernel.resolve_call(named)
     limits = peaks()
     # A kernel may change what it is given.
     own = [value.clone() if isinstance(value, Tensor) else value for value in args]

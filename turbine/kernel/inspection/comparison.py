@@ -76,7 +76,7 @@ class Tolerance:
     rtol: float | None
     atol: float | None
 
-    def allowed(self, expected: Tensor) -> Tensor:
+    def compute_limit(self, expected: Tensor) -> Tensor:
         """The distance that is allowed, for each element."""
         if not expected.dtype.is_floating_point:
             return torch.zeros(expected.shape, dtype=torch.float64)
@@ -102,8 +102,8 @@ def check(
     >>> print(tk.check(double, torch.ones(3)))
     double: interpreter and compiled code agree (y by at most 0.0e+00 of the largest)
     """
-    named = kernel.named(args, {})
-    program, sizes, key = kernel.bound(named)
+    named = kernel.bind_arguments(args, {})
+    program, sizes, key = kernel.resolve_call(named)
     pair = _Pair(program, sizes, key, named, Tolerance(rtol, atol))
     differences = {}
     for parameter in program.of_usage("output", "inout"):
@@ -139,7 +139,7 @@ class _Pair:
     def difference(self, name: str) -> Difference | None:
         """The first element that differs, if one does."""
         expected, actual, is_written = self.pair(name)
-        limit = self.tolerance.allowed(expected)
+        limit = self.tolerance.compute_limit(expected)
         places = torch.nonzero(_differs(expected, actual, limit) & is_written)
         if not len(places):
             return None

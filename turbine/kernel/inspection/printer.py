@@ -47,7 +47,7 @@ def text(kernel: Definition, stage: str, args: Sequence[Any]) -> str:
 
 def view_for(kernel: Definition, args: Sequence[Any]) -> Seen:
     """A kernel as a call with these arguments meets it; without any, as the last call did."""
-    call = kernel.bound(kernel.named(args, {})) if args else kernel.last_call
+    call = kernel.resolve_call(kernel.bind_arguments(args, {})) if args else kernel.last_call
     if call is not None:
         program, sizes, key = call
         facts = facts_of(program, sizes, dict(key.static))
@@ -149,7 +149,7 @@ class _Printer:
             self.names[node] = wanted if count == 1 else f"{wanted}_{count}"
         return self.names[node]
 
-    def written(self, value: Any) -> str:
+    def format(self, value: Any) -> str:
         return format_value(value, self.names)
 
     def accesses(self, node: fx.Node) -> Iterator[str]:
@@ -211,30 +211,30 @@ def _plain_head(printer: _Printer, node: fx.Node) -> str:
     assert isinstance(made, Op)
     around = [id(captured) for _, _, captured in _bodies(node)]
     given = [a for a in node.args if not isinstance(a, Body) and id(a) not in around]
-    return f"{made.name}({', '.join(map(printer.written, given))})"
+    return f"{made.name}({', '.join(map(printer.format, given))})"
 
 
 def _for_head(printer: _Printer, node: fx.Node) -> str:
     start, stop, step, init = node.args[:4]
     assert isinstance(node.args[4], Body)
     by = "" if step == 1 else f" by {step}"
-    carrying = f" carrying {printer.written(init)}" if init else ""
+    carrying = f" carrying {printer.format(init)}" if init else ""
     name = printer.names[node]
-    limits = f"{printer.written(start)} to below {printer.written(stop)}"
+    limits = f"{printer.format(start)} to below {printer.format(stop)}"
     return f"{name}: for {node.args[4].counter} from {limits}{by}{carrying}"
 
 
 def _while_head(printer: _Printer, node: fx.Node) -> str:
-    return f"{printer.names[node]}: carrying {printer.written(node.args[2])}"
+    return f"{printer.names[node]}: carrying {printer.format(node.args[2])}"
 
 
 def _cond_head(printer: _Printer, node: fx.Node) -> str:
     condition, passed = node.args[:2]
-    return f"{printer.names[node]}: if {printer.written(condition)} with {printer.written(passed)}"
+    return f"{printer.names[node]}: if {printer.format(condition)} with {printer.format(passed)}"
 
 
 def _result_head(printer: _Printer, node: fx.Node) -> str:
-    return f"{printer.written(node.args[0])}[{node.args[1]}]"
+    return f"{printer.format(node.args[0])}[{node.args[1]}]"
 
 
 _HEADS: dict[Op, Callable[[_Printer, fx.Node], str]] = {

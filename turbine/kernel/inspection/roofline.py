@@ -133,12 +133,12 @@ class _Counting:
         """The mean share of lanes that fulfil a bound, over the counters of its offset."""
         lanes = size.evaluate(self.known)
         shares = []
-        for known in self._counted(bound.offset):
+        for known in self._each_count(bound.offset):
             offset, limit = bound.offset.evaluate(known), bound.limit.evaluate(known)
             shares.append(max(min(limit - offset, lanes) - max(-offset, 0), 0) / max(lanes, 1))
         return statistics.fmean(shares) if shares else 1.0
 
-    def _counted(self, offset: Expr) -> Iterator[dict[Symbol, int]]:
+    def _each_count(self, offset: Expr) -> Iterator[dict[Symbol, int]]:
         if not offset.symbols <= self.known.keys():
             return
         counters = [s for s in offset.symbols if s in self.ranges]

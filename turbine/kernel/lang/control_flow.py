@@ -176,7 +176,7 @@ def while_loop(
 def _check_condition(condition: Callable[..., Any]) -> Callable[..., Any]:
     """The condition of a loop, which gives one bool."""
 
-    def asking(*carried: Any) -> Tile:
+    def checked_condition(*carried: Any) -> Tile:
         check_takes(condition, carried, "the condition of tkl.while_loop")
         tile = as_bool(condition(*carried), "while_loop")
         if tile.type.rank:
@@ -187,7 +187,7 @@ def _check_condition(condition: Callable[..., Any]) -> Callable[..., Any]:
             )
         return number_or(tile, False)
 
-    return asking
+    return checked_condition
 
 
 def cond(

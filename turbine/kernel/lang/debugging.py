@@ -80,7 +80,7 @@ def breakpoint() -> None:
 
     In the debugger, `values` holds the kernel's variables as tensors and numbers, such as
     `values["x"]`, `nodes` every value that the program has computed by its name in the graph, and
-    `program` the program's index.
+    `program` the program's index. A symbol that the kernel does not use stays a symbol.
 
     Example::
 

@@ -80,4 +80,4 @@ def align_valid(tile: Tile, rank: int) -> Valid:
     if not offset or not tile.valid:
         return tile.valid
     masks = tuple(new_axes(mask, offset) for mask in tile.valid.masks)
-    return Valid(tile.valid.moved(lambda axis: axis + offset), masks)
+    return Valid(tile.valid.move_bounds(lambda axis: axis + offset), masks)

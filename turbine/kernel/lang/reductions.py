@@ -58,7 +58,7 @@ def valid_without(shape: Sequence[Expr], valid: Valid, axes: Sequence[int]) -> V
     masks = [_squeeze(mask, axes) for mask in staying.masks]
     if valid.along(axes).masks:
         masks.append(has_lane(shape, valid, axes))
-    moved = staying.moved(lambda a: a - len([one for one in axes if one < a]))
+    moved = staying.move_bounds(lambda a: a - len([one for one in axes if one < a]))
     return Valid(moved, tuple(masks))
 
 

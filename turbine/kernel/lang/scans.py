@@ -194,7 +194,9 @@ def _together(x: Any, what: str) -> list[Tile]:
     """The operands in one shape."""
     items = x if isinstance(x, (tuple, list)) else (x,)
     if not items:
-        raise errors.KernelError(f"tkl.{what} of no tiles", where=user_line())
+        raise errors.KernelError(
+            f"tkl.{what} of no tiles", where=user_line(), hint="pass one or more"
+        )
     tiles = [as_tile(item, None, what) for item in items]
     shape = broadcast_shapes([tile.type for tile in tiles])
     return [broadcast_to(tile, list(map(IndexExpr, shape))) for tile in tiles]

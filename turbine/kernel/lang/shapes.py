@@ -71,7 +71,7 @@ def _transpose(made: Op, x: Tile, perm: Sequence[int] | None = None) -> Tile:
         return x
     shape = tuple(x.type.shape[axis] for axis in order)
     masks = tuple(made(mask, order) for mask in x.valid.masks)
-    valid = Valid(x.valid.moved(order.index), masks)
+    valid = Valid(x.valid.move_bounds(order.index), masks)
     return made.add(x, order, type=TileType(shape, x.dtype), valid=valid)
 
 
@@ -95,7 +95,7 @@ def _expand_dims(made: Op, x: Tile, axis: int) -> Tile:
     place = axis_of(axis, rank, "tkl.expand_dims")
     shape = (*x.type.shape[:place], ONE, *x.type.shape[place:])
     masks = tuple(made(mask, place) for mask in x.valid.masks)
-    valid = Valid(x.valid.moved(lambda a: a + (a >= place)), masks)
+    valid = Valid(x.valid.move_bounds(lambda a: a + (a >= place)), masks)
     return made.add(x, place, type=TileType(shape, x.dtype), valid=valid)
 
 
@@ -125,7 +125,7 @@ def _squeeze(made: Op, x: Tile, axis: int) -> Tile:
         )
     shape = x.type.shape[:place] + x.type.shape[place + 1 :]
     masks = tuple(made(mask, place) for mask in x.valid.masks)
-    valid = Valid(x.valid.moved(lambda a: a - (a > place)), masks)
+    valid = Valid(x.valid.move_bounds(lambda a: a - (a > place)), masks)
     return made.add(x, place, type=TileType(shape, x.dtype), valid=valid)
 
 
@@ -209,6 +209,7 @@ def broadcast_in_dim(x: Any, shape: Any, broadcast_dimensions: Sequence[int]) ->
             f"tkl.broadcast_in_dim of {tile!r}: {list(broadcast_dimensions)} has to name "
             f"{tile.type.rank} axes in order",
             where=user_line(),
+            hint="name an axis of the result for each axis of the tile, in increasing order",
         )
     for axis in range(rank):
         if axis not in places:

@@ -29,7 +29,7 @@ class Facts:
         }
         self._divided = _substitute(self.ranges, self._multiples)
 
-    def simplified(self, expr: Expr) -> Expr:
+    def simplify(self, expr: Expr) -> Expr:
         """The expression with what is part of the code."""
         return expr.substitute(self.known)
 

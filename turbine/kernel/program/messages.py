@@ -162,7 +162,7 @@ def _texts(
         count = int(np.prod(shape, dtype=np.int64))
         pairs = np.array(words[place : place + 2 * count], dtype=np.int64).reshape(count, 2)
         numbers = _numbers(pairs[:, 1], part.dtype)
-        texts.append(shown(numbers, pairs[:, 0].astype(bool).tolist(), shape))
+        texts.append(format_tile(numbers, pairs[:, 0].astype(bool).tolist(), shape))
         place += 2 * count
     return texts, place
 
@@ -179,7 +179,7 @@ def _numbers(words: Any, dtype: Dtype) -> list[Any]:
     return listed
 
 
-def shown(numbers: Sequence[Any], held: Sequence[bool], shape: Sequence[int]) -> str:
+def format_tile(numbers: Sequence[Any], held: Sequence[bool], shape: Sequence[int]) -> str:
     """The numbers of a tile; a dot for lanes that hold none."""
     texts = [f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers]
     marked = [text if is_held else "." for text, is_held in zip(texts, held, strict=True)]

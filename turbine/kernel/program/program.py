@@ -13,7 +13,7 @@ from turbine import errors
 from turbine.algebra import ONE, ZERO, Expr, Range, Symbol
 from turbine.dtypes import Dtype
 from turbine.kernel.lang.control_flow import Body, blocks
-from turbine.kernel.lang.debugging import print_op
+from turbine.kernel.lang.debugging import breakpoint_op, print_op
 from turbine.kernel.program.data_dependence import drop_other_checks
 from turbine.kernel.program.signature import Parameter, Signature
 from turbine.kernel.trace.tracer import Buffer, Region, Tile, Trace, enter_trace, expr_of
@@ -62,7 +62,9 @@ def nodes_of(graph: fx.Graph) -> Iterator[fx.Node]:
 
 def _symbols_of(graph: fx.Graph) -> Iterator[Symbol]:
     for node in graph.nodes:
-        yield from _symbols((node.args, tuple(node.kwargs.values()), node.meta.get("type")))
+        # A breakpoint lists every variable, also sizes that nothing is computed from.
+        if node.target is not breakpoint_op:
+            yield from _symbols((node.args, tuple(node.kwargs.values()), node.meta.get("type")))
 
 
 def _symbols(value: Any) -> Iterator[Symbol]:

@@ -53,7 +53,7 @@ class Valid:
         bounds = tuple(b for b in self.bounds if b.axis not in dropped)
         return Valid(bounds, tuple(m for m in self.masks if not dropped & axes_of(m)))
 
-    def moved(self, axis_of: Callable[[int], int]) -> tuple[Bound, ...]:
+    def move_bounds(self, axis_of: Callable[[int], int]) -> tuple[Bound, ...]:
         """The bounds, for a tile whose axes have other places."""
         return tuple(b if b.axis is None else replace(b, axis=axis_of(b.axis)) for b in self.bounds)
 

@@ -154,12 +154,12 @@ class Emitter:
 
     def index(self, expr: Expr) -> Index:
         """A size, an offset or a limit, computed here if it is not known."""
-        simple = self.facts.simplified(expr)
+        simple = self.facts.simplify(expr)
         if simple.number is not None:
             return simple.number
-        return self._cached(("index", simple), lambda: self.w.index(self._sum(simple)))
+        return self._compute_once(("index", simple), lambda: self.w.index(self._sum(simple)))
 
-    def _cached(self, key: Any, compute: Callable[[], Value]) -> Value:
+    def _compute_once(self, key: Any, compute: Callable[[], Value]) -> Value:
         for scope in reversed(self.scopes):
             found: Value | None = scope.get(key)
             if found is not None:
@@ -245,7 +245,7 @@ class Emitter:
 
     def at(self, tile: TileValue, coords: Coords) -> Value:
         """A lane, or lanes; each is computed once where it can be seen."""
-        return self._cached((tile, coords), lambda: tile.compute(coords))
+        return self._compute_once((tile, coords), lambda: tile.compute(coords))
 
     def spread(self, value: Value, coords: Coords) -> Value:
         """A value for as many lanes as coordinates have."""
@@ -369,7 +369,7 @@ class Emitter:
 
         It belongs to the node whose code is being written, or to `node`.
         """
-        sizes = [self.facts.simplified(size) for size in shape]
+        sizes = [self.facts.simplify(size) for size in shape]
         element = elements.storage_type(dtype)
         numbers = [size.number for size in sizes]
         self.buffers += 1

@@ -252,17 +252,17 @@ def over_lanes(
     masks = [emitter.tile(mask) for mask in masked_by]
     type = operand.meta["type"]
 
-    def masked(coords: Coords) -> None:
+    def visit(coords: Coords) -> None:
         taking = mask_at(emitter, masks, coords)
         if taking is None:
             body(coords)
         elif taking.lanes:
-            _all_or_some(emitter, coords, taking, body, masked)
+            _all_or_some(emitter, coords, taking, body, visit)
         else:
             with emitter.w.branch(taking), emitter.scope():
                 body(coords)
 
-    emitter.sweep_inside(type.shape, bounds, masked, type.dtype if by_vectors else None)
+    emitter.sweep_inside(type.shape, bounds, visit, type.dtype if by_vectors else None)
 
 
 def _all_or_some(

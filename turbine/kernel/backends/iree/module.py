@@ -129,10 +129,10 @@ class Layout:
             for p in program.parameters
             if isinstance(p.type, BufferType)
             for size in p.type.shape
-            for symbol in facts.simplified(size).symbols
+            for symbol in facts.simplify(size).symbols
         }
         for count in program.grid:
-            open_sizes |= facts.simplified(count).symbols
+            open_sizes |= facts.simplify(count).symbols
         self.sizes = sorted(open_sizes, key=str)
         self.scratch: list[Scratch] = []
         self.stack_bytes = 0
@@ -160,12 +160,12 @@ class Layout:
 
     def dims(self, shape: Sequence[Expr]) -> str:
         """Sizes as MLIR's types have them."""
-        numbers = [self.facts.simplified(size).number for size in shape]
+        numbers = [self.facts.simplify(size).number for size in shape]
         return "".join("?x" if number is None else f"{number}x" for number in numbers)
 
     def open(self, shape: Sequence[Expr]) -> list[Expr]:
         """The sizes that are not part of the code."""
-        simple = [self.facts.simplified(size) for size in shape]
+        simple = [self.facts.simplify(size) for size in shape]
         return [size for size in simple if size.number is None]
 
 
@@ -381,7 +381,7 @@ def _function(program: Program, layout: Layout, name: str, public: bool) -> list
     names = [f"%made{place}" for place in range(len(tied) + len(made))]
     w.line(
         f"{', '.join(names)} = flow.dispatch @{name}_code::@{name}_code[{groups}]"
-        f"({', '.join(o.name for o in given)}) : ({', '.join(o.typed for o in given)})"
+        f"({', '.join(o.name for o in given)}) : ({', '.join(o.type_and_sizes for o in given)})"
         f" -> ({launched})"
     )
     results = _results(program, layout, names, public)
@@ -409,7 +409,7 @@ class Operand:
     sizes: str = ""  # that the type leaves open, in braces
 
     @property
-    def typed(self) -> str:
+    def type_and_sizes(self) -> str:
         """Its type, with its sizes."""
         return f"{self.type}{self.sizes}"
 
@@ -464,7 +464,7 @@ def _barrier(w: Writer, layout: Layout, parameter: Parameter) -> str:
 
 def _static_bytes(layout: Layout, parameter: Parameter) -> int | None:
     type = _buffer(parameter)
-    numbers = [layout.facts.simplified(size).number for size in type.shape]
+    numbers = [layout.facts.simplify(size).number for size in type.shape]
     known = [number for number in numbers if number is not None]
     return prod(known) * _dtype(type).itemsize if len(known) == len(numbers) else None
 
@@ -485,7 +485,7 @@ def _sizes(w: Writer, layout: Layout, passed: Sequence[Parameter]) -> dict[Symbo
     """The sizes that are not part of the code, from the tensors that are passed."""
     found: dict[Symbol, Value] = {}
     axes = [
-        Axis(parameter, number, layout.facts.simplified(size))
+        Axis(parameter, number, layout.facts.simplify(size))
         for parameter in passed
         if isinstance(parameter.type, BufferType)
         for number, size in enumerate(parameter.type.shape)

@@ -111,7 +111,7 @@ class Reduction:
             held.append(w.constant(2**62, "i64", lanes))
         return held
 
-    def seen(self, coords: Coords, held: Sequence[Value]) -> list[Value]:
+    def accumulate(self, coords: Coords, held: Sequence[Value]) -> list[Value]:
         """Partial results after some more lanes."""
         emitter, w = self.emitter, self.emitter.w
         value = emitter.spread(emitter.at(self.tile, coords), coords)
@@ -127,7 +127,7 @@ class Reduction:
             new.append(place)
         return self.kind.combine(w, self.tile.dtype, held, new)
 
-    def folded(self, held: Sequence[Value]) -> list[Value]:
+    def fold(self, held: Sequence[Value]) -> list[Value]:
         """Vectors of partial results as single ones."""
         emitter, w = self.emitter, self.emitter.w
         if not held[0].lanes:
@@ -157,7 +157,7 @@ class Reduction:
         held: list[Value],
     ) -> list[Value]:
         if len(done) == len(extents):
-            return self.seen(done, held)
+            return self.accumulate(done, held)
         place = len(done)
         if place not in self.axes:
             own = kept[sum(one not in self.axes for one in range(place))]
@@ -175,7 +175,7 @@ class Reduction:
         emitter, w = self.emitter, self.emitter.w
         middle = emitter.middle(first, end, self.lanes)
         vectors = self._loop(first, middle, self.lanes, self.lanes, inner, self.start(self.lanes))
-        total = self.kind.combine(w, self.tile.dtype, held, self.folded(vectors))
+        total = self.kind.combine(w, self.tile.dtype, held, self.fold(vectors))
         return self._loop(middle, end, 1, 0, inner, total)
 
     def _loop(
@@ -213,7 +213,7 @@ def emit_reduction(emitter: Emitter, node: fx.Node, kind: Kind) -> TileValue:
     kept = [extent for place, extent in enumerate(extents) if place not in axes]
     if all(extent == (0, 1) for extent in kept):
         zeros = tuple(Coord(0) for _ in kept)
-        value = _result(emitter, reduction.folded(reduction.over(extents, zeros, axis)), type.dtype)
+        value = _result(emitter, reduction.fold(reduction.over(extents, zeros, axis)), type.dtype)
         return TileValue(emitter.sizes(type.shape), type.dtype, lambda coords: value)
     buffer = emitter.allocate(type.shape, type.dtype)
 
@@ -236,7 +236,7 @@ def join_bits(
     extents = emitter.extents(shape, bounds)
     axes, lanes = tuple(range(len(shape))), lanes_for(tile.dtype, extents)
     reduction = Reduction(emitter, KINDS[reductions.any], tile, axes, masks, lanes)
-    (found,) = reduction.folded(reduction.over(extents, (), vector_axis(extents)))
+    (found,) = reduction.fold(reduction.over(extents, (), vector_axis(extents)))
     return found
 
 

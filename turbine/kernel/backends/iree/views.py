@@ -160,9 +160,9 @@ def _counterpart(
 
     None: some neighbours of the reshaped tile are in different rows of the other.
     """
-    size = emitter.facts.simplified(new[axis])
+    size = emitter.facts.simplify(new[axis])
     behind = _count(emitter, new[axis + 1 :])
-    for other, length in enumerate(map(emitter.facts.simplified, old)):
+    for other, length in enumerate(map(emitter.facts.simplify, old)):
         if _count(emitter, old[other + 1 :]) == behind and _is_multiple(length, size):
             return other
     return None
@@ -170,7 +170,7 @@ def _counterpart(
 
 def _count(emitter: Emitter, shape: Sequence[Expr]) -> Expr:
     """How many lanes a shape has."""
-    return reduce(lambda product, size: product * emitter.facts.simplified(size), shape, ONE)
+    return reduce(lambda product, size: product * emitter.facts.simplify(size), shape, ONE)
 
 
 def _is_multiple(length: Expr, size: Expr) -> bool:

@@ -31,7 +31,7 @@ class Format:
         return 23 - self.mantissa
 
     @property
-    def rebiased(self) -> int:
+    def bias_difference(self) -> int:
         """What its exponent lacks to that of f32, in f32's bits."""
         return (127 - self.bias) << 23
 
@@ -44,7 +44,7 @@ class Format:
     def limit(self) -> int:
         """The first number of f32 that is too large, however it is rounded, in f32's bits."""
         last = self.first_special << self.shift
-        return last + self.rebiased
+        return last + self.bias_difference
 
 
 FORMATS = {
@@ -89,7 +89,7 @@ def widen(w: Writer, raw: Value, dtype: Dtype) -> Value:
     form, bits = FORMATS[dtype], _Bits(w, raw.lanes)
     wide = w.convert("arith.extui", raw, "i32")
     rest = bits.op("andi", wide, 0x7F)
-    normal = bits.op("addi", bits.op("shli", rest, form.shift), form.rebiased)
+    normal = bits.op("addi", bits.op("shli", rest, form.shift), form.bias_difference)
     # Below the least normal number they are multiples of a power of two.
     step = w.constant(2.0 ** (1 - form.bias - form.mantissa), "f32", raw.lanes)
     tiny = w.binary("arith.mulf", w.convert("arith.sitofp", rest, "f32"), step)
@@ -110,7 +110,7 @@ def narrow(w: Writer, value: Value, dtype: Dtype) -> Value:
     all_bits = bits.of_float(value)
     size = bits.op("andi", all_bits, 0x7FFFFFFF)
     odd = bits.op("andi", bits.op("shrui", size, form.shift), 1)
-    half = (1 << (form.shift - 1)) - 1 - form.rebiased
+    half = (1 << (form.shift - 1)) - 1 - form.bias_difference
     raised = w.binary("arith.addi", bits.op("addi", size, half & 0xFFFFFFFF), odd)
     normal = bits.op("shrui", raised, form.shift)
     # A number so large that its last bit is worth the smallest float of 8 bits: adding rounds.
