@@ -40,6 +40,7 @@ from turbine.mlir.grouped_product_text import (
     UNPACK,
     UNPACK_VECTOR,
 )
+from turbine.packed_weights import Grouping
 
 # Bytes of weights multiplied at once.
 _LANES = 16
@@ -53,32 +54,6 @@ _FEW_ROWS = 32
 
 
 Size = int | None  # None where known only at run time
-
-
-@dataclass(frozen=True)
-class Packed:
-    """The sizes of a packed weight, which stands for [outputs, columns]."""
-
-    outputs: int
-    columns: int
-    groups: int
-    group_size: int
-    bits: int
-
-    @property
-    def name(self) -> str:
-        """For names of functions, which their sizes make unique."""
-        return f"{self.outputs}x{self.columns}_by_{self.group_size}_of_{self.bits}_bits"
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes in which the weights of a group lie."""
-        return self.group_size * self.bits // 8
-
-    @property
-    def suits_digits(self) -> bool:
-        """Whether groups fill vectors, and their sums fit."""
-        return self.group_bytes % _LANES == 0 and self.group_size <= _LONGEST
 
 
 @dataclass(frozen=True)
@@ -110,21 +85,31 @@ class Call:
         ).result
 
 
-def product(call: Call, packed: Packed, rows: Size, *, by_vectors: bool) -> Value:
+def product(call: Call, packed: Grouping, rows: Size, *, by_vectors: bool) -> Value:
     """[rows, columns] times the weight; `by_vectors` allows code that only CPUs can run."""
-    way = "by_digits" if by_vectors and packed.suits_digits else "by_floats"
+    way = "by_digits" if by_vectors and suits_digits(packed) else "by_floats"
     way = "by_blocks" if rows is not None and rows > _FEW_ROWS else way
-    name = f"product_{way}_{_text(rows)}x{packed.name}".replace("?", "any")
+    name = f"product_{way}_{_text(rows)}x{_name(packed)}".replace("?", "any")
     return call.emit(name, product_text(name, way, packed, rows), [rows, packed.outputs])
 
 
-def rows(call: Call, packed: Packed, shape: Sequence[Size]) -> Value:
+def suits_digits(packed: Grouping) -> bool:
+    """Whether groups fill vectors, and their sums fit."""
+    return packed.group_bytes % _LANES == 0 and packed.group_size <= _LONGEST
+
+
+def _name(packed: Grouping) -> str:
+    """For names of functions, which their sizes make unique."""
+    return f"{packed.outputs}x{packed.columns}_by_{packed.group_size}_of_{packed.bits}_bits"
+
+
+def rows(call: Call, packed: Grouping, shape: Sequence[Size]) -> Value:
     """The weight's rows at an index tensor of this shape."""
-    name = f"rows_{'x'.join(map(_text, shape))}_of_{packed.name}".replace("?", "any")
+    name = f"rows_{'x'.join(map(_text, shape))}_of_{_name(packed)}".replace("?", "any")
     return call.emit(name, rows_text(name, packed, shape), [*shape, packed.columns])
 
 
-def product_text(name: str, way: str, packed: Packed, rows: Size) -> str:
+def product_text(name: str, way: str, packed: Grouping, rows: Size) -> str:
     """A function that multiplies, and those it calls, as a module."""
     templates = [WAYS[way], CALL] if rows is not None else [WAYS[way], BY_BLOCKS, CHOOSE]
     block = min(_BLOCK, packed.outputs)
@@ -140,8 +125,8 @@ def product_text(name: str, way: str, packed: Packed, rows: Size) -> str:
         sized="%rows" if rows is None else "",
         dynamic="{%rows}" if rows is None else "",
         few_rows=_FEW_ROWS,
-        padding=packed.groups * packed.group_size - packed.columns,
-        padded=packed.groups * packed.group_size,
+        padding=packed.padded - packed.columns,
+        padded=packed.padded,
         lanes=_LANES,
         tile=_TILE,
         tiles=-(-packed.outputs // _TILE),
@@ -154,7 +139,7 @@ def product_text(name: str, way: str, packed: Packed, rows: Size) -> str:
 WAYS = {"by_digits": BY_DIGITS, "by_floats": BY_FLOATS, "by_blocks": BY_BLOCKS}
 
 
-def rows_text(name: str, packed: Packed, shape: Sequence[Size]) -> str:
+def rows_text(name: str, packed: Grouping, shape: Sequence[Size]) -> str:
     """A function that looks rows up, as a module."""
     sizes = "".join(f"{_text(size)}x" for size in shape)
     indices = f"tensor<{sizes}i64>"
@@ -178,7 +163,7 @@ def rows_text(name: str, packed: Packed, shape: Sequence[Size]) -> str:
     )
 
 
-def _fill_templates(templates: Sequence[str], packed: Packed, **values: str | int) -> str:
+def _fill_templates(templates: Sequence[str], packed: Grouping, **values: str | int) -> str:
     """Templates as a module. Values may be templates themselves."""
     values |= {
         "w": f"tensor<{packed.outputs}x{packed.groups}x{packed.group_bytes}xi8>",
