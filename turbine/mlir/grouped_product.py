@@ -112,7 +112,7 @@ WAYS = {"by_digits": BY_DIGITS, "by_floats": BY_FLOATS, "by_blocks": BY_BLOCKS}
 
 
 def product_text(name: str, way: str, packed: Grouping, rows: Size) -> str:
-    """A function that multiplies, and those it calls, as a module."""
+    """A function that multiplies, and those it calls."""
     groups, parts = packed.groups, 8 // packed.bits
     block = min(_BLOCK, packed.outputs)
     values = {
@@ -150,7 +150,7 @@ def product_text(name: str, way: str, packed: Grouping, rows: Size) -> str:
 
 
 def rows_text(name: str, packed: Grouping, shape: Sequence[Size]) -> str:
-    """A function that looks rows up, as a module."""
+    """A function that looks rows up."""
     indices = _type("tensor", shape, "i64")
     dynamic = [axis for axis, size in enumerate(shape) if size is None]
     axes = [f"i{axis}" for axis in range(len(shape))]

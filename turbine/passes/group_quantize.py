@@ -53,8 +53,8 @@ class GroupQuantize(Pass):
     """Quantize linear layers to integers of 4 or 8 bits with a scale for each group.
 
     Weights are those that do nothing but multiply, in `mm`, `addmm`, `linear` or a broadcast
-    `bmm`; one that is also an embedding table stays as it is. Note [Packed groups] has
-    the format.
+    `bmm`; one that is also an embedding table stays as it is. The format is in
+    Note [Packed groups] of turbine/packed_weights.py.
     """
 
     name = "group-quantize"
