@@ -43,6 +43,7 @@ LOOSE = dict.fromkeys(
         "dump",
         "fits",
         "tables",
+        "packed_weights",
         "permissions",
         "progress",
         "child_processes",

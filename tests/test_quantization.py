@@ -53,6 +53,13 @@ def test_integers_that_fit_are_packed_exactly() -> None:
     assert torch.equal(packed.unpacked(), weight)
 
 
+def test_the_largest_floats_are_packed() -> None:
+    weight = torch.full((2, 32), 3e38)
+    torch.testing.assert_close(
+        grouped_product.pack(weight, 8, 16).unpacked(), weight, rtol=1e-3, atol=0
+    )
+
+
 def test_zeros_stay_zeros() -> None:
     packed = grouped_product.pack(torch.zeros(2, 32), 4, 16)
     assert not packed.unpacked().any()

@@ -18,7 +18,7 @@ from turbine.aot import import_phases, transforms
 from turbine.aot.compiled_module import CompiledModule, build
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
-from turbine.capture.quantization import Quantizer, Report
+from turbine.capture.quantization import Quantizer
 from turbine.compiler import host, pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.dump import dump
@@ -28,6 +28,7 @@ from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import devices, function
 from turbine.mlir.ir import Operation
+from turbine.packed_weights import Report
 from turbine.passes import Pass
 from turbine.runtime import container, parameters
 from turbine.runtime.archive import open_archive

@@ -11,76 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from turbine import errors, tables
+from turbine import errors, packed_weights
 from turbine.capture import grouped_product
 from turbine.capture.grouped_product import GROUPED_PRODUCT, GROUPED_ROWS, Packed
 from turbine.capture.program import Program, Weight
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.traits import ExternalTensorTrait
+from turbine.packed_weights import PARTS, Kept, Layer, Report
 
 aten = torch.ops.aten
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One weight that was packed; errors are of its values, against those it had."""
-
-    name: str
-    shape: tuple[int, ...]
-    bits: int
-    group_size: int
-    bytes_before: int
-    bytes_after: int
-    max_error: float
-    rms_error: float  # relative to the weight's own root mean square
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A weight that stayed as it was."""
-
-    name: str
-    nbytes: int
-    why: str
-
-
-@dataclass(frozen=True)
-class Report:
-    """What became of each weight. `print` shows it as a table."""
-
-    layers: tuple[Layer, ...]
-    kept: tuple[Kept, ...]
-    bytes_before: int  # of all weights
-    bytes_after: int
-
-    def __str__(self) -> str:
-        head = ("weight", "shape", "bits", "before", "after", "max error", "rms error")
-        total = ("total", "", "", _size(self.bytes_before), _size(self.bytes_after), "", "")
-        rows = [head, *(_row(layer) for layer in self.layers), total]
-        return "\n".join([tables.table(rows, right=(2, 3, 4, 5, 6)), *self._kept_lines()])
-
-    def _kept_lines(self) -> list[str]:
-        large = [k for k in self.kept if k.nbytes * 100 >= self.bytes_after]
-        rest = [k for k in self.kept if k not in large]
-        lines = [f"kept {k.name}, {_size(k.nbytes)}: {k.why}" for k in large]
-        if rest:
-            lines.append(f"kept {len(rest)} small ones, {_size(sum(k.nbytes for k in rest))}")
-        return lines
-
-
-def _row(layer: Layer) -> tuple[str, ...]:
-    return (
-        layer.name,
-        "x".join(map(str, layer.shape)),
-        str(layer.bits),
-        _size(layer.bytes_before),
-        _size(layer.bytes_after),
-        f"{layer.max_error:.2g}",
-        f"{layer.rms_error:.2%}",
-    )
-
-
-_size = tables.bytes_text
 
 
 class Quantizer:
@@ -93,7 +32,7 @@ class Quantizer:
     def __init__(
         self, bits: int, group_size: int, include: Sequence[str], exclude: Sequence[str]
     ) -> None:
-        grouped_product.check(bits, group_size)
+        packed_weights.check(bits, group_size, errors.ConfigError)
         _check_patterns(include, exclude)
         self.include = include
         self.exclude = exclude
@@ -321,20 +260,6 @@ class _Packing:
         return self.packed[key]
 
 
-@dataclass(frozen=True)
-class _Bound:
-    """A packed weight and the placeholders of its two tensors."""
-
-    packed: Packed
-    values: fx.Node
-    scales: fx.Node
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        packed = self.packed
-        return self.values, self.scales, packed.factor, packed.columns, packed.bits
-
-
 @dataclass
 class _Rewrite:
     """One program being rewritten."""
@@ -342,21 +267,20 @@ class _Rewrite:
     program: Program
     packing: _Packing
     weights: dict[str, Weight] = field(default_factory=dict)  # placeholder -> new weight
-    bound: dict[tuple[Any, ...], _Bound] = field(default_factory=dict)
+    bound: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
     replaced: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def replace_product(self, product: _Product) -> None:
         """Compute a product from the packed weight, in float32, and give it its old dtype."""
         if not bool(product.matrix.isfinite().all()):
             return
-        bound = self._bind(product)
         node = product.node
         build = _Builder(self.program.graph.graph, node)
         # The product of one layer may be what another one takes.
         other = self.replaced.get(product.other, product.other)
         x = build.turned(other) if product.is_left else other
         flat = build.flat(build.cast(x, torch.float32))
-        y = build.shaped_like(x, build(GROUPED_PRODUCT, flat, *bound.arguments))
+        y = build.shaped_like(x, build(GROUPED_PRODUCT, flat, *self._bind(product)))
         y = build.turned(y) if product.is_left else y
         if node.target is aten.addmm.default:
             y = _with_bias(build, node, y)
@@ -373,16 +297,18 @@ class _Rewrite:
         bound = self.bound.get((weight.name, _AS_IT_IS)) if weight is not None else None
         if bound is not None:
             build = _Builder(self.program.graph.graph, node)
-            rows = build(GROUPED_ROWS, build.cast(indices, torch.int64), *bound.arguments)
+            rows = build(GROUPED_ROWS, build.cast(indices, torch.int64), *bound)
             self._replace(node, build.cast(rows, node.meta["val"].dtype))
 
-    def _bind(self, product: _Product) -> _Bound:
+    def _bind(self, product: _Product) -> tuple[Any, ...]:
+        """The arguments of an op that stand for the packed weight, its tensors as placeholders."""
         key = (product.weight.name, product.views)
         if key not in self.bound:
             stem, packed = self.packing.pack(product)
-            values = self._placeholder(f"{stem}.packed", packed.values, product)
-            scales = self._placeholder(f"{stem}.scales", packed.scales, product)
-            self.bound[key] = _Bound(packed, values, scales)
+            values, scales, *numbers = packed.arguments
+            named = zip(PARTS, (values, scales), strict=True)
+            nodes = (self._placeholder(f"{stem}.{part}", of, product) for part, of in named)
+            self.bound[key] = (*nodes, *numbers)
         return self.bound[key]
 
     def _placeholder(self, name: str, tensor: Tensor, product: _Product) -> fx.Node:

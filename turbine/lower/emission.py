@@ -9,8 +9,9 @@ from typing import Any
 
 from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS
 from turbine.mlir import grouped_product
-from turbine.mlir.grouped_product import Call, Packed
+from turbine.mlir.grouped_product import Call
 from turbine.mlir.ir import Location, Module, Type, Value
+from turbine.packed_weights import Grouping
 from turbine.target import Target
 
 
@@ -61,12 +62,12 @@ def emit_grouped_product(site: Site) -> Value:
     """A product with a packed weight: [rows, columns] in, [rows, outputs] out."""
     rows, _ = _shape(site.examples[0])
     by_vectors = site.target.kind == "cpu"
-    return grouped_product.product(_call(site), _read_packed(site), rows, by_vectors=by_vectors)
+    return grouped_product.product(_call(site), _grouping(site), rows, by_vectors=by_vectors)
 
 
 def emit_grouped_rows(site: Site) -> Value:
     """Rows of a packed weight: indices in, rows out."""
-    return grouped_product.rows(_call(site), _read_packed(site), _shape(site.examples[0]))
+    return grouped_product.rows(_call(site), _grouping(site), _shape(site.examples[0]))
 
 
 EMITTED["turbine::grouped_product"] = emit_grouped_product
@@ -79,10 +80,10 @@ def _call(site: Site) -> Call:
     return Call(site.module, (operand, values, scales), factor, site.location)
 
 
-def _read_packed(site: Site) -> Packed:
+def _grouping(site: Site) -> Grouping:
     _, values, _, _, columns, bits = site.examples
-    outputs, groups, group_bytes = values.shape
-    return Packed(outputs, columns, groups, group_bytes * 8 // bits, bits)
+    outputs, _, group_bytes = values.shape
+    return Grouping(outputs, columns, bits, group_bytes * 8 // bits)
 
 
 def _shape(tensor: Any) -> list[int | None]:

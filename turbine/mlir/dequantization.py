@@ -3,75 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from iree.compiler.dialects import flow
 from iree.compiler.ir import IntegerAttr, IntegerType, Location, Operation, Type, Value
 
 from turbine.dtypes import Dtype
 from turbine.mlir import torch_values
+from turbine.packed_weights import Grouping
 
 
-@dataclass(frozen=True)
-class Grouped:
-    """A matrix of [rows, columns] whose rows are cut into groups; the last one may stand out."""
-
-    rows: int
-    columns: int
-    bits: int
-    group_size: int
-    dtype: Dtype
-
-    @property
-    def groups(self) -> int:
-        """Groups in each row."""
-        return -(-self.columns // self.group_size)
-
-    @property
-    def packed_shape(self) -> tuple[int, int, int]:
-        """The shape of the packed integers, in bytes."""
-        return self.rows, self.groups, self.group_size * self.bits // 8
-
-    @property
-    def scales_shape(self) -> tuple[int, int]:
-        """The shape of the scales."""
-        return self.rows, self.groups
-
-
-def dequantize(of: Grouped, packed: Value, scales: Value, location: Location) -> Value:
-    """q * scale, a torch tensor of [rows, columns], from builtin tensors."""
+def dequantize(
+    of: Grouping, dtype: Dtype, packed: Value, scales: Value, location: Location
+) -> Value:
+    """q * scale, a torch tensor of [outputs, columns], from builtin tensors."""
     with location:
-        shape = (of.rows, of.groups, of.group_size)
-        integers = _integers(of, packed, shape)
-        each = _torch(scales, of.scales_shape, of.dtype)
-        each = _op("unsqueeze", [each, _integer(2)], (*of.scales_shape, 1), of.dtype)
-        scaled = _op("mul.Tensor", [integers, each], shape, of.dtype)
-        flat = (of.rows, of.groups * of.group_size)
-        rows = _op("view", [scaled, _list(flat)], flat, of.dtype)
-        if of.columns == flat[1]:
+        shape = (*of.scales_shape, of.group_size)
+        integers = _integers(of, dtype, packed, shape)
+        each = _torch(scales, of.scales_shape, dtype)
+        each = _op("unsqueeze", [each, _integer(2)], (*of.scales_shape, 1), dtype)
+        scaled = _op("mul.Tensor", [integers, each], shape, dtype)
+        flat = (of.outputs, of.padded)
+        rows = _op("view", [scaled, _list(flat)], flat, dtype)
+        if of.columns == of.padded:
             return rows
         ends = [_integer(number) for number in (1, 0, of.columns, 1)]
-        return _op("slice.Tensor", [rows, *ends], (of.rows, of.columns), of.dtype)
+        return _op("slice.Tensor", [rows, *ends], (of.outputs, of.columns), dtype)
 
 
 def transpose(value: Value, shape: tuple[int, int], dtype: Dtype, location: Location) -> Value:
-    """A torch matrix of some shape with its axes exchanged."""
+    """A torch matrix with its axes exchanged, which has some shape."""
     with location:
-        return _op("permute", [value, _list((1, 0))], shape[::-1], dtype)
+        return _op("permute", [value, _list((1, 0))], shape, dtype)
 
 
-def _integers(of: Grouped, packed: Value, shape: tuple[int, int, int]) -> Value:
+def _integers(of: Grouping, dtype: Dtype, packed: Value, shape: tuple[int, ...]) -> Value:
     """The integers as floats, in their order."""
     if of.bits == 8:
-        return _torch(_floats(packed, shape, of.dtype), shape, of.dtype)
+        return _torch(_floats(packed, shape, dtype), shape, dtype)
     # Each byte holds one integer of the group's first half and one of its second half.
     pairs = (*of.packed_shape, 2)
     narrow = _builtin(pairs, "i4")
-    floats = _floats(flow.TensorBitCastOp(narrow, packed, [], []).result, pairs, of.dtype)
-    halves = (*shape[:2], 2, of.packed_shape[2])
+    floats = _floats(flow.TensorBitCastOp(narrow, packed, [], []).result, pairs, dtype)
+    halves = (*of.scales_shape, 2, of.group_bytes)
     axes = _list((0, 1, 3, 2))
-    ordered = _op("permute", [_torch(floats, pairs, of.dtype), axes], halves, of.dtype)
-    return _op("view", [ordered, _list(shape)], shape, of.dtype)
+    ordered = _op("permute", [_torch(floats, pairs, dtype), axes], halves, dtype)
+    return _op("view", [ordered, _list(shape)], shape, dtype)
 
 
 def _floats(integers: Value, shape: Sequence[int], dtype: Dtype) -> Value:

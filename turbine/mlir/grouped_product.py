@@ -32,14 +32,14 @@ from turbine.mlir.grouped_product_text import (
     BY_BLOCKS,
     BY_DIGITS,
     BY_FLOATS,
-    CALL,
     CHOOSE,
     MULTIPLY_VECTOR,
-    PAD,
     ROWS,
+    START,
     UNPACK,
     UNPACK_VECTOR,
 )
+from turbine.packed_weights import Grouping
 
 # Bytes of weights multiplied at once.
 _LANES = 16
@@ -53,32 +53,6 @@ _FEW_ROWS = 32
 
 
 Size = int | None  # None where known only at run time
-
-
-@dataclass(frozen=True)
-class Packed:
-    """The sizes of a packed weight, which stands for [outputs, columns]."""
-
-    outputs: int
-    columns: int
-    groups: int
-    group_size: int
-    bits: int
-
-    @property
-    def name(self) -> str:
-        """For names of functions, which their sizes make unique."""
-        return f"{self.outputs}x{self.columns}_by_{self.group_size}_of_{self.bits}_bits"
-
-    @property
-    def group_bytes(self) -> int:
-        """Bytes in which the weights of a group lie."""
-        return self.group_size * self.bits // 8
-
-    @property
-    def suits_digits(self) -> bool:
-        """Whether groups fill vectors, and their sums fit."""
-        return self.group_bytes % _LANES == 0 and self.group_size <= _LONGEST
 
 
 @dataclass(frozen=True)
@@ -110,79 +84,100 @@ class Call:
         ).result
 
 
-def product(call: Call, packed: Packed, rows: Size, *, by_vectors: bool) -> Value:
+def product(call: Call, packed: Grouping, rows: Size, *, by_vectors: bool) -> Value:
     """[rows, columns] times the weight; `by_vectors` allows code that only CPUs can run."""
-    way = "by_digits" if by_vectors and packed.suits_digits else "by_floats"
+    way = "by_digits" if by_vectors and suits_digits(packed) else "by_floats"
     way = "by_blocks" if rows is not None and rows > _FEW_ROWS else way
-    name = f"product_{way}_{_text(rows)}x{packed.name}".replace("?", "any")
+    name = f"product_{way}_{_text(rows)}x{_name(packed)}".replace("?", "any")
     return call.emit(name, product_text(name, way, packed, rows), [rows, packed.outputs])
 
 
-def rows(call: Call, packed: Packed, shape: Sequence[Size]) -> Value:
+def rows(call: Call, packed: Grouping, shape: Sequence[Size]) -> Value:
     """The weight's rows at an index tensor of this shape."""
-    name = f"rows_{'x'.join(map(_text, shape))}_of_{packed.name}".replace("?", "any")
+    name = f"rows_{'x'.join(map(_text, shape))}_of_{_name(packed)}".replace("?", "any")
     return call.emit(name, rows_text(name, packed, shape), [*shape, packed.columns])
 
 
-def product_text(name: str, way: str, packed: Packed, rows: Size) -> str:
-    """A function that multiplies, and those it calls, as a module."""
-    templates = [WAYS[way], CALL] if rows is not None else [WAYS[way], BY_BLOCKS, CHOOSE]
-    block = min(_BLOCK, packed.outputs)
-    return _fill_templates(
-        templates,
-        packed,
-        name=name,
-        way=way,
-        x=f"tensor<{_text(rows)}x{packed.columns}xf32>",
-        y=f"tensor<{_text(rows)}x{packed.outputs}xf32>",
-        rows=_text(rows),
-        count="%rows" if rows is None else rows,
-        sized="%rows" if rows is None else "",
-        dynamic="{%rows}" if rows is None else "",
-        few_rows=_FEW_ROWS,
-        padding=packed.groups * packed.group_size - packed.columns,
-        padded=packed.groups * packed.group_size,
-        lanes=_LANES,
-        tile=_TILE,
-        tiles=-(-packed.outputs // _TILE),
-        block=block,
-        last_block=packed.outputs - block,
-        multiply=_multiply(packed.bits),
-    )
+def suits_digits(packed: Grouping) -> bool:
+    """Whether groups fill vectors, and their sums fit."""
+    return packed.group_bytes % _LANES == 0 and packed.group_size <= _LONGEST
+
+
+def _name(packed: Grouping) -> str:
+    """For names of functions, which their sizes make unique."""
+    return f"{packed.outputs}x{packed.columns}_by_{packed.group_size}_of_{packed.bits}_bits"
 
 
 WAYS = {"by_digits": BY_DIGITS, "by_floats": BY_FLOATS, "by_blocks": BY_BLOCKS}
 
 
-def rows_text(name: str, packed: Packed, shape: Sequence[Size]) -> str:
-    """A function that looks rows up, as a module."""
-    sizes = "".join(f"{_text(size)}x" for size in shape)
-    indices = f"tensor<{sizes}i64>"
+def product_text(name: str, way: str, packed: Grouping, rows: Size) -> str:
+    """A function that multiplies, and those it calls."""
+    groups, parts = packed.groups, 8 // packed.bits
+    block = min(_BLOCK, packed.outputs)
+    values = {
+        "x": _type("tensor", [rows, packed.columns]),
+        "y": _type("tensor", [rows, packed.outputs]),
+        "padded": _type("tensor", [rows, packed.padded]),
+        "row": _type("tensor", [rows]),
+        "digits": _type("tensor", [rows, groups, 3, packed.group_size], "i8"),
+        "weights": _type("tensor", [block, groups, parts, packed.group_bytes]),
+        "products": _type("tensor", [rows, block]),
+        "x_memory": _type("memref", [None, groups, 3, parts, packed.group_bytes], "i8"),
+        "w_memory": _type("memref", packed.packed_shape, "i8"),
+        "s_memory": _type("memref", packed.scales_shape, "f16"),
+        "y_memory": _type("memref", [None, packed.outputs]),
+        "rows": _text(rows),
+        "count": "%rows" if rows is None else rows,
+        "sized": "%rows" if rows is None else "",
+        "dynamic": "{%rows}" if rows is None else "",
+        "columns": packed.padded,
+        "padding": packed.padded - packed.columns,
+        "few_rows": _FEW_ROWS,
+        "lanes": _LANES,
+        "tile": _TILE,
+        "tiles": -(-packed.outputs // _TILE),
+        "block": block,
+        "last_block": packed.outputs - block,
+        "multiply": _multiply(packed.bits),
+        "start": START,
+    }
+    if rows is not None:
+        return _fill(WAYS[way], packed, function=name, **values)
+    few = _fill(WAYS[way], packed, function=f"{name}_few", **values)
+    many = _fill(BY_BLOCKS, packed, function=f"{name}_many", **values)
+    return few + many + _fill(CHOOSE, packed, name=name, **values)
+
+
+def rows_text(name: str, packed: Grouping, shape: Sequence[Size]) -> str:
+    """A function that looks rows up."""
+    indices = _type("tensor", shape, "i64")
     dynamic = [axis for axis, size in enumerate(shape) if size is None]
-    return _fill_templates(
-        [ROWS],
+    axes = [f"i{axis}" for axis in range(len(shape))]
+    return _fill(
+        ROWS,
         packed,
         name=name,
         indices=indices,
-        result=f"tensor<{sizes}{packed.columns}xf32>",
+        result=_type("tensor", [*shape, packed.columns]),
         dims="\n".join(
             f"%axis{a} = arith.constant {a} : index\n"
             f"%size{a} = tensor.dim %indices, %axis{a} : {indices}"
             for a in dynamic
         ),
         sized=", ".join(f"%size{a}" for a in dynamic),
-        axes=", ".join(f"i{a}" for a in range(len(shape))),
-        all_axes=", ".join([*(f"i{a}" for a in range(len(shape))), "c"]),
+        axes=", ".join(axes),
+        all_axes=", ".join([*axes, "c"]),
         parallel=", ".join(['"parallel"'] * (len(shape) + 1)),
         rank=len(shape),
     )
 
 
-def _fill_templates(templates: Sequence[str], packed: Packed, **values: str | int) -> str:
-    """Templates as a module. Values may be templates themselves."""
+def _fill(template: str, packed: Grouping, **values: str | int) -> str:
+    """A template filled in. Values may be templates themselves."""
     values |= {
-        "w": f"tensor<{packed.outputs}x{packed.groups}x{packed.group_bytes}xi8>",
-        "s": f"tensor<{packed.outputs}x{packed.groups}xf16>",
+        "w": _type("tensor", packed.packed_shape, "i8"),
+        "s": _type("tensor", packed.scales_shape, "f16"),
         "outputs": packed.outputs,
         "groups": packed.groups,
         "size": packed.group_size,
@@ -191,10 +186,12 @@ def _fill_templates(templates: Sequence[str], packed: Packed, **values: str | in
         "parts": 8 // packed.bits,
         "unused_bits": 8 - packed.bits,
         "unpack": UNPACK,
-        "pad": PAD,
     }
-    text = Template(f"module {{{''.join(templates)}}}").safe_substitute(values)
-    return Template(text).substitute(values)
+    return Template(Template(template).safe_substitute(values)).substitute(values)
+
+
+def _type(kind: str, sizes: Sequence[Size], element: str = "f32") -> str:
+    return f"{kind}<{''.join(f'{_text(size)}x' for size in sizes)}{element}>"
 
 
 def _text(size: Size) -> str:

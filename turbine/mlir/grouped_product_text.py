@@ -5,22 +5,26 @@ byte holds $parts weights: the first lies in its lowest bits, and belongs to the
 its group.
 """
 
-# The operand with zeros where the last group has no weights.
-PAD = """
+# How every way to multiply starts: the operand gets zeros where the last group has no weights.
+START = """
+util.func private @$function(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
+  %c0 = arith.constant 0 : index
+  %zero = arith.constant 0.0 : f32
+  %rows = tensor.dim %x, %c0 : $x
   %padded = tensor.pad %x low[0, 0] high[0, $padding] {
     ^bb0(%i: index, %j: index):
       tensor.yield %zero : f32
-  } : $x to tensor<${rows}x${padded}xf32>"""
+  } : $x to $padded"""
 
 BY_DIGITS = """
-stream.executable private @${name}_kernel {
-  stream.executable.export public @${name}_kernel workgroups() -> (index, index, index) {
+stream.executable private @${function}_kernel {
+  stream.executable.export public @${function}_kernel workgroups() -> (index, index, index) {
     %tiles = arith.constant $tiles : index
     %one = arith.constant 1 : index
     stream.return %tiles, %one, %one : index, index, index
   }
   builtin.module {
-    func.func @${name}_kernel(
+    func.func @${function}_kernel(
         %rows: index, %x_bound: !stream.binding, %w_bound: !stream.binding,
         %s_bound: !stream.binding, %unit_bound: !stream.binding, %y_bound: !stream.binding)
         attributes {translation_info = #iree_codegen.translation_info<
@@ -37,15 +41,11 @@ stream.executable private @${name}_kernel {
       %no_sum = arith.constant dense<0> : vector<4xi32>
       %no_total = arith.constant dense<0.0> : vector<4xf32>
       %base = arith.constant dense<256.0> : vector<4xf32>
-      %x = stream.binding.subspan %x_bound[%c0]
-        : !stream.binding -> memref<?x${groups}x3x${size}xi8>{%rows}
-      %w = stream.binding.subspan %w_bound[%c0]
-        : !stream.binding -> memref<${outputs}x${groups}x${bytes}xi8>
-      %s = stream.binding.subspan %s_bound[%c0]
-        : !stream.binding -> memref<${outputs}x${groups}xf16>
+      %x = stream.binding.subspan %x_bound[%c0] : !stream.binding -> $x_memory{%rows}
+      %w = stream.binding.subspan %w_bound[%c0] : !stream.binding -> $w_memory
+      %s = stream.binding.subspan %s_bound[%c0] : !stream.binding -> $s_memory
       %unit = stream.binding.subspan %unit_bound[%c0] : !stream.binding -> memref<?xf32>{%rows}
-      %y = stream.binding.subspan %y_bound[%c0]
-        : !stream.binding -> memref<?x${outputs}xf32>{%rows}
+      %y = stream.binding.subspan %y_bound[%c0] : !stream.binding -> $y_memory{%rows}
       %task = stream.dispatch.workgroup.id[0] : index
       %first = arith.muli %task, %tile : index
       %after = arith.addi %first, %tile : index
@@ -57,8 +57,7 @@ stream.executable private @${name}_kernel {
             %sums:3 = scf.for %k = %c0 to %bytes step %lanes
                 iter_args(%sum0 = %no_sum, %sum1 = %no_sum, %sum2 = %no_sum)
                 -> (vector<4xi32>, vector<4xi32>, vector<4xi32>) {
-              %packed = vector.transfer_read %w[%n, %g, %k], %no_byte {in_bounds = [true]}
-                : memref<${outputs}x${groups}x${bytes}xi8>, vector<${lanes}xi8>
+              %packed = vector.load %w[%n, %g, %k] : $w_memory, vector<${lanes}xi8>
 $multiply
             }
             %float0 = arith.sitofp %sums#0 : vector<4xi32> to vector<4xf32>
@@ -66,7 +65,7 @@ $multiply
             %float2 = arith.sitofp %sums#2 : vector<4xi32> to vector<4xf32>
             %high = math.fma %float0, %base, %float1 : vector<4xf32>
             %sum = math.fma %high, %base, %float2 : vector<4xf32>
-            %stored_scale = memref.load %s[%n, %g] : memref<${outputs}x${groups}xf16>
+            %stored_scale = memref.load %s[%n, %g] : $s_memory
             %scale = arith.extf %stored_scale : f16 to f32
             %scales = vector.broadcast %scale : f32 to vector<4xf32>
             %total_after = math.fma %sum, %scales, %total_before : vector<4xf32>
@@ -75,34 +74,24 @@ $multiply
           %whole = vector.reduction <add>, %total : vector<4xf32> into f32
           %one_unit = memref.load %unit[%m] : memref<?xf32>
           %result = arith.mulf %whole, %one_unit : f32
-          memref.store %result, %y[%m, %n] : memref<?x${outputs}xf32>
+          memref.store %result, %y[%m, %n] : $y_memory
         }
       }
       return
     }
   }
 }
-util.func private @${name}_by_digits(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
-  %c0 = arith.constant 0 : index
-  %zero = arith.constant 0.0 : f32
-  %rows = tensor.dim %x, %c0 : $x
-  %no_rows = tensor.empty($sized) : tensor<${rows}xf32>
-  %nothing = linalg.fill ins(%zero : f32) outs(%no_rows : tensor<${rows}xf32>)
-    -> tensor<${rows}xf32>
-  %largest = linalg.generic {
-      indexing_maps = [affine_map<(m, k) -> (m, k)>, affine_map<(m, k) -> (m)>],
-      iterator_types = ["parallel", "reduction"]}
-      ins(%x : $x) outs(%nothing : tensor<${rows}xf32>) {
-    ^bb0(%value: f32, %before: f32):
+$start
+  %no_rows = tensor.empty($sized) : $row
+  %nothing = linalg.fill ins(%zero : f32) outs(%no_rows : $row) -> $row
+  %largest = linalg.reduce ins(%x : $x) outs(%nothing : $row) dimensions = [1]
+    (%value: f32, %before: f32) {
       %magnitude = math.absf %value : f32
       %after = arith.maximumf %magnitude, %before : f32
       linalg.yield %after : f32
-  } -> tensor<${rows}xf32>
-  %unit = linalg.generic {
-      indexing_maps = [affine_map<(m) -> (m)>, affine_map<(m) -> (m)>],
-      iterator_types = ["parallel"]}
-      ins(%largest : tensor<${rows}xf32>) outs(%no_rows : tensor<${rows}xf32>) {
-    ^bb0(%value: f32, %unused: f32):
+    }
+  %unit = linalg.map ins(%largest : $row) outs(%no_rows : $row)
+    (%value: f32, %unused: f32) {
       %steps = arith.constant 4194303.0 : f32
       %step = arith.divf %value, %steps : f32
       %scaled = arith.mulf %step, %factor : f32
@@ -112,17 +101,16 @@ util.func private @${name}_by_digits(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y
       %is_finite = arith.cmpf olt, %value, %infinity : f32
       %known = arith.select %is_finite, %scaled, %nan : f32
       linalg.yield %known : f32
-  } -> tensor<${rows}xf32>
-$pad
+    }
   %grouped = tensor.expand_shape %padded [[0], [1, 2]] output_shape [$count, $groups, $size]
-    : tensor<${rows}x${padded}xf32> into tensor<${rows}x${groups}x${size}xf32>
-  %no_digits = tensor.empty($sized) : tensor<${rows}x${groups}x3x${size}xi8>
+    : $padded into tensor<${rows}x${groups}x${size}xf32>
+  %no_digits = tensor.empty($sized) : $digits
   %digits = linalg.generic {
       indexing_maps = [affine_map<(m, g, d, k) -> (m, g, k)>, affine_map<(m, g, d, k) -> (m)>,
                        affine_map<(m, g, d, k) -> (m, g, d, k)>],
       iterator_types = ["parallel", "parallel", "parallel", "parallel"]}
-      ins(%grouped, %largest : tensor<${rows}x${groups}x${size}xf32>, tensor<${rows}xf32>)
-      outs(%no_digits : tensor<${rows}x${groups}x3x${size}xi8>) {
+      ins(%grouped, %largest : tensor<${rows}x${groups}x${size}xf32>, $row)
+      outs(%no_digits : $digits) {
     ^bb0(%value: f32, %limit: f32, %unused: i8):
       // In steps of which the largest magnitude has 2^22 - 1.
       %steps = arith.constant 4194303.0 : f32
@@ -152,10 +140,9 @@ $pad
       %shifted = arith.shrsi %raised, %shift : i32
       %byte = arith.trunci %shifted : i32 to i8
       linalg.yield %byte : i8
-  } -> tensor<${rows}x${groups}x3x${size}xi8>
-  %y = flow.dispatch @${name}_kernel::@${name}_kernel(%rows, %digits, %w, %s, %unit)
-    : (index, tensor<${rows}x${groups}x3x${size}xi8>$dynamic, $w, $s, tensor<${rows}xf32>$dynamic)
-    -> $y$dynamic
+  } -> $digits
+  %y = flow.dispatch @${function}_kernel::@${function}_kernel(%rows, %digits, %w, %s, %unit)
+    : (index, $digits$dynamic, $w, $s, $row$dynamic) -> $y$dynamic
   util.return %y : $y
 }
 """
@@ -166,13 +153,10 @@ UNPACK_VECTOR = """
               %down$part = arith.constant dense<$unused_bits> : vector<${lanes}xi8>
               %raised$part = arith.shli %packed, %up$part : vector<${lanes}xi8>
               %whole$part = arith.shrsi %raised$part, %down$part : vector<${lanes}xi8>
-              %w$part = arith.extsi %whole$part : vector<${lanes}xi8> to vector<${lanes}xi32>
-              %before$part = arith.constant $part : index
-              %bytes_before$part = arith.muli %before$part, %bytes : index
-              %k$part = arith.addi %k, %bytes_before$part : index"""
+              %w$part = arith.extsi %whole$part : vector<${lanes}xi8> to vector<${lanes}xi32>"""
 MULTIPLY_VECTOR = """
-              %x${digit}_$part = vector.transfer_read %x[%m, %g, %c$digit, %k$part], %no_byte
-                {in_bounds = [true]} : memref<?x${groups}x3x${size}xi8>, vector<${lanes}xi8>
+              %x${digit}_$part = vector.load %x[%m, %g, %c$digit, %c$part, %k]
+                : $x_memory, vector<${lanes}xi8>
               %wide${digit}_$part = arith.extsi %x${digit}_$part
                 : vector<${lanes}xi8> to vector<${lanes}xi32>
               %product${digit}_$part = arith.muli %wide${digit}_$part, %w$part
@@ -183,14 +167,10 @@ MULTIPLY_VECTOR = """
 
 # Each weight becomes a float where it is used: for groups that do not fill vectors.
 BY_FLOATS = """
-util.func private @${name}_by_floats(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
-  %c0 = arith.constant 0 : index
-  %zero = arith.constant 0.0 : f32
-  %rows = tensor.dim %x, %c0 : $x
-$pad
+$start
   %grouped = tensor.expand_shape %padded [[0], [1, 2, 3]]
     output_shape [$count, $groups, $parts, $bytes]
-    : tensor<${rows}x${padded}xf32> into tensor<${rows}x${groups}x${parts}x${bytes}xf32>
+    : $padded into tensor<${rows}x${groups}x${parts}x${bytes}xf32>
   %no_sums = tensor.empty($sized) : $y
   %nothing = linalg.fill ins(%zero : f32) outs(%no_sums : $y) -> $y
   %y = linalg.generic {
@@ -230,11 +210,7 @@ UNPACK = """
 # For many rows: blocks of the weight become floats, one after the other, and are multiplied as
 # matrices. Only one block is in memory.
 BY_BLOCKS = """
-util.func private @${name}_by_blocks(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
-  %c0 = arith.constant 0 : index
-  %zero = arith.constant 0.0 : f32
-  %rows = tensor.dim %x, %c0 : $x
-$pad
+$start
   %nothing = tensor.empty($sized) : $y
   %block = arith.constant $block : index
   %outputs = arith.constant $outputs : index
@@ -246,44 +222,37 @@ $pad
       : $w to tensor<${block}x${groups}x${bytes}xi8>
     %s_block = tensor.extract_slice %s[%n, 0] [$block, $groups] [1, 1]
       : $s to tensor<${block}x${groups}xf16>
-    %no_weights = tensor.empty() : tensor<${block}x${groups}x${parts}x${bytes}xf32>
+    %no_weights = tensor.empty() : $weights
     %weights = linalg.generic {
         indexing_maps = [affine_map<(n, g, p, k) -> (n, g, k)>, affine_map<(n, g, p, k) -> (n, g)>,
                          affine_map<(n, g, p, k) -> (n, g, p, k)>],
         iterator_types = ["parallel", "parallel", "parallel", "parallel"]}
         ins(%w_block, %s_block : tensor<${block}x${groups}x${bytes}xi8>,
             tensor<${block}x${groups}xf16>)
-        outs(%no_weights : tensor<${block}x${groups}x${parts}x${bytes}xf32>) {
+        outs(%no_weights : $weights) {
       ^bb0(%packed: i8, %stored_scale: f16, %none: f32):
       %part = linalg.index 2 : index
 $unpack
       linalg.yield %weight : f32
-    } -> tensor<${block}x${groups}x${parts}x${bytes}xf32>
+    } -> $weights
     %matrix = tensor.collapse_shape %weights [[0], [1, 2, 3]]
-      : tensor<${block}x${groups}x${parts}x${bytes}xf32> into tensor<${block}x${padded}xf32>
-    %no_sums = tensor.empty($sized) : tensor<${rows}x${block}xf32>
-    %no_products = linalg.fill ins(%zero : f32) outs(%no_sums : tensor<${rows}x${block}xf32>)
-      -> tensor<${rows}x${block}xf32>
+      : $weights into tensor<${block}x${columns}xf32>
+    %no_sums = tensor.empty($sized) : $products
+    %no_products = linalg.fill ins(%zero : f32) outs(%no_sums : $products) -> $products
     %products = linalg.matmul
       indexing_maps = [affine_map<(m, n, k) -> (m, k)>, affine_map<(m, n, k) -> (n, k)>,
                        affine_map<(m, n, k) -> (m, n)>]
-      ins(%padded, %matrix : tensor<${rows}x${padded}xf32>, tensor<${block}x${padded}xf32>)
-      outs(%no_products : tensor<${rows}x${block}xf32>) -> tensor<${rows}x${block}xf32>
+      ins(%padded, %matrix : $padded, tensor<${block}x${columns}xf32>)
+      outs(%no_products : $products) -> $products
     %y_after = tensor.insert_slice %products into %y_before[0, %n] [$count, $block] [1, 1]
-      : tensor<${rows}x${block}xf32> into $y
+      : $products into $y
     scf.yield %y_after : $y
   }
   util.return %y : $y
 }
 """
 
-# The function itself: few rows and many rows go different ways.
-CALL = """
-util.func private @$name(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
-  %y = util.call @${name}_$way(%x, %w, %s, %factor) : ($x, $w, $s, f32) -> $y
-  util.return %y : $y
-}
-"""
+# For a number of rows known at run time: few and many go different ways.
 CHOOSE = """
 util.func private @$name(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
   %c0 = arith.constant 0 : index
@@ -291,40 +260,30 @@ util.func private @$name(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
   %rows = tensor.dim %x, %c0 : $x
   %are_few = arith.cmpi ule, %rows, %limit : index
   %y = scf.if %are_few -> ($y) {
-    %few = util.call @${name}_$way(%x, %w, %s, %factor) : ($x, $w, $s, f32) -> $y
+    %few = util.call @${name}_few(%x, %w, %s, %factor) : ($x, $w, $s, f32) -> $y
     scf.yield %few : $y
   } else {
-    %many = util.call @${name}_by_blocks(%x, %w, %s, %factor) : ($x, $w, $s, f32) -> $y
+    %many = util.call @${name}_many(%x, %w, %s, %factor) : ($x, $w, $s, f32) -> $y
     scf.yield %many : $y
   }
   util.return %y : $y
 }
 """
 
-# Rows looked up by an index tensor of any rank.
+# Rows looked up by an index tensor of any rank, whose elements are in range.
 ROWS = """
 util.func private @$name(%indices: $indices, %w: $w, %s: $s, %factor: f32) -> $result {
 $dims
   %nothing = tensor.empty($sized) : $result
-  %size = arith.constant $size : index
-  %bytes = arith.constant $bytes : index
   %y = linalg.generic {
       indexing_maps = [affine_map<($all_axes) -> ($axes)>, affine_map<($all_axes) -> ($all_axes)>],
       iterator_types = [$parallel]}
       ins(%indices : $indices) outs(%nothing : $result) {
     ^bb0(%index: i64, %unused_value: f32):
-      // Negative ones count from the end.
-      %zero = arith.constant 0 : i64
-      %outputs = arith.constant $outputs : i64
-      %from_end = arith.addi %index, %outputs : i64
-      %is_negative = arith.cmpi slt, %index, %zero : i64
-      %place = arith.select %is_negative, %from_end, %index : i64
-      %row = arith.index_cast %place : i64 to index
+      %row = arith.index_cast %index : i64 to index
       %column = linalg.index $rank : index
-      %group = arith.divui %column, %size : index
-      %inside = arith.remui %column, %size : index
-      %part = arith.divui %inside, %bytes : index
-      %byte = arith.remui %inside, %bytes : index
+      %group, %part, %byte = affine.delinearize_index %column into ($groups, $parts, $bytes)
+        : index, index, index
       %packed = tensor.extract %w[%row, %group, %byte] : $w
       %stored_scale = tensor.extract %s[%row, %group] : $s
 $unpack

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from turbine import errors, packed_weights
 from turbine.capture import grouped_product
 from turbine.capture.grouped_product import Packed
 from turbine.ops.argument_checks import require, require_floats, shape
@@ -22,7 +23,7 @@ def pack_weight(weight: Tensor, *, bits: int = 4, group_size: int = 32) -> Packe
     >>> (packed.nbytes, torch.equal(packed.unpacked(), torch.eye(64)))
     (4352, True)
     """
-    grouped_product.check(bits, group_size)
+    packed_weights.check(bits, group_size, errors.ConfigError)
     require_floats("pack_weight", weight=weight)
     fact = f"weight has shape {shape(weight)}, expected [outputs, columns]"
     require(weight.dim() == 2 and weight.numel() > 0, "pack_weight", f"{fact}, none of them 0")
@@ -38,8 +39,7 @@ def quantized_matmul(x: Tensor, packed: Packed) -> Tensor:
     >>> turbine.ops.quantized_matmul(torch.ones(2, 64), packed).shape
     torch.Size([2, 64])
     """
-    parts = (packed.values, packed.scales, packed.factor, packed.columns, packed.bits)
-    product: Tensor = _op(x, *parts)
+    product: Tensor = _op(x, *packed.arguments)
     return product
 
 

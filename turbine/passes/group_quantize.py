@@ -1,17 +1,4 @@
-"""Quantize the weights of linear layers by groups: float globals in, packed integers out.
-
-Note [Packed groups]
-A linear layer is y = x @ w.T with w of shape [n, k]; a weight of shape [k, n] is transposed first.
-Each row is cut into groups of `group_size` along k, the last one filled up with zeros. A group
-has a scale, and an element is q * scale with q a signed integer of `bits` bits. A row shorter than
-a group is one group. Two tensors take the place of a weight named "key":
-
-    key.packed  int8 [n, groups, group_size * bits / 8]
-    key.scales  [n, groups], in the weight's own dtype
-
-With 4 bits two integers share a byte: those of the first half of a group are the low halves of
-its bytes, those of the second half the high ones.
-"""
+"""Quantize the weights of linear layers by groups: float globals in, packed integers out."""
 
 from __future__ import annotations
 
@@ -22,11 +9,10 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-from turbine import dtypes, errors
+from turbine import dtypes, errors, packed_weights
 from turbine.dtypes import Dtype
 from turbine.mlir import constants, dequantization, parameters, rewrites, torch_values
 from turbine.mlir import globals as mlir_globals
-from turbine.mlir.dequantization import Grouped
 from turbine.mlir.ir import Attribute, InsertionPoint, Module, Operation, Type, Value
 from turbine.mlir.matchers import (
     FuncOpMatcher,
@@ -42,10 +28,9 @@ from turbine.mlir.matchers import (
 )
 from turbine.mlir.parameters import Parameter
 from turbine.mlir.symbols import is_private, symbol_name
+from turbine.packed_weights import PARTS, Grouping
 from turbine.passes.base import Pass, Values, as_bytes
 
-PARTS = ("packed", "scales")
-BITS = (4, 8)
 FLOATS = {row.mlir: row for row in dtypes.TABLE if row.kind == "float" and row.dlpack}
 BYTE = dtypes.from_torch_name("int8")
 # (op, operand): the axis of that operand over which the op sums, counted from its last two.
@@ -68,8 +53,8 @@ class GroupQuantize(Pass):
     """Quantize linear layers to integers of 4 or 8 bits with a scale for each group.
 
     Weights are those that do nothing but multiply, in `mm`, `addmm`, `linear` or a broadcast
-    `bmm`; one that is also an embedding table stays as it is. Note [Packed groups] in this file
-    has the format.
+    `bmm`; one that is also an embedding table stays as it is. The format is in
+    Note [Packed groups] of turbine/packed_weights.py.
     """
 
     name = "group-quantize"
@@ -77,10 +62,7 @@ class GroupQuantize(Pass):
     group_size: int = 128
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS:
-            raise errors.TransformError(f"cannot quantize to {self.bits} bits", hint="use 4 or 8")
-        if self.group_size < 1:
-            raise errors.TransformError(f"cannot quantize groups of {self.group_size}")
+        packed_weights.check(self.bits, self.group_size, errors.TransformError)
 
     @classmethod
     def parse(cls, text: str) -> GroupQuantize:
@@ -119,21 +101,20 @@ class GroupQuantize(Pass):
                 after.update(zip(layer.part_parameters, self._pack(layer, plain), strict=True))
         return after
 
-    def _group(self, layer: _Layer) -> Grouped:
-        rows, columns = layer.shape if layer.summed == 1 else layer.shape[::-1]
-        size = fit_group_size(columns, self.bits, self.group_size)
-        return Grouped(rows, columns, self.bits, size, layer.dtype)
+    def _group(self, layer: _Layer) -> Grouping:
+        outputs, columns = layer.shape if layer.summed == 1 else layer.shape[::-1]
+        return Grouping.fit(outputs, columns, self.bits, self.group_size)
 
     def _pack(self, layer: _Layer, weight: NDArray[Any]) -> tuple[NDArray[Any], ...]:
         if not numpy.isfinite(weight.astype(numpy.float64)).all():
             raise errors.TransformError(f"cannot quantize {layer.name}: it holds nan or inf")
         rows = weight if layer.summed == 1 else weight.T
-        return quantize(rows, self.bits, self.group_size)
+        return packed_weights.quantize(rows, self._group(layer), weight.dtype)
 
     def _initial(self, layer: _Layer) -> list[Start]:
         """What the new globals start from: parameters for a parameter, values for a value."""
-        grouped, initial = self._group(layer), layer.weight.initial_value
-        kinds = [(grouped.packed_shape, BYTE), (grouped.scales_shape, layer.dtype)]
+        grouping, initial = self._group(layer), layer.weight.initial_value
+        kinds = [(grouping.packed_shape, BYTE), (grouping.scales_shape, layer.dtype)]
         with layer.weight.op.location:
             types = [constants.tensor_type(*kind) for kind in kinds]
             if initial is None:
@@ -147,37 +128,6 @@ class GroupQuantize(Pass):
             named = zip(layer.part_names, parts, kinds, strict=True)
             dense = [constants.dense(name, as_bytes(part), *kind) for name, part, kind in named]
             return [(value.type, value) for value in dense]
-
-
-def fit_group_size(columns: int, bits: int, group_size: int) -> int:
-    """The size of groups in rows of some length: at most one row, and even for 4 bits."""
-    size = min(group_size, columns)
-    return size + size % 2 if bits == 4 else size
-
-
-def quantize(
-    rows: NDArray[Any], bits: int, group_size: int
-) -> tuple[NDArray[numpy.int8], NDArray[Any]]:
-    """Packed integers and scales of a matrix, as Note [Packed groups] has them."""
-    count, columns = rows.shape
-    size = fit_group_size(columns, bits, group_size)
-    wide = numpy.float64 if rows.dtype == numpy.float64 else numpy.float32
-    padded = numpy.pad(rows.astype(wide), ((0, 0), (0, -columns % size)))
-    groups = padded.reshape(count, -1, size)
-    # Integers reach one further below zero, so that is where the largest element goes.
-    limit = 2 ** (bits - 1)
-    largest = numpy.abs(groups).argmax(axis=2, keepdims=True)
-    scales = (numpy.take_along_axis(groups, largest, 2) / -limit).astype(rows.dtype)
-    divisors = numpy.where(scales == 0, 1, scales.astype(wide))
-    q = numpy.clip(numpy.round(groups / divisors), -limit, limit - 1).astype(numpy.int8)
-    return _in_bytes(q, bits), scales[:, :, 0]
-
-
-def _in_bytes(q: NDArray[numpy.int8], bits: int) -> NDArray[numpy.int8]:
-    if bits == 8:
-        return q
-    low, high = numpy.split(q, 2, axis=2)
-    return (low & 15) | (high << 4)
 
 
 @dataclass(frozen=True)
@@ -250,6 +200,7 @@ def _weight_dtype(weight: GlobalOpResult | None) -> Dtype | None:
         return None
     of: Any = weight.type
     is_matrix = str(of).startswith("tensor<") and of.rank == 2 and of.has_static_shape
+    is_matrix = is_matrix and 0 not in of.shape
     return FLOATS.get(str(of.element_type)) if is_matrix else None
 
 
@@ -303,7 +254,7 @@ def _check_names(module: Module, layers: Sequence[_Layer]) -> None:
             )
 
 
-def _replace(module: Module, layer: _Layer, of: Grouped, initial: Sequence[Start]) -> None:
+def _replace(module: Module, layer: _Layer, of: Grouping, initial: Sequence[Start]) -> None:
     """New globals, and in place of each read what they stand for."""
     op = layer.weight.op
     with op.context:
@@ -328,12 +279,12 @@ def _pass_on(load: Operation, plain: Value) -> None:
     load.result.replace_all_uses_with(builtin)
 
 
-def _plain(load: Operation, layer: _Layer, of: Grouped, initial: Sequence[Start]) -> Value:
+def _plain(load: Operation, layer: _Layer, of: Grouping, initial: Sequence[Start]) -> Value:
     """The weight as a torch tensor, before a read of it."""
     with InsertionPoint(load):
         named = zip(layer.part_names, initial, strict=True)
         packed, scales = (mlir_globals.load(name, t, load.location) for name, (t, _) in named)
-        rows = dequantization.dequantize(of, packed, scales, load.location)
+        rows = dequantization.dequantize(of, layer.dtype, packed, scales, load.location)
         if layer.summed == 1:
             return rows
-        return dequantization.transpose(rows, (of.rows, of.columns), of.dtype, load.location)
+        return dequantization.transpose(rows, layer.shape, layer.dtype, load.location)
