@@ -68,6 +68,11 @@ class Config:
     raise_faults: bool = _option(
         False, "raise an error of turbine's own; otherwise torch.compile runs the part in PyTorch"
     )
+    library_calls: str = _option(
+        "auto",
+        "whether torch.compile leaves products, convolutions and attention to PyTorch's library: "
+        "'auto' (where it is faster on this machine), 'never' or 'always'",
+    )
     sync_limit_mflop: float = _option(
         1.0, "programs below this much work run on the calling thread", least=0
     )

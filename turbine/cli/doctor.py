@@ -130,6 +130,17 @@ def _end_to_end() -> str:
     )
 
 
+def _library_calls() -> str:
+    """What torch.compile leaves to PyTorch's library here, as far as it was measured."""
+    from turbine.dynamo import calibration
+
+    seconds = {name: kept for name, kept in calibration.kept().items() if kept.library}
+    ratios = [f"{name} {kept.compiled / kept.library:.2f}" for name, kept in seconds.items()]
+    if not ratios:
+        return "nothing measured yet: torch.compile does it when it needs to know"
+    return f"seconds compiled over PyTorch's: {', '.join(sorted(ratios))}"
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "python": _python,
     "turbine": _turbine,
@@ -139,5 +150,6 @@ CHECKS: dict[str, Callable[[], str]] = {
     "cpu": _cpu,
     "drivers": _drivers,
     "cache": _cache,
+    "library calls": _library_calls,
     "end to end": _end_to_end,
 }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +16,8 @@ from torch._guards import TracingContext
 
 from turbine import config, errors
 from turbine.capture.decompositions import current_training_decompositions
+from turbine.dynamo import library, onednn, records, recurrence
 from turbine.dynamo import options as backend_options
-from turbine.dynamo import records, recurrence
 from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
 
 log = logging.getLogger(__name__)
@@ -51,10 +50,10 @@ def backend(
         bw_compiler=partial(_compile, "backward", settings),
         inference_compiler=partial(_compile, "inference", settings),
         partition_fn=min_cut_rematerialization_partition,
-        decompositions=current_training_decompositions(),
+        decompositions=library.keep_calls(current_training_decompositions()),
     )
     try:
-        with _without_onednn():
+        with config.override(**settings), onednn.switched_off():
             call: Callable[..., Any] = compiler(graph, example_inputs)
     except TorchDynamoException:
         raise  # how parts of PyTorch talk to each other
@@ -72,17 +71,6 @@ def backend(
         reason = f"not traced: {type(error).__name__}: {error}".splitlines()[0]
         return leave_to_pytorch(graph, records.new("eager"), reason)
     return call
-
-
-@contextmanager
-def _without_onednn() -> Iterator[None]:
-    """With oneDNN, PyTorch traces an LSTM layer as one op that has neither code nor gradient."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
 
 
 def _compile(

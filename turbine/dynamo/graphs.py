@@ -16,7 +16,7 @@ from torch import fx
 from turbine import config, errors
 from turbine.capture import passes, support
 from turbine.capture.partition import LEAST_OPS, Part, is_compute, partition
-from turbine.dynamo import failure_cache, parts
+from turbine.dynamo import failure_cache, library, parts
 from turbine.dynamo.op_probe import find_refused
 from turbine.dynamo.records import GraphRecord, LeftOp
 from turbine.dynamo.totals import add
@@ -69,14 +69,21 @@ def _assemble(
 ) -> fx.GraphModule:
     """The graph with a module under compilation in place of each part."""
     with config.override(**whole.settings):
-        reasons = _obstacles(graph, refused)
+        chosen = _library_calls(graph, refused)
+        reasons = _obstacles(graph, refused) | chosen
         split = partition(graph, lambda node: node not in reasons, cut=cut)
         for name, part in split.parts.items():
             module = parts.PartModule(part, whole.fixed, partial(_without_culprit, part, whole))
             split.outer.add_submodule(name, module)
             whole.record.parts.append(module)
-    _record_left(graph, split.parts.values(), reasons, whole.record)
+    _record_left(graph, split.parts.values(), reasons, chosen.keys(), whole.record)
     return split.outer
+
+
+def _library_calls(graph: fx.GraphModule, refused: dict[str, str]) -> dict[fx.Node, str]:
+    """Why PyTorch's library is to run some nodes that would compile."""
+    nodes = [n for n in graph.graph.nodes if n.op == "call_function" and n.name not in refused]
+    return {node: reason for node in nodes if (reason := library.reason(node)) is not None}
 
 
 def _obstacles(graph: fx.GraphModule, refused: dict[str, str]) -> dict[fx.Node, str]:
@@ -88,14 +95,18 @@ def _obstacles(graph: fx.GraphModule, refused: dict[str, str]) -> dict[fx.Node, 
 
 
 def _record_left(
-    graph: fx.GraphModule, compiled: Any, reasons: dict[fx.Node, str], record: GraphRecord
+    graph: fx.GraphModule,
+    compiled: Any,
+    reasons: dict[fx.Node, str],
+    chosen: AbstractSet[fx.Node],
+    record: GraphRecord,
 ) -> None:
     inside = {n.name for part in compiled for n in part.graph.graph.nodes if is_compute(n)}
     for node in graph.graph.nodes:
         if is_compute(node) and node.name not in inside:
             reason = reasons.get(node, f"in a part of fewer than {LEAST_OPS} ops")
-            record.left.append(LeftOp(str(node.target), reason, _place(node)))
-            add(ops_in_pytorch=1)
+            record.left.append(LeftOp(str(node.target), reason, _place(node), node in chosen))
+            add(**{"library_calls" if node in chosen else "ops_in_pytorch": 1})
 
 
 def _place(node: fx.Node) -> str | None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from turbine import config, errors, target
 from turbine.compiler import strategies
+from turbine.dynamo import library
 
 # Options of `turbine.config` that make sense for one compiled function.
 OPTIONS = (
@@ -18,6 +19,7 @@ OPTIONS = (
     "in_process",
     "dump",
     "sync_limit_mflop",
+    "library_calls",
 )
 
 # What each mode means in options; those given by name win.
@@ -40,6 +42,7 @@ def check(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]
             )
     with config.override(**settings):  # refuses values of the wrong type
         _check(config.current().target, config.current().strategy)
+        library.check(config.current().library_calls)
     return settings
 
 

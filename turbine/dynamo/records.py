@@ -31,6 +31,7 @@ class LeftOp:
     op: str
     reason: str
     where: str | None  # the line of the user's code
+    is_chosen: bool = False  # whether it could be compiled, and PyTorch's library is faster
 
 
 @dataclass

@@ -111,12 +111,13 @@ def _part_reports(parts: Iterable[CompiledPart]) -> Iterable[PartReport]:
 
 
 def _lines(report: Report) -> Iterable[str]:
-    compiled, left = report.ops_compiled, len(report.left)
-    yield f"{len(report.graphs)} graphs, {compiled} ops compiled, {left} fallbacks"
+    compiled, left = report.ops_compiled, _count_left(report.left)
+    yield f"{len(report.graphs)} graphs, {compiled} ops compiled, {left}"
     for reason, count in report.breaks.items():
         yield f"  graph break ({count}x): {reason.splitlines()[0]}"
     for number, graph in enumerate(report.graphs):
-        yield f"graph {number}, {graph.kind}: {len(graph.parts)} parts, {len(graph.left)} fallbacks"
+        left = _count_left(graph.left)
+        yield f"graph {number}, {graph.kind}: {len(graph.parts)} parts, {left}"
         rows = [_part_row(index, part) for index, part in enumerate(graph.parts)]
         if rows:
             yield indent(table([_PART_HEAD, *rows]), "  ")
@@ -124,8 +125,14 @@ def _lines(report: Report) -> Iterable[str]:
             yield indent(table([_LEFT_HEAD, *_left_rows(graph.left)]), "  ")
 
 
+def _count_left(left: Sequence[LeftOp]) -> str:
+    chosen = sum(op.is_chosen for op in left)
+    calls = f"{chosen} library calls, " if chosen else ""
+    return f"{calls}{len(left) - chosen} fallbacks"
+
+
 _PART_HEAD = ("part", "ops", "strategy", "compiled in", "MFLOP", "MB in and out", "mostly")
-_LEFT_HEAD = ("fallback", "times", "where", "why")
+_LEFT_HEAD = ("in PyTorch", "times", "where", "why")
 
 
 def _part_row(index: int, part: PartReport) -> tuple[str, ...]:

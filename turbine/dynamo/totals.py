@@ -10,6 +10,7 @@ NAMES = (
     "parts",  # parts of graphs that were compiled
     "ops_compiled",
     "ops_in_pytorch",
+    "library_calls",  # ops that PyTorch's library runs faster, and that would compile
     "cache_hits",
     "compile_failures",  # parts that no strategy compiled; they were split or left to PyTorch
     "rescued_calls",  # calls that failed in compiled code and were done again in PyTorch

@@ -136,9 +136,19 @@ def sizes_of(values: Sequence[Leaf]) -> list[int]:
     ]
 
 
+def tensor_leaf(tensor: torch.Tensor, static: Axes) -> Leaf:
+    """A tensor that a function takes which no schema describes."""
+    return Leaf(tensor, Argument("tensor", "Tensor", False, False, False, False, None), static)
+
+
 @traces
 def trace(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
     """Trace a call of a function that takes a list, for all calls that have its key."""
+    return trace_here(function, args, values)
+
+
+def trace_here(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
+    """The same, for a thread that others wait for."""
     # These import Dynamo and sympy, which take as long as torch itself.
     from torch._functorch.aot_autograd import aot_export_joint_simple
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

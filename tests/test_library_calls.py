@@ -1,0 +1,199 @@
+"""Calls that torch.compile leaves to PyTorch's library, for measurements that are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import turbine
+from turbine import errors
+from turbine.cli import doctor
+from turbine.dynamo import calibration
+from turbine.dynamo import options as backend_options
+from turbine.dynamo.calibration import Example, Seconds
+from turbine.dynamo.entry import backend
+
+FLOP = 1e6
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def forget_shapes() -> None:
+    """Dynamo makes sizes dynamic that another test had with other values."""
+    torch.compiler.reset()
+
+
+def compiled(function: Callable[..., Any], choice: str, **options: Any) -> Any:
+    return torch.compile(
+        function, backend=partial(backend, options={"library_calls": choice}), **options
+    )
+
+
+def fix_seconds(
+    patch: pytest.MonkeyPatch, compiled_seconds: float, library_seconds: float
+) -> list[str]:
+    """Let a million operations take so long; gives the kinds that are asked about."""
+    asked: list[str] = []
+
+    def measured(name: str, make: Callable[[], Example]) -> Seconds:
+        asked.append(name)
+        return Seconds(FLOP, compiled_seconds, library_seconds)
+
+    patch.setattr(calibration, "measured", measured)
+    return asked
+
+
+@contextmanager
+def calls_counted() -> Iterator[Callable[[], int]]:
+    before = turbine.counters()["library_calls"]
+    yield lambda: turbine.counters()["library_calls"] - before
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    layers = (nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64))
+    return nn.Sequential(*layers).requires_grad_(False)
+
+
+def test_the_faster_side_makes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(128, 64)
+    with turbine.config.override(library_calls="auto"):
+        asked = fix_seconds(monkeypatch, 3e-3, 1e-3)
+        slow = turbine.explain(mlp(), x)
+        fix_seconds(monkeypatch, 1e-3, 3e-3)
+        quick = turbine.explain(mlp(), x)
+    assert set(asked) == {"product of float32"}
+    chosen = [op for op in slow.left if op.is_chosen]
+    assert [op.op for op in chosen] == ["aten.addmm.default"] * 2
+    assert chosen[0].reason == "faster in PyTorch: about 1 ms, compiled 3.1 ms"
+    assert "2 library calls, " in str(slow)
+    assert not any(op.is_chosen for op in quick.left)
+    assert "library calls" not in str(quick)
+
+
+def test_a_call_that_saves_too_little_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    with turbine.config.override(library_calls="auto"):
+        fix_seconds(monkeypatch, 3e-3, 1e-3)
+        report = turbine.explain(lambda x: (x @ x).relu() + 1, torch.randn(16, 16))
+    assert not report.left  # 8,192 operations: 25 us against 8
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_left"), [((inf, 1e-3), True), ((1e-3, inf), False), ((inf, inf), False)]
+)
+def test_what_could_not_be_measured(
+    seconds: tuple[float, float], is_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fix_seconds(monkeypatch, *seconds)
+    with turbine.config.override(library_calls="auto"):
+        report = turbine.explain(mlp(), torch.randn(128, 64))
+    assert any(op.is_chosen for op in report.left) == is_left
+
+
+def test_kinds_tell_what_decides_about_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = fix_seconds(monkeypatch, 0.0, 0.0)
+
+    def calls(x: torch.Tensor, y: torch.Tensor, image: torch.Tensor) -> list[torch.Tensor]:
+        heads = x.reshape(1, 2, 16, 8)
+        return [
+            x.bfloat16().reshape(16, 16) @ y.bfloat16(),
+            x.reshape(16, 16)[:2] @ y,
+            torch.bmm(x.reshape(2, 8, 16), x.reshape(2, 16, 8)),
+            F.conv2d(image, torch.ones(4, 3, 3, 3)),
+            F.conv2d(image.repeat(1, 4, 1, 1), torch.ones(12, 1, 3, 3), groups=12),
+            F.conv1d(image.flatten(2), torch.ones(8, 3, 3)),
+            F.scaled_dot_product_attention(heads, heads, heads),
+            x.double().reshape(16, 16) @ y.double(),
+        ]
+
+    compiled(calls, "auto", dynamic=False)(
+        torch.randn(256), torch.randn(16, 16), torch.randn(1, 3, 8, 8)
+    )
+    assert set(asked) == {
+        "product of bfloat16",
+        "product of few rows of float32",
+        "batched product of float32",
+        "2-d convolution of few channels of float32",
+        "2-d depthwise convolution of float32",
+        "1-d convolution of few channels of float32",
+        "attention of float32",
+        "product of float64",
+    }
+
+
+class Network(nn.Module):
+    """A convolution, attention and products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.inner = nn.Linear(16, 48)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = self.norm(self.conv(x)).relu().flatten(2).transpose(1, 2)
+        q, k, v = self.inner(tokens).unflatten(-1, (2, 24)).transpose(1, 2).chunk(3, -1)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        logits: torch.Tensor = self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+        return logits
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_training_step_with_library_calls_is_eagers(dynamic: bool) -> None:
+    torch.manual_seed(0)
+    model, images = Network(), torch.randn(3, 3, 6, 6)
+    again = Network()
+    again.load_state_dict(model.state_dict())
+    labels = torch.tensor([0, 3, 4])
+    step = compiled(again, "always", dynamic=dynamic)
+    with calls_counted() as count:
+        for rows in (3, 2):
+            ours = F.cross_entropy(step(images[:rows]), labels[:rows])
+            theirs = F.cross_entropy(model(images[:rows]), labels[:rows])
+            ours.backward()
+            theirs.backward()
+            torch.testing.assert_close(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)
+    assert count() >= 8  # four calls, forward and backward
+    for (name, one), other in zip(model.named_parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=TOLERANCE, msg=name)
+
+
+def test_an_example_is_measured_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.setattr(calibration, "_here", {})
+    made: list[str] = []
+    measure = calibration._measure
+
+    def listen(name: str, make: Callable[[], Example]) -> Seconds:
+        made.append(name)
+        return measure(name, make)
+
+    monkeypatch.setattr(calibration, "_measure", listen)
+    x = torch.randn(32, 64)
+    with turbine.config.override(library_calls="auto", cache_dir=tmp_path_factory.mktemp("new")):
+        assert "nothing measured" in doctor.CHECKS["library calls"]()
+        # Measured while PyTorch traces and has oneDNN switched off.
+        torch.testing.assert_close(compiled(mlp(), "auto")(x), mlp()(x))
+        assert made == ["product of float32"]
+        (seconds,) = calibration.kept().values()
+        assert 0 < seconds.compiled < inf
+        assert 0 < seconds.library < inf
+        assert "product of float32" in doctor.CHECKS["library calls"]()
+        monkeypatch.setattr(calibration, "_here", {})  # as another process would
+        turbine.explain(mlp(), x)
+    assert made == ["product of float32"]
+
+
+def test_a_choice_that_is_none_is_refused() -> None:
+    with pytest.raises(errors.ConfigError, match=r"library_calls 'sometimes'; valid: always, auto"):
+        backend_options.check({"library_calls": "sometimes"}, None)

@@ -1,0 +1,213 @@
+"""Which ops stay calls to PyTorch's library: those that it runs faster than compiled code here.
+
+Note [Library calls]
+PyTorch calls tuned libraries for products, convolutions and attention. Where they are faster on
+this machine, an op stays a call between compiled parts, as in Inductor. It splits a part in two, so
+it has to save more than `SWITCH`. How long a call takes is estimated from its count of operations
+and from an example of its kind, whose time is measured (`calibration`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from turbine import config, errors
+from turbine.capture.decompositions import Table
+from turbine.capture.sizes import count_elements, hint, is_empty, is_static
+from turbine.dynamo import calibration
+from turbine.dynamo.calibration import Example
+
+aten = torch.ops.aten
+
+CHOICES = ("auto", "never", "always")
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+# Seconds that a call between two parts costs: another part is called, and nothing fuses with it.
+SWITCH = 30e-6
+
+
+def check(choice: str) -> None:
+    """Refuse what is not a choice."""
+    if choice not in CHOICES:
+        raise errors.ConfigError(errors.unknown("value of library_calls", choice, CHOICES))
+
+
+def reason(node: fx.Node) -> str | None:
+    """Why a node stays a call to PyTorch's library, if it does."""
+    read = _READERS.get(node.target)
+    return None if read is None else _reason(read(fx.map_arg(node.args, _value)))
+
+
+def keep_calls(table: Table) -> Table:
+    """Decompositions that leave a call whole where the library is to make it."""
+    ours = {op: rule for op, rule in table.items() if op in _READERS}
+    return table | {op: partial(_decompose, rule, _READERS[op]) for op, rule in ours.items()}
+
+
+def _decompose(rule: Callable[..., Any], read: Reader, *args: Any, **keywords: Any) -> Any:
+    return rule(*args, **keywords) if _reason(read(args)) is None else NotImplemented
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta["val"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a call's arguments say of it."""
+
+    kind: str  # calls of a kind run at about one rate
+    flop: float
+    example: Callable[[], Example]  # a call of this kind
+
+
+def _reason(call: Call | None) -> str | None:
+    choice = config.current().library_calls
+    if call is None or choice == "never":
+        return None
+    if choice == "always":
+        return "library_calls is 'always'"
+    seconds = calibration.measured(call.kind, call.example)
+    share = call.flop / seconds.flop
+    compiled, library = share * seconds.compiled, share * seconds.library
+    # Where neither could be measured, compiled code is fine.
+    if not compiled > library + SWITCH:
+        return None
+    return f"faster in PyTorch: about {1e3 * library:.2g} ms, compiled {1e3 * compiled:.2g} ms"
+
+
+def _call(
+    kind: str, flop: float, tensors: Sequence[Tensor], example: Callable[[torch.dtype], Example]
+) -> Call | None:
+    """None for a call that is too odd to be measured by an example."""
+    dtype = tensors[0].dtype
+    if dtype not in DTYPES or any(map(is_empty, tensors)):
+        return None
+    dynamic = not all(map(is_static, tensors))
+    text = f"{kind} of {str(dtype).removeprefix('torch.')}{', dynamic' * dynamic}"
+    return Call(text, flop, lambda: replace(example(dtype), is_dynamic=dynamic))
+
+
+# Products
+
+_FEW_ROWS = 8
+
+
+def _product(left: Tensor, right: Tensor) -> Call | None:
+    *batch, rows, inner = map(hint, left.shape)
+    flop = 2.0 * prod(batch) * rows * inner * hint(right.shape[-1])
+    if batch:
+        return _call("batched product", flop, (left, right), _batched_product)
+    if rows <= _FEW_ROWS:
+        return _call("product of few rows", flop, (left, right), partial(_linear, 4, 2048))
+    return _call("product", flop, (left, right), partial(_linear, 256, 768))
+
+
+def _linear(rows: int, width: int, dtype: torch.dtype) -> Example:
+    args = (torch.rand(rows, width, dtype=dtype), torch.rand(width, width, dtype=dtype).t())
+    return Example(aten.mm.default, args, 2.0 * rows * width**2, {0: (0,)})
+
+
+def _batched_product(dtype: torch.dtype) -> Example:
+    args = (torch.rand(16, 128, 64, dtype=dtype), torch.rand(16, 64, 128, dtype=dtype))
+    return Example(aten.bmm.default, args, 2.0 * 16 * 128 * 64 * 128, {0: (0, 1), 1: (0, 2)})
+
+
+# Convolutions
+
+_FEW_CHANNELS = 4
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """Convolutions that are alike."""
+
+    rank: int
+    is_depthwise: bool = False
+    has_few_channels: bool = False
+    is_backward: bool = False
+
+    def __str__(self) -> str:
+        name = f"{self.rank}-d {'depthwise ' * self.is_depthwise}convolution"
+        return f"{name}{' of few channels' * self.has_few_channels}{' backward' * self.is_backward}"
+
+    def example(self, dtype: torch.dtype) -> Example:
+        """One of them, of channels as networks have them in their middle."""
+        size = {1: 1024, 2: 28, 3: 8}[self.rank]
+        outputs, inputs = 64, _FEW_CHANNELS if self.has_few_channels else 64
+        groups = outputs if self.is_depthwise else 1
+        ones = [1] * self.rank
+        x = torch.rand(4, inputs, *[size] * self.rank, dtype=dtype)
+        weight = torch.rand(outputs, inputs // groups, *[3] * self.rank, dtype=dtype)
+        flop = _convolution_flop(x, weight, ones)
+        where = (ones, ones, ones, False, [0] * self.rank, groups)
+        if not self.is_backward:
+            args = (x, weight, None, *where)
+            return Example(aten.convolution.default, args, flop, {0: (0,)})
+        grad = torch.rand(4, outputs, *[size] * self.rank, dtype=dtype)
+        back = (grad, x, weight, [outputs], *where, [True, True, True])
+        return Example(aten.convolution_backward.default, back, flop, {0: (0,), 1: (0,)})
+
+
+def _convolution(x: Tensor, weight: Tensor, where: Sequence[Any], backward: bool) -> Call | None:
+    stride, _, _, transposed, _, groups = where
+    rank = x.dim() - 2
+    if transposed or rank not in (1, 2, 3) or (groups > 1 and hint(weight.shape[1]) > 1):
+        return None
+    few = groups == 1 and hint(weight.shape[1]) <= _FEW_CHANNELS
+    alike = _Convolution(rank, groups > 1, few, backward)
+    flop = _convolution_flop(x, weight, stride)
+    return _call(str(alike), flop, (x, weight), alike.example)
+
+
+def _convolution_flop(x: Tensor, weight: Tensor, stride: Sequence[int]) -> float:
+    """About how much work one pass is; the edges are not looked at."""
+    taken = prod(stride) if len(stride) > 1 else stride[0] ** (x.dim() - 2)
+    places = hint(x.shape[0]) * prod(map(hint, x.shape[2:])) / taken
+    return 2.0 * places * count_elements(weight)
+
+
+# Attention
+
+
+def _attention(query: Tensor, key: Tensor, backward: bool) -> Call | None:
+    flop = 4.0 * count_elements(query) * hint(key.shape[-2])
+    kind = "attention backward" if backward else "attention"
+    return _call(kind, flop, (query, key), _attention_backward if backward else _attention_forward)
+
+
+def _attention_forward(dtype: torch.dtype) -> Example:
+    args = tuple(torch.rand(2, 8, 128, 64, dtype=dtype) for _ in "qkv")
+    flop = 4.0 * args[0].numel() * 128
+    return Example(_FLASH, args, flop, dict.fromkeys(range(3), (0, 2)))
+
+
+def _attention_backward(dtype: torch.dtype) -> Example:
+    forward = _attention_forward(dtype)
+    out, logsumexp = _FLASH(*forward.args)
+    args = (torch.rand_like(out), *forward.args, out, logsumexp, 0.0, False)
+    return Example(_FLASH_BACKWARD, args, forward.flop, dict.fromkeys(range(6), (0, 2)))
+
+
+_FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
+_FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+Reader = Callable[[Sequence[Any]], Call | None]
+_READERS: dict[Any, Reader] = {
+    aten.mm.default: lambda args: _product(args[0], args[1]),
+    aten.bmm.default: lambda args: _product(args[0], args[1]),
+    aten.addmm.default: lambda args: _product(args[1], args[2]),
+    aten.baddbmm.default: lambda args: _product(args[1], args[2]),
+    aten.convolution.default: lambda args: _convolution(args[0], args[1], args[3:9], False),
+    aten.convolution_backward.default: lambda args: _convolution(
+        args[1], args[2], args[4:10], True
+    ),
+    _FLASH: lambda args: _attention(args[0], args[1], False),
+    _FLASH_BACKWARD: lambda args: _attention(args[1], args[2], True),
+}
