@@ -99,7 +99,7 @@ def test_what_could_not_be_measured(
 
 
 def test_kinds_tell_what_decides_about_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = fix_seconds(monkeypatch, 0.0, 0.0)
+    asked = fix_seconds(monkeypatch, 1.0, 0.0)
 
     def calls(x: torch.Tensor, y: torch.Tensor, image: torch.Tensor) -> list[torch.Tensor]:
         heads = x.reshape(1, 2, 16, 8)
