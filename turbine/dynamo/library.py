@@ -1,10 +1,10 @@
 """Which ops stay calls to PyTorch's library: those that it runs faster than compiled code here.
 
 Note [Library calls]
-PyTorch calls tuned libraries for products, convolutions and attention. Where they are faster on
-this machine, an op stays a call between compiled parts, as in Inductor. It splits a part in two, so
-it has to save more than `SWITCH`. How long a call takes is estimated from its count of operations
-and from an example of its kind, whose time is measured (`calibration`).
+PyTorch calls tuned code for products, convolutions, attention, layer norms and softmax. Where it is
+faster on this machine, an op stays a call between compiled parts, as in Inductor. It splits a part
+in two, so it has to save more than `SWITCH`. How long a call takes is estimated from its count of
+operations and from an example of its kind, whose time is measured (`calibration`).
 """
 
 from __future__ import annotations
@@ -195,8 +195,50 @@ def _attention_backward(dtype: torch.dtype) -> Example:
     return Example(_FLASH_BACKWARD, args, forward.flop, dict.fromkeys(range(6), (0, 2)))
 
 
+# Normalizations, whose work is about one operation for each element
+
+
+def _layer_norm(x: Tensor, backward: bool) -> Call | None:
+    kind = "layer norm backward" if backward else "layer norm"
+    example = _layer_norm_backward_example if backward else _layer_norm_example
+    return _call(kind, count_elements(x), (x,), example)
+
+
+def _layer_norm_example(dtype: torch.dtype) -> Example:
+    x, scale = torch.rand(256, 768, dtype=dtype), torch.rand(768, dtype=dtype)
+    args = (x, [768], scale, scale.clone(), 1e-5)
+    return Example(aten.native_layer_norm.default, args, x.numel(), {0: (0,)})
+
+
+def _layer_norm_backward_example(dtype: torch.dtype) -> Example:
+    x, shape, scale, shift, eps = _layer_norm_example(dtype).args
+    out, mean, deviation = aten.native_layer_norm.default(x, shape, scale, shift, eps)
+    args = (out, x, shape, mean, deviation, scale, shift, [True, True, True])
+    op = aten.native_layer_norm_backward.default
+    return Example(op, args, x.numel(), dict.fromkeys((0, 1, 3, 4), (0,)))
+
+
+def _softmax(op: Any, x: Tensor, axis: int) -> Call | None:
+    if axis not in (-1, x.dim() - 1):
+        return None
+    kind = op._schema.name.removeprefix("aten::_")
+    return _call(kind, count_elements(x), (x,), partial(_softmax_example, op))
+
+
+def _softmax_example(op: Any, dtype: torch.dtype) -> Example:
+    x = torch.rand(512, 512, dtype=dtype)
+    is_backward = "grad_output" in [argument.name for argument in op._schema.arguments]
+    args = (x, x.clone(), -1, dtype) if is_backward else (x, -1, False)
+    return Example(op, args, x.numel(), {0: (0,), 1: (0,)} if is_backward else {0: (0,)})
+
+
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def _read_softmax(op: Any, axis: int, args: Sequence[Any]) -> Call | None:
+    return _softmax(op, args[0], args[axis])
+
 
 Reader = Callable[[Sequence[Any]], Call | None]
 _READERS: dict[Any, Reader] = {
@@ -210,4 +252,15 @@ _READERS: dict[Any, Reader] = {
     ),
     _FLASH: lambda args: _attention(args[0], args[1], False),
     _FLASH_BACKWARD: lambda args: _attention(args[1], args[2], True),
+    aten.native_layer_norm.default: lambda args: _layer_norm(args[0], False),
+    aten.native_layer_norm_backward.default: lambda args: _layer_norm(args[1], True),
+    **{
+        op: partial(_read_softmax, op, axis)
+        for op, axis in (
+            (aten._softmax.default, 1),
+            (aten._log_softmax.default, 1),
+            (aten._softmax_backward_data.default, 2),
+            (aten._log_softmax_backward_data.default, 2),
+        )
+    },
 }
