@@ -59,5 +59,5 @@ def _until(names: Sequence[str], seconds: float | None) -> Iterator[str]:
 
 def _start(judge: Judge, seed: int, samples: int) -> Callable[[str], dict[str, Verdict]]:
     known = ops()
-    config.set(compile_workers=1, raise_faults=True)
+    config.set(compile_workers=1, raise_faults=True, library_calls="never")
     return lambda name: judge(known[name], seed, samples)

@@ -22,6 +22,7 @@ class Case:
     other_size: int | None = None
     raises: bool = False  # eager PyTorch refuses the arguments
     guard: bool = False  # arguments and results lie between guard pages
+    library_calls: str = "never"  # the option: "always" makes other parts of a program
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,13 +42,17 @@ class Answer:
 
 def check(case: Case) -> Outcome:
     """Run a case in its mode. What PyTorch's own tracing gets wrong is refused, not a problem."""
-    with warnings.catch_warnings(), config.override(guard=case.guard):
+    with warnings.catch_warnings(), _settings(case):
         warnings.simplefilter("ignore")
         try:
             case.program.function()
         except Exception as error:  # a smaller program need not be valid
             return Outcome(refused=_first_line(error))
         return _CHECKS[case.mode](case)
+
+
+def _settings(case: Case) -> AbstractContextManager[None]:
+    return config.override(guard=case.guard, library_calls=case.library_calls)
 
 
 def _check_compile(case: Case) -> Outcome:

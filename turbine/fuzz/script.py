@@ -20,11 +20,12 @@ def script(case: Case, problem: str) -> str:
 
 
 def _setup(case: Case) -> list[str]:
-    # Otherwise torch.compile hides a fault by running the part in PyTorch.
-    wanted = {"raise_faults": case.mode in (COMPILE, COMPILE_DYNAMIC), "guard": case.guard}
-    options = ", ".join(f"{name}=True" for name, is_set in wanted.items() if is_set)
+    options = ["guard=True"] if case.guard else []
+    if case.mode in (COMPILE, COMPILE_DYNAMIC):
+        # Otherwise torch.compile hides a fault by running the part in PyTorch.
+        options += ["raise_faults=True", f'library_calls="{case.library_calls}"']
     if options:
-        return [f"import turbine\n\nturbine.config.set({options})"]
+        return [f"import turbine\n\nturbine.config.set({', '.join(options)})"]
     return [] if case.mode == KERNEL else ["import turbine"]
 
 

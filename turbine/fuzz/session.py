@@ -23,6 +23,7 @@ _LIMIT = 300.0
 _CASES_PER_PROCESS = 50
 _SHARE_OF_KERNELS = 0.3
 _SHARE_OF_GUARDED = 0.4
+_SHARE_WITH_LIBRARY = 0.2
 _CASES_PER_SEED = 1_000_000
 
 
@@ -138,7 +139,8 @@ def random_case(number: int, kinds: Sequence[str] = KINDS) -> Case:
     if kind not in kinds:
         (kind,) = kinds
     case = random_kernel(number) if kind == KERNELS else random_model(number)
-    return replace(case, guard=is_guarded)
+    choice = "always" if draw.random() < _SHARE_WITH_LIBRARY else "never"
+    return replace(case, guard=is_guarded, library_calls=choice)
 
 
 def _numbers(seed: int, seconds: float) -> Iterator[int]:
