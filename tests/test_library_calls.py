@@ -86,6 +86,23 @@ def test_a_call_that_saves_too_little_is_compiled(monkeypatch: pytest.MonkeyPatc
     assert not report.left  # 8,192 operations: 25 us against 8
 
 
+def test_a_weight_that_many_steps_multiply_by_stays_in_compiled_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fix_seconds(monkeypatch, 1.0, 1e-3)
+
+    def steps(x: torch.Tensor, w: torch.Tensor, count: int) -> torch.Tensor:
+        for _ in range(count):
+            x = torch.tanh(x @ w.t()) + 1
+        return x
+
+    x, w = torch.randn(8, 16), torch.randn(16, 16)
+    with turbine.config.override(library_calls="auto"):
+        few, many = (turbine.explain(steps, x, w, count) for count in (3, 4))
+    assert sum(op.is_chosen for op in few.left) == 3
+    assert not many.left
+
+
 @pytest.mark.parametrize(
     ("seconds", "is_left"), [((inf, 1e-3), True), ((1e-3, inf), False), ((inf, inf), False)]
 )

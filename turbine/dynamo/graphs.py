@@ -82,8 +82,7 @@ def _assemble(
 
 def _library_calls(graph: fx.GraphModule, refused: dict[str, str]) -> dict[fx.Node, str]:
     """Why PyTorch's library is to run some nodes that would compile."""
-    nodes = [n for n in graph.graph.nodes if n.op == "call_function" and n.name not in refused]
-    return {node: reason for node in nodes if (reason := library.reason(node)) is not None}
+    return library.reasons(node for node in graph.graph.nodes if node.name not in refused)
 
 
 def _obstacles(graph: fx.GraphModule, refused: dict[str, str]) -> dict[fx.Node, str]:

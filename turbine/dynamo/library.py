@@ -9,17 +9,19 @@ operations and from an example of its kind, whose time is measured (`calibration
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx
 
 from turbine import config, errors
 from turbine.capture.decompositions import Table
+from turbine.capture.partition import is_free
 from turbine.capture.sizes import count_elements, hint, is_empty, is_static
 from turbine.dynamo import calibration
 from turbine.dynamo.calibration import Example
@@ -38,10 +40,32 @@ def check(choice: str) -> None:
         raise errors.ConfigError(errors.unknown("value of library_calls", choice, CHOICES))
 
 
-def reason(node: fx.Node) -> str | None:
-    """Why a node stays a call to PyTorch's library, if it does."""
-    read = _READERS.get(node.target)
-    return None if read is None else _reason(read(fx.map_arg(node.args, _value)))
+def reasons(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
+    """Why some nodes stay calls to PyTorch's library."""
+    calls = [node for node in nodes if node.target in _READERS]
+    uses = Counter(_weight(node) for node in calls if node.target in _WEIGHTS)
+    found = {}
+    for node in calls:
+        # Compiled code packs a weight once for all steps of a recurrent layer.
+        if node.target in _WEIGHTS and uses[_weight(node)] > _FEW_USES:
+            continue
+        reason = _reason(_READERS[node.target](fx.map_arg(node.args, _value)))
+        if reason is not None:
+            found[node] = reason
+    return found
+
+
+_FEW_USES = 3
+# The place of a product's second factor among its arguments.
+_WEIGHTS: dict[Any, int] = {aten.mm.default: 1, aten.addmm.default: 2}
+
+
+def _weight(node: fx.Node) -> fx.Node:
+    """What a product multiplies by, without views."""
+    weight: Any = node.args[_WEIGHTS[node.target]]
+    while is_free(weight) and weight.all_input_nodes:
+        weight = weight.all_input_nodes[0]
+    return cast(fx.Node, weight)
 
 
 def keep_calls(table: Table) -> Table:
