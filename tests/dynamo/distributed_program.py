@@ -1,4 +1,4 @@
-"""What every process of tests/test_distributed.py runs: each job, and its outcomes into a file."""
+"""What every process of test_distributed.py runs: each job, and its outcomes into a file."""
 
 from __future__ import annotations
 

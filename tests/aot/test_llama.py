@@ -19,7 +19,7 @@ from turbine.aot import ExportOutput
 
 pytestmark = [pytest.mark.run, pytest.mark.sweep(2)]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # The one that the benchmark makes of a width of 64, so that its code is found in the cache.
 SMALL = Size(width=64, hidden=176, layers=1, heads=1, key_heads=1)
 

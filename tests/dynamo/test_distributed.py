@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import fx
 
-from tests import distributed_program
+from tests.dynamo import distributed_program
 from turbine.capture.partition import partition
 
 pytestmark = pytest.mark.run
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROCESSES = 2
 PATIENCE = 240  # seconds
 
@@ -29,7 +29,7 @@ Outcomes = list[dict[str, Any]]
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """What each process made of each job."""
     folder = tmp_path_factory.mktemp("distributed")
-    program = [str(ROOT / "tests" / "distributed_program.py"), str(folder)]
+    program = [str(ROOT / "tests" / "dynamo" / "distributed_program.py"), str(folder)]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

@@ -138,7 +138,7 @@ def written(folder: Path) -> dict[str, str]:
 def test_a_build_as_a_command_exports_out_of_process(tmp_path: Path) -> None:
     file = build_file(tmp_path, "ExportOutput", "one", out_of_process=True)
     command = [sys.executable, str(file), "--output-dir", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run(command, env=environment, capture_output=True, timeout=120, check=True)
     assert "module @relu" in written(tmp_path)["model.mlir"]
 
@@ -297,7 +297,7 @@ def test_loggers_talk_when_the_flags_say_so() -> None:
     )
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=120,

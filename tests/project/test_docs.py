@@ -15,7 +15,7 @@ from turbine.dynamo import options
 from turbine.kernel import lang
 from turbine.passes import PASSES
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(

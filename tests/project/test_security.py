@@ -26,7 +26,7 @@ from turbine.runtime import Launchable, container
 from turbine.runtime.code_folder import CodeFolder
 from turbine.runtime.device import Device
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ENTRY = cache.Entry(b"code", {})
 ONES = torch.ones(2, 4)
 

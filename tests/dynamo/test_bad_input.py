@@ -21,7 +21,7 @@ from turbine.compiler import pipeline
 from turbine.dynamo import entry, failure_cache, options, parts, records
 from turbine.runtime.tensor_call import TensorCall
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def work(x: Tensor) -> Tensor:

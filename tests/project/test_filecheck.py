@@ -1,4 +1,4 @@
-"""Each file in tests/filecheck makes some text; CHECK lines in the same file say what it holds."""
+"""Each file in filecheck/ makes some text; CHECK lines in the same file say what it holds."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import turbine
-from tests.test_weights import bits, random_bits
+from tests.runtime.test_weights import bits, random_bits
 from turbine import aot, dtypes, errors
 from turbine.aot import ExternalTensorTrait, ParameterArchive, ParameterArchiveBuilder
 from turbine.aot.output import ExportOutput

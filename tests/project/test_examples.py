@@ -21,7 +21,7 @@ from turbine import config, errors, zoo
 
 pytestmark = pytest.mark.run
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_quickstart_prints_a_row_per_model(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["quickstart.py", "--tiny"])
     smallest = {"resnet18": zoo.TINY["mlp"], "gpt2": zoo.TINY["mlp"]}
-    monkeypatch.setattr(zoo, "TINY", smallest)  # tests/test_models.py compiles the others
+    monkeypatch.setattr(zoo, "TINY", smallest)  # tests/project/test_models.py compiles the others
     assert quickstart.main() == 0
     table = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in table] == ["model", "resnet18", "gpt2"]
@@ -145,7 +145,7 @@ def test_a_warm_start_takes_less_time_than_a_cold_one(
         with config.override(cache_dir=Path(folder)):
             return compile_time.first_call(backend, options)
 
-    # tests/test_compile.py has a new process that finds the code.
+    # tests/compiler/test_compile.py has a new process that finds the code.
     monkeypatch.setattr(compile_time, "in_new_process", first_call)
     options = ["--model", "mlp", "--tiny", "--rounds", "1", "--no-inductor"]
     benchmark("compile_time", *options, "--output", "figures.json", codes=(0, 1))

@@ -12,7 +12,7 @@ import pytest
 
 pytestmark = pytest.mark.tiny
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 # Top to bottom. A room imports itself and any room on the floors below it.
 FLOORS = (

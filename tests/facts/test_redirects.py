@@ -19,7 +19,7 @@ import turbine.capture.decompositions
 from turbine import errors, redirects
 from turbine.compat import conversions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROOTS = ("iree.turbine", "shark_turbine")
 # What users of iree-turbine import, and from where, as far as Turbine has it.
 NAMES = {
