@@ -41,13 +41,13 @@ class CodeCache(Generic[Code]):
                 return code
         return None
 
-    def get(self, key: Hashable, sizes: Any, compile: Callable[[], Code]) -> Code:
+    def get(self, key: Hashable, sizes: Any, make: Callable[[], Code]) -> Code:
         """The code for a call, compiled if there is none."""
         code = self.find(key, sizes)
         if code is None:
             with self._compiling:
                 code = self.find(key, sizes)
                 if code is None:
-                    code = compile()
+                    code = make()
                     self._codes.setdefault(key, []).append(code)
         return code
