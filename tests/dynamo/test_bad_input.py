@@ -148,7 +148,7 @@ def test_a_fault_of_our_own_runs_in_pytorch(
     def stumble(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("our mistake")
 
-    monkeypatch.setattr(parts, "lower", stumble)
+    monkeypatch.setattr(parts, "lower_graph", stumble)
     with pytest.raises(Exception, match="our mistake"):
         compiled(work)(torch.randn(4))
     monkeypatch.setenv("TURBINE_RAISE_FAULTS", "0")

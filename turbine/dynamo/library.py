@@ -1,7 +1,7 @@
 """Which ops stay calls to PyTorch's library: those that it runs faster than compiled code here.
 
 Note [Library calls]
-PyTorch calls tuned code for products, convolutions, attention, layer norms and softmax. Where it is
+PyTorch calls tuned code for products, convolutions, attention, norms, softmax and gelu. Where it is
 faster on this machine, an op stays a call between compiled parts, as in Inductor. It splits a part
 in two, so it has to save more than `SWITCH`. How long a call takes is estimated from its count of
 operations and from an example of its kind, whose time is measured (`calibration`).
@@ -219,7 +219,7 @@ def _attention_backward(dtype: torch.dtype) -> Example:
     return Example(_FLASH_BACKWARD, args, forward.flop, dict.fromkeys(range(6), (0, 2)))
 
 
-# Normalizations, whose work is about one operation for each element
+# Norms, softmax and gelu, whose work is counted as one operation for each element
 
 
 def _layer_norm(x: Tensor, backward: bool) -> Call | None:
@@ -256,6 +256,18 @@ def _softmax_example(op: Any, dtype: torch.dtype) -> Example:
     return Example(op, args, x.numel(), {0: (0,), 1: (0,)} if is_backward else {0: (0,)})
 
 
+def _gelu(x: Tensor, backward: bool) -> Call | None:
+    kind = "gelu backward" if backward else "gelu"
+    return _call(kind, count_elements(x), (x,), partial(_gelu_example, backward))
+
+
+def _gelu_example(backward: bool, dtype: torch.dtype) -> Example:
+    x = torch.rand(256, 1024, dtype=dtype)
+    if not backward:
+        return Example(aten.gelu.default, (x,), x.numel(), {0: (0,)})
+    return Example(aten.gelu_backward.default, (x, x.clone()), x.numel(), {0: (0,), 1: (0,)})
+
+
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -278,6 +290,8 @@ _READERS: dict[Any, Reader] = {
     _FLASH_BACKWARD: lambda args: _attention(args[1], args[2], True),
     aten.native_layer_norm.default: lambda args: _layer_norm(args[0], False),
     aten.native_layer_norm_backward.default: lambda args: _layer_norm(args[1], True),
+    aten.gelu.default: lambda args: _gelu(args[0], False),
+    aten.gelu_backward.default: lambda args: _gelu(args[1], True),
     **{
         op: partial(_read_softmax, op, axis)
         for op, axis in (
