@@ -70,7 +70,7 @@ class Config:
     )
     library_calls: str = _option(
         "auto",
-        "whether torch.compile leaves products, convolutions, attention and norms to PyTorch: "
+        "whether torch.compile leaves matmuls, convolutions, attention and norms to PyTorch: "
         "'auto' (where it is faster on this machine), 'never' or 'always'",
     )
     sync_limit_mflop: float = _option(

@@ -16,6 +16,7 @@ from torch.utils import _pytree as torch_pytree
 from tests.compiled import Make, agrees, compiled, outcome, same
 from turbine.dynamo import records
 from turbine.dynamo.graphs import compile_graph
+from turbine.dynamo.library import LibraryCalls
 from turbine.runtime.tensor_call import TensorCall
 
 pytestmark = [
@@ -536,7 +537,7 @@ def test_a_boxed_call_empties_its_list_and_frees_arguments_after_their_last_use(
         return torch.empty_like(x)
 
     graph = make_fx(function, tracing_mode="fake")(torch.ones(4), torch.ones(4))
-    call = compile_graph(graph, records.new("inference"), {}, set())
+    call = compile_graph(graph, records.new("inference"), {}, LibraryCalls("never"), set())
     args = [plain(4), plain(4)]
     watched.append(weakref.ref(args[0]))
     call(args)

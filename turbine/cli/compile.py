@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from turbine import config, errors
 from turbine import target as targets
 from turbine.cli import factory as factories
+from turbine.cli.options import check_output
 from turbine.progress import progress
 
 if TYPE_CHECKING:
@@ -63,14 +64,7 @@ def _check(
     """Find mistakes before the slow work begins."""
     from turbine.compiler import strategies
 
-    suffixes = (*WRITE, *MLIR_SUFFIXES)
-    if output.suffix not in suffixes:
-        raise errors.ConfigError(errors.unknown("output suffix", output.suffix, suffixes))
-    if not output.parent.is_dir():
-        raise errors.ConfigError(
-            f"no folder {output.parent} to write {output.name} in",
-            hint=f"make it first: mkdir -p {output.parent}",
-        )
+    check_output(output, (*WRITE, *MLIR_SUFFIXES))
     settings = config.current()
     kind = targets.parse(settings.target if target is None else target).kind
     strategies.choose(settings.strategy if strategy is None else strategy, kind)

@@ -95,7 +95,7 @@ def _filter_names(names: Iterable[str], pattern: str) -> list[str]:
     if not found:
         raise errors.ConfigError(
             f"no op has {pattern!r} in its name",
-            hint="names are those of PyTorch's op samples, such as nn.functional.relu",
+            hint="use a name from PyTorch's op samples, such as nn.functional.relu",
         )
     return found
 

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from math import inf
 from typing import Annotated
 
 from turbine import config, errors
@@ -134,8 +135,8 @@ def _library_calls() -> str:
     """What torch.compile leaves to PyTorch's library here, as far as it was measured."""
     from turbine.dynamo import calibration
 
-    seconds = {name: kept for name, kept in calibration.kept().items() if kept.library}
-    ratios = [f"{name} {kept.compiled / kept.library:.2f}" for name, kept in seconds.items()]
+    measured = {kind: one for kind, one in calibration.read_all().items() if one.library < inf}
+    ratios = [f"{kind} {one.compiled / one.library:.2f}" for kind, one in measured.items()]
     if not ratios:
         return "nothing measured yet: torch.compile does it when it needs to know"
     return f"seconds compiled over PyTorch's: {', '.join(sorted(ratios))}"

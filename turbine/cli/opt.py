@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from turbine import errors
-from turbine.cli.options import Ordered
+from turbine.cli.options import Ordered, check_output
 
 if TYPE_CHECKING:
     from turbine.mlir.ir import Module
@@ -65,13 +65,7 @@ SUFFIXES = (".mlir", ".mlirbc")
 def _check(output: Path | None) -> None:
     if output is None:
         return
-    if output.suffix not in SUFFIXES:
-        raise errors.ConfigError(errors.unknown("output suffix", output.suffix, SUFFIXES))
-    if not output.parent.is_dir():
-        raise errors.ConfigError(
-            f"no folder {output.parent} to write {output.name} in",
-            hint=f"make it first: mkdir -p {output.parent}",
-        )
+    check_output(output, SUFFIXES)
 
 
 def _passes(given: dict[str, Steps]) -> list[Pass]:

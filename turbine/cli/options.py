@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import itertools
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from turbine import errors
 
 Verb = Callable[..., int]
 
@@ -116,3 +118,14 @@ SETTINGS: dict[Any, dict[str, Any]] = {
     Ordered: {"type": Ordered.parse, "metavar": "TEXT"},
     Assignment: {"type": Assignment.parse, "metavar": "NAME=VALUE"},
 }
+
+
+def check_output(path: Path, suffixes: Sequence[str]) -> None:
+    """Refuse a file that could not be written, before anything is compiled or run."""
+    if path.suffix not in suffixes:
+        raise errors.ConfigError(errors.unknown("output suffix", path.suffix, suffixes))
+    if not path.parent.is_dir():
+        raise errors.ConfigError(
+            f"no folder {path.parent} to write {path.name} in",
+            hint=f"make it first: mkdir -p {path.parent}",
+        )

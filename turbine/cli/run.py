@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from turbine import dtypes, errors, pytree
 from turbine.cli.arguments import arguments
-from turbine.cli.options import Assignment
+from turbine.cli.options import Assignment, check_output
 from turbine.progress import progress
 from turbine.signature import Signature
 
@@ -65,13 +65,7 @@ def run_artifact(
 def _check_outputs(paths: Sequence[Path], signature: Signature) -> None:
     """Find mistakes before the program runs."""
     for path in paths:
-        if path.suffix not in (".npy", ".npz"):
-            raise errors.ConfigError(errors.unknown("output suffix", path.suffix, (".npy", ".npz")))
-        if not path.parent.is_dir():
-            raise errors.ConfigError(
-                f"no folder {path.parent} to write {path.name} in",
-                hint=f"make it first: mkdir -p {path.parent}",
-            )
+        check_output(path, (".npy", ".npz"))
     tensors = sum(output.kind == "tensor" for output in signature.outputs)
     tensors += sum(spec.mutated for spec in signature.inputs)
     files = sum(path.suffix == ".npy" for path in paths)

@@ -40,8 +40,8 @@ class Example:
 
     op: Callable[..., Any]
     args: tuple[Any, ...]
-    flop: float
     axes: dict[int, tuple[int, ...]]
+    flop: float = 1.0
     is_dynamic: bool = False
 
     @property
@@ -64,34 +64,33 @@ class Seconds:
     library: float
 
 
-def measured(name: str, make: Callable[[], Example]) -> Seconds:
-    """The seconds of an example of this name, measured if they are not known."""
+# What this process knows, by keys of the cache.
+KNOWN: dict[str, Seconds] = {}
+
+
+def measure_once(kind: str, make: Callable[[], Example]) -> Seconds:
+    """The seconds of an example of this kind, measured if they are not known."""
     settings = config.current()
-    key = cache.key_of([*_machine(), settings.target, settings.strategy, name])
+    key = cache.key_of([*_machine(), settings.target, settings.strategy, kind])
     with _measuring:
-        known = _here.get(key)
-        if known is None:
+        if key not in KNOWN:
             entry = cache.read(key) if settings.cache else None
-            known = _measure(name, make) if entry is None else Seconds(**entry.facts["seconds"])
-            _here[key] = known
+            KNOWN[key] = measure(kind, make) if entry is None else Seconds(**entry.facts["seconds"])
             if settings.cache and entry is None:
-                facts = {"what": f"{_MEASURED}{name}", "seconds": asdict(known)}
+                facts = {"what": f"{_WHAT}{kind}", "seconds": asdict(KNOWN[key])}
                 cache.write(key, cache.Entry(b"", facts))
-    return known
+    return KNOWN[key]
 
 
-def kept() -> dict[str, Seconds]:
-    """What is kept on disk, by name; of other machines and versions too."""
+def read_all() -> dict[str, Seconds]:
+    """The seconds on disk, by kind; those of other versions too."""
     facts = [listing.facts for listing in cache.listings()]
-    found = [one for one in facts if str(one.get("what")).startswith(_MEASURED)]
-    return {f["what"].removeprefix(_MEASURED): Seconds(**f["seconds"]) for f in found}
-
-
-_MEASURED = "seconds of a "
+    found = [one for one in facts if str(one.get("what")).startswith(_WHAT)]
+    return {f["what"].removeprefix(_WHAT): Seconds(**f["seconds"]) for f in found}
 
 
 _measuring = threading.RLock()
-_here: dict[str, Seconds] = {}
+_WHAT = "seconds of a "
 
 
 def _machine() -> list[str]:
@@ -101,12 +100,19 @@ def _machine() -> list[str]:
     return ["seconds", str(chip), f"{torch.get_num_threads()} threads", *versions]
 
 
-def _measure(name: str, make: Callable[[], Example]) -> Seconds:
+def measure(kind: str, make: Callable[[], Example]) -> Seconds:
     """Measure in a thread of its own: this one may be tracing, where no tensor has data."""
     found: list[Seconds] = []
-    run = partial(copy_context().run, lambda: found.append(_seconds(make())))
-    thread = threading.Thread(target=run, name="calibration")
-    with progress(f"measuring: {name}"):
+
+    def run() -> None:
+        try:
+            found.append(_seconds(make()))
+        except Exception as error:  # such as a dtype that PyTorch has no code for
+            log.info("%s has no example: %s", kind, error)
+            found.append(Seconds(1.0, inf, inf))
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), name="calibration")
+    with progress(f"measuring: {kind}"):
         thread.start()
         thread.join()
     return found[0]
@@ -126,11 +132,11 @@ _TURNS = 15
 
 
 def _try(make: Callable[[], Callable[[], object]]) -> Callable[[], object] | None:
-    """Something to call, if there is: what an example meets, all calls of its kind may meet."""
+    """A call that works, or None: an example that fails stands for all calls of its kind."""
     try:
         call = make()
         call()
-    except Exception as error:  # such as a dtype for which there is no code
+    except Exception as error:
         log.info("an example fails: %s", error)
         return None
     return call

@@ -16,9 +16,10 @@ from torch._guards import TracingContext
 
 from turbine import config, errors
 from turbine.capture.decompositions import current_training_decompositions
-from turbine.dynamo import library, onednn, records, recurrence
+from turbine.dynamo import onednn, records, recurrence
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
+from turbine.dynamo.library import LibraryCalls
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +46,14 @@ def backend(
     reason = recurrence.too_long(graph.graph)
     if reason is not None:
         return leave_to_pytorch(graph, records.new("eager"), reason)
+    with config.override(**settings):
+        calls = LibraryCalls(config.current().library_calls)
     compiler = aot_autograd(
-        fw_compiler=partial(_compile, "forward", settings),
-        bw_compiler=partial(_compile, "backward", settings),
-        inference_compiler=partial(_compile, "inference", settings),
+        fw_compiler=partial(_compile, "forward", settings, calls),
+        bw_compiler=partial(_compile, "backward", settings, calls),
+        inference_compiler=partial(_compile, "inference", settings, calls),
         partition_fn=min_cut_rematerialization_partition,
-        decompositions=library.keep_calls(current_training_decompositions()),
+        decompositions=calls.keep_whole(current_training_decompositions()),
     )
     try:
         with config.override(**settings), onednn.switched_off():
@@ -74,9 +77,13 @@ def backend(
 
 
 def _compile(
-    kind: str, settings: dict[str, Any], graph: fx.GraphModule, example_inputs: Sequence[Any]
+    kind: str,
+    settings: dict[str, Any],
+    calls: LibraryCalls,
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
 ) -> Boxed:
-    return compile_graph(graph, records.new(kind), settings, _weights(graph))
+    return compile_graph(graph, records.new(kind), settings, calls, _weights(graph))
 
 
 def _weights(graph: fx.GraphModule) -> set[str]:

@@ -16,7 +16,8 @@ from torch import fx
 from turbine import config, errors
 from turbine.capture import passes, support
 from turbine.capture.partition import LEAST_OPS, Part, is_compute, partition
-from turbine.dynamo import failure_cache, library, parts
+from turbine.dynamo import failure_cache, parts
+from turbine.dynamo.library import LibraryCalls
 from turbine.dynamo.op_probe import find_refused
 from turbine.dynamo.records import GraphRecord, LeftOp
 from turbine.dynamo.totals import add
@@ -37,16 +38,21 @@ class _Whole:
 
     record: GraphRecord
     settings: dict[str, Any]
+    calls: LibraryCalls
     fixed: AbstractSet[str]  # placeholders of weights, which stay where they are between calls
     failures: int = 0
 
 
 def compile_graph(
-    graph: fx.GraphModule, record: GraphRecord, settings: dict[str, Any], fixed: AbstractSet[str]
+    graph: fx.GraphModule,
+    record: GraphRecord,
+    settings: dict[str, Any],
+    calls: LibraryCalls,
+    fixed: AbstractSet[str],
 ) -> Boxed:
     """A callable that takes a list, empties it, and gives the graph's results."""
     passes.clean(graph)
-    outer = _assemble(graph, _Whole(record, settings, fixed), {})
+    outer = _assemble(graph, _Whole(record, settings, calls, fixed), {})
     add(graphs=1)
     return _box(outer)
 
@@ -69,7 +75,7 @@ def _assemble(
 ) -> fx.GraphModule:
     """The graph with a module under compilation in place of each part."""
     with config.override(**whole.settings):
-        chosen = _library_calls(graph, refused)
+        chosen = whole.calls.reasons(n for n in graph.graph.nodes if n.name not in refused)
         reasons = _obstacles(graph, refused) | chosen
         split = partition(graph, lambda node: node not in reasons, cut=cut)
         for name, part in split.parts.items():
@@ -78,11 +84,6 @@ def _assemble(
             whole.record.parts.append(module)
     _record_left(graph, split.parts.values(), reasons, chosen.keys(), whole.record)
     return split.outer
-
-
-def _library_calls(graph: fx.GraphModule, refused: dict[str, str]) -> dict[fx.Node, str]:
-    """Why PyTorch's library is to run some nodes that would compile."""
-    return library.reasons(node for node in graph.graph.nodes if node.name not in refused)
 
 
 def _obstacles(graph: fx.GraphModule, refused: dict[str, str]) -> dict[fx.Node, str]:

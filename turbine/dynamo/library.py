@@ -1,7 +1,7 @@
 """Which ops stay calls to PyTorch's library: those that it runs faster than compiled code here.
 
 Note [Library calls]
-PyTorch calls tuned code for products, convolutions, attention, norms, softmax and gelu. Where it is
+PyTorch calls tuned code for matmuls, convolutions, attention, norms, softmax and gelu. Where it is
 faster on this machine, an op stays a call between compiled parts, as in Inductor. It splits a part
 in two, so it has to save more than `SWITCH`. How long a call takes is estimated from its count of
 operations and from an example of its kind, whose time is measured (`calibration`).
@@ -19,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx
 
-from turbine import config, errors
+from turbine import errors
 from turbine.capture.decompositions import Table
 from turbine.capture.partition import is_free
 from turbine.capture.sizes import count_elements, hint, is_empty, is_static
@@ -28,6 +28,7 @@ from turbine.dynamo.calibration import Example
 
 aten = torch.ops.aten
 
+Function = Callable[..., Any]
 CHOICES = ("auto", "never", "always")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 # Seconds that a call between two parts costs: another part is called, and nothing fuses with it.
@@ -40,42 +41,58 @@ def check(choice: str) -> None:
         raise errors.ConfigError(errors.unknown("value of library_calls", choice, CHOICES))
 
 
-def reasons(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
-    """Why some nodes stay calls to PyTorch's library."""
-    calls = [node for node in nodes if node.target in _READERS]
-    uses = Counter(_weight(node) for node in calls if node.target in _WEIGHTS)
-    found = {}
-    for node in calls:
-        # Compiled code packs a weight once for all steps of a recurrent layer.
-        if node.target in _WEIGHTS and uses[_weight(node)] > _FEW_USES:
-            continue
-        reason = _reason(_READERS[node.target](fx.map_arg(node.args, _value)))
-        if reason is not None:
-            found[node] = reason
-    return found
+class LibraryCalls:
+    """The choices of one torch.compile: the same while it traces, and for each graph it makes."""
+
+    def __init__(self, choice: str) -> None:
+        self.choice = choice
+        self._reasons: dict[tuple[str, float], str | None] = {}
+
+    def keep_whole(self, table: Table) -> Table:
+        """Decompositions that leave a call whole where the library is to make it."""
+        # Those of matmuls avoid miscompiles, and `reasons` may yet have one compiled.
+        ours = [op for op in table if op in _READERS and op not in _WEIGHTS]
+        return table | {op: partial(self._decompose, table[op], _READERS[op]) for op in ours}
+
+    def reasons(self, nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
+        """Why some nodes stay calls to PyTorch's library."""
+        calls = [node for node in nodes if node.target in _READERS]
+        uses = Counter(_weight(node) for node in calls if node.target in _WEIGHTS)
+        found = {}
+        for node in calls:
+            # Compiled code packs a weight once for all steps of a recurrent layer.
+            if node.target in _WEIGHTS and uses[_weight(node)] > _FEW_USES:
+                continue
+            reason = self._reason(_READERS[node.target](fx.map_arg(node.args, _value)))
+            if reason is not None:
+                found[node] = reason
+        return found
+
+    def _decompose(self, rule: Function, read: Reader, *args: Any, **keywords: Any) -> Any:
+        return rule(*args, **keywords) if self._reason(read(args)) is None else NotImplemented
+
+    def _reason(self, call: Call | None) -> str | None:
+        if call is None or self.choice == "never":
+            return None
+        if self.choice == "always":
+            return "library_calls is 'always'"
+        key = call.kind, call.flop
+        if key not in self._reasons:
+            self._reasons[key] = _compare(call)
+        return self._reasons[key]
 
 
 _FEW_USES = 3
-# The place of a product's second factor among its arguments.
+# The place of a matmul's second operand among its arguments.
 _WEIGHTS: dict[Any, int] = {aten.mm.default: 1, aten.addmm.default: 2}
 
 
 def _weight(node: fx.Node) -> fx.Node:
-    """What a product multiplies by, without views."""
+    """The second operand of a matmul, without views."""
     weight: Any = node.args[_WEIGHTS[node.target]]
     while is_free(weight) and weight.all_input_nodes:
         weight = weight.all_input_nodes[0]
     return cast(fx.Node, weight)
-
-
-def keep_calls(table: Table) -> Table:
-    """Decompositions that leave a call whole where the library is to make it."""
-    ours = {op: rule for op, rule in table.items() if op in _READERS}
-    return table | {op: partial(_decompose, rule, _READERS[op]) for op, rule in ours.items()}
-
-
-def _decompose(rule: Callable[..., Any], read: Reader, *args: Any, **keywords: Any) -> Any:
-    return rule(*args, **keywords) if _reason(read(args)) is None else NotImplemented
 
 
 def _value(node: fx.Node) -> Any:
@@ -91,13 +108,12 @@ class Call:
     example: Callable[[], Example]  # a call of this kind
 
 
-def _reason(call: Call | None) -> str | None:
-    choice = config.current().library_calls
-    if call is None or choice == "never":
-        return None
-    if choice == "always":
-        return "library_calls is 'always'"
-    seconds = calibration.measured(call.kind, call.example)
+Reader = Callable[[Sequence[Any]], Call | None]
+
+
+def _compare(call: Call) -> str | None:
+    """Why the library is to make a call, if it is enough faster."""
+    seconds = calibration.measure_once(call.kind, call.example)
     share = call.flop / seconds.flop
     compiled, library = share * seconds.compiled, share * seconds.library
     # Where neither could be measured, compiled code is fine.
@@ -115,32 +131,39 @@ def _call(
         return None
     dynamic = not all(map(is_static, tensors))
     text = f"{kind} of {str(dtype).removeprefix('torch.')}{', dynamic' * dynamic}"
-    return Call(text, flop, lambda: replace(example(dtype), is_dynamic=dynamic))
+    return Call(text, flop, lambda: _complete(example(dtype), dynamic))
 
 
-# Products
+def _complete(example: Example, dynamic: bool) -> Example:
+    """The example with its count of operations."""
+    call = _READERS[example.op](example.args)
+    assert call is not None
+    return replace(example, flop=call.flop, is_dynamic=dynamic)
+
+
+# Matmuls
 
 _FEW_ROWS = 8
 
 
-def _product(left: Tensor, right: Tensor) -> Call | None:
+def _matmul(left: Tensor, right: Tensor) -> Call | None:
     *batch, rows, inner = map(hint, left.shape)
     flop = 2.0 * prod(batch) * rows * inner * hint(right.shape[-1])
     if batch:
-        return _call("batched product", flop, (left, right), _batched_product)
+        return _call("batched matmul", flop, (left, right), _batched_matmul)
     if rows <= _FEW_ROWS:
-        return _call("product of few rows", flop, (left, right), partial(_linear, 4, 2048))
-    return _call("product", flop, (left, right), partial(_linear, 256, 768))
+        return _call("matmul of few rows", flop, (left, right), partial(_linear, 4, 2048))
+    return _call("matmul", flop, (left, right), partial(_linear, 256, 768))
 
 
 def _linear(rows: int, width: int, dtype: torch.dtype) -> Example:
     args = (torch.rand(rows, width, dtype=dtype), torch.rand(width, width, dtype=dtype).t())
-    return Example(aten.mm.default, args, 2.0 * rows * width**2, {0: (0,)})
+    return Example(aten.mm.default, args, {0: (0,)})
 
 
-def _batched_product(dtype: torch.dtype) -> Example:
+def _batched_matmul(dtype: torch.dtype) -> Example:
     args = (torch.rand(16, 128, 64, dtype=dtype), torch.rand(16, 64, 128, dtype=dtype))
-    return Example(aten.bmm.default, args, 2.0 * 16 * 128 * 64 * 128, {0: (0, 1), 1: (0, 2)})
+    return Example(aten.bmm.default, args, {0: (0, 1), 1: (0, 2)})
 
 
 # Convolutions
@@ -169,14 +192,13 @@ class _Convolution:
         ones = [1] * self.rank
         x = torch.rand(4, inputs, *[size] * self.rank, dtype=dtype)
         weight = torch.rand(outputs, inputs // groups, *[3] * self.rank, dtype=dtype)
-        flop = _convolution_flop(x, weight, ones)
         where = (ones, ones, ones, False, [0] * self.rank, groups)
         if not self.is_backward:
             args = (x, weight, None, *where)
-            return Example(aten.convolution.default, args, flop, {0: (0,)})
+            return Example(aten.convolution.default, args, {0: (0,)})
         grad = torch.rand(4, outputs, *[size] * self.rank, dtype=dtype)
         back = (grad, x, weight, [outputs], *where, [True, True, True])
-        return Example(aten.convolution_backward.default, back, flop, {0: (0,), 1: (0,)})
+        return Example(aten.convolution_backward.default, back, {0: (0,), 1: (0,)})
 
 
 def _convolution(x: Tensor, weight: Tensor, where: Sequence[Any], backward: bool) -> Call | None:
@@ -208,15 +230,14 @@ def _attention(query: Tensor, key: Tensor, backward: bool) -> Call | None:
 
 def _attention_forward(dtype: torch.dtype) -> Example:
     args = tuple(torch.rand(2, 8, 128, 64, dtype=dtype) for _ in "qkv")
-    flop = 4.0 * args[0].numel() * 128
-    return Example(_FLASH, args, flop, dict.fromkeys(range(3), (0, 2)))
+    return Example(_FLASH, args, dict.fromkeys(range(3), (0, 2)))
 
 
 def _attention_backward(dtype: torch.dtype) -> Example:
     forward = _attention_forward(dtype)
     out, logsumexp = _FLASH(*forward.args)
     args = (torch.rand_like(out), *forward.args, out, logsumexp, 0.0, False)
-    return Example(_FLASH_BACKWARD, args, forward.flop, dict.fromkeys(range(6), (0, 2)))
+    return Example(_FLASH_BACKWARD, args, dict.fromkeys(range(6), (0, 2)))
 
 
 # Norms, softmax and gelu, whose work is counted as one operation for each element
@@ -231,7 +252,7 @@ def _layer_norm(x: Tensor, backward: bool) -> Call | None:
 def _layer_norm_example(dtype: torch.dtype) -> Example:
     x, scale = torch.rand(256, 768, dtype=dtype), torch.rand(768, dtype=dtype)
     args = (x, [768], scale, scale.clone(), 1e-5)
-    return Example(aten.native_layer_norm.default, args, x.numel(), {0: (0,)})
+    return Example(aten.native_layer_norm.default, args, {0: (0,)})
 
 
 def _layer_norm_backward_example(dtype: torch.dtype) -> Example:
@@ -239,10 +260,11 @@ def _layer_norm_backward_example(dtype: torch.dtype) -> Example:
     out, mean, deviation = aten.native_layer_norm.default(x, shape, scale, shift, eps)
     args = (out, x, shape, mean, deviation, scale, shift, [True, True, True])
     op = aten.native_layer_norm_backward.default
-    return Example(op, args, x.numel(), dict.fromkeys((0, 1, 3, 4), (0,)))
+    return Example(op, args, dict.fromkeys((0, 1, 3, 4), (0,)))
 
 
-def _softmax(op: Any, x: Tensor, axis: int) -> Call | None:
+def _softmax(op: Any, place: int, args: Sequence[Any]) -> Call | None:
+    x, axis = args[0], args[place]
     if axis not in (-1, x.dim() - 1):
         return None
     kind = op._schema.name.removeprefix("aten::_")
@@ -253,7 +275,7 @@ def _softmax_example(op: Any, dtype: torch.dtype) -> Example:
     x = torch.rand(512, 512, dtype=dtype)
     is_backward = "grad_output" in [argument.name for argument in op._schema.arguments]
     args = (x, x.clone(), -1, dtype) if is_backward else (x, -1, False)
-    return Example(op, args, x.numel(), {0: (0,), 1: (0,)} if is_backward else {0: (0,)})
+    return Example(op, args, {0: (0,), 1: (0,)} if is_backward else {0: (0,)})
 
 
 def _gelu(x: Tensor, backward: bool) -> Call | None:
@@ -264,24 +286,19 @@ def _gelu(x: Tensor, backward: bool) -> Call | None:
 def _gelu_example(backward: bool, dtype: torch.dtype) -> Example:
     x = torch.rand(256, 1024, dtype=dtype)
     if not backward:
-        return Example(aten.gelu.default, (x,), x.numel(), {0: (0,)})
-    return Example(aten.gelu_backward.default, (x, x.clone()), x.numel(), {0: (0,), 1: (0,)})
+        return Example(aten.gelu.default, (x,), {0: (0,)})
+    return Example(aten.gelu_backward.default, (x, x.clone()), {0: (0,), 1: (0,)})
 
 
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def _read_softmax(op: Any, axis: int, args: Sequence[Any]) -> Call | None:
-    return _softmax(op, args[0], args[axis])
-
-
-Reader = Callable[[Sequence[Any]], Call | None]
 _READERS: dict[Any, Reader] = {
-    aten.mm.default: lambda args: _product(args[0], args[1]),
-    aten.bmm.default: lambda args: _product(args[0], args[1]),
-    aten.addmm.default: lambda args: _product(args[1], args[2]),
-    aten.baddbmm.default: lambda args: _product(args[1], args[2]),
+    aten.mm.default: lambda args: _matmul(args[0], args[1]),
+    aten.bmm.default: lambda args: _matmul(args[0], args[1]),
+    aten.addmm.default: lambda args: _matmul(args[1], args[2]),
+    aten.baddbmm.default: lambda args: _matmul(args[1], args[2]),
     aten.convolution.default: lambda args: _convolution(args[0], args[1], args[3:9], False),
     aten.convolution_backward.default: lambda args: _convolution(
         args[1], args[2], args[4:10], True
@@ -292,13 +309,9 @@ _READERS: dict[Any, Reader] = {
     aten.native_layer_norm_backward.default: lambda args: _layer_norm(args[1], True),
     aten.gelu.default: lambda args: _gelu(args[0], False),
     aten.gelu_backward.default: lambda args: _gelu(args[1], True),
+    **{op: partial(_softmax, op, 1) for op in (aten._softmax.default, aten._log_softmax.default)},
     **{
-        op: partial(_read_softmax, op, axis)
-        for op, axis in (
-            (aten._softmax.default, 1),
-            (aten._log_softmax.default, 1),
-            (aten._softmax_backward_data.default, 2),
-            (aten._log_softmax_backward_data.default, 2),
-        )
+        op: partial(_softmax, op, 2)
+        for op in (aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
     },
 }

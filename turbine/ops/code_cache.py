@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
 
@@ -23,9 +23,6 @@ class CodeCache(Generic[Code]):
     def __init__(self) -> None:
         self._codes: dict[Hashable, list[Code]] = {}
         self._compiling = threading.RLock()
-
-    def __iter__(self) -> Iterator[Code]:
-        return (code for codes in self._codes.values() for code in codes)
 
     def __len__(self) -> int:
         return sum(map(len, self._codes.values()))

@@ -60,7 +60,7 @@ class KernelBuilder:
         count, op = len(self.arg_bindings), self.ksel.op.qualified
         if not -count <= index < count:
             raise errors.CustomOpError(
-                f"{op}: there is no argument {index} among {count}", hint=COUNTED
+                f"{op}: argument index {index} is out of range for {count} arguments", hint=COUNTED
             )
         value = self.arg_bindings[index]
         if value is None:

@@ -123,7 +123,7 @@ class Launcher:
     def _reason(self, key: Key, sizes: Mapping[Symbol, int]) -> str:
         """Why code is compiled."""
         alike = self.variants.of_key(key)
-        if not len(self.variants):
+        if not self.variants:
             return f"the first call, {key}"
         if not alike:
             return f"a call of another kind, {key}"
