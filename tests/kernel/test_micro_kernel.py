@@ -142,7 +142,7 @@ def operand(case: Case, number: int, name: str, kind: str) -> Operand:
         place = ", ".join(str(w.index(i)) for i in at)
         w.line(f"memref.prefetch {name}[{place}], read, locality<3>, data : {kind}")
 
-    return Operand(read, contiguous, prefetch, case.in_place)
+    return Operand(read, contiguous, prefetch, case.in_place, case.in_place)
 
 
 def extent(w: Writer, number: int) -> Value:

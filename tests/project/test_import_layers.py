@@ -19,6 +19,7 @@ FLOORS = (
     ("cli", "compat"),
     ("coverage", "fuzz"),
     ("aot", "dynamo", "eager"),
+    ("library",),
     ("kernel",),
     ("ops",),
     ("compiler", "runtime"),

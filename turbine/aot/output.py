@@ -22,6 +22,7 @@ from turbine.capture.quantization import Quantizer
 from turbine.compiler import host, pipeline
 from turbine.compiler.pipeline import Compiled
 from turbine.dump import dump
+from turbine.library import place_kernels
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import Lowered, lower_all
 from turbine.lower.weights import Number, address, raw_bytes
@@ -220,18 +221,28 @@ class ExportOutput:
 
     def _lowered_for(self, target: TargetQuery) -> ExportOutput:
         """The export with kernels and products of quantized weights emitted for a target."""
+        placed = self._with_kernels(target)
         emitted = self.lowered.target
-        if emitted is None or emitted.code_facts == target.target.code_facts:
+        is_ready = emitted is None or emitted.code_facts == target.target.code_facts
+        if placed is None and is_ready:
             return self
-        return replace(self, lowered=self.lowered_anew(target))
+        return replace(self, lowered=self.lowered_anew(target, placed))
 
-    def lowered_anew(self, target: TargetQuery) -> Lowered:
+    def _with_kernels(self, target: TargetQuery) -> dict[str, Program] | None:
+        """The programs with kernels of the library, if these are faster; passes look for ops."""
+        if self.module is not None or self.passes:
+            return None
+        return place_kernels(self.programs, lambda: target.target)
+
+    def lowered_anew(
+        self, target: TargetQuery, programs: Mapping[str, Program] | None = None
+    ) -> Lowered:
         """The programs or procedures lowered again, with the quantizer and the passes there are."""
         if self.module is not None:
             lowered = build(self.module, self.weights, target, self.quantizer).lowered
         else:
             lowered = lower_all(
-                self.programs,
+                programs or self.programs,
                 target,
                 module_name=self.module_name,
                 weights=self.weights,

@@ -46,7 +46,8 @@ def _load(emitter: Emitter, node: fx.Node) -> TileValue:
         )
 
     shape = emitter.sizes(node.meta["type"].shape)
-    tile = TileValue(shape, buffer.dtype, compute, 1, prefetch=prefetch)
+    pitch = buffer.shape[-1] if shape else None
+    tile = TileValue(shape, buffer.dtype, compute, 1, prefetch=prefetch, pitch=pitch)
     return now(emitter, node, tile) if buffer.is_written else tile
 
 

@@ -55,15 +55,16 @@ class Operand:
     Lanes are only asked for along the axis where neighbours lie next to each other. Where there is
     far memory behind it, `prefetch(w, row, column)` asks for what will be read soon.
 
-    An operand may be used `in_place` if reading it again and again is cheap: it lies in memory in
-    this very type, and its rows lie close to each other, as in a tile of one's own. It then is not
-    copied if its rows are contiguous and none of what its panels divide is missing.
+    An operand that is `in_memory`, in this very type, is used in place if a copy would not pay:
+    it is read only once, or it is `near`, with rows so close to each other that reading them again
+    is cheap. Its rows have to be contiguous, and none of what its panels divide may be missing.
     """
 
     read: Callable[[Writer, Index, Index, int, int], Value]
     contiguous: int
     prefetch: Callable[[Writer, Index, Index], None] | None = None
-    in_place: bool = False
+    in_memory: bool = False
+    near: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,10 @@ def product(
     """acc[:m, :n] += a[:m, :k] @ b[:k, :n], for extents and sizes in the order of m, n, k."""
     (m, n, k), (rows, columns, depth) = extents, sizes
     shape = register_tile((rows, columns), element, vector_bytes)
-    left = pack(w, a, ROWS, (m, k), (rows, depth), shape, allocate)
-    right = pack(w, b, COLUMNS, (n, k), (columns, depth), shape, allocate)
+    once = columns <= shape.columns
+    left = pack(w, a, ROWS, (m, k), (rows, depth), shape, allocate, read_once=once)
+    once = rows <= shape.rows
+    right = pack(w, b, COLUMNS, (n, k), (columns, depth), shape, allocate, read_once=once)
     multiply(w, left, right, acc, acc_type)
     return left, right
 
@@ -199,10 +202,13 @@ def pack(
     sizes: tuple[int, int],
     shape: RegisterTile,
     allocate: Allocate,
+    *,
+    read_once: bool = False,
 ) -> Panels:
     """Copy an operand to panels; extents and sizes are across the panels, then along them."""
     width = shape.columns if side == COLUMNS else shape.rows
-    if _usable_in_place(operand, side, extents, sizes, shape):
+    is_copied = not operand.in_memory or not (operand.near or read_once)
+    if not is_copied and _usable_in_place(operand, side, extents, sizes, shape):
         return Panels("", "", shape, width, extents, sizes, operand)
     # The last vector of a panel may reach over it, to where the next one comes.
     over = shape.lanes if width % shape.lanes else 0
@@ -229,7 +235,7 @@ def _usable_in_place(
     sizes: tuple[int, int],
     shape: RegisterTile,
 ) -> bool:
-    if not operand.in_place or operand.contiguous != COLUMNS or extents[0] != sizes[0]:
+    if operand.contiguous != COLUMNS or extents[0] != sizes[0]:
         return False
     # By lane, vectors along the rows are read: one for each.
     registers = (shape.rows + 1) * shape.vectors + shape.rows

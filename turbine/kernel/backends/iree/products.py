@@ -65,15 +65,17 @@ class Side:
 
         along = 0 if tile.along == rank - 2 else 1
         ahead = prefetch if tile.prefetch is not None else None
-        return Operand(read, along, ahead, self._is_near())
+        return Operand(read, along, ahead, self._is_in_memory(), self._is_near())
+
+    def _is_in_memory(self) -> bool:
+        """Whether it lies in memory as what is multiplied."""
+        is_plain = self.tile.dtype == self.dtype and not self.masks
+        return is_plain and (self.tile.buffer is not None or self.tile.pitch is not None)
 
     def _is_near(self) -> bool:
-        """Whether it lies in memory of its own, as what is multiplied."""
-        tile = self.tile
-        is_plain = tile.dtype == self.dtype and not self.masks
-        row = tile.shape[-1]
-        is_short = isinstance(row, int) and row * self.dtype.itemsize <= _NEAR_BYTES
-        return is_plain and is_short and tile.buffer is not None
+        """Whether its rows lie close to each other."""
+        pitch = self.tile.shape[-1] if self.tile.buffer is not None else self.tile.pitch
+        return isinstance(pitch, int) and pitch * self.dtype.itemsize <= _NEAR_BYTES
 
 
 def _dot(emitter: Emitter, node: fx.Node) -> TileValue:

@@ -43,6 +43,7 @@ class TileValue:
     # The axis whose neighbours lie next to each other in memory; None: the last.
     neighbours: int | None = None
     prefetch: Callable[[Coords], None] | None = None  # asks for a lane that is read soon
+    pitch: Index | None = None  # elements from one row to the next, if it lies in a kernel's buffer
 
     @property
     def along(self) -> int:

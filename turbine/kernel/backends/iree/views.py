@@ -108,7 +108,9 @@ def _expand_dims(emitter: Emitter, node: fx.Node) -> TileValue:
 
 def _squeeze(emitter: Emitter, node: fx.Node) -> TileValue:
     axis: int = arguments(node)[1]
-    return _view(emitter, node, lambda coords: (*coords[:axis], Coord(0), *coords[axis:]))
+    view = _view(emitter, node, lambda coords: (*coords[:axis], Coord(0), *coords[axis:]))
+    has_rows = axis < len(view.shape) - 1  # those of the operand
+    return replace(view, pitch=emitter.tile(arguments(node)[0]).pitch) if has_rows else view
 
 
 def _broadcast_to(emitter: Emitter, node: fx.Node) -> TileValue:

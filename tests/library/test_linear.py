@@ -1,0 +1,166 @@
+"""Products with packed weights: where kernels take the place of ops, and what they give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import turbine
+from turbine import target as targets
+from turbine.capture.program import Program
+from turbine.compiler import host, invoke, session
+from turbine.library import place_kernels, placement
+from turbine.library.linear import linear
+from turbine.lower.emission import TargetQuery
+from turbine.lower.importer import lower_all
+from turbine.mlir import context as mlir_context
+from turbine.target import Target
+
+aten = torch.ops.aten
+AVX512 = Target("cpu", "skylake-avx512", "+avx512f", "x86_64")
+NEON = Target("cpu", "neoverse-n1", "", "aarch64")
+
+
+class TwoProducts(nn.Module):
+    """One product with a bias and one without, straight after it."""
+
+    def __init__(self, columns: int = 100) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, columns)
+        self.second = nn.Linear(columns, 40, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.first(x))
+        return result
+
+
+def exported(model: nn.Module, *args: Tensor, dynamic_shapes: object = None) -> Program:
+    return turbine.aot.export(model.eval(), args=args, dynamic_shapes=dynamic_shapes).program
+
+
+def placed(program: Program, target: Target = AVX512) -> Program | None:
+    found = place_kernels({"main": program}, lambda: target)
+    return None if found is None else found["main"]
+
+
+def count(program: Program, *ops: object) -> int:
+    return sum(node.target in ops for node in program.graph.graph.nodes)
+
+
+def run(program: Program, model: nn.Module, *args: Tensor) -> Tensor:
+    held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    given = dict(zip(program.inputs, args, strict=True))
+    weights = {name: held[weight.name] for name, weight in program.weights.items()}
+    places = [node.name for node in program.graph.graph.find_nodes(op="placeholder")]
+    result: Tensor
+    (result,) = program.graph(*[(weights | given)[place] for place in places])
+    return result
+
+
+@pytest.mark.parametrize(
+    ("blocks", "rows", "depth", "columns", "width"),
+    [(1, 1, 37, 48, 48), (1, 8, 64, 50, 12), (3, 16, 40, 12, 12), (2, 21, 33, 70, 32)],
+)
+def test_the_kernel_multiplies_with_panels(
+    blocks: int, rows: int, depth: int, columns: int, width: int
+) -> None:
+    x, weight, bias = (
+        torch.randn(shape) for shape in ((blocks, rows, depth), (depth, columns), (columns,))
+    )
+    panels = -(-columns // width)
+    padded = nn.functional.pad(weight, (0, panels * width - columns))
+    packed = padded.view(depth, panels, width).permute(1, 0, 2).contiguous()
+    expected = x @ weight + bias
+    torch.testing.assert_close(linear(x, packed, bias), expected)
+    torch.testing.assert_close(linear.interpret(x, packed, bias), expected)
+
+
+def test_panels_are_read_where_they_are() -> None:
+    linear(torch.randn(1, 16, 64), torch.randn(4, 64, 48), torch.randn(192))
+    plan = linear.text("plan")
+    assert "b in place" in plan
+    assert "b packed" not in plan
+
+
+def test_kernels_take_the_place_of_products_with_weights() -> None:
+    model = TwoProducts()
+    x = torch.randn(24, 64)
+    program = exported(model, x)
+    found = placed(program)
+    assert found is not None
+    assert count(found, linear.op.op) == 2
+    assert count(found, aten.mm.default, aten.addmm.default) == 0
+    assert count(program, linear.op.op) == 0
+    torch.testing.assert_close(run(found, model, x), model(x))
+
+
+def test_other_targets_keep_their_ops() -> None:
+    program = exported(TwoProducts(), torch.randn(24, 64))
+    assert placed(program, NEON) is None
+    assert placed(program, targets.parse("cuda:sm_80")) is None
+
+
+class Changing(nn.Module):
+    """Products with what is not the same in every call: state and an argument."""
+
+    state: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.randn(64, 96))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        self.state.add_(1)
+        return x @ self.state, x @ y
+
+
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [
+        (Changing(), (torch.randn(24, 64), torch.randn(64, 96))),
+        (TwoProducts(30), (torch.randn(24, 64),)),
+        (TwoProducts().double(), (torch.randn(24, 64, dtype=torch.float64),)),
+        (TwoProducts(), (torch.randn(131 * 2, 64),)),
+    ],
+    ids=["not constant", "few columns", "float64", "no block divides the rows"],
+)
+def test_other_products_stay(model: nn.Module, args: tuple[Tensor, ...]) -> None:
+    assert placed(exported(model, *args)) is None
+
+
+def test_products_of_any_number_of_rows_stay() -> None:
+    rows = torch.export.Dim("rows", min=2)
+    program = exported(TwoProducts(), torch.randn(24, 64), dynamic_shapes=({0: rows},))
+    assert placed(program) is None
+
+
+@pytest.fixture
+def kernels_here(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """This machine's target, on which kernels are used whatever it is."""
+    target = host.default_target()
+    monkeypatch.setattr(placement, "_FASTER_ON", {target.vector_bytes})
+    return target
+
+
+@pytest.mark.parametrize("rows", [1, 200])
+def test_artifacts_give_what_the_model_gives(kernels_here: Target, rows: int) -> None:
+    model, x = TwoProducts().eval(), torch.randn(rows, 64)
+    artifact = turbine.aot.export(model, args=(x,)).compile()
+    torch.testing.assert_close(artifact(x), model(x).detach())
+
+
+def test_no_weight_is_packed_in_a_call(kernels_here: Target) -> None:
+    found = placed(exported(TwoProducts(), torch.randn(24, 64)), kernels_here)
+    assert found is not None
+    lowered = lower_all({"main": found}, TargetQuery(lambda: kernels_here))
+    source = mlir_context.to_bytecode(lowered.module)
+    flags = ("--iree-opt-level=O0", "--iree-global-opt-data-tiling", *kernels_here.flags)
+    outcome = invoke.run(session.Request(source, flags, until="flow"))
+    assert outcome.data is not None, outcome.diagnostics
+    text = outcome.data.decode()
+    body = text[text.index("@main$async(") :]
+    calls = [line for line in body.splitlines() if "flow.dispatch" in line]
+    assert len(calls) == 2
+    assert all("linear" in line for line in calls)
+    assert "util.initializer" in text
