@@ -104,6 +104,15 @@ def test_gradients(dynamic: bool) -> None:
     agrees(pool, lambda: (torch.randn(3, 2, 5, 7, requires_grad=True),), dynamic=dynamic)
 
 
+def test_one_size_of_a_window_for_all_axes() -> None:
+    def pool(x: Tensor) -> Any:
+        largest = torch.ops.aten.max_pool3d_with_indices(x, [2], [1])
+        return torch.ops.aten.avg_pool2d(x[:, 0], [2], [], [1]), *largest
+
+    x = torch.randn(2, 3, 4, 5, 6)
+    torch.testing.assert_close(compiled(pool, x)(x), pool(x))
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_rewrites_are_the_same_pooling(data: st.DataObject) -> None:
