@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -279,6 +280,17 @@ def test_a_reduction_of_nothing_can_be_reduced() -> None:
         return {name: reduce(x).sum(-1) for name, reduce in REDUCTIONS.items()}
 
     agrees(reduced, lambda: (torch.randn(0, 3),), ops=0)
+
+
+def test_any_and_all_along_several_axes_or_none() -> None:
+    def reduced(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        axes: list[list[int]] = [[0, 2], [1], []]
+        found = [(x.any(axis), x.all(axis)) for x in tensors for axis in axes]
+        return [*itertools.chain(*found), tensors[0].all((0, 1), keepdim=True)]
+
+    x = torch.arange(-2, 22).reshape(2, 3, 4) // 2
+    args = [x.to(dtype) for dtype in (torch.float32, torch.uint8, torch.bool)]
+    torch.testing.assert_close(compiled(reduced, *args)(*args), reduced(*args))
 
 
 def test_a_write_to_no_elements_of_a_dynamic_batch() -> None:
