@@ -34,7 +34,7 @@ POOLS: tuple[Callable[[Tensor], Any], ...] = (
 
 @pytest.mark.sweep(1)
 def test_a_dynamic_batch(drawn: Drawn) -> None:
-    pools = drawn(POOLS, 3)
+    pools = drawn(POOLS, 2)
 
     def pool(x: Tensor) -> tuple[Any, ...]:
         return tuple(pool(x) for pool in pools)
@@ -86,13 +86,6 @@ def test_a_count_of_windows_that_broadcasting_fixes() -> None:
     agrees(program, lambda: (torch.randn(2, 1, 3, 2),), dynamic=True)
 
 
-def test_integers() -> None:
-    def pool(x: Tensor) -> Any:
-        return F.max_pool2d(x, 3, 2, 1, return_indices=True)
-
-    agrees(pool, lambda: (torch.randint(-9, 0, (2, 3, 9, 8)),))
-
-
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients(dynamic: bool) -> None:
@@ -102,15 +95,6 @@ def test_gradients(dynamic: bool) -> None:
         return wide.sum() + largest[0].square().sum() + largest[1].square().sum()
 
     agrees(pool, lambda: (torch.randn(3, 2, 5, 7, requires_grad=True),), dynamic=dynamic)
-
-
-def test_one_size_of_a_window_for_all_axes() -> None:
-    def pool(x: Tensor) -> Any:
-        largest = torch.ops.aten.max_pool3d_with_indices(x, [2], [1])
-        return torch.ops.aten.avg_pool2d(x[:, 0], [2], [], [1]), *largest
-
-    x = torch.randn(2, 3, 4, 5, 6)
-    torch.testing.assert_close(compiled(pool, x)(x), pool(x))
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
