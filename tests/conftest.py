@@ -22,8 +22,8 @@ from turbine import config
 # Files that take long; with several workers they start first, so that none of them ends last.
 LONG = frozenset(
     "test_models test_examples test_contract test_training test_fuzz test_distributed "
-    "test_coverage test_llama test_pooling test_docs test_builtin_ops test_cli test_sums "
-    "test_numbers test_quantization test_memory test_threads".split()
+    "test_coverage test_llama test_pooling test_rule_table test_docs test_builtin_ops test_cli "
+    "test_sums test_numbers test_quantization test_memory test_threads".split()
 )
 
 

@@ -37,69 +37,6 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
         torch.ones(2, 1, 3), i.expand(2, 1, 3), (2, 3), (2, 3), output_size=(1, 10)
     ),
 }
-Write = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def _reduction(name: str, reduce: str, include_self: bool) -> Write:
-    def write(x: torch.Tensor, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-        op = getattr(torch.Tensor, name)
-        result: torch.Tensor = op(x, 0, index, source, reduce, include_self=include_self)
-        return result
-
-    return write
-
-
-_REDUCED = {
-    f"scatter_reduce {reduce}, {own}": _reduction("scatter_reduce", reduce, own)
-    for reduce in ("sum", "prod", "amax", "amin")
-    for own in (True, False)
-}
-# Not of truth values.
-_OF_NUMBERS = {
-    f"{name} mean, {own}": _reduction(name, "mean", own)
-    for name in ("scatter_reduce", "index_reduce")
-    for own in (True, False)
-}
-SCATTERS: dict[str, Write] = {
-    **_REDUCED,
-    "scatter_add": lambda x, i, s: x.scatter_add(-1, i, s),
-    "scatter and add a number": lambda x, i, s: x.scatter(0, i, 2, reduce="add"),
-    "scatter and multiply": lambda x, i, s: x.scatter(0, i, s, reduce="multiply"),
-    "scatter a number": lambda x, i, s: x.scatter(0, i, 2),
-    "index_add": lambda x, i, s: x.index_add(0, i, s),
-    "index_add, scaled": lambda x, i, s: x.index_add(0, i, s, alpha=2),
-    "put": lambda x, i, s: x.put(i, s, accumulate=True),
-    "index_put": lambda x, i, s: x.index_put((i,), s, accumulate=True),
-    "index_fill": lambda x, i, s: x.index_fill(0, i, -2),
-    "select_scatter": lambda x, i, s: x.select_scatter(i[3], 0, 2),
-    "slice_scatter": lambda x, i, s: x.slice_scatter(i[2:4] + 0.5, 0, 2, 4),
-    "diagonal_scatter": lambda x, i, s: x.view(2, 3).diagonal_scatter(i[2:4]),
-    "as_strided_scatter": lambda x, i, s: x.as_strided_scatter(i[2:4] + 0.5, (2,), (2,), 1),
-    "index_add along another axis": lambda x, i, s: x.view(2, 3).index_add(
-        1, i[:2], x.view(2, 3)[:, :2]
-    ),
-    "a number to one place": lambda x, i, s: x[:1].scatter(0, i[:1], 3),
-    "one place, without itself": lambda x, i, s: x[:1].scatter_reduce(
-        0, i[:1], s[:1], "sum", include_self=False
-    ),
-}
-
-
-@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")  # in beta, PyTorch says
-@pytest.mark.filterwarnings("ignore:The reduce argument:UserWarning")
-@pytest.mark.sweep(1)
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int64, torch.int8], ids=str)
-def test_writes_are_pytorchs(dtype: torch.dtype) -> None:
-    """Sums of truth values are disjunctions; places are written to more than once."""
-    writes = SCATTERS if dtype == torch.bool else {**SCATTERS, **_OF_NUMBERS}
-    index = torch.tensor([0, 1, 1, 3, 5])
-    x, source = torch.tensor([3, -4, 5, 0, -2, 7]), torch.tensor([2, 3, 0, -8, 2])
-    if dtype == torch.bool:
-        x, source = torch.tensor([1, 0, 1, 0, 0, 1]), torch.tensor([1, 1, 0, 1, 0])
-    args = (x.to(dtype), index, source.to(dtype))
-    found = compiled(lambda *args: tuple(write(*args) for write in writes.values()), *args)(*args)
-    expected = {name: write(*args) for name, write in writes.items()}
-    torch.testing.assert_close(dict(zip(writes, found, strict=True)), expected)
 
 
 def test_an_index_out_of_range_of_a_tensor_without_elements() -> None:
@@ -172,10 +109,6 @@ def _write(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> tuple[torch.Ten
 WRITES = (TABLE, torch.tensor([-1, 0, -4]), torch.randn(3, 4))
 
 
-def test_negative_indices_in_writes_count_from_the_end() -> None:
-    torch.testing.assert_close(compiled(_write, *WRITES)(*WRITES), _write(*WRITES))
-
-
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_negative_indices_count_from_the_end_under_torch_compile(dynamic: bool) -> None:
@@ -196,35 +129,6 @@ def test_bad_indices_raise_what_eager_raises_under_torch_compile() -> None:
     for bad in ([1, -1], [10, 1], [-11, 0]):
         with pytest.raises(IndexError):
             function(TABLE, torch.tensor(bad))
-
-
-def test_scatters_along_an_axis_counted_from_the_end() -> None:
-    def scatter(x: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        source = x[:2] + 1
-        return (
-            x.scatter(-2, i, source),
-            x.scatter_reduce(-2, i, source, "prod"),
-            x.scatter(-2, i, 2.0, reduce="multiply"),
-            x.gather(-1, i[:, :2]),
-            x.index_select(-1, i[0]),
-        )
-
-    args = (TABLE, torch.tensor([[0, 1, 2, 3], [3, 2, 1, 0]]))
-    torch.testing.assert_close(compiled(scatter, *args)(*args), scatter(*args))
-
-
-def test_bools_that_are_added_and_single_elements_that_are_written() -> None:
-    def write(x: torch.Tensor, i: torch.Tensor, one: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (
-            x.scatter_add(0, i, x[:2]),
-            x.index_put((i,), x[:2], accumulate=True),
-            x.scatter_reduce(0, i, x[:2], "amin"),
-            one.scatter(0, torch.tensor([0]), 1),
-            one[0].scatter(0, torch.tensor(0), 1),
-        )
-
-    args = (torch.tensor([True, True, False]), torch.tensor([0, 0]), torch.tensor([5.0]))
-    torch.testing.assert_close(compiled(write, *args)(*args), write(*args))
 
 
 def test_an_index_into_an_empty_axis_is_an_error() -> None:

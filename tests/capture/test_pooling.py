@@ -34,7 +34,7 @@ POOLS: tuple[Callable[[Tensor], Any], ...] = (
 
 @pytest.mark.sweep(1)
 def test_a_dynamic_batch(drawn: Drawn) -> None:
-    pools = drawn(POOLS, 3)
+    pools = drawn(POOLS, 2)
 
     def pool(x: Tensor) -> tuple[Any, ...]:
         return tuple(pool(x) for pool in pools)
@@ -84,13 +84,6 @@ def test_a_count_of_windows_that_broadcasting_fixes() -> None:
         return x * F.max_pool2d(x, (2, 2), (2, 3), (0, 1), 2, True)
 
     agrees(program, lambda: (torch.randn(2, 1, 3, 2),), dynamic=True)
-
-
-def test_integers() -> None:
-    def pool(x: Tensor) -> Any:
-        return F.max_pool2d(x, 3, 2, 1, return_indices=True)
-
-    agrees(pool, lambda: (torch.randint(-9, 0, (2, 3, 9, 8)),))
 
 
 @pytest.mark.sweep(1)

@@ -14,30 +14,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, ClassVar
 
 import pytest
 
+from tests.compiler.worker_requests import FLAGS, SLOW, SMALL, exists, soon
 from turbine import config, errors, target
 from turbine.compiler import host, invoke, pipeline, pool
 from turbine.compiler.diagnostics import Diagnostic
 from turbine.compiler.session import Outcome, Request
-
-FLAGS = target.parse("cpu:generic").flags
-SMALL = Request(b"func.func @f() { return }", FLAGS)
-# So many matmuls that share no code keep the compiler busy for a minute or more.
-_MATMUL = """
-func.func @f{n}(%a: tensor<{n}x64xf32>, %b: tensor<64x{n}xf32>, %c: tensor<{n}x{n}xf32>)
-    -> tensor<{n}x{n}xf32> {{
-  %0 = linalg.matmul ins(%a, %b : tensor<{n}x64xf32>, tensor<64x{n}xf32>)
-                     outs(%c : tensor<{n}x{n}xf32>) -> tensor<{n}x{n}xf32>
-  return %0 : tensor<{n}x{n}xf32>
-}}
-"""
-SLOW = Request("".join(_MATMUL.format(n=n) for n in range(11, 611)).encode(), FLAGS)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +41,7 @@ def shared_pool() -> Iterator[pool._Pool]:
 def workers(shared_pool: pool._Pool) -> Iterator[pool._Pool]:
     """A pool with one idle worker or none, which must be at rest when the test ends."""
     yield shared_pool
-    assert _soon(lambda: not shared_pool.busy)
+    assert soon(lambda: not shared_pool.busy)
     _bury(shared_pool, keep=1)
 
 
@@ -62,7 +50,7 @@ def no_workers(workers: pool._Pool) -> Iterator[None]:
     """Every worker of the test is started by the test and ends with it."""
     _bury(workers, keep=0)
     yield
-    assert _soon(lambda: not workers.busy)
+    assert soon(lambda: not workers.busy)
     _bury(workers, keep=0)
 
 
@@ -72,33 +60,18 @@ def _bury(workers: pool._Pool, *, keep: int) -> None:
     del workers.idle[keep:]
 
 
-def _soon(condition: Callable[[], object], seconds: float = 20.0) -> bool:
-    """Whether a condition comes true within the time a very busy machine may need."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
-
-
 def _at_work(job: pool.Job) -> pool._Worker:
     """The job's worker, once it has read the request and compiles."""
-    assert _soon(lambda: job.worker is not None)
+    assert soon(lambda: job.worker is not None)
     worker = job.worker
     assert worker is not None
-    assert _soon(lambda: _cpu_seconds(worker.process.pid) > 0.5)
+    assert soon(lambda: _cpu_seconds(worker.process.pid) > 0.5)
     return worker
 
 
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _exists(pid: int) -> bool:
-    """Whether a process lives or waits as a zombie to be reaped."""
-    return Path(f"/proc/{pid}").exists()
 
 
 def _idle_pid(workers: pool._Pool) -> int:
@@ -138,7 +111,7 @@ def test_a_crash_is_an_error_and_the_next_compile_works(workers: pool._Pool) -> 
         os.kill(worker.process.pid, signal.SIGSEGV)
         with pytest.raises(errors.CompilerCrash, match="SIGSEGV"):
             job.result(60)
-    assert not _exists(worker.process.pid)
+    assert not exists(worker.process.pid)
     assert not Path(worker.scratch).exists()
     assert workers.all_workers() == []
     assert _is_ok(invoke.run(SMALL))
@@ -164,10 +137,10 @@ def test_a_worker_that_died_while_idle_is_replaced(workers: pool._Pool) -> None:
     invoke.run(SMALL)
     first = _idle_pid(workers)
     os.kill(first, signal.SIGKILL)
-    assert _soon(lambda: not workers.idle[0].is_waiting())
+    assert soon(lambda: not workers.idle[0].is_waiting())
     assert _is_ok(invoke.run(SMALL))
     assert _idle_pid(workers) != first
-    assert not _exists(first)
+    assert not exists(first)
 
 
 def test_a_timeout_ends_the_worker_and_the_next_compile_works(workers: pool._Pool) -> None:
@@ -175,8 +148,8 @@ def test_a_timeout_ends_the_worker_and_the_next_compile_works(workers: pool._Poo
         worker = _at_work(job)
         with pytest.raises(errors.CompileTimeout, match=r"did not finish in 0\.1 s"):
             job.result(0.1)
-    assert _soon(lambda: not _exists(worker.process.pid))
-    assert _soon(lambda: not Path(worker.scratch).exists())
+    assert soon(lambda: not exists(worker.process.pid))
+    assert soon(lambda: not Path(worker.scratch).exists())
     assert _is_ok(invoke.run(SMALL))
 
 
@@ -196,7 +169,7 @@ def test_a_worker_that_does_not_read_a_large_request_is_a_timeout(workers: pool.
     large = Request(bytes(50_000_000), FLAGS)
     with pytest.raises(errors.CompileTimeout):
         invoke.run(large, timeout=0.5)
-    assert _soon(lambda: not _exists(pid))
+    assert soon(lambda: not exists(pid))
 
 
 def test_a_worker_that_dies_while_it_is_sent_a_request_is_a_crash(workers: pool._Pool) -> None:
@@ -204,7 +177,7 @@ def test_a_worker_that_dies_while_it_is_sent_a_request_is_a_crash(workers: pool.
     pid = _idle_pid(workers)
     os.kill(pid, signal.SIGSTOP)
     with pool.begin(Request(bytes(50_000_000), FLAGS)) as job:
-        assert _soon(lambda: job.worker is not None)
+        assert soon(lambda: job.worker is not None)
         time.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(errors.CompilerCrash, match="SIGKILL"):
@@ -308,9 +281,9 @@ def test_the_linker_ends_with_its_worker(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "none").touch()
     monkeypatch.setattr(pool, "_spawn", spawn)
     with pool.begin(SMALL):
-        assert _soon(lambda: not (tmp_path / "none").exists())
+        assert soon(lambda: not (tmp_path / "none").exists())
     [linker] = tmp_path.iterdir()
-    assert _soon(lambda: not _exists(int(linker.name)))
+    assert soon(lambda: not exists(int(linker.name)))
 
 
 # From "Python does not start" to "the compiler does not load".
@@ -383,7 +356,7 @@ def test_a_job_abandoned_in_the_queue_takes_no_worker(workers: pool._Pool) -> No
         _at_work(first)
         with pool.begin(SMALL) as second:
             pass
-    assert _soon(lambda: not workers.busy)
+    assert soon(lambda: not workers.busy)
     assert second.worker is None
     assert workers.all_workers() == []
 
@@ -440,7 +413,7 @@ def test_an_interrupt_at_any_moment_leaves_the_pool_in_order(
         signal.signal(signal.SIGALRM, before)
         gc.enable()
     assert 100 < interrupted < 1900
-    assert _soon(lambda: not workers.busy)
+    assert soon(lambda: not workers.busy)
     assert len(_StandIn.living) == len(workers.idle) <= 2
     assert _is_ok(invoke.run(SMALL))
 
@@ -468,123 +441,6 @@ class _StandIn:
 
     def bury(self) -> None:
         _StandIn.living.discard(self)
-
-
-# Programs that hold workers of their own; {} are their last lines.
-PROGRAM = f"""
-import os, signal, sys, threading, time
-from turbine import target
-from turbine.compiler import invoke, pipeline, pool, session
-FLAGS = {FLAGS!r}
-SMALL = session.Request({SMALL.source!r}, FLAGS)
-SLOW = "".join({_MATMUL!r}.format(n=n) for n in range(11, 611)).encode()
-
-def tell(count, busy):
-    while len(found := [w for w in pool._pool.all_workers() if cpu(w) >= busy]) < count:
-        time.sleep(0.05)
-    for worker in found:
-        print(worker.process.pid, worker.scratch, flush=True)
-
-def cpu(worker):
-    with open(f"/proc/{{worker.process.pid}}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-def slow(strategy):
-    cpu = target.parse("cpu:generic")
-    pipeline.compile_ir(SLOW, cpu, strategy=strategy, measure=lambda compiled: 0.0)
-"""
-AUTO = """
-threading.Thread(target=tell, args=(1, 0.5), daemon=True).start()
-slow("auto")
-"""
-TUNE = """
-threading.Thread(target=tell, args=(2, 0.5), daemon=True).start()
-slow("tune")
-"""
-IDLE = """
-invoke.run(SMALL)
-tell(1, 0)
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize(
-    ("lines", "count"), [(AUTO, 1), (TUNE, 2), (IDLE, 1)], ids=["auto", "tune", "idle"]
-)
-def test_ctrl_c_stops_at_once_and_leaves_no_process(lines: str, count: int) -> None:
-    with _program(lines) as program:
-        held = _told(program, count)
-        program.send_signal(signal.SIGINT)
-        started = time.monotonic()
-        _, said = program.communicate(timeout=60)
-    assert time.monotonic() - started < 5
-    assert program.returncode == -signal.SIGINT
-    assert said.strip().endswith("KeyboardInterrupt")
-    _assert_gone(held)
-
-
-@pytest.mark.parametrize(("lines", "count"), [(TUNE, 2), (IDLE, 1)], ids=["tune", "idle"])
-def test_workers_do_not_outlive_a_killed_parent(lines: str, count: int) -> None:
-    with _program(lines) as program:
-        held = _told(program, count)
-        program.kill()
-    _assert_gone(held)
-
-
-def test_workers_end_with_the_program() -> None:
-    with _program("invoke.run(SMALL)\ntell(1, 0)") as program:
-        held = _told(program, 1)
-        assert program.communicate(timeout=60) == ("", "")
-    assert program.returncode == 0
-    _assert_gone(held)
-
-
-FORK = """
-def compile_and_tell(who):
-    assert invoke.run(SMALL).data is not None
-    print(who, pool._pool.idle[0].process.pid, flush=True)
-
-compile_and_tell("parent")
-child = os.fork()
-if child == 0:
-    compile_and_tell("child")
-    sys.exit(0)
-assert os.waitpid(child, 0)[1] == 0
-assert os.path.isdir(pool._pool.idle[0].scratch)
-compile_and_tell("parent")
-"""
-
-
-def test_a_forked_child_has_workers_of_its_own() -> None:
-    with _program(FORK) as program:
-        out, said = program.communicate(timeout=60)
-    assert said == ""
-    names, pids = zip(*(line.split() for line in out.splitlines()), strict=True)
-    assert names == ("parent", "child", "parent")
-    assert pids[0] == pids[2] != pids[1]
-    assert _soon(lambda: not any(_exists(int(pid)) for pid in pids))
-
-
-def _program(lines: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", PROGRAM + lines],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TURBINE_COMPILE_WORKERS": "2"},
-    )
-
-
-def _told(program: subprocess.Popen[str], count: int) -> list[list[str]]:
-    """The process and the scratch folder of each worker, told once they are at work."""
-    assert program.stdout is not None
-    return [program.stdout.readline().split() for _ in range(count)]
-
-
-def _assert_gone(held: list[list[str]]) -> None:
-    assert _soon(lambda: not any(_exists(int(pid)) for pid, _ in held))
-    assert _soon(lambda: not any(Path(scratch).exists() for _, scratch in held))
 
 
 ERRORS = [

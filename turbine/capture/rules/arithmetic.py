@@ -227,12 +227,30 @@ def _of_truth(op: Any) -> Callable[..., Tensor]:
 
     def reduce(x: Tensor, *args: Any) -> Tensor:
         if x.dim() == 0:  # the compiler reduces no axis of it
-            return (x != 0).to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
-        if x.dtype != torch.uint8:
-            return NotImplemented
-        return op(x != 0, *args).to(torch.uint8)
+            return _truth(x != 0, x)
+        return NotImplemented if x.dtype != torch.uint8 else _truth(op(x != 0, *args), x)
 
     return reduce
+
+
+def any_along(x: Tensor, dim: list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """The same along axes, of which there may be none."""
+    if x.dim() == 0 or dim == []:
+        return _truth(x != 0, x)
+    if x.dtype != torch.uint8:
+        return NotImplemented
+    return _truth(aten.any.dims(x != 0, dim, keepdim), x)
+
+
+def all_along(x: Tensor, dim: list[int] | None = None, keepdim: bool = False) -> Tensor:
+    """Whether none is zero; the dialect has no op for several axes."""
+    if x.dim() == 0 or dim == []:
+        return _truth(x != 0, x)
+    return _truth(aten.any.dims(x == 0, dim, keepdim).logical_not(), x)
+
+
+def _truth(found: Tensor, x: Tensor) -> Tensor:
+    return found.to(torch.uint8 if x.dtype == torch.uint8 else torch.bool)
 
 
 def _with_number(op: Any) -> Callable[..., Tensor]:
@@ -303,14 +321,7 @@ def _as_tensor(value: Number, like: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.full((), value, dtype=dtype, device=like.device)
 
 
-_TRUTHS = (
-    aten.any.default,
-    aten.any.dim,
-    aten.any.dims,
-    aten.all.default,
-    aten.all.dim,
-    aten.all.dims,
-)
+_TRUTHS = (aten.any.default, aten.any.dim, aten.all.default, aten.all.dim)
 
 
 def linspace(
@@ -342,6 +353,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     **{op: _with_number(on_tensors) for op, on_tensors in _OPS_WITH_NUMBERS.items()},
     aten.linspace.default: linspace,
     **{op: _of_truth(op) for op in _TRUTHS},
+    aten.any.dims: any_along,
+    aten.all.dims: all_along,
     **{op: _compare(op) for op in _COMPARISONS},
     aten.eq.Tensor: equal,
     aten.pow.Tensor_Scalar: power_of_scalar,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from math import prod
 from typing import Any
 
@@ -321,17 +321,28 @@ def _in_format(result: Tensor, x: Tensor) -> Tensor:
     return result.clone(memory_format=suggest_memory_format(x))
 
 
+def _of_axes(axes: int, rule: Callable[..., Any], place: int = 1) -> Callable[..., Any]:
+    """A rule whose window, an argument at a place, may have one size for all axes."""
+
+    @wraps(rule)
+    def apply_rule(*args: Any, **options: Any) -> Any:
+        window = per_axis(args[place], axes)
+        return rule(*args[:place], list(window), *args[place + 1 :], **options)
+
+    return apply_rule
+
+
 RULES: dict[Any, Callable[..., Any]] = {
-    aten.avg_pool2d.default: avg_pool,
-    aten.avg_pool3d.default: avg_pool,
-    aten.max_pool2d_with_indices.default: max_pool_with_indices,
-    aten.max_pool3d_with_indices.default: max_pool_with_indices,
-    aten.avg_pool2d_backward.default: avg_pool_backward,
-    aten.avg_pool3d_backward.default: avg_pool_backward,
+    aten.avg_pool2d.default: _of_axes(2, avg_pool),
+    aten.avg_pool3d.default: _of_axes(3, avg_pool),
+    aten.max_pool2d_with_indices.default: _of_axes(2, max_pool_with_indices),
+    aten.max_pool3d_with_indices.default: _of_axes(3, max_pool_with_indices),
+    aten.avg_pool2d_backward.default: _of_axes(2, avg_pool_backward, 2),
+    aten.avg_pool3d_backward.default: _of_axes(3, avg_pool_backward, 2),
     aten.adaptive_max_pool2d.default: adaptive_max_pool,
     aten.adaptive_max_pool3d.default: adaptive_max_pool,
     aten.adaptive_max_pool2d_backward.default: partial(_scatter_to_largest, axes=2),
     aten.adaptive_max_pool3d_backward.default: partial(_scatter_to_largest, axes=3),
-    aten.max_pool2d_with_indices_backward.default: max_pool_backward,
-    aten.max_pool3d_with_indices_backward.default: max_pool_backward,
+    aten.max_pool2d_with_indices_backward.default: _of_axes(2, max_pool_backward, 2),
+    aten.max_pool3d_with_indices_backward.default: _of_axes(3, max_pool_backward, 2),
 }

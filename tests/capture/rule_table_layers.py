@@ -1,0 +1,347 @@
+"""Rows of tests/capture/rule_table.py for what models' layers and their gradients call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.capture.rule_rows import (
+    FLOATS,
+    HEADS,
+    IMAGE,
+    INF,
+    MATRIX,
+    SQUARE,
+    VOLUME,
+    WIDE,
+    Arguments,
+    Row,
+    each,
+    indices,
+    x_and,
+)
+
+aten = torch.ops.aten
+
+
+def attend(*mask: Tensor) -> Arguments:
+    return lambda x, y: (x, y[:, :, :3], y[:, :, 3:], *(m.to(x.dtype) for m in mask))
+
+
+def flash_gradient(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    attend = aten._scaled_dot_product_flash_attention_for_cpu.default
+    return x * 2, x, y, y * 0.5, *attend(x, y, y * 0.5), 0.0, False
+
+
+SEEN = torch.tensor([[True, False, True], [False, False, False]])  # the second row sees nothing
+MASK = torch.tensor([[0.5, -INF, 0.25]] * 6)
+
+BAG = (indices(1, 2, 4, 5, 4, 3, 2, 9), indices(0, 4, 4, 7))  # the second bag is empty
+BAG_OF = indices(0, 0, 0, 0, 2, 2, 2, 3)
+
+
+def bag(mode: int, padding: int = -1) -> Arguments:
+    return lambda x, y: (table(x), *BAG, False, mode, False, None, False, padding)
+
+
+def table(x: Tensor) -> Tensor:
+    return torch.cat([x, x + 1, x - 1])[:10]
+
+
+def bag_gradient(mode: int) -> Arguments:
+    def arguments(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+        *_, largest = aten._embedding_bag.default(*bag(mode)(x, y))
+        return y, *BAG, BAG_OF, indices(4, 0, 3, 1), largest, 10, False, mode, False, None
+
+    return arguments
+
+
+def bag_weights_gradient(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    return y, table(x), *BAG, BAG_OF, 0
+
+
+def convolved(
+    *taps: int, groups: int = 1, outer: int = 4, stride: int = 1, padding: int = 0, turned: bool
+) -> Arguments:
+    def arguments(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+        axes, inner = len(taps), x.shape[1]
+        ends = (inner, outer // groups) if turned else (outer, inner // groups)
+        numbers = torch.arange(float(ends[0] * ends[1] * torch.tensor(taps).prod()))
+        weight = torch.sin(numbers).reshape(*ends, *taps).to(x.dtype)
+        bias = torch.arange(float(outer)).to(x.dtype)
+        each = [[stride] * axes, [padding] * axes, [1] * axes, turned, [0] * axes, groups]
+        return x, weight, bias, *each
+
+    return arguments
+
+
+def convolution_gradient(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+    x, weight, bias, *rest = convolved(3, 2, stride=2, padding=1, turned=False)(x, y)
+    result = aten.convolution.default(x, weight, bias, *rest)
+    return torch.cos(result), x, weight, [4], *rest, [True, True, True]
+
+
+def pool_gradient(pool: Any, gradient: Callable[..., tuple[Any, ...]]) -> Arguments:
+    """Arguments of a pool's gradient, of those of the pool and its results."""
+
+    def arguments(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+        given = pool(x)
+        results = (given,) if isinstance(given, Tensor) else given
+        return torch.cos(results[0]), x, *gradient(*results[1:])
+
+    return arguments
+
+
+def distances(p: float) -> Arguments:
+    return lambda x, y: (x, y[:3], p, None)
+
+
+def distances_gradient(p: float) -> Arguments:
+    return lambda x, y: (x[:, :3], x, y[:3], p, torch.cdist(x, y[:3], p))
+
+
+def own_distances_gradient(p: float) -> Arguments:
+    return lambda x, y: (y[0], x, p, torch.pdist(x, p))
+
+
+NORMALIZATION = [
+    Row(
+        aten.native_layer_norm.default,
+        FLOATS,
+        MATRIX,
+        lambda x, y: (x, [6], x[0], x[1], 1e-5),
+        compared=1,
+    ),
+    Row(
+        aten.native_group_norm.default,
+        WIDE,
+        IMAGE,
+        lambda x, y: (x, y[0, 0, 0, :3], None, 2, 3, 42, 3, 1e-5),
+    ),
+    Row(
+        aten._native_batch_norm_legit_no_training.default,
+        FLOATS,
+        IMAGE,
+        lambda x, y: (x, y[0, :, 0, 0], None, y[1, :, 0, 0], y[1, :, 0, 1].abs(), 0.1, 1e-5),
+        compared=1,
+    ),
+    Row(
+        aten._native_batch_norm_legit_functional.default,
+        WIDE,
+        IMAGE,
+        lambda x, y: (x, y[0, :, 0, 0], None, y[1, :, 0, 0], y[1, :, 0, 1], True, 0.1, 1e-5),
+    ),
+]
+EMBEDDING = [
+    *[
+        Row(aten._embedding_bag.default, WIDE, MATRIX, bag(mode, 2), compared=1)
+        for mode in range(3)
+    ],
+    *[
+        Row(aten._embedding_bag_forward_only.default, WIDE, MATRIX, bag(mode), compared=1)
+        for mode in range(3)
+    ],
+    Row(
+        aten._embedding_bag.default,
+        WIDE,
+        MATRIX,
+        lambda x, y: (
+            table(x),
+            indices(1, 2, 4, 5),
+            indices(0, 1, 4),
+            False,
+            0,
+            False,
+            y[0, :4],
+            True,
+        ),
+        compared=1,
+    ),
+    Row(
+        aten.embedding_dense_backward.default,
+        WIDE,
+        MATRIX,
+        lambda x, y: (x, indices(1, 7, 1, 3), 10, 3, False),
+    ),
+    *[
+        Row(aten._embedding_bag_backward.default, WIDE, MATRIX, bag_gradient(mode))
+        for mode in (0, 1, 2)
+    ],
+    Row(
+        aten._embedding_bag_per_sample_weights_backward.default,
+        WIDE,
+        MATRIX,
+        bag_weights_gradient,
+    ),
+]
+PRODUCTS = [
+    Row(aten.mm.default, WIDE, MATRIX, lambda x, y: (x, y.t())),
+    Row(
+        aten.addmm.default,
+        WIDE,
+        MATRIX,
+        lambda x, y: (x[:, :4], x, y.t()),
+        {"beta": 0.5, "alpha": 2},
+    ),
+    Row(
+        aten._trilinear.default,
+        WIDE,
+        MATRIX,
+        lambda x, y: (x, y[:, :5], x[:3, :5], [1, 3], [1, 2], [0, 2], [3]),
+    ),
+    *[
+        Row(aten._cdist_forward.default, WIDE, MATRIX, distances(p))
+        for p in (0.0, 1.0, 2.0, 3.0, INF)
+    ],
+    *[
+        Row(aten._cdist_backward.default, WIDE, MATRIX, distances_gradient(p))
+        for p in (1.0, 2.0, 3.0, INF)
+    ],
+    *[Row(aten._pdist_forward.default, WIDE, MATRIX, x_and(p)) for p in (1.0, 2.0, 3.0)],
+    *[
+        Row(aten._pdist_backward.default, WIDE, MATRIX, own_distances_gradient(p))
+        for p in (1.0, 2.0, 3.0)
+    ],
+    *each([aten.linalg_inv.default, aten.linalg_inv_ex.default], WIDE, SQUARE),
+    Row(aten._linalg_det.default, WIDE, SQUARE, lambda x, y: (x[:0, :0],), compared=1),
+    Row(aten.convolution.default, FLOATS, IMAGE, convolved(3, 2, turned=False)),
+    Row(
+        aten.convolution.default,
+        FLOATS,
+        IMAGE,
+        convolved(3, 3, stride=2, padding=1, turned=False),
+    ),
+    Row(aten.convolution.default, WIDE, IMAGE, convolved(3, 2, stride=2, padding=1, turned=True)),
+    Row(
+        aten.convolution.default,
+        FLOATS,
+        IMAGE,
+        convolved(3, 2, groups=3, outer=3, stride=2, turned=True),
+    ),
+    Row(aten.convolution.default, WIDE, VOLUME, convolved(2, 3, 2, padding=1, turned=False)),
+    Row(aten.convolution_backward.default, WIDE, IMAGE, convolution_gradient),
+]
+ATTENTION = [
+    *[
+        Row(aten.scaled_dot_product_attention.default, FLOATS, HEADS, arguments, options)
+        for arguments, options in (
+            (attend(), {}),
+            (attend(), {"scale": 0.3}),
+            (attend(MASK), {}),
+            (lambda x, y: (x, y, y * 0.5), {"is_causal": True}),
+            (lambda x, y: (x[:, :, :2], y[:, :, :3], y[:, :, 3:], SEEN), {}),
+        )
+    ],
+    Row(
+        aten.scaled_dot_product_attention.default,
+        FLOATS,
+        HEADS,
+        lambda x, y: (x, y[:, :2], y[:, 2:]),
+        {"enable_gqa": True},
+    ),
+    Row(
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        WIDE,
+        HEADS,
+        lambda x, y: (x, y, y * 0.5),
+    ),
+    Row(
+        aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
+        WIDE,
+        HEADS,
+        flash_gradient,
+    ),
+]
+POOLING = [
+    Row(aten.avg_pool2d.default, FLOATS, IMAGE, x_and([2, 1], [], [0, 0], True)),
+    Row(
+        aten.avg_pool2d.default,
+        FLOATS,
+        IMAGE,
+        x_and([3, 3], [2, 2], [1, 1], True, False),
+    ),
+    Row(aten.avg_pool3d.default, WIDE, VOLUME, x_and([1, 3, 2], [1, 3, 3], [0, 1, 1])),
+    Row(aten.avg_pool3d.default, WIDE, VOLUME, x_and([2], [], [0], True)),
+    Row(
+        aten.max_pool2d_with_indices.default,
+        (*FLOATS, torch.int64),
+        IMAGE,
+        x_and([3, 3], [2, 2], [1, 1], [2, 2], True),
+    ),
+    # A window of one size for all axes.
+    Row(aten.max_pool2d_with_indices.default, WIDE, IMAGE, x_and([2])),
+    Row(aten.max_pool3d_with_indices.default, WIDE, VOLUME, x_and([2], [1])),
+    Row(
+        aten.avg_pool2d_backward.default,
+        WIDE,
+        IMAGE,
+        pool_gradient(
+            lambda x: aten.avg_pool2d(x, [2], [], [1]),
+            lambda: ([2], [], [1], False, True, None),
+        ),
+    ),
+    Row(
+        aten.max_pool2d_with_indices_backward.default,
+        WIDE,
+        IMAGE,
+        pool_gradient(
+            lambda x: aten.max_pool2d_with_indices(x, [2]),
+            lambda i: ([2], [], [0], [1], False, i),
+        ),
+    ),
+    Row(aten.max_pool3d_with_indices.default, WIDE, VOLUME, x_and([2, 1, 3])),
+    Row(aten.adaptive_max_pool2d.default, FLOATS, IMAGE, x_and([3, 2])),
+    Row(aten.adaptive_max_pool3d.default, WIDE, VOLUME, x_and([1, 2, 3])),
+    Row(
+        aten.avg_pool2d_backward.default,
+        WIDE,
+        IMAGE,
+        pool_gradient(
+            lambda x: aten.avg_pool2d(x, [3, 3], [2, 2], [1, 1], True, False),
+            lambda: ([3, 3], [2, 2], [1, 1], True, False, None),
+        ),
+    ),
+    Row(
+        aten.avg_pool3d_backward.default,
+        WIDE,
+        VOLUME,
+        pool_gradient(
+            lambda x: aten.avg_pool3d(x, [2, 2, 2], [1, 2, 2], [0, 1, 0]),
+            lambda: ([2, 2, 2], [1, 2, 2], [0, 1, 0], False, True, None),
+        ),
+    ),
+    Row(
+        aten.max_pool2d_with_indices_backward.default,
+        WIDE,
+        IMAGE,
+        pool_gradient(
+            lambda x: aten.max_pool2d_with_indices(x, [3, 3], [2, 2], [1, 1]),
+            lambda i: ([3, 3], [2, 2], [1, 1], [1, 1], False, i),
+        ),
+    ),
+    Row(
+        aten.max_pool3d_with_indices_backward.default,
+        WIDE,
+        VOLUME,
+        pool_gradient(
+            lambda x: aten.max_pool3d_with_indices(x, [2, 2, 2], [1, 2, 2]),
+            lambda i: ([2, 2, 2], [1, 2, 2], [0, 0, 0], [1, 1, 1], False, i),
+        ),
+    ),
+    Row(
+        aten.adaptive_max_pool2d_backward.default,
+        WIDE,
+        IMAGE,
+        pool_gradient(lambda x: aten.adaptive_max_pool2d(x, [3, 4]), lambda i: (i,)),
+    ),
+    Row(
+        aten.adaptive_max_pool3d_backward.default,
+        WIDE,
+        VOLUME,
+        pool_gradient(lambda x: aten.adaptive_max_pool3d(x, [2, 2, 3]), lambda i: (i,)),
+    ),
+]
+LAYERS = [*NORMALIZATION, *EMBEDDING, *PRODUCTS, *ATTENTION, *POOLING]

@@ -1,0 +1,119 @@
+"""Every rule against eager PyTorch, in every dtype: one table.
+
+A rule is called on tensors first, which takes no compiler; then rows of one dtype are compiled as
+one program. The rows are in tests/capture/rule_table.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils import _pytree as torch_pytree
+
+from tests.capture.rule_rows import Row
+from tests.capture.rule_table import DTYPES, ROWS, rows_of
+from tests.commit_seed import Drawn
+from tests.models import compiled
+from turbine.capture.rules import EXPORTED, RULES
+
+pytestmark = [
+    pytest.mark.run,
+    pytest.mark.filterwarnings("ignore:index_reduce:UserWarning"),  # in beta, PyTorch says
+    pytest.mark.filterwarnings("ignore:The reduce argument:UserWarning"),
+]
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_rule_gives_what_its_op_gives(dtype: torch.dtype) -> None:
+    wrong = []
+    for row in rows_of(dtype):
+        args, expected = _arguments(row, dtype), _expected(row, dtype)
+        for rule in _rules(row):
+            if rule(*args, **row.options) is not NotImplemented:
+                wrong += _differences(row, dtype, row.call(rule, args), expected)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_compiled_ops_give_what_pytorch_gives(dtype: torch.dtype, drawn: Drawn) -> None:
+    rows = drawn(rows_of(dtype), 16)
+    leaves, tree = torch_pytree.tree_flatten([_arguments(row, dtype) for row in rows])
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def program(*given: Tensor) -> list[list[Tensor]]:
+        inputs = iter(given)
+        filled = [next(inputs) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        args = torch_pytree.tree_unflatten(filled, tree)
+        return [row.call(row.op, own) for row, own in zip(rows, args, strict=True)]
+
+    wrong = []
+    for row, found in zip(rows, compiled(program, *tensors)(*tensors), strict=True):
+        wrong += _differences(row, dtype, found, _expected(row, dtype))
+    assert not wrong, "\n".join(wrong)
+
+
+WITHOUT_VALUES = {aten.empty_permuted.default}
+
+
+def test_every_rule_is_in_the_table() -> None:
+    assert (RULES | EXPORTED).keys() - {row.op for row in ROWS} == WITHOUT_VALUES
+
+
+# Where sizes are dynamic.
+DYNAMIC = {aten.mm.default, aten.addmm.default, aten.view.default}
+
+
+def test_every_rule_applies_to_a_row() -> None:
+    applied = {
+        (row.op, rule)
+        for row in ROWS
+        for rule in _rules(row)
+        for dtype in row.dtypes
+        if rule(*_arguments(row, dtype), **row.options) is not NotImplemented
+    }
+    rules = [*RULES.items(), *EXPORTED.items()]
+    assert {op for op, rule in rules if (op, rule) not in applied} == DYNAMIC | WITHOUT_VALUES
+
+
+def _rules(row: Row) -> list[Callable[..., Any]]:
+    return [table[row.op] for table in (RULES, EXPORTED) if row.op in table]
+
+
+def _arguments(row: Row, dtype: torch.dtype) -> tuple[Any, ...]:
+    return row.arguments(*row.operands.make(dtype))
+
+
+def _expected(row: Row, dtype: torch.dtype) -> list[Tensor]:
+    if not row.operands.is_wide:
+        return row.call(row.op, _arguments(row, dtype))
+    x, y = (operand.to(torch.float64) for operand in row.operands.make(dtype))
+    return [result.to(dtype) for result in row.call(row.op, row.arguments(x, y))]
+
+
+def _differences(
+    row: Row, dtype: torch.dtype, found: list[Tensor], expected: list[Tensor]
+) -> list[str]:
+    try:
+        rtol, atol = row.operands.tolerances(dtype)
+        torch.testing.assert_close(found, expected, rtol=rtol, atol=atol, equal_nan=True)
+    except AssertionError as difference:
+        return [f"{_call_text(row, dtype)}: {difference}"]
+    return []
+
+
+def _call_text(row: Row, dtype: torch.dtype) -> str:
+    """A call with shapes in the place of tensors."""
+    args = torch_pytree.tree_map_only(Tensor, _shape_text, _arguments(row, dtype))
+    given = [str(arg) for arg in args] + [f"{name}={value}" for name, value in row.options.items()]
+    return f"{row.op}({', '.join(given)})"
+
+
+def _shape_text(x: Tensor) -> str:
+    return f"{x.dtype}{list(x.shape)}".removeprefix("torch.")
