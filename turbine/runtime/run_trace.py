@@ -14,15 +14,22 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from turbine import config
+from turbine import config, redirects
 from turbine.runtime import libraries
 from turbine.runtime.entries import type_text
+
+if TYPE_CHECKING:
+    from turbine.compat.runtime_tracer import DirectoryTracer as DirectoryTracer
+    from turbine.compat.runtime_tracer import RuntimeTracer as RuntimeTracer
+    from turbine.compat.runtime_tracer import tracer as tracer
+else:
+    __getattr__, __dir__ = redirects.old_names(__name__)
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +53,10 @@ def kernel(name: str, ir: Callable[[], str] | None, binary: bytes | memoryview) 
     only if it is written.
 
     >>> from turbine import config
-    >>> from turbine.runtime import tracing
+    >>> from turbine.runtime import run_trace
     >>> with config.override(trace_dir="trace"):  # doctest: +SKIP
-    ...     label = tracing.kernel("scale", lambda: "module {}", b"code")
-    >>> tracing.call(label, [2.5], milliseconds=0.1)  # doctest: +SKIP
+    ...     label = run_trace.kernel("scale", lambda: "module {}", b"code")
+    >>> run_trace.call(label, [2.5], milliseconds=0.1)  # doctest: +SKIP
     """
     into = folder()
     if into is None:
@@ -112,46 +119,6 @@ def keep_tensor(key: str, tensor: Any) -> None:
         numpy.save(file, tensor if library is None else library.to_numpy(tensor))
 
 
-class RuntimeTracer:
-    """The functions above as scripts for iree-turbine call them; messages go to the logger."""
-
-    @property
-    def enabled(self) -> bool:
-        """Whether anything is traced."""
-        return folder() is not None
-
-    def save_jit_kernel_artifacts(
-        self, *, cache_key: str, module_asm: bytes, binary: bytes | memoryview
-    ) -> str:
-        """Keep the IR and code of a kernel; gives the name it is kept under."""
-        label = kernel(cache_key, module_asm.decode, binary)
-        return cache_key if label is None else label.name
-
-    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Say something."""
-        log.info(msg, *args, **kwargs)
-
-    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Say that something went wrong."""
-        log.error(msg, *args, **kwargs)
-
-    def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Say that something went wrong, and how it came to that."""
-        log.exception(msg, *args, **kwargs)
-
-    def log_structured(self, *, tag: str, msg: str, columns: Sequence[Any]) -> None:
-        """Say something that has columns."""
-        log.info("%s\n::%s\t%s", msg, tag, "\t".join(map(str, columns)))
-
-
-class DirectoryTracer(RuntimeTracer):
-    """A tracer that chooses the folder for the whole process."""
-
-    def __init__(self, dir: str | Path) -> None:
-        config.set(trace_dir=dir)
-
-
-tracer = RuntimeTracer()
 _tensor_callback: TensorCallback = keep_tensor
 _NOT_IN_FILES = re.compile(r"[^\w.$=,+-]")
 _OLD_FLAG = re.compile(r"(?:^|,)\s*runtime_trace_dir=([^,]+)")
