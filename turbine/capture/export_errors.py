@@ -1,4 +1,4 @@
-"""Say why torch.export failed: its exception in, ours with the user's line and a remedy out."""
+"""Translate exceptions of torch.export to ours, with the user's line and a hint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from turbine import errors
 
-# What PyTorch says, as a regular expression -> what to do about it. The first that matches.
+# Regular expression for PyTorch's message -> hint. The first match is used.
 _REMEDIES = {
     r"GuardOnDataDependent|data-dependent": "Python code branches on, or counts by, the value of a "
     "tensor, which only a run knows; choose with torch.where(condition, a, b) or torch.cond, or "
@@ -33,7 +33,7 @@ _OTHERWISE = (
 
 
 def export_error(name: str, error: Exception) -> errors.ExportError:
-    """The error for a model, of that name, that PyTorch could not export."""
+    """The error for a model that PyTorch could not export; `name` is the model's."""
     reason = f"{type(error).__name__}: {str(error).strip()}"
     hints = (hint for pattern, hint in _REMEDIES.items() if re.search(pattern, reason))
     return errors.ExportError(
