@@ -1,8 +1,8 @@
-"""An op's IR by a text: MLIR with blanks for types and numbers in, an emission out.
+"""Emit an op's IR from a template: MLIR with placeholders in, an emission out.
 
-A blank has the name of an argument. For a tensor it is the type, `{x}`, or a part of it:
-`{x.element}`, `{x.rank}`, `{x.sizes}`. For a number, a text or a dtype it is the value. `{result}`
-is the type of the only result, `{results[0]}` that of the first of several.
+A placeholder has the name of an argument. For a tensor it is the type, `{x}`, or a part of it:
+`{x.element}`, `{x.rank}`, `{x.sizes}`. For a number, a string or a dtype it is the value.
+`{result}` is the type of the only result, `{results[0]}` of the first of several.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from turbine.ops import ir_builder
 from turbine.ops.ir_builder import Builder, Emit
 from turbine.ops.schema import Argument, Result, Schema
 
-# Blanks and their values in, the text out.
+# Values of placeholders in, the text out.
 Render = Callable[[Mapping[str, Any]], str]
 
 
@@ -37,17 +37,17 @@ class TypeBlank:
 
     @property
     def sizes(self) -> list[str]:
-        """Its sizes, "?" for one that is known only at run time."""
+        """Its sizes, "?" for a dynamic one."""
         return re.findall(r"(\d+|\?)x", self._inside)
 
     @property
     def rank(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return len(self.sizes)
 
     @property
     def element(self) -> str:
-        """The type of its elements."""
+        """The element type."""
         return re.sub(r"^(\d+x|\?x)*", "", self._inside)
 
     @property
@@ -59,7 +59,7 @@ class TypeBlank:
 
 
 class FloatBlank(float):
-    """A float in a template; printed, it is 1.0e-06 where Python has 1e-06, as MLIR wants it."""
+    """A float in a template; printed as MLIR writes it, 1.0e-06 where Python has 1e-06."""
 
     def __str__(self) -> str:
         return re.sub(r"^(-?\d+)e", r"\1.0e", repr(float(self)))
@@ -69,7 +69,7 @@ class FloatBlank(float):
 
 
 def emission(schema: Schema, text: str, engine: str | None, name: str | None) -> Emit:
-    """An emission that fills the blanks and calls the text's function."""
+    """An emission that fills the placeholders and calls the function of the text."""
     if engine is not None and engine not in _ENGINES:
         raise errors.CustomOpError(
             f"{schema.qualified}: {errors.unknown('template engine', engine, _ENGINES)}"
@@ -87,7 +87,7 @@ def emission(schema: Schema, text: str, engine: str | None, name: str | None) ->
 
 
 def check(schema: Schema, text: str, name: str | None) -> None:
-    """Refuse a text without blanks that does not fit the schema, as far as that can be told."""
+    """Raise if a text without placeholders has another number of values than the schema."""
     op = schema.qualified
     source = ir_builder.parse_module(op, text, mlir_context.new_context())
     wanted = ir_builder.find_function(op, source, name)
@@ -109,12 +109,12 @@ def _check_count(
     )
 
 
-# Kinds of arguments that are values of a program, of which lists have any number.
+# Kinds of arguments that are values in IR; lists have any number.
 _PASSED = ("Tensor", "Tensor?", "SymInt", "SymInt?")
 
 
 def _operands(values: Sequence[Any]) -> list[Value]:
-    """The values of the program among the arguments, lists in line."""
+    """The IR values among the arguments, with lists flattened."""
     flat = [one for v in values for one in (v if isinstance(v, (list, tuple)) else [v])]
     return [value for value in flat if isinstance(value, Value)]
 
@@ -156,7 +156,7 @@ def _by_format(schema: Schema, text: str) -> Render:
 
 
 def _format(schema: Schema, text: str, values: Mapping[str, Any]) -> str:
-    """The text with its blanks filled, line by line where that fails, to say which."""
+    """Fill the placeholders; errors name the line."""
     try:
         return text.format(**values)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -169,7 +169,7 @@ def _faulty_line(text: str, values: Mapping[str, Any]) -> int:
             line.format(**values)
         except (AttributeError, LookupError, TypeError):
             return number
-        except ValueError:  # a blank with a wrong format, or one over several lines
+        except ValueError:  # a wrong format, or a placeholder over several lines
             continue
     return 1
 
@@ -211,7 +211,7 @@ def _line_of(text: str, name: str) -> int:
 
 
 def _line_in_template(error: Exception) -> int:
-    """The line that jinja was at, which it writes into tracebacks."""
+    """The line of a jinja template that raised, from the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
     return next((line for line in reversed(lines) if line is not None), 1)
