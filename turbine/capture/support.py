@@ -23,9 +23,9 @@ _SIZES = {aten.sym_size.int, aten.sym_numel.default}
 
 # Ops whose compiled code is slow, crashes, or differs from PyTorch.
 WRONG: dict[Any, str] = {
-    aten.sort.default: "a long row takes time by its square, and nan has no place",
-    aten.topk.default: "a long row takes time by its square, and nan has no place",
-    aten.kthvalue.default: "nan has no place",
+    aten.sort.default: "slow for long rows, and wrong for nan",
+    aten.topk.default: "slow for long rows, and wrong for nan",
+    aten.kthvalue.default: "wrong for nan",
 }
 
 # In the dialect, but the compiler rejects them.
@@ -67,7 +67,7 @@ def _op_obstacle(node: fx.Node) -> str | None:
     if target in _SIZE_ARITHMETIC or target in _SIZES:
         return None
     if not isinstance(target, torch._ops.OpOverload):
-        return "not an operator of the compiler's"
+        return "not an op of the compiler"
     if target in WRONG:
         return f"compiled code gives other numbers: {WRONG[target]}"
     if target in _SIGNED_ONLY and _reads_unsigned(node):
@@ -75,7 +75,7 @@ def _op_obstacle(node: fx.Node) -> str | None:
     if draws(target):
         return DRAWS
     if target.name() in SPEAKING:
-        return "it prints, which Python does for it"
+        return "it prints, which only Python can do"
     if target._schema.is_mutable:
         return "changes its argument"
     if node.is_impure():
