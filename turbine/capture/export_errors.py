@@ -8,15 +8,15 @@ from turbine import errors
 
 # Regular expression for PyTorch's message -> hint. The first match is used.
 _REMEDIES = {
-    r"GuardOnDataDependent|data-dependent": "Python code branches on, or counts by, the value of a "
-    "tensor, which only a run knows; choose with torch.where(condition, a, b) or torch.cond, or "
-    "compute the number before the model and pass it as an int",
+    r"GuardOnDataDependent|data-dependent": "Python control flow or a size depends on the value "
+    "of a tensor, which is unknown during tracing; use torch.where(condition, a, b) or torch.cond, "
+    "or compute the number outside of the model and pass it as an int",
     r"missing a required argument|unexpected keyword|too many positional": "args=(...) and "
     "kwargs={...} are example arguments for the model's forward, by its parameters",
     r"Unsupported input type <class 'numpy": "convert arrays with torch.from_numpy(x)",
     r"Unsupported input type": "pass tensors, ints, floats, bools, strings, None or pytrees",
     r"which is not a known type": "return tensors, ints, floats, bools, None or pytrees of these",
-    r"\.numpy\(\) is not supported|numpy": "numpy cannot take part in a traced model; use torch's "
+    r"\.numpy\(\) is not supported|numpy": "numpy functions cannot be traced; use torch's "
     "functions instead, or convert before the call",
     r"DeviceMismatch|same device|Device Propagation": "move the model and the example arguments to "
     'one device, as in model.to("cpu")',

@@ -54,7 +54,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _check_tensor(node: fx.Node, value: torch.Tensor) -> None:
     if value.layout is not torch.strided:
         raise errors.UnsupportedOp(
-            f"{_describe(node)} has layout {value.layout}, and compiled code has dense tensors",
+            f"{_describe(node)} has layout {value.layout}, compiled code takes dense tensors",
             where=errors.line_of_trace(node.stack_trace),
             hint="convert it before the export, as in x.to_dense()",
         )

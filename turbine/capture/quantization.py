@@ -433,8 +433,8 @@ def _layer(product: _Product, packed: Packed) -> Layer:
 
 def _why_kept(name: str, in_products: set[str], in_chosen: set[str]) -> str:
     if name in in_chosen:
-        return "not finite, or also used outside of products"
-    return "left out as asked" if name in in_products else "not the weight of a product"
+        return "not finite, or also used outside of matmuls"
+    return "excluded by include or exclude" if name in in_products else "not the weight of a matmul"
 
 
 def _used_weights(program: Program) -> dict[str, Weight]:

@@ -101,7 +101,7 @@ def _check_unchanged(schema: Schema, old: Sequence[Value], new: Sequence[Value |
             raise errors.TransformError(
                 f"{schema.qualified} writes to an argument, and its operator has no result for "
                 "the new value",
-                hint="add results to the operator: what is written, after those of the schema",
+                hint="add results to the operator for the new values, after those of the schema",
             )
 
 

@@ -69,7 +69,7 @@ class Builder:
         called = f"@{symbol_name(callee).rpartition('_')[0]}"  # without the digest
         if len(takes) != len(operands):
             raise errors.CustomOpError(
-                f"{self.op}: {called} takes {len(takes)} values and is given {len(operands)}",
+                f"{self.op}: {called} takes {len(takes)} values, this call has {len(operands)}",
                 where=errors.user_line(),
                 hint=f"its types are ({', '.join(map(str, takes))})",
             )
@@ -171,7 +171,8 @@ def _check_results(
         return []
     if len(values) != len(types):
         raise errors.CustomOpError(
-            f"{op}: its emission gave {len(values)} values, its schema has {len(types)} results",
+            f"{op}: its emission returned {len(values)} values, "
+            f"its schema has {len(types)} results",
             where=where,
             hint=f"the schema is {schema.text}",
         )

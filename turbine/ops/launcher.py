@@ -195,7 +195,7 @@ class Launcher:
         for said, given in zip(declared, torch_pytree.tree_leaves(results), strict=True):
             if isinstance(given, torch.Tensor) and said.shape != given.shape:
                 raise errors.CustomOpError(
-                    f"{self.schema.qualified}: its emission gave a tensor of {list(given.shape)}, "
+                    f"{self.schema.qualified}: its emission returned shape {list(given.shape)}, "
                     f"its shape rule says {list(said.shape)}"
                 )
 

@@ -115,7 +115,7 @@ class Schema:
         given = self.as_tuple(results) if self.results else ()
         if len(given) != len(self.results):
             raise errors.CustomOpError(
-                f"{self.qualified}: its function gave {len(given)} results, "
+                f"{self.qualified}: its function returned {len(given)} results, "
                 f"its schema has {len(self.results)}",
                 hint=f"the schema is {self.text}",
             )
@@ -252,7 +252,7 @@ def _check(schema: Schema) -> None:
             )
     if "][" in str(schema.parsed):
         raise errors.CustomOpError(
-            f"{schema.qualified}: there are no lists of lists",
+            f"{schema.qualified}: lists of lists are not supported",
             hint="take one flat list, or a list for each",
         )
     for argument in schema.arguments:

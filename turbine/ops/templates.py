@@ -30,7 +30,7 @@ Render = Callable[[Mapping[str, Any]], str]
 
 
 @dataclass(frozen=True)
-class TypeBlank:
+class TypePlaceholder:
     """A tensor type in a template; printed, it is the type itself."""
 
     text: str
@@ -58,7 +58,7 @@ class TypeBlank:
         return self.text
 
 
-class FloatBlank(float):
+class FloatPlaceholder(float):
     """A float in a template; printed as MLIR writes it, 1.0e-06 where Python has 1e-06."""
 
     def __str__(self) -> str:
@@ -78,8 +78,8 @@ def emission(schema: Schema, text: str, engine: str | None, name: str | None) ->
 
     def emit(builder: Builder, *args: Any, **keywords: Any) -> list[Value]:
         given = schema.filled(args, keywords)
-        values = {a.name: _blank(v) for a, v in zip(schema.arguments, given, strict=True)}
-        results = [None if of is None else TypeBlank(str(of)) for of in builder.results]
+        values = {a.name: _placeholder(v) for a, v in zip(schema.arguments, given, strict=True)}
+        results = [None if of is None else TypePlaceholder(str(of)) for of in builder.results]
         filled = render({**values, "results": results, "result": next(iter(results), None)})
         return builder.call(filled, *_operands(given), name=name)
 
@@ -119,21 +119,21 @@ def _operands(values: Sequence[Any]) -> list[Value]:
     return [value for value in flat if isinstance(value, Value)]
 
 
-def _blank(value: Any) -> Any:
+def _placeholder(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_blank(one) for one in value]
+        return [_placeholder(one) for one in value]
     if isinstance(value, Value):
         of: Type = value.type
-        return TypeBlank(str(of))
+        return TypePlaceholder(str(of))
     if isinstance(value, torch.dtype):
         return dtypes.of_torch(value).mlir
     if isinstance(value, bool):
         return str(value).lower()
-    return FloatBlank(value) if isinstance(value, float) else value
+    return FloatPlaceholder(value) if isinstance(value, float) else value
 
 
 def _spell(value: Any) -> Any:
-    return FloatBlank(value) if isinstance(value, float) else value
+    return FloatPlaceholder(value) if isinstance(value, float) else value
 
 
 def _as_it_is(text: str) -> Render:
@@ -146,7 +146,7 @@ def _by_format(schema: Schema, text: str) -> Render:
         for before, name, _, _ in Formatter().parse(text):
             if name is not None and re.split(r"[.\[]", name)[0] not in known:
                 line = text[: text.index(before) + len(before)].count("\n") + 1
-                fact = errors.unknown("blank", name.strip(), known)
+                fact = errors.unknown("placeholder", name.strip(), known)
                 raise _fault(schema, f"{fact}; braces of MLIR's own are doubled", line)
     except ValueError as error:
         raise _fault(
@@ -186,7 +186,7 @@ def _by_jinja(schema: Schema, text: str) -> Render:
     except TemplateSyntaxError as error:
         raise _fault(schema, str(error.message), error.lineno) from error
     for name in sorted(undeclared - set(known)):
-        raise _fault(schema, errors.unknown("blank", name, known), _line_of(text, name))
+        raise _fault(schema, errors.unknown("placeholder", name, known), _line_of(text, name))
 
     def render(values: Mapping[str, Any]) -> str:
         try:

@@ -37,7 +37,7 @@ class WritingOp(DeclaredOp):
         self, backward: Function, /, *, setup_context: Function | None = None
     ) -> None:
         raise errors.CustomOpError(
-            f"{self.schema.qualified} writes to arguments, and so has no gradient of its own",
+            f"{self.schema.qualified} mutates arguments, so it cannot have a gradient",
             hint="declare an op that returns what this one writes",
         )
 

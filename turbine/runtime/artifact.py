@@ -223,7 +223,7 @@ def _check_host(wanted: Target, source: str) -> None:
 def _check_devices(count: object, source: str) -> None:
     if type(count) is not int or not 1 <= count <= _MOST_DEVICES:
         raise errors.ArtifactError(
-            f"the manifest is invalid: the program wants {count!r} devices",
+            f"the manifest is invalid: the program uses {count!r} devices",
             where=source,
             hint=container.AGAIN,
         )

@@ -90,7 +90,7 @@ class Caller:
             if spec.mutated and not library.is_writable(leaf):
                 raise _refusal(
                     spec,
-                    "cannot be written to, as the program does",
+                    "cannot be written to, but the program mutates it",
                     hint="it is read-only, or its elements share memory as after expand; "
                     "pass a copy",
                 )
@@ -127,7 +127,7 @@ class Caller:
                 spelled = {name: _spell_symbol(self.signature, name) for name in known}
                 raise errors.ArgumentError(
                     f"{given}; the program needs {dims.readable(condition, spelled)}",
-                    hint="it was traced for such sizes; for others PyTorch may take another branch",
+                    hint="the model was traced for such sizes; other sizes may take another branch",
                 )
 
     def _check_apart(self, leaves: Sequence[Any]) -> None:

@@ -83,7 +83,7 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
     problem = permissions.problem(status)
     if problem is not None:
         raise errors.ArtifactError(
-            f"the code is not taken from this folder, for {path.name} {problem}",
+            f"code from this folder is not trusted: {path.name} {problem}",
             where=str(path.parent),
             hint=f"`chmod go-w {path}` if all that is in it is yours, or name another folder",
         )

@@ -90,7 +90,7 @@ class Convention:
             )
         if outputs and len(outputs) != tensors and (tensors or not places):
             raise errors.ArgumentError(
-                f"{self.name} gives {tensors} tensors, this call has {len(outputs)} outputs",
+                f"{self.name} returns {tensors} tensors, this call has {len(outputs)} outputs",
                 hint="give one output for each tensor, in order, or none",
             )
         return places

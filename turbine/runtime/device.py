@@ -391,7 +391,7 @@ def _open(made: Any, driver: str, ordinal: int, allocators: list[str]) -> Any:
         return made.create_default_device(allocators=allocators)
     present = made.query_available_devices()
     if ordinal >= len(present):
-        raise ValueError(f"there are {len(present)}, and the program wants number {ordinal}")
+        raise ValueError(f"there are {len(present)}, and the program uses number {ordinal}")
     return made.create_device(present[ordinal]["device_id"], allocators=allocators)
 
 

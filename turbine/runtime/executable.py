@@ -179,7 +179,7 @@ def align_code(code: bytes) -> memoryview:
 # aborts the process. So an exit handler waits for calls to end and keeps their locks. The main
 # thread can still call, for exit handlers of the user that run later.
 _EXIT_TIMEOUT = 10.0
-_RESET = "the program is loaded anew; state it kept between calls is reset"
+_RESET = "the program is loaded again; its state is reset"
 _FAILURES = (RuntimeError, ValueError, IndexError, KeyError)
 _alive: WeakSet[Executable] = WeakSet()
 

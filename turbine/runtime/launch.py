@@ -208,7 +208,7 @@ class Launchable:
         wanted, module = self._loader(device)
         if not isinstance(module, iree.VmModule):
             raise errors.ArgumentError(
-                f"the loader gave a {type(module).__name__}, expected an iree.runtime.VmModule",
+                f"the loader returned a {type(module).__name__}, expected an iree.runtime.VmModule",
                 hint="return iree.runtime.VmModule.copy_buffer(device.vm_instance, code)",
             )
         name = _entry_point(module, wanted)
@@ -256,7 +256,7 @@ def _loader(entry_point: str, code: Callable[[Device], bytes]) -> Loader:
 
 def _module(code: bytes) -> Any:
     if not code:
-        raise errors.ArtifactError("the code has no bytes", hint=AGAIN)
+        raise errors.ArtifactError("the code is empty", hint=AGAIN)
     _check(code)
     return load_module(align_code(code))
 
