@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
@@ -11,6 +11,7 @@ from importlib.abc import InspectLoader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CodeType, ModuleType
+from typing import Any
 
 from turbine import errors
 
@@ -77,6 +78,20 @@ ABSENT = {
     "FreeFuncKernelBuilder.create_module gives the IR of a kernel",
     "tools": "Turbine has no interpreter of MLIR; iree-compile and iree-run-module execute IR",
 }
+# Our module -> names of iree-turbine that it also has -> the module that defines them, imported on
+# first use.
+OLD_NAMES = {
+    "turbine.kernel.gen": {
+        "TestLaunchContext": "turbine.compat.kernel_tracing",
+        "Thread": "turbine.compat.kernel_threads",
+        "thread": "turbine.compat.kernel_threads",
+    },
+    "turbine.runtime.run_trace": {
+        "DirectoryTracer": "turbine.compat.runtime_tracer",
+        "RuntimeTracer": "turbine.compat.runtime_tracer",
+        "tracer": "turbine.compat.runtime_tracer",
+    },
+}
 _SHELVES = {old[:at] for old in MOVED for at, letter in enumerate(old) if letter == "."} - {*MOVED}
 
 
@@ -86,6 +101,21 @@ def install(root: str) -> None:
     if finder not in sys.meta_path:
         # First, as Python would otherwise load our files again under the old names.
         sys.meta_path.insert(0, finder)
+
+
+def old_names(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a module of ours that has a row in `OLD_NAMES`."""
+    homes = OLD_NAMES[module]
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return getattr(import_module(homes[name]), name)
+
+    def list_names() -> list[str]:
+        return sorted({*vars(sys.modules[module]), *homes})
+
+    return find, list_names
 
 
 @dataclass(frozen=True)

@@ -281,8 +281,8 @@ def test_patterns_choose_layers(blocks: ExportOutput) -> None:
     assert chosen.quantization is not None
     assert [row.name for row in chosen.quantization.layers] == ["1.up.weight", "1.down.weight"]
     why = {kept.name: kept.why for kept in chosen.quantization.kept}
-    assert why["1.gate.weight"] == "left out as asked"
-    assert why["0.attention_norm.weight"] == "not the weight of a product"
+    assert why["1.gate.weight"] == "excluded by include or exclude"
+    assert why["0.attention_norm.weight"] == "not the weight of a matmul"
 
 
 def test_a_module_that_uses_a_tied_weight_names_it_too() -> None:

@@ -326,7 +326,7 @@ def test_a_builder_calls_functions_over_builtin_types() -> None:
     assert "call @native" in str(module)
 
 
-@pytest.mark.parametrize("name", ["conversions", "debugging", "tools"])
+@pytest.mark.parametrize("name", ["conversions", "debugging", "kernel_tracing", "tools"])
 def test_examples_in_the_documentation_run(name: str) -> None:
     module = importlib.import_module(f"turbine.compat.{name}")
     failed, tried = doctest.testmod(module)

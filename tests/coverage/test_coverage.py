@@ -1,11 +1,14 @@
 """Judging PyTorch's op samples: verdicts mean what they say, and a slice of the ops has no failure.
 
-The whole table is `make coverage`.
+The whole tables are `make coverage` and `make exports`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from turbine.cli.main import main
 from turbine.coverage import compiled, exported, forms, samples, sweep
 from turbine.coverage.answers import compare_types
 from turbine.coverage.compiled import judge_case, make_front_door
+from turbine.coverage.front_door import FrontDoor
 from turbine.coverage.report import share, to_page, to_text
 from turbine.coverage.samples import Case
 from turbine.coverage.verdicts import (
@@ -37,6 +41,7 @@ from turbine.coverage.verdicts import (
     combine,
 )
 
+DOCS = Path(__file__).parents[2] / "docs"
 aten = torch.ops.aten
 X = torch.linspace(-1.0, 1.0, 6)
 SLICE = 5  # ops: a count, so that a slow machine sees the same ones
@@ -247,6 +252,63 @@ def test_the_page_has_a_row_for_each_op() -> None:
     text = to_page([Judged("fft.fft", verdicts)], make_front_door())
     assert "| `fft.fft` | compiled | falls back |" in text
     assert "| aten.x: because | 1 | `fft.fft` |" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "door"),
+    [("coverage.md", make_front_door()), ("export_coverage.md", exported.FRONT_DOOR)],
+)
+def test_a_page_of_the_docs_is_as_written(name: str, door: FrontDoor) -> None:
+    path = DOCS / name
+    if not path.exists():
+        pytest.skip(f"`make exports` has not written {path.name}")
+    page = path.read_text()
+    written = to_page(read_page(page, door), door)
+    (introduction, table), (expected, expected_table) = (
+        text.split(f"\n- {door.legend[0]}\n") for text in (page, written)
+    )
+    assert table == expected_table
+    version = re.compile(r"PyTorch [\d.]+'s")
+    assert version.sub("", introduction).startswith(version.sub("", expected))
+
+
+@pytest.mark.parametrize("door", [make_front_door(), exported.FRONT_DOOR], ids=lambda d: d.title)
+def test_a_page_reads_as_it_was_written(door: FrontDoor) -> None:
+    ops = ["add", "fft.fft", "linalg.inv", "nn.functional.relu", "view"]
+    statuses = itertools.cycle(door.statuses)
+    explained = {status for found in door.explained.values() for status in found}
+    judged = [
+        Judged(op, {way: _verdict(next(statuses), explained) for way in door.ways}) for op in ops
+    ]
+    page = to_page(judged, door)
+    assert to_page(read_page(page, door), door) == page
+    assert "writes this page" in page
+
+
+def _verdict(status: str, explained: set[str]) -> Verdict:
+    return Verdict(status, f"aten.x: {status}" if status in explained else "")
+
+
+def read_page(page: str, door: FrontDoor) -> list[Judged]:
+    """The verdicts that a page lists; a reason belongs to the first verdict that it explains."""
+    found: dict[str, list[Verdict]] = {}
+    statuses: Sequence[str] = ()
+    for line in page.splitlines():
+        if line.startswith("## "):
+            statuses = door.explained.get(line.removeprefix("## "), ())
+        cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        if line.startswith("| `"):
+            found[cells[0].strip("`")] = [Verdict(status) for status in cells[1:]]
+        elif statuses and line.startswith("| ") and cells[0] not in ("why", "---"):
+            for name in cells[2].replace("`", "").split():
+                _add_reason(found[name], statuses, cells[0])
+    return [Judged(name, dict(zip(door.ways, found[name], strict=True))) for name in sorted(found)]
+
+
+def _add_reason(verdicts: list[Verdict], statuses: Sequence[str], reason: str) -> None:
+    place = next(i for i, verdict in enumerate(verdicts) if verdict.status in statuses)
+    old = verdicts[place]
+    verdicts[place] = Verdict(old.status, "; ".join(filter(None, (old.reason, reason))))
 
 
 def test_a_slice_depends_on_the_seed_alone() -> None:

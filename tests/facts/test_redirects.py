@@ -150,7 +150,20 @@ def test_every_row_gives_our_module(root: str, old: str, new: str) -> None:
 @pytest.mark.parametrize("old", NAMES)
 def test_names_are_where_they_were(root: str, old: str) -> None:
     module = importlib.import_module(f"{root}.{old}")
-    assert [name for name in NAMES[old].split() if name not in vars(module)] == []
+    assert [name for name in NAMES[old].split() if not hasattr(module, name)] == []
+
+
+@pytest.mark.parametrize("ours", redirects.OLD_NAMES)
+def test_old_names_are_found_on_first_use(ours: str) -> None:
+    module = importlib.import_module(ours)
+    for name, home in redirects.OLD_NAMES[ours].items():
+        assert name in dir(module)
+        assert getattr(module, name) is getattr(importlib.import_module(home), name)
+    with pytest.raises(AttributeError, match=f"module '{ours}' has no attribute 'nothing'"):
+        _ = module.nothing
+    program = f"import sys, {ours}; assert 'turbine.compat' not in sys.modules"
+    ended = python("-c", program)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_every_statement_that_imports_works() -> None:

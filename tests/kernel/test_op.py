@@ -31,7 +31,7 @@ Function = Callable[..., Any]
 
 
 @tk.gen.kernel(M)
-def softmax(x: tkl.InputBuffer[M, N, T], y: tkl.OutputBuffer[M, N, T]) -> None:
+def softmax_rows(x: tkl.InputBuffer[M, N, T], y: tkl.OutputBuffer[M, N, T]) -> None:
     i = tkl.program_id(0)
     row = tkl.load(x, (i, 0), (1, N))
     raised = tkl.exp(row - tkl.max(row))
@@ -101,7 +101,7 @@ def compiled(function: Function, **options: Any) -> Function:
 @pytest.mark.parametrize(
     ("kernel", "text"),
     [
-        (softmax, "tk::f(Tensor x) -> (Tensor)"),
+        (softmax_rows, "tk::f(Tensor x) -> (Tensor)"),
         (
             accumulate,
             "tk::f(Tensor(a0!) total, Tensor part, float scale=2.0, SymInt shift=0, "
@@ -147,9 +147,9 @@ def test_kernels_of_one_name_have_ops_of_their_own_that_outlive_them() -> None:
 
 
 def test_a_model_that_holds_a_kernel_is_copied_and_pickled() -> None:
-    model = Fn(softmax)
-    assert copy.deepcopy(model).function is softmax
-    assert pickle.loads(pickle.dumps(model)).function is softmax
+    model = Fn(softmax_rows)
+    assert copy.deepcopy(model).function is softmax_rows
+    assert pickle.loads(pickle.dumps(model)).function is softmax_rows
     other = pickle.loads(pickle.dumps(accumulate.using(B=32)))
     assert other.blocks == {"B": 32}
     local = numbered()
@@ -162,8 +162,8 @@ def test_a_model_that_holds_a_kernel_is_copied_and_pickled() -> None:
 
 
 def test_the_op_runs_the_kernel() -> None:
-    assert_close(softmax.op(X), X.softmax(-1))
-    assert_close(torch.ops.tk.softmax(2 * X), (2 * X).softmax(-1))
+    assert_close(softmax_rows.op(X), X.softmax(-1))
+    assert_close(torch.ops.tk.softmax_rows(2 * X), (2 * X).softmax(-1))
 
 
 @pytest.mark.parametrize("call", [accumulate, lambda *args: accumulate.op(*args)])
@@ -176,17 +176,17 @@ def test_a_kernel_writes_to_the_callers_tensor(call: Function) -> None:
 
 
 def test_the_op_is_interpreted_where_kernels_are() -> None:
-    softmax.op(X)
-    compiles = softmax.explain_recompiles()
+    softmax_rows.op(X)
+    compiles = softmax_rows.explain_recompiles()
     with turbine.config.override(interpret=True):
-        assert_close(torch.ops.tk.softmax(X.bfloat16()), X.bfloat16().softmax(-1))
-        assert_close(softmax(X.clone().requires_grad_()), X.softmax(-1))
-    assert softmax.explain_recompiles() == compiles
+        assert_close(torch.ops.tk.softmax_rows(X.bfloat16()), X.bfloat16().softmax(-1))
+        assert_close(softmax_rows(X.clone().requires_grad_()), X.softmax(-1))
+    assert softmax_rows.explain_recompiles() == compiles
 
 
 def test_tensors_on_other_devices_are_refused() -> None:
-    run = softmax.op.core.eager
-    with pytest.raises(errors.KernelError, match="softmax was called with tensors on meta"):
+    run = softmax_rows.op.core.eager
+    with pytest.raises(errors.KernelError, match="softmax_rows was called with tensors on meta"):
         run(X.to("meta"))
 
 
@@ -206,7 +206,7 @@ def test_a_call_that_does_not_fit_is_refused_with_and_without_data(by: str) -> N
 @pytest.mark.parametrize(
     ("kernel", "args"),
     [
-        (softmax, (X,)),
+        (softmax_rows, (X,)),
         (accumulate, (torch.zeros(5), torch.ones(5), 3.0, 4, True)),
         (shifted_gemm, (X, X.T.contiguous(), torch.ones(3))),
     ],
@@ -217,14 +217,14 @@ def test_opcheck_passes(kernel: tk.Kernel, args: tuple[Any, ...]) -> None:
 
 def test_vmap_calls_the_kernel_for_each_element() -> None:
     batch = torch.stack([X, -X])
-    assert_close(torch.vmap(softmax)(batch), batch.softmax(-1))
+    assert_close(torch.vmap(softmax_rows)(batch), batch.softmax(-1))
 
 
 # torch.compile
 
 
 def test_a_kernel_is_part_of_one_graph() -> None:
-    fresh = softmax.using()
+    fresh = softmax_rows.using()
     assert_close(compiled(lambda x: fresh(2 * x) + 1)(X), (2 * X).softmax(-1) + 1)
 
 
@@ -280,9 +280,11 @@ def test_a_call_that_does_not_fit_names_the_users_symbols_while_it_is_traced() -
 def test_exported_programs_keep_sizes_open() -> None:
     rows, columns = Dim("rows"), Dim("columns")
     program = torch.export.export(
-        Fn(softmax), (X,), dynamic_shapes=(({0: rows, 1: columns},),), strict=False
+        Fn(softmax_rows), (X,), dynamic_shapes=(({0: rows, 1: columns},),), strict=False
     )
-    assert [n.target for n in program.graph.nodes if n.op == "call_function"] == [softmax.op.op]
+    assert [n.target for n in program.graph.nodes if n.op == "call_function"] == [
+        softmax_rows.op.op
+    ]
     for shape in ((3, 4), (5, 2)):
         x = torch.randn(shape)
         assert_close(program.module()(x), x.softmax(-1))
@@ -301,7 +303,7 @@ def test_sizes_are_solved_and_computed_from_others() -> None:
 
 
 def test_a_size_that_a_kernel_specializes_is_part_of_a_graph() -> None:
-    fixed = tk.Kernel(softmax.function, softmax.grid, specialize=[N])
+    fixed = tk.Kernel(softmax_rows.function, softmax_rows.grid, specialize=[N])
     function = torch.compile(fixed, backend="eager", fullgraph=True, dynamic=True)
     for shape in ((3, 4), (5, 4), (5, 6)):
         x = torch.randn(shape)
@@ -318,7 +320,7 @@ def raised(by: float) -> tk.Kernel:
 
 def test_kernels_of_one_name_and_sizes_of_all_kinds_are_in_one_artifact() -> None:
     one, other = raised(1), raised(2)
-    function = Fn(lambda x: (one(x), other(x), one(x.T), one(other(x)), softmax(x.T)))
+    function = Fn(lambda x: (one(x), other(x), one(x.T), one(other(x)), softmax_rows(x.T)))
     artifact = aot.export(function, args=(X,)).compile()
     assert_close(artifact(X), (X + 1, X + 2, X.T + 1, X + 3, X.T.softmax(-1)))
 
@@ -331,7 +333,7 @@ class Net(torch.nn.Module):
         self.linear = torch.nn.Linear(64, 64, dtype=torch.float32)
 
     def forward(self, x: Tensor) -> Any:
-        return softmax(self.linear(x))
+        return softmax_rows(self.linear(x))
 
 
 def test_an_artifact_runs_where_there_are_no_kernels(tmp_path: Path) -> None:
@@ -363,7 +365,7 @@ def test_an_exported_program_writes_to_the_callers_tensor() -> None:
 
         def forward(self, x: Tensor, part: Tensor) -> Any:
             accumulate(self.total, part, shift=1)
-            return accumulate(x, self.total), softmax(self.total.reshape(2, 2))
+            return accumulate(x, self.total), softmax_rows(self.total.reshape(2, 2))
 
     artifact, model = aot.export(Running(), args=(X[0], X[1])).compile(), Running()
     for _ in range(2):
@@ -379,7 +381,7 @@ def test_a_procedure_calls_kernels() -> None:
 
         @aot.jittable
         def compute(x: Any) -> Any:
-            return softmax(softmax(x) * 3)
+            return softmax_rows(softmax_rows(x) * 3)
 
     artifact = aot.export(Program).compile()
     for rows in (3, 2):
@@ -555,7 +557,7 @@ def test_gradients_that_do_not_fit_are_refused() -> None:
     with pytest.raises(errors.KernelError, match=r"gives an unknown gradient .* 'grad_weight'"):
         differentiable(layernorm_backward)
     with pytest.raises(errors.KernelError, match="accumulate writes to total, and has no grad"):
-        accumulate.register_backward(softmax)
+        accumulate.register_backward(softmax_rows)
     with pytest.raises(errors.KernelError, match="accumulate writes to total, and cannot be"):
         differentiable(accumulate)
     x = torch.ones(4, requires_grad=True)

@@ -86,12 +86,12 @@ def _raise(*_: Any) -> Any:
     [
         (_raise, "its emission raised ValueError: oops"),
         (lambda b, x, y: 3, r"result 0 is declared as tensor<\?x\?xf32> and given as a int"),
-        (lambda b, x, y: [x, y], "its emission gave 2 values, its schema has 1 results"),
+        (lambda b, x, y: [x, y], "its emission returned 2 values, its schema has 1 results"),
         (
             lambda b, x, y: arith.cmpf(arith.CmpFPredicate.OEQ, x, y),
             r"result 0 is declared as tensor<\?x\?xf32> and given as tensor<\?x\?xi1>",
         ),
-        (lambda b, x, y: b.call(ADD, x), "@add takes 2 values and is given 1"),
+        (lambda b, x, y: b.call(ADD, x), "@add takes 2 values, this call has 1"),
         (lambda b, x, y: b.call(ADD, x, y, name="sub"), "unknown function of its text 'sub'"),
     ],
 )
@@ -135,7 +135,7 @@ def test_an_emission_that_does_not_fit_is_shown(emit: Any, line: str, hint: str)
 def test_an_emission_of_other_sizes_than_the_shape_rule_says_is_named() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x.new_empty(x.shape[0] + 1))
     op.register_emission(lambda builder, x: x)
-    with pytest.raises(errors.CustomOpError, match=r"gave a tensor of \[4\], .* says \[5\]"):
+    with pytest.raises(errors.CustomOpError, match=r"returned shape \[4\], .* says \[5\]"):
         op(X[0])
 
 
@@ -144,10 +144,20 @@ def test_an_emission_of_other_sizes_than_the_shape_rule_says_is_named() -> None:
     [
         (None, ADD.replace("%x, %y :", "%x %y :"), "expected ','", "line 3, column"),
         (None, "func.func @a() { return } func.func @b() { return }", "of its text 'add'", None),
-        ("format", "\nfunc.func @add(%x: {z})", "unknown blank 'z'; valid: ", "line 2 of the"),
+        (
+            "format",
+            "\nfunc.func @add(%x: {z})",
+            "unknown placeholder 'z'; valid: ",
+            "line 2 of the",
+        ),
         ("format", "func.func @add(%x: {x}", "expected", "line 1, column"),
         ("jinja", "\n\n{% for i in %}", "Expected an expression", "line 3 of the"),
-        ("jinja", "\nfunc.func @add(%x: {{ z }})", "unknown blank 'z'; valid: ", "line 2 of the"),
+        (
+            "jinja",
+            "\nfunc.func @add(%x: {{ z }})",
+            "unknown placeholder 'z'; valid: ",
+            "line 2 of the",
+        ),
         ("format", "\n\nfunc.func @add(%x: {x.size})", "no attribute 'size'", "line 3 of the"),
         ("jinja", "\n\nfunc.func @add(%x: {{ x.size }})", "no attribute 'size'", "line 3 of the"),
         ("jinja", "\n{{ x | nope }}", "No filter named 'nope'", "line 2 of the"),
@@ -249,5 +259,5 @@ def test_written_arguments_of_ir_that_share_memory_are_refused() -> None:
 
 def test_a_gradient_for_an_op_that_writes_is_refused() -> None:
     op = declare("f(Tensor(a!) x, Tensor y) -> Tensor", write)
-    with pytest.raises(errors.CustomOpError, match="test::f writes to arguments"):
+    with pytest.raises(errors.CustomOpError, match="test::f mutates arguments"):
         op.register_autograd(lambda ctx, grad: (grad, None))

@@ -128,7 +128,7 @@ def test_an_emission_cannot_change_what_the_caller_passed() -> None:
 
 
 @pytest.mark.parametrize("engine", ["format", "jinja"])
-def test_blanks_are_types_and_numbers(engine: str) -> None:
+def test_placeholders_are_types_and_numbers(engine: str) -> None:
     op = fill_op()
     text = FILL
     if engine == "jinja":
@@ -150,7 +150,7 @@ func.func @f(%x: {x}) -> {x} {{
 
 
 @pytest.mark.parametrize("engine", ["format", "jinja"])
-def test_small_and_large_floats_fill_blanks(engine: str) -> None:
+def test_small_and_large_floats_fill_placeholders(engine: str) -> None:
     op = declare("f(Tensor x, float by) -> Tensor", lambda x, by: torch.empty_like(x))
     in_jinja = SCALE.replace("{by}", "{{{{ by * 1 }}}}").format(x="tensor<f32>")
     text = SCALE if engine == "format" else in_jinja

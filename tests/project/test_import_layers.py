@@ -59,11 +59,14 @@ ROOF = "turbine/__init__.py"
 ZOO = "zoo"
 # (importer, imported): neighbours on one floor where the first may use the second's data types.
 MAY_USE_TYPES_OF = {("lower", "capture")}
-# (file, imported): what a file may import inside a function, against the table. Artifacts run where
-# there is no compiler, so `runtime` does not know it; Launchable.jit_compile asks for it by name.
+# (file, imported): what a file may import inside a function or for types, against the table.
+# Artifacts run where there is no compiler, so only Launchable.jit_compile imports it.
 MAY_IMPORT_LATE = {
     ("turbine/runtime/launch.py", "turbine.compiler.pipeline"),
     ("turbine/kernel/call/kernel.py", "turbine.kernel.inspection.printer"),  # Kernel.text
+    # Types of names that redirects.OLD_NAMES finds.
+    ("turbine/kernel/gen.py", "turbine.compat"),
+    ("turbine/runtime/run_trace.py", "turbine.compat"),
 }
 # The one part of IREE each room may import; rooms not listed import none of it.
 IREE_PART = {
@@ -147,7 +150,8 @@ def _complaints(path: str, item: Import, bringers: set[str]) -> Iterator[str]:
     room = ROOF if path == ROOF else _room(path.removesuffix(".py").replace("/", "."))
     if _is_within(item.name, "iree") and not _is_within(item.name, IREE_PART.get(room, "nothing")):
         yield "this part of IREE belongs to another room"
-    is_late = not item.at_load and (path, item.name) in MAY_IMPORT_LATE
+    late = (name for file, name in MAY_IMPORT_LATE if file == path)
+    is_late = not item.at_load and any(_is_within(item.name, name) for name in late)
     direction = _wrong_direction(room, item.name) if _is_within(item.name, "turbine") else None
     direction = direction or _wrong_in_kernel(path, item.name)
     if direction is not None and not is_late:

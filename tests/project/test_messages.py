@@ -348,7 +348,7 @@ MISTAKES = {
     "results unlike the schema's": Mistake(
         lambda: schema.parse("demo::f(Tensor x) -> (Tensor, Tensor)").check_results(X),
         errors.CustomOpError,
-        "gave 1 results, its schema has 2",
+        "returned 1 results, its schema has 2",
         "the schema is f(Tensor x) -> (Tensor, Tensor)",
     ),
     "turbine.compile": Mistake(
@@ -365,7 +365,10 @@ MISTAKES = {
         lambda: Launchable.from_file("nothing.vmfb"), errors.ArtifactError, "cannot read", ".vmfb"
     ),
     "code without bytes": Mistake(
-        lambda: Launchable.from_bytes(b""), errors.ArtifactError, "no bytes", "compile the file"
+        lambda: Launchable.from_bytes(b""),
+        errors.ArtifactError,
+        "the code is empty",
+        "compile the file",
     ),
     "no folder of code": Mistake(
         lambda: Launchable.from_file_cache_only("nowhere"),

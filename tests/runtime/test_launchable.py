@@ -285,7 +285,7 @@ def test_what_is_not_a_program_is_refused() -> None:
         Launchable.jit_compile(5)  # type: ignore[arg-type]
     with pytest.raises(errors.CompileError):
         Launchable.jit_compile("func.func @main(").preload("cpu")
-    with pytest.raises(errors.ArgumentError, match="the loader gave a NoneType"):
+    with pytest.raises(errors.ArgumentError, match="the loader returned a NoneType"):
         Launchable.from_vm_module(lambda device: None).preload("cpu")
 
 
@@ -359,7 +359,7 @@ def test_outputs_hold_tensors_among_numbers() -> None:
 
 
 BAD_OUTPUTS: list[tuple[list[Any], str]] = [
-    ([X.clone(), X.clone()], "main gives 1 tensors, this call has 2 outputs"),
+    ([X.clone(), X.clone()], "main returns 1 tensors, this call has 2 outputs"),
     ([torch.zeros(3, 2)], "an output is float32[3, 2], the result float32[2, 3]"),
     ([torch.zeros(2, 3, dtype=torch.int32)], "an output is int32[2, 3], the result float32[2, 3]"),
     ([torch.zeros(3).expand(2, 3)], "an output cannot be written to"),

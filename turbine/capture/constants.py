@@ -1,7 +1,7 @@
-"""Fold tensors of one repeated value as PyTorch computes them, before the compiler folds them.
+"""Fold ops on uniform constants with PyTorch's results, before the compiler folds them.
 
-IREE 3.13 folds a constant 3.0 < 0 to true, 3.0 + -2 to 1.8e19, and 3 // -2 to 0. What it folds
-inside of a reduction, such as x >= x of integers, is reduced once instead of once per element.
+IREE 3.13 folds a constant 3.0 < 0 to true, 3.0 + -2 to 1.8e19, and 3 // -2 to 0. A value that it
+folds inside of a reduction, such as x >= x of integers, is reduced once, not once per element.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ aten = torch.ops.aten
 
 
 def fold_uniform(graph: fx.Graph, *, reads: bool = False) -> None:
-    """Make a fill, in place, of every op on constants that gives one value in all places.
+    """Replace every op on constants whose result is uniform by a fill, in place.
 
-    With `reads`, of reads by index alone: once indices are checked, the read itself may go. Not of
-    bytes, which the compiler has no constants of, and which are widened by then.
+    With `reads`, only reads by index are replaced, which is valid once indices are checked. Reads
+    of uint8 stay: the compiler has no constants of that dtype, and they are widened by then.
     """
     moves = _MOVES | _READS if reads else _MOVES
     with _disable_current_modes():  # under torch.compile, tensors are fake otherwise
@@ -57,7 +57,7 @@ _SUMS = {aten.sum.default, aten.sum.dim_IntList}
 
 
 def _fold_sum(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> None:
-    """Multiply an integer by how often it is added."""
+    """Replace the sum of a uniform integer tensor by value * count."""
     operand: Any = node.args[0]
     total = node.meta["val"]
     if operand not in known or total.is_floating_point() or not _is_plain(total):
@@ -72,10 +72,10 @@ def _fold_sum(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> None:
 
 
 def fill(node: fx.Node, number: float | bool | fx.Node) -> None:
-    """Make a node a fill, in place: a signature may name it.
+    """Change a node to a fill, in place, since a signature may name it.
 
-    Dynamic sizes are taken from operands; where these do not have them, or the compiler has no
-    constants of the dtype, nothing changes.
+    Dynamic sizes are read from operands. If no operand has them, or the compiler has no constants
+    of the dtype, the node is left as it is.
     """
     value = node.meta["val"]
     if value.dtype not in _FILLED:
@@ -88,7 +88,7 @@ def fill(node: fx.Node, number: float | bool | fx.Node) -> None:
     node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 
-# Of bytes too: they are computed as larger numbers.
+# 8-bit integers too: `small_integers` widens them.
 _FILLED = {
     torch.bool,
     torch.uint8,
@@ -104,7 +104,7 @@ _FILLED = {
 
 
 def _size(node: fx.Node, size: torch.SymInt) -> fx.Node | None:
-    """A dynamic size: an operand, or read from one that has it."""
+    """A node for a dynamic size: an operand, or a read of an operand's size."""
     maker = node.all_input_nodes[0] if node.target is operator.getitem else node
     for operand in maker.all_input_nodes:
         value = operand.meta.get("val")
@@ -119,7 +119,7 @@ def _size(node: fx.Node, size: torch.SymInt) -> fx.Node | None:
 
 
 def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | None:
-    """What every element of the result is, if that is known."""
+    """The value of every element of the result, if it is uniform and known."""
     if node.op != "call_function" or not _is_plain(node.meta.get("val")):
         return None
     if node.target in FILLS:
@@ -140,7 +140,7 @@ def _value(node: fx.Node, known: dict[fx.Node, torch.Tensor]) -> torch.Tensor | 
 
 
 def _value_of_itself(node: fx.Node) -> torch.Tensor | None:
-    """What an op gives for an integer and itself, or for an integer and zero."""
+    """The result of an op on an integer and itself, such as x - x, or on an integer and zero."""
     if node.target not in _OF_ITSELF.keys() | _OF_ZERO or len(node.args) != 2 or node.kwargs:
         return None
     a, b = node.args
@@ -157,7 +157,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _are_same(a: Any, b: Any, depth: int = 8) -> bool:
-    """Whether two values are equal: one value, or the same op on equal values."""
+    """Whether two values are equal: the same node, or the same op on equal values."""
     if not isinstance(a, fx.Node) or not isinstance(b, fx.Node):
         return type(a) is type(b) and bool(a == b)
     a, b = _origin(a), _origin(b)
@@ -173,7 +173,7 @@ def _are_same(a: Any, b: Any, depth: int = 8) -> bool:
 
 
 def _origin(node: fx.Node) -> fx.Node:
-    """The value that a node is a copy of; the compiler drops clones."""
+    """The node that a chain of clones copies; the compiler drops clones."""
     while node.target is aten.clone.default:
         node = node.all_input_nodes[0]
     return node

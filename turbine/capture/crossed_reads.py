@@ -1,7 +1,7 @@
-"""Values that one op reads at two places at once, such as `s` in `s[:, None] * s[None, :]`.
+"""Find values that one op reads at two indices at once, such as `s` in `s[:, None] * s[None, :]`.
 
-IREE 3.13 fuses a reduction with an op that reads its result, and looks at one of the reads only:
-the other finds elements that are not computed yet.
+IREE 3.13 fuses a reduction with an op that reads its result, and considers only one of the reads.
+The other read then sees elements that are not computed yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from turbine.capture.effects import is_ordered, is_pointwise
 
 aten = torch.ops.aten
 
-# Ops that only say where an element is; the compiler folds them into the loops around them.
+# Ops that only change indices; the compiler folds them into the loops around them.
 _VIEWS = {
     aten.view.default,
     aten._unsafe_view.default,
@@ -33,22 +33,22 @@ _VIEWS = {
 
 CROSSED = "crossed"  # in `node.meta`
 
-# The views between a computed value and a function of its elements.
+# The views between a computed value and an op that reads its elements.
 Path = tuple[Any, ...]
-# Values that the compiler may take for one: what is computed from the same operands, since it
-# merges equal ops, and makes a mean and a variance of sums.
+# Values that the compiler may merge, keyed by their operands: it merges equal ops, and computes a
+# mean and a variance from the same sums.
 Group = tuple[Any, ...]
 Paths = dict[Group, set[Path]]
 
 
 def mark_crossed_reads(graph: fx.Graph) -> None:
-    """Mark the values whose computation may not be fused with what reads them."""
+    """Mark the values that must not be fused with their users."""
     for node in find_crossed_reads(graph):
         node.meta[CROSSED] = True
 
 
 def find_crossed_reads(graph: fx.Graph) -> set[fx.Node]:
-    """The computed values that some op reads by several paths."""
+    """The computed values that some op reads through several paths."""
     numbers: dict[fx.Node, int] = {}
     known: dict[Any, int] = {}
     members: dict[Group, list[fx.Node]] = {}
@@ -63,7 +63,7 @@ def find_crossed_reads(graph: fx.Graph) -> set[fx.Node]:
         elif is_pointwise(node.target):
             merged = _merge([paths[x] for x in node.all_input_nodes if x in paths])
             crossed.update(group for group, found in merged.items() if len(found) > 1)
-            # One crossing is enough, and paths double with each.
+            # Stop at the first crossing: the number of paths doubles with each.
             paths[node] = {group: merged[group] for group in merged.keys() - crossed}
         elif node.all_input_nodes and not statically_known_true(node.meta["val"].numel() == 1):
             group = tuple(numbers[x] for x in node.all_input_nodes)
@@ -73,7 +73,7 @@ def find_crossed_reads(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _number(node: fx.Node, numbers: dict[fx.Node, int], known: dict[Any, int]) -> int:
-    """The same for nodes that compute the same."""
+    """A value number: equal for nodes that compute the same value."""
     if node.op != "call_function" or is_ordered(node):
         return known.setdefault(node, len(known))
     key = (node.target, _freeze((node.args, node.kwargs), numbers))
@@ -81,7 +81,7 @@ def _number(node: fx.Node, numbers: dict[fx.Node, int], known: dict[Any, int]) -
 
 
 def _freeze(argument: Any, numbers: dict[fx.Node, int]) -> Any:
-    """An argument as a key."""
+    """An argument as a hashable key."""
     if isinstance(argument, fx.Node):
         return "node", numbers[argument]
     if isinstance(argument, (list, tuple)):
@@ -92,7 +92,7 @@ def _freeze(argument: Any, numbers: dict[fx.Node, int]) -> Any:
 
 
 def _step(view: fx.Node, numbers: dict[fx.Node, int]) -> Any:
-    """What a view does, whatever it is a view of."""
+    """A view op as a key, without the operand."""
     return view.target, _freeze(view.args[1:], numbers)
 
 

@@ -1,4 +1,4 @@
-"""Ops declared outside PyTorch, by what stands for each in compiled code: tables."""
+"""Tables of custom ops: how each is compiled."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch._subclasses.functional_tensor import dispatch_functionalize
 from torch.overrides import TorchFunctionMode
 
-# An op's overload -> PyTorch ops that mean the same, written into its place.
+# An op's overload -> its reference implementation, inlined where the op is called.
 MEANINGS: dict[Any, Callable[..., Any]] = {}
-# An op's name -> the rule that builds its IR; `turbine.lower.emission` says what a rule is.
+# An op's name -> its emission, the function that builds its IR; see `turbine.lower.emission`.
 EMITTED: dict[str, Callable[..., Any]] = {}
 
-# Of these, the ones whose IR is known not to change an operand, as `tensor.insert_slice` may.
+# Ops in EMITTED whose IR never writes to an operand; `tensor.insert_slice` may, for example.
 KEEP_OPERANDS: set[str] = set()
-# How many operations a call of an op is about, by its arguments; of others, one for each result.
+# An op's name -> the operation count of a call; ops without a row count one per result element.
 OPERATIONS: dict[str, Callable[..., float]] = {}
-# Ops that show something in Python when they run.
+# Ops that print from Python when they run.
 SPEAKING: set[str] = set()
-# What an op that only exported programs keep is in code that is compiled to run at once.
+# Ops that only exported programs keep -> their implementation in code that runs in this process.
 IN_PROCESS: dict[Any, Callable[..., Any]] = {}
 
 
@@ -31,7 +31,7 @@ def may_overwrite(name: str) -> bool:
 
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
-    """What ops mean, for graphs: a function may write to what it has made, they do not."""
+    """The implementations in MEANINGS, functionalized for graphs."""
     return {op: _functional(meaning) for op, meaning in MEANINGS.items()}
 
 
@@ -41,9 +41,9 @@ def _functional(meaning: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Expanding(TorchFunctionMode):
-    """Within it, what an op means is called in its place.
+    """A mode in which a custom op's implementation is called in place of the op.
 
-    PyTorch does not take constants that a decomposition brings into an exported program.
+    PyTorch does not accept constants that a decomposition adds to an exported program.
     """
 
     def __torch_function__(
@@ -53,7 +53,7 @@ class Expanding(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the op, or what it means."""
+        """Call the implementation in MEANINGS, or the function itself."""
         packet = isinstance(function, torch._ops.OpOverloadPacket)
         op = function.default if packet and "default" in function.overloads() else function
         return MEANINGS.get(op, function)(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Which ops are rewritten into simpler ones before lowering, and how a user adds to them."""
+"""The table of decompositions that run before lowering, and how a user extends it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Table = dict[Any, Callable[..., Any]]
 
 aten = torch.ops.aten
 
-# Taken apart by PyTorch's own rule although the dialect (or a prim) has the op: that lowering
-# fails or gives wrong numbers.
+# Decomposed by PyTorch's rule although the dialect (or a prim) has the op: lowering it fails or
+# gives wrong results.
 MISTRUSTED = (
     aten.squeeze.dims,
     aten.upsample_bilinear2d,
@@ -50,36 +50,36 @@ _scoped: ContextVar[Table | None] = ContextVar("aot_decompositions", default=Non
 
 
 def current_aot_decompositions() -> Table:
-    """A copy of the table in force for this thread and scope."""
+    """A copy of the current table of this thread and scope."""
     scoped = _scoped.get()
     return {**_default(), **declared_ops.decompositions()} if scoped is None else dict(scoped)
 
 
 def current_tracing_decompositions() -> Table:
-    """The same for functions that are traced, where PyTorch draws, factors and selects."""
+    """The table for traced functions: random ops and factorizations stay in PyTorch."""
     table = current_aot_decompositions()
     chosen = {op: RULES.get(op) if EXPORTED.get(op) is rule else rule for op, rule in table.items()}
     table = {op: rule for op, rule in chosen.items() if rule is not None}
-    # Our own rules for ops that may draw apply only where they do not.
+    # Random ops stay, unless the rule is ours: it returns NotImplemented where the op draws.
     kept = {op: rule for op, rule in table.items() if op in RULES or not draws(op)}
     return {op: rule for op, rule in kept.items() if op not in _LIFTS} | declared_ops.IN_PROCESS
 
 
 def current_training_decompositions() -> Table:
-    """The same for graphs of AOTAutograd's, where long rows are sorted by PyTorch."""
+    """The table for graphs of AOTAutograd, in which PyTorch sorts long rows."""
     kept = current_tracing_decompositions()
     kept |= {op: rule for op, rule in SHORT_ROWS.items() if kept.get(op) is RULES[op]}
     return {**kept, **_rules_for_inductor()}
 
 
 def _rules_for_inductor() -> Table:
-    """Dynamo writes optimizers' steps with an op that Inductor brings when it is imported."""
+    """A rule for `fma`, an op of Inductor's that Dynamo uses in optimizer steps."""
     inductor = sys.modules.get("torch._inductor.inductor_prims")
     fma = vars(inductor).get("fma") if inductor is not None else None
     return {} if fma is None else {fma: lambda a, b, c: a * b + c}
 
 
-# What torch.tensor(3) in a function becomes; taken apart, its value could not be traced.
+# torch.tensor(3) in a function becomes one of these; decomposed, its value could not be traced.
 _LIFTS = {aten.lift_fresh.default, aten.lift_fresh_copy.default, aten.lift.default}
 
 
@@ -121,18 +121,18 @@ def _overloads(op: Any) -> list[Any]:
 
 @cache
 def _default() -> Table:
-    """Core ATen's table, PyTorch's for ops the dialect lacks, and rules of our own on top."""
+    """The core ATen table, PyTorch's rules for ops that the dialect lacks, then our rules."""
     table: Table = dict(torch.export.default_decompositions().items())
     for op, rule in decomposition_table.items():
-        if isinstance(op, torch._ops.OpOverload) and _helps(op):
+        if isinstance(op, torch._ops.OpOverload) and _is_decomposed(op):
             table.setdefault(op, rule)
     table.update(get_decompositions(list(MISTRUSTED)))
     table.update(RULES | EXPORTED)
     return table
 
 
-def _helps(op: torch._ops.OpOverload) -> bool:
-    """Whether taking an op apart gives ops the dialect has; a prim of its own name is not one."""
+def _is_decomposed(op: torch._ops.OpOverload) -> bool:
+    """Whether PyTorch's rule for an op is used: the dialect lacks the op, which wraps no prim."""
     name = op.name()
     wraps_a_prim = name.partition("::")[2].partition(".")[0] in _PRIM_NAMES
     return not torch_ops.is_defined(name) and not wraps_a_prim

@@ -1,4 +1,4 @@
-"""Give size symbols the names a user gave them in `dynamic_shapes`: "batch", not "s31"."""
+"""Rename size symbols as the user named them in `dynamic_shapes`: "batch", not "s31"."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from turbine.signature import Input, Signature
 
 
 def with_user_names(signature: Signature, dynamic_shapes: Any) -> Signature:
-    """The signature with every symbol renamed that a user named."""
+    """The signature with the user's names for its symbols."""
     given = list(_leaf_specs(signature, dynamic_shapes))
     named: dict[str, str] = {}
     for leaf, spec in zip(signature.inputs, given, strict=True):
         named.update(_names(leaf, spec))
-    # Two symbols under one name, or a name that is a symbol already, would say something false.
+    # Skip names that stand for two symbols, or that are symbols already.
     if len(set(named.values())) != len(named) or set(named.values()) & set(signature.symbols):
         return signature
     return _rename(signature, named)
 
 
 def _leaf_specs(signature: Signature, dynamic_shapes: Any) -> Iterator[Any]:
-    """What the user said of each input leaf, in the order of the leaves."""
+    """The user's specification for each input leaf, in order."""
     positional, keywords = signature.in_tree.children
     names = [*signature.parameters[: len(positional.children)], *map(str, keywords.keys)]
     for place, (name, tree) in enumerate(
@@ -53,7 +53,7 @@ def _pick(spec: Any, place: int, key: str | int) -> Any:
 
 
 def _names(leaf: Input, spec: Any) -> Iterator[tuple[str, str]]:
-    """(symbol, the user's name) for each dimension that is a symbol with a named Dim."""
+    """(symbol, user's name) for each axis whose size is a symbol and whose Dim has a name."""
     for axis, dim in enumerate(leaf.shape):
         given = _pick(spec, axis, axis)
         plain = isinstance(given, type) or hasattr(given, "__name__")

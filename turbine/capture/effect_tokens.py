@@ -1,7 +1,7 @@
-"""Take effect tokens out of an exported program; a check of a factorization becomes an assertion.
+"""Remove effect tokens from an exported program; checks of factorizations become assertions.
 
-PyTorch threads a token through ops with effects, so that they keep their order. Compiled code
-keeps the order of its assertions, and needs no token.
+PyTorch threads a token through ops with effects to keep their order. Compiled code keeps the order
+of its assertions without one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def drop_tokens(program: ExportedProgram) -> None:
 
 
 def _assert_success(graph: fx.Graph, check: fx.Node) -> None:
-    """An error code of 0 for every matrix, as PyTorch's op demands."""
+    """Assert that the error code of every matrix is 0, as PyTorch's op does."""
     info, name = check.args[:2]
     assert isinstance(info, fx.Node)
     with graph.inserting_before(check):

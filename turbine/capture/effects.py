@@ -1,4 +1,4 @@
-"""Properties of ops: whether they fill, are pointwise, draw numbers, write or communicate."""
+"""Properties of ops: fills, pointwise, random, mutating, collective."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import fx
 
 aten = torch.ops.aten
-# Ops that repeat one number.
+# Ops whose result is one repeated number.
 FILLS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
-# Processes may split their graphs differently; all of them have to start these in one order.
+# Processes may partition their graphs differently, but have to start collectives in one order.
 _COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
 
 
 def is_ordered(node: fx.Node) -> bool:
-    """Random numbers, writes and side effects: they stay in the order of the program."""
+    """Whether a node keeps its place in the program: it is random, mutates, or has side effects."""
     if writes(node) or draws(node.target) or is_collective(node.target):
         return True
     higher = isinstance(node.target, torch._ops.HigherOrderOperator)
@@ -29,12 +29,12 @@ def draws(target: Any) -> bool:
 
 
 def is_collective(target: Any) -> bool:
-    """Whether an op talks to other processes."""
+    """Whether an op communicates with other processes."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace in _COLLECTIVES
 
 
 def writes(node: fx.Node) -> bool:
-    """Whether a node may change a tensor it is given."""
+    """Whether a node may mutate an argument."""
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)

@@ -1,4 +1,4 @@
-"""Say why torch.export failed: its exception in, ours with the user's line and a remedy out."""
+"""Translate exceptions of torch.export to ours, with the user's line and a hint."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 
 from turbine import errors
 
-# What PyTorch says, as a regular expression -> what to do about it. The first that matches.
+# Regular expression for PyTorch's message -> hint. The first match is used.
 _REMEDIES = {
-    r"GuardOnDataDependent|data-dependent": "Python code branches on, or counts by, the value of a "
-    "tensor, which only a run knows; choose with torch.where(condition, a, b) or torch.cond, or "
-    "compute the number before the model and pass it as an int",
+    r"GuardOnDataDependent|data-dependent": "Python control flow or a size depends on the value "
+    "of a tensor, which is unknown during tracing; use torch.where(condition, a, b) or torch.cond, "
+    "or compute the number outside of the model and pass it as an int",
     r"missing a required argument|unexpected keyword|too many positional": "args=(...) and "
     "kwargs={...} are example arguments for the model's forward, by its parameters",
     r"Unsupported input type <class 'numpy": "convert arrays with torch.from_numpy(x)",
     r"Unsupported input type": "pass tensors, ints, floats, bools, strings, None or pytrees",
     r"which is not a known type": "return tensors, ints, floats, bools, None or pytrees of these",
-    r"\.numpy\(\) is not supported|numpy": "numpy cannot take part in a traced model; use torch's "
+    r"\.numpy\(\) is not supported|numpy": "numpy functions cannot be traced; use torch's "
     "functions instead, or convert before the call",
     r"DeviceMismatch|same device|Device Propagation": "move the model and the example arguments to "
     'one device, as in model.to("cpu")',
@@ -33,7 +33,7 @@ _OTHERWISE = (
 
 
 def export_error(name: str, error: Exception) -> errors.ExportError:
-    """The error for a model, of that name, that PyTorch could not export."""
+    """The error for a model that PyTorch could not export; `name` is the model's."""
     reason = f"{type(error).__name__}: {str(error).strip()}"
     hints = (hint for pattern, hint in _REMEDIES.items() if re.search(pattern, reason))
     return errors.ExportError(

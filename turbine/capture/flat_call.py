@@ -1,4 +1,4 @@
-"""Make a graph of flat inputs and results safe to compile: a graph in, a copy and slots out."""
+"""Prepare a graph of flat inputs and results for compilation: a graph in, a copy and slots out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import fx
 
 from turbine import dtypes
 from turbine.capture import passes
-from turbine.capture.layout import Order, hand_over_in_memory_order, inverse
+from turbine.capture.layout import Order, inverse, permute_to_memory_order
 from turbine.capture.sizes import is_static
 from turbine.signature import Slot
 
@@ -17,20 +17,24 @@ from turbine.signature import Slot
 def flatten(
     eager: fx.GraphModule, fixed: AbstractSet[str] = frozenset()
 ) -> tuple[fx.GraphModule, list[Slot], list[Slot]]:
-    """A copy of the graph to compile, and how to call it; inputs that are `fixed` stay in place."""
+    """A copy of the graph to compile, and slots for its inputs and results.
+
+    The memory of `fixed` inputs, such as weights, stays in place between calls.
+    """
     graph = fx.Graph()
     graph.output(graph.graph_copy(eager.graph, {}))
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
     names = [node.name for node in placeholders]
     passes.prepare(graph, names)
-    taken, given = hand_over_in_memory_order(graph)
+    input_orders, result_orders = permute_to_memory_order(graph)
     inputs = [
         _slot(node, order, node.name in fixed)
-        for node, order in zip(placeholders, taken, strict=True)
+        for node, order in zip(placeholders, input_orders, strict=True)
     ]
     results = [
-        _slot(node, inverse(order)) for node, order in zip(output.args[0], given, strict=True)
+        _slot(node, inverse(order))
+        for node, order in zip(output.args[0], result_orders, strict=True)
     ]
     assert names == [node.name for node in graph.nodes if node.op == "placeholder"]
     return fx.GraphModule(torch.nn.Module(), graph), inputs, results
@@ -40,5 +44,5 @@ def _slot(node: fx.Node, order: Order, fixed: bool = False) -> Slot:
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor):
         return Slot(None)
-    # A weight of another size could begin at the same address.
+    # A cached view is looked up by address, and a weight of another size could have the same one.
     return Slot(dtypes.of_torch(value.dtype), order, fixed and is_static(value))

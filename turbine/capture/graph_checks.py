@@ -1,4 +1,4 @@
-"""Refuse a graph that compiled code cannot have: a node that is at fault in, its line out."""
+"""Reject graphs that cannot be compiled, with the user's line of the offending node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turbine import dtypes, errors
 
 aten = torch.ops.aten
 
-# PyTorch traces these with operands of several dtypes, and refuses to run them.
+# PyTorch traces these with operands of mixed dtypes, but raises when they run.
 _ONE_DTYPE = {
     aten.mm.default,
     aten.bmm.default,
@@ -23,7 +23,7 @@ _ONE_DTYPE = {
 
 
 def check_graph(graph: fx.Graph) -> None:
-    """Raise for the first node with a layout or dtype that compiled code does not have."""
+    """Raise for the first node with an unsupported layout or dtype."""
     for node in graph.nodes:
         for value in _tensors(node.meta.get("val")):
             _check_tensor(node, value)
@@ -32,9 +32,9 @@ def check_graph(graph: fx.Graph) -> None:
 
 
 def check_strides(graph: fx.Graph) -> None:
-    """Raise for strides over a tensor that is not contiguous: compiled code has its own memory.
+    """Raise for `as_strided` of a tensor that is not contiguous: compiled code has other strides.
 
-    Of a graph as PyTorch traced it, whose tensors have the strides of eager PyTorch.
+    The graph is one that PyTorch traced, whose tensors have the strides of eager PyTorch.
     """
     for node in graph.find_nodes(op="call_function", target=aten.as_strided.default):
         (source,) = node.all_input_nodes[:1]
@@ -54,7 +54,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 def _check_tensor(node: fx.Node, value: torch.Tensor) -> None:
     if value.layout is not torch.strided:
         raise errors.UnsupportedOp(
-            f"{_describe(node)} has layout {value.layout}, and compiled code has dense tensors",
+            f"{_describe(node)} has layout {value.layout}, compiled code takes dense tensors",
             where=errors.line_of_trace(node.stack_trace),
             hint="convert it before the export, as in x.to_dense()",
         )

@@ -1,4 +1,4 @@
-"""Passes that clean a captured graph in place; passes.py has their order."""
+"""Passes that simplify a captured graph in place; passes.py has their order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from turbine.capture.sizes import expression, hint, is_empty
 
 aten = torch.ops.aten
 
-# Checks that the exported signature (sizes, dtypes, ranges) makes again at every call.
+# Assertions about sizes, dtypes and ranges; every call is checked against the signature instead.
 _GUARDS = {
     aten._assert_tensor_metadata.default,
     aten._assert_scalar.default,
@@ -31,7 +31,7 @@ _GUARDS = {
 
 
 def fix_sizes(graph_module: fx.GraphModule) -> None:
-    """Make numbers of the sizes that PyTorch fixed after it had made symbols of them."""
+    """Replace size symbols that PyTorch specialized during the trace by their numbers."""
     for node in graph_module.graph.nodes:
         value = node.meta.get("val")
         fixed = tree_map(_with_fixed_sizes, value)
@@ -41,11 +41,11 @@ def fix_sizes(graph_module: fx.GraphModule) -> None:
             _replace_by_number(node, fixed)
         else:
             node.meta["val"] = fixed
-            node.meta.pop("tensor_meta", None)  # the importer would prefer it
+            node.meta.pop("tensor_meta", None)  # it has the old sizes, and the importer prefers it
 
 
 def _replace_by_number(node: fx.Node, number: int) -> None:
-    """In every op; an argument and a result stay what the signature says."""
+    """Replace a node by a number in every op; the signature keeps arguments and results."""
     for user in [user for user in node.users if user.op != "output"]:
         user.args, user.kwargs = map_aggregate(
             (user.args, user.kwargs), lambda operand: number if operand is node else operand
@@ -69,9 +69,9 @@ def _number(size: int | torch.SymInt) -> int | torch.SymInt:
 
 
 def fix_broadcasts(graph_module: fx.GraphModule) -> None:
-    """Slice what is broadcast along axes of a size, such as (s0 + 1) // 3, that has to be 1.
+    """Slice broadcast operands along axes whose dynamic size, such as (s0 + 1) // 3, has to be 1.
 
-    The compiler takes sizes that are not numbers for equal.
+    The compiler assumes that dynamic sizes are equal.
     """
     graph = graph_module.graph
     for node in [node for node in graph.nodes if _broadcasts(node)]:
@@ -107,7 +107,7 @@ def drop_guards(graph_module: fx.GraphModule) -> None:
 
 
 def drop_whole_slices(graph_module: fx.GraphModule) -> None:
-    """Take the tensor in place of `x[:]`, unless that is a result."""
+    """Replace `x[:]` by `x`, unless it is a result."""
     for node in graph_module.graph.find_nodes(op="call_function", target=aten.slice.Tensor):
         start, end, step = (*node.args[2:], None, None, None)[:3]
         is_whole = start in (None, 0) and end in (None, sys.maxsize) and step in (None, 1)
@@ -116,7 +116,7 @@ def drop_whole_slices(graph_module: fx.GraphModule) -> None:
 
 
 def fill_empty(graph_module: fx.GraphModule) -> None:
-    """A result without elements needs no computing, and the compiler fails on some that do."""
+    """Replace ops with empty results by fills: the compiler fails on some of them."""
     for node in graph_module.graph.nodes:
         value = node.meta.get("val")
         if node.op == "call_function" and _is_empty(value) and _is_pure(node):
@@ -124,7 +124,7 @@ def fill_empty(graph_module: fx.GraphModule) -> None:
 
 
 def fill_reductions_of_nothing(graph_module: fx.GraphModule) -> None:
-    """A reduction of an empty axis is a constant: IREE 3.13 loses elements when it is reduced."""
+    """Replace reductions of an empty axis by fills: IREE 3.13 loses elements of their results."""
     for node in graph_module.graph.nodes:
         operands = [operand.meta.get("val") for operand in node.all_input_nodes]
         if node.target in _REDUCTIONS and all(map(_is_empty, operands)):
@@ -150,7 +150,7 @@ _REDUCTIONS: dict[object, float | bool] = {
 
 
 def fill_with_truth(graph_module: fx.GraphModule) -> None:
-    """A truth value is made of a number that is not 0; the compiler takes its lowest bit."""
+    """Convert numbers that fill boolean tensors to bool: the compiler takes their lowest bit."""
     for node in graph_module.graph.nodes:
         place, value = _NUMBERS.get(node.target), node.meta.get("val")
         if place is None or not isinstance(value, torch.Tensor) or value.dtype != torch.bool:
@@ -159,7 +159,7 @@ def fill_with_truth(graph_module: fx.GraphModule) -> None:
             node.update_arg(place, bool(node.args[place]))
 
 
-# Where these ops take the number that they write.
+# The position of the fill value among an op's arguments.
 _NUMBERS = {
     aten.scalar_tensor.default: 0,
     aten.full.default: 1,
@@ -177,12 +177,12 @@ def _is_empty(value: object) -> bool:
     return is_empty(value)
 
 
-# What is such a fill, and what PyTorch refuses for its indices all the same.
+# Fills already, or ops whose indices PyTorch checks even if the result is empty.
 _KEPT = {aten.full.default, aten.index_select.default, aten.embedding.default}
 
 
 def _is_pure(node: fx.Node) -> bool:
-    """Whether leaving the op out changes only its result."""
+    """Whether an op has no effect but its result."""
     target = node.target
     if target is operator.getitem:
         return _is_pure(node.all_input_nodes[0])

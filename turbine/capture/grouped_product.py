@@ -1,6 +1,6 @@
-"""Weights as integers of 4 or 8 bits with a scale for each group, and the ops that use them.
+"""Weights packed as 4- or 8-bit integers with a scale for each group, and the ops that use them.
 
-They are ordinary PyTorch ops: in eager mode they unpack the weight, compiled they do not.
+The ops unpack the weight in eager mode; compiled code uses it packed.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from turbine.packed_weights import Grouping
 class Packed:
     """A weight of [outputs, columns] in groups along the columns: Note [Packed groups].
 
-    Scales are float16, whose range is small; a power of two for the whole weight widens it.
+    Scales are float16, whose range is small; `factor`, a power of two, extends it.
     """
 
     values: Tensor  # int8 [outputs, groups, bytes]
     scales: Tensor  # float16 [outputs, groups]
-    factor: float  # of all scales
+    factor: float  # multiplies all scales
     columns: int
     bits: int
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of values and scales."""
         return self.values.nbytes + self.scales.nbytes
 
     @property
     def arguments(self) -> tuple[Tensor, Tensor, float, int, int]:
-        """What the ops below take of a weight."""
+        """The arguments of the ops below that describe a weight."""
         return self.values, self.scales, self.factor, self.columns, self.bits
 
     def unpacked(self) -> Tensor:
@@ -84,7 +84,7 @@ def _(x: Tensor, values: Tensor, scales: Tensor, factor: float, columns: int, bi
 def grouped_rows(
     indices: Tensor, values: Tensor, scales: Tensor, factor: float, columns: int, bits: int
 ) -> Tensor:
-    """Rows of a packed weight, float32: what an embedding looks up."""
+    """Rows of a packed weight in float32, for embeddings."""
     return unpack(values[indices], scales[indices], factor, columns, bits).clone()
 
 
@@ -95,7 +95,7 @@ def _(
     return scales.new_empty((*indices.shape, columns), dtype=torch.float32)
 
 
-# The ops as they stand in graphs.
+# The overloads that graphs contain.
 GROUPED_PRODUCT = torch.ops.turbine.grouped_product.default
 GROUPED_ROWS = torch.ops.turbine.grouped_rows.default
 

@@ -1,8 +1,8 @@
 """Check indices and wrap negative ones: compiled code would read or write out of bounds.
 
-An index that is not known to be in range is 0 where it is not, so that nothing outside is touched,
-and an assertion ahead of it makes the call fail as eager PyTorch does. An index that may count from
-the end is made one that does not: the compiler's scatters take no negative ones.
+An index that may be out of range is replaced by 0 where it is, so that no other memory is accessed,
+and an assertion before it makes the call fail as in eager PyTorch. Negative indices are wrapped:
+the compiler's scatters do not support them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Index:
     source: fx.Node
     axis: int
     from_end: bool
-    place: tuple[int, ...]  # where it stands among the arguments of its op
+    place: tuple[int, ...]  # its path in the nested arguments of the op
 
 
 def check_indices(graph: fx.Graph) -> None:
-    """Guard and wrap every index, except for constants known to be in range."""
+    """Check and wrap every index, except for constants known to be in range."""
     constants = _Constants(graph)
     found = [(node, index) for node in graph.nodes for index in _indices(node)]
     bounds = {index.node: constants.bounds(index.node) for _, index in found}
@@ -47,21 +47,21 @@ def check_indices(graph: fx.Graph) -> None:
         if key not in made:
             with graph.inserting_before(node):
                 made[key] = _make_safe(graph, node, index, bounds[index.node])
-        # The index may have other uses: in x[i, i] each axis has a size of its own.
+        # One index may be used for several axes with different sizes: x[i, i].
         node.args = _put(node.args, index.place, made[key])
 
 
 def _indices(node: fx.Node) -> list[Index]:
-    """The indices that a node takes, without masks."""
+    """The index tensors of a node, without masks."""
     find = _INDICES.get(node.target)
     found = list(find(node)) if find is not None else []
     return [one for one in found if one.node.meta["val"].dtype in (torch.int32, torch.int64)]
 
 
 def check_early(graph: fx.Graph) -> None:
-    """Move assertions, with what they are computed from, ahead of all else.
+    """Move assertions and their operands before all other nodes.
 
-    Compiled code updates state in place, so a call that is to fail has to before it does.
+    Compiled code updates state in place, so a call has to fail before the first update.
     """
     early: set[fx.Node] = set()
     for node in graph.nodes:
@@ -75,7 +75,7 @@ def check_early(graph: fx.Graph) -> None:
 
 
 def _sources(node: fx.Node) -> set[fx.Node]:
-    """The nodes that a node is computed from, without placeholders."""
+    """The transitive operands of a node, without placeholders."""
     found: set[fx.Node] = set()
     waiting = list(node.all_input_nodes)
     while waiting:
@@ -87,7 +87,7 @@ def _sources(node: fx.Node) -> set[fx.Node]:
 
 
 class _Constants:
-    """The values of nodes that depend on neither arguments nor weights, computed when asked for."""
+    """The values of nodes that depend on neither arguments nor weights, computed on demand."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._values: dict[fx.Node, torch.Tensor] = {}
@@ -127,9 +127,9 @@ def _is_computable(node: fx.Node) -> bool:
 
 
 def _make_safe(graph: fx.Graph, user: fx.Node, index: Index, bounds: Bounds) -> fx.Node:
-    """The index as one within its axis, counted from the start."""
+    """The index, in range and counted from the start."""
     if index.node.meta["val"].dtype != torch.int64:
-        # The compiler mixes up the two.
+        # The compiler confuses int32 with int64 indices.
         wide = emit(graph, aten._to_copy.default, index.node, dtype=torch.int64, beside=user)
         index = replace(index, node=wide)
     extent = _extent(index)
@@ -148,7 +148,7 @@ def _are_within(bounds: Bounds, first: int | torch.SymInt, end: int | torch.SymI
 
 
 def _put(values: Any, place: tuple[int, ...], value: fx.Node) -> Any:
-    """Nested arguments with another value in one place."""
+    """Nested arguments with the value at a path replaced."""
     if not place:
         return value
     first, *rest = place
@@ -158,10 +158,10 @@ def _put(values: Any, place: tuple[int, ...], value: fx.Node) -> Any:
 
 
 def _guard(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:
-    """The index, or 0 where it is out of range, after an assertion that it is not.
+    """The index, or 0 where it is out of range, after an assertion that it is in range.
 
-    Clamped to an axis of one element it would be a constant: IREE 3.13 hoists it together with a
-    constant that is written there, and takes the one for the other.
+    It is not clamped: along an axis of one element that gives a constant, which IREE 3.13 hoists
+    together with a constant that is written there, and confuses with it.
     """
     last = size - 1 if isinstance(size, int) else emit(graph, operator.sub, size, 1, beside=user)
     first: Size = 0
@@ -197,7 +197,7 @@ def _size(graph: fx.Graph, user: fx.Node, index: Index) -> Size:
 
 
 def _along(source: int, axis: int, index: int) -> Callable[[fx.Node], Iterator[Index]]:
-    """An op with one index tensor for the axis given as an argument."""
+    """A finder for ops with one index tensor, for an axis that is an argument."""
 
     def find(node: fx.Node) -> Iterator[Index]:
         tensor, place, chosen = node.args[source], node.args[axis], node.args[index]

@@ -1,4 +1,4 @@
-"""Read with one index in place of several whose sizes are dynamic: the compiler refuses those."""
+"""Join several indices of dynamic size into one: the compiler rejects such reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def join_indices(graph: fx.Graph) -> None:
-    """Make x[i, j] a read of the flattened axes at i * size + j; indices count from the start."""
+    """Rewrite x[i, j] as a read of the flattened axes at i * size + j; indices are not negative."""
     for node in graph.nodes:
         if node.target is aten.index.Tensor:
             chosen = {axis: index for axis, index in enumerate(node.args[1]) if index is not None}
@@ -27,7 +27,9 @@ def join_indices(graph: fx.Graph) -> None:
 def _join(graph: fx.Graph, node: fx.Node, chosen: dict[int, fx.Node]) -> None:
     source: Any = node.args[0]
     axes = list(chosen)
-    if axes[-1] - axes[0] != len(axes) - 1:  # then PyTorch puts the axes of the indices first
+    if (
+        axes[-1] - axes[0] != len(axes) - 1
+    ):  # not adjacent: PyTorch puts the axes of the indices first
         order = [*axes, *(axis for axis in range(value_of(source).dim()) if axis not in chosen)]
         source = emit(graph, aten.permute.default, source, order, beside=node)
         axes = list(range(len(axes)))
@@ -48,6 +50,6 @@ def _flatten(
     behind = sizes_of(graph, source, range(axes[-1] + 1, value_of(source).dim()))
     shape = [*ahead, multiply(graph, sizes), *behind]
     flat = graph.call_function(aten.view.default, (source, shape))
-    # Values have no strides in IR, so every merge is a view.
+    # Values have no strides in IR, so merging axes is always a view.
     flat.meta["val"] = value_of(source).new_empty([value_of(size) for size in shape])
     return flat

@@ -39,10 +39,10 @@ def capture(
     arg_device: Devices | None = None,
     least_sizes: bool = True,
 ) -> Program:
-    """Export, decompose and clean a model; `arg_device` says where arguments are taken.
+    """Export, decompose and simplify a model.
 
-    Without `least_sizes`, those that PyTorch assumes are nobody's: the least that are right are
-    found from 0 on.
+    `arg_device` maps arguments to devices. Without `least_sizes`, the minimum sizes that PyTorch
+    assumes are ignored, and the smallest sizes for which the program is valid are found from 0 on.
     """
     if isinstance(model, ExportedProgram):
         exported = model
@@ -65,14 +65,14 @@ def capture(
 
     is_open = small_sizes.are_open(dynamic_shapes)
     sizes = _SmallSizes(model, exported, general, program, strict)
-    signature = sizes.find_right_sizes(is_open, least_sizes)
+    signature = sizes.find_valid_sizes(is_open, least_sizes)
     named = dim_names.with_user_names(signature, dynamic_shapes)
     devices = check_devices(arg_device, len(program.inputs))
     return replace(program, signature=named, devices=devices)
 
 
 def _branches(module: fx.GraphModule) -> list[fx.GraphModule]:
-    """The graphs that operators of control flow choose from."""
+    """The branch graphs of control flow ops."""
     return [
         one for one in module.modules() if isinstance(one, fx.GraphModule) and one is not module
     ]
@@ -80,7 +80,7 @@ def _branches(module: fx.GraphModule) -> list[fx.GraphModule]:
 
 @dataclass(frozen=True)
 class _SmallSizes:
-    """Asks of small sizes, which PyTorch leaves out of a trace, whether the program is right."""
+    """Checks whether the program is valid for small sizes, which PyTorch excludes from a trace."""
 
     model: torch.nn.Module | ExportedProgram
     exported: ExportedProgram
@@ -88,19 +88,19 @@ class _SmallSizes:
     program: Program
     strict: bool
 
-    def find_right_sizes(self, is_open: bool, least_sizes: bool) -> Signature:
-        """The signature with the sizes at which the program is right."""
+    def find_valid_sizes(self, is_open: bool, least_sizes: bool) -> Signature:
+        """The signature with the sizes for which the program is valid."""
         signature = self.program.signature
         if signature.conditions or (is_open and least_sizes):
             signature = small_sizes.allow(self.general, signature, is_open, self._retrace)
         if not least_sizes:
             signature = small_sizes.from_zero(signature)
         if not is_open or not least_sizes:
-            signature = small_sizes.confirm(signature, self._is_right)
+            signature = small_sizes.confirm(signature, self._is_valid)
         return signature
 
-    def _is_right(self, sizes: small_sizes.Sizes) -> bool:
-        """By numbers, which is quick, or where they do not tell by another trace."""
+    def _is_valid(self, sizes: small_sizes.Sizes) -> bool:
+        """Compare results with the model if possible, else compare with a new trace."""
         program, model = self.program, self.model
         if isinstance(model, ExportedProgram) or not can_compare(program):
             return small_sizes.is_same(self.general, program.signature, sizes, self._retrace)
@@ -121,7 +121,7 @@ class _SmallSizes:
 
 
 def _trace(exported: ExportedProgram, decomposed: ExportedProgram) -> small_sizes.Trace:
-    """A trace that stays as it is when the decomposed graph is worked on."""
+    """A trace with a copy of the decomposed graph, which passes change later."""
     held = {**decomposed.constants, **decomposed.state_dict}
     specs = decomposed.graph_signature.input_specs
     weights = {spec.arg.name: held.get(spec.target) for spec in specs if spec.target is not None}
@@ -138,7 +138,7 @@ def export_program(
     strict: bool,
     name: str | None = None,
 ) -> ExportedProgram:
-    """Export a model with PyTorch; errors speak of it by its class, or by `name`."""
+    """Export a model with PyTorch; errors name its class, or `name`."""
     if not isinstance(model, torch.nn.Module):
         raise errors.ExportError(
             f"cannot export a {type(model).__name__}",
@@ -148,9 +148,9 @@ def export_program(
         raise errors.ExportError(
             f"args is a {type(args).__name__}, expected a tuple", hint="write args=(x,)"
         )
-    args, kwargs = _without_repeats((args, kwargs))
+    args, kwargs = _unalias((args, kwargs))
     try:
-        # The error that follows says what the log would.
+        # The error below has the contents of the log.
         with Expanding(), small_sizes.without_log():
             return torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
@@ -159,27 +159,27 @@ def export_program(
         raise export_error(name or type(model).__name__, error) from error
 
 
-def _without_repeats(arguments: Any) -> Any:
-    """Give each tensor argument an identity of its own.
+def _unalias(arguments: Any) -> Any:
+    """The arguments, with copies in place of repeated tensors.
 
-    torch.export takes one tensor in two places for one input, and the program then ignores what
-    a caller passes in the second place.
+    torch.export makes one input of a tensor that is passed twice, and the program then ignores the
+    second argument.
     """
     seen: set[int] = set()
 
-    def own(leaf: Any) -> Any:
+    def copy_repeated(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
             seen.add(id(leaf))
             return leaf
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
-    return torch_pytree.tree_map(own, arguments)
+    return torch_pytree.tree_map(copy_repeated, arguments)
 
 
 def _decompose(exported: ExportedProgram) -> ExportedProgram:
     try:
         with warnings.catch_warnings():
-            # torch 2.13 warns of its own use of a class it deprecated.
+            # torch 2.13 uses a class that it deprecated.
             warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
             decomposed: ExportedProgram = exported.run_decompositions(current_aot_decompositions())
             drop_tokens(decomposed)

@@ -1,4 +1,4 @@
-"""New nodes of a graph, with what the importer asks for."""
+"""Add nodes to a graph, with the metadata that the importer reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def emit(
     beside: fx.Node | None = None,
     **kwargs: Any,
 ) -> fx.Node:
-    """A call with its value, and with the source line of the node `beside` it."""
+    """Add a call with its fake value, and with the source line of `beside`."""
     node = graph.call_function(target, args, kwargs)
     values = [*map(value_of, args)]
     with _fake_mode(values):
@@ -28,7 +28,7 @@ def emit(
 
 
 def _fake_mode(values: list[Any]) -> AbstractContextManager[Any]:
-    """That of the values: some ops make tensors of numbers, which have to be fake as well."""
+    """The fake mode of the values: tensors that ops make of numbers have to be fake as well."""
     fakes = (value for value in values if isinstance(value, FakeTensor))
     return next((fake.fake_mode for fake in fakes), nullcontext())
 

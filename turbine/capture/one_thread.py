@@ -1,7 +1,7 @@
-"""One thread traces at a time: PyTorch's tracing changes state of the whole process.
+"""Let one thread trace at a time: PyTorch's tracing changes global state.
 
-The lock is the one that Dynamo holds while it compiles, so an export and a torch.compile of two
-threads take turns as well.
+The lock is the one that Dynamo holds while it compiles, so exports and torch.compile exclude each
+other as well.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ R = TypeVar("R")
 
 @contextmanager
 def tracing_lock() -> Iterator[None]:
-    """Wait until no other thread traces, and keep others from it."""
+    """Hold the lock of tracing."""
     from torch._dynamo.convert_frame import compile_lock
 
     with compile_lock:
@@ -25,11 +25,11 @@ def tracing_lock() -> Iterator[None]:
 
 
 def traces(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that traces."""
+    """Decorate a function that traces: it holds the lock."""
 
     @wraps(function)
-    def alone(*args: P.args, **kwargs: P.kwargs) -> R:
+    def locked(*args: P.args, **kwargs: P.kwargs) -> R:
         with tracing_lock():
             return function(*args, **kwargs)
 
-    return alone
+    return locked

@@ -1,12 +1,12 @@
-"""Keep ops that work in place off the caller's tensors, and off each other's.
+"""Keep in-place ops from overwriting the caller's tensors and each other's.
 
-IREE 3.13 lets a scatter or a sort overwrite an argument whose value nobody reads afterwards, so
-that `x.index_put(...)` or `x.topk(2)` would change x. Each such op gets a value computed from its
-operand instead; the compiler fuses that with whatever makes the operand. So does one whose operand
-is read elsewhere: the compiler may write to it before it is read.
+IREE 3.13 lets a scatter or a sort overwrite an argument that has no later reads, so that
+`x.index_put(...)` or `x.topk(2)` would change x. Each such op gets a copy of its operand instead,
+which the compiler fuses with the op that makes the operand. An op whose operand has other readers
+gets a copy too: the compiler may write to the operand before they run.
 
-It also lets several of them work in one fill of a dynamic size: in a backward graph, two slices of
-one tensor scatter their gradients to the same zeros. Each gets a fill that differs in its code.
+IREE also shares one fill of dynamic size between several in-place ops: in a backward graph, two
+slices of one tensor scatter their gradients to the same zeros. Each op gets a distinct fill.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from turbine.capture.sizes import count_elements, is_static
 
 aten = torch.ops.aten
 
-# Ops whose result is made in the memory of their first argument.
+# Ops whose result may share the memory of their first argument.
 IN_PLACE = {
     aten.index_put.default,
     aten._unsafe_index_put.default,
@@ -45,26 +45,26 @@ IN_PLACE = {
 
 
 def isolate_writes(graph: fx.Graph, arguments: Iterable[str]) -> None:
-    """Run all passes; fills come first, for a copy of a fill is not a fill any more."""
+    """Run all passes; fills come first, since a copy of a fill is no fill."""
     separate_fills(graph)
     copy_parts(graph)
     keep_arguments(graph, arguments)
 
 
 def keep_arguments(graph: fx.Graph, arguments: Iterable[str]) -> None:
-    """Give every op that works in place a copy of what is an argument or is read elsewhere."""
+    """Copy the operand of every in-place op if it is an argument or has other readers."""
     names = set(arguments)
     for node in list(graph.nodes):
-        for operand in _at_risk(node):
-            if _may_be(operand, names) or _is_read_elsewhere(operand):
+        for operand in _overwritten_operands(node):
+            if _may_share_memory(operand, names) or _is_read_elsewhere(operand):
                 with graph.inserting_before(node):
                     node.replace_input_with(operand, _copy(graph, node, operand))
 
 
 def separate_fills(graph: fx.Graph) -> None:
-    """Give every op that works in place a fill of its own, where sizes are dynamic.
+    """Give every in-place op on a fill of dynamic size a distinct fill.
 
-    The compiler merges equal fills, also those of other shapes with as many elements.
+    The compiler merges equal fills, even of different shapes if the number of elements is equal.
     """
     numbers = count(1)
     has_several = sum(node.target in FILLS for node in graph.nodes) > 1
@@ -74,18 +74,18 @@ def separate_fills(graph: fx.Graph) -> None:
         is_shared = has_several or _is_read_elsewhere(filled)
         if fill.target in FILLS and is_shared and not is_static(filled.meta["val"]):
             with graph.inserting_before(writer):
-                own = _fill_of_its_own(graph, filled, fill, next(numbers))
-            # The first operand only: a source may be the same fill.
+                own = _distinct_fill(graph, filled, fill, next(numbers))
+            # Only the first operand: the source may be the same fill.
             writer.args = (own, *writer.args[1:])
 
 
 def _is_read_elsewhere(node: fx.Node) -> bool:
-    """Whether a value, or one that it is a view of, has another user: `v[2:5] = 2 * v[0:3]`."""
+    """Whether a value, or a value that it is a view of, has other users: `v[2:5] = 2 * v[0:3]`."""
     return any(len(one.users) > 1 for one in _views_to(node))
 
 
 def _views_to(node: fx.Node) -> Iterator[fx.Node]:
-    """A value, what it is a view of, and so on; the compiler drops clones."""
+    """A value, the value it is a view of, and so on; clones count, as the compiler drops them."""
     yield node
     while isinstance(node.target, torch._ops.OpOverload) and (
         node.target.is_view or node.target is aten.clone.default
@@ -94,11 +94,11 @@ def _views_to(node: fx.Node) -> Iterator[fx.Node]:
         yield node
 
 
-def _fill_of_its_own(graph: fx.Graph, filled: fx.Node, fill: fx.Node, number: int) -> fx.Node:
-    """The same values plus a zero that the compiler cannot fold.
+def _distinct_fill(graph: fx.Graph, filled: fx.Node, fill: fx.Node, number: int) -> fx.Node:
+    """The fill plus a zero that the compiler cannot fold.
 
-    `size // (size + number)` is zero for every size, and another expression for each fill, so that
-    equal ones are not merged.
+    `size // (size + number)` is zero for every size, and a different expression for each fill, so
+    that the compiler does not merge them.
     """
 
     def add(value: Any, target: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
@@ -126,7 +126,7 @@ def _fill_of_its_own(graph: fx.Graph, filled: fx.Node, fill: fx.Node, number: in
     return add(empty, aten.add.Scalar, zeros, value) if value else zeros
 
 
-# Ops that read their first argument at indices.
+# Ops that gather from their first argument.
 _READS = {
     aten.index.Tensor,
     aten._unsafe_index.Tensor,
@@ -141,9 +141,9 @@ _PARTS = {aten.select.int, aten.slice.Tensor}
 
 
 def copy_parts(graph: fx.Graph) -> None:
-    """Read parts of tensors of dynamic sizes by a copy: IREE 3.13 reads some at index 0.
+    """Copy slices of dynamic size before gathers from them: IREE 3.13 reads some at index 0.
 
-    What a scatter has written is padded by a copy: in one loop the two do not compile.
+    Results of scatters are copied before they are padded: fused, the two do not compile.
     """
     for node in list(graph.nodes):
         if _reads_a_part(node) or _pads_a_write(node):
@@ -154,7 +154,7 @@ def copy_parts(graph: fx.Graph) -> None:
 
 
 def _reads_a_part(node: fx.Node) -> bool:
-    return node.target in _READS and _is_read_by_copy(node.args[0])  # type: ignore[arg-type]
+    return node.target in _READS and _needs_copy(node.args[0])  # type: ignore[arg-type]
 
 
 def _pads_a_write(node: fx.Node) -> bool:
@@ -164,10 +164,10 @@ def _pads_a_write(node: fx.Node) -> bool:
     return written.target in IN_PLACE
 
 
-def _is_read_by_copy(node: fx.Node) -> bool:
-    """Whether it is of a padded tensor, or a part of one that is written or of dynamic size."""
+def _needs_copy(node: fx.Node) -> bool:
+    """Whether a gather copies its operand: one that is padded, or a written or dynamic slice."""
     *views, source = _views_to(node)
-    if source.target is aten.constant_pad_nd.default:  # in one loop the two do not compile
+    if source.target is aten.constant_pad_nd.default:  # fused, the two do not compile
         return True
     parts = [one for one in views if one.target in _PARTS]
     if parts and source.target in IN_PLACE:  # as above
@@ -176,8 +176,8 @@ def _is_read_by_copy(node: fx.Node) -> bool:
     return not all(map(is_static, values))
 
 
-def _at_risk(node: fx.Node) -> list[fx.Node]:
-    """The operands in whose memory a node's result may be made."""
+def _overwritten_operands(node: fx.Node) -> list[fx.Node]:
+    """The operands whose memory a node's result may share."""
     if node.op != "call_function":
         return []
     if node.target in IN_PLACE:
@@ -188,19 +188,19 @@ def _at_risk(node: fx.Node) -> list[fx.Node]:
     return [one for one in operands if isinstance(one.meta.get("val"), torch.Tensor)]
 
 
-def _may_be(node: fx.Node, names: set[str]) -> bool:
-    """Whether the value can share an argument's memory: all on the way to it has its size.
+def _may_share_memory(node: fx.Node, names: set[str]) -> bool:
+    """Whether a value can share an argument's memory: every value between the two has its size.
 
-    Sizes are compared at the example's values, for 6 * (n // 3) may be all of 2 * n elements.
+    Sizes are compared at the example's values: 6 * (n // 3) elements may be all of 2 * n.
     """
     pending, seen = [node], {node}
     while pending:
         one = pending.pop()
         if one.op == "placeholder" and one.name in names:
             return True
-        alike = {n for n in one.all_input_nodes if _size(n) == _size(node)} - seen
-        seen |= alike
-        pending += alike
+        candidates = {n for n in one.all_input_nodes if _size(n) == _size(node)} - seen
+        seen |= candidates
+        pending += candidates
     return False
 
 
@@ -212,9 +212,9 @@ def _size(node: fx.Node) -> Any:
 def _copy(
     graph: fx.Graph, beside: fx.Node, operand: fx.Node, *, is_written: bool = True
 ) -> fx.Node:
-    """The same values by an identity that the compiler does not see through.
+    """A copy by an identity that the compiler cannot fold.
 
-    Copies that are written and copies that are read differ: the compiler merges equal ones.
+    Copies to write to and copies to read are different ops, since the compiler merges equal ones.
     """
     add = partial(emit, graph, beside=beside)
     dtype = operand.meta["val"].dtype

@@ -1,4 +1,4 @@
-"""Split a graph into parts for the compiler, few and large, and what is left to PyTorch."""
+"""Split a graph into few, large parts for the compiler, and ops that PyTorch runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import fx
 
 from turbine.capture.effects import draws, is_ordered, writes
 
-# Fewer ops than this are not worth the way into the compiler and back.
+# Smaller parts run in PyTorch: calling compiled code would cost more than it saves.
 LEAST_OPS = 3
 
 
 @dataclass(frozen=True)
 class Part:
-    """A graph of its own, and the values of the whole graph it takes and gives."""
+    """A subgraph, and the nodes of the whole graph that are its inputs and results."""
 
     graph: fx.GraphModule
     inputs: tuple[fx.Node, ...]
@@ -37,9 +37,9 @@ Compiles = Callable[[fx.Node], bool]
 
 
 def partition(whole: fx.GraphModule, compiles: Compiles, *, cut: int | None = None) -> Partition:
-    """Put every op that `compiles` in a part, unless the part has fewer than LEAST_OPS ops.
+    """Put every op for which `compiles` is true in a part of at least LEAST_OPS ops.
 
-    With `cut`, the first that many ops go to a part of their own.
+    With `cut`, the first `cut` ops are a separate part.
     """
     schedule = _Schedule(whole.graph, compiles, cut)
     while small := schedule.small_parts():
@@ -48,7 +48,7 @@ def partition(whole: fx.GraphModule, compiles: Compiles, *, cut: int | None = No
 
 
 def is_free(node: fx.Node) -> bool:
-    """Views, sizes and fills cost next to nothing: each side of a boundary makes its own."""
+    """Whether a node is a view, size or fill: cheap, and computed on both sides of a boundary."""
     target = node.target
     if isinstance(node.meta.get("val"), torch.SymInt):
         return True
@@ -61,15 +61,15 @@ def is_free(node: fx.Node) -> bool:
 
 
 def is_compute(node: fx.Node) -> bool:
-    """Whether a node stands for work: an op that is not free, nor the picking of one result."""
+    """Whether a node computes: an op that is neither free nor a getitem."""
     calls = node.op == "call_function" and node.target is not operator.getitem
     return calls and not is_free(node)
 
 
 # Note [Times]
-# Every value gets a time. Parts run at even times and PyTorch at odd ones; what the caller passes
-# is there at -1. An op runs at the first time of its side at which all it reads is there, so no
-# part can wait for itself, and a chain of n changes of side makes n parts at most.
+# Every value gets a time. Parts run at even times and PyTorch at odd ones; arguments are available
+# at -1. An op runs at the first time of its side at which all its operands are available. So no
+# part depends on itself, and a chain with n changes of side makes at most n parts.
 _START = -1
 
 
@@ -84,7 +84,7 @@ class _Schedule:
         self._assign()
 
     def leave(self, nodes: Iterable[fx.Node]) -> None:
-        """Leave these to PyTorch."""
+        """Run these nodes in PyTorch."""
         self.compiled.difference_update(nodes)
         self._assign()
 
@@ -100,7 +100,7 @@ class _Schedule:
         return dict(sorted(found.items()))
 
     def small_parts(self) -> list[fx.Node]:
-        """The nodes of parts that cost more than they save; a part that is all there is, is not."""
+        """The nodes of parts with fewer than LEAST_OPS ops, unless a part is the whole graph."""
         parts = self.parts()
         elsewhere = any(n not in self.compiled and is_compute(n) for n in self.nodes)
         if len(parts) == 1 and not elsewhere:
@@ -172,7 +172,7 @@ class _Assembly:
         return Partition(outer, self.parts)
 
     def _in_time(self) -> list[Part | fx.Node]:
-        """Parts and PyTorch's nodes in the order they run."""
+        """Parts and PyTorch's nodes in execution order."""
         parts = {time: self._cut_out(nodes) for time, nodes in self.schedule.parts().items()}
         needed = self._needed_outside(parts.values())
         steps: list[tuple[int, Part | fx.Node]] = []
@@ -185,7 +185,7 @@ class _Assembly:
         return [step for _, step in sorted(steps, key=operator.itemgetter(0))]
 
     def _cut_out(self, nodes: list[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-        """The nodes of a part with the free ones they read, and what it takes from outside."""
+        """The nodes of a part with the free ones they read, and its inputs."""
         inside = set(nodes)
         inputs: dict[fx.Node, None] = {}
         pending = list(nodes)
@@ -202,7 +202,7 @@ class _Assembly:
         return sorted(inside, key=order.__getitem__), sorted(inputs, key=order.__getitem__)
 
     def _needed_outside(self, parts: Iterable[tuple[list[fx.Node], list[fx.Node]]]) -> set[fx.Node]:
-        """Values that PyTorch's ops, other parts or the caller read."""
+        """The values that PyTorch's ops, other parts or the caller read."""
         needed = {argument for _, inputs in parts for argument in inputs}
         for node in reversed(self.whole.graph.nodes):
             outside = node.op == "output" or (
@@ -225,7 +225,7 @@ class _Assembly:
             self.value[node].meta = dict(node.meta)
 
     def _outside(self, node: fx.Node) -> fx.Node:
-        """The node in the outer graph; made when it is first read, so that it lives no longer."""
+        """The node in the outer graph, added before its first use to keep its lifetime short."""
         if node not in self.value:
             for argument in node.all_input_nodes:
                 self._outside(argument)
@@ -251,7 +251,7 @@ def _part(
 
 
 def _attributes(whole: fx.GraphModule) -> dict[str, Any]:
-    """What the graph's `get_attr` nodes name: constants, and the branches of control flow."""
+    """The attributes that `get_attr` nodes read: constants, and branches of control flow."""
     names = [str(node.target) for node in whole.graph.nodes if node.op == "get_attr"]
     return {name: operator.attrgetter(name)(whole) for name in names}
 

@@ -1,6 +1,6 @@
-"""The passes over fx graphs, in order, for exports and torch.compile alike.
+"""The passes over fx graphs, in order, for both exports and torch.compile.
 
-`clean` runs when a graph was traced, `prepare` before one is lowered.
+`clean` runs after a graph is traced, `prepare` before it is lowered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from turbine.capture.small_integers import widen_small_integers
 
 
 def clean(graph_module: fx.GraphModule) -> None:
-    """Fix sizes, fold constants, and drop what guards, annotates or computes nothing."""
+    """Fix sizes, fold constants, and drop guards, annotations and ops without effect."""
     graph_passes.fix_sizes(graph_module)
     graph_passes.fix_broadcasts(graph_module)
     graph_passes.drop_guards(graph_module)
@@ -37,7 +37,7 @@ def clean(graph_module: fx.GraphModule) -> None:
 
 
 def prepare(graph: fx.Graph, inputs: Iterable[str]) -> None:
-    """Check indices, and rewrite what the compiler gets wrong. `inputs` belong to the caller."""
+    """Check indices, and rewrite ops that the compiler miscompiles. `inputs` are the caller's."""
     widen_small_integers(graph)
     check_indices(graph)
     fold_uniform(graph, reads=True)

@@ -13,7 +13,7 @@ from turbine import errors
 from turbine.capture.traits import DeviceAffinity, ExternalTensorTrait
 from turbine.signature import Signature
 
-# Where arguments are taken, by their places among those passed.
+# The devices of arguments, by position.
 Devices = Mapping[int, DeviceAffinity]
 
 
@@ -24,31 +24,33 @@ class Weight:
     name: str
     tensor: torch.Tensor
     mutable: bool = False
-    external: ExternalTensorTrait | None = None  # where it is to be found, if a user has said so
-    in_code: bool = False  # its value is part of the code, wherever others are
-    uninitialized: bool = False  # it has no value before the program writes one
-    noinline: bool = False  # its value is not to be put in the place of what reads it
-    device: DeviceAffinity | None = None  # where it is held, if a user has said so
-    open_axes: tuple[int, ...] = ()  # along these it may get any size; it starts without elements
+    external: ExternalTensorTrait | None = None  # its address in an archive, if the user marked it
+    in_code: bool = False  # its value is always part of the code
+    uninitialized: bool = False  # it has no value until the program writes one
+    noinline: bool = False  # the compiler must not inline its value
+    device: DeviceAffinity | None = None  # its device, if the user marked it
+    open_axes: tuple[int, ...] = ()  # axes of dynamic size; it starts empty
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """Its sizes; None is one that varies."""
+        """Its sizes; None is a dynamic one."""
         sizes = enumerate(self.tensor.shape)
         return tuple(None if axis in self.open_axes else size for axis, size in sizes)
 
 
 @dataclass(frozen=True)
 class Region:
-    """A functional ATen graph and what its placeholders and results stand for."""
+    """A functional ATen graph, and the roles of its placeholders and results."""
 
     graph: fx.GraphModule
     inputs: tuple[str, ...]  # placeholders passed at every call, in order
     results: tuple[fx.Node, ...]  # values returned, mutated inputs last
     weights: Mapping[str, Weight] = field(default_factory=dict)  # placeholder -> value bound to it
-    stores: Mapping[str, fx.Node] = field(default_factory=dict)  # weight -> its value afterwards
+    stores: Mapping[str, fx.Node] = field(
+        default_factory=dict
+    )  # weight -> its value after the call
     constants: Mapping[str, Any] = field(default_factory=dict)  # placeholder -> fixed value
-    devices: Devices = field(default_factory=dict)  # of inputs, by their places
+    devices: Devices = field(default_factory=dict)  # of inputs, by position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,7 @@ class Program(Region):
 
 
 def check_devices(devices: Devices | None, count: int) -> Devices:
-    """The devices of arguments, or an error that names one that is not an argument."""
+    """The devices of arguments; raises if a position has no argument."""
     wrong = [place for place in devices or {} if place not in range(count)]
     if wrong:
         raise errors.ExportError(

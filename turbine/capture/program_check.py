@@ -1,4 +1,4 @@
-"""Run a captured program in PyTorch beside the model it came from: do they agree?"""
+"""Run a captured program in PyTorch, and compare its results with the model's."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.utils import _pytree as torch_pytree
 from turbine.capture.effects import draws, is_ordered
 from turbine.capture.program import Program
 
-# Far more than rounding, and less than another computation.
+# Far above rounding errors, and far below the difference between two computations.
 _TOLERANCE = 1e-2
 
 
 def can_compare(program: Program) -> bool:
-    """Whether running the program tells: it has values, and does nothing but compute."""
+    """Whether a program can be compared: its weights have values, and it has no effects."""
     nodes = [node for node in program.graph.graph.nodes if node.op == "call_function"]
     tensors = [weight.tensor for weight in program.weights.values()]
     return (
@@ -35,16 +35,16 @@ def agrees(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> bool:
-    """Whether both give the same for these arguments; a model that fails agrees with nothing."""
+    """Whether both return the same for these arguments; False if the model raises."""
     try:
         with torch.no_grad():
             expected = torch_pytree.tree_leaves(model(*_copy(args), **_copy(kwargs)))
             found = _run(program, leaves)
-    # Whatever a model raises for a size it was not made for.
+    # A model may raise anything for a size it does not support.
     except Exception:
         return False
     tensors = [leaf for leaf in expected if isinstance(leaf, Tensor)]
-    return len(found) == len(tensors) and all(map(_alike, found, tensors))
+    return len(found) == len(tensors) and all(map(_is_close, found, tensors))
 
 
 def _copy(arguments: Any) -> Any:
@@ -65,7 +65,7 @@ def _run(program: Program, leaves: Sequence[Any]) -> list[Tensor]:
     return [interpreter.env[node] for node, output in pairs if output.kind == "tensor"]
 
 
-def _alike(found: Tensor, expected: Tensor) -> bool:
+def _is_close(found: Tensor, expected: Tensor) -> bool:
     if (found.shape, found.dtype) != (expected.shape, expected.dtype):
         return False
     if not expected.numel():

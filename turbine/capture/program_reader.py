@@ -1,4 +1,4 @@
-"""Read a decomposed ExportedProgram: its arguments, results, sizes and weights as a Program."""
+"""Convert a decomposed ExportedProgram to a Program: arguments, results, sizes and weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turbine.signature import Input, Output, Range, Signature
 
 
 def read_program(exported: ExportedProgram, parameters: tuple[str, ...]) -> Program:
-    """A program whose positional arguments have these names."""
+    """The program of an export; `parameters` are the names of positional arguments."""
     in_tree = trees.from_spec(exported.call_spec.in_spec)
     nodes = {node.name: node for node in exported.graph.nodes}
     specs = exported.graph_signature.input_specs
@@ -75,7 +75,7 @@ def _user_outputs(exported: ExportedProgram) -> list[Any]:
 def _split_outputs(
     exported: ExportedProgram, nodes: dict[str, fx.Node]
 ) -> tuple[dict[str, fx.Node], dict[str, fx.Node], list[fx.Node]]:
-    """State to store, inputs to write back, and values to return."""
+    """The state to store, the inputs to write back, and the values to return."""
     placeholders = {
         spec.target: spec.arg.name
         for spec in exported.graph_signature.input_specs
@@ -126,7 +126,7 @@ def _output(argument: Any, nodes: dict[str, fx.Node]) -> Output:
     )
 
 
-# How PyTorch names ints and floats that it cannot know before the program runs.
+# How PyTorch names unbacked symbols: ints and floats that depend on data.
 _DATA_DEPENDENT = ("u", "zuf")
 
 
@@ -153,7 +153,7 @@ def _symbols(exported: ExportedProgram) -> dict[str, Range]:
 
 
 def _conditions(exported: ExportedProgram, nodes: Iterable[fx.Node]) -> tuple[str, ...]:
-    """What the trace took for granted of sizes, beyond their ranges."""
+    """The conditions on sizes that the trace assumed, besides their ranges."""
     values = [node.meta.get("val") for node in nodes if node.op == "placeholder"]
     tensors = [v for v in values if isinstance(v, FakeTensor)]
     shape_env = tensors[0].fake_mode.shape_env if tensors else None
@@ -184,7 +184,7 @@ def name_parameters(
 def _placeholder_names(
     exported: ExportedProgram, arguments: Sequence[pytree.Tree]
 ) -> tuple[str, ...]:
-    """PyTorch calls the input of an argument that is one leaf as the function does."""
+    """The names of placeholders: an argument that is one leaf has its name in the function."""
     specs = exported.graph_signature.input_specs
     inputs = iter([spec.arg.name for spec in specs if spec.kind == InputKind.USER_INPUT])
     names = []

@@ -1,4 +1,4 @@
-"""Pack the weights of products: a program in, one with grouped products and a report out."""
+"""Quantize the weights of matmuls: a program in, one with grouped products and a report out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class Quantizer:
-    """Replaces products with weights by products with packed ones, in one program after another.
+    """Replaces matmuls with weights by matmuls with packed weights, in several programs.
 
     A weight that several programs use is packed once. `include` and `exclude` are patterns for the
     names of layers or of their weights.
@@ -55,7 +55,7 @@ class Quantizer:
         return packed
 
     def see(self, weights: Iterable[Weight]) -> None:
-        """Take note of weights that are used outside of programs too."""
+        """Count weights that are used outside of programs too."""
         for weight in weights:
             if weight.name not in self.after:
                 self.before[weight.name] = self.after[weight.name] = weight
@@ -66,7 +66,7 @@ class Quantizer:
         return {name for name, _ in self.packing.packed}
 
     def report(self) -> Report:
-        """What became of each weight; patterns that fit no layer are refused."""
+        """The report on every weight; raises if a pattern matches no layer."""
         self._check_names()
         before, after = _bytes(self.before), _bytes(self.after)
         return Report(tuple(self.packing.layers), self._kept(), before, after)
@@ -81,7 +81,7 @@ class Quantizer:
                 )
 
     def _kept(self) -> tuple[Kept, ...]:
-        """The weights left as they were, and why, largest first."""
+        """The weights that are not packed, largest first, and the reasons."""
         in_products = {p.weight.name for p in self.found}
         in_chosen = {p.weight.name for p in self.chosen}
         old = [w for name, w in self.after.items() if name in self.before]
@@ -107,31 +107,31 @@ def _rewrite(program: Program, packing: _Packing, chosen: Sequence[_Product]) ->
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """A product of which one operand is a weight, perhaps through views."""
+    """A matmul with a weight, or a view of a weight, as one operand."""
 
     node: fx.Node
     weight: Weight
     matrix: Tensor  # the weight's values, [outputs, columns]
-    views: tuple[Any, ...]  # how the matrix came from the weight
+    views: tuple[Any, ...]  # the views between weight and matrix
     other: fx.Node
     is_left: bool  # the weight is the left operand
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What a user may call the layer: its weight, the module that holds or that uses it."""
+        """Names of the layer: its weight, the module that holds it, and the module that uses it."""
         path = self.weight.name.removesuffix(".weight")
         stack = self.node.meta.get("nn_module_stack") or {}
         user = [str(entry[0]) for entry in stack.values()][-1:]
         return tuple(dict.fromkeys((path, self.weight.name, *user)))
 
 
-# Where the two matrices are among the arguments.
+# The positions of the two matrices among the arguments.
 _PRODUCTS: dict[Any, tuple[int, int]] = {
     aten.mm.default: (0, 1),
     aten.bmm.default: (0, 1),
     aten.addmm.default: (1, 2),
 }
-# Ops that only move elements, so that a weight behind them is still that weight.
+# Views and copies: their result is still the weight.
 _VIEWS = {
     aten.permute.default,
     aten.transpose.int,
@@ -163,7 +163,7 @@ def _product(program: Program, node: fx.Node) -> _Product | None:
         placeholder, matrix, views = seen
         matrix = matrix if is_left else matrix.transpose(-1, -2)
         if not matrix.numel() or (matrix.dim() == 3 and len(matrix) != 1):
-            return None  # nothing to pack, or a matrix for each of a batch
+            return None  # empty, or a batch of matrices
         matrix = matrix[0] if matrix.dim() == 3 else matrix
         weight = program.weights[placeholder.name]
         key = _AS_IT_IS if _is_same(matrix, weight.tensor) else (*views, is_left)
@@ -171,7 +171,7 @@ def _product(program: Program, node: fx.Node) -> _Product | None:
     return None
 
 
-# How the matrix of a product came from its weight, if they are the same.
+# The views if the matrix is the weight as it is.
 _AS_IT_IS: tuple[Any, ...] = ()
 
 
@@ -183,7 +183,7 @@ def _is_same(matrix: Tensor, tensor: Tensor) -> bool:
 def _weight_behind(
     program: Program, node: fx.Node
 ) -> tuple[fx.Node, Tensor, tuple[Any, ...]] | None:
-    """The placeholder a node is a view of, and the view of its values."""
+    """The placeholder that a node is a view of, and that view of its values."""
     if node.op == "placeholder":
         weight = program.weights.get(node.name)
         if weight is None or weight.mutable or weight.tensor.dtype not in _FLOATS:
@@ -205,7 +205,7 @@ def _weight_behind(
 
 
 def _repeats(node: fx.Node, values: Tensor) -> bool:
-    """Whether a node is one matrix for all of a batch, whatever the size of that."""
+    """Whether a node expands one matrix along a batch."""
     if node.target not in (aten.expand.default, aten.view.default) or values.dim() < 2:
         return False
     shape = node.meta["val"].shape
@@ -228,7 +228,7 @@ def _copy(program: Program) -> Program:
     output: Any = graph.graph_copy(program.graph.graph, copied)
     graph.output(output)
     for old, new in copied.items():
-        # Inputs and weights go by their placeholders' names, of which fx would change some.
+        # Inputs and weights are found by their placeholders' names, which fx may change.
         new.name = old.name
     return replace(
         program,
@@ -241,7 +241,7 @@ def _copy(program: Program) -> Program:
 
 @dataclass
 class _Packing:
-    """The packed weights of all programs; each is packed on its first use."""
+    """The packed weights of all programs, packed on first use."""
 
     bits: int
     group_size: int
@@ -271,23 +271,23 @@ class _Rewrite:
     replaced: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def replace_product(self, product: _Product) -> None:
-        """Compute a product from the packed weight, in float32, and give it its old dtype."""
+        """Compute a matmul from the packed weight in float32, then convert to the old dtype."""
         if not bool(product.matrix.isfinite().all()):
             return
         node = product.node
         build = _Builder(self.program.graph.graph, node)
-        # The product of one layer may be what another one takes.
+        # The result of one layer may be the input of another.
         other = self.replaced.get(product.other, product.other)
-        x = build.turned(other) if product.is_left else other
+        x = build.transposed(other) if product.is_left else other
         flat = build.flat(build.cast(x, torch.float32))
         y = build.shaped_like(x, build(GROUPED_PRODUCT, flat, *self._bind(product)))
-        y = build.turned(y) if product.is_left else y
+        y = build.transposed(y) if product.is_left else y
         if node.target is aten.addmm.default:
             y = _with_bias(build, node, y)
         self._replace(node, build.cast(y, node.meta["val"].dtype))
 
     def replace_lookup(self, node: fx.Node) -> None:
-        """Look rows up in the packed form of a weight that a product uses too."""
+        """Look rows up in the packed form of a weight that a matmul uses too."""
         find = _LOOKUPS.get(node.target) if node.op == "call_function" else None
         indices = find(*node.args) if find is not None else None
         if indices is None or indices.meta["val"].dtype not in (torch.int32, torch.int64):
@@ -301,7 +301,7 @@ class _Rewrite:
             self._replace(node, build.cast(rows, node.meta["val"].dtype))
 
     def _bind(self, product: _Product) -> tuple[Any, ...]:
-        """The arguments of an op that stand for the packed weight, its tensors as placeholders."""
+        """The arguments for a packed weight, with placeholders for its tensors."""
         key = (product.weight.name, product.views)
         if key not in self.bound:
             stem, packed = self.packing.pack(product)
@@ -328,7 +328,7 @@ class _Rewrite:
         self.program.graph.graph.erase_node(node)
 
     def finish(self) -> Program:
-        """The program without what nobody uses any more."""
+        """The program without dead nodes and unused weights."""
         graph = self.program.graph.graph
         graph.eliminate_dead_code()
         rewrite_reshapes(graph)
@@ -348,7 +348,7 @@ class _Rewrite:
 
 
 def _mark(weight: Weight, name: str) -> ExternalTensorTrait | None:
-    """Where a user wants the weight, for a part of it."""
+    """The external mark of a weight, for one of its packed tensors."""
     if weight.external is None:
         return None
     suffix = name.removeprefix(weight.name)
@@ -357,7 +357,7 @@ def _mark(weight: Weight, name: str) -> ExternalTensorTrait | None:
 
 @dataclass(frozen=True)
 class _Builder:
-    """Adds nodes before another one, with what it knows of the user's code."""
+    """Adds nodes before another one, with its metadata of the user's code."""
 
     graph: fx.Graph
     before: fx.Node
@@ -370,18 +370,18 @@ class _Builder:
         node.meta = {**kept, "val": target(*values, **kwargs)}
         return node
 
-    def turned(self, node: fx.Node) -> fx.Node:
-        """The last two axes exchanged."""
+    def transposed(self, node: fx.Node) -> fx.Node:
+        """The transpose of the last two axes."""
         *batch, rows, columns = range(node.meta["val"].dim())
         return self(aten.permute.default, node, [*batch, columns, rows])
 
     def flat(self, node: fx.Node) -> fx.Node:
-        """All axes but the last as one."""
+        """The tensor with all axes but the last merged."""
         shape = node.meta["val"].shape
         return node if len(shape) == 2 else self(aten.reshape.default, node, [-1, shape[-1]])
 
     def shaped_like(self, node: fx.Node, flat: fx.Node) -> fx.Node:
-        """The axes that `flat` took together, apart again."""
+        """The axes that `flat` merged, split again."""
         *sizes, _ = node.meta["val"].shape
         if len(sizes) == 1:
             return flat
@@ -397,7 +397,7 @@ class _Builder:
         return self(aten._to_copy.default, node, dtype=dtype)
 
 
-# The indices of rows that an op looks up in its first argument; None where it does more.
+# The row indices of a lookup in the first argument; None if the op does more.
 _LOOKUPS: dict[Any, Callable[..., fx.Node | None]] = {
     aten.embedding.default: lambda table, indices, *_: indices,
     aten.index_select.default: lambda table, axis, indices: indices if axis == 0 else None,
@@ -433,8 +433,8 @@ def _layer(product: _Product, packed: Packed) -> Layer:
 
 def _why_kept(name: str, in_products: set[str], in_chosen: set[str]) -> str:
     if name in in_chosen:
-        return "not finite, or also used outside of products"
-    return "left out as asked" if name in in_products else "not the weight of a product"
+        return "not finite, or also used outside of matmuls"
+    return "excluded by include or exclude" if name in in_products else "not the weight of a matmul"
 
 
 def _used_weights(program: Program) -> dict[str, Weight]:

@@ -1,8 +1,8 @@
-"""Rewrite reshapes of dynamic sizes into those the compiler gets right.
+"""Rewrite reshapes of dynamic sizes, which the compiler gets wrong.
 
-It takes a size of -1 for a number, and an axis of unknown size for the same axis after the
-reshape: [n, 4] as [-1, 2] reads outside its memory. So every size is computed, and a reshape
-that merges and splits axes is done in two.
+The compiler takes -1 for a number, and a dynamic axis for the same axis after the reshape: [n, 4]
+as [-1, 2] reads out of bounds. So every size is computed, and a reshape that merges and splits
+axes becomes two.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Size = int | fx.Node
 
 
 def rewrite_reshapes(graph: fx.Graph) -> None:
-    """Rewrite those in a graph, in place."""
+    """Rewrite the reshapes of a graph in place."""
     for node in list(graph.nodes):
         if node.target in _RESHAPES and _is_dynamic(node):
             with graph.inserting_before(node):
-                _name_every_size(graph, node)
+                _compute_every_size(graph, node)
                 _merge_first(graph, node)
 
 
@@ -40,8 +40,8 @@ def _shape(node: Any) -> Any:
     return node.meta["val"].shape
 
 
-def _name_every_size(graph: fx.Graph, node: fx.Node) -> None:
-    """Put what is meant where -1 is asked for."""
+def _compute_every_size(graph: fx.Graph, node: fx.Node) -> None:
+    """Replace -1 by the size."""
     source: Any
     wanted: Any
     source, wanted = node.args
@@ -56,18 +56,18 @@ def _name_every_size(graph: fx.Graph, node: fx.Node) -> None:
             )
         wanted = [*wanted[:left_out], size, *wanted[left_out + 1 :]]
     node.args = (source, wanted)
-    node.meta = _facts(node, wanted)
+    node.meta = _metadata(node, wanted)
 
 
-def _facts(node: fx.Node, sizes: Sequence[Size]) -> dict[str, Any]:
-    """What is known of a node that gives these sizes; torch may have lost sight of a number."""
-    facts = {**node.meta, "val": node.meta["val"].new_empty(list(map(value_of, sizes)))}
-    facts.pop("tensor_meta", None)
-    return facts
+def _metadata(node: fx.Node, sizes: Sequence[Size]) -> dict[str, Any]:
+    """The metadata of a node with these sizes, which may be numbers where torch has symbols."""
+    entries = {**node.meta, "val": node.meta["val"].new_empty(list(map(value_of, sizes)))}
+    entries.pop("tensor_meta", None)
+    return entries
 
 
 def _quotient(graph: fx.Graph, sizes: list[Size], divisors: list[Size]) -> Size:
-    """The product of sizes over that of divisors; what is in both is in neither."""
+    """The product of sizes over the product of divisors, with common factors cancelled."""
     over: list[Size] = []
     for divisor in divisors:
         wanted = expression(value_of(divisor))
@@ -81,7 +81,7 @@ def _quotient(graph: fx.Graph, sizes: list[Size], divisors: list[Size]) -> Size:
 
 
 def _merge_first(graph: fx.Graph, node: fx.Node) -> None:
-    """Where several axes become several others, make one of them and then the others."""
+    """Merge axes in one reshape and split them in another, if several become several."""
     source: Any
     wanted: Any
     source, wanted = node.args
@@ -94,12 +94,12 @@ def _merge_first(graph: fx.Graph, node: fx.Node) -> None:
     sizes = [*wanted[:first], multiply(graph, wanted[first:end]), *wanted[end:]]
     target: Any = node.target
     merged = graph.call_function(target, (source, sizes))
-    merged.meta = _facts(node, sizes)
+    merged.meta = _metadata(node, sizes)
     node.replace_input_with(source, merged)
 
 
 def _count_same(before: Sequence[Any], after: Sequence[Any]) -> int:
-    """How many sizes are the same from the start on."""
+    """The length of the common prefix of two shapes."""
     count = 0
     for one, other in zip(before, after, strict=False):
         if expression(one) != expression(other):

@@ -1,4 +1,4 @@
-"""Rounding to bfloat16: IREE leaves it out where a number is narrowed and widened in one loop."""
+"""Keep rounding to bfloat16: IREE drops it where a loop narrows and widens a number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDE = {torch.float32, torch.float64}
 
 
 def keep_rounding(graph: fx.Graph) -> None:
-    """Widen the bfloat16 numbers that a graph computes by their bits."""
+    """Widen computed bfloat16 values by their bits, which IREE does not fold."""
     widened: dict[fx.Node, fx.Node] = {}
     for node in [node for node in graph.nodes if _widens(node)]:
         for operand in filter(_is_rounded, node.all_input_nodes):
@@ -28,7 +28,7 @@ def keep_rounding(graph: fx.Graph) -> None:
 
 
 def _widens(node: fx.Node) -> bool:
-    """Whether an op makes its operands numbers of a wider type."""
+    """Whether an op converts its operands to a wider type."""
     if not is_pointwise(node.target):
         return False
     floats = [
@@ -44,9 +44,9 @@ def _is_rounded(node: fx.Node) -> bool:
 
 
 def _widen(graph: fx.Graph, node: fx.Node) -> fx.Node:
-    """A float32 begins with the bits of the bfloat16."""
+    """A float32 with the bits of the bfloat16 as its upper half."""
     shape = node.meta["val"].shape
-    # The compiler takes no bits of a tensor without axes.
+    # The compiler has no bitcast of tensors of rank 0.
     row = node if shape else emit(graph, aten.view.default, node, [1], beside=node)
     bits = emit(graph, aten.view.dtype, row, torch.int16, beside=node)
     wide = emit(graph, aten._to_copy.default, bits, dtype=torch.int32, beside=node)

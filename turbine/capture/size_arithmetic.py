@@ -1,4 +1,4 @@
-"""Arithmetic on sizes, in terms of the ops that the compiler has for it."""
+"""Rewrite arithmetic on sizes to ops that the compiler has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turbine.capture.nodes import emit
 
 aten, prim = torch.ops.aten, torch.ops.prim
 
-# Of Python's functions on sizes, those that the importer does not know.
+# Functions of sizes that the importer does not know -> ops of the dialect.
 _OPS: dict[Any, Any] = {
     torch.sym_float: aten.Float.Scalar,
     torch.sym_min: prim.min.int,
@@ -23,7 +23,7 @@ _OPS: dict[Any, Any] = {
 
 
 def rewrite_size_arithmetic(graph: fx.Graph) -> None:
-    """Name the compiler's ops on sizes, fold what is a number, and put numbers behind tensors."""
+    """Use the compiler's ops on sizes, fold constants, and swap number - tensor to rsub."""
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -44,10 +44,10 @@ def rewrite_size_arithmetic(graph: fx.Graph) -> None:
 
 
 def _scale(graph: fx.Graph, node: fx.Node) -> None:
-    """Make trunc(float(size) * factor), as F.interpolate has it, a product of integers.
+    """Rewrite trunc(float(size) * factor), as in F.interpolate, to integer arithmetic.
 
-    The compiler has no conversion of floats to integers beside tensors. Of a factor with a small
-    denominator the product is exact either way.
+    The compiler converts floats to integers only in tensors. For a factor with a small denominator
+    both computations are exact.
     """
     product: Any = node.args[0]
     is_product = product.target is operator.mul and product.args[0].target is aten.Float.Scalar
@@ -66,7 +66,7 @@ _EXACT = 2**20
 
 
 def _compute_on_tensor(graph: fx.Graph, node: fx.Node) -> None:
-    """Compute a function of floats with a tensor without axes, whose element is read back."""
+    """Compute a function of floats on a tensor of rank 0, and read its element."""
     number, *others = node.args
     with graph.inserting_before(node):
         wide = _emit_scalar(graph, aten.full.default, [], number, dtype=torch.float64)
@@ -93,7 +93,7 @@ _ON_TENSORS: dict[Any, Any] = {
 
 
 def _expand_remainder(graph: fx.Graph, node: fx.Node) -> None:
-    """As a - a // b * b: the compiler's remainder has the sign of a."""
+    """Rewrite a % b to a - a // b * b: the compiler's remainder has the sign of a."""
     a, b = node.args
     with graph.inserting_before(node):
         product = emit(graph, operator.mul, emit(graph, operator.floordiv, a, b), b)
@@ -101,7 +101,7 @@ def _expand_remainder(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _replace(node: fx.Node, number: int) -> None:
-    """Put a number where a node is used."""
+    """Replace all uses of a node by a number."""
 
     def change(argument: Any) -> Any:
         return number if argument is node else argument

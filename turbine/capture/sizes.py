@@ -1,6 +1,6 @@
-"""Sizes that may be symbols: their values in the example, and as expressions to compare.
+"""Sizes that may be symbols: their values in the example, and expressions to compare.
 
-Comparing symbols themselves would restrict the program to sizes for which the answer holds.
+Comparing the symbols would add a guard that restricts the program.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def is_empty(tensor: torch.Tensor) -> bool:
 
 
 def expression(size: int | torch.SymInt) -> Any:
-    """What two sizes have in common if they are equal whatever the example."""
+    """The expression of a size; equal expressions are equal sizes for every example."""
     return size if isinstance(size, int) else size.node.expr
 
 
 def sizes_of(graph: fx.Graph, tensor: fx.Node, axes: Iterable[int]) -> list[int | fx.Node]:
-    """Sizes as numbers or, where they are dynamic, as nodes."""
+    """Static sizes as numbers, dynamic ones as nodes."""
     shape = tensor.meta["val"].shape
     return [
         shape[axis]
@@ -56,7 +56,7 @@ def sizes_of(graph: fx.Graph, tensor: fx.Node, axes: Iterable[int]) -> list[int 
 
 
 def multiply(graph: fx.Graph, sizes: Iterable[int | fx.Node]) -> int | fx.Node:
-    """The product of sizes, those that are numbers first."""
+    """The product of sizes, with numbers folded."""
     sizes = list(sizes)
     known = prod(size for size in sizes if isinstance(size, int))
     unknown = [size for size in sizes if isinstance(size, fx.Node)]

@@ -1,7 +1,8 @@
-"""Compute with 8-bit integers as larger, signed ones.
+"""Compute 8-bit integers in wider, signed types.
 
-The compiler takes unsigned numbers for signed ones, and crashes on 8-bit numbers beside Python's.
-The other unsigned types cannot be converted; `support` leaves what goes wrong with them to PyTorch.
+The compiler takes unsigned integers for signed ones, and crashes on ops of 8-bit tensors and Python
+numbers. Other unsigned types cannot be converted: ops that go wrong with them run in PyTorch, see
+`support`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 
 WIDER = {torch.int8: torch.int32, torch.uint8: torch.int32}
 
-# They move numbers and do not compute with them; views do not either.
+# Ops that move elements without arithmetic, as views do.
 _MOVES = {
     aten._to_copy.default,
     aten.cat.default,
@@ -32,7 +33,7 @@ _MOVES = {
 
 
 def widen_small_integers(graph: fx.Graph) -> None:
-    """Convert what such an op reads, and its result back, in place."""
+    """Widen the operands of arithmetic ops, and narrow their results, in place."""
     for node in list(graph.nodes):
         if _computes(node) and any(_dtype(n) in WIDER for n in (node, *node.all_input_nodes)):
             with graph.inserting_before(node):
@@ -57,13 +58,13 @@ def _widen(graph: fx.Graph, node: fx.Node) -> None:
     narrow = _dtype(node)
     if narrow not in WIDER:
         return
-    # The node itself becomes the way back: a signature may name it.
+    # The node itself becomes the conversion back, since a signature may name it.
     kwargs = {k: WIDER[narrow] if v == narrow else v for k, v in node.kwargs.items()}
     wide = graph.call_function(target, node.args, kwargs)
     wide.meta = {**node.meta, "val": node.meta["val"].to(WIDER[narrow])}
     wide.meta.pop("tensor_meta", None)
     if target in FILLS and narrow == torch.uint8:
-        # The compiler fails to fold a conversion to unsigned; what it has to compute stays.
+        # abs() keeps the compiler from folding the conversion to unsigned, which fails.
         wide.args = tuple(int(a) % 256 if isinstance(a, (int, float)) else a for a in wide.args)
         constant, wide = wide, graph.call_function(aten.abs.default, (wide,))
         wide.meta = constant.meta

@@ -1,9 +1,9 @@
-"""Small sizes that PyTorch leaves out: traced again at each, and allowed where nothing changes.
+"""Allow small sizes that PyTorch excludes, where a trace at that size gives the same graph.
 
-PyTorch takes every size that varies for at least 2, and every size computed from it for none of 0
-and 1. Most programs do not depend on it, but a branch or a `squeeze` may, and its guards do not
-tell: one that a stride asked for hides that a branch asked too. Where a trace at the size itself
-is the same graph, PyTorch does the same there.
+PyTorch assumes that every dynamic size is at least 2, and that every size computed from it is
+neither 0 nor 1. Most programs do not depend on that, but a branch or a `squeeze` may. Guards do not
+show it: a guard from a stride computation hides an equal one from a branch. So the model is traced
+again at the size itself, and the graphs are compared.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Sizes = Mapping[str, int]
 
 @dataclass(frozen=True)
 class Trace:
-    """A model as PyTorch traced it, and the same decomposed, with values for its weights."""
+    """A traced graph, the same graph decomposed, and the values of its weights."""
 
     traced: fx.Graph
     decomposed: fx.GraphModule
     weights: Mapping[str, Any] = field(default_factory=dict)  # by placeholder
 
 
-# Traces and decomposes the model again, for other leaves of its arguments.
+# Traces and decomposes the model again, for other argument leaves.
 Retrace = Callable[[Sequence[Any]], Trace]
 
-# Of no elements at all, IREE may compute something else (the deviation of an empty column).
+# For empty tensors IREE may differ from PyTorch (the standard deviation of an empty column).
 _LEAST = 1
 _SEARCHED = 200
 _MOST_SIZES = 6
@@ -49,7 +49,7 @@ _MOST_TRACES = 12
 
 
 def are_open(dynamic_shapes: Any) -> bool:
-    """Whether ranges of sizes are PyTorch's own: no specification of a user's has one."""
+    """Whether all ranges of sizes are PyTorch's: the user gave no Dim with a range."""
     leaves = torch_pytree.tree_leaves(dynamic_shapes)
     return any(leaf in (Dim.AUTO, Dim.DYNAMIC) for leaf in leaves) and not any(
         isinstance(leaf, Dim) for leaf in leaves
@@ -57,16 +57,16 @@ def are_open(dynamic_shapes: Any) -> bool:
 
 
 def allow(general: Trace, signature: Signature, is_open: bool, retrace: Retrace) -> Signature:
-    """The signature with conditions and least sizes dropped that the program does not need."""
-    asked = {name: _find_refused(signature, name, is_open) for name in signature.symbols}
+    """The signature without conditions and minimum sizes that the program does not need."""
+    refused = {name: _find_excluded(signature, name, is_open) for name in signature.symbols}
     usual = {name: _usual(signature, name) for name in signature.symbols}
     has_ints = any(spec.kind == "int" for spec in signature.inputs)
-    if has_ints or not any(asked.values()) or None in usual.values():
+    if has_ints or not any(refused.values()) or None in usual.values():
         return signature
 
-    traced: dict[str, set[int]] = {name: set() for name in asked}
+    traced: dict[str, set[int]] = {name: set() for name in refused}
 
-    def is_right(sizes: Mapping[str, int | None]) -> bool:
+    def is_valid(sizes: Mapping[str, int | None]) -> bool:
         known = {name: size for name, size in sizes.items() if size is not None}
         if not _is_possible(signature, known):
             return True
@@ -75,22 +75,22 @@ def allow(general: Trace, signature: Signature, is_open: bool, retrace: Retrace)
         return is_same(general, signature, known, retrace)
 
     alone = {
-        name: [size for size in sizes if is_right({**usual, name: size})]
-        for name, sizes in asked.items()
+        name: [size for size in sizes if is_valid({**usual, name: size})]
+        for name, sizes in refused.items()
     }
     together = _combinations(alone, usual)
     if len(together) > _MOST_TRACES:
         return signature
-    wrong = [sizes for sizes in together if not is_right(sizes)]
+    wrong = [sizes for sizes in together if not is_valid(sizes)]
     right = {
         name: [n for n in sizes if n in traced[name] and all(other[name] != n for other in wrong)]
         for name, sizes in alone.items()
     }
-    return _widen(signature, asked, right)
+    return _widen(signature, refused, right)
 
 
 def from_zero(signature: Signature) -> Signature:
-    """The signature without the least sizes that PyTorch assumes, for `confirm` to find them."""
+    """The signature with minimum sizes of 0 where PyTorch assumes 2; `confirm` raises them."""
     symbols = {
         name: replace(limits, minimum=0 if limits.minimum <= _ASSUMED else limits.minimum)
         for name, limits in signature.symbols.items()
@@ -101,10 +101,10 @@ def from_zero(signature: Signature) -> Signature:
 _ASSUMED = 2
 
 
-def confirm(signature: Signature, is_right: Callable[[Sizes], bool]) -> Signature:
-    """The signature with least sizes raised to those at which the program is right.
+def confirm(signature: Signature, is_valid: Callable[[Sizes], bool]) -> Signature:
+    """The signature with minimum sizes raised until the program is valid.
 
-    A Dim of a user's allows 0 and 1, and PyTorch does not look whether the program does.
+    A user's Dim allows 0 and 1, and PyTorch does not check whether the program does.
     """
     usual = {name: _usual(signature, name) for name in signature.symbols}
     known = {name: size for name, size in usual.items() if size is not None}
@@ -116,21 +116,21 @@ def confirm(signature: Signature, is_right: Callable[[Sizes], bool]) -> Signatur
             sizes = {**known, name: size}
             if not limits.holds(size) or not _is_possible(signature, sizes):
                 continue
-            if not is_right(sizes):
+            if not is_valid(sizes):
                 symbols[name] = replace(limits, minimum=size + 1)
                 break
     ones = {name: 1 for name, limits in symbols.items() if limits.holds(1)}
     together = {**known, **ones}
-    is_asked = len(ones) > 1 and _is_possible(signature, together)
-    if is_asked and not is_right(together):
+    is_checked = len(ones) > 1 and _is_possible(signature, together)
+    if is_checked and not is_valid(together):
         symbols |= {name: replace(symbols[name], minimum=2) for name in ones}
     return replace(signature, symbols=symbols)
 
 
 def resize_examples(signature: Signature, examples: Sequence[Any], sizes: Sizes) -> list[Any]:
-    """Example arguments with other sizes, made of their own values.
+    """Example arguments resized by repeating their values.
 
-    Zeros are replaced: a branch that scales its argument gives the same for them.
+    All-zero examples are replaced: they would hide a branch that scales its argument.
     """
     pairs = zip(signature.inputs, examples, strict=True)
     return [_resize(spec, example, sizes) for spec, example in pairs]
@@ -141,9 +141,9 @@ def _resize(spec: Input, example: Any, sizes: Sizes) -> Any:
         return example
     resized = example.detach()
     if _is_zero(resized):
-        # Ones and zeros in turn, which are valid as indices too.
-        turns = (torch.arange(resized.numel()) + 1) % 2
-        resized = turns.to(resized.dtype).reshape(resized.shape)
+        # Alternate ones and zeros, which are valid indices too.
+        alternating = (torch.arange(resized.numel()) + 1) % 2
+        resized = alternating.to(resized.dtype).reshape(resized.shape)
     for axis, dim in enumerate(spec.shape):
         size = dims.evaluate(dim, sizes) or 0
         if not resized.shape[axis]:
@@ -158,40 +158,40 @@ def _is_zero(x: torch.Tensor) -> bool:
 
 
 def _is_possible(signature: Signature, sizes: Sizes) -> bool:
-    """Whether conditions on several sizes, which stay, allow these."""
+    """Whether the conditions on several symbols allow these sizes."""
     joint = [c for c in signature.conditions if len(set(dims.names(c))) > 1]
     return all(_holds(c, sizes) for c in joint)
 
 
-def _find_refused(signature: Signature, name: str, is_open: bool) -> list[int]:
-    """The small sizes that only a symbol's range, or conditions against few sizes, do not allow."""
-    doubtful, minimum = _doubtful(signature, name), signature.symbols[name].minimum
+def _find_excluded(signature: Signature, name: str, is_open: bool) -> list[int]:
+    """The small sizes excluded only by a symbol's minimum or by conditions on small sizes."""
+    about_small, minimum = _small_size_conditions(signature, name), signature.symbols[name].minimum
     alone = [c for c in signature.conditions if set(dims.names(c)) == {name}]
     least = min(_LEAST, minimum) if is_open else minimum
     found = [
         size
         for size in range(least, _SEARCHED)
-        if (size < minimum or not all(_holds(c, {name: size}) for c in doubtful))
-        and all(_holds(c, {name: size}) for c in alone if c not in doubtful)
+        if (size < minimum or not all(_holds(c, {name: size}) for c in about_small))
+        and all(_holds(c, {name: size}) for c in alone if c not in about_small)
     ]
     return found if len(found) <= _MOST_SIZES else []
 
 
-def _doubtful(signature: Signature, name: str) -> list[str]:
-    """Conditions on one symbol that only small sizes do not meet, as those that PyTorch adds."""
+def _small_size_conditions(signature: Signature, name: str) -> list[str]:
+    """Conditions on one symbol that exclude only small sizes, such as those that PyTorch adds."""
     alone = [c for c in signature.conditions if set(dims.names(c)) == {name}]
     return [c for c in alone if _is_about_small_sizes(c, name)]
 
 
 def _is_about_small_sizes(condition: str, name: str) -> bool:
-    """Whether it is `size != 1` or the like, of a size that grows with the symbol."""
+    """Whether a condition is like `size != 1`, for a size that grows with the symbol."""
     compared = ast.parse(dims.readable(condition, {}), mode="eval").body
     if not isinstance(compared, ast.Compare) or len(compared.ops) != 1:
         return False
     left, operator, right = compared.left, compared.ops[0], compared.comparators[0]
     if isinstance(left, ast.Constant):
-        left, operator, right = right, _TURNED.get(type(operator), operator), left
-    # With the symbol in one place and these operators, it grows with the symbol or shrinks.
+        left, operator, right = right, _MIRRORED.get(type(operator), operator), left
+    # With one use of the symbol and these operators, the size is monotonic in the symbol.
     places = [node.id for node in ast.walk(left) if isinstance(node, ast.Name)]
     is_simple = places == [name] and all(isinstance(node, _SIMPLE) for node in ast.walk(left))
     is_bound = isinstance(right, ast.Constant) and right.value in (0, 1, 2)
@@ -201,7 +201,7 @@ def _is_about_small_sizes(condition: str, name: str) -> bool:
     return near is not None and far is not None and 2 < near <= far
 
 
-_TURNED: dict[type, ast.cmpop] = {ast.Lt: ast.Gt(), ast.LtE: ast.GtE()}
+_MIRRORED: dict[type, ast.cmpop] = {ast.Lt: ast.Gt(), ast.LtE: ast.GtE()}
 _SIMPLE = (
     *(ast.Name, ast.Load, ast.Constant, ast.BinOp, ast.UnaryOp, ast.USub),
     *(ast.Add, ast.Sub, ast.Mult, ast.FloorDiv),
@@ -216,16 +216,16 @@ def _holds(condition: str, sizes: Sizes) -> bool:
 
 
 def _combinations(
-    questions: Mapping[str, Sequence[int]], usual: Mapping[str, int | None]
+    candidates: Mapping[str, Sequence[int]], usual: Mapping[str, int | None]
 ) -> list[dict[str, int | None]]:
-    """Sizes in question of several symbols together, the others as usual."""
-    choices = [[*sizes, usual[name]] for name, sizes in questions.items()]
-    found = [dict(zip(questions, sizes, strict=True)) for sizes in itertools.product(*choices)]
-    return [sizes for sizes in found if sum(sizes[name] != usual[name] for name in questions) > 1]
+    """Combinations of candidate sizes for two or more symbols, with usual sizes for the rest."""
+    choices = [[*sizes, usual[name]] for name, sizes in candidates.items()]
+    found = [dict(zip(candidates, sizes, strict=True)) for sizes in itertools.product(*choices)]
+    return [sizes for sizes in found if sum(sizes[name] != usual[name] for name in candidates) > 1]
 
 
 def _usual(signature: Signature, name: str) -> int | None:
-    """A size that the signature allows, if one is found."""
+    """A size of at least _USUAL that the signature allows, if one is found."""
     alone = [c for c in signature.conditions if set(dims.names(c)) == {name}]
     limits = signature.symbols[name]
     sizes = range(max(limits.minimum, _USUAL), _SEARCHED)
@@ -237,19 +237,19 @@ _USUAL = 5
 
 
 def _widen(
-    signature: Signature, asked: Mapping[str, Sequence[int]], right: Mapping[str, Sequence[int]]
+    signature: Signature, refused: Mapping[str, Sequence[int]], right: Mapping[str, Sequence[int]]
 ) -> Signature:
     symbols = dict(signature.symbols)
     dropped = set()
     for name, sizes in right.items():
-        if not asked[name]:
+        if not refused[name]:
             continue
         least = symbols[name].minimum
         while least - 1 in sizes:
             least -= 1
         symbols[name] = replace(symbols[name], minimum=least)
-        wrong = [size for size in asked[name] if size >= least and size not in sizes]
-        for condition in _doubtful(signature, name):
+        wrong = [size for size in refused[name] if size >= least and size not in sizes]
+        for condition in _small_size_conditions(signature, name):
             needed = any(not _holds(condition, {name: size}) for size in wrong)
             dropped |= set() if needed else {condition}
     kept = tuple(c for c in signature.conditions if c not in dropped)
@@ -257,10 +257,10 @@ def _widen(
 
 
 def is_same(general: Trace, signature: Signature, sizes: Sizes, retrace: Retrace) -> bool:
-    """Whether a trace at some sizes is the general one with these sizes put in.
+    """Whether a trace at some sizes equals the general one with these sizes substituted.
 
-    PyTorch decomposes some ops by their sizes, products of matrices among them. Where only that
-    differs, the two are compared by what they compute.
+    PyTorch decomposes some ops, such as matmuls, by their sizes. If only the decomposed graphs
+    differ, their results are compared.
     """
     try:
         with quietly():
@@ -270,11 +270,11 @@ def is_same(general: Trace, signature: Signature, sizes: Sizes, retrace: Retrace
     if _Comparison(sizes).are_same(general.decomposed.graph, special.decomposed.graph):
         return True
     is_same = _Comparison(sizes).are_same(general.traced, special.traced)
-    return is_same and _compute_the_same(general, special)
+    return is_same and _have_same_results(general, special)
 
 
-def _compute_the_same(general: Trace, special: Trace) -> bool:
-    """Whether the graphs give the same results for random arguments."""
+def _have_same_results(general: Trace, special: Trace) -> bool:
+    """Whether the graphs return the same results for random arguments."""
     generator = torch.Generator().manual_seed(0)
     arguments = [
         _random(node, generator)
@@ -284,7 +284,7 @@ def _compute_the_same(general: Trace, special: Trace) -> bool:
     try:
         results = [_run(trace, arguments) for trace in (special, general)]
         torch.testing.assert_close(*results, equal_nan=True)
-    except Exception:  # a size that is in doubt is refused
+    except Exception:  # in doubt, the size is excluded
         return False
     return True
 
@@ -313,7 +313,7 @@ def _run(trace: Trace, arguments: Sequence[Any]) -> Any:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """What PyTorch says of a size that nobody has asked for is of no interest."""
+    """Suppress PyTorch's warnings and logs about sizes that the user did not ask for."""
     with without_log(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -321,7 +321,7 @@ def quietly() -> Iterator[None]:
 
 @contextmanager
 def without_log() -> Iterator[None]:
-    """No traceback in the log for an op that has no meaning for the sizes it is given."""
+    """Suppress the log of ops that raise for the sizes of their arguments."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -338,10 +338,10 @@ def _example(spec: Input, sizes: Sizes) -> Any:
 
 
 class _Comparison:
-    """Two graphs node by node, where sizes of the one are numbers in the other.
+    """Compares two graphs node by node, where symbols of the first are numbers in the second.
 
-    What leaves all elements in their order, as a reshape or a copy does, is not compared: PyTorch
-    has other ones where an axis has one place. The shapes they lead to are.
+    Reshapes and copies, which keep the order of elements, are not compared: PyTorch uses different
+    ones where an axis has size 1. The shapes of their results are compared.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -391,12 +391,12 @@ class _Comparison:
         return size if isinstance(size, int) else dims.evaluate(str(size), self.sizes)
 
     def _computes(self, node: fx.Node) -> bool:
-        """Whether a node is more than a size, a check of one, or a reshape."""
+        """Whether a node is neither a size, nor a check of one, nor a reshape."""
         is_size = isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat)
         return not is_size and node.target not in _CHECKS and self._source(node) is node
 
     def _source(self, node: fx.Node) -> fx.Node:
-        """The node whose elements a node has, all of them and in their order."""
+        """The node behind reshapes and copies: it has the same elements in the same order."""
         while node.target in _RESHAPES or self._keeps_order(node):
             node = node.all_input_nodes[0]
         return node
@@ -418,7 +418,7 @@ class _Comparison:
         return False
 
 
-# What PyTorch's own decompositions make of reshapes and copies.
+# Reshapes and copies in decomposed graphs.
 _RESHAPES = (
     torch.ops.aten.view.default,
     torch.ops.aten._unsafe_view.default,
@@ -434,7 +434,7 @@ _RESHAPES = (
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:
-    """The arguments of a node, those of a slice with its defaults."""
+    """The arguments of a node; a slice has its defaults filled in."""
     if node.target is not torch.ops.aten.slice.Tensor:
         return node.args
     given: list[Any] = [*node.args, *_WHOLE[len(node.args) :]]

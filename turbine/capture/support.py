@@ -1,4 +1,4 @@
-"""Say of a node, without compiling anything, why the compiler could not take it."""
+"""Decide, without compiling, whether a node can be compiled, and why not."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from turbine.mlir import torch_ops
 
 aten = torch.ops.aten
 
-# Arithmetic on sizes that means the same there. The others (powers, remainders) are done outside.
+# Arithmetic on sizes that compiled code does as Python does. Other ops (pow, mod) run in PyTorch.
 _SIZE_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv}
 _SIZES = {aten.sym_size.int, aten.sym_numel.default}
 
-# What compiles and gives other numbers than PyTorch, and what crashes while it runs.
+# Ops whose compiled code is slow, crashes, or differs from PyTorch.
 WRONG: dict[Any, str] = {
-    aten.sort.default: "a long row takes time by its square, and nan has no place",
-    aten.topk.default: "a long row takes time by its square, and nan has no place",
-    aten.kthvalue.default: "nan has no place",
+    aten.sort.default: "slow for long rows, and wrong for nan",
+    aten.topk.default: "slow for long rows, and wrong for nan",
+    aten.kthvalue.default: "wrong for nan",
 }
 
-# Named in the dialect, and refused all the same.
+# In the dialect, but the compiler rejects them.
 _REFUSED = {aten.as_strided.default, aten.as_strided_scatter.default}
 DRAWS = "draws random numbers from PyTorch's generator"
 
 
-# Bytes are computed as larger numbers; see `small_integers`.
+# Without uint8, which `small_integers` widens.
 _UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
 _SIGNED_ONLY = {
     aten.abs.default,
@@ -56,7 +56,7 @@ def _reads_unsigned(node: fx.Node) -> bool:
 
 
 def obstacle(node: fx.Node) -> str | None:
-    """Why the node has to run in PyTorch; None if the compiler may be asked."""
+    """Why the node has to run in PyTorch; None if the compiler may support it."""
     if node.target is operator.getitem:
         return None
     return _op_obstacle(node) or next(_value_obstacles(node), None)
@@ -67,7 +67,7 @@ def _op_obstacle(node: fx.Node) -> str | None:
     if target in _SIZE_ARITHMETIC or target in _SIZES:
         return None
     if not isinstance(target, torch._ops.OpOverload):
-        return "not an operator of the compiler's"
+        return "not an op of the compiler"
     if target in WRONG:
         return f"compiled code gives other numbers: {WRONG[target]}"
     if target in _SIGNED_ONLY and _reads_unsigned(node):
@@ -75,7 +75,7 @@ def _op_obstacle(node: fx.Node) -> str | None:
     if draws(target):
         return DRAWS
     if target.name() in SPEAKING:
-        return "it prints, which Python does for it"
+        return "it prints, which only Python can do"
     if target._schema.is_mutable:
         return "changes its argument"
     if node.is_impure():
@@ -103,7 +103,7 @@ def _value_obstacles(node: fx.Node) -> Iterator[str]:
 
 
 def _values(node: fx.Node) -> Iterator[Any]:
-    """The values a node reads and gives."""
+    """The values of a node's operands and results."""
     for one in (node, *node.all_input_nodes):
         yield from _as_sequence(one.meta.get("val"))
 
@@ -113,7 +113,7 @@ def _as_sequence(value: Any) -> Sequence[Any]:
 
 
 def tensor_obstacle(value: torch.Tensor) -> str | None:
-    """Why a tensor cannot be handed to the compiler's code."""
+    """Why a tensor cannot be passed to compiled code."""
     if value.device.type != "cpu":
         return f"a tensor is on device {value.device}"
     if value.layout is not torch.strided or value.is_nested:

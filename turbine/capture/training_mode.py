@@ -1,4 +1,4 @@
-"""Warn of a model that is exported in training mode: its dropout and batch statistics stay."""
+"""Warn about models exported in training mode, with active dropout or batch statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.export import ExportedProgram
 
 from turbine import errors
 
-# Parameters by which PyTorch's ops are told that they train, and how much they drop.
+# Parameters of PyTorch's ops for training mode and the dropout probability.
 _TRAINING = ("train", "training")
 _DROPPED = ("p", "dropout", "dropout_p")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-# The scope of external parameters that have not been given one.
+# The scope of external parameters without one.
 SCOPE = "model"
 
 
@@ -49,7 +49,7 @@ def external_address(tensor: torch.Tensor) -> ExternalTensorTrait | None:
 
 @dataclass(frozen=True)
 class DeviceAffinity:
-    """A device by its number, and the queues of it to use, if not any.
+    """A device by its ordinal, and which of its queues to use; by default any.
 
     >>> import torch
     >>> from turbine import aot

@@ -1,4 +1,4 @@
-"""Turn torch's TreeSpec into the tree an artifact stores."""
+"""Convert torch's TreeSpec to the tree that an artifact stores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _class(spec: TreeSpec) -> Any:
 
 def _named_fields(kind: Any, context: Any) -> tuple[Any, ...]:
     if issubclass(kind, tuple):
-        # What torch.sort and its kin return is not a namedtuple, and names its fields otherwise.
+        # The result of torch.sort and similar ops is no namedtuple, and has other names of fields.
         return tuple(vars(kind).get("_fields") or kind.__match_args__)
     if isinstance(context, (list, tuple)):
         # A dataclass keeps (fields with a value, fields that were None).

@@ -1,4 +1,4 @@
-"""Weights of programs: found in an exported one, bound to inputs, shared by entry points."""
+"""Find the weights of exported programs, bind them to inputs, and share them between programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def find_weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> di
 
 
 def bind_weights(program: Program, weights: Mapping[str, Weight]) -> Program:
-    """The program with weights in the place of some of its inputs, unless it writes them."""
+    """The program with weights in place of inputs that it does not write."""
     specs = program.signature.inputs
     bound = {
         place: weights[spec.name]
@@ -58,7 +58,7 @@ def bind_weights(program: Program, weights: Mapping[str, Weight]) -> Program:
 
 
 def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
-    """Let programs of one root module hold one Weight for one tensor, and state by its name."""
+    """Make programs of one root module share a Weight for each tensor, and state by name."""
     written = {
         program.weights[place].name for program in programs.values() for place in program.stores
     }
@@ -83,7 +83,7 @@ def share_weights(programs: Mapping[str, Program]) -> dict[str, Program]:
 
 
 def identity(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Equal for tensors that are the same elements in the same memory."""
+    """A key that is equal for tensors with the same memory, layout and dtype."""
     if not tensor.numel():
         return (id(tensor),)
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()

@@ -22,7 +22,7 @@ def mflop(graph: fx.Graph) -> float:
 
 
 def megabytes(nodes: Iterable[fx.Node]) -> float:
-    """Millions of bytes of the tensors that nodes stand for, at the example's sizes."""
+    """Millions of bytes of the nodes' values, at the example's sizes."""
     values = (node.meta.get("val") for node in nodes)
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return sum(count_elements(tensor) * tensor.element_size() for tensor in tensors) / 1e6
@@ -40,7 +40,7 @@ def _flop(node: fx.Node) -> float:
 
 
 def _arguments(node: fx.Node) -> list[Any]:
-    """What a call passes, with the defaults that torch.export leaves out."""
+    """The arguments of a call, with the defaults that torch.export omits."""
     target: Any = node.target
     given: Any = fx.map_arg(node.args, lambda one: one.meta["val"])
     named: Any = fx.map_arg(node.kwargs, lambda one: one.meta["val"])
@@ -67,7 +67,7 @@ def _convolution_size(node: fx.Node) -> int:
     return prod(hint(d) for d in weight.shape[1:])
 
 
-# Multiply-adds behind one element of the result.
+# Multiply-adds for one element of the result.
 _INNER: dict[Any, Callable[[fx.Node], int]] = {
     aten.mm.default: _contraction_size(0),
     aten.bmm.default: _contraction_size(0),

@@ -51,7 +51,7 @@ FORWARD, BACKWARD = WAYS = ("forward", "backward")
 _INTRODUCTION = """\
 The {ops} under
 `torch.compile(backend="turbine")`, compared with eager in values, dtypes, shapes and
-strides. Made by `make coverage`."""
+strides. `turbine coverage --output docs/coverage.md` writes this page."""
 _LEGEND = (
     "compiled: every op of its graphs is compiled code, in every sample",
     "free: only views and fills, nothing to compile",

@@ -160,7 +160,8 @@ FRONT_DOOR = FrontDoor(
     introduction="""\
 The {ops} as exports,
 `turbine.aot.export(...).compile()`, compared with eager in values, dtypes and shapes. Tensors are
-arguments of the program, everything else is a constant in it. Made by `make exports`.""",
+arguments of the program, everything else is a constant in it.
+`turbine coverage --export --output docs/export_coverage.md` writes this page.""",
     legend=(
         "static: with the sizes of the sample",
         "dynamic: with `Dim.AUTO` for every size above 1",

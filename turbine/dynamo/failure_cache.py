@@ -1,6 +1,6 @@
-"""Remember on disk what the compiler refused: ops with their types, and whole parts.
+"""A cache on disk of ops, with their types, and parts that the compiler rejected.
 
-For this version of it alone.
+Entries are valid for one version of the compiler.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from turbine.version import __version__
 
 
 def refusals(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
-    """Why the compiler refused ops like some of these."""
+    """The nodes that the compiler is known to reject, with reasons."""
     settings = config.current()
     versions = _versions(settings)
     found = {node: _read(_key(node, versions), settings) for node in nodes}
@@ -27,36 +27,36 @@ def refusals(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
 
 
 def remember(node: fx.Node, reason: str) -> None:
-    """Do not ask the compiler for an op like this one again."""
+    """Record that the compiler rejects an op with these types."""
     _write(key(node), {"what": f"refused {node.target}", "reason": reason})
 
 
 def part_name(fingerprint: str, graph: fx.Graph) -> str:
-    """What a part is known by: its code, and the names by which a failure blames a node."""
+    """The key of a part: its code, and the node names that an error may contain."""
     names = [node.name for node in graph.nodes]
     return cache.key_of([*_versions(config.current()), fingerprint, *names])
 
 
 def part_failure(name: str) -> errors.CompileError | None:
-    """How compiling this very part failed, if it did."""
+    """The recorded error of a part, if there is one."""
     facts = _read(name, config.current())
     return None if facts is None else errors.CompileError(facts["reason"], where=facts["where"])
 
 
 def remember_part(name: str, error: errors.CompileError) -> None:
-    """Do not ask the compiler for this very part again."""
+    """Record that a part does not compile."""
     _write(name, {"what": "refused part", "reason": error.fact, "where": error.where})
 
 
 def is_lasting(error: errors.TurbineError) -> bool:
-    """Whether the compiler would fail again, with more time and more memory too."""
+    """Whether an error is permanent: not a lack of time or memory."""
     if isinstance(error, errors.CompilerCrash):
         return not config.current().compile_memory_mb and "SIGKILL" not in error.fact
     lasting = (errors.UnsupportedOp, errors.CompileError)
     return isinstance(error, lasting) and not isinstance(error, errors.CompileTimeout)
 
 
-# For those who keep nothing on disk.
+# Used if the cache on disk is off.
 _here: dict[str, dict[str, Any]] = {}
 
 
@@ -83,7 +83,7 @@ def _versions(settings: Config) -> list[str]:
 
 
 def key(node: fx.Node) -> str:
-    """What stands for an op with these types and options, under this version of the compiler."""
+    """The key of an op with its types and options, for this version of the compiler."""
     return _key(node, _versions(config.current()))
 
 

@@ -1,4 +1,4 @@
-"""PyTorch traces without oneDNN, which has ops that no compiler knows; it runs with it."""
+"""Trace without oneDNN, whose ops cannot be compiled, and run with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _of_user: ContextVar[bool | None] = ContextVar("onednn_of_user", default=None)
 
 @contextmanager
 def switched_off() -> Iterator[None]:
-    """With oneDNN, PyTorch traces an LSTM layer as one op that has neither code nor gradient."""
+    """Turn oneDNN off: with it, PyTorch traces an LSTM layer as one op without a decomposition."""
     before = torch._C._get_mkldnn_enabled()
     token = _of_user.set(before)
     torch._C._set_mkldnn_enabled(False)
@@ -26,7 +26,7 @@ def switched_off() -> Iterator[None]:
 
 @contextmanager
 def as_set_by_user() -> Iterator[None]:
-    """Inside of `switched_off`: oneDNN as it was before."""
+    """Restore the user's setting of oneDNN inside of `switched_off`."""
     now, wanted = torch._C._get_mkldnn_enabled(), _of_user.get()
     torch._C._set_mkldnn_enabled(now if wanted is None else wanted)
     try:

@@ -1,4 +1,4 @@
-"""Ask the compiler whether it takes single ops, with the types they have in a graph."""
+"""Test whether single ops compile, with the types they have in a graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turbine.mlir import context as mlir_context
 
 
 def find_refused(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
-    """The nodes that are refused even as a graph of their own, with the reason."""
+    """The nodes that do not compile alone, with the reason."""
     reasons: dict[fx.Node, str] = {}
     with ExitStack() as stack:
         jobs: dict[fx.Node, Job] = {}
@@ -46,7 +46,7 @@ def find_refused(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
 
 
 def _alone(node: fx.Node) -> Region:
-    """A graph of one op, whose arguments are its placeholders."""
+    """A graph of one op, with its operands as placeholders."""
     graph = fx.Graph()
     value: dict[fx.Node, fx.Node] = {}
     for argument in node.all_input_nodes:

@@ -1,4 +1,4 @@
-"""What `torch.compile(..., backend="turbine", options=..., mode=...)` may say."""
+"""The options and modes of `torch.compile(..., backend="turbine", options=..., mode=...)`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from turbine import config, errors, target
 from turbine.compiler import strategies
 from turbine.dynamo import library
 
-# Options of `turbine.config` that make sense for one compiled function.
+# Options of `turbine.config` that apply to one compiled function.
 OPTIONS = (
     "target",
     "strategy",
@@ -22,7 +22,7 @@ OPTIONS = (
     "library_calls",
 )
 
-# What each mode means in options; those given by name win.
+# The options of each mode; explicit options override them.
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "max-autotune": {"strategy": "tune"},
@@ -40,7 +40,7 @@ def check(options: Mapping[str, Any] | None, mode: str | None) -> dict[str, Any]
                 errors.unknown("option of the turbine backend", str(name), OPTIONS),
                 hint="docs/torch_compile.md says what each option does",
             )
-    with config.override(**settings):  # refuses values of the wrong type
+    with config.override(**settings):  # raises for values of the wrong type
         _check(config.current().target, config.current().strategy)
         library.check(config.current().library_calls)
     return settings

@@ -1,4 +1,4 @@
-"""What became of each graph, kept as data: written while graphs are compiled, read by `explain`."""
+"""Records of compiled graphs, written during compilation and read by `explain`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from turbine.compiler.pipeline import Compiled
 
 
 class CompiledPart(Protocol):
-    """A part of a graph, as a report reads it."""
+    """The attributes of a part that reports use."""
 
     ops: Counter[str]
     mflop: float
     megabytes: float
-    compiled: Compiled | None  # None: not yet, or PyTorch runs it
+    compiled: Compiled | None  # None if it is not compiled yet, or runs in PyTorch
 
     def settle(self) -> Any:
         """Wait until it is compiled."""
@@ -31,12 +31,12 @@ class LeftOp:
     op: str
     reason: str
     where: str | None  # the line of the user's code
-    is_chosen: bool = False  # whether it could be compiled, and PyTorch's library is faster
+    is_chosen: bool = False  # it could be compiled, but PyTorch's library is faster
 
 
 @dataclass
 class GraphRecord:
-    """A graph handed over by AOTAutograd: "forward", "backward" or "inference"; or "eager": not."""
+    """A graph of AOTAutograd, "forward", "backward" or "inference"; or "eager", not compiled."""
 
     kind: str
     parts: list[CompiledPart] = field(default_factory=list)
@@ -48,7 +48,7 @@ _listeners: list[list[GraphRecord]] = []
 
 
 def new(kind: str) -> GraphRecord:
-    """A record, seen by all who are listening."""
+    """Add a record to all current collections."""
     record = GraphRecord(kind)
     with _lock:
         for listener in _listeners:
@@ -58,7 +58,7 @@ def new(kind: str) -> GraphRecord:
 
 @contextmanager
 def collect() -> Iterator[list[GraphRecord]]:
-    """Collect the records of graphs that any thread compiles meanwhile."""
+    """Collect the records of graphs that any thread compiles in the block."""
     heard: list[GraphRecord] = []
     with _lock:
         _listeners.append(heard)

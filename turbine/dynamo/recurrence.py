@@ -9,14 +9,14 @@ from torch import fx
 
 from turbine.capture.sizes import hint
 
-# Steps of all layers and directions together; each becomes some ten ops, and thirty in training.
+# Steps of all layers and directions; each is unrolled to about ten ops, thirty in training.
 LONGEST = 256
 
 _LAYERS = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
 def too_long(graph: fx.Graph) -> str | None:
-    """Why a graph of Dynamo's is to run in PyTorch, if it is."""
+    """Why a graph has to run in PyTorch; None if it may be compiled."""
     layers = [node for node in graph.nodes if node.target in _LAYERS]
     steps = max(map(_steps, layers), default=0)
     if steps <= LONGEST:

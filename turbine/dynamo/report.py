@@ -1,4 +1,4 @@
-"""Explain what the torch.compile backend makes of a function: graphs, parts, and what is left."""
+"""Report how the torch.compile backend compiles a function: graphs, parts and fallbacks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from turbine.tables import table
 
 @dataclass(frozen=True)
 class PartReport:
-    """One part that became compiled code."""
+    """One compiled part."""
 
     ops: dict[str, int]
     strategy: str
-    seconds: float  # of compiling, when it was compiled
+    seconds: float  # of compilation
     cached: bool
     mflop: float
     megabytes: float  # of arguments and results
@@ -31,7 +31,7 @@ class PartReport:
 
 @dataclass(frozen=True)
 class GraphReport:
-    """A graph of AOTAutograd's: "forward", "backward" or "inference"."""
+    """A graph of AOTAutograd: "forward", "backward" or "inference"."""
 
     kind: str
     parts: tuple[PartReport, ...]
@@ -39,20 +39,20 @@ class GraphReport:
 
     @property
     def ops_compiled(self) -> int:
-        """How many ops became compiled code."""
+        """The number of compiled ops."""
         return sum(sum(part.ops.values()) for part in self.parts)
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a function; print it to read it."""
+    """How a function was compiled; print it to read it."""
 
     graphs: tuple[GraphReport, ...]
     breaks: dict[str, int]  # why Dynamo ended a graph, and how often
 
     @property
     def ops_compiled(self) -> int:
-        """How many ops of all graphs became compiled code."""
+        """The number of compiled ops in all graphs."""
         return sum(graph.ops_compiled for graph in self.graphs)
 
     @property
@@ -65,9 +65,9 @@ class Report:
 
 
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
-    """Compile a function or model anew, call it once, and say what became of it.
+    """Compile a function or model again, call it once, and report how it was compiled.
 
-    Options for the backend are those in force: `with turbine.config.override(...)`.
+    The backend uses the current options: `with turbine.config.override(...)`.
 
     >>> import torch, turbine
     >>> report = turbine.explain(lambda x: (x.sin() + 1).sum(), torch.ones(3))
@@ -78,7 +78,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
     breaks = torch._dynamo.utils.counters["graph_break"]
     before = Counter(breaks)
     with records.collect() as heard:
-        # A backend of its own, or Dynamo would call what it has compiled before.
+        # A new backend function, otherwise Dynamo would reuse code from its cache.
         anew = torch.compile(function, backend=partial(backend))
         with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
             anew(*args, **kwargs)
@@ -91,7 +91,7 @@ _OPTIMIZED = torch._dynamo.eval_frame.OptimizedModule
 
 
 def _settle(graph: GraphRecord) -> None:
-    """Wait for every part; one that does not compile adds others at the end of the list."""
+    """Wait for every part; a part that does not compile is split, and appends others."""
     for part in graph.parts:
         part.settle()
 

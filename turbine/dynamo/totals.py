@@ -1,4 +1,4 @@
-"""Running totals of what the torch.compile backend has done in this process."""
+"""Counters of the torch.compile backend in this process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NAMES = (
     "parts",  # parts of graphs that were compiled
     "ops_compiled",
     "ops_in_pytorch",
-    "library_calls",  # ops that PyTorch's library runs faster, and that would compile
+    "library_calls",  # ops that could be compiled, but are faster in PyTorch's library
     "cache_hits",
-    "compile_failures",  # parts that no strategy compiled; they were split or left to PyTorch
-    "rescued_calls",  # calls that failed in compiled code and were done again in PyTorch
+    "compile_failures",  # parts that no strategy compiled; they are split, or run in PyTorch
+    "rescued_calls",  # calls that failed in compiled code and were repeated in PyTorch
 )
 
 _lock = threading.Lock()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from turbine import errors
+from turbine import errors, redirects
 from turbine.kernel.call.kernel import Kernel
-from turbine.kernel.threads import TestLaunchContext as TestLaunchContext
-from turbine.kernel.threads import Thread as Thread
 from turbine.kernel.trace.tracer import IndexExpr, user_line
+
+if TYPE_CHECKING:
+    from turbine.compat.kernel_threads import Thread as Thread
+    from turbine.compat.kernel_threads import thread as thread
+    from turbine.compat.kernel_tracing import TestLaunchContext as TestLaunchContext
+else:
+    __getattr__, __dir__ = redirects.old_names(__name__)
 
 
 def kernel(
@@ -37,16 +42,6 @@ def kernel(
         return Kernel(function, grid, blocks, specialize)
 
     return make
-
-
-def thread(*grid: Any) -> Callable[[Callable[..., Any]], Thread]:
-    """Make a kernel that is called with its outputs too, in a context that says what happens.
-
-    `with tk.gen.TestLaunchContext({BM: 64}):` prints its code. New programs are shorter under
-    `tk.gen.kernel`, which returns outputs.
-    """
-    make = kernel(*grid)
-    return lambda function: Thread(make(function))
 
 
 def check_grid(grid: tuple[Any, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Ops that the torch dialect lacks: what a rule that emits one is given, and rules of our own."""
+"""Emissions of ops that the torch dialect lacks: the arguments of an emission, and ours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbine.target import Target
 
 @dataclass(frozen=True)
 class TargetQuery:
-    """The target that IR is emitted for; found when an emission asks, since most do not."""
+    """The target that IR is emitted for, resolved on first use, since most emissions need none."""
 
     find: Callable[[], Target]
 
@@ -28,17 +28,17 @@ class TargetQuery:
 
     @property
     def answer(self) -> Target | None:
-        """The target, if an emission asked for it."""
+        """The target, if an emission has used it."""
         return self.target if "target" in vars(self) else None
 
 
 @dataclass(frozen=True)
 class Site:
-    """An op to emit at the insertion point, and its arguments by the schema, defaults filled in.
+    """An op to emit at the insertion point, and its arguments in schema order, with defaults.
 
-    Tensors are builtin tensors and sizes known at run time are numbers of 64 bits; all else is as
-    Python has it. `examples` are the arguments as they were traced, tensors without data among
-    them. `results` are the types to give, None for what is None.
+    Tensors are builtin tensors, dynamic sizes are i64, and other arguments are Python values.
+    `examples` are the traced arguments, with fake tensors. `results` are the expected types, None
+    for a result that is None.
     """
 
     module: Module
@@ -50,23 +50,23 @@ class Site:
 
     @property
     def target(self) -> Target:
-        """What the code will run on; IR of a site that asks is emitted again for other targets."""
+        """The target; IR of a site that uses it is emitted again for other targets."""
         return self.query.target
 
 
-# From a site to the op's results, builtin values: one, or several in order, those of lists in line.
+# From a site to the op's results as builtin values: one, or several in order, with lists flattened.
 Rule = Callable[[Site], Value | Sequence[Value | None]]
 
 
 def emit_grouped_product(site: Site) -> Value:
-    """A product with a packed weight: [rows, columns] in, [rows, outputs] out."""
+    """Emit a matmul with a packed weight: [rows, columns] in, [rows, outputs] out."""
     rows, _ = _shape(site.examples[0])
     by_vectors = site.target.kind == "cpu"
     return grouped_product.product(_call(site), _grouping(site), rows, by_vectors=by_vectors)
 
 
 def emit_grouped_rows(site: Site) -> Value:
-    """Rows of a packed weight: indices in, rows out."""
+    """Emit a lookup of rows of a packed weight: indices in, rows out."""
     return grouped_product.rows(_call(site), _grouping(site), _shape(site.examples[0]))
 
 

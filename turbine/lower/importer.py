@@ -39,18 +39,18 @@ from turbine.mlir.ir import Block, InsertionPoint, Location, Module, Type, Value
 from turbine.signature import state_functions
 from turbine.target import Target
 
-# Names a node in the compiler's messages.
+# Returns the location of a node for the compiler's messages.
 Locate = Callable[[fx.Node], str]
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A module, the weights it expects to find in an archive, and the state it keeps."""
+    """A module, its external weights, and its state."""
 
     module: Module
     external: tuple[Weight, ...]
     state: tuple[Weight | Number, ...] = ()
-    target: Target | None = None  # what its code is for; None if it is the same for every target
+    target: Target | None = None  # None if the IR is the same for every target
 
 
 DEFAULT_NAME = "main"
@@ -72,9 +72,9 @@ def lower_all(
 ) -> Lowered:
     """Lower graphs as functions of one module, which share weights and state by name.
 
-    `weights` is "external", "global" or "inline". Locations are lines of the user's code, or what
-    `locate` says of a node. `target` is what ops with code for one target are emitted for. With
-    `shape_expressions`, the IR says how dynamic sizes depend on each other.
+    `weights` is "external", "global" or "inline". Locations are lines of the user's code, or the
+    results of `locate`. `target` is for emissions that depend on the target. With
+    `shape_expressions`, the IR has the size expressions of dynamic sizes.
     """
     place = check_place(weights)
     module = Module.create(Location.unknown(mlir_context.new_context()))
@@ -99,9 +99,9 @@ def define_function(
     callable_inside: bool = False,
     shape_expressions: bool = False,
 ) -> FunctionTypes:
-    """Lower one graph as a function of a module; gives the types it takes and gives.
+    """Lower one graph as a function of a module; returns its argument and result types.
 
-    A function that is `callable_inside` takes builtin types, as other functions of the module do.
+    A function that is `callable_inside` has builtin types, for calls from the module.
     """
     walk = _Walk(region, builder, name, locate, target, visibility, callable_inside)
     if shape_expressions:
@@ -114,18 +114,18 @@ def define_function(
     return walk.input_types, walk.result_types
 
 
-# The types a function takes, and those it gives.
+# The argument types and result types of a function.
 FunctionTypes = tuple[list[Type], list[Type]]
 
 
 def place_arguments(block: Block, where: Devices) -> None:
-    """Say on which devices a function takes its arguments."""
+    """Set the devices of a function's arguments."""
     places = {at: devices.affinity(d.ordinal, d.queues) for at, d in where.items()}
     devices.place_arguments(block, places)
 
 
 def finish(builder: WeightBuilder, target: TargetQuery) -> Lowered:
-    """Give state its functions, and list what lies outside the module that was built."""
+    """Define accessors of state, and list the external weights of the module."""
     kept = tuple(weight for weight in builder.defined.values() if weight.mutable)
     for index, value in enumerate(kept):
         _define_accessors(builder, index, value)
@@ -136,7 +136,7 @@ def finish(builder: WeightBuilder, target: TargetQuery) -> Lowered:
 
 
 def _define_accessors(builder: WeightBuilder, index: int, kept: Weight | Number) -> None:
-    """Functions that read and replace a value the program keeps."""
+    """Define the functions that read and set a value of the state."""
     getter, setter = state_functions(index)
     location = Location.unknown()
     of = _outer_type(kept)
@@ -159,7 +159,7 @@ def _outer_type(kept: Weight | Number) -> Type:
 
 
 class _Walk:
-    """One pass over one graph; the node importer of IREE does the ops themselves."""
+    """Lowers one graph; IREE's node importer does the ops."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class _Walk:
         )
 
     def import_symbols(self) -> None:
-        """Name the symbols of dynamic sizes; from then on, shapes are bound to them."""
+        """Define the symbols of dynamic sizes, which shapes are bound to afterwards."""
         self.has_symbols = True
         sizes = [size for node in self.nodes.values() for size in _dynamic_sizes(node)]
         ranges = {str(s): _range(size, s) for size in sizes for s in size.node.expr.free_symbols}
@@ -226,7 +226,7 @@ class _Walk:
             self.body._import_shape_symbols_with_guards(self.location, dict(sorted(ranges.items())))
 
     def bind_shape(self, node: fx.Node) -> None:
-        """Say what the sizes of a tensor are, where IR has a form for it."""
+        """Bind the sizes of a tensor to expressions, if the IR can represent them."""
         if not self.has_symbols or not _dynamic_sizes(node):
             return
         location = self.cache.get_node_location(node) or self.location
@@ -267,7 +267,7 @@ class _Walk:
                 raise self.make_error(node, error) from error
 
     def store_and_return(self) -> None:
-        # Results are read before state is written: a result may be the old state itself.
+        # Read results before state is written: a result may be the old state.
         results = [self.body.resolve_node_value(node) for node in self.region.results]
         with InsertionPoint(self.block), self.location:
             for name, node in self.region.stores.items():
@@ -283,14 +283,14 @@ class _Walk:
 
 
 def _dynamic_sizes(node: fx.Node) -> list[Any]:
-    """The sizes of a node's tensor that are expressions."""
+    """The dynamic sizes of a node's tensor."""
     value = node.meta.get("val")
     sizes = value.shape if isinstance(value, torch.Tensor) else ()
     return [size for size in sizes if isinstance(size, torch.SymInt)]
 
 
 def _range(size: Any, symbol: Any) -> RangeConstraint:
-    """The least and greatest value of a symbol in a size, as far as PyTorch knows."""
+    """The minimum and maximum of a symbol in a size, as PyTorch has them."""
     known = size.node.shape_env.var_to_range.get(symbol)
     limits = torch.iinfo(torch.int64)
     if known is None:
@@ -299,7 +299,7 @@ def _range(size: Any, symbol: Any) -> RangeConstraint:
     return RangeConstraint(int(known.lower) if known.lower.is_Integer else 0, upper)
 
 
-# What to write in place of PyTorch's other operators of control flow.
+# Hints for PyTorch's other control flow ops.
 _CONTROL_FLOW = {
     "while_loop": "write a Python loop over a fixed number of iterations, and keep the result of "
     "those that count with torch.where",
@@ -314,7 +314,7 @@ def _same_type(of: Type) -> Type:
 
 
 class _Body(GraphNodeImporter):
-    """IREE's op importer, with ops of ours, and with assertions (which it drops) at run time."""
+    """IREE's op importer, with emissions of custom ops, and with assertions, which it drops."""
 
     query: TargetQuery
 
@@ -332,7 +332,7 @@ class _Body(GraphNodeImporter):
         self._separate_crossed(loc, node)
 
     def _separate_crossed(self, loc: Location, node: fx.Node) -> None:
-        """Keep the compiler from fusing a value with an op that reads it at two places."""
+        """Keep the compiler from fusing a value with an op that reads it at two indices."""
         if CROSSED in node.meta:
             tensor = self._argument(node, loc)
             separate = flow.separate(tensor, loc)
@@ -361,7 +361,7 @@ class _Body(GraphNodeImporter):
                 self.bind_node_value(node, next(found), index)
 
     def _bind_list(self, node: fx.Node, index: int, values: list[Value | None]) -> None:
-        """Bind a list among several results to the nodes that take it from them."""
+        """Bind a list among several results to its getitem nodes."""
         for user in node.users:
             if user.target is operator.getitem and user.args[1] == index:
                 self._multi_result_nodes.add(user)
@@ -369,7 +369,7 @@ class _Body(GraphNodeImporter):
                     self.bind_node_value(user, value, place)
 
     def _import_getitem(self, loc: Location, node: fx.Node) -> None:
-        if node not in self._multi_result_nodes:  # where it is a list, that is bound
+        if node not in self._multi_result_nodes:  # lists are bound already
             super()._import_getitem(loc, node)
             self._separate_crossed(loc, node)
 
@@ -387,10 +387,10 @@ class _Body(GraphNodeImporter):
         return None if value is None else Type.parse(_NUMBERS[type(value)])
 
     def _import_hop_cond(self, loc: Location, node: fx.Node, hop: Any) -> None:
-        """torch.cond: only the branch that is chosen runs."""
+        """Import torch.cond as scf.if."""
         given: tuple[Any, ...] = node.args
         condition, chosen, other, operands = given
-        # Values that the branches share are made before them.
+        # Emit values that both branches use before them.
         values = [self._import_argument(loc, operand) for operand in operands]
         types = [self._result_type(value) for value in node.meta["val"]]
         bodies = [partial(self._branch, graph, values) for graph in (chosen, other)]
@@ -424,7 +424,7 @@ class _Body(GraphNodeImporter):
 
 
 class _Types(ContextCache):
-    """IREE's type cache with our dtype table in place of its own, which lacks uint16 and uint64."""
+    """IREE's type cache with our dtype table: IREE's lacks uint16 and uint64."""
 
     def __init__(self, context: Any, locate: Locate | None) -> None:
         super().__init__(context)
@@ -450,13 +450,13 @@ _NUMBERS = {
 
 
 def declared_arguments(node: fx.Node, schema: Any) -> list[Any]:
-    """The arguments of a node in the schema's order, with the defaults it was called without."""
+    """The arguments of a node in schema order, with defaults filled in."""
     named = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
     return [named.get(a.name, a.default_value) for a in schema.arguments]
 
 
 def _result_values(node: fx.Node, schema: Any) -> list[Any]:
-    """What a node gives: its results, or the elements of the only one if that is a list."""
+    """The results of a node; a list that is the only result is flattened."""
     if not schema.returns:
         return []
     value = node.meta["val"]
@@ -464,7 +464,7 @@ def _result_values(node: fx.Node, schema: Any) -> list[Any]:
 
 
 def _in_line(values: Sequence[Any]) -> list[Any]:
-    """Values with the elements of lists in their place."""
+    """Values with lists flattened."""
     lists = [value if isinstance(value, (tuple, list)) else [value] for value in values]
     return list(chain.from_iterable(lists))
 
@@ -478,5 +478,5 @@ def _first_location(cache: Any, nodes: Any) -> Location:
 
 
 def user_line(node: fx.Node) -> str | None:
-    """The line of the user's own code that made a node."""
+    """The line of the user's code that a node comes from."""
     return errors.line_of_trace(node.stack_trace)

@@ -1,4 +1,4 @@
-"""Bind a program's weights in IR: held inline, as globals, or as external parameters."""
+"""Bind a program's weights in IR: inline, as globals, or as external parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turbine.mlir.ir import Attribute, Location, Module, Type, Value
 
 @dataclass(frozen=True)
 class Number:
-    """A number that the program keeps by itself, not in a tensor."""
+    """A scalar of the program's state."""
 
     name: str
     dtype: str  # a key of dtypes.SCALARS
@@ -48,7 +48,7 @@ class WeightBuilder:
             self._define(weight, initial, location)
             value = mlir_globals.load(weight.name, initial.type, location)
         if weight.device is not None:
-            # IREE forgets a device that only globals name, and crashes on them.
+            # IREE drops devices that only globals use, and then crashes.
             value = devices.transfer(value, _affinity(weight.device), location)
         return constants.from_carrier(value, shape, dtype, location)
 
@@ -69,7 +69,7 @@ class WeightBuilder:
         return mlir_globals.load(number.name, initial.type, location)
 
     def store_number(self, number: Number, value: Value, location: Location) -> None:
-        """Replace the number for what comes after."""
+        """Replace the number's value."""
         self.declare_number(number, location)
         mlir_globals.store(number.name, value, location)
 
@@ -94,25 +94,25 @@ class WeightBuilder:
             self._define(weight, self._initial(weight), location)
 
     def declare_number(self, number: Number, location: Location) -> Attribute:
-        """Define the number's global if it is not there; gives its initial value."""
+        """Define the number's global on first use; returns its initial value."""
         initial = scalars.attribute(number.value, dtypes.SCALARS[number.dtype])
         self._define(number, initial, location)
         return initial
 
     def is_external(self, weight: Weight) -> bool:
-        """Written state starts from a value in the code, unless a user has named another place."""
+        """Whether a weight is external; state is in the code unless the user marked it external."""
         if weight.external is not None:
             return True
         return self.place == "external" and not (weight.mutable or weight.in_code)
 
     def _may_fold(self, weight: Weight) -> bool:
-        # IREE folds an unsigned constant into a literal of a signed type, which it then refuses.
+        # IREE folds an unsigned constant to a literal of a signed type, which it then rejects.
         unsigned = dtypes.of_torch(weight.tensor.dtype).kind == "uint"
         placed = weight.device is not None or weight.noinline
         return not (unsigned or placed or weight.mutable or self.is_external(weight))
 
     def _initial(self, weight: Weight) -> Attribute:
-        """Where the value comes from: a parameter archive, or the IR itself."""
+        """The initial value: a named parameter, or a constant in the IR."""
         shape, dtype = _type(weight)
         if weight.uninitialized:
             return mlir_globals.uninitialized_attribute(constants.carrier_type(shape, dtype))
@@ -146,14 +146,14 @@ def _affinity(device: DeviceAffinity) -> Attribute:
 
 
 def address(weight: Weight) -> tuple[str, str]:
-    """The scope and the name of a weight in IR and archives, if it is external."""
+    """The scope and key of a weight in IR and archives, if it is external."""
     if weight.external is None:
         return SCOPE, weight.name
     return weight.external.external_scope, weight.external.external_name
 
 
 def check_addresses(weights: Iterable[Weight]) -> None:
-    """Raise if two weights go by one name."""
+    """Raise if two weights have the same scope and key."""
     first: dict[tuple[str, str], Weight] = {}
     for weight in weights:
         other = first.setdefault(address(weight), weight)
@@ -192,7 +192,7 @@ PLACES = ("external", "global", "inline")
 
 
 def check_place(place: object) -> str:
-    """The place, or an error that lists the places there are."""
+    """The place for weights; raises if it is unknown."""
     if not isinstance(place, str):
         raise errors.ConfigError(
             f"weights is a {type(place).__name__}, expected one of {', '.join(map(repr, PLACES))}",

@@ -1,4 +1,4 @@
-"""Custom ops: declared once, compiled on the first call; and the ops that Turbine brings."""
+"""Custom ops: declared once, compiled on the first call; and the built-in ops."""
 
 from turbine import needs_torch as needs_torch
 from turbine.capture.grouped_product import Packed as Packed

@@ -1,4 +1,4 @@
-"""Which tensors of a call share memory, of tensors with data and of those that are traced."""
+"""Find tensors of a call that share memory, for tensors with data and traced ones."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from turbine.runtime.overlap import Layout
 
 
 def shared_pairs(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """The names of each two tensors that share memory."""
+    """The names of every pair of tensors that share memory."""
     for (name, one), (other_name, other) in combinations(tensors.items(), 2):
         if share_memory(one, other):
             yield name, other_name
 
 
 def share_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have an element's memory in common; in doubt they do."""
+    """Whether two tensors share an element's memory; True if in doubt."""
     if has_memory(one) and has_memory(other):
         return overlap.share_memory(torch_buffers.layout(one), torch_buffers.layout(other))
     if one is other:
@@ -35,25 +35,25 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements of a tensor with data may have one place in memory."""
+    """Whether two elements of a tensor with data may share memory."""
     return has_memory(tensor) and overlap.overlaps_itself(torch_buffers.layout(tensor))
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor is no more than memory of the CPU's."""
+    """Whether a tensor is plain CPU memory."""
     plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
     return plain and tensor.device.type == "cpu" and not torch._is_functional_tensor(tensor)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether a tensor stands for one, in memory that is not there."""
+    """Whether a tensor is traced, and has no data."""
     return tensor.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(
         tensor
     )
 
 
 def _are_apart(one: Tensor, other: Tensor) -> bool:
-    """Whether views of one storage have no element in common, whatever sizes are left open."""
+    """Whether views of one storage share no element, for all values of dynamic sizes."""
     if _is_behind(one, other) or _is_behind(other, one):
         return True
     numbers = [*_numbers(one), *_numbers(other)]
@@ -64,13 +64,13 @@ def _are_apart(one: Tensor, other: Tensor) -> bool:
     known = all(isinstance(number, int) for number in (between, *strides))
     if not known or one.element_size() != other.element_size():
         return False
-    # Every element of a view lies a multiple of this behind its first.
+    # Offsets of elements from the first one are multiples of this.
     step = gcd(*map(int, strides))
     return step > 1 and int(between) % step != 0
 
 
 def _is_behind(one: Tensor, other: Tensor) -> bool:
-    """Whether a view begins after the other's last element."""
+    """Whether a view starts after the other's last element."""
     steps = zip(other.shape, other.stride(), strict=True)
     last = other.storage_offset() + sum((size - 1) * stride for size, stride in steps)
     first, end = one.storage_offset() * one.element_size(), (last + 1) * other.element_size()
@@ -82,7 +82,7 @@ def _numbers(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _layout(tensor: Tensor) -> Layout:
-    """A view's place in its storage."""
+    """The layout of a view in its storage."""
     size = tensor.element_size()
     strides = tuple(step * size for step in tensor.stride())
     return Layout(int(tensor.storage_offset()) * size, tuple(tensor.shape), strides, size)

@@ -1,4 +1,4 @@
-"""Refuse calls of built-in ops: an op, a condition and what was expected in, an error out."""
+"""Check arguments of built-in ops."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def require(holds: bool, op: str, fact: str, hint: str | None = None) -> None:
 
 
 def require_floats(op: str, **tensors: Tensor | None) -> None:
-    """Raise unless the tensors, by their names, are floating and all of one dtype."""
+    """Raise unless the tensors have one floating point dtype."""
     given = {name: tensor.dtype for name, tensor in tensors.items() if tensor is not None}
     for name, dtype in given.items():
         require(dtype in FLOATS, op, f"{name} is of {dtype}, expected one of {_names(FLOATS)}")

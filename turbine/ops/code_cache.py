@@ -1,4 +1,4 @@
-"""Code that was compiled so far, found by a key and by the facts that it takes for granted."""
+"""A cache of compiled code in memory, by a key and by conditions on sizes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Specialized(Protocol):
-    """Code that is right for some of the calls that share a key."""
+    """Code that is valid for some of the calls with its key."""
 
     def serves(self, sizes: Any, /) -> bool:
-        """Whether it is right for a call with these sizes."""
+        """Whether the code is valid for a call with these sizes."""
 
 
 Code = TypeVar("Code", bound=Specialized)
 
 
 class CodeCache(Generic[Code]):
-    """Compiles for the first call of a kind; threads that make the same call wait for it."""
+    """Compiles code on the first call; other threads with the same call wait for it."""
 
     def __init__(self) -> None:
         self._codes: dict[Hashable, list[Code]] = {}
@@ -28,18 +28,18 @@ class CodeCache(Generic[Code]):
         return sum(map(len, self._codes.values()))
 
     def of_key(self, key: Hashable) -> list[Code]:
-        """All code that calls with this key have needed."""
+        """All code with this key."""
         return self._codes.get(key, [])
 
     def find(self, key: Hashable, sizes: Any) -> Code | None:
-        """The code for a call, if there is any."""
+        """The code for a call, or None."""
         for code in self._codes.get(key, ()):
             if code.serves(sizes):
                 return code
         return None
 
     def get(self, key: Hashable, sizes: Any, make: Callable[[], Code]) -> Code:
-        """The code for a call, compiled if there is none."""
+        """The code for a call, made on first use."""
         code = self.find(key, sizes)
         if code is None:
             with self._compiling:

@@ -1,4 +1,4 @@
-"""Convolutions of tensors whose axes lie in any order, which letters say."""
+"""Convolutions of tensors in any layout, given by letters such as "nhwc"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turbine.ops.declaration import custom_op
 from turbine.ops.specialization import Static
 
 _NAME = "turbine::generic_conv"
-# Images, groups, channels that are summed over, filters; every other letter is a spatial axis.
+# Images, groups, input channels, filters; every other letter is a spatial axis.
 _OWN = "ngcf"
 _EVERY_SIZE: Static = {"x": True, "w": True}
 _CONVOLVE = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
@@ -46,10 +46,10 @@ def generic_conv(
 ) -> Tensor:
     """Convolve x with w; the layouts xl, wl and ol give each axis of x, w and the result a letter.
 
-    n, g, c and f are images, groups, summed channels and filters; the other letters, one to three,
-    are spatial axes, and strides and dilations are in their order in xl. `os` may say the result's
-    sizes, -1 for what follows from the others; fewer windows than fit are the first ones. Products
-    are summed in float32, which the result is; in float64 where x is.
+    n, g, c and f are images, groups, input channels and filters. One to three other letters are
+    spatial axes; strides and dilations have their order in xl. `os` gives the result's sizes, -1
+    for an inferred one; if fewer windows are asked for than fit, the first ones are computed. The
+    result and its sums are float32, or float64 if x is.
     """
     return _conv(x, w, strides, dilations, (xl, wl, ol), os)
 
@@ -77,7 +77,7 @@ def _conv(
 
 
 def _spatial(x: Tensor, w: Tensor, layouts: tuple[str, str, str]) -> str:
-    """The spatial letters in the order of x, once the layouts agree."""
+    """The spatial letters in the order of x; raises if the layouts disagree."""
     ranks = (("xl", x.dim()), ("wl", w.dim()), ("ol", None))
     for (name, rank), layout in zip(ranks, layouts, strict=True):
         unique = layout.isascii() and layout.isalpha() and len(set(layout)) == len(layout)
@@ -88,16 +88,16 @@ def _spatial(x: Tensor, w: Tensor, layouts: tuple[str, str, str]) -> str:
     spatial = "".join(letter for letter in xl if letter not in _OWN)
     fact = f"xl is {xl!r}, expected one to three letters beside n, g and c for spatial axes"
     require(1 <= len(spatial) <= 3 and "f" not in xl, _NAME, fact)
-    require("n" not in wl and ("c" in wl) == ("c" in xl), _NAME, _unlike("wl", wl, xl))
-    require(("g" in wl) == ("g" in xl), _NAME, _unlike("wl", wl, xl))
-    require(set(wl) - set(_OWN) == set(spatial), _NAME, _unlike("wl", wl, xl))
+    require("n" not in wl and ("c" in wl) == ("c" in xl), _NAME, _describe_mismatch("wl", wl, xl))
+    require(("g" in wl) == ("g" in xl), _NAME, _describe_mismatch("wl", wl, xl))
+    require(set(wl) - set(_OWN) == set(spatial), _NAME, _describe_mismatch("wl", wl, xl))
     expected = {*spatial, *(set("ng") & set(xl)), *(set("f") & set(wl))}
     fact = f"ol is {ol!r}, expected the letters {''.join(sorted(expected))} in any order"
     require(set(ol) == expected, _NAME, fact)
     return spatial
 
 
-def _unlike(name: str, layout: str, other: str) -> str:
+def _describe_mismatch(name: str, layout: str, other: str) -> str:
     return f"{name} is {layout!r}, expected f, and the letters of xl {other!r} other than n"
 
 
@@ -126,7 +126,7 @@ def _check_sizes(
 
 
 def _permute_axes(tensor: Tensor, letters: str, wanted: str) -> Tensor:
-    """The axes in the order that is wanted; those of one side only have size 1."""
+    """Permute axes to the wanted order; missing ones get size 1."""
     for letter in [letter for letter in letters if letter not in wanted]:
         tensor = tensor.squeeze(letters.index(letter))
         letters = letters.replace(letter, "")
@@ -137,7 +137,7 @@ def _permute_axes(tensor: Tensor, letters: str, wanted: str) -> Tensor:
 
 
 def _cut(result: Tensor, layout: str, sizes: Sequence[int] | None, spatial: str) -> Tensor:
-    """The first windows, as many as are asked for."""
+    """The first windows, if fewer than fit are asked for."""
     if not sizes:
         return result
     fact = f"os is {list(sizes)}, expected {len(layout)} sizes, one for each letter of {layout!r}"

@@ -14,14 +14,14 @@ from turbine.ops.writing_op import WritingOp
 def custom_op(
     text: str, *, static: Static | None = None, leave: Collection[str] = ()
 ) -> Callable[[Function], DeclaredOp]:
-    """Declare an op by its schema; the function below it says what it means.
+    """Declare an op by its schema; the decorated function is its implementation.
 
-    Written with PyTorch's ops, the function is compiled, and gradients are derived from it. Where
-    the op has an emission of its own (`register_emission`, `register_template`), the function is
-    the shape rule: it is run on tensors without data. `static` names axes whose sizes are part of
-    the code, `{"x": [1], "weight": True}`, or is called with a call's arguments to say so; code
-    serves any size of the others. `leave` names kernels that the caller registers with
-    torch.library, "Meta" and "CPU".
+    The function is written with PyTorch ops. It is compiled, and gradients are derived from it. For
+    an op with an emission (`register_emission`, `register_template`), it is the shape rule, and
+    runs on fake tensors. `static` names axes whose sizes are part of the code, as in
+    `{"x": [1], "weight": True}`, or is a function from a call's arguments to such a dict; other
+    sizes are dynamic. `leave` names kernels, "Meta" or "CPU", that the caller registers with
+    torch.library.
 
     >>> import torch, turbine.ops
     >>> @turbine.ops.custom_op("docs::scaled_add(Tensor x, Tensor y, float alpha=1.0) -> Tensor")

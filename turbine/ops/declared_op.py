@@ -1,4 +1,4 @@
-"""What every declared op has: a schema and a function in, a PyTorch op out."""
+"""The base of declared ops: a schema and a function in, a PyTorch op out."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Core(Protocol):
     batch: Function
 
     def emit_by(self, emit: ir_builder.Emit) -> None:
-        """Take the emission for the code from now on."""
+        """Use an emission for the code from now on."""
 
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
     ) -> None:
-        """Give the op a gradient."""
+        """Set the op's gradient."""
 
 
 class DeclaredOp(ABC):
-    """An op that was declared; calling it calls the PyTorch op."""
+    """A custom op; calling it calls the PyTorch op."""
 
     op: Any = None
 
@@ -73,19 +73,19 @@ class DeclaredOp(ABC):
         return self.op(*args, **keywords)
 
     def remove(self) -> None:
-        """Take the op back, as if it had not been declared."""
+        """Remove the op, as if it had not been declared."""
         DECLARED.pop(self.schema.qualified, None)
         expand_custom_ops.DECLARED.pop(self.schema.dotted, None)
-        # PyTorch remembers schemas by name, and would take the next op's for this one's.
+        # PyTorch caches schemas by name, and would use this one for the next op.
         _SCHEMA_TO_SIGNATURE_CACHE.pop((self.schema.qualified, ""), None)
         self.library._destroy()
-        # Once the library is garbage, PyTorch would take these back again, from the next op.
+        # When the library is collected, PyTorch would remove these again, from the next op.
         self.library._op_defs.clear()
         self.library._op_impls.clear()
         self.op = partial(_refuse_removed, self.schema.qualified)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A model that holds the op is copied and pickled; the op itself is declared once.
+        # A copied or unpickled model refers to the same op, by name.
         return _find_declared, (self.schema.qualified,)
 
     @property
@@ -95,16 +95,16 @@ class DeclaredOp(ABC):
 
     @abstractmethod
     def _implement(self) -> None:
-        """Give the op its kernels."""
+        """Register the op's kernels."""
 
     def register_emission(
         self, emit: ir_builder.Emit, *, keeps_operands: bool = False
     ) -> ir_builder.Emit:
-        """Give the op IR of its own: `emit(builder, *arguments)` gives its values.
+        """Set the op's emission: `emit(builder, *arguments)` returns its results.
 
-        Of an op that writes, it gives the new values of what is written after the results. IREE
-        may let some IR, such as `tensor.insert_slice`, change its operand, so tensors of the
-        caller's are copied first, unless the IR is known to be none of that.
+        For an op that mutates arguments, their new values follow the results. IREE may run some
+        IR, such as `tensor.insert_slice`, in place, so the caller's tensors are copied first,
+        unless `keeps_operands` says that the IR never does.
         """
         _check_takes(self.schema, emit, "emission", "builder")
         self.core.emit_by(emit)
@@ -122,11 +122,12 @@ class DeclaredOp(ABC):
         function: str | None = None,
         example: Sequence[Any] | None = None,
     ) -> None:
-        """Give the op IR of its own by a text: a function of its tensors and sizes, in order.
+        """Set the op's emission by MLIR text: a function of its tensors and sizes, in order.
 
-        With the engine "format" (of str) or "jinja" it has blanks, which `turbine.ops.templates`
-        describes. It is parsed and checked now: one with blanks, for `example` arguments. Of
-        several functions, `function` says which is the op; else it has its name.
+        With the engine "format" (str.format) or "jinja" it has placeholders, which
+        `turbine.ops.templates` describes. It is parsed and checked at once; a text with
+        placeholders, for `example` arguments. `function` names the op's function, by default
+        the op's name.
         """
         emit = templates.emission(self.schema, text, engine, function)
         if engine is not None and example is None:
@@ -143,28 +144,28 @@ class DeclaredOp(ABC):
 
     @abstractmethod
     def register_eager(self, execute: Function) -> Function:
-        """Let a function take calls on tensors; for NotImplemented the op's code is run."""
+        """Set a function for eager calls; if it returns NotImplemented, the op's code is run."""
 
     @abstractmethod
     def register_autograd(
         self, backward: Function, /, *, setup_context: Function | None = None
     ) -> None:
-        """Give the op a gradient, as torch.library.register_autograd takes it."""
+        """Set the op's gradient, as in torch.library.register_autograd."""
 
     def register_vmap(self, rule: Function) -> Function:
-        """Give the op a vmap rule, as torch.library.register_vmap takes it."""
+        """Set the op's vmap rule, as in torch.library.register_vmap."""
         self.core.batch = rule
         return rule
 
     def check(self, *args: Any, **keywords: Any) -> str:
-        """Emit the op for such arguments without compiling it; gives the IR as text."""
+        """Emit the op for example arguments without compiling; returns the IR as text."""
         launcher = self.core.launcher
         return mlir_context.to_text(launcher.lower(self.schema.filled(args, keywords)))
 
 
 @contextmanager
 def _put_back_on_failure(op: DeclaredOp) -> Iterator[None]:
-    """Leave the op as it was if what is tried fails."""
+    """Restore the op's emission if the block raises."""
     core = op.core
     facts = dict(vars(core))
     rows: list[tuple[dict[Any, Any], Any]] = [
@@ -187,7 +188,7 @@ def _put_back_on_failure(op: DeclaredOp) -> Iterator[None]:
 
 
 def _check(parsed: Schema, function: Function, static: Static) -> None:
-    """Refuse a declaration that cannot hold, before anything of it is registered."""
+    """Raise for an invalid declaration, before anything is registered."""
     name = parsed.qualified
     if torch._C._jit_get_schemas_for_operator(name):
         hint = f"call {name.replace('::', '.')}.remove() first, or choose another name"
@@ -204,11 +205,11 @@ def _check(parsed: Schema, function: Function, static: Static) -> None:
 
 
 def _check_takes(parsed: Schema, function: Function, role: str, *first: str) -> None:
-    """Refuse a function that cannot be called with the arguments of a schema."""
+    """Raise unless a function takes the arguments of a schema."""
     try:
         takes = inspect.signature(function)
     except ValueError:
-        return  # a function of C's
+        return  # a C function
     try:
         names = [argument.name for argument in parsed.arguments]
         parsed.call(partial(takes.bind, *first), names)

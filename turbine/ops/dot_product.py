@@ -28,9 +28,9 @@ def attention(
 ) -> Tensor:
     """Attention of query [..., heads, length, size] over keys and values; scores are float32.
 
-    The heads of key and value may be fewer: each then serves several of the query's. `mask` is
-    True where a query may look, or a number to add; `causal` lets query i look at keys 0 to i. A
-    row that may look nowhere gives zeros.
+    Key and value may have fewer heads: each is then shared by several query heads. `mask` is True
+    where a query attends, or a number to add to the score; with `causal`, query i attends to keys
+    0 to i. A row that is fully masked gives zeros.
     """
     _check(query, key, value, mask)
     heads = query.dim() > 2 and bool(query.shape[-3] != key.shape[-3])
@@ -49,7 +49,7 @@ def attention(
 def _merge_causal_mask(
     query: Tensor, key: Tensor, mask: Tensor | None, causal: bool
 ) -> Tensor | None:
-    """The mask with what is causal in it: PyTorch takes one or the other."""
+    """The mask combined with the causal mask: PyTorch takes one or the other."""
     if mask is None:
         return None
     if mask.dtype != torch.bool:

@@ -1,4 +1,4 @@
-"""Ops that IR has by name only: an operator's operands in, what the op's emission builds out."""
+"""Expand `torch.operator` of custom ops: operands in, the IR of the op's emission out."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from turbine.ops.schema import Schema
 from turbine.passes.expand_custom_ops import Emit
 from turbine.target import Target
 
-# IR does not say what it will be compiled for.
+# The target is not known when IR is transformed.
 _ANY_TARGET = TargetQuery(lambda: Target("any", ""))
 
 
 def expansion(schema: Schema, emitted: str) -> Emit:
-    """What stands for operators of an op in IR; `emitted` names the op whose emission it is."""
+    """The expansion of an op; `emitted` names the op whose emission is used."""
 
     def emit(at: InsertionPoint, operands: Sequence[Value], types: Sequence[Type]) -> list[Value]:
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -62,7 +62,7 @@ def expansion(schema: Schema, emitted: str) -> Emit:
 
 
 def _example(schema: Schema, mode: FakeTensorMode, value: Value) -> Any:
-    """A tensor without data, or a number without a value, as tracing has them."""
+    """A fake tensor or symbolic int for an operand."""
     shape_env: Any = mode.shape_env
     parts = torch_values.tensor_parts(value.type)
     if parts is not None:
@@ -95,13 +95,13 @@ def _outermost(at: InsertionPoint) -> Any:
 
 
 def _check_unchanged(schema: Schema, old: Sequence[Value], new: Sequence[Value | None]) -> None:
-    """IR of values cannot say that one of them changes."""
+    """Raise if the op mutates an argument: its operator has no result for the new value."""
     for before, after in zip(old, new, strict=True):
         if _uncast(after) != before:
             raise errors.TransformError(
                 f"{schema.qualified} writes to an argument, and its operator has no result for "
                 "the new value",
-                hint="add results to the operator: what is written, after those of the schema",
+                hint="add results to the operator for the new values, after those of the schema",
             )
 
 

@@ -1,4 +1,4 @@
-"""A graph as a module whose function takes and gives flat lists of tensors."""
+"""Lower a graph to a module with one function of flat arguments and results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_ELEMENTS = 50
 
 @dataclass(frozen=True)
 class FlatCode:
-    """The module of a graph, and how its function is called."""
+    """The module of a graph, and the slots of its function."""
 
     module: Module
     inputs: list[Slot]
@@ -32,12 +32,12 @@ class FlatCode:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for modules that compile to the same code."""
+        """A digest that is equal for modules that compile to the same code."""
         return mlir_context.fingerprint(self.module)
 
     @cached_property
     def bytecode(self) -> bytes:
-        """The module as the compiler takes it."""
+        """The module as bytecode."""
         return mlir_context.to_bytecode(self.module)
 
 
@@ -50,8 +50,11 @@ def lower_graph(
     weights: Mapping[str, Weight] | None = None,
     fixed: AbstractSet[str] = frozenset(),
 ) -> FlatCode:
-    """Lower a copy of a graph. Placeholders among `weights` are constants of the code, those that
-    are `fixed` stay in place between calls."""
+    """Lower a copy of a graph.
+
+    Placeholders in `weights` are constants of the code. The memory of `fixed` ones stays in place
+    between calls.
+    """
     graph, inputs, results = flatten(eager, fixed)
     *_, output = graph.graph.nodes
     weights = dict(weights or {})

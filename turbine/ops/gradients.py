@@ -1,4 +1,4 @@
-"""Gradients and vmap for an op: given by rules, else derived from its PyTorch function."""
+"""Gradients and vmap of custom ops: registered, or derived from the op's function."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
-from turbine.ops.predicates import is_watched
+from turbine.ops.predicates import is_intercepted
 from turbine.ops.schema import Schema
 
 Function = Callable[..., Any]
 
 
 def derive_backward(schema: Schema, function: Function) -> Info:
-    """A backward that differentiates the op's function, which is computed again for it."""
+    """A backward that recomputes and differentiates the op's function."""
 
     def setup_context(
         ctx: Any, inputs: Sequence[Any], output: Any, keyword_only_inputs: Any = None
@@ -55,7 +55,7 @@ def derive_backward(schema: Schema, function: Function) -> Info:
             [by_place.get(place) for place in range(len(ctx.rest))], ctx.tree
         )
         pairs = zip(gradients, schema.arguments, strict=True)
-        # Autograd takes lists of gradients for lists of tensors only.
+        # Autograd accepts lists of gradients only for lists of tensors.
         return tuple(
             gradient if argument.kind.startswith("Tensor") else None
             for gradient, argument in pairs
@@ -67,16 +67,16 @@ def derive_backward(schema: Schema, function: Function) -> Info:
 
 @dataclass(frozen=True)
 class _Call:
-    """What a call has beside its arguments; autograd takes it for a number."""
+    """The keyset and keywords of a call, as one argument that autograd ignores."""
 
     keyset: Any
     keywords: dict[str, Any]
 
 
 def under_transforms(op: Any, schema: Schema, info: Info) -> Function:
-    """A given backward for a call within torch.func's transforms, which refuse PyTorch's own way.
+    """A registered backward for calls in torch.func's transforms, which reject PyTorch's kernel.
 
-    They take a function of one level: what is below it is for the transform below.
+    It is an autograd function of one transform level; the next level handles the call inside.
     """
 
     def forward(ctx: Any, *given: Any) -> Any:
@@ -120,7 +120,7 @@ def loop(op: Function) -> Function:
             picked = [_select_batch(a, d, index) for a, d in zip(args, in_dims, strict=True)]
             return op(*picked, **keywords)
 
-        # An empty batch has the shape that one element would give it.
+        # For an empty batch, the shape comes from a call with one element.
         results = [element(index) for index in range(info.batch_size or 1)]
         leaves = [torch_pytree.tree_flatten(result)[0] for result in results]
         tree = torch_pytree.tree_structure(results[0])
@@ -148,11 +148,11 @@ def _select_batch(argument: Any, dim: Any, index: int) -> Any:
 
 
 def refuse(error: errors.TurbineError) -> NoReturn:
-    """Raise the error for a gradient that is not there.
+    """Raise the error for a missing gradient.
 
     PyTorch traces backward passes in anomaly mode, which would print the stack of the forward call
-    first; the mode is put back where it was turned on.
+    first. The mode is turned off here, and restored by the code that turned it on.
     """
-    if is_watched():
+    if is_intercepted():
         torch.set_anomaly_enabled(False)
     raise error

@@ -1,4 +1,4 @@
-"""Ops whose result is their last argument: a schema and IR in, an op that marks a tensor out."""
+"""Declare ops that return their last argument, and mark it in IR."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def declare(
     check: Callable[..., None] | None = None,
     only_exported: bool = False,
 ) -> CustomOpDef:
-    """Declare an op that copies its last argument in PyTorch, and is `emit` in compiled code.
+    """Declare an op that copies its last argument in PyTorch, and calls `emit` in compiled code.
 
-    One that is `only_exported` is a copy in code of torch.compile's too. `check` is called with
-    the op's name and the arguments, and refuses those that will not do.
+    With `only_exported`, it is a copy under torch.compile too. `check` is called with the op's name
+    and arguments, and raises if they are invalid.
     """
     parsed = schema.parse(text)
 

@@ -1,4 +1,4 @@
-"""An op's IR by a function of the user's: builtin values in, values of the declared types out."""
+"""Emit an op's IR by a function of the user: builtin values in, values of declared types out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turbine.ops.schema import Schema
 from turbine.passes.merge import Merger
 from turbine.target import Target
 
-# A builder and the op's arguments in, its values out: one, several, or none.
+# A builder and the op's arguments in, its results out: one, several, or none.
 Emit = Callable[..., Any]
 _INDEX = dtypes.SCALARS["index"]
 _INT64 = dtypes.SCALARS["int64"]
@@ -28,10 +28,10 @@ _INT64 = dtypes.SCALARS["int64"]
 
 @dataclass(frozen=True)
 class Builder:
-    """Where an op is emitted: IR that is built without saying where goes there.
+    """The context of an emission. Its insertion point is current during the emission.
 
-    `results` are the types that the shape rule declares, None for a result that is None;
-    `examples` are the op's arguments as they were traced, tensors without data among them.
+    `results` are the types from the shape rule, None for a result that is None; `examples` are
+    the traced arguments, with fake tensors.
     """
 
     op: str
@@ -43,12 +43,12 @@ class Builder:
 
     @property
     def target(self) -> Target:
-        """What the code will run on; an op that asks is emitted again for other targets."""
+        """The target; an op that uses it is emitted again for other targets."""
         return self.query.target
 
     @property
     def target_kind(self) -> str:
-        """The kind of the target, "cpu"; "any" where IR is transformed before that is known."""
+        """The kind of the target, "cpu"; "any" if the target is not known yet."""
         return self.target.kind
 
     def index(self, number: int) -> Value:
@@ -60,16 +60,16 @@ class Builder:
         return flow.dim(tensor, axis, self.location)
 
     def call(self, text: str, *operands: Value, name: str | None = None) -> list[Value]:
-        """Call a function of a text, by name if the text has several.
+        """Call a function of MLIR text, by name if the text has several.
 
-        The text becomes part of the module once, however often it is called.
+        The text is added to the module once.
         """
         callee = bring_in(text, self.module, op=self.op, name=name)
         takes, _ = function.signature(callee)
         called = f"@{symbol_name(callee).rpartition('_')[0]}"  # without the digest
         if len(takes) != len(operands):
             raise errors.CustomOpError(
-                f"{self.op}: {called} takes {len(takes)} values and is given {len(operands)}",
+                f"{self.op}: {called} takes {len(takes)} values, this call has {len(operands)}",
                 where=errors.user_line(),
                 hint=f"its types are ({', '.join(map(str, takes))})",
             )
@@ -81,20 +81,20 @@ class Builder:
 
 
 def bring_in(text: str, module: Module, *, op: str, name: str | None = None) -> Operation:
-    """Make a text part of a module, unless it is already, and give the function of this name."""
+    """Add MLIR text to a module on first use, and return a function of it by name."""
     source = parse_module(op, text, module.context)
     wanted = find_function(op, source, name)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     inside = f"{wanted}_{digest}"
     if inside not in SymbolTable(module.operation):
         for match in match_children(source, FuncOpMatcher()):
-            symbols.set_visibility(match.op, "private")  # none of them is an entry point
+            symbols.set_visibility(match.op, "private")  # they are no entry points
         Merger(source, module, user_rename_map={wanted: inside}).merge()
     return SymbolTable(module.operation)[inside].operation
 
 
 def parse_module(op: str, text: str, context: Context) -> Module:
-    """A text of an op as a module; errors show the line."""
+    """Parse the MLIR text of an op; errors show the line."""
     try:
         return mlir_context.parse(text, context)
     except errors.CompileError as error:
@@ -102,7 +102,7 @@ def parse_module(op: str, text: str, context: Context) -> Module:
 
 
 def _line(text: str, where: str | None) -> str | None:
-    """The line and column that MLIR names, with what stands there."""
+    """The line and column of an error of MLIR, with the text of the line."""
     if where is None:
         return None
     _, line, column = where.rsplit(":", 2)
@@ -111,7 +111,7 @@ def _line(text: str, where: str | None) -> str | None:
 
 
 def rule(schema: Schema, emit: Emit) -> Rule:
-    """What the importer calls for a node of the op."""
+    """The function that the importer calls for a node of the op."""
 
     def build(site: Site) -> list[Value | None]:
         builder = Builder(
@@ -139,13 +139,13 @@ def rule(schema: Schema, emit: Emit) -> Rule:
 
 
 def user_line_of(error: Exception) -> str | None:
-    """Where in the user's own code an error was raised."""
+    """The line of the user's code that raised an error."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     return errors.user_place([f"{frame.filename}:{frame.lineno}" for frame in frames])
 
 
 def _size_value(value: Any, builder: Builder) -> Any:
-    """A size as a number of the program, known or not."""
+    """A static or dynamic size as a value of the IR."""
     if isinstance(value, list):
         return [_size_value(one, builder) for one in value]
     return scalars.constant(value, _INT64, builder.location) if isinstance(value, int) else value
@@ -171,7 +171,8 @@ def _check_results(
         return []
     if len(values) != len(types):
         raise errors.CustomOpError(
-            f"{op}: its emission gave {len(values)} values, its schema has {len(types)} results",
+            f"{op}: its emission returned {len(values)} values, "
+            f"its schema has {len(types)} results",
             where=where,
             hint=f"the schema is {schema.text}",
         )
@@ -182,7 +183,7 @@ def _check_results(
 
 
 def _fit(op: str, what: str, value: Any, to: Type, location: Location, where: str | None) -> Value:
-    """The value as the type that is declared, of which some sizes may be known better."""
+    """Cast a value to the declared type; static sizes may become dynamic or vice versa."""
     if not isinstance(value, Value):
         raise errors.CustomOpError(
             f"{op}: {what} is declared as {to} and given as a {type(value).__name__}",
@@ -198,7 +199,7 @@ def _fit(op: str, what: str, value: Any, to: Type, location: Location, where: st
 
 
 def find_function(op: str, source: Module, name: str | None) -> str:
-    """The name of the function of a text that is the op."""
+    """The name of the op's function in MLIR text."""
     functions = [symbol_name(match.op) for match in match_children(source, FuncOpMatcher())]
     if name is None and len(functions) == 1:
         return functions[0]
@@ -212,7 +213,7 @@ def find_function(op: str, source: Module, name: str | None) -> str:
 
 
 def place(called: Any) -> str | None:
-    """Where a function of the user's begins; None for one of ours, or of C's."""
+    """The line of the user's function; None for one of Turbine or a C function."""
     code = getattr(called, "__code__", None)
     is_ours = str(getattr(called, "__module__", "")).startswith("turbine.")
     return None if code is None or is_ours else f"{code.co_filename}:{code.co_firstlineno}"

@@ -1,4 +1,4 @@
-"""Call an op on CPU tensors: the first call of a kind compiles, later ones find the code."""
+"""Call an op on CPU tensors: compiles code for the first call, and finds it for later ones."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ Function = Callable[..., Any]
 
 
 class Untraceable(errors.CustomOpError):
-    """PyTorch cannot trace a function, or the function fails."""
+    """PyTorch cannot trace a function, or the function raises."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Code for the calls that its trace serves, compiled or, where that failed, in PyTorch."""
+    """Code for the calls that its trace serves: compiled, or a PyTorch function as fallback."""
 
     traced: Traced
     call: TensorCall | Function
-    label: Path | None = None  # what calls are logged under, if they are
+    label: Path | None = None  # of calls in a trace, if tracing is on
 
     def serves(self, sizes: Sequence[int]) -> bool:
-        """Whether it is right for a call with these sizes."""
+        """Whether the code is valid for a call with these sizes."""
         return self.traced.serves(sizes)
 
     def __call__(self, args: Sequence[Any], values: Sequence[Leaf]) -> Any:
-        """The results, nested as the op gives them."""
+        """The results, unflattened."""
         if not isinstance(self.call, TensorCall):
             return self.call(*args)
         passed = [leaf.value for leaf in values if leaf.is_passed]
@@ -67,7 +67,7 @@ class Kernel:
 
     @property
     def repeatable(self) -> TensorCall | None:
-        """The compiled code, if its results are all that a call is about."""
+        """The compiled code, if a call has neither constant results nor a trace."""
         if not isinstance(self.call, TensorCall) or self.traced.fixed or self.label is not None:
             return None
         return self.call
@@ -75,7 +75,7 @@ class Kernel:
 
 @dataclass
 class Launcher:
-    """The kernels of one op. `instead` is what to call where nothing compiles, if there is."""
+    """The kernels of one op. `instead` is the fallback if compiling fails."""
 
     schema: Schema
     op: Any
@@ -94,7 +94,7 @@ class Launcher:
         return self._general(args, keywords)
 
     def lower(self, args: Sequence[Any]) -> Module:
-        """The IR that a call compiles."""
+        """The IR for a call."""
         values = specialization.leaves(self.schema, args, self.static)
         return self._lower(self._trace(args, values)).module
 
@@ -131,7 +131,7 @@ class Launcher:
             raise Untraceable(f"{name}: tracing it failed: {reason}") from error
 
     def _run_untraced(self, args: Sequence[Any], error: Untraceable) -> Kernel:
-        """A kernel in PyTorch, if the function runs there; else its own error is raised."""
+        """A kernel in PyTorch, if the function runs there; else raises its error."""
         name = self.schema.qualified
         try:
             with torch.random.fork_rng([]):
@@ -149,7 +149,7 @@ class Launcher:
         return self._in_pytorch(specialization.UNTRACED, first)
 
     def _call_function(self, args: Sequence[Any]) -> Any:
-        """What the function gives in PyTorch; a shape rule is given tensors without data."""
+        """The results of the function in PyTorch; a shape rule gets meta tensors."""
         if self.instead is not None:
             return self.instead(*args)
         return self.schema.call(self.op, _without_data(args))
@@ -190,12 +190,12 @@ class Launcher:
         )
 
     def _check_sizes(self, args: Sequence[Any], results: Any) -> None:
-        """Compare the first results with the shape rule: later ones have the same code."""
+        """Compare the results of the first call with the shape rule."""
         declared = torch_pytree.tree_leaves(self._call_function(args))
         for said, given in zip(declared, torch_pytree.tree_leaves(results), strict=True):
             if isinstance(given, torch.Tensor) and said.shape != given.shape:
                 raise errors.CustomOpError(
-                    f"{self.schema.qualified}: its emission gave a tensor of {list(given.shape)}, "
+                    f"{self.schema.qualified}: its emission returned shape {list(given.shape)}, "
                     f"its shape rule says {list(said.shape)}"
                 )
 

@@ -1,4 +1,4 @@
-"""Rows scaled to a magnitude of one."""
+"""RMS normalization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a program runs, and in what order: marks for exported programs."""
+"""Ops that place an exported program on devices, and order its execution."""
 
 from __future__ import annotations
 

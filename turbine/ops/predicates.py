@@ -1,4 +1,4 @@
-"""What is to be asked about a call of an op, and about the tensors it passes."""
+"""Predicates of a call of an op, and of its tensors."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _transform_level = torch._C._functorch.maybe_current_level
 
 
-def is_watched() -> bool:
-    """Whether something is to see every call of an op."""
+def is_intercepted() -> bool:
+    """Whether a mode intercepts calls of ops."""
     return bool(_function_modes() or _dispatch_modes())
 
 
 def is_transformed() -> bool:
-    """Whether a call may be part of one of torch.func's transforms, or of forward-mode AD."""
+    """Whether a call may be in a transform of torch.func or in forward-mode AD."""
     level: int = forward_ad._current_level
     return level >= 0 or _transform_level() is not None
 
 
-def is_seen() -> bool:
-    """Whether a call is watched or transformed; every call asks, so both are asked in line."""
+def is_intercepted_or_transformed() -> bool:
+    """Whether a call is intercepted or transformed; both are inlined, since every call checks."""
     if _function_modes() or _dispatch_modes() or _transform_level() is not None:
         return True
     return bool(forward_ad._current_level >= 0)

@@ -1,4 +1,4 @@
-"""An op that only gives results: kernels of PyTorch's around one that is compiled."""
+"""Custom ops that mutate no argument: PyTorch kernels around a compiled one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbine.ops.launcher import Launcher
 from turbine.ops.predicates import (
     address,
     any_requires_grad,
-    is_seen,
+    is_intercepted_or_transformed,
     is_tensor,
     is_transformed,
 )
@@ -26,7 +26,7 @@ from turbine.ops.repeat_call import Repeat
 
 
 class PureOp(DeclaredOp):
-    """An op that only gives results."""
+    """An op that mutates no argument."""
 
     @property
     def core(self) -> PureOp:
@@ -35,7 +35,7 @@ class PureOp(DeclaredOp):
     def _implement(self) -> None:
         name, library = self.schema.name, self.library
         self.launcher = Launcher(self.schema, self.op, self.static, instead=self._expand)
-        # Calls to repeat without the layers below: at the dispatcher's autograd, and before it.
+        # Fast paths that skip the layers below: in the autograd kernel, and before the dispatcher.
         self.repeat: Repeat | None = None
         self.direct: Repeat | None = None
         self.has_meaning = True
@@ -48,7 +48,7 @@ class PureOp(DeclaredOp):
             argument.keyword_only and argument.kind.startswith("Tensor")
             for argument in self.schema.arguments
         )
-        if not self.takes_keyword_tensors:  # which torch's rules do not know
+        if not self.takes_keyword_tensors:  # torch's vmap does not support them
             torch.library.register_vmap(self.schema.qualified, self._batch, lib=library)
         if "Meta" not in self.leave:
             torch.library.register_fake(self.schema.qualified, self._infer_shapes, lib=library)
@@ -58,12 +58,12 @@ class PureOp(DeclaredOp):
         library.impl(name, self._differentiable, "Autograd", with_keyset=True)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """Call the op; a call like the one before skips PyTorch's dispatcher."""
-        if keywords or torch.compiler.is_compiling() or is_seen():
+        """Call the op; a repeated call skips PyTorch's dispatcher."""
+        if keywords or torch.compiler.is_compiling() or is_intercepted_or_transformed():
             return self.op(*args, **keywords)
         direct = self.direct
         if direct is not None:
-            result = direct.of_places(args)
+            result = direct.positional(args)
             if result is not None:
                 return result
         results = self.op(*args)
@@ -71,7 +71,7 @@ class PureOp(DeclaredOp):
         return results
 
     def emit_by(self, emit: ir_builder.Emit) -> None:
-        """Take the function for a shape rule from now on, and the emission for the code."""
+        """Use the emission for the code, and the function as shape rule, from now on."""
         self.forget()
         self.has_meaning = False
         EMITTED[self.schema.qualified] = ir_builder.rule(self.schema, emit)
@@ -101,23 +101,23 @@ class PureOp(DeclaredOp):
         self.direct = None
 
     def forget(self) -> None:
-        """Take back what stands for the op in compiled code."""
+        """Remove the op from the tables of compiled code."""
         EMITTED.pop(self.schema.qualified, None)
         KEEP_OPERANDS.discard(self.schema.qualified)
         OPERATIONS.pop(self.schema.qualified, None)
         MEANINGS.pop(self.op, None)
 
     def _meaning(self, *args: Any) -> Any:
-        """The function's results, which are as the schema says."""
+        """The function's results, checked against the schema."""
         return self.schema.check_results(self.schema.call(self.function, args))
 
     def _infer_shapes(self, *args: Any, **keywords: Any) -> Any:
-        """Results without data, all of them contiguous."""
+        """Fake results, all of them contiguous."""
         results = self._meaning(*self.schema.filled(args, keywords))
         return torch_pytree.tree_map_only(torch.Tensor, _empty_like, results)
 
     def _expand(self, *args: Any, **keywords: Any) -> Any:
-        """The function's ops in place of the op, with results such as compiled code gives."""
+        """Run the function in place of the op, with results laid out as in compiled code."""
         filled = self.schema.filled(args, keywords)
         inputs = [leaf for leaf in torch_pytree.tree_leaves(filled) if is_tensor(leaf)]
         results = self._meaning(*filled)
@@ -130,7 +130,7 @@ class PureOp(DeclaredOp):
         return self.launcher(*args, **keywords) if results is NotImplemented else results
 
     def _execute(self, eager: Function, filled: Sequence[Any]) -> Any:
-        """What the function for tensors gives, in memory of its own."""
+        """The results of the eager function, copied if they share memory."""
         results = self.schema.call(eager, filled)
         if results is NotImplemented:
             return results
@@ -139,7 +139,7 @@ class PureOp(DeclaredOp):
         return torch_pytree.tree_map_only(torch.Tensor, lambda t: _apart(t, taken), conforming)
 
     def _elsewhere(self, *args: Any, **keywords: Any) -> Any:
-        """On devices that are not CPUs, PyTorch runs the function if it is written for that."""
+        """Run the function in PyTorch on other devices; raises if the op has an emission."""
         filled = self.schema.filled(args, keywords)
         if self.eager is not None:
             results = self._execute(self.eager, filled)
@@ -162,7 +162,7 @@ class PureOp(DeclaredOp):
                 return result
         is_derived = self.has_meaning and not self.has_own_gradient
         if is_derived and (transformed or self._needs_keywords_gradient(keywords)):
-            # torch.func's transforms do not take ops with gradients of their own.
+            # torch.func's transforms do not accept ops with registered gradients.
             return self._expand(*args, **keywords)
         if transformed:
             self._check_has_no_tangent([*args, *keywords.values()])
@@ -173,7 +173,7 @@ class PureOp(DeclaredOp):
         return results
 
     def _needs_keywords_gradient(self, keywords: dict[str, Any]) -> bool:
-        """Whether a gradient is wanted that PyTorch does not ask ops for."""
+        """Whether a keyword tensor needs a gradient, which PyTorch does not support."""
         return self.takes_keyword_tensors and any_requires_grad(list(keywords.values()))
 
     def _check_has_no_tangent(self, args: Sequence[Any]) -> None:
@@ -185,7 +185,7 @@ class PureOp(DeclaredOp):
             )
 
     def _repeat_of(self, args: tuple[Any, ...]) -> Repeat | None:
-        """The call that the launcher remembers, if it was this one."""
+        """The repeat of the launcher's last call, if it had these arguments."""
         below = self.launcher.repeat
         if below is None or self.eager is not None or torch._C._any_requires_grad(*args):
             return None
@@ -208,14 +208,14 @@ def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _own(result: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A result in memory of its own, in the order of its axes."""
+    """A result that shares no memory with the inputs, contiguous."""
     if result._is_view() or any(result is one for one in inputs):
         return result.clone(memory_format=torch.contiguous_format)
     return result.contiguous()
 
 
 def _apart(result: torch.Tensor, taken: Collection[int]) -> torch.Tensor:
-    """A result in none of the memory that is taken, in the order of its axes."""
+    """A result in none of the taken storages, contiguous."""
     if address(result) in taken:
         return result.clone(memory_format=torch.contiguous_format)
     return result.contiguous()

@@ -1,4 +1,4 @@
-"""Products with weights of 4 or 8 bits: a weight is packed once, then multiplied as it is."""
+"""Matmuls with weights of 4 or 8 bits: a weight is packed once, and used packed."""
 
 from __future__ import annotations
 

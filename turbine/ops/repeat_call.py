@@ -1,4 +1,4 @@
-"""Calls like the one before: no key is looked up, tensors only have to be compared with those."""
+"""The fast path of repeated calls: arguments are compared with the last call's, without a key."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _NO_WEIGHTS: Span = (0, 0)
 
 @dataclass(frozen=True)
 class Repeat:
-    """The call that is remembered: tensors first, then numbers that are part of the code."""
+    """The last call: tensors first, then numbers that are part of the code."""
 
     quick: QuickCall
     count: int
     rest: tuple[Any, ...]
-    facts: tuple[Any, ...]
+    properties: tuple[Any, ...]
     captured: Captured
 
     @staticmethod
@@ -35,26 +35,26 @@ class Repeat:
         args: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> Repeat | None:
-        """Remember a call that was just made, if it is of the plain kind."""
+        """A repeat of a call, if all tensors are plain and numbers are compared exactly."""
         count = sum(isinstance(argument, torch.Tensor) for argument in args)
         rest = args[count:]
         slots = [*call.inputs, *call.results]
         if keywords or len(call.results) != 1 or len(call.inputs) != count:
             return None
-        if not all(map(_is_plain, slots)) or not all(map(_is_told_by_equality, rest)):
+        if not all(map(_is_plain, slots)) or not all(map(_is_compared_exactly, rest)):
             return None
         if any(argument.kind == "Scalar" for argument in schema.arguments):
             return None
         quick = QuickCall(call.entry, _NO_WEIGHTS)
         quick.remember(args[:count])
-        return Repeat(quick, count, rest, _facts(args), captured)
+        return Repeat(quick, count, rest, _properties(args), captured)
 
     def __call__(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> torch.Tensor | None:
-        """The result, or None if the call is another one."""
-        return None if keywords else self.of_places(args)
+        """The result, or None if the call differs from the last one."""
+        return None if keywords else self.positional(args)
 
-    def of_places(self, args: tuple[Any, ...]) -> torch.Tensor | None:
-        """The same for a call without keywords."""
+    def positional(self, args: tuple[Any, ...]) -> torch.Tensor | None:
+        """Call with positional arguments only."""
         count = self.count
         if len(args) < count or args[count:] != self.rest:
             return None
@@ -63,16 +63,16 @@ class Repeat:
         return self.quick.call(args[:count])
 
     def again(self, args: tuple[Any, ...]) -> Repeat | None:
-        """The same for another layer of the dispatcher, if these are its arguments."""
-        # To compare the sizes of a tensor that is traced would tell the tracer about them.
-        if not all(map(_is_concrete, args)) or _facts(args) != self.facts:
+        """A repeat for another layer of the dispatcher, if the call had these arguments."""
+        # Comparing the sizes of a traced tensor would add guards.
+        if not all(map(_is_concrete, args)) or _properties(args) != self.properties:
             return None
         quick = QuickCall(self.quick.entry, _NO_WEIGHTS)
         quick.remember(args[: self.count])
-        return Repeat(quick, self.count, args[self.count :], self.facts, self.captured)
+        return Repeat(quick, self.count, args[self.count :], self.properties, self.captured)
 
 
-def _facts(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _properties(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple((a.dtype, a.shape, a.stride()) if isinstance(a, torch.Tensor) else a for a in args)
 
 
@@ -86,8 +86,8 @@ def _is_plain(slot: Slot) -> bool:
     return slot.order is None and slot.dtype is not None and is_shareable(slot.dtype)
 
 
-def _is_told_by_equality(value: Any) -> bool:
-    """0.0 equals -0.0; all else that a schema lets differ differs by ==."""
+def _is_compared_exactly(value: Any) -> bool:
+    """Whether == distinguishes a value from all others: 0.0 equals -0.0, and is not."""
     if isinstance(value, list):
-        return all(map(_is_told_by_equality, value))
+        return all(map(_is_compared_exactly, value))
     return not (isinstance(value, float) and value == 0.0) and not isinstance(value, torch.Tensor)

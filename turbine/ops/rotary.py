@@ -22,7 +22,7 @@ def rotary_tables(positions: Tensor, dim: int, base: float) -> tuple[Tensor, Ten
     require(base > 0, _TABLES, f"base is {base}, expected a number above 0")
     is_real = not (positions.dtype.is_complex or positions.dtype == torch.bool)
     require(is_real, _TABLES, f"positions are of {positions.dtype}, expected integers or floats")
-    # In float64: a float32 angle of 8000 has no more than three right digits behind the point.
+    # In float64: a float32 angle of 8000 has only three correct decimals.
     steps = torch.arange(0, dim, 2, dtype=torch.float64, device=positions.device)
     angles = positions.to(torch.float64).unsqueeze(-1) * torch.exp(steps * (-math.log(base) / dim))
     return angles.cos().to(torch.float32), angles.sin().to(torch.float32)
@@ -32,8 +32,8 @@ def rotary_tables(positions: Tensor, dim: int, base: float) -> tuple[Tensor, Ten
 def rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """x with pairs of elements of its last axis rotated by the angles of the tables.
 
-    Element i goes with element i + half of what is rotated, or with its neighbour where pairs are
-    `interleaved`. Elements beyond twice the tables' size stay as they are.
+    Element i is paired with element i + half, where half is the tables' size, or with its neighbour
+    if pairs are `interleaved`. Elements beyond twice the tables' size are unchanged.
     """
     count = _check_shapes(x, cos, sin)
     turned = wide(x[..., : 2 * count])

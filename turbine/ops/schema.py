@@ -1,4 +1,4 @@
-"""What an op takes and gives: the text of a schema in, checked rows out."""
+"""Parse the schema of an op: text in, arguments and results out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turbine import errors
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument. A size may differ from call to call, other numbers are part of the code."""
+    """One argument. A SymInt is dynamic; other numbers are part of the code."""
 
     name: str
     kind: str  # a row of KINDS, without "?" and "[]"
@@ -36,11 +36,11 @@ class Result:
 
     @property
     def text(self) -> str:
-        """As a schema spells it."""
+        """The type as in a schema."""
         return f"{self.kind}{'[]' * self.is_list}{'?' * self.is_optional}"
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is of this kind."""
+        """Whether a value has this type."""
         if value is None:
             return self.is_optional
         if self.is_list:
@@ -51,13 +51,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Schema:
-    """An op's name and what it takes and gives."""
+    """An op's name, arguments and results."""
 
     namespace: str
     name: str
     arguments: tuple[Argument, ...]
     results: tuple[Result, ...]
-    parsed: Any  # torch's own
+    parsed: Any  # torch's FunctionSchema
 
     @property
     def qualified(self) -> str:
@@ -66,21 +66,21 @@ class Schema:
 
     @property
     def dotted(self) -> str:
-        """namespace.name, as IR has it."""
+        """namespace.name, as in IR."""
         return f"{self.namespace}.{self.name}"
 
     @property
     def text(self) -> str:
-        """What torch.library defines: the schema without its namespace."""
+        """The schema without its namespace, as torch.library.define takes it."""
         return str(self.parsed).partition("::")[2]
 
     def filled(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
-        """The arguments of a call in order, with the defaults it left out."""
+        """The arguments of a call in order, with defaults filled in."""
         named = {**dict(zip([a.name for a in self.arguments], args, strict=False)), **keywords}
         return [named.get(a.name, a.default) for a in self.arguments]
 
     def split(self, args: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments in order as those that are passed by place, and those by name only."""
+        """Split arguments in order into positional and keyword-only ones."""
         pairs = list(zip(self.arguments, args, strict=True))
         by_place = tuple(value for argument, value in pairs if not argument.keyword_only)
         return by_place, {
@@ -88,34 +88,34 @@ class Schema:
         }
 
     def call(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """Call a function with arguments in order, some of which it knows by name only."""
+        """Call a function with arguments in order, some of them keyword-only."""
         by_place, by_name = self.split(args)
         return function(*by_place, **by_name)
 
     def written_of(self, args: Sequence[Any]) -> list[Any]:
-        """Of the arguments in order, those that the op changes."""
+        """The mutated ones of the arguments in order."""
         pairs = zip(self.arguments, args, strict=True)
         return [value for argument, value in pairs if argument.is_written]
 
     def with_copies(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments in order, with copies in place of the tensors that the op changes."""
+        """The arguments in order, with copies of mutated tensors."""
         pairs = zip(self.arguments, args, strict=True)
         return [_copy(value) if argument.is_written else value for argument, value in pairs]
 
     def as_tuple(self, results: Any) -> tuple[Any, ...]:
-        """The results of a call by themselves, however many there are."""
+        """The results of a call as a tuple."""
         if len(self.results) == 1:
             return (results,)
         return () if results is None else tuple(results)
 
     def check_results(self, results: Any) -> Any:
-        """What a function returned, if that is what the schema says."""
+        """The results of a function; raises if they differ from the schema."""
         if len(self.results) > 1 and not isinstance(results, (tuple, list)):
             results = (results,)
         given = self.as_tuple(results) if self.results else ()
         if len(given) != len(self.results):
             raise errors.CustomOpError(
-                f"{self.qualified}: its function gave {len(given)} results, "
+                f"{self.qualified}: its function returned {len(given)} results, "
                 f"its schema has {len(self.results)}",
                 hint=f"the schema is {self.text}",
             )
@@ -130,7 +130,7 @@ class Schema:
         return own[0] if len(own) == 1 else tuple(own) or None
 
     def functional(self) -> Schema:
-        """The schema of an op that gives what this one writes, after its results."""
+        """The schema of the functional form: new values of mutated arguments follow the results."""
         taken, _, _ = self.text.rpartition(" -> ")
         arguments = re.sub(r"\(\w+!(?: -> [^)]*)?\)", "", taken.partition("(")[2])
         results = [result.text for result in self.results]
@@ -140,7 +140,7 @@ class Schema:
 
     @property
     def written(self) -> tuple[Argument, ...]:
-        """The arguments that the op changes."""
+        """The mutated arguments."""
         return tuple(a for a in self.arguments if a.is_written)
 
 
@@ -148,9 +148,9 @@ def _copy(value: Any) -> Any:
     return torch_pytree.tree_map_only(torch.Tensor, torch.Tensor.clone, value)
 
 
-# Spellings of torch's types, without "?" and "[]".
+# Names of torch's types in schemas, without "?" and "[]".
 KINDS = ("Tensor", "int", "SymInt", "float", "bool", "str", "ScalarType", "Scalar")
-# What a result of a kind may be in Python.
+# Python types of results.
 _CLASSES: dict[str, tuple[type, ...]] = {
     "Tensor": (torch.Tensor,),
     "int": (int, torch.SymInt),
@@ -200,7 +200,7 @@ def _names(text: str) -> tuple[str, str]:
 
 
 def _first_fault(error: RuntimeError) -> str:
-    """The first thing torch's parser says."""
+    """The first line of the parser's message."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     return next(line.removesuffix(":").strip() for line in lines if line)
 
@@ -213,7 +213,7 @@ def _argument(argument: Any, spelled: str) -> Argument:
 
 
 def _type(spelled: str) -> tuple[str, bool, bool]:
-    """The kind of elements, whether it is a list of them, and whether it may be None."""
+    """The kind, whether it is a list, and whether it is optional."""
     found = re.match(r"(\w+)(?:\([^)]*\))?(\??)(\[\d*\])?(\??)", spelled)
     assert found is not None
     kind, element_optional, listed, optional = found.groups()
@@ -223,8 +223,8 @@ def _type(spelled: str) -> tuple[str, bool, bool]:
 
 
 def _spell(parsed: Any) -> tuple[list[str], list[str]]:
-    """Arguments and results as the schema's text has them: only it tells SymInt from int."""
-    bare = re.sub(r'"(\\.|[^"\\])*"', "", str(parsed))  # texts may hold anything
+    """Types of arguments and results as text: only that distinguishes SymInt from int."""
+    bare = re.sub(r'"(\\.|[^"\\])*"', "", str(parsed))  # without string literals
     taken, _, given = bare.rpartition(" -> ")
     arguments = taken[taken.index("(") + 1 : -1]
     results = given[1:-1] if given.startswith("(") else given
@@ -232,7 +232,7 @@ def _spell(parsed: Any) -> tuple[list[str], list[str]]:
 
 
 def _parts(text: str) -> list[str]:
-    """Split at commas that stand between no brackets."""
+    """Split at commas outside of brackets."""
     parts, depth, start = [], 0, 0
     for place, character in enumerate(text):
         depth += (character in "([") - (character in ")]")
@@ -252,7 +252,7 @@ def _check(schema: Schema) -> None:
             )
     if "][" in str(schema.parsed):
         raise errors.CustomOpError(
-            f"{schema.qualified}: there are no lists of lists",
+            f"{schema.qualified}: lists of lists are not supported",
             hint="take one flat list, or a list for each",
         )
     for argument in schema.arguments:

@@ -1,4 +1,4 @@
-"""Parts of tensors replaced by others."""
+"""Insert slices into tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = "turbine::insert_slice"
 
 @custom_op(f"{_NAME}(Tensor src, Tensor dst, SymInt[] offset, int[] strides) -> Tensor")
 def insert_slice(src: Tensor, dst: Tensor, offset: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """dst with src in the place of every `strides`-th element from `offset` on, axis by axis."""
+    """A copy of dst with src at every `strides`-th element from `offset` on, for each axis."""
     _check(src, dst, offset, strides)
     result = dst.clone()
     part = result

@@ -1,4 +1,4 @@
-"""What of a call an op's code depends on: arguments in, a key and a traced graph out."""
+"""Specialize an op for a call: arguments in, a key and a traced graph out."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from turbine.capture.one_thread import traces
 from turbine.capture.program import Weight
 from turbine.ops.schema import Argument, Schema
 
-# The axes of an argument whose sizes are part of the code, or True for all of them; of a size, True
-# if it is.
+# The axes of an argument whose sizes are static, or True for all; for a size, whether it is static.
 Axes = Collection[int] | bool
-# Axes of arguments by name, or what says so of the arguments of a call.
+# Static axes of arguments by name, or a function from the arguments of a call to these.
 Static = Mapping[str, Axes] | Callable[[Sequence[Any]], Mapping[str, Axes]]
-# PyTorch takes it for granted that a size without a value is no smaller.
+# PyTorch assumes that a dynamic size is at least this.
 _LEAST_OPEN = 2
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """One value of a call, an element of a list by itself."""
+    """One value of a call; each element of a list is one."""
 
     value: Any
     argument: Argument
@@ -36,43 +35,43 @@ class Leaf:
 
     @property
     def is_passed(self) -> bool:
-        """Whether compiled code is given it; other values are part of the code."""
+        """Whether it is an argument of compiled code; other values are part of the code."""
         return isinstance(self.value, torch.Tensor) or self.is_size
 
     @property
     def is_size(self) -> bool:
-        """Whether it is an int that may differ from call to call."""
+        """Whether it is a dynamic int."""
         is_int = self.argument.kind == "SymInt" and isinstance(self.value, int)
         return is_int and self.static is not True and self.value >= _LEAST_OPEN
 
     @property
     def fixed_axes(self) -> Collection[int]:
-        """The axes of a tensor whose sizes are part of the code."""
+        """The axes of a tensor with static sizes."""
         rank = self.value.ndim
         if isinstance(self.static, bool):
             return range(rank) if self.static else ()
         return {axis % rank for axis in self.static if -rank <= axis < rank}
 
 
-# Tensors that are part of the code although a caller may change them, and their versions then.
+# Tensors that are constants of the code, and their versions when they were captured.
 Captured = tuple[tuple[torch.Tensor, int], ...]
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The graph of calls that have one key, and what else they must have in common."""
+    """The graph for calls with one key, and the conditions on their sizes."""
 
     graph: fx.GraphModule
     weights: dict[str, Weight]  # placeholders that are not arguments -> constants of the code
-    tree: Any  # nests the results
-    fixed: dict[int, Any]  # results that are part of the code, by their place among the leaves
-    truths: frozenset[int]  # places of results that are bools
-    symbols: tuple[Any, ...]  # sympy's name for each size of a call; None for one that is fixed
+    tree: Any  # of results
+    fixed: dict[int, Any]  # constant results, by position
+    truths: frozenset[int]  # positions of bool results
+    symbols: tuple[Any, ...]  # sympy symbol of each size; None for a static one
     conditions: tuple[Any, ...]
     captured: Captured = ()
 
     def serves(self, sizes: Sequence[int]) -> bool:
-        """Whether the code is right for a call with these sizes."""
+        """Whether the code is valid for a call with these sizes."""
         if not are_unchanged(self.captured):
             return False
         if not self.conditions:
@@ -82,17 +81,17 @@ class Traced:
         return all(bool(condition.xreplace(values)) for condition in self.conditions)
 
 
-# Stands for the trace of a function that PyTorch cannot trace, which takes any call itself.
+# For a function that PyTorch cannot trace: it serves all calls.
 UNTRACED = Traced(fx.GraphModule({}, fx.Graph()), {}, None, {}, frozenset(), (), ())
 
 
 def are_unchanged(captured: Captured) -> bool:
-    """Whether tensors are what they were when they became part of the code."""
+    """Whether captured tensors still have the values in the code."""
     return all(tensor._version == version for tensor, version in captured)
 
 
 def leaves(schema: Schema, args: Sequence[Any], static: Static) -> list[Leaf]:
-    """The values of a call in order, lists in line."""
+    """The values of a call in order, with lists flattened."""
     axes = static(args) if callable(static) else static
     return [
         Leaf(value, argument, axes.get(argument.name, False))
@@ -102,7 +101,7 @@ def leaves(schema: Schema, args: Sequence[Any], static: Static) -> list[Leaf]:
 
 
 def key_of(args: Sequence[Any], values: Sequence[Leaf]) -> Hashable:
-    """Equal for calls that may share code: same dtypes, ranks, constants, equalities of sizes."""
+    """A key that is equal for calls that may share code: dtypes, ranks, constants, equal sizes."""
     numbers: dict[int, int] = {}
     lengths = tuple(len(a) if isinstance(a, (list, tuple)) else -1 for a in args)
     return lengths, tuple(_key(leaf, numbers) for leaf in values)
@@ -122,12 +121,12 @@ def _key(leaf: Leaf, numbers: dict[int, int]) -> Hashable:
 
 
 def _size_key(size: int, numbers: dict[int, int]) -> Hashable:
-    """PyTorch tells 0 and 1 from other sizes, and gives equal sizes one name."""
+    """The key of a size: PyTorch specializes 0 and 1, and gives equal sizes one symbol."""
     return size if size < _LEAST_OPEN else ("size", numbers.setdefault(size, len(numbers)))
 
 
 def sizes_of(values: Sequence[Leaf]) -> list[int]:
-    """Every size of a call in order, for conditions to be checked with."""
+    """Every size of a call in order, to check conditions."""
     return [
         size
         for leaf in values
@@ -137,19 +136,19 @@ def sizes_of(values: Sequence[Leaf]) -> list[int]:
 
 
 def tensor_leaf(tensor: torch.Tensor, static: Axes) -> Leaf:
-    """A tensor that a function takes which no schema describes."""
+    """A leaf for a tensor argument of a function without a schema."""
     return Leaf(tensor, Argument("tensor", "Tensor", False, False, False, False, None), static)
 
 
 @traces
 def trace(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
-    """Trace a call of a function that takes a list, for all calls that have its key."""
+    """Trace a function of a list of arguments, for all calls with the key of this one."""
     return trace_here(function, args, values)
 
 
 def trace_here(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
-    """The same, for a thread that others wait for."""
-    # These import Dynamo and sympy, which take as long as torch itself.
+    """Trace in a thread that holds the lock of tracing."""
+    # These import Dynamo and sympy, which takes as long as importing torch.
     from torch._functorch.aot_autograd import aot_export_joint_simple
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -163,7 +162,7 @@ def trace_here(function: Callable[..., Any], args: Sequence[Any], values: Sequen
     def flat(*passed: Any) -> list[Any]:
         passing = iter(passed)
         filled = iter([next(passing) if leaf.is_passed else leaf.value for leaf in values])
-        results = function([_refill(argument, filled) for argument in args])
+        results = function([_replace_leaves(argument, filled) for argument in args])
         given, found["tree"] = torch_pytree.tree_flatten(results)
         found["fixed"] = {i: v for i, v in enumerate(given) if not _is_computed(v)}
         found["truths"] = frozenset(i for i, v in enumerate(given) if isinstance(v, torch.SymBool))
@@ -183,7 +182,7 @@ def trace_here(function: Callable[..., Any], args: Sequence[Any], values: Sequen
 
 
 def _symbolic(mode: FakeTensorMode, leaf: Leaf, symbols: list[Any]) -> Any:
-    """A size without a value, or a tensor without data; its sizes' names are added to `symbols`."""
+    """A symbolic int or fake tensor; the symbols of its sizes are appended to `symbols`."""
     if leaf.is_size:
         return _name_size(mode.shape_env, leaf.value, symbols)
     shape = []
@@ -207,8 +206,8 @@ def _name_size(shape_env: Any, size: int, symbols: list[Any]) -> Any:
     return shape_env.create_symintnode(symbol, hint=size, source=source)
 
 
-def _refill(argument: Any, leaves: Iterator[Any]) -> Any:
-    """The argument with its leaves in place of its own."""
+def _replace_leaves(argument: Any, leaves: Iterator[Any]) -> Any:
+    """The argument with its leaves replaced."""
     if isinstance(argument, (list, tuple)):
         return [next(leaves) for _ in argument]
     return next(leaves)
@@ -219,7 +218,7 @@ def _is_computed(value: Any) -> bool:
 
 
 def _lift_constants(graph: fx.GraphModule) -> dict[str, Weight]:
-    """Make placeholders of the tensors that the graph holds."""
+    """Replace constant tensors of the graph by placeholders."""
     weights = {}
     first = next(iter(graph.graph.nodes))
     for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:

@@ -1,8 +1,8 @@
-"""An op's IR by a text: MLIR with blanks for types and numbers in, an emission out.
+"""Emit an op's IR from a template: MLIR with placeholders in, an emission out.
 
-A blank has the name of an argument. For a tensor it is the type, `{x}`, or a part of it:
-`{x.element}`, `{x.rank}`, `{x.sizes}`. For a number, a text or a dtype it is the value. `{result}`
-is the type of the only result, `{results[0]}` that of the first of several.
+A placeholder has the name of an argument. For a tensor it is the type, `{x}`, or a part of it:
+`{x.element}`, `{x.rank}`, `{x.sizes}`. For a number, a string or a dtype it is the value.
+`{result}` is the type of the only result, `{results[0]}` of the first of several.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from turbine.ops import ir_builder
 from turbine.ops.ir_builder import Builder, Emit
 from turbine.ops.schema import Argument, Result, Schema
 
-# Blanks and their values in, the text out.
+# Values of placeholders in, the text out.
 Render = Callable[[Mapping[str, Any]], str]
 
 
 @dataclass(frozen=True)
-class TypeBlank:
+class TypePlaceholder:
     """A tensor type in a template; printed, it is the type itself."""
 
     text: str
 
     @property
     def sizes(self) -> list[str]:
-        """Its sizes, "?" for one that is known only at run time."""
+        """Its sizes, "?" for a dynamic one."""
         return re.findall(r"(\d+|\?)x", self._inside)
 
     @property
     def rank(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return len(self.sizes)
 
     @property
     def element(self) -> str:
-        """The type of its elements."""
+        """The element type."""
         return re.sub(r"^(\d+x|\?x)*", "", self._inside)
 
     @property
@@ -58,8 +58,8 @@ class TypeBlank:
         return self.text
 
 
-class FloatBlank(float):
-    """A float in a template; printed, it is 1.0e-06 where Python has 1e-06, as MLIR wants it."""
+class FloatPlaceholder(float):
+    """A float in a template; printed as MLIR writes it, 1.0e-06 where Python has 1e-06."""
 
     def __str__(self) -> str:
         return re.sub(r"^(-?\d+)e", r"\1.0e", repr(float(self)))
@@ -69,7 +69,7 @@ class FloatBlank(float):
 
 
 def emission(schema: Schema, text: str, engine: str | None, name: str | None) -> Emit:
-    """An emission that fills the blanks and calls the text's function."""
+    """An emission that fills the placeholders and calls the function of the text."""
     if engine is not None and engine not in _ENGINES:
         raise errors.CustomOpError(
             f"{schema.qualified}: {errors.unknown('template engine', engine, _ENGINES)}"
@@ -78,8 +78,8 @@ def emission(schema: Schema, text: str, engine: str | None, name: str | None) ->
 
     def emit(builder: Builder, *args: Any, **keywords: Any) -> list[Value]:
         given = schema.filled(args, keywords)
-        values = {a.name: _blank(v) for a, v in zip(schema.arguments, given, strict=True)}
-        results = [None if of is None else TypeBlank(str(of)) for of in builder.results]
+        values = {a.name: _placeholder(v) for a, v in zip(schema.arguments, given, strict=True)}
+        results = [None if of is None else TypePlaceholder(str(of)) for of in builder.results]
         filled = render({**values, "results": results, "result": next(iter(results), None)})
         return builder.call(filled, *_operands(given), name=name)
 
@@ -87,7 +87,7 @@ def emission(schema: Schema, text: str, engine: str | None, name: str | None) ->
 
 
 def check(schema: Schema, text: str, name: str | None) -> None:
-    """Refuse a text without blanks that does not fit the schema, as far as that can be told."""
+    """Raise if a text without placeholders has another number of values than the schema."""
     op = schema.qualified
     source = ir_builder.parse_module(op, text, mlir_context.new_context())
     wanted = ir_builder.find_function(op, source, name)
@@ -109,31 +109,31 @@ def _check_count(
     )
 
 
-# Kinds of arguments that are values of a program, of which lists have any number.
+# Kinds of arguments that are values in IR; lists have any number.
 _PASSED = ("Tensor", "Tensor?", "SymInt", "SymInt?")
 
 
 def _operands(values: Sequence[Any]) -> list[Value]:
-    """The values of the program among the arguments, lists in line."""
+    """The IR values among the arguments, with lists flattened."""
     flat = [one for v in values for one in (v if isinstance(v, (list, tuple)) else [v])]
     return [value for value in flat if isinstance(value, Value)]
 
 
-def _blank(value: Any) -> Any:
+def _placeholder(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_blank(one) for one in value]
+        return [_placeholder(one) for one in value]
     if isinstance(value, Value):
         of: Type = value.type
-        return TypeBlank(str(of))
+        return TypePlaceholder(str(of))
     if isinstance(value, torch.dtype):
         return dtypes.of_torch(value).mlir
     if isinstance(value, bool):
         return str(value).lower()
-    return FloatBlank(value) if isinstance(value, float) else value
+    return FloatPlaceholder(value) if isinstance(value, float) else value
 
 
 def _spell(value: Any) -> Any:
-    return FloatBlank(value) if isinstance(value, float) else value
+    return FloatPlaceholder(value) if isinstance(value, float) else value
 
 
 def _as_it_is(text: str) -> Render:
@@ -146,7 +146,7 @@ def _by_format(schema: Schema, text: str) -> Render:
         for before, name, _, _ in Formatter().parse(text):
             if name is not None and re.split(r"[.\[]", name)[0] not in known:
                 line = text[: text.index(before) + len(before)].count("\n") + 1
-                fact = errors.unknown("blank", name.strip(), known)
+                fact = errors.unknown("placeholder", name.strip(), known)
                 raise _fault(schema, f"{fact}; braces of MLIR's own are doubled", line)
     except ValueError as error:
         raise _fault(
@@ -156,7 +156,7 @@ def _by_format(schema: Schema, text: str) -> Render:
 
 
 def _format(schema: Schema, text: str, values: Mapping[str, Any]) -> str:
-    """The text with its blanks filled, line by line where that fails, to say which."""
+    """Fill the placeholders; errors name the line."""
     try:
         return text.format(**values)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -169,7 +169,7 @@ def _faulty_line(text: str, values: Mapping[str, Any]) -> int:
             line.format(**values)
         except (AttributeError, LookupError, TypeError):
             return number
-        except ValueError:  # a blank with a wrong format, or one over several lines
+        except ValueError:  # a wrong format, or a placeholder over several lines
             continue
     return 1
 
@@ -186,7 +186,7 @@ def _by_jinja(schema: Schema, text: str) -> Render:
     except TemplateSyntaxError as error:
         raise _fault(schema, str(error.message), error.lineno) from error
     for name in sorted(undeclared - set(known)):
-        raise _fault(schema, errors.unknown("blank", name, known), _line_of(text, name))
+        raise _fault(schema, errors.unknown("placeholder", name, known), _line_of(text, name))
 
     def render(values: Mapping[str, Any]) -> str:
         try:
@@ -211,7 +211,7 @@ def _line_of(text: str, name: str) -> int:
 
 
 def _line_in_template(error: Exception) -> int:
-    """The line that jinja was at, which it writes into tracebacks."""
+    """The line of a jinja template that raised, from the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == "<template>"]
     return next((line for line in reversed(lines) if line is not None), 1)

@@ -1,4 +1,4 @@
-"""Show tensors of a running program: a key and a tensor in, nothing out."""
+"""An op that traces tensors of a running program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SCHEMA = schema.parse("iree::trace_tensor(str trace_key, Tensor tensor) -> ()")
     _SCHEMA.qualified, mutates_args=(), schema="(str trace_key, Tensor tensor) -> ()"
 )
 def trace_tensor(trace_key: str, tensor: Tensor) -> None:
-    """Send a tensor to where traces go; an exported program prints it to stderr."""
+    """Pass a tensor to the trace callback; an exported program prints it to stderr."""
     run_trace.trace_tensor(trace_key, tensor.detach())
 
 
@@ -43,5 +43,5 @@ def _emit(builder: Builder, trace_key: str, tensor: Value) -> None:
 
 EMITTED[_SCHEMA.qualified] = ir_builder.rule(_SCHEMA, _emit)
 KEEP_OPERANDS.add(_SCHEMA.qualified)
-# Graphs keep it although nobody uses a result.
+# Graphs keep the op, which has no result.
 has_side_effect(torch.ops.iree.trace_tensor.default)

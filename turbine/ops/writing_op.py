@@ -1,4 +1,4 @@
-"""An op that writes to arguments: kernels around a pure op that gives their new values."""
+"""Custom ops that mutate arguments: kernels around a pure op that returns the new values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils import _pytree as torch_pytree
 from turbine import errors
 from turbine.ops.aliasing import share_memory, shared_pairs
 from turbine.ops.declared_op import DECLARED, DeclaredOp, Function
-from turbine.ops.predicates import any_requires_grad, is_transformed, is_watched
+from turbine.ops.predicates import any_requires_grad, is_intercepted, is_transformed
 from turbine.ops.pure_op import PureOp
 
 
 class WritingOp(DeclaredOp):
-    """An op that writes to arguments: one that gives their new values does the work."""
+    """An op that mutates arguments; its core is a pure op that returns their new values."""
 
     @property
     def core(self) -> PureOp:
@@ -37,7 +37,7 @@ class WritingOp(DeclaredOp):
         self, backward: Function, /, *, setup_context: Function | None = None
     ) -> None:
         raise errors.CustomOpError(
-            f"{self.schema.qualified} writes to arguments, and so has no gradient of its own",
+            f"{self.schema.qualified} mutates arguments, so it cannot have a gradient",
             hint="declare an op that returns what this one writes",
         )
 
@@ -48,7 +48,7 @@ class WritingOp(DeclaredOp):
         super().remove()
 
     def _compute(self, function: Function, *args: Any, **keywords: Any) -> Any:
-        """The results of a function on copies of what it writes, and those copies."""
+        """The results of a function on copies of mutated arguments, and those copies."""
         own = self.schema.with_copies(self.schema.filled(args, keywords))
         results = self.schema.call(function, own)
         if results is NotImplemented:
@@ -58,13 +58,13 @@ class WritingOp(DeclaredOp):
         return values[0] if len(values) == 1 else values
 
     def _keep_arguments(self, filled: Sequence[Any]) -> list[Any]:
-        """The arguments; where a gradient may want them later, copies of what is written."""
+        """The arguments, with copies of mutated ones if a gradient may need them."""
         if not (torch.is_grad_enabled() and any_requires_grad(filled)):
             return list(filled)
         return self.schema.with_copies(filled)
 
     def _tensors(self, filled: Sequence[Any], *, written: bool) -> dict[str, torch.Tensor]:
-        """The tensors that the op writes to, or those that it only reads, by name."""
+        """The mutated tensors, or those that are only read, by name."""
         return {
             argument.name if leaf is value else f"{argument.name}[{place}]": leaf
             for argument, value in zip(self.schema.arguments, filled, strict=True)
@@ -74,7 +74,7 @@ class WritingOp(DeclaredOp):
         }
 
     def _reads_what_it_writes(self, filled: Sequence[Any]) -> bool:
-        """Whether a tensor that is written shares memory with another argument."""
+        """Whether a mutated tensor shares memory with another argument."""
         written = self._tensors(filled, written=True)
         read = self._tensors(filled, written=False).values()
         return any(shared_pairs(written)) or any(
@@ -82,9 +82,9 @@ class WritingOp(DeclaredOp):
         )
 
     def _check_apart(self, filled: Sequence[Any]) -> None:
-        """Refuse tensors that share memory where IR gives each a new value of its own.
+        """Raise if two mutated tensors share memory: the IR returns a new value for each.
 
-        What is only read may share memory with them: it is read as it was before the call.
+        A tensor that is only read may share memory with them: its old value is read.
         """
         for one, other in shared_pairs(self._tensors(filled, written=True)):
             raise errors.CustomOpError(
@@ -96,8 +96,8 @@ class WritingOp(DeclaredOp):
         filled = self.schema.filled(args, keywords)
         if not self.pure.has_meaning:
             self._check_apart(filled)
-        elif not (is_transformed() or is_watched()) and self._reads_what_it_writes(filled):
-            # Step by step, as a function that reads what it has written needs it.
+        elif not (is_transformed() or is_intercepted()) and self._reads_what_it_writes(filled):
+            # Run the function in PyTorch, since it may read what it has written.
             return self.schema.check_results(self.schema.call(self.function, filled))
         values = self.pure.schema.as_tuple(
             self.schema.call(self.pure.op, self._keep_arguments(filled))

@@ -1,4 +1,4 @@
-"""Transforms of IR: one pass a file, each also an option of `turbine opt`."""
+"""Passes over MLIR, one per file; each is also an option of `turbine opt`."""
 
 from turbine.passes.add_metadata import AddMetadata as AddMetadata
 from turbine.passes.base import Pass as Pass

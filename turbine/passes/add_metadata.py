@@ -1,4 +1,4 @@
-"""Give a function metadata: names and texts in, an `iree.reflection` dictionary out."""
+"""Add metadata to a function: names and texts in, an `iree.reflection` dictionary out."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from turbine.passes.base import Pass
 
 @dataclass(frozen=True)
 class AddMetadata(Pass):
-    """Add metadata to a function; a program that runs it finds it as the function's reflection.
+    """Add metadata to a function, which is its reflection at run time.
 
-    Values that are not strings become strings. What the function has under other names stays.
+    Values are converted to strings. Existing entries with other names are kept.
 
     >>> from turbine.mlir import context
     >>> module = context.parse("func.func @main() { return }")

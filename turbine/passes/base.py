@@ -1,4 +1,4 @@
-"""What a pass is: options as fields, a module changed in place, and weights that follow."""
+"""The base class of passes: options are fields, and a module is changed in place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turbine.mlir import rewrites
 from turbine.mlir.ir import Module
 from turbine.mlir.parameters import Parameter
 
-# External weights by their names: what an archive beside the IR holds.
+# External weights by name, as in an archive.
 Values = Mapping[Parameter, NDArray[Any]]
 
 
@@ -26,14 +26,14 @@ class Pass(ABC):
     @classmethod
     @abstractmethod
     def parse(cls, text: str) -> Pass:
-        """The pass as the command line writes it: --<name>=<text>."""
+        """Parse the text of the command line option: --<name>=<text>."""
 
     @abstractmethod
     def run(self, module: Module) -> None:
-        """Change a module in place; `run_passes` keeps the old one for when this raises."""
+        """Change a module in place; `run_passes` runs it on a copy."""
 
     def follow(self, module: Module, values: Values) -> Values:
-        """The weights of the transformed module, from those of the module before."""
+        """The weights of the transformed module, computed from the old ones."""
         return values
 
 
@@ -50,7 +50,7 @@ def run_passes(module: Module, passes: Sequence[Pass]) -> Module:
 
 
 def transform(module: Module, values: Values, passes: Sequence[Pass]) -> tuple[Module, Values]:
-    """Like `run_passes`, with the weights beside the module."""
+    """Run passes on a copy of a module and on its external weights."""
     mlir_context.verify(module)
     copy = rewrites.clone(module)
     for item in passes:

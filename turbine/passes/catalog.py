@@ -1,4 +1,4 @@
-"""Every pass there is, by the name the command line has for it."""
+"""All passes, by name."""
 
 from __future__ import annotations
 

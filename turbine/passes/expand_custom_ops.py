@@ -1,4 +1,4 @@
-"""Expand custom ops: `torch.operator` by name in, the IR that a table or a library gives out."""
+"""Expand custom ops: `torch.operator` in, IR from emissions or a library out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from turbine.mlir.symbols import symbol_name
 from turbine.passes.base import Pass
 from turbine.passes.merge import Merger, copy_into
 
-# Where to build, the op's operands and the types of its results in, the results out. The
-# position and the op's location are in force during the call.
+# An insertion point, the op's operands and the types of its results in, the results out. The
+# insertion point and the op's location are current during the call.
 Emit = Callable[[InsertionPoint, Sequence[Value], Sequence[Type]], Sequence[Value]]
 # Ops declared in this process, by name.
 DECLARED: dict[str, Emit] = {}
@@ -27,12 +27,12 @@ _PREFIX = "torch."
 
 @dataclass(frozen=True)
 class ExpandCustomOps(Pass):
-    """Replace custom ops by what `expansions` emits for them, or by functions of a `library`.
+    """Replace custom ops by the IR that `expansions` emit, or by functions of a `library`.
 
     Without `expansions`, ops that are declared in this process (turbine.ops) are expanded. Ops
     are named "namespace.name". In a library, the function is @namespace.name or
-    @namespace__name, takes builtin or torch types and is written into the place of each use;
-    the globals and functions it needs come with it. Ops that neither has are left alone.
+    @namespace__name, has builtin or torch types, and is inlined at each use; globals and functions
+    that it needs are copied. Unknown ops are left alone.
     """
 
     name = "expand-custom-ops"
@@ -41,7 +41,7 @@ class ExpandCustomOps(Pass):
 
     @classmethod
     def parse(cls, text: str) -> ExpandCustomOps:
-        """A library of text or bytecode, library.mlir, or a program that declares ops, ops.py."""
+        """Parse a path: a library of MLIR, ops.mlir, or a program that declares ops, ops.py."""
         path = Path(text).expanduser()
         if path.suffix != ".py":
             return cls(library=mlir_context.read(path))
@@ -78,7 +78,7 @@ def _operators(module: Module | Operation) -> list[Operation]:
 
 
 def _link(library: Module, module: Module, wanted: set[str]) -> dict[str, Operation]:
-    """Merge what the wanted ops need of the library; their functions by the ops' names."""
+    """Merge the functions of the wanted ops into the module; returns them by op name."""
     source = copy_into(library, module)
     functions = {symbol_name(m.op): m.op for m in match_children(source, FuncOpMatcher())}
     chosen = {op: found for op in wanted if (found := _function_name(op, functions)) is not None}
@@ -97,7 +97,7 @@ def _function_name(operator: str, functions: Mapping[str, Operation]) -> str | N
 
 
 def _keep(library: Module, names: set[str]) -> None:
-    """Drop what the named functions do not need, and hide them, as ops are no entry points."""
+    """Drop symbols that the named functions do not need, and make the functions private."""
     _set_visibility(library, lambda name: "public" if name in names else "private")
     rewrites.run_pipeline(library, "inline,symbol-dce")
     _set_visibility(library, lambda name: "private")
@@ -120,7 +120,7 @@ def _check_body(name: str, functions: Mapping[str, Operation]) -> None:
             hint="give it a body, with scf ops for branches and loops",
         )
     for op in _operators(body):
-        # An expansion within itself would never end.
+        # A recursive expansion would not end.
         inner = function.operator_name(op)
         if _function_name(inner, functions) is not None:
             raise errors.TransformError(
@@ -131,7 +131,7 @@ def _check_body(name: str, functions: Mapping[str, Operation]) -> None:
 
 
 def _inline(op: Operation, body: Operation) -> list[Value]:
-    """The body of a function in place of an op; types are made to fit at both ends."""
+    """Inline the body of a function at an op, with casts of operands and results."""
     takes, gives = function.signature(body)
     where = function.source_line(op.location)
     for kind, has, needs in (

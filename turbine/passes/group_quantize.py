@@ -33,7 +33,7 @@ from turbine.passes.base import Pass, Values, as_bytes
 
 FLOATS = {row.mlir: row for row in dtypes.TABLE if row.kind == "float" and row.dlpack}
 BYTE = dtypes.from_torch_name("int8")
-# (op, operand): the axis of that operand over which the op sums, counted from its last two.
+# (op, operand): the contracted axis of that operand, among its last two.
 _SUMMED = {
     ("torch.aten.mm", 1): 0,
     ("torch.aten.matmul", 1): 0,
@@ -41,7 +41,7 @@ _SUMMED = {
     ("torch.aten.addmm", 2): 0,
     ("torch.aten.linear", 1): 1,
 }
-# Ops that may repeat a matrix along new leading axes.
+# Ops that may broadcast a matrix along new leading axes.
 _REPEATS = {f"torch.aten.{name}" for name in ("unsqueeze", "expand", "view", "broadcast_to")}
 _TO_TORCH = "torch_c.from_builtin_tensor"
 # The type of a global and its initial value, if it has one.
@@ -52,9 +52,9 @@ Start = tuple[Type, Attribute | None]
 class GroupQuantize(Pass):
     """Quantize linear layers to integers of 4 or 8 bits with a scale for each group.
 
-    Weights are those that do nothing but multiply, in `mm`, `addmm`, `linear` or a broadcast
-    `bmm`; one that is also an embedding table stays as it is. The format is in
-    Note [Packed groups] of turbine/packed_weights.py.
+    Only weights that are used in nothing but `mm`, `addmm`, `linear` or a broadcast `bmm` are
+    packed; one that is also an embedding table is not. The format is in Note [Packed groups] of
+    turbine/packed_weights.py.
     """
 
     name = "group-quantize"
@@ -66,7 +66,7 @@ class GroupQuantize(Pass):
 
     @classmethod
     def parse(cls, text: str) -> GroupQuantize:
-        """Numbers with commas between them: bits=4,group-size=32."""
+        """Parse options: bits=4,group-size=32."""
         valid = [item.name.replace("_", "-") for item in fields(cls)]
         numbers = {}
         for pair in text.split(","):
@@ -79,7 +79,7 @@ class GroupQuantize(Pass):
         return cls(**numbers)
 
     def run(self, module: Module) -> None:
-        """Replace weights and what reads them."""
+        """Replace weights and their reads."""
         layers = list(_layers(module))
         if not layers:
             raise errors.TransformError(
@@ -112,7 +112,7 @@ class GroupQuantize(Pass):
         return packed_weights.quantize(rows, self._group(layer), weight.dtype)
 
     def _initial(self, layer: _Layer) -> list[Start]:
-        """What the new globals start from: parameters for a parameter, values for a value."""
+        """The initial values of the new globals: parameters for a parameter, else constants."""
         grouping, initial = self._group(layer), layer.weight.initial_value
         kinds = [(grouping.packed_shape, BYTE), (grouping.scales_shape, layer.dtype)]
         with layer.weight.op.location:
@@ -132,11 +132,11 @@ class GroupQuantize(Pass):
 
 @dataclass(frozen=True)
 class _Layer:
-    """A weight that is only ever multiplied with, and the reads of it."""
+    """A weight that only matmuls use, and the loads of it."""
 
     weight: GlobalOpResult
     dtype: Dtype
-    summed: int  # the axis over which products are summed
+    summed: int  # the contracted axis
     loads: tuple[Operation, ...]
 
     @property
@@ -166,7 +166,7 @@ class _Layer:
 
 def _layers(module: Module) -> Iterator[_Layer]:
     known, callees = globals_of(module), _callees(module)
-    stored = _uses(module, "util.global.store")  # by initializers, where it is not mutable
+    stored = _uses(module, "util.global.store")  # by initializers, if it is not mutable
     for name, loads in _uses(module, "util.global.load").items():
         weight = known.get(name)
         dtype = _weight_dtype(weight)
@@ -186,7 +186,7 @@ def _uses(module: Module, op_name: str) -> dict[str, list[Operation]]:
 
 
 def _callees(module: Module) -> Callees:
-    """The functions that nobody outside can call, and so pass something else."""
+    """The private functions: only calls in the module pass their arguments."""
     functions = [match.op for match in match_children(module, FuncOpMatcher())]
     return {symbol_name(op): op for op in functions if is_private(op)}
 
@@ -195,7 +195,7 @@ Callees = Mapping[str, Operation]
 
 
 def _weight_dtype(weight: GlobalOpResult | None) -> Dtype | None:
-    """The dtype of a global that may be a weight: a fixed float matrix."""
+    """The dtype of a global that may be a weight: an immutable float matrix."""
     if weight is None or weight.is_mutable:
         return None
     of: Any = weight.type
@@ -207,12 +207,12 @@ def _weight_dtype(weight: GlobalOpResult | None) -> Dtype | None:
 def _contracted_axes(
     value: Value, callees: Callees, exchanged: bool = False
 ) -> Iterator[int | None]:
-    """For each use of a matrix, the axis it is summed over; None for uses of other kinds."""
+    """The contracted axis for each use of a matrix; None for other uses."""
     for use in value.uses:
         op = use.owner.operation
         inside = _argument(op, use.operand_number, callees)
         if inside is not None:
-            # Without the callee itself: a function that calls itself passes no weights on.
+            # Without the callee: weights are not followed through recursion.
             others = {name: other for name, other in callees.items() if name != callee(op)}
             yield from _contracted_axes(inside, others, exchanged)
         elif op.name == _TO_TORCH or _repeats(op, use.operand_number):
@@ -225,7 +225,7 @@ def _contracted_axes(
 
 
 def _argument(op: Operation, operand: int, callees: Callees) -> Value | None:
-    """What an operand of a call is inside of the function that is called."""
+    """The block argument of the callee for an operand of a call."""
     function = callees.get(callee(op) or "")
     if function is None or not function.regions[0].blocks:
         return None
@@ -234,7 +234,7 @@ def _argument(op: Operation, operand: int, callees: Callees) -> Value | None:
 
 
 def _repeats(op: Operation, operand: int) -> bool:
-    """Whether an op leaves a matrix as it is and adds axes before it."""
+    """Whether an op only adds leading axes to a matrix."""
     if op.name not in _REPEATS or operand != 0:
         return False
     before, after = shape(op.operands[0].type), shape(op.result.type)
@@ -255,7 +255,7 @@ def _check_names(module: Module, layers: Sequence[_Layer]) -> None:
 
 
 def _replace(module: Module, layer: _Layer, of: Grouping, initial: Sequence[Start]) -> None:
-    """New globals, and in place of each read what they stand for."""
+    """Define the packed globals, and replace loads by packed reads."""
     op = layer.weight.op
     with op.context:
         for name, start in zip(layer.part_names, initial, strict=True):
@@ -273,14 +273,14 @@ def _replace(module: Module, layer: _Layer, of: Grouping, initial: Sequence[Star
 
 
 def _pass_on(load: Operation, plain: Value) -> None:
-    """Let calls take the unpacked weight."""
+    """Pass the unpacked weight to calls."""
     with InsertionPoint(load):
         builtin = torch_values.to_builtin(plain, load.result.type, load.location)
     load.result.replace_all_uses_with(builtin)
 
 
 def _plain(load: Operation, layer: _Layer, of: Grouping, initial: Sequence[Start]) -> Value:
-    """The weight as a torch tensor, before a read of it."""
+    """Unpack the weight to a torch tensor, before a load of it."""
     with InsertionPoint(load):
         named = zip(layer.part_names, initial, strict=True)
         packed, scales = (mlir_globals.load(name, t, load.location) for name, (t, _) in named)

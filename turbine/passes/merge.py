@@ -1,4 +1,4 @@
-"""Merge modules: two in, one with the ops of both out, its names distinct and followed."""
+"""Merge modules: two in, one with the ops of both out, with distinct names."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Merge(Pass):
 
     @classmethod
     def parse(cls, text: str) -> Merge:
-        """A file, and renames if there are any: other.mlir,old=new,old=new."""
+        """Parse a file and optional renames: other.mlir,old=new,old=new."""
         path, *pairs = text.split(",")
         renames = {}
         for pair in pairs:
@@ -51,7 +51,7 @@ class Merge(Pass):
         return cls(mlir_context.read(Path(path).expanduser()), renames)
 
     def run(self, module: Module) -> None:
-        """Bring in a copy of the other module."""
+        """Merge a copy of the other module."""
         source = copy_into(self.other, module)
         Merger(source, module, user_rename_map=self.renames).merge()
 
@@ -64,13 +64,13 @@ def copy_into(source: Module, target: Module) -> Module:
 
 
 class Merger:
-    """Moves what is in a source module to a target; of the source, an empty module is left.
+    """Moves the ops of a source module to a target, and leaves an empty source.
 
-    Every name of the source gets one of the target's: as `user_rename_map` says, else its own.
-    A private name that is taken is made distinct; a public one is an error. A global becomes
-    another name for one of the target where the map says so and the types agree, and where both
-    are immutable and start from the same value. A declaration without a body becomes the
-    target's function of its name and type. All is checked before anything is moved.
+    Symbols are renamed by `user_rename_map`, or keep their names. A private symbol whose name is
+    taken is renamed; for a public one it is an error. A global is merged with one of the target if
+    the map says so and the types agree, or if both are immutable with the same initial value. A
+    declaration without a body is merged with the target's function of its name and type. All is
+    checked before anything is moved.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Merger:
         self._aliases: set[str] = set()
 
     def merge(self) -> None:
-        """Move the ops, with references that follow the new names."""
+        """Move the ops, and update references to renamed symbols."""
         assert self.source.context == self.target.context
         named = {symbol_name(op): op for op in _top(self.source) if symbols.is_symbol(op)}
         attributes = self._attributes()
@@ -103,7 +103,7 @@ class Merger:
             self.target.operation.attributes[name] = attribute
 
     def translate_symbol(self, name: str) -> str:
-        """The name in the target of what had this one in the source."""
+        """The name in the target of a symbol of the source."""
         return self._names.get(name, name)
 
     def _choose_names(self, named: Mapping[str, Operation]) -> None:
@@ -111,7 +111,7 @@ class Merger:
             if name not in named:
                 raise errors.TransformError(errors.unknown("symbol to rename", name, named))
         taken: dict[str, str] = {}
-        # Names a user asked for, and public ones, come before those that can give way.
+        # The user's names and public names first; private names can be changed.
         for name in sorted(named, key=lambda name: self._rank(name, named[name])):
             op = named[name]
             alias = self._alias(name, op)
@@ -127,13 +127,13 @@ class Merger:
         return 0 if name in self.user_rename_map else 2 if is_private(op) else 1
 
     def _alias(self, name: str, op: Operation) -> str | None:
-        """The op of the target that takes this one's place, if one does."""
+        """The symbol of the target that an op is merged with, if any."""
         wanted = self.user_rename_map.get(name)
         if wanted is not None:
             known = wanted in self.target_symbol_table
             return wanted if known and self._can_stand_for(name, op, wanted) else None
         if GlobalOpMatcher()(op) is not None:
-            same = (symbol_name(g) for g in _globals(self.target) if _facts(g) == _facts(op))
+            same = (symbol_name(g) for g in _globals(self.target) if _traits(g) == _traits(op))
             return next(same, None) if _is_fixed(op) else None
         known = name in self.target_symbol_table
         if known and _is_declaration(op) and self._can_stand_for(name, op, name):
@@ -141,7 +141,7 @@ class Merger:
         return None
 
     def _can_stand_for(self, name: str, op: Operation, other: str) -> bool:
-        """Whether a rename onto something the target has makes the two one."""
+        """Whether a rename to a symbol of the target merges the two."""
         theirs = self.target_symbol_table[other].operation
         is_global = GlobalOpMatcher()(op) is not None and GlobalOpMatcher()(theirs) is not None
         if not is_global and not (_is_declaration(op) and FuncOpMatcher()(theirs) is not None):
@@ -172,7 +172,7 @@ class Merger:
         )
 
     def _attributes(self) -> list[str]:
-        """The source module's own attributes that the target has not."""
+        """The attributes of the source module that the target lacks."""
         ours, theirs = self.source.operation.attributes, self.target.operation.attributes
         names = [name for name in ours if name != NAME]
         for name in names:
@@ -200,19 +200,19 @@ def _globals(module: Module) -> list[Operation]:
     return [op for op in _top(module) if op.name == "util.global"]
 
 
-def _facts(op: Operation) -> dict[str, Attribute]:
-    """What two globals have to have in common to be one."""
+def _traits(op: Operation) -> dict[str, Attribute]:
+    """The attributes that two globals must share to be merged."""
     named = (NAME, VISIBILITY)
     return {name: op.attributes[name] for name in op.attributes if name not in named}
 
 
 def _is_fixed(op: Operation) -> bool:
-    """Whether a global has one value throughout, which the IR names."""
+    """Whether a global is immutable with an initial value."""
     return "is_mutable" not in op.attributes and "initial_value" in op.attributes
 
 
 def _kind(op: Operation) -> str:
-    """What a global or function has to have in common with one it becomes."""
+    """The type that a global or function must share with the one it is merged with."""
     if op.name != "util.global":
         return str(op.attributes["function_type"])
     return f"{'mutable ' * ('is_mutable' in op.attributes)}{op.attributes['type']}"

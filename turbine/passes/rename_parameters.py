@@ -1,4 +1,4 @@
-"""Rename external weights: a map or a callback in, globals that read other names out."""
+"""Rename external weights, by a map or a callback."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from turbine.mlir.matchers import GlobalOpMatcher, match_children
 from turbine.mlir.parameters import SEPARATOR, Parameter
 from turbine.passes.base import Pass, Values
 
-# "key" or "scope::key"; as a pair where the key itself holds "::".
+# "key" or "scope::key"; a pair (scope, key) if the key contains "::".
 Name = str | tuple[str | None, str]
-# Asked about the names the map does not hold; None leaves a name alone.
+# Called for names that are not in the map; None keeps a name.
 Callback = Callable[[str | None, str], Name | None]
 
 
@@ -45,7 +45,7 @@ class RenameParameters(Pass):
         return cls(json_object(text, cls.name))
 
     def run(self, module: Module) -> None:
-        """Let globals read their new names."""
+        """Rename the parameters of globals."""
         plan = self._plan(module)
         for match in match_children(module, GlobalOpMatcher()):
             if match.initial_value is None:
@@ -105,7 +105,7 @@ def _check_distinct(plan: Mapping[Parameter, Parameter]) -> None:
 
 
 def _spellings(parameter: Parameter) -> tuple[Name, ...]:
-    """Every way a map may name a parameter, the most exact first."""
+    """The keys of a map for a parameter, most specific first."""
     return (parameter.scope, parameter.key), parameter.text, parameter.key
 
 
@@ -121,9 +121,9 @@ def _text(name: Name) -> str:
 
 
 def json_object(text: str, option: str) -> dict[Name, Name]:
-    """A JSON object of strings; a name that is there twice is an error."""
+    """Parse a JSON object of strings; raises for duplicate names."""
     try:
-        found = json.loads(text, object_pairs_hook=_without_repeats)
+        found = json.loads(text, object_pairs_hook=_reject_duplicates)
     except json.JSONDecodeError as error:
         raise errors.TransformError(
             f"--{option} is not JSON: {error}", hint="""write '{"old": "new"}'"""
@@ -135,7 +135,7 @@ def json_object(text: str, option: str) -> dict[Name, Name]:
     return {**found}
 
 
-def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     names = [name for name, _ in pairs]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:

@@ -1,4 +1,4 @@
-"""Archive files of weights: a path in, each parameter by its name out, mapped and not copied."""
+"""Archive files of weights: a path in, parameters by name out, mapped and not copied."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ READERS: dict[str, Callable[[memoryview], Iterator[Entry]]] = {
 
 @dataclass(frozen=True)
 class Archive:
-    """A mapped archive: what the file holds now, whatever becomes of its name."""
+    """A mapped archive. Replacing or removing the file does not change it."""
 
     path: Path
     entries: dict[str, Entry]
 
     def check(self, wanted: Iterable[Declared]) -> None:
-        """Raise unless the archive holds at least the declared parameters."""
+        """Raise unless the archive has all declared parameters, with their types."""
         declared = {weight.key: weight for weight in wanted}
         missing = sorted(set(declared) - set(self.entries))
         wrong = [
@@ -48,12 +48,12 @@ class Archive:
             )
 
     def bytes_of(self, weight: Declared) -> memoryview:
-        """The elements of a parameter in the type the program declares."""
+        """The elements of a parameter in the dtype that the program declares."""
         entry = self.entries[weight.key]
         return gguf_file.convert(entry, weight.dtype) if entry.convertible else entry.data
 
     def check_bytes(self, wanted: Iterable[Declared]) -> None:
-        """Raise unless the parameters have the bytes they were saved with, where that is known."""
+        """Raise if a parameter differs from its checksum, where it has one."""
         wrong = [
             weight.key
             for weight in wanted
@@ -69,7 +69,7 @@ class Archive:
 
 
 def open_archive(path: Path, *, mapped: bool = True, writable: bool = False) -> Archive:
-    """Open an .irpa, .safetensors or .gguf file; what is written to a writable one is kept."""
+    """Open an .irpa, .safetensors or .gguf file; writes to a `writable` one reach the file."""
     if path.suffix not in READERS:
         raise errors.ParameterError(
             errors.unknown("archive type", path.suffix, READERS),
@@ -90,7 +90,7 @@ def open_archive(path: Path, *, mapped: bool = True, writable: bool = False) -> 
 
 
 def _archives_in(folder: Path) -> list[str]:
-    """The names of a few archives in a folder that may not exist."""
+    """The names of a few archives in a folder, which may not exist."""
     names = sorted(path.name for path in folder.glob("*") if path.suffix in READERS)
     return names if len(names) <= _MOST_NAMES else [*names[:_MOST_NAMES], "..."]
 
@@ -106,7 +106,7 @@ def _refusal(reason: str, path: Path) -> errors.ParameterError:
     )
 
 
-# What libraries raise over the contents of a file; their messages say nothing to a user.
+# Errors of libraries about the contents of a file; their messages do not help a user.
 _STUMBLES = (
     ValueError,
     LookupError,
@@ -118,7 +118,7 @@ _STUMBLES = (
 
 
 def _map(path: Path, writable: bool) -> memoryview:
-    # Without MAP_SHARED nothing that is written to the memory reaches the file.
+    # Without MAP_SHARED, writes to the memory do not reach the file.
     flags = mmap.MAP_SHARED if writable else mmap.MAP_PRIVATE
     with path.open("r+b" if writable else "rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, flags=flags))

@@ -41,11 +41,11 @@ class Function:
 
 
 class Artifact:
-    """A compiled model. Call it as the model was called; torch in, torch out, numpy likewise.
+    """A compiled model, called as the model is, with torch tensors or numpy arrays.
 
-    Loading maps the file and checks everything but the weights. The first call checks those,
-    and the program then derives from them what it needs. Several entry points are called by name,
-    `artifact.decode(x)`; `artifact.state` is what the program keeps between calls.
+    Loading maps the file and checks everything but the weights. The first call checks the weights
+    and precomputes values that depend on them alone. Several entry points are called by name,
+    `artifact.decode(x)`; `artifact.state` has the values that the program keeps between calls.
     """
 
     def __init__(self, contents: Container, weights: Given = None) -> None:
@@ -99,7 +99,7 @@ class Artifact:
 
     @property
     def signature(self) -> Signature:
-        """What the artifact takes and gives, if it has one entry point."""
+        """The arguments and results of the only entry point."""
         return self.function().signature
 
     def function(self, name: str | None = None) -> Function:
@@ -120,33 +120,33 @@ class Artifact:
         return self.function()
 
     def check_runs_here(self) -> None:
-        """Raise unless this machine has the CPU features or the device the code needs."""
+        """Raise unless this machine has the CPU features and devices that the code needs."""
         _check_host(self.target, self._contents.source)
         for ordinal in range(self.target.devices):
             device.device(self.driver, ordinal)
 
     @property
     def weight_names(self) -> list[str]:
-        """The names of the weights that lie outside the code."""
+        """The names of the weights that are not part of the code."""
         return [entry["name"] for entry in self.manifest["weights"]]
 
     def reset(self) -> None:
-        """Put state back to the values it was exported with."""
+        """Reset state to the values it was exported with."""
         self._executable.reset()
 
     def save(self, path: str | Path) -> None:
-        """Write the artifact as one file; an old file of that name stays whole until the end.
+        """Write the artifact to one file, which replaces an old one atomically.
 
-        Weights in an archive stay there, and the new file names it.
+        Weights in an archive stay there, and the new file refers to it.
         """
         sections = [(name, self._contents.bytes_of(name)) for name in self._contents.sections]
         manifest = {**self.manifest, **self._weights.as_seen_from(Path(path).parent)}
         container.save(Path(path), manifest, sections)
 
     def save_vmfb(self, path: str | Path) -> list[Path]:
-        """Write a plain .vmfb for IREE's tools, and an .irpa beside it if there are weights.
+        """Write a .vmfb for IREE's tools, and an .irpa beside it if there are weights.
 
-        Weights of several scopes go to an .irpa each, with the scope in its name.
+        Each of several scopes gets an .irpa, with the scope in its name.
         """
         code = Path(path)
         written = [code]
@@ -161,7 +161,7 @@ class Artifact:
 
 
 def name_problem(name: str) -> str | None:
-    """Why a function cannot be called by a name on an artifact."""
+    """Why a function cannot be an attribute of an artifact under a name."""
     if not name.isidentifier() or name.startswith("_"):
         return f"{name!r} is not a name that a method may have"
     if name in _TAKEN:
@@ -179,8 +179,8 @@ def load(
 ) -> Artifact:
     """Load an artifact file.
 
-    `weights` is an archive (.irpa, .safetensors or .gguf) to use in place of its own weights, or
-    one for each scope whose weights are to be replaced.
+    `weights` is an archive (.irpa, .safetensors or .gguf) that replaces its weights, or a dict from
+    scopes to archives.
 
     >>> import turbine
     >>> turbine.load("model.turbine", weights="tuned.safetensors")  # doctest: +SKIP
@@ -197,7 +197,7 @@ def _convert_weights(weights: str | Path | Mapping[str, str | Path] | None) -> G
 
 
 def _bind(wanted: Target, weights: Weights) -> list[Any]:
-    """What the first call needs; a function of no artifact, which would keep itself alive."""
+    """The providers for the first call. No method, which would keep the artifact alive."""
     _check_host(wanted, weights.contents.source)
     return weights.providers()
 
@@ -223,7 +223,7 @@ def _check_host(wanted: Target, source: str) -> None:
 def _check_devices(count: object, source: str) -> None:
     if type(count) is not int or not 1 <= count <= _MOST_DEVICES:
         raise errors.ArtifactError(
-            f"the manifest is invalid: the program wants {count!r} devices",
+            f"the manifest is invalid: the program uses {count!r} devices",
             where=source,
             hint=container.AGAIN,
         )
@@ -233,7 +233,7 @@ _MOST_DEVICES = 1024
 
 
 def _check_iree(compiler: str, source: str) -> None:
-    """IREE promises to run the code of its own release, major and minor number."""
+    """Raise unless the major and minor version of IREE match: it runs no other code."""
     runtime = str(iree_version.VERSION)
     if compiler.split(".")[:2] != runtime.split(".")[:2]:
         raise errors.ArtifactVersionError(

@@ -1,4 +1,4 @@
-"""From a Python call to a compiled one: check arguments, share memory, nest the results."""
+"""Call compiled functions from Python: check arguments, share memory, unflatten results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turbine.signature import Input, Output, Signature
 
 
 class Caller:
-    """Calls one function as its signature says. What can be worked out once, is."""
+    """Calls one function with arguments checked against its signature."""
 
     def __init__(self, signature: Signature, entry: EntryPoint, code_and_weights: Span) -> None:
         self.signature = signature
@@ -33,10 +33,10 @@ class Caller:
         self.result_count = len(self.returned) + len(self.mutated)
         self.single = signature.out_tree == pytree.LEAF and len(self.returned) == 1
         self.seen_torch = False
-        self.quick: Any = None  # made at the first call with torch tensors, if it can serve
+        self.quick: Any = None  # set at the first call with torch tensors
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The program's results, nested as the signature says."""
+        """The program's results, unflattened as in the signature."""
         if self.quick is not None and not kwargs and len(args) == self.flat_count:
             result = self.quick.call(args)
             if result is not None:
@@ -58,7 +58,7 @@ class Caller:
         results = self.entry.invoke(arguments, self.result_count)
         written = self._collect_written(device, leaves, results, taken) if self.mutated else ()
         values = self._values(device, library, results, taken)
-        # Last, since a result may have been taken from an argument's memory.
+        # Last, since a result may share an argument's memory.
         for leaf, value in written:
             _LIBRARIES[type(leaf)].write(leaf, value)
         if self.single:
@@ -70,7 +70,7 @@ class Caller:
     def _arguments(
         self, device: Any, leaves: Sequence[Any], symbols: dict[str, int], taken: list[Span]
     ) -> tuple[Any, ModuleType]:
-        """What to invoke the program with, and the library to make results with."""
+        """The arguments as a VM list, and the library for results."""
         arguments = iree.VmVariantList(len(leaves))
         made_of: ModuleType | None = None
         for k, leaf in enumerate(leaves):
@@ -90,12 +90,12 @@ class Caller:
             if spec.mutated and not library.is_writable(leaf):
                 raise _refusal(
                     spec,
-                    "cannot be written to, as the program does",
+                    "cannot be written to, but the program mutates it",
                     hint="it is read-only, or its elements share memory as after expand; "
                     "pass a copy",
                 )
             arguments.push_ref(view)
-            # Torch wins over numpy where a call has both.
+            # A call with both torch tensors and numpy arrays returns tensors.
             if made_of is None or library is not numpy_buffers:
                 made_of = library
         if self.sizes or symbols:
@@ -103,7 +103,7 @@ class Caller:
         return arguments, made_of or libraries.default()
 
     def _check_symbols(self, leaves: Sequence[Any], symbols: dict[str, int]) -> None:
-        """Sizes that must agree or are computed from others, and the ranges of all of them."""
+        """Bind symbols to sizes; check equal sizes, size expressions, ranges and conditions."""
         for index, axis, dim in self.sizes:
             size = leaves[index].shape[axis]
             expected = dims.match(dim, size, symbols)
@@ -127,11 +127,11 @@ class Caller:
                 spelled = {name: _spell_symbol(self.signature, name) for name in known}
                 raise errors.ArgumentError(
                     f"{given}; the program needs {dims.readable(condition, spelled)}",
-                    hint="it was traced for such sizes; for others PyTorch may take another branch",
+                    hint="the model was traced for such sizes; other sizes may take another branch",
                 )
 
     def _check_apart(self, leaves: Sequence[Any]) -> None:
-        """Refuse memory that is written and passed twice: the program was traced without that."""
+        """Raise if a mutated argument shares memory with another: the trace assumed it does not."""
         layouts = {
             k: _LIBRARIES[type(leaves[k])].layout(leaves[k])
             for k, (_, row, _) in enumerate(self.inputs)
@@ -150,12 +150,12 @@ class Caller:
     def _collect_written(
         self, device: Any, leaves: Sequence[Any], results: Any, taken: list[Span]
     ) -> list[tuple[Any, Any]]:
-        """Each mutated argument and its new value."""
+        """The mutated arguments and their new values."""
         pairs = []
         for k, (index, row) in enumerate(self.mutated, start=len(self.returned)):
             library = _LIBRARIES[type(leaves[index])]
             value = library.from_view(device, results.get_as_object(k, _VIEW), row)
-            # Two arguments may have traded places: neither is to be read after it is written.
+            # Two arguments may have been swapped: read both before either is written.
             if overlaps(library.span(value), taken):
                 value = library.copy(value)
             pairs.append((leaves[index], value))
@@ -171,7 +171,7 @@ class Caller:
                 continue
             value = library.from_view(device, results.get_as_object(k, _VIEW), row)
             span = library.span(value)
-            # IREE may hand back an argument's memory, a weight's, or one buffer twice.
+            # IREE may return an argument's memory, a weight's, or one buffer twice.
             if overlaps(span, taken):
                 value = library.copy(value)
             else:
@@ -181,7 +181,7 @@ class Caller:
 
 
 _VIEW = iree.HalBufferView
-# Which module handles an argument, by its type.
+# The module for an argument, by its type.
 _LIBRARIES = libraries.BY_TYPE
 
 
@@ -202,7 +202,7 @@ def _quick_call(caller: Caller) -> Any:
 
 
 def _flat_count(signature: Signature) -> int:
-    """How many positional arguments make a call that needs no flattening; -1 for none."""
+    """The number of positional arguments if all are leaves, else -1."""
     positional, keywords = signature.in_tree.children
     flat = not keywords.children and all(c == pytree.LEAF for c in positional.children)
     return len(positional.children) if flat else -1
@@ -217,7 +217,7 @@ def _static_shape(spec: Input) -> tuple[Dim, ...] | None:
 
 
 def _dynamic_sizes(signature: Signature) -> list[tuple[int, int, str]]:
-    """(input, axis, size) of every size that is not fixed; bare symbols first, they bind."""
+    """(input, axis, size) of every dynamic size; plain symbols first, since they are bound."""
     sizes = [
         (index, axis, dim)
         for index, spec in enumerate(signature.inputs)
@@ -228,7 +228,7 @@ def _dynamic_sizes(signature: Signature) -> list[tuple[int, int, str]]:
 
 
 def _check_shape(spec: Input, shape: tuple[int, ...]) -> None:
-    """Check the rank and the fixed sizes of one tensor."""
+    """Check the rank and the static sizes of one tensor."""
     if len(shape) != len(spec.shape):
         raise _refusal(spec, f"has {len(shape)} dims {shape}, expected {len(spec.shape)}")
     for axis, (dim, size) in enumerate(zip(spec.shape, shape, strict=True)):
@@ -237,7 +237,7 @@ def _check_shape(spec: Input, shape: tuple[int, ...]) -> None:
 
 
 def _push_number(arguments: Any, spec: Input, leaf: Any) -> None:
-    """Pass a number by itself; an int will do for a float, but not the other way round."""
+    """Pass a scalar; an int is converted to float, a float is not converted to int."""
     wanted = dtypes.SCALARS[spec.dtype]
     is_bool = isinstance(leaf, bool | numpy.bool_)
     fits = isinstance(leaf, _NUMBERS[wanted.python])
@@ -253,7 +253,7 @@ def _push_number(arguments: Any, spec: Input, leaf: Any) -> None:
         arguments.push_int(int(number))
 
 
-# What may be passed for a number, by its Python type.
+# Accepted types of numbers, by the Python type of the parameter.
 _NUMBERS: dict[type, tuple[type, ...]] = {
     bool: (bool, numpy.bool_),
     int: (int, numpy.integer),
@@ -262,7 +262,7 @@ _NUMBERS: dict[type, tuple[type, ...]] = {
 
 
 def _is_passed(spec: Input, leaf: Any, symbols: dict[str, int]) -> bool:
-    """A run-time int is passed on; a constant only has to be the one the model was traced with."""
+    """Whether an int is passed at run time; a constant has to equal the traced value."""
     if spec.kind == "int":
         if not isinstance(leaf, int):
             raise _refusal(spec, f"is a {type(leaf).__name__}, expected an int")
@@ -283,7 +283,7 @@ def _refusal(spec: Input, reason: str, hint: str | None = None) -> errors.Argume
 
 
 def _describe_size(signature: Signature, symbol: str, symbols: Mapping[str, int]) -> str:
-    """What a call has for a symbol, by the argument that a user knows."""
+    """The value of a symbol in a call, in terms of the argument it is bound to."""
     spec, axis = _place(signature, symbol)
     if axis is None:
         return f"argument {spec.name!r} is {symbols[symbol]}"
@@ -294,7 +294,7 @@ def _describe_size(signature: Signature, symbol: str, symbols: Mapping[str, int]
 
 
 def _spell_symbol(signature: Signature, symbol: str) -> str:
-    """A symbol as code over the arguments, where one of them is it."""
+    """A symbol as Python code, such as `x.shape[0]`, if an argument binds it."""
     spec, axis = _place(signature, symbol)
     if axis is None:
         return spec.name
@@ -302,7 +302,7 @@ def _spell_symbol(signature: Signature, symbol: str) -> str:
 
 
 def _place(signature: Signature, symbol: str) -> tuple[Input, int | None]:
-    """The input that gives a symbol its value: an int, or a size along an axis, bare ones first."""
+    """The input that binds a symbol, and the axis; None for an int."""
     for spec in signature.inputs:
         if spec.kind == "int" and spec.value == symbol:
             return spec, None

@@ -1,4 +1,4 @@
-"""Compiled code in a folder of the user's: a file and a note for each type of device."""
+"""Compiled code in a folder of the user: a file and a note for each device type."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from turbine.runtime.device import Device
 
 @dataclass(frozen=True)
 class CodeFolder:
-    """Files called by `Device.get_type_key_hash`. The note says of what source the code is."""
+    """Files named by `Device.get_type_key_hash`. The note has digests of source and code."""
 
     path: Path
 
     def read(self, device: Device, source: bytes) -> bytes | None:
-        """The code that was made of a source; None where there is none that is whole.
+        """The code compiled from a source; None if it is missing or damaged.
 
-        A folder or a file that other users may write is refused.
+        Raises if other users may write to the folder or the file.
         """
         note = self._note(device)
         if note.get("source") != _digest(source):
@@ -37,7 +37,7 @@ class CodeFolder:
         return code if note.get("code") == _digest(code) else None
 
     def only(self, device: Device) -> bytes:
-        """The code for a device, whatever it was made of; without a note it is taken as it is."""
+        """The code for a device, for any source; without a note it is not checked."""
         path = self._code(device)
         try:
             code = path.read_bytes()
@@ -56,7 +56,7 @@ class CodeFolder:
         return code
 
     def write(self, device: Device, source: bytes, code: bytes) -> None:
-        """Keep code; files of that name stay whole until the end."""
+        """Write code and note; old files are replaced atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700, exist_ok=True)
         note = {"source": _digest(source), "code": _digest(code), "device": device.type_cache_key}
@@ -83,7 +83,7 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
     problem = permissions.problem(status)
     if problem is not None:
         raise errors.ArtifactError(
-            f"the code is not taken from this folder, for {path.name} {problem}",
+            f"code from this folder is not trusted: {path.name} {problem}",
             where=str(path.parent),
             hint=f"`chmod go-w {path}` if all that is in it is yours, or name another folder",
         )

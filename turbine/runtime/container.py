@@ -33,7 +33,7 @@ _HEADER = struct.Struct("<8sIQ32s")
 
 @dataclass(frozen=True)
 class Section:
-    """Where some named bytes lie in the file, and their checksum."""
+    """The position of named bytes in the file, and their checksum."""
 
     name: str
     offset: int
@@ -57,12 +57,12 @@ class Container:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The addresses the file is mapped to."""
+        """The addresses of the mapping."""
         start = numpy.frombuffer(self.data, numpy.uint8).ctypes.data
         return start, start + len(self.data)
 
     def check(self, name: str) -> None:
-        """Raise unless a section has the bytes it was written with."""
+        """Raise unless a section matches its checksum."""
         if zlib.crc32(self.bytes_of(name)) != self.sections[name].crc32:
             raise errors.ArtifactError(
                 f"{name} is damaged: its checksum does not match", where=self.source, hint=AGAIN
@@ -77,7 +77,7 @@ def write(file: IO[bytes], manifest: dict[str, Any], sections: Sequence[tuple[st
     """Write a whole container to an open file."""
     blobs = [(name, memoryview(data).cast("B") if len(data) else b"") for name, data in sections]
     checksums = [zlib.crc32(blob) for _, blob in blobs]
-    # Offsets depend on the manifest's length, so they are counted from where sections begin.
+    # Offsets count from the first section: that depends on the length of the manifest.
     lengths = [len(blob) for _, blob in blobs]
     starts = _starts(lengths)
     table = [
@@ -95,14 +95,14 @@ def write(file: IO[bytes], manifest: dict[str, Any], sections: Sequence[tuple[st
 
 
 def save(path: Path, manifest: dict[str, Any], sections: Sequence[tuple[str, Any]]) -> None:
-    """Write a container to a path; an interrupted save leaves the old file whole."""
+    """Write a container to a path, and replace an old file atomically."""
     with replace_file(path) as file:
         write(file, manifest, sections)
 
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that takes the place of `path` only when the block ends well."""
+    """A temporary file that replaces `path` if the block does not raise."""
     check_folder(path)
     _remove_stale(path.parent)
     draft = path.with_name(f"{_DRAFT}{os.getpid()}-{secrets.token_hex(4)}")
@@ -122,7 +122,7 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove what killed processes left of files they were writing."""
+    """Remove temporary files of killed processes."""
     for draft in folder.glob(f"{_DRAFT}*"):
         with suppress(OSError):
             if time.time() - draft.stat().st_mtime > _STALE_SECONDS:
@@ -134,7 +134,7 @@ _STALE_SECONDS = 3600.0
 
 
 def check_folder(path: Path) -> None:
-    """Raise unless the folder a file is to be written to exists."""
+    """Raise unless the parent folder of a path exists."""
     if not path.parent.is_dir():
         raise errors.ArtifactError(
             f"no folder {path.parent} to save {path.name} in",
@@ -143,7 +143,7 @@ def check_folder(path: Path) -> None:
 
 
 def anonymous(manifest: dict[str, Any], sections: Sequence[tuple[str, Any]]) -> Container:
-    """A container that has no name; it goes with the process."""
+    """A container in an unnamed temporary file, which ends with the process."""
     try:
         with tempfile.TemporaryFile() as file:
             write(file, manifest, sections)
@@ -157,7 +157,7 @@ def anonymous(manifest: dict[str, Any], sections: Sequence[tuple[str, Any]]) -> 
 
 
 def open_file(path: Path) -> Container:
-    """Map a file and read its manifest, or say what is wrong with it."""
+    """Map a file and read its manifest; raises if it is damaged or no artifact."""
     try:
         with path.open("rb") as file:
             return _map(file, str(path))
@@ -172,7 +172,7 @@ def _map(file: IO[bytes], source: str) -> Container:
     size = os.fstat(file.fileno()).st_size
     if size < _HEADER.size:
         raise errors.ArtifactError("not a turbine artifact", where=source, hint=_WRITTEN_BY)
-    # A private mapping: nothing the program does can reach the file.
+    # A private mapping: the program cannot change the file.
     data = memoryview(mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE))
     magic, version, length, digest = _HEADER.unpack_from(data)
     if magic != MAGIC:

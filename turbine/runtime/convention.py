@@ -1,6 +1,6 @@
-"""How a function of compiled code is called: a VM function in, kinds of values out.
+"""The calling convention of a compiled function: a VM function in, kinds of values out.
 
-IREE passes what it is given: an int for a float arrives as 0. The kinds are therefore known here.
+IREE does not convert arguments: an int for a float arrives as 0. So the kinds are checked here.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ REF, FLOATS = "r", "fF"
 BITS_OF_INT = {"i": 32, "I": 64}
 _KINDS = {REF: "tensor", "i": "i32", "I": "i64", "f": "f32", "F": "f64"}
 ASYNC = "$async"
-FENCES = 2  # what to wait for, and what to signal: the last two arguments
+FENCES = 2  # the last two arguments: one to wait for, one to signal
 
 
 @dataclass(frozen=True)
 class TensorType:
-    """What a function says about a tensor it takes."""
+    """The declared type of a tensor argument."""
 
     element: str  # as MLIR writes it
     shape: tuple[int | None, ...]
 
     @property
     def text(self) -> str:
-        """The type for reading, "f32[2, ?]"."""
+        """The type as text, "f32[2, ?]"."""
         sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
         return f"{self.element}[{sizes}]"
 
     def problem(self, row: Dtype, shape: Sequence[int]) -> str | None:
-        """Why a tensor is not of this type."""
+        """Why a tensor does not have this type; None if it does."""
         if row.mlir != self.element:
             names = " or ".join(known.name for known in TABLE if known.mlir == self.element)
             return f"has dtype {row.name}, expected {names or self.element}"
@@ -53,14 +53,14 @@ class Convention:
     name: str
     arguments: str  # without fences
     results: str
-    types: dict[int, TensorType]  # of the arguments that the function says it of
-    storage: dict[int, int]  # arguments that results are written to, and which
+    types: dict[int, TensorType]  # of arguments with a declared type
+    storage: dict[int, int]  # argument that stores a result -> result
     fenced: bool
 
     @staticmethod
     def of(function: Any) -> Convention:
         """The convention of a function of a VM module."""
-        # The letters are nowhere but in the text.
+        # IREE has the letters only in this text.
         letters = _LETTERS.search(repr(function))
         assert letters is not None, function
         reflection: dict[str, str] = function.reflection
@@ -78,7 +78,7 @@ class Convention:
         )
 
     def places_of(self, args: Sequence[Any], outputs: Sequence[Any]) -> dict[int, int]:
-        """Which arguments outputs are passed as: {argument: output}; none if they are copied to."""
+        """{argument: output} for outputs passed as storage; empty if results are copied to them."""
         given, taken, tensors = len(args), len(self.arguments), self.results.count(REF)
         places = {}
         if outputs and given != taken:
@@ -90,7 +90,7 @@ class Convention:
             )
         if outputs and len(outputs) != tensors and (tensors or not places):
             raise errors.ArgumentError(
-                f"{self.name} gives {tensors} tensors, this call has {len(outputs)} outputs",
+                f"{self.name} returns {tensors} tensors, this call has {len(outputs)} outputs",
                 hint="give one output for each tensor, in order, or none",
             )
         return places

@@ -1,4 +1,4 @@
-"""IREE devices of this process: a URI or a torch device in, one that is never torn down out."""
+"""IREE devices of this process: a URI or a torch device in, a device that is never freed out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TASK = "local-task"
 # Note [Devices outlive results]
 # A buffer of IREE's heap allocator refers to its device without owning it, so a result that
 # is freed after the device crashes the process, at the latest when the interpreter ends.
-# One device per driver is therefore kept forever; the leak checker would report just that.
+# So one device per driver is kept forever, which IREE's leak checker would report.
 iree._binding.disable_leak_checker()
 
 _lock = threading.Lock()
@@ -40,12 +40,12 @@ def instance() -> Any:
     return immortal(iree.VmInstance())
 
 
-get_vm_instance = instance  # as scripts for iree-turbine call it
+get_vm_instance = instance  # the name in iree-turbine
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceState:
-    """A HAL device, and what is known about it; without one, the default of a driver."""
+    """A HAL device and its properties; by default the default device of a driver."""
 
     driver: Any  # its name, or IREE's object
     device: Any = None
@@ -80,9 +80,9 @@ class DeviceState:
 
 
 class Device:
-    """A device that programs run on; the same URI gives the same one.
+    """A device that programs run on; equal URIs give the same object.
 
-    `with device:` makes it the current one of this thread, which `Launchable` then runs on.
+    `with device:` makes it the current device of this thread, on which a `Launchable` runs.
 
     >>> from turbine.runtime import Device
     >>> with Device("local-task"):
@@ -94,7 +94,7 @@ class Device:
     _state: DeviceState | None
 
     def __new__(cls, uri: str | None = None, *, device_state: DeviceState | None = None) -> Device:
-        """The device of a URI, or one for a state of the caller's own."""
+        """The device of a URI, or one for a `DeviceState`."""
         if (uri is None) == (device_state is None):
             raise errors.ArgumentError(
                 "a device is made from one of uri and device_state",
@@ -109,7 +109,7 @@ class Device:
             made.uri = repr(made.hal_device)
             return made
         made.uri = uri
-        device(uri)  # a URI that leads nowhere is refused now
+        device(uri)  # raises for an unknown URI
         return _known.setdefault(uri, made)
 
     def __repr__(self) -> str:
@@ -130,7 +130,7 @@ class Device:
 
     @property
     def vm_instance(self) -> Any:
-        """The VM instance that programs of the device belong to."""
+        """The VM instance of the device's programs."""
         return instance() if self._state is None else self._state.vm_instance
 
     @property
@@ -140,17 +140,17 @@ class Device:
 
     @property
     def sync(self) -> bool:
-        """Whether the results of a call are there when it returns, which they always are."""
+        """Whether calls wait for their results; always true."""
         return True
 
     @property
     def compile_target_flags(self) -> tuple[str, ...]:
-        """Flags with which IREE's compiler makes code for the device."""
+        """Flags of IREE's compiler for code of the device."""
         return self.target.flags
 
     @property
     def target(self) -> Target:
-        """What to compile for, as `turbine.target` has it."""
+        """The compilation target for the device."""
         kinds = [kind for kind in target.KINDS.values() if self.driver_id in kind.drivers]
         if not kinds:
             raise errors.DeviceError(
@@ -161,22 +161,22 @@ class Device:
 
     @property
     def instance_cache_key(self) -> str:
-        """Differs between devices."""
+        """A key that is unique for each device."""
         return self.uri if self._state is None else f"{self.uri}:{id(self._state.device)}"
 
     @property
     def type_cache_key(self) -> str:
-        """Differs where code for one device may not run on the other."""
+        """A key that is equal for devices that run the same code."""
         host = target.host_fingerprint() if self.target.kind == "cpu" else ""
         release = str(iree_version.VERSION)
         return ";".join([release, *self.compile_target_flags, host])
 
     def get_type_key_hash(self) -> str:
-        """A short name for `type_cache_key`; files of compiled code are called so."""
+        """A digest of `type_cache_key`, which names files of compiled code."""
         return hashlib.sha256(self.type_cache_key.encode()).hexdigest()[:40]
 
     def dump_device_info(self) -> str:
-        """What is known about the device, a line for each fact."""
+        """The properties of the device, one per line."""
         facts = {"uri": self.uri, **(self.state.enumerated_info or {})}
         lines = [f"{name}: {value}" for name, value in facts.items()]
         number = facts.get("device_id")
@@ -184,11 +184,11 @@ class Device:
         return "\n".join([*lines, *details.splitlines()])
 
     def create_hal_module(self) -> Any:
-        """The module through which programs in a VM context use the device."""
+        """The HAL module for a VM context on the device."""
         return iree.create_hal_module(self.vm_instance, self.hal_device)
 
     def import_torch_tensor(self, tensor: torch.Tensor) -> Any:
-        """A tensor as a buffer view: of the same memory, or a copy where IREE cannot take it."""
+        """A tensor as a buffer view: zero-copy, or a copy if IREE cannot import the memory."""
         from turbine.runtime import torch_buffers
 
         self.check_shares_tensors()
@@ -202,7 +202,7 @@ class Device:
         return view
 
     def export_torch_tensor(self, view: Any, like: torch.Tensor) -> torch.Tensor:
-        """A buffer view as a tensor of the same memory, with the dtype of another."""
+        """A buffer view as a tensor of the same memory, with the dtype of `like`."""
         from turbine.runtime import torch_buffers
 
         self.check_shares_tensors()
@@ -223,16 +223,16 @@ class Device:
             )
 
     def setup_iree_action(self) -> None:
-        """Let IREE read what PyTorch wrote: on the CPU it is there already."""
+        """Make PyTorch's writes visible to IREE; nothing to do on the CPU."""
         self.check_shares_tensors()
 
     def finalize_iree_action(self, external_timepoint: None = None) -> None:
-        """Let PyTorch read what IREE wrote: calls have waited for it already."""
+        """Make IREE's writes visible to PyTorch; nothing to do, as calls wait."""
         self.check_shares_tensors()
 
     @staticmethod
     def current() -> Device:
-        """The device that was set last in this thread."""
+        """The current device of this thread."""
         device = current_or_none()
         if device is None:
             raise errors.DeviceError(
@@ -246,7 +246,7 @@ class Device:
         return self
 
     def clear(self) -> None:
-        """Make the device before this one the current one again."""
+        """Restore the device that was current before this one."""
         if current_or_none() is not self:
             raise errors.DeviceError(
                 f"{self} is not the current device, which is {current_or_none()}",
@@ -273,7 +273,7 @@ def current_or_none() -> Device | None:
 def lookup_device_from_torch(
     torch_device: torch.device | str, *, create: bool = True
 ) -> Device | None:
-    """The device for tensors of a torch device; None where there is none, or none was made yet."""
+    """The device for tensors of a torch device; None if none exists yet."""
     uri = _uri_of_torch(torch_device)
     if uri is None or (not create and uri not in _known):
         return None
@@ -298,7 +298,7 @@ _OF_TORCH = {"cpu": TASK, "cuda": "cuda", "hip": "hip"}
 
 
 def find(place: Device | torch.device | str) -> Device:
-    """The device that a URI or a torch device stands for; "cpu" and "cuda:0" are torch devices."""
+    """The device for a URI or a torch device; "cpu" and "cuda:0" are torch devices."""
     if isinstance(place, Device):
         return place
     text = str(place)
@@ -317,16 +317,16 @@ def _uri_of_torch(torch_device: torch.device | str) -> str | None:
 
 
 def driver_for(wanted: Target, mflop: float) -> str:
-    """Small programs run on the calling thread, large ones on all cores."""
+    """The driver: small programs run on the calling thread, large ones on all cores."""
     if wanted.kind != "cpu":
         return wanted.drivers[0]
     return SYNC if mflop < config.current().sync_limit_mflop else TASK
 
 
 def device(uri: str, ordinal: int = 0) -> Any:
-    """The device of a URI, such as "cuda://0"; a driver's name alone is its default device.
+    """The device of a URI, such as "cuda://0"; a driver's name alone means its default device.
 
-    `ordinal` chooses another one of a driver's.
+    `ordinal` selects another device of the driver.
     """
     with _lock:
         return _device(uri, ordinal, config.current().guard)
@@ -338,10 +338,10 @@ def driver(name: str) -> Any:
         return _driver(name)
 
 
-def immortal(thing: Any) -> Any:
-    """The thing, which is never freed from now on; see Note [Devices outlive results]."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-    return thing
+def immortal(value: Any) -> Any:
+    """The object, kept alive forever; see Note [Devices outlive results]."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+    return value
 
 
 @cache
@@ -353,7 +353,7 @@ def _driver(name: str) -> Any:
             hint="install a build of the IREE runtime that has this driver",
         )
     try:
-        # A driver of its own: those that IREE shares hold threads; see Note [After a fork].
+        # Not IREE's shared driver, which has threads; see Note [After a fork].
         return immortal(iree._binding.create_hal_driver(name))
     except (RuntimeError, ValueError) as error:
         raise _no_device(name, error) from error
@@ -381,28 +381,28 @@ def _no_device(uri: str, error: Exception) -> errors.DeviceError:
 
 
 def _allocators(is_guarded: bool) -> list[str]:
-    """One that fills new memory with 0xCD, so that a read of it is seen in the results."""
+    """The allocators; guarded, one that fills memory with 0xCD to show uninitialized reads."""
     return ["debug"] if is_guarded else []
 
 
 def _open(made: Any, driver: str, ordinal: int, allocators: list[str]) -> Any:
-    """The CPU is as many devices as are asked for; others are those there are."""
+    """A device by its ordinal; CPU drivers make as many as needed."""
     if ordinal == 0 or driver in (SYNC, TASK):
         return made.create_default_device(allocators=allocators)
     present = made.query_available_devices()
     if ordinal >= len(present):
-        raise ValueError(f"there are {len(present)}, and the program wants number {ordinal}")
+        raise ValueError(f"there are {len(present)}, and the program uses number {ordinal}")
     return made.create_device(present[ordinal]["device_id"], allocators=allocators)
 
 
 # Note [After a fork]
-# The threads of a device stay in the parent, and a call that waits for them waits forever.
-# A child makes devices of its own, and programs loaded before the fork are loaded anew.
-def _start_over() -> None:
+# A child has no copy of a device's threads, and a call that waits for them waits forever. So a
+# child creates new devices, and loads programs again that were loaded before the fork.
+def _reset_after_fork() -> None:
     global _lock
     _lock = threading.Lock()
     _device.cache_clear()
     _driver.cache_clear()
 
 
-os.register_at_fork(after_in_child=_start_over)
+os.register_at_fork(after_in_child=_reset_after_fork)

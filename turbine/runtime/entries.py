@@ -1,4 +1,4 @@
-"""What an archive holds under a name, what a program declares, and whether the two fit."""
+"""Entries of archives, weights that programs declare, and whether they match."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from turbine import dtypes
 
 
 class Damage(ValueError):
-    """What is wrong with an archive, in our words."""
+    """An archive is invalid; the message says why."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter of an archive: its bytes, and what the file says they are."""
+    """One parameter of an archive: its bytes and type."""
 
     key: str
     data: memoryview
-    dtype: str | None = None  # None where the file does not say, or says what we do not know
+    dtype: str | None = None  # None if the file has none or an unknown one
     shape: tuple[int, ...] | None = None
     blocks: str | None = None  # the block format of quantized elements
-    convertible: bool = False  # to other floating point types, where a program declares one
+    convertible: bool = False  # to other floating point types
 
     @property
     def text(self) -> str:
@@ -44,27 +44,27 @@ class Declared:
     dtype: str
     shape: tuple[int, ...]
     length: int
-    crc32: int | None = None  # of the bytes it was saved with, where an archive holds them
+    crc32: int | None = None  # of its bytes, if an archive has them
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Declared:
-        """A declaration as a manifest has it."""
+        """The declaration in a row of a manifest."""
         return Declared(**{**row, "shape": tuple(row["shape"])})
 
     def accepts(self, entry: Entry) -> bool:
-        """Whether the entry is of this type, or can be made so."""
+        """Whether the entry has this type or can be converted to it."""
         if entry.shape is None:
             return len(entry.data) == self.length
         same = entry.dtype == self.dtype or (entry.convertible and self.dtype in CONVERSIONS)
         return same and entry.shape == self.shape
 
     def describe_mismatch(self, entry: Entry) -> str:
-        """What the entry is, and what it should be."""
+        """The type of the entry and the declared type, as text."""
         wanted = type_text(self.dtype, self.shape)
         return f"{entry.text}, expected {f'{self.length} bytes' if entry.shape is None else wanted}"
 
 
-# What convertible entries are converted to.
+# Dtypes that entries are converted to.
 CONVERSIONS = ("float16", "bfloat16", "float32")
 
 
@@ -74,7 +74,7 @@ def type_text(dtype: str | None, shape: Sequence[int]) -> str:
 
 
 def plain(key: str, data: memoryview, dtype: str | None, shape: Any) -> Entry:
-    """An entry of a dtype of the table; of one that is not in it, an entry of bytes."""
+    """An entry with a dtype of the table, or of bytes if the dtype is unknown."""
     if dtype not in dtypes.BY_NAME:
         return Entry(key, data)
     sizes = check_shape(key, shape)
@@ -86,19 +86,19 @@ def plain(key: str, data: memoryview, dtype: str | None, shape: Any) -> Entry:
 
 
 def check_shape(key: str, shape: Any) -> tuple[int, ...]:
-    """The shape as sizes, or an error."""
+    """The shape as a tuple of sizes; raises if it is invalid."""
     if not all(type(size) is int and size >= 0 for size in shape):
         raise Damage(f"{key} has the shape {shape}")
     return tuple(shape)
 
 
 def part(data: memoryview, start: int, length: int) -> memoryview:
-    """Bytes of a file or a part of one, if they are there."""
+    """A range of bytes; raises if it is out of bounds."""
     if start < 0 or length < 0 or start + length > len(data):
         raise Damage(f"bytes {start} to {start + length} of {len(data)} are not there")
     return data[start : start + length]
 
 
 def unpack(layout: struct.Struct, data: memoryview, start: int) -> tuple[Any, ...]:
-    """The fields of a record of a file, if it is there."""
+    """The fields of a struct; raises if it is out of bounds."""
     return layout.unpack(part(data, start, layout.size))

@@ -1,4 +1,4 @@
-"""A loaded program: compiled bytes and weights bound to a device, callable on buffer views."""
+"""A loaded program: code and weights bound to a device, called with buffer views."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ Providers = Callable[[], list[Any]]
 
 
 class Executable:
-    """One VM context, with the state it keeps. Calls from several threads take turns.
+    """One VM context and its state. Calls from several threads are serialized.
 
-    Making one checks the code, which is bytes or a module that IREE made of them; `providers` is
-    asked for the weights on the first call. `driver` is a device's URI, or gives devices.
-    `state` has the names of the functions that read and set each value kept between calls; None
-    where it is not known what is kept.
+    `code` is bytes or a VM module, and is checked at once. `driver` is the URI of a device, or a
+    function that returns devices. `providers` returns the weights at the first call. `state` has
+    the names of the functions that read and set each value of the state; None if unknown.
     """
 
     def __init__(
@@ -44,8 +43,8 @@ class Executable:
         self._device: Any = None
         self._providers = providers
         self._state = state
-        self._saved: list[Any] = []  # of a context that failed, for the next one
-        self._lost: str | None = None  # why state is neither there nor saved
+        self._saved: list[Any] = []  # state of a failed context, for the next one
+        self._lost: str | None = None  # why the state is lost
         self._module = code if isinstance(code, iree.VmModule) else load_module(code)
         self._context: Any = None
         self._lock = threading.RLock()
@@ -60,17 +59,17 @@ class Executable:
         return EntryPoint(self, function)
 
     def device(self) -> Any:
-        """The device to make arguments on; the first time, the program is loaded on it."""
+        """The device for arguments; loads the program on first use."""
         if self._context is None:
             with self._lock:
                 self._load()
         return self._device
 
     def invoke(self, function: Any, arguments: Any, result_count: int) -> Any:
-        """Call with a VM list of buffer views and ints; gives back the list of results.
+        """Call with a VM list of buffer views and ints; returns the list of results.
 
-        IREE promises nothing of a context after a failed call, so the program is loaded anew, and
-        given the state that is found in the old one.
+        A context is not reliable after a failed call, so the program is loaded again, with the
+        state of the old context.
         """
         results = iree.VmVariantList(result_count)
         with self._lock:
@@ -79,7 +78,7 @@ class Executable:
             try:
                 self._context.invoke(function, arguments, results)
             except _FAILURES as error:
-                self._leave_failed()
+                self._drop_failed()
                 raise errors.RunError(
                     f"the compiled program failed: {str(error).splitlines()[0]}",
                     hint=_RESET if self._state is None else self._lost,
@@ -87,29 +86,29 @@ class Executable:
         return results
 
     def reset(self) -> None:
-        """Put the program's state back to what it was when it was loaded."""
+        """Reset the program's state to its initial values."""
         with self._lock:
             self._context = None
             self._saved = []
             self._lost = None
 
     def leave_parent(self) -> None:
-        """Forget what belongs to the parent process; see Note [After a fork]."""
+        """Drop objects of the parent process; see Note [After a fork]."""
         keeps_state = self._state is None or bool(self._state)
         if keeps_state and (self._context is not None or self._saved):
             self._lost = "the program keeps state, and was called before this process was forked"
-        # Freeing them could wait for the parent's threads.
+        # Freeing them could wait for threads of the parent.
         devices.immortal((self._context, self._saved))
         self._context = None
         self._saved = []
         self._lock = threading.RLock()
 
     def stop(self) -> None:
-        """Let no other thread call from now on; see Note [Calls at exit]."""
-        self._lock.acquire(timeout=_PATIENCE)
+        """Block calls from other threads; see Note [Calls at exit]."""
+        self._lock.acquire(timeout=_EXIT_TIMEOUT)
 
     def _load(self) -> None:
-        """Bind the weights. What the program derives from them alone is computed here."""
+        """Create the context and bind the weights; initializers of the program run here."""
         if self._context is not None:
             return
         if self._lost is not None:
@@ -130,8 +129,8 @@ class Executable:
         self._restore(context)
         self._context = context
 
-    def _leave_failed(self) -> None:
-        """Save the state of a context that failed, where it can be read, and drop the context."""
+    def _drop_failed(self) -> None:
+        """Drop a context that failed, and save its state if it can be read."""
         context, self._context = self._context, None
         nothing = iree.VmVariantList(0)
         try:
@@ -143,7 +142,7 @@ class Executable:
             self._lost = "the program's state was lost in a call that failed"
 
     def _restore(self, context: Any) -> None:
-        """Give saved state to a new context, which keeps the memory that it is given."""
+        """Set the saved state in a new context, which takes over its memory."""
         for (_, setter), value in zip(self._state or (), self._saved, strict=False):
             function = self._module.lookup_function(setter)
             context.invoke(function, value, iree.VmVariantList(0))
@@ -169,18 +168,18 @@ class EntryPoint:
 
 
 def align_code(code: bytes) -> memoryview:
-    """A copy of compiled bytes at an address IREE takes."""
+    """A copy of compiled bytes at an aligned address."""
     memory = mmap.mmap(-1, len(code))
     memory[:] = code
     return memoryview(memory)
 
 
 # Note [Calls at exit]
-# Python ends a daemon thread when it next asks for the interpreter, in the middle of IREE's C++,
-# which ends the whole process. At exit we wait for calls to end and keep their locks; the main
-# thread can still call, for exit handlers of the user's that run after ours.
-_PATIENCE = 10.0
-_RESET = "the program is loaded anew; state it kept between calls is reset"
+# At exit, Python ends a daemon thread when it next takes the GIL. In the middle of IREE's C++ this
+# aborts the process. So an exit handler waits for calls to end and keeps their locks. The main
+# thread can still call, for exit handlers of the user that run later.
+_EXIT_TIMEOUT = 10.0
+_RESET = "the program is loaded again; its state is reset"
 _FAILURES = (RuntimeError, ValueError, IndexError, KeyError)
 _alive: WeakSet[Executable] = WeakSet()
 
@@ -193,7 +192,7 @@ def load_module(code: memoryview) -> Any:
         raise _refusal(error) from error
 
 
-# What IREE says of parameters that are not there, and what that means to a caller.
+# IREE's messages about missing parameters -> ours.
 _MISSING = {
     r"required module 'io_parameters' not registered": "no parameters are given",
     r"no provider registered that handles scopes like '([^']*)'": "none are given for scope {0!r}",

@@ -1,7 +1,7 @@
 """GGUF files: a mapped file in, entries out; quantized blocks become floating point numbers.
 
-The gguf package knows the block formats. Its reader makes several arrays of every word of a
-vocabulary, which takes more memory than a file should cost to open.
+The gguf package decodes the block formats. Its reader is not used: it makes several arrays for
+every word of a vocabulary, which takes too much memory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _HEADER = struct.Struct("<4sIQQ")
 _WORD, _LONG = struct.Struct("<I"), struct.Struct("<Q")
-# Bytes of a value in the metadata by its type's number.
+# Size in bytes of a metadata value, by type number.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
 _ALIGNMENT_KEY = "general.alignment"
 _ALIGNMENT = 32
 _MOST_AXES = 8
-# Tensors that lie in the file as plain elements, by their type's number; the rest are blocks.
+# Dtypes of tensors of plain elements, by type number; other types are blocks.
 PLAIN = {
     0: "float32",
     1: "float16",
@@ -43,7 +43,7 @@ PLAIN = {
 
 @dataclass
 class _Cursor:
-    """A position in the file that moves over what is read."""
+    """A position in the file that advances with each read."""
 
     data: memoryview
     position: int = 0
@@ -63,7 +63,7 @@ class _Cursor:
 
 
 def read(data: memoryview) -> Iterator[Entry]:
-    """Every tensor of the file; shapes are turned round, as the file has the last axis first."""
+    """Every tensor of the file; shapes are reversed, since the file has the last axis first."""
     cursor = _Cursor(data)
     magic, version, tensors, pairs = cursor.take(_HEADER)
     if magic != _MAGIC or version not in _VERSIONS:
@@ -76,7 +76,7 @@ def read(data: memoryview) -> Iterator[Entry]:
 
 
 def _alignment(cursor: _Cursor, pairs: int) -> int:
-    """Pass over the metadata, of which only the alignment matters here."""
+    """Skip the metadata, and return the alignment."""
     seen, alignment = set(), _ALIGNMENT
     for _ in range(pairs):
         key, kind = cursor.text(), cursor.take(_WORD)
@@ -131,7 +131,7 @@ def _entry(key: str, shape: tuple[int, ...], kind: int, data: memoryview, start:
 
 
 def _block(kind: int) -> tuple[str, int, int]:
-    """The name of a block format, its elements and its bytes."""
+    """The name of a block format, and its elements and bytes per block."""
     package = _package("to know the blocks of quantized tensors")
     if kind not in set(package.GGMLQuantizationType):
         raise Damage(f"it has a tensor of unknown type {kind}")
@@ -140,7 +140,7 @@ def _block(kind: int) -> tuple[str, int, int]:
 
 
 def convert(entry: Entry, dtype: str) -> memoryview:
-    """The elements of a convertible entry as another type, or as they are if it is theirs."""
+    """The elements of a convertible entry as a dtype; not copied if it is their own."""
     if entry.dtype == dtype:
         return entry.data
     numbers = _numbers(entry)

@@ -1,9 +1,9 @@
 """Guard pages around arguments and results: a call in, the same call on fenced memory out.
 
-With `guard` on (`TURBINE_GUARD=1`), compiled code gets copies of its arguments that end at a page
-which may not be touched, and such memory for results of a fixed size. An access past that page ends
-the process at the instruction that made it; a write into the gap before the page is reported after
-the call. Other results and scratch memory are allocated inside IREE, filled with 0xCD.
+With `guard` on (`TURBINE_GUARD=1`), compiled code gets copies of its arguments that end at a guard
+page, and such memory for results of static size. An access to the page ends the process at the
+instruction; a write into the gap before the page is reported after the call. Other results and
+scratch memory are allocated by IREE, and filled with 0xCD.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Invoke = Callable[[Any, int], Any]
 
 @dataclass(frozen=True)
 class Fenced:
-    """Memory between two pages without access; what is not data holds the canary."""
+    """Memory between two guard pages; bytes around the data hold a canary."""
 
-    memory: Bytes  # all of it but the guard pages
+    memory: Bytes  # without the guard pages
     start: int
     size: int
 
@@ -46,11 +46,11 @@ class Fenced:
         return self.memory[self.start : self.start + self.size]
 
     def source(self) -> Bytes:
-        """The data for IREE, which takes no empty memory: then bytes that hold the canary."""
+        """The data for IREE; canary bytes if it is empty, since IREE takes no empty memory."""
         return self.data if self.size else self.memory[:ALIGNMENT]
 
     def damage(self) -> int | None:
-        """The offset from the data's start of the first byte written outside of it."""
+        """The offset from the data of the first overwritten canary byte, if there is one."""
         is_canary = self.memory == _CANARY
         is_canary[self.start : self.start + self.size] = True
         if is_canary.all():
@@ -59,7 +59,7 @@ class Fenced:
 
 
 def fence(size: int) -> Fenced:
-    """Memory for so many bytes, as near to the page behind it as alignment allows."""
+    """Allocate memory that ends as close to a guard page as alignment allows."""
     room = -(-size // ALIGNMENT) * ALIGNMENT
     inner = -(-max(room, 1) // _PAGE) * _PAGE
     pages = mmap.mmap(-1, inner + 2 * _PAGE)
@@ -75,18 +75,18 @@ def fence(size: int) -> Fenced:
 def guard_calls(
     invoke: Invoke, device: Callable[[], Any], stored: Sequence[StoredResult] = ()
 ) -> Invoke:
-    """The same call, with a fenced copy in place of each buffer, and fenced memory for results."""
+    """Wrap a call: buffers are replaced by fenced copies, and results get fenced memory."""
 
     def call_guarded(arguments: Any, result_count: int) -> Any:
         fenced = iree.VmVariantList(len(arguments) + len(stored))
-        copies: dict[int, tuple[Any, _Room]] = {}
+        copies: dict[int, tuple[Any, _FencedBuffer]] = {}
         for index in range(len(arguments)):
             view = _push_number(fenced, arguments, index)
             if view is not None:
                 room = _copy(device(), view)
                 copies[index] = view, room
                 fenced.push_ref(room.view)
-        rooms = [_make_room(device(), result) for result in stored]
+        rooms = [_allocate_result(device(), result) for result in stored]
         for room in rooms:
             fenced.push_ref(room.view)
         given = invoke(fenced, result_count - len(stored))
@@ -104,7 +104,7 @@ def guard_calls(
 
 
 def _push_number(to: Any, source: Any, index: int) -> Any:
-    """Pass on a number; a buffer view is returned instead."""
+    """Push a number to the arguments; returns the value instead if it is a buffer view."""
     value = source.get_variant(index)
     if isinstance(value, int):
         to.push_int(value)
@@ -116,19 +116,19 @@ def _push_number(to: Any, source: Any, index: int) -> Any:
 
 
 @dataclass(frozen=True)
-class _Room:
-    """Fenced memory as IREE sees it."""
+class _FencedBuffer:
+    """Fenced memory with an IREE buffer and view of it."""
 
     memory: Fenced
     buffer: Any
     view: Any
 
     @staticmethod
-    def of(memory: Fenced, buffer: Any, shape: Sequence[int], element_type: int) -> _Room:
-        return _Room(memory, buffer, iree.HalBufferView(buffer, list(shape), element_type))
+    def of(memory: Fenced, buffer: Any, shape: Sequence[int], element_type: int) -> _FencedBuffer:
+        return _FencedBuffer(memory, buffer, iree.HalBufferView(buffer, list(shape), element_type))
 
     def check(self, what: str) -> None:
-        """Raise if something was written outside of the memory."""
+        """Raise if compiled code wrote outside of the data."""
         offset = self.memory.damage()
         if offset is not None:
             raise errors.RunError(
@@ -138,33 +138,36 @@ class _Room:
             )
 
 
-def _copy(device: Any, view: Any) -> _Room:
-    """Through DLPack: the view keeps the memory, and a result may be a view of it."""
+def _copy(device: Any, view: Any) -> _FencedBuffer:
+    """A fenced copy by DLPack: the view keeps the memory alive, as a result may be a view of it."""
     memory = fence(view.byte_length)
     memory.data[:] = _bytes(view)
     made = device.from_dlpack_capsule(memory.source().__dlpack__())
-    return _Room.of(memory, made.get_buffer(), view.shape, view.element_type)
+    return _FencedBuffer.of(memory, made.get_buffer(), view.shape, view.element_type)
 
 
-def _make_room(device: Any, result: StoredResult) -> _Room:
-    """Not through DLPack: IREE may not fill what comes that way. The memory must outlive a call."""
+def _allocate_result(device: Any, result: StoredResult) -> _FencedBuffer:
+    """Fenced memory for a result, without DLPack, whose buffers IREE may not fill.
+
+    The caller keeps the memory alive during the call.
+    """
     row = dtypes.from_torch_name(result.dtype)
     memory = fence(math.prod(result.shape) * row.itemsize)
     kind = iree.MemoryType.HOST_LOCAL | iree.MemoryType.DEVICE_VISIBLE
     usage = iree.BufferUsage.DEFAULT | iree.BufferUsage.MAPPING
     buffer = device.allocator.import_host_allocation(memory.source(), int(kind), int(usage))
-    return _Room.of(memory, buffer, result.shape, row.hal)
+    return _FencedBuffer.of(memory, buffer, result.shape, row.hal)
 
 
 def _share(device: Any, result: StoredResult, memory: Fenced) -> Any:
-    """The memory of a result as a view that keeps it."""
+    """A view of a result that keeps its memory alive."""
     row = dtypes.from_torch_name(result.dtype)
     array = memory.data.view(row.numpy).reshape(result.shape)
     return numpy_buffers.to_view(device, array, row, [])
 
 
 def _merge(given: Any, stored: dict[int, Any]) -> Any:
-    """The results in order: those of the caller's memory among those that were returned."""
+    """The results in order: those stored in fenced memory and those returned."""
     if not stored:
         return given
     merged = iree.VmVariantList(len(given) + len(stored))

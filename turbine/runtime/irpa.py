@@ -1,7 +1,7 @@
 """IREE's parameter archives, .irpa: a mapped file in, entries out, and back.
 
-IREE's own reader follows offsets out of the file if the file is damaged, and ends the process.
-Its writer takes no file that is already open.
+IREE's reader follows offsets out of a damaged file, which ends the process. Its writer takes no
+open file.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from turbine.runtime.entries import Damage, Entry, part, plain, unpack
 
 _MAGIC = b"IRPA"
 _SPLAT_ENTRY, _DATA_ENTRY = 1, 2
-# Magic, version, header size, offset of the next header, flags; number of entries; then where
-# the entries, their names and their data lie.
+# Magic, version, header size, offset of the next header, flags; number of entries; then offset and
+# length of the entries, their names and their data.
 _HEADER = struct.Struct("<4sHHQQQ7Q")
-# Size, type, flags, where its name and its metadata lie, alignment.
+# Size, type, flags, offset and length of name and metadata, alignment.
 _ENTRY = struct.Struct("<QIQ2Q2QQ")
-# After that, of data: where they lie; of a splat: length, what is repeated, and its length.
+# Then for data: offset and length; for a splat: length, the pattern, and its length.
 _DATA, _SPLAT = struct.Struct("<2Q"), struct.Struct("<Q16sB")
 _ENTRY_ALIGNMENT = 16
 _DATA_ALIGNMENT = 64
-# Begins the metadata of an entry that was a tensor; JSON follows.
+# Prefix of the metadata of a tensor; JSON follows.
 _TENSOR = b"PYTORCH:"
 
 
 def read(data: memoryview) -> Iterator[Entry]:
-    """Entries that are data or stand for a repeated value; those in another file are not."""
+    """The entries that are data or splats; entries in other files are skipped."""
     base, next_header = 0, -1
     while next_header:
         magic, major, minor, _, next_header, _, count, *places = unpack(_HEADER, data, base)
@@ -60,14 +60,14 @@ def _data(row: memoryview, storage: memoryview) -> memoryview:
 
 
 def _splat(key: str, row: memoryview) -> memoryview:
-    """A value repeated, in memory of its own."""
+    """The repeated value, in new memory."""
     length, pattern, width = unpack(_SPLAT, row, _ENTRY.size)
     if width not in _WIDTHS or length % width:
         raise Damage(f"{key} repeats {width} bytes to a length of {length}")
     if not length:
         return memoryview(bytearray())
     memory = mmap.mmap(-1, length)
-    # Memory that is fresh is zero, and takes no room until it is written.
+    # New memory is zero, and is not committed until it is written.
     if any(pattern[:width]):
         numpy.frombuffer(memory, f"V{width}")[:] = numpy.frombuffer(pattern[:width], f"V{width}")
     return memoryview(memory)
@@ -110,7 +110,7 @@ def write(file: IO[bytes], entries: Sequence[Entry]) -> None:
 
 
 def metadata(entry: Entry) -> str:
-    """What an archive says about a tensor; nothing about other bytes."""
+    """The metadata of a tensor; empty for other bytes."""
     if entry.dtype is None or entry.shape is None:
         return ""
     row = dtypes.from_torch_name(entry.dtype)
@@ -130,7 +130,7 @@ def metadata(entry: Entry) -> str:
 
 
 def _places(blobs: Sequence[memoryview]) -> tuple[list[int], int]:
-    """Where each blob starts, and where the last one ends."""
+    """The offset of each blob, and the end of the last one."""
     known: dict[tuple[int, int], int] = {}
     end = 0
     for blob in blobs:

@@ -1,4 +1,4 @@
-"""Compiled programs without a signature: IR, bytes or a VM module in, something to call out."""
+"""Compiled programs without a signature: IR, bytes or a VM module in, a callable out."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from turbine.runtime.parameters import index
 from turbine.runtime.untyped_call import UntypedCall
 
 DEFAULT_ENTRY = "main$async"
-# The entry point and the module for a device.
+# Returns the entry point and the VM module for a device.
 Loader = Callable[[Device], tuple[str, Any]]
 
 
 @runtime_checkable
 class HasIndex(Protocol):
-    """What lists parameters for IREE, such as `turbine.aot.ParameterArchive`."""
+    """An object with an IREE parameter index, such as `turbine.aot.ParameterArchive`."""
 
     @property
     def index(self) -> Any:
@@ -46,7 +46,7 @@ class HasIndex(Protocol):
 
 @dataclass(frozen=True)
 class Loaded:
-    """A program on one device."""
+    """A program loaded on one device."""
 
     executable: Executable
     call: UntypedCall
@@ -54,12 +54,12 @@ class Loaded:
 
 
 class Launchable:
-    """A program that runs on the device its tensors are on, or that is current or named.
+    """A program without a signature, called with tensors (or numpy arrays) and numbers.
 
-    It is called with tensors (or numpy arrays) and numbers; nothing else is known about it than
-    what IREE keeps in compiled code. `loader` gives the entry point and the VM module for a device;
-    whether an entry point takes fences is asked of the code, not of `is_async`. A program that is
-    called from several threads runs one call at a time, with one state.
+    It runs on the device passed to a call, the current device, or the device of its tensors. Only
+    the types that IREE keeps in compiled code are checked. `loader` returns the entry point and the
+    VM module for a device; whether an entry point takes fences is read from the code, not from
+    `is_async`. Calls from several threads are serialized, and share one state.
 
     >>> import torch
     >>> from turbine.runtime import Launchable
@@ -95,10 +95,10 @@ class Launchable:
         entry_point: str = DEFAULT_ENTRY,
         file_cache_dir: str | Path | None = None,
     ) -> Launchable:
-        """A program from MLIR, as text or bytecode, compiled for a device when it is first needed.
+        """A program from MLIR, as text or bytecode, compiled for a device on first use.
 
-        Compiled code is kept in Turbine's cache, and in a folder of your own if you name one, which
-        `from_file_cache_only` then reads where there is no compiler.
+        Code is kept in Turbine's cache and, if given, in the folder `file_cache_dir`, which
+        `from_file_cache_only` reads where there is no compiler.
         """
         if not isinstance(source, str | bytes | bytearray | memoryview):
             raise errors.ArgumentError(
@@ -133,7 +133,7 @@ class Launchable:
     def from_file(
         path: str | Path, *, parameter_providers: Any = (), entry_point: str = DEFAULT_ENTRY
     ) -> Launchable:
-        """A program from a .vmfb file, which runs on devices it was compiled for."""
+        """A program from a .vmfb file, for the devices it was compiled for."""
         try:
             code = Path(path).read_bytes()
         except OSError as error:
@@ -161,7 +161,7 @@ class Launchable:
         parameter_providers: Any = (),
         entry_point: str = DEFAULT_ENTRY,
     ) -> Launchable:
-        """A program from a function that gives an `iree.runtime.VmModule` for a device."""
+        """A program from a function that returns an `iree.runtime.VmModule` for a device."""
         return Launchable(lambda d: (entry_point, vm_module_callback(d)), parameter_providers)
 
     def preload(self, device: Any) -> None:
@@ -169,16 +169,16 @@ class Launchable:
         self._on(find(device)).executable.device()
 
     def reset(self) -> None:
-        """Put the program's state back to what it was when it was loaded."""
+        """Reset the program's state to its initial values."""
         for loaded in list(self._loaded.values()):
             loaded.executable.reset()
 
     def __call__(self, *args: Any, device: Any = None, outputs: Sequence[Any] = ()) -> Any:
-        """The result, None if there is none, or a list of several.
+        """Call the program; returns its result, None without one, or a list of several.
 
-        `device` is a URI, a torch device or a `Device`; without it the current device is used, or
-        the one for the tensors. `outputs` are tensors for the results: the program writes to them
-        where it was compiled so, otherwise results are copied.
+        `device` is a URI, a torch device or a `Device`; the default is the current device, or the
+        one of the tensors. `outputs` are tensors for the results: the program writes to them if it
+        was compiled for that, otherwise results are copied.
         """
         loaded = self._on(_place(device, [*args, *outputs]))
         if loaded.label is None:
@@ -191,7 +191,7 @@ class Launchable:
         return results[0] if len(results) == 1 else results or None
 
     def leave_parent(self) -> None:
-        """Start over with locking; see Note [After a fork]."""
+        """Replace the lock; see Note [After a fork]."""
         self._loading = threading.RLock()
 
     def _on(self, device: Device) -> Loaded:
@@ -208,11 +208,11 @@ class Launchable:
         wanted, module = self._loader(device)
         if not isinstance(module, iree.VmModule):
             raise errors.ArgumentError(
-                f"the loader gave a {type(module).__name__}, expected an iree.runtime.VmModule",
+                f"the loader returned a {type(module).__name__}, expected an iree.runtime.VmModule",
                 hint="return iree.runtime.VmModule.copy_buffer(device.vm_instance, code)",
             )
         name = _entry_point(module, wanted)
-        # Whether a program keeps state cannot be asked, so none is lost silently.
+        # It is unknown whether the program has state, so it is never dropped silently.
         executable = Executable(
             module, lambda: [device.hal_device], lambda: self._providers, state=None
         )
@@ -224,9 +224,9 @@ class Launchable:
 
 
 def providers_of(given: Any) -> list[Any]:
-    """What IREE binds, of what a caller has: one of these, several, or one for each scope.
+    """Parameter providers for IREE, from one value, several, or a dict from scopes to values.
 
-    Providers and indices of IREE's, archives of ours, and paths to archives.
+    A value is a provider or an index of IREE, a `ParameterArchive`, or a path to an archive.
     """
     if isinstance(given, Mapping):
         return [_provider(value, scope) for scope, value in given.items()]
@@ -256,13 +256,13 @@ def _loader(entry_point: str, code: Callable[[Device], bytes]) -> Loader:
 
 def _module(code: bytes) -> Any:
     if not code:
-        raise errors.ArtifactError("the code has no bytes", hint=AGAIN)
+        raise errors.ArtifactError("the code is empty", hint=AGAIN)
     _check(code)
     return load_module(align_code(code))
 
 
 def _check(code: bytes) -> None:
-    """Raise if code is damaged: IREE checks its form only, but writes it as a zip of its parts."""
+    """Raise if code is damaged. IREE checks only its structure; the zip around it has checksums."""
     if not code.startswith(_ZIP):
         return
     try:
@@ -286,7 +286,7 @@ _NO_ZIP = (
 
 
 def _compile(source: bytes, folder: CodeFolder | None, device: Device) -> bytes:
-    """The one place where what runs code asks for some to be made."""
+    """Compile a source for a device; the only use of the compiler in this package."""
     known = None if folder is None else folder.read(device, source)
     if known is not None:
         return known
@@ -304,7 +304,7 @@ def _compile(source: bytes, folder: CodeFolder | None, device: Device) -> bytes:
 
 
 def _text(source: bytes) -> str:
-    """The IR of a source for reading."""
+    """The IR of a source as text."""
     try:
         return source.decode()
     except UnicodeDecodeError:  # bytecode
@@ -314,7 +314,7 @@ def _text(source: bytes) -> str:
 
 
 def _entry_point(module: Any, wanted: str) -> str:
-    """The function to call for a name; with and without fences, one gives what the other does."""
+    """The function for a name, with or without the suffix of functions that take fences."""
     names = [name for name in module.function_names if not name.startswith("__")]
     plain = wanted.removesuffix(ASYNC)
     for name in (plain, f"{plain}{ASYNC}"):

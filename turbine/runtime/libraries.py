@@ -1,4 +1,4 @@
-"""Which library a tensor is of: a value in, the module that passes it to IREE out."""
+"""Find the library of a tensor: a value in, the module that passes it to IREE out."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy
 
 from turbine.runtime import numpy_buffers
 
-# By the type of a value; torch's are added when a tensor is first seen.
+# Modules by the type of a value; types of torch are added when a tensor is first seen.
 BY_TYPE: dict[type, ModuleType] = {numpy.ndarray: numpy_buffers}
 
 
 def of(value: Any) -> ModuleType | None:
-    """The module for a tensor or an array, None for what is neither."""
+    """The module for a tensor or an array, None for other values."""
     known = BY_TYPE.get(type(value))
     if known is not None:
         return known

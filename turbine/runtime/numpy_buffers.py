@@ -19,14 +19,14 @@ ALIGNMENT = 64
 
 Array = NDArray[Any]
 
-# Types that numpy can hand to others; those of ml_dtypes travel as bytes.
+# Dtypes that numpy exports by DLPack; those of ml_dtypes are passed as bytes.
 _NATIVE = {row.name for row in dtypes.TABLE if row.numpy.isbuiltin == 1}
 
 
 def to_view(device: Any, array: Array, dtype: Dtype, shared: list[Span]) -> Any:
     """An array as a buffer view, or None if it cannot be one (`problem` says why).
 
-    Copied only when strided, read-only or badly aligned; memory that is shared is added to
+    It is copied only if it is strided, read-only or misaligned; otherwise its span is added to
     `shared`.
     """
     if array.dtype != dtype.numpy:
@@ -48,13 +48,13 @@ def to_view(device: Any, array: Array, dtype: Dtype, shared: list[Span]) -> Any:
 
 
 def empty_view(device: Any, shape: Sequence[int], dtype: Dtype) -> Any:
-    """A view without elements, of memory that is not empty: on local-task IREE reads it."""
+    """An empty view of memory that is not empty: on local-task IREE reads it."""
     memory = plain_copy(numpy.zeros(ALIGNMENT, numpy.uint8))
     return relabel(device.from_dlpack_capsule(memory.__dlpack__()), shape, dtype)
 
 
 def from_view(device: Any, view: Any, dtype: Dtype) -> Array:
-    """A result as an array that owns its buffer; the dtype is the signature's, never guessed."""
+    """A result as an array that owns its buffer, with the dtype of the signature."""
     raw = view.map().asarray([view.byte_length], numpy.dtype(numpy.uint8))
     array: Array = raw.view(dtype.numpy).reshape(view.shape)
     return array
@@ -66,7 +66,7 @@ def relabel(view: Any, shape: Sequence[int], dtype: Dtype) -> Any:
 
 
 def dtype_of(array: Array) -> Dtype:
-    """The row of an array's dtype."""
+    """The row of the dtype table for an array."""
     return dtypes.of_numpy(array.dtype)
 
 
@@ -76,7 +76,7 @@ def place_of(array: Array) -> str:
 
 
 def problem(array: Array, dtype: Dtype) -> str:
-    """Why `to_view` did not take an array."""
+    """Why `to_view` returned None for an array."""
     return f"has dtype {array.dtype}, expected {dtype.numpy}"
 
 
@@ -92,7 +92,7 @@ def span(array: Array) -> Span:
 
 
 def layout(array: Array) -> Layout:
-    """Where the elements of an array are."""
+    """The layout of an array in memory."""
     start: int = array.__array_interface__["data"][0]
     return Layout(start, array.shape, array.strides, array.itemsize)
 
@@ -103,17 +103,17 @@ def to_numpy(array: Array) -> Array:
 
 
 def copy(array: Array) -> Array:
-    """The same values in memory of their own."""
+    """A copy of an array."""
     return array.copy()
 
 
 def write(into: Array, value: Array) -> None:
-    """Overwrite a caller's array in place."""
+    """Overwrite an array in place."""
     into[...] = value
 
 
 def _address(array: Array) -> int:
-    """Where a writable array begins that is not empty; array.ctypes.data takes longer."""
+    """The address of a writable array that is not empty; faster than array.ctypes.data."""
     return addressof(c_char.from_buffer(_bytes(array).data))
 
 
@@ -122,7 +122,7 @@ def _bytes(array: Array) -> Array:
 
 
 def plain_copy(array: Array) -> Array:
-    """The same values in memory that IREE takes as it is."""
+    """A contiguous, aligned copy that IREE can import."""
     raw = numpy.empty(array.nbytes + ALIGNMENT, numpy.uint8)
     # In two steps: numpy does not move the start of an empty slice.
     raw = raw[-_address(raw) % ALIGNMENT :][: array.nbytes]

@@ -1,4 +1,4 @@
-"""Whether tensors have memory in common: addresses, sizes and strides in, a yes or no out."""
+"""Decide whether tensors share memory, from addresses, sizes and strides."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy
 
 Span = tuple[int, int]  # the first address and the one after the last
 
-# Steps that numpy may take to decide whether two strided tensors meet.
+# Limit of numpy's search for a common element of two strided tensors.
 _MOST_WORK = 10_000
-# Added to addresses, which may be offsets in a storage: numpy takes no 0.
+# Added to addresses, which may be offsets in a storage: numpy does not accept 0.
 _NOT_NULL = 64
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the elements of a tensor are: the address of the first one, and strides in bytes."""
+    """The address of a tensor's first element, its shape, and strides in bytes."""
 
     start: int
     shape: tuple[int, ...]
@@ -27,7 +27,7 @@ class Layout:
 
     @property
     def span(self) -> Span:
-        """The addresses between which the elements are; (0, 0) without elements."""
+        """The range of addresses of the elements; (0, 0) if empty."""
         if 0 in self.shape:
             return 0, 0
         steps = [(n - 1) * s for n, s in zip(self.shape, self.strides, strict=True)]
@@ -36,7 +36,7 @@ class Layout:
 
 
 def overlaps(span: Span, taken: Sequence[Span]) -> bool:
-    """Whether the span and one that is taken have memory in common."""
+    """Whether the span overlaps one of `taken`."""
     first, last = span
     for start, end in taken:  # noqa: SIM110 - half the time of any() on this path
         if first < end and start < last:
@@ -45,10 +45,10 @@ def overlaps(span: Span, taken: Sequence[Span]) -> bool:
 
 
 def share_memory(one: Layout, other: Layout) -> bool:
-    """Whether two tensors have an element's memory in common; in doubt they do.
+    """Whether two tensors share an element's memory; True if in doubt.
 
-    Spans decide most cases. Of strided views that lie in one another, such as x[::2] and x[1::2],
-    numpy finds out whether they meet.
+    Spans decide most cases. For interleaved views, such as x[::2] and x[1::2], numpy solves for a
+    common address.
     """
     if not overlaps(one.span, [other.span]):
         return False
@@ -61,7 +61,7 @@ def share_memory(one: Layout, other: Layout) -> bool:
 
 
 def overlaps_itself(layout: Layout) -> bool:
-    """Whether two elements of a tensor may have one place in memory, as after `expand`."""
+    """Whether two elements of a tensor may share memory, as after `expand`."""
     steps = [(abs(s), n) for n, s in zip(layout.shape, layout.strides, strict=True) if n > 1]
     reach = layout.itemsize
     for stride, size in sorted(steps):
@@ -72,7 +72,7 @@ def overlaps_itself(layout: Layout) -> bool:
 
 
 class _Described:
-    """Memory as numpy takes it; nothing is read."""
+    """A layout as numpy's array interface; the memory is not read."""
 
     def __init__(self, layout: Layout) -> None:
         self.__array_interface__: dict[str, Any] = {

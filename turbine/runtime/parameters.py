@@ -1,4 +1,4 @@
-"""Weights as IREE parameter providers, and entries as a written archive."""
+"""Pass weights to IREE as parameter providers, and write archives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ WRITTEN_SUFFIX = ".irpa"
 
 
 def from_memory(scope: str, entries: Mapping[str, memoryview]) -> Any:
-    """A provider over bytes in memory, which are not copied."""
+    """A provider of bytes in memory, which are not copied."""
     return index(Entry(key, data) for key, data in entries.items()).create_provider(scope=scope)
 
 
 def index(entries: Iterable[Entry]) -> Any:
-    """The entries as IREE lists them; their bytes are not copied."""
+    """The entries as a parameter index of IREE; their bytes are not copied."""
     found = iree.ParameterIndex()
     for entry in entries:
         found.add_buffer(entry.key, entry.data, metadata=irpa.metadata(entry))
@@ -29,7 +29,7 @@ def index(entries: Iterable[Entry]) -> Any:
 
 
 def save_archive(path: Path, entries: Sequence[Entry]) -> None:
-    """Write an .irpa archive; an old one stays whole until the end."""
+    """Write an .irpa archive, and replace an old one atomically."""
     if path.suffix != WRITTEN_SUFFIX:
         raise errors.ParameterError(
             errors.unknown("archive type to write", path.suffix, [WRITTEN_SUFFIX]),

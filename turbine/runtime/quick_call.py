@@ -1,7 +1,7 @@
-"""The common call in one loop: torch tensors like those of the call before in, one tensor out.
+"""The fast path of a call: torch tensors with the properties of the last call's in, one tensor out.
 
-Imported once a torch tensor has been seen. `calling` has checked a call like this one, so a call
-only has to be compared with it; where that or anything else is unusual, it takes the call itself.
+Imported once a torch tensor has been seen. `caller` has checked the last call, so this one only has
+to be compared with it. Calls that differ, or whose memory cannot be shared, take the general path.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _DLPACK_CPU = 1
 class QuickCall:
     """Calls a function with one result and a signature that `is_plain`.
 
-    `is_fresh` says that the result is never in memory of an argument or a weight. A function that
-    gives a second tensor, which is not for the caller, has it taken by `inspect`.
+    `is_fresh` means that the result never shares memory with an argument or a weight. With
+    `inspect`, the function returns a second tensor, which is passed to `inspect`.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class QuickCall:
         self.inspect = inspect
         self.fixed_start, self.fixed_end = fixed
         self.is_fresh = is_fresh
-        self.is_alike: Callable[..., bool] = _never
+        self.matches_last_call: Callable[..., bool] = _never
 
     def remember(self, args: Sequence[Any]) -> None:
-        """Take calls like this one from now on: same types, dtypes, sizes, strides and modes."""
-        # DLPack carries the memory of a negated view, not its sign.
+        """Accept calls with the types, dtypes, sizes, strides and modes of these arguments."""
+        # DLPack exports the memory of a lazily negated tensor without its sign.
         if all(type(argument) is Tensor and not argument.is_neg() for argument in args):
             guards = TensorGuards(*args, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-            self.is_alike = guards.check
+            self.matches_last_call = guards.check
 
     def call(self, args: tuple[Any, ...]) -> Tensor | None:
-        """The result, or None if the general way has to look at the arguments."""
-        if not self.is_alike(*args):
+        """The result, or None if the call has to take the general path."""
+        if not self.matches_last_call(*args):
             return None
         device = self.entry.device()
         arguments = iree.VmVariantList(len(args))
@@ -77,7 +77,7 @@ class QuickCall:
         if self.is_fresh:
             return value
         address = value.data_ptr()
-        # IREE may hand back the memory of an argument or a weight.
+        # IREE may return the memory of an argument or a weight.
         for start, end in spans:
             if start <= address < end:
                 return value.clone()
@@ -94,13 +94,12 @@ def _never(*_: Any) -> bool:
     return False
 
 
-# What torch raises for a tensor without plain memory, and IREE for one that is strided or whose
-# address is not a multiple of its alignment.
+# Raised by torch for a tensor without plain memory, and by IREE for a strided or misaligned one.
 _NOT_SHAREABLE = (RuntimeError, ValueError, IndexError, BufferError)
 
 
 def is_plain(signature: Signature) -> bool:
-    """Whether all that is passed and given are tensors that DLPack carries."""
+    """Whether all arguments and results are tensors that DLPack supports, none of them mutated."""
     leaves: list[Input | Output] = [*signature.inputs, *signature.outputs]
     return all(_is_plain(leaf) for leaf in leaves)
 
@@ -112,6 +111,6 @@ def _is_plain(leaf: Input | Output) -> bool:
 
 
 def is_shareable(row: Dtype) -> bool:
-    """Whether DLPack carries tensors of a dtype both ways just as they are."""
+    """Whether DLPack exports and imports tensors of a dtype unchanged."""
     # Unsigned results come back signless, and a complex tensor may be lazily conjugated.
     return row.dlpack and row.kind not in ("uint", "complex")

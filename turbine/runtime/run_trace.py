@@ -1,8 +1,7 @@
-"""What compiled kernels do, for reading: kernels, calls and tensors in, files of a folder out.
+"""Trace compiled kernels: kernels, calls and tensors in, files in a folder out.
 
 The folder is the option `trace_dir`. Reading an option takes longer than a small call, so it is
-read when a kernel is loaded: `kernel` gives what to log its calls under, or None if nothing is
-traced.
+read when a kernel is loaded: `kernel` returns the label for its calls, or None if tracing is off.
 """
 
 from __future__ import annotations
@@ -14,15 +13,22 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from turbine import config
+from turbine import config, redirects
 from turbine.runtime import libraries
 from turbine.runtime.entries import type_text
+
+if TYPE_CHECKING:
+    from turbine.compat.runtime_tracer import DirectoryTracer as DirectoryTracer
+    from turbine.compat.runtime_tracer import RuntimeTracer as RuntimeTracer
+    from turbine.compat.runtime_tracer import tracer as tracer
+else:
+    __getattr__, __dir__ = redirects.old_names(__name__)
 
 log = logging.getLogger(__name__)
 
@@ -33,23 +39,23 @@ TensorCallback = Callable[[str, Any], None]
 
 
 def folder() -> Path | None:
-    """Where traces go, None if nowhere; takes a while, so do not ask at every call."""
+    """The trace folder, or None. Slow: not for use in every call."""
     settings = config.current()
     found = settings.trace_dir or _old_flag(settings.debug)
     return None if found is None else found.absolute()
 
 
 def kernel(name: str, ir: Callable[[], str] | None, binary: bytes | memoryview) -> Path | None:
-    """Keep a kernel's IR and code; gives what to log its calls under, None if nothing is traced.
+    """Write a kernel's IR and code; returns the label of its calls, or None if tracing is off.
 
-    A name that another kernel has gets a part of the code's checksum behind it. `ir` is asked for
-    only if it is written.
+    A name that is taken by other code gets a part of the code's checksum as a suffix. `ir` is
+    called only if tracing is on.
 
     >>> from turbine import config
-    >>> from turbine.runtime import tracing
+    >>> from turbine.runtime import run_trace
     >>> with config.override(trace_dir="trace"):  # doctest: +SKIP
-    ...     label = tracing.kernel("scale", lambda: "module {}", b"code")
-    >>> tracing.call(label, [2.5], milliseconds=0.1)  # doctest: +SKIP
+    ...     label = run_trace.kernel("scale", lambda: "module {}", b"code")
+    >>> run_trace.call(label, [2.5], milliseconds=0.1)  # doctest: +SKIP
     """
     into = folder()
     if into is None:
@@ -66,7 +72,7 @@ def kernel(name: str, ir: Callable[[], str] | None, binary: bytes | memoryview) 
 
 
 def call(label: Path, args: Iterable[Any], milliseconds: float) -> None:
-    """Add a line to the log: the kernel, what it was given, and how long it took."""
+    """Add a line to the log: the kernel, the types of its arguments, and its time."""
     row = {
         "kernel": label.name,
         "args": [_describe(argument) for argument in args],
@@ -75,7 +81,7 @@ def call(label: Path, args: Iterable[Any], milliseconds: float) -> None:
         "process": os.getpid(),
     }
     try:
-        # One write to a file opened for appending lands in one piece, whoever else is writing.
+        # One write in append mode is atomic, even with other writers.
         with (label.parent / CALLS).open("ab", buffering=0) as file:
             file.write(json.dumps(row).encode() + b"\n")
     except OSError as error:
@@ -83,19 +89,19 @@ def call(label: Path, args: Iterable[Any], milliseconds: float) -> None:
 
 
 def trace_tensor(key: str, tensor: Any) -> None:
-    """Show a tensor to the callback; the default one writes KEY.npy into the trace folder."""
+    """Pass a tensor to the callback; the default one writes KEY.npy to the trace folder."""
     _tensor_callback(key, tensor)
 
 
 def set_tensor_callback(callback: TensorCallback | None) -> TensorCallback:
-    """Send traced tensors elsewhere, None for the default; gives the callback there was."""
+    """Set the callback for traced tensors, None for the default; returns the old one."""
     global _tensor_callback
     before, _tensor_callback = _tensor_callback, callback or keep_tensor
     return before
 
 
 def tensor_callback() -> TensorCallback:
-    """Where traced tensors go."""
+    """The current callback for traced tensors."""
     return _tensor_callback
 
 
@@ -112,46 +118,6 @@ def keep_tensor(key: str, tensor: Any) -> None:
         numpy.save(file, tensor if library is None else library.to_numpy(tensor))
 
 
-class RuntimeTracer:
-    """The functions above as scripts for iree-turbine call them; messages go to the logger."""
-
-    @property
-    def enabled(self) -> bool:
-        """Whether anything is traced."""
-        return folder() is not None
-
-    def save_jit_kernel_artifacts(
-        self, *, cache_key: str, module_asm: bytes, binary: bytes | memoryview
-    ) -> str:
-        """Keep the IR and code of a kernel; gives the name it is kept under."""
-        label = kernel(cache_key, module_asm.decode, binary)
-        return cache_key if label is None else label.name
-
-    def info(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Say something."""
-        log.info(msg, *args, **kwargs)
-
-    def error(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Say that something went wrong."""
-        log.error(msg, *args, **kwargs)
-
-    def exception(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Say that something went wrong, and how it came to that."""
-        log.exception(msg, *args, **kwargs)
-
-    def log_structured(self, *, tag: str, msg: str, columns: Sequence[Any]) -> None:
-        """Say something that has columns."""
-        log.info("%s\n::%s\t%s", msg, tag, "\t".join(map(str, columns)))
-
-
-class DirectoryTracer(RuntimeTracer):
-    """A tracer that chooses the folder for the whole process."""
-
-    def __init__(self, dir: str | Path) -> None:
-        config.set(trace_dir=dir)
-
-
-tracer = RuntimeTracer()
 _tensor_callback: TensorCallback = keep_tensor
 _NOT_IN_FILES = re.compile(r"[^\w.$=,+-]")
 _OLD_FLAG = re.compile(r"(?:^|,)\s*runtime_trace_dir=([^,]+)")
@@ -163,7 +129,7 @@ def _old_flag(debug: str) -> Path | None:
 
 
 def _write_code(label: Path, binary: bytes) -> Path:
-    """Write the code under the label, or where other code has that name, under one of its own."""
+    """Write the code; returns the label, with a suffix if other code has its name."""
     path = _with_suffix(label, BINARY)
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent) as file:
@@ -180,7 +146,7 @@ def _write_code(label: Path, binary: bytes) -> Path:
 
 
 def _new_file(stem: Path, suffix: str) -> Path:
-    """A new, empty file; another process that wants the name gets the next one."""
+    """Create an empty file, with the next free number in its name."""
     number = 0
     while True:
         path = _with_suffix(stem, f"-{number}{suffix}" if number else suffix)
@@ -192,7 +158,7 @@ def _new_file(stem: Path, suffix: str) -> Path:
 
 
 def _with_suffix(stem: Path, suffix: str) -> Path:
-    # Names may have dots of their own, which Path.with_suffix would take for a suffix.
+    # Names may contain dots, which Path.with_suffix would take for a suffix.
     return stem.with_name(stem.name + suffix)
 
 

@@ -1,4 +1,4 @@
-"""What a loaded program keeps between calls: read and set by name."""
+"""The state of a loaded program, read and set by name."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ from turbine.signature import Input, Output, Signature, state_functions
 
 @dataclass(frozen=True)
 class Kept:
-    """A value that a program keeps."""
+    """The declaration of one value of the state."""
 
     name: str
     dtype: str
-    shape: tuple[Dim, ...] | None  # None is a number by itself; a name is a size that varies
+    shape: tuple[Dim, ...] | None  # None for a scalar; a name is a dynamic size
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Kept:
-        """From a row of a manifest."""
+        """The declaration in a row of a manifest."""
         shape = None if row["shape"] is None else tuple(row["shape"])
         return Kept(row["name"], row["dtype"], shape)
 
     @property
     def kind(self) -> str:
-        """What a signature calls it."""
+        """The kind of the value in a signature."""
         return "scalar" if self.shape is None else "tensor"
 
     def text(self) -> str:
-        """As a signature writes it."""
+        """The type as in a signature."""
         if self.shape is None:
             return self.dtype
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
 class State(Mapping[str, Any]):
-    """The values that one loaded program keeps. Reading gives a copy, and setting takes one.
+    """The values that one loaded program keeps between calls; reading and setting copy.
 
     >>> import torch, turbine
     >>> counter = torch.nn.BatchNorm1d(2)
@@ -71,7 +71,7 @@ class State(Mapping[str, Any]):
         index, kept = self._find(name)
         _, setter = state_functions(index)
         given = Input(name, kept.kind, kept.dtype, kept.shape or ())
-        # The program keeps the memory that it is given.
+        # The program takes over the memory.
         self._caller(setter, (given,), ()).call((_copy(value),), {})
 
     def __iter__(self) -> Iterator[str]:

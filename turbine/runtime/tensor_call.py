@@ -1,7 +1,7 @@
 """Call a compiled graph on tensors, in the memory order it was compiled for.
 
-Imported once torch is there. The caller vouches for dtypes and shapes, as guards and a graph's own
-types do under torch.compile; memory is shared or copied as each tensor's layout asks.
+Imported once torch is. Dtypes and shapes are not checked: under torch.compile, guards do that.
+Memory is shared where a tensor's layout allows it, otherwise copied.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _NOWHERE: Span = (0, 0)
 
 
 class TensorCall:
-    """Calls a function that takes and gives flat lists."""
+    """Calls a function of flat arguments and results."""
 
     def __init__(self, entry: EntryPoint, inputs: Sequence[Slot], results: Sequence[Slot]) -> None:
         self.entry = entry
         self.inputs = inputs
         self.results = results
         self.dtypes = [slot.dtype for slot in results]
-        # The view of each tensor that stays in place, and the address it is a view of.
+        # For each tensor with fixed memory, its address and view.
         self.known: dict[int, tuple[int, Any, list[Span]]] = {}
 
     @staticmethod
     def load(
         code: bytes, driver: str, name: str, inputs: Sequence[Slot], results: Sequence[Slot]
     ) -> TensorCall:
-        """Call a function of code that has no weights of its own."""
+        """Load code without weights, for a call of one of its functions."""
         entry = Executable(align_code(code), driver, list).entry(name)
         return TensorCall(entry, inputs, results)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        """The results, as tensors of their own."""
+        """The results, as tensors that share no memory."""
         device = self.entry.device()
         arguments = iree.VmVariantList(len(args))
         shared: list[Span] = []
@@ -68,14 +68,14 @@ class TensorCall:
         return values
 
     def _view_in_place(self, device: Any, index: int, argument: Tensor, shared: list[Span]) -> Any:
-        """A weight's view, made once for as long as its memory is where it was."""
+        """The view of a weight, kept as long as its address is the same."""
         address = argument.data_ptr()
         known = self.known.get(index)
         if known is None or known[0] != address or not address:
             spans: list[Span] = []
             view = _view(device, self.inputs[index], argument, spans)
             known = (address, view, spans)
-            # A copy would go stale when the weight changes.
+            # Views of copies are not kept: the weight may change.
             if spans:
                 self.known[index] = known
         shared += known[2]
@@ -83,7 +83,7 @@ class TensorCall:
 
 
 def _permute(value: Tensor, order: tuple[int, ...]) -> Tensor:
-    # Below autograd, or the result would pass for a view, which may not be written to.
+    # Below autograd, otherwise the result would be a view, which may not be written to.
     with _AutoDispatchBelowADInplaceOrView():
         return value.permute(order)
 
@@ -101,7 +101,7 @@ def _view(device: Any, slot: Slot, argument: Tensor, shared: list[Span]) -> Any:
 
 
 def _copy_shared(values: list[Any], shared: list[Span]) -> list[Any]:
-    """Copy results that IREE gave the memory of an argument or of one another."""
+    """Copy results that share memory with an argument or another result."""
     spans = [torch_buffers.span(v) if isinstance(v, Tensor) else _NOWHERE for v in values]
     if not _any_overlap(spans, shared):
         return values

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What torch.utils.dlpack calls for a tensor or a capsule, without first asking which it is.
+# The functions behind torch.utils.dlpack, without its checks of types.
 from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 
@@ -27,7 +27,7 @@ _DTYPES = {row.name: row.torch for row in TABLE}
 def to_view(device: Any, tensor: Tensor, dtype: Dtype, shared: list[Span]) -> Any:
     """A CPU tensor as a buffer view, or None if it cannot be one (`problem` says why).
 
-    Copied only when strided or badly aligned; memory that is shared is added to `shared`.
+    It is copied only if it is strided or misaligned; otherwise its span is added to `shared`.
     """
     try:
         if tensor.dtype is not _DTYPES[dtype.name] or not tensor.is_cpu:
@@ -48,12 +48,12 @@ def to_view(device: Any, tensor: Tensor, dtype: Dtype, shared: list[Span]) -> An
         view = device.from_dlpack_capsule(to_dlpack(raw))
         return numpy_buffers.relabel(view, tensor.shape, dtype)
     except RuntimeError:
-        # Sparse and nested tensors, and those inside a transform, have no memory to show.
+        # Sparse and nested tensors, and tensors in a functorch transform, have no plain memory.
         return None
 
 
 def from_view(device: Any, view: Any, dtype: Dtype) -> Tensor:
-    """A result as a tensor that owns its buffer; the dtype is the signature's, never guessed."""
+    """A result as a tensor that owns its buffer, with the dtype of the signature."""
     if not dtype.dlpack:
         view = numpy_buffers.relabel(view, view.shape, _UINT8)
     tensor = from_dlpack(device.create_dlpack_capsule(view, _DLPACK_CPU, 0))
@@ -62,7 +62,7 @@ def from_view(device: Any, view: Any, dtype: Dtype) -> Tensor:
 
 
 def dtype_of(tensor: Tensor) -> Dtype:
-    """The row of a tensor's dtype."""
+    """The row of the dtype table for a tensor."""
     return of_torch(tensor.dtype)
 
 
@@ -72,7 +72,7 @@ def place_of(tensor: Tensor) -> torch.device:
 
 
 def problem(tensor: Tensor, dtype: Dtype) -> str:
-    """Why `to_view` did not take a tensor."""
+    """Why `to_view` returned None for a tensor."""
     if tensor.dtype is not dtype.torch:
         return f"has dtype {tensor.dtype}, expected {dtype.torch}"
     if not tensor.is_cpu:
@@ -85,7 +85,7 @@ def problem(tensor: Tensor, dtype: Dtype) -> str:
 
 
 def remedy(tensor: Tensor, dtype: Dtype) -> str | None:
-    """What to pass in place of a tensor that `to_view` did not take."""
+    """A hint for a tensor that `to_view` rejects."""
     if tensor.dtype is not dtype.torch:
         return f"pass x.to({dtype.torch})"
     if not tensor.is_cpu:
@@ -109,30 +109,30 @@ def span(tensor: Tensor) -> Span:
 
 
 def layout(tensor: Tensor) -> Layout:
-    """Where the elements of a tensor are."""
+    """The layout of a tensor in memory."""
     size = tensor.element_size()
     strides = tuple(step * size for step in tensor.stride())
     return Layout(tensor.data_ptr(), tuple(tensor.shape), strides, size)
 
 
 def to_numpy(tensor: Tensor) -> Any:
-    """The values as an array, of the table's numpy type."""
+    """The values as an array of the numpy dtype in the table."""
     raw = plain_copy(tensor.cpu()).reshape(-1).view(torch.uint8).numpy()
     return raw.view(of_torch(tensor.dtype).numpy).reshape(tensor.shape)
 
 
 def copy(tensor: Tensor) -> Tensor:
-    """The same values in memory of their own."""
+    """A copy of a tensor."""
     return tensor.clone()
 
 
 def write(into: Tensor, value: Tensor) -> None:
-    """Overwrite a caller's tensor in place."""
+    """Overwrite a tensor in place."""
     with torch.no_grad():
         into.copy_(value)
 
 
 def plain_copy(tensor: Tensor) -> Tensor:
-    """The same values in memory that IREE takes as it is."""
+    """A contiguous, aligned copy that IREE can import."""
     resolved = tensor.detach().resolve_conj().resolve_neg()
     return resolved.clone(memory_format=torch.contiguous_format)

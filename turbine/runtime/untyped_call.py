@@ -1,4 +1,4 @@
-"""Call a function that came without a signature: what can be checked is, dtypes follow results."""
+"""Call a function without a signature: arguments are checked as far as its code has types."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VIEW = iree.HalBufferView
 class UntypedCall:
     """Calls one function with tensors, arrays and numbers.
 
-    Results that may be the memory of a weight are copied: `keeps_weights` says if there are any.
+    With `keeps_weights`, results are copied, since they may be the memory of a weight.
     """
 
     def __init__(self, entry: EntryPoint, convention: Convention, *, keeps_weights: bool) -> None:
@@ -34,7 +34,7 @@ class UntypedCall:
         self.fencing = threading.Lock()
 
     def __call__(self, args: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """The results; a tensor among them is the output given for it, if any are given."""
+        """The results; with outputs, these are returned for the tensors."""
         places = self.convention.places_of(args, outputs)
         device = self.entry.device()
         taken: list[Span] = []
@@ -75,11 +75,11 @@ class UntypedCall:
     def _storage(
         self, device: Any, position: int, output: Any, taken: list[Span]
     ) -> tuple[Any, Any]:
-        """A view for a result to be written to, and what it is of if not of the output itself."""
+        """A view of an output to write a result to, and the copy it is of, if it is one."""
         library = _library_of_output(output)
         shared: list[Span] = []
         view = self._view(device, position, output, library, shared)
-        # An argument that is written while it is read would change what is read.
+        # An output that overlaps an argument would change it while it is read.
         if shared and not overlaps(shared[0], taken):
             return view, None
         copy = library.plain_copy(output)
@@ -102,7 +102,7 @@ class UntypedCall:
             ) from error
 
     def _invoke_fenced(self, device: Any, arguments: Any) -> Any:
-        """Call a function that returns before its work is done, and wait for that."""
+        """Call an asynchronous function, and wait for it."""
         with self.fencing:
             done = push_fences(device, arguments)
             results = self.entry.invoke(arguments, len(self.convention.results))
@@ -124,7 +124,7 @@ class UntypedCall:
             view = results.get_as_object(index, _VIEW)
             value = library.from_view(device, view, _row(view))
             span = library.span(value)
-            # IREE may hand back an argument's memory, a weight's, or one buffer twice.
+            # IREE may return an argument's memory, a weight's, or one buffer twice.
             if self.keeps_weights or overlaps(span, taken):
                 value = library.copy(value)
             taken.append(span)
@@ -133,7 +133,7 @@ class UntypedCall:
 
 
 def push_fences(device: Any, arguments: Any) -> Any:
-    """Add the fences of a function that takes them; gives the one to wait for."""
+    """Append the fences of an asynchronous function; returns the one to wait for."""
     timeline = device.create_semaphore(0)
     done = iree.HalFence.create_at(timeline, 1)
     arguments.push_ref(iree.HalFence.create_at(timeline, 0))
@@ -146,9 +146,9 @@ _PUSH: dict[str, Any] = {
     **dict.fromkeys(BITS_OF_INT, lambda arguments, value: arguments.push_int(value)),
     **dict.fromkeys(FLOATS, lambda arguments, value: arguments.push_float(value)),
 }
-# What IREE says of a tensor that is not of the type a function was compiled for.
+# IREE's message about a tensor of the wrong type.
 _REFUSED = re.compile(r"INVALID_ARGUMENT; ((?:input\d+|tensor) .*? mismatch.*?)(?:; while|$)")
-# Integers without a sign count as signed ones.
+# Signless integers are signed.
 _SIGNLESS = {row.hal & 0xF0FFFFFF: row for row in dtypes.TABLE if row.kind == "int"}
 _ROWS = {**_SIGNLESS, **{row.hal: row for row in dtypes.TABLE}}
 
@@ -198,13 +198,13 @@ def _library_of_output(output: Any) -> ModuleType:
 
 
 def _library_for(given: Sequence[Any]) -> ModuleType:
-    """The library to make results with; torch wins over numpy where a call has both."""
+    """The library for results: torch if any argument is a tensor."""
     found = {library for value in given if (library := libraries.of(value)) is not None}
     return next(iter(found - {numpy_buffers}), numpy_buffers) if found else libraries.default()
 
 
 def _fill_outputs(values: list[Any], outputs: Sequence[Any], copies: dict[int, Any]) -> list[Any]:
-    """Put results into the outputs where they are not there yet; gives results with outputs."""
+    """Copy results to outputs that the program did not write; returns results and outputs."""
     tensors = [n for n, value in enumerate(values) if libraries.of(value) is not None]
     if not tensors:
         for k, copy in copies.items():

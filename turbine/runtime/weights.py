@@ -1,4 +1,4 @@
-"""The weights of an artifact: where each lies, and what IREE binds."""
+"""Find the weights of an artifact, and bind them for IREE."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from turbine.runtime.container import Container
 from turbine.runtime.entries import Declared, Entry
 
 WEIGHT_PREFIX = "weight:"
-# One archive for all scopes, or one for each of some scopes.
+# An archive for all scopes, or archives by scope.
 Given = Path | Mapping[str, Path] | None
 
 
 class Weights:
-    """Each weight is in the artifact, in an archive it names, or in one that was given."""
+    """The weights of an artifact, in its file, an archive that it refers to, or a given archive."""
 
     def __init__(self, contents: Container, given: Given = None) -> None:
         self.contents = contents
@@ -33,7 +33,7 @@ class Weights:
         self._checked = False
         for weight in self.declared:
             if weight.scope not in self.archives:
-                contents.bytes_of(WEIGHT_PREFIX + weight.name)  # one that is missing is missed now
+                contents.bytes_of(WEIGHT_PREFIX + weight.name)  # raises if it is missing
 
     def _by_scope(self, given: Given) -> dict[str, Path]:
         if given is None:
@@ -68,7 +68,7 @@ class Weights:
         return {scope: archives[path] for scope, path in paths.items()}
 
     def providers(self) -> list[Any]:
-        """For IREE to bind; the weights are compared with their checksums the first time."""
+        """The providers for IREE; the first call compares the weights with their checksums."""
         if not self._checked and config.current().verify_weights:
             self._check()
         self._checked = True
@@ -83,9 +83,9 @@ class Weights:
         ]
 
     def as_seen_from(self, folder: Path) -> dict[str, Any]:
-        """What the manifest of an artifact in another folder has to say about them."""
+        """The rows for the manifest of an artifact that is saved in a folder."""
         paths = {s: os.path.relpath(archive.path, folder) for s, archive in self.archives.items()}
-        # Weights that were given are not those the checksums were made from.
+        # The checksums do not belong to given weights.
         known = [replace(w, crc32=None) if w.scope in self.given else w for w in self.declared]
         return {"archives": paths, "weights": [asdict(weight) for weight in known]}
 
@@ -94,7 +94,7 @@ class Weights:
         return {weight.key: self._bind_bytes(weight) for weight in weights}
 
     def _bind_bytes(self, weight: Declared) -> memoryview:
-        # A program may write to its state where it finds it; a reset needs the old values.
+        # A program may write to its state in place, and a reset needs the old values.
         data = self._bytes_of(weight)
         return memoryview(bytearray(data)) if weight.name in self._written else data
 
@@ -117,13 +117,13 @@ class Weights:
 
 
 def named_archives(contents: Container) -> dict[str, Path]:
-    """The archives that an artifact names, by scope."""
+    """The archives that an artifact refers to, by scope."""
     folder = Path(contents.source).parent
     return {scope: folder / path for scope, path in contents.manifest["archives"].items()}
 
 
 def check_keys(weights: Iterable[Declared], where: str) -> None:
-    """Raise if one archive would have to hold several weights under one name."""
+    """Raise if one archive would need several weights under one name."""
     first: dict[str, Declared] = {}
     for weight in weights:
         other = first.setdefault(weight.key, weight)

@@ -1,4 +1,4 @@
-"""Decompositions of our own, where PyTorch has none that the compiler can take."""
+"""Turbine's decompositions, for ops where PyTorch has none that compiles."""
 
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +51,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **bessel.RULES,
 }
 
-# Of ops that torch.compile leaves to PyTorch; an exported program has no PyTorch beside it.
+# For exported programs only: torch.compile runs these ops in PyTorch.
 EXPORTED: dict[Any, Callable[..., Any]] = {
     **arithmetic.EXPORTED,
     **complexes.EXPORTED,

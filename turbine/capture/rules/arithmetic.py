@@ -1,4 +1,4 @@
-"""Arithmetic whose corners the compiler gets wrong: nan, infinities and zeros."""
+"""Arithmetic that the compiler gets wrong for nan, infinities and zeros."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Number = Tensor | float
 
 
 def equal(a: Tensor, b: Tensor) -> Tensor:
-    """The compiler takes a value for equal to itself, also nan."""
+    """The compiler folds x == x to true, for nan too."""
     return (a != b).logical_not() if torch.result_type(a, b).is_floating_point else NotImplemented
 
 
 def _compare(op: Any) -> Callable[..., Tensor]:
-    """A comparison of two dtypes, in the one that PyTorch compares in.
+    """A comparison of two dtypes in PyTorch's promoted dtype.
 
-    The compiler takes numbers beside a bool for unsigned ones, and the wider of two floats, which
-    that of a single number is not.
+    The compiler treats integers compared with a bool as unsigned, and promotes to the wider of two
+    floats even if one is a scalar.
     """
 
     def compare(a: Tensor, b: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ _COMPARISONS = (
 
 
 def power_of_scalar(x: Tensor, exponent: float) -> Tensor:
-    """The compiler computes exp(exponent * log(x)), except for whole positive exponents."""
+    """x ** exponent; the compiler uses exp(exponent * log(x)) except for positive integers."""
     dtype = torch.result_type(x, exponent)
     if isinstance(exponent, torch.SymInt) or dtype.is_complex:
         return NotImplemented
@@ -76,7 +76,7 @@ def _product_of_itself(x: Tensor, times: int) -> Tensor:
 
 
 def power_of(base: float, exponent: Tensor) -> Tensor:
-    """The same for a number's powers."""
+    """base ** exponent for a number and a tensor."""
     dtype = torch.result_type(exponent, base)
     if not dtype.is_floating_point:
         return NotImplemented
@@ -84,7 +84,7 @@ def power_of(base: float, exponent: Tensor) -> Tensor:
 
 
 def power(a: Tensor, b: Tensor) -> Tensor:
-    """What C's pow gives, for zeros, negative numbers, infinities and nan as well."""
+    """C's pow, with its results for zeros, negative numbers, infinities and nan."""
     dtype = torch.result_type(a, b)
     if not dtype.is_floating_point:
         return NotImplemented
@@ -110,16 +110,16 @@ _ROOTS: dict[float, Callable[[Tensor], Tensor]] = {
 
 
 def negative(x: Tensor) -> Tensor:
-    """Of integers: the compiler negates floats, which do not have them all."""
+    """Negate integers as 0 - x: the compiler negates them as floats, which are not exact."""
     if x.dtype.is_floating_point or x.dtype.is_complex:
         return NotImplemented
     return torch.zeros((), dtype=x.dtype, device=x.device) - x
 
 
 def reciprocal(x: Tensor) -> Tensor:
-    """A division: the compiler's reciprocal asserts that no element is 0.
+    """1 / x: the compiler's reciprocal asserts that no element is 0.
 
-    Loops with assertions stay when nothing reads their results, and fusing them may never end.
+    Loops with assertions are not removed as dead code, and fusing them may not terminate.
     """
     if x.is_complex():
         return NotImplemented
@@ -128,7 +128,7 @@ def reciprocal(x: Tensor) -> Tensor:
 
 
 def divide(a: Tensor, b: Number, *, rounding_mode: str | None) -> Tensor:
-    """Division that is rounded towards zero or down."""
+    """Division rounded towards zero or down."""
     if rounding_mode is None:
         return NotImplemented
     dtype = torch.result_type(a, b)
@@ -139,13 +139,13 @@ def divide(a: Tensor, b: Number, *, rounding_mode: str | None) -> Tensor:
 
 
 def _divide_truncating(a: Tensor, b: Tensor) -> Tensor:
-    """From the quotient that is rounded down"""
+    """Round towards zero, from the quotient rounded down."""
     down = torch.floor_divide(a, b)
     return torch.where((down * b != a) & ((a < 0) != (b < 0)), down + 1, down)
 
 
 def floor_divide(a: Tensor, b: Number) -> Tensor:
-    """Division that is rounded down."""
+    """Division rounded down."""
     dtype = torch.result_type(a, b)
     a, b = a.to(dtype), _as_tensor(b, a, dtype)
     if dtype.is_floating_point:
@@ -154,7 +154,7 @@ def floor_divide(a: Tensor, b: Number) -> Tensor:
 
 
 def _floor_divide_integers(a: Tensor, b: Tensor) -> Tensor:
-    """The compiler divides in f64: what that leaves is divided once more, and off by 1 at most."""
+    """Divide in f64, as the compiler does, then divide the remainder and correct by 1."""
     divisor = b.double()
     quotient = torch.floor(a.double() / divisor).long()
     quotient = quotient + torch.floor((a - quotient * b).double() / divisor).long()
@@ -166,7 +166,7 @@ def _floor_divide_integers(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _floor_divide_floats(a: Tensor, b: Tensor) -> Tensor:
-    """As PyTorch does it: from the remainder, since the quotient is rounded already."""
+    """PyTorch's algorithm: from the remainder, since the quotient is rounded."""
     rest = torch.fmod(a, b)
     quotient = (a - rest) / b
     quotient = torch.where((rest != 0) & ((b < 0) != (rest < 0)), quotient - 1, quotient)
@@ -177,7 +177,7 @@ def _floor_divide_floats(a: Tensor, b: Tensor) -> Tensor:
 
 
 def remainder(a: Tensor, b: Number) -> Tensor:
-    """With the sign of the divisor."""
+    """The remainder with the sign of the divisor."""
     dtype = torch.result_type(a, b)
     a, b = a.to(dtype), _as_tensor(b, a, dtype)
     if not dtype.is_floating_point:
@@ -193,7 +193,7 @@ def fmod(a: Tensor, b: Number) -> Tensor:
     if not dtype.is_floating_point:
         return a - torch.div(a, b, rounding_mode="trunc") * b
     if dtype == torch.float64:
-        # Large numbers have no halves.
+        # Large numbers are integers.
         scale = 1.0 / (1.0 + (b.abs() > 1e270).to(dtype) * 2.0**200)
         rest = _rest(a * scale, b * scale, halves(b * scale), _STEPS[dtype]) / scale
     else:
@@ -202,14 +202,14 @@ def fmod(a: Tensor, b: Number) -> Tensor:
     return torch.where(a.abs() < b.abs(), a, rest)
 
 
-# How often 2**25 goes into the largest quotient; for f64 quotients of 2**300 have to do.
+# Steps of 25 bits for the largest quotient; f64 quotients are limited to 2**300.
 _STEPS = {torch.float16: 2, torch.bfloat16: 11, torch.float32: 11, torch.float64: 12}
 
 
 def _rest(a: Tensor, b: Tensor, parts: tuple[Tensor, ...], steps: int) -> Tensor:
-    """A step takes away the leading bits of the quotient.
+    """The remainder, by steps that each subtract the leading bits of the quotient times b.
 
-    It is exact: these are 26 bits, and a part of b has no more than 27.
+    A step is exact: the bits are 26, and a part of b has at most 27.
     """
     rest, inverse = a, b.reciprocal()
     for _ in range(steps):
@@ -223,10 +223,10 @@ def _rest(a: Tensor, b: Tensor, parts: tuple[Tensor, ...], steps: int) -> Tensor
 
 
 def _of_truth(op: Any) -> Callable[..., Tensor]:
-    """Whether any or all numbers are not zero: a number itself for bytes, a truth value else."""
+    """`any` or `all` of numbers: the result is uint8 for uint8, otherwise bool."""
 
     def reduce(x: Tensor, *args: Any) -> Tensor:
-        if x.dim() == 0:  # the compiler reduces no axis of it
+        if x.dim() == 0:  # the compiler cannot reduce it
             return _truth(x != 0, x)
         return NotImplemented if x.dtype != torch.uint8 else _truth(op(x != 0, *args), x)
 
@@ -254,7 +254,7 @@ def _truth(found: Tensor, x: Tensor) -> Tensor:
 
 
 def _with_number(op: Any) -> Callable[..., Tensor]:
-    """An op on a tensor and a number, whichever is first, as one on two tensors."""
+    """An op on a tensor and a number, in either order, as an op on two tensors."""
 
     def combine(a: Any, b: Any) -> Tensor:
         dtype, like = torch.result_type(a, b), a if isinstance(a, Tensor) else b
@@ -277,7 +277,7 @@ _OPS_WITH_NUMBERS = {
 
 
 def integer_power(base: Any, exponent: Tensor) -> Tensor:
-    """By squaring, a bit of the exponent at a time; 1 and -1 alone have negative powers."""
+    """Integer power by repeated squaring; only 1 and -1 have negative powers."""
     dtype = torch.result_type(base, exponent)
     if dtype.is_floating_point or dtype.is_complex:
         return (power if isinstance(base, Tensor) else power_of)(base, exponent)
@@ -295,7 +295,7 @@ def integer_power(base: Any, exponent: Tensor) -> Tensor:
 
 
 def gcd(a: Tensor, b: Tensor) -> Tensor:
-    """Euclid's algorithm, as many steps as two numbers of the type can take."""
+    """Euclid's algorithm, with the maximum number of steps for the dtype."""
     dtype = torch.promote_types(a.dtype, b.dtype)
     a, b = a.to(dtype).abs(), b.to(dtype).abs()
     for _ in range(_EUCLID[torch.iinfo(dtype).bits]):
@@ -304,12 +304,12 @@ def gcd(a: Tensor, b: Tensor) -> Tensor:
     return a
 
 
-# Neighbours among the Fibonacci numbers take the most.
+# Consecutive Fibonacci numbers take the most steps.
 _EUCLID = {8: 12, 16: 23, 32: 46, 64: 91}
 
 
 def lcm(a: Tensor, b: Tensor) -> Tensor:
-    """What two numbers share is counted once."""
+    """The least common multiple: a / gcd * b."""
     common = torch.gcd(a, b)
     shared = torch.floor_divide(a.to(common.dtype), common.clamp(min=1))
     return (shared * b).abs()
@@ -334,7 +334,7 @@ def linspace(
     device: torch.device | None = None,
     pin_memory: bool | None = None,
 ) -> Tensor:
-    """Counted from the nearer end; an element in the middle counts from the last."""
+    """Evenly spaced values, computed from the nearer end."""
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if dtype == torch.uint8 and min(start, end) < 0:  # PyTorch converts the ends first
         ends = int(start) % 256, int(end) % 256

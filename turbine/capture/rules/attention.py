@@ -1,4 +1,4 @@
-"""Attention as two products around a softmax, without the guards a case does not need."""
+"""Attention as two matmuls around a softmax."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Scores are kept in f32 or wider, as PyTorch's fused kernels keep them."""
+    """Attention with scores in f32 or wider, as in PyTorch's fused kernels."""
     if dropout_p > 0.0:
         return NotImplemented
     if enable_gqa:
@@ -45,12 +45,12 @@ def flash_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What PyTorch chooses for attention on a CPU: also gives the logarithm of each row's sum."""
+    """PyTorch's CPU attention; also returns the logsumexp of each row."""
     keys, values = _repeat_heads(key, query), _repeat_heads(value, query)
     scores = _scores(query, keys, is_causal, scale)
     scores = scores if attn_mask is None else scores + attn_mask
     peak = scores.amax(-1, keepdim=True)
-    peak = torch.where(peak == float("-inf"), 0.0, peak)  # a row that sees nothing
+    peak = torch.where(peak == float("-inf"), 0.0, peak)  # a fully masked row
     exponentials = (scores - peak).exp()
     total = exponentials.sum(-1, keepdim=True)
     result = (exponentials / torch.where(total == 0, 1.0, total)).to(value.dtype) @ values
@@ -70,7 +70,7 @@ def flash_attention_backward(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value; the attention weights are computed again."""
+    """Gradients of query, key and value; the attention weights are recomputed."""
     keys, values = _repeat_heads(key, query), _repeat_heads(value, query)
     factor = _factor(query, scale)
     scores = _scores(query, keys, is_causal, scale)
@@ -107,7 +107,7 @@ def _factor(query: Tensor, scale: float | None) -> float:
 
 
 def _laid_out_like(query: Tensor, result: Tensor) -> Tensor:
-    """The fused kernels give a result the memory order of the query, and models view it so."""
+    """The result in the memory order of the query, as the fused kernels return it."""
     strides = query.stride()
     order = sorted(range(query.dim()), key=lambda axis: -hint(strides[axis]))
     back = sorted(range(query.dim()), key=order.__getitem__)
@@ -115,7 +115,7 @@ def _laid_out_like(query: Tensor, result: Tensor) -> Tensor:
 
 
 def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """A row that sees nothing attends to nothing, where a plain softmax would give nan."""
+    """Softmax that is zero for fully masked rows, where a plain one is nan."""
     hidden = float("-inf")
     scores = scores.masked_fill(~mask, hidden) if mask.dtype == torch.bool else scores + mask
     blind = (scores == hidden).all(-1, keepdim=True)
@@ -123,7 +123,7 @@ def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def _repeat_heads(heads: Tensor, query: Tensor) -> Tensor:
-    """Each key or value head once for every query head that reads it."""
+    """Repeat each key or value head for the query heads that share it."""
     times = query.shape[-3] // heads.shape[-3]
     return heads if times == 1 else heads.repeat_interleave(times, -3)
 

@@ -14,7 +14,7 @@ from turbine.capture.rules.widening import Function, in_double
 
 aten = torch.ops.aten
 
-# Beyond these the oscillating functions go over to their asymptotic form, the others to tails.
+# Beyond these, the oscillating functions use their asymptotic form, the others a tail fit.
 _OSCILLATING, _GROWING, _FALLING = 8.0, 8.0, 2.0
 
 
@@ -100,7 +100,7 @@ def _for_positive(x: Tensor, near: Tensor, fit: tuple[float, ...]) -> Tensor:
 
 
 def _narrow_only(function: Function) -> Function:
-    """The oscillating fits are good for f32 and narrower; f64 is left to PyTorch."""
+    """Apply a rule to f32 and narrower types: the oscillating fits lack digits for f64."""
 
     def apply_rule(x: Tensor) -> Tensor:
         return NotImplemented if x.dtype == torch.float64 else in_double(function)(x)
@@ -154,7 +154,7 @@ def _in_square(x: Tensor, fit: tuple[float, ...]) -> Tensor:
 
 
 def _phase(x: Tensor, p: tuple[float, ...], q: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """The two slow factors of the asymptotic form, times its amplitude."""
+    """The two slowly varying factors of the asymptotic form, times its amplitude."""
     size = torch.clamp(x, min=_OSCILLATING)
     square = (_OSCILLATING / size) * (_OSCILLATING / size) * 2.0 - 1.0
     amplitude = torch.sqrt((2 / pi) / size)
@@ -162,12 +162,12 @@ def _phase(x: Tensor, p: tuple[float, ...], q: tuple[float, ...]) -> tuple[Tenso
 
 
 def _to_unit_interval(x: Tensor, high: float) -> Tensor:
-    """The interval of a fit, from zero on, brought to [-1, 1]."""
+    """Map [0, high] to [-1, 1]."""
     return torch.clamp(x, 0.0, high) * (2 / high) - 1.0
 
 
 def _tail(x: Tensor, start: float) -> Tensor:
-    """start / x for x from there on, brought to [-1, 1]."""
+    """start / x for x >= start, mapped to [-1, 1]."""
     return torch.clamp(start / x, 0.0, 1.0) * 2.0 - 1.0
 
 

@@ -1,4 +1,4 @@
-"""Comparisons of numbers that let nan through, as PyTorch's do; the compiler's lose it."""
+"""Minimum, maximum and clamp that propagate nan, as in PyTorch; the compiler's do not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Bound = Tensor | float | None
 
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
-    """The larger; nan if either is nan, since no comparison with nan holds."""
+    """The larger; nan if either is nan, since comparisons with nan are false."""
     dtype = torch.result_type(a, b)
     if not dtype.is_floating_point:
         return NotImplemented
@@ -80,9 +80,9 @@ def _like(bound: Tensor | float, value: Tensor) -> Tensor:
 
 
 def _compare_with_number(op: Any) -> Callable[..., Any]:
-    """A comparison with a number that the element type does not hold.
+    """A comparison with a number that is out of range for the element type.
 
-    PyTorch compares truth values as numbers, and wraps an integer to the type of the elements.
+    PyTorch compares bools as numbers, and wraps an integer to the element type.
     """
 
     def compare(x: Tensor, other: float) -> Tensor:
@@ -99,7 +99,7 @@ def _compare_with_number(op: Any) -> Callable[..., Any]:
 
 
 def _wrap(number: int, dtype: torch.dtype) -> int:
-    """The number that the lowest bits of an integer stand for."""
+    """The integer wrapped to the range of a dtype."""
     limits = torch.iinfo(dtype)
     return (number - limits.min) % (limits.max - limits.min + 1) + limits.min
 

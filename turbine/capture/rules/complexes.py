@@ -1,4 +1,4 @@
-"""Complex numbers as pairs of real ones, wherever the compiler has no complex code."""
+"""Complex ops as ops on real and imaginary parts, where the compiler has none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _parts(x: Tensor | complex) -> tuple[Any, Any]:
 
 
 def _make_complex(real: Tensor, imaginary: Tensor, dtype: torch.dtype) -> Tensor:
-    """A complex tensor of two that may differ in shape."""
+    """A complex tensor from two parts, which are broadcast."""
     part = dtype.to_real()
     real, imaginary = torch.broadcast_tensors(real.to(part), imaginary.to(part))
     return torch.complex(real.contiguous(), imaginary.contiguous())
@@ -51,7 +51,7 @@ def _sum(a: Any, b: Any, like: Tensor) -> Tensor:
 
 
 def mul(a: Tensor, b: Any) -> Tensor:
-    """The four products; with a real number, two."""
+    """The complex product; two multiplications if one factor is real."""
     if not _is_complex(a, b):
         return NotImplemented
     (ar, ai), (br, bi) = _parts(a), _parts(b)
@@ -69,23 +69,23 @@ def neg(x: Tensor) -> Tensor:
 
 
 def conj(x: Tensor) -> Tensor:
-    """The other side of the real axis; a real number is on it."""
+    """The complex conjugate; real numbers are unchanged."""
     return x if not x.is_complex() else _make_complex(torch.real(x), -torch.imag(x), x.dtype)
 
 
 def exp(x: Tensor) -> Tensor:
-    """The real part is a length, the imaginary one a direction."""
+    """exp(real) times (cos(imaginary), sin(imaginary))."""
     if not x.is_complex():
         return NotImplemented
     length, direction = torch.exp(x.real), x.imag
-    # A length of 0 has no direction, and an infinite one may be real.
+    # 0 * cos(inf) and inf * sin(0) would be nan.
     real = torch.where(length == 0, 0.0, length * torch.cos(direction))
     is_real = (length == 0) | (direction == 0)
     return _make_complex(real, torch.where(is_real, 0.0, length * torch.sin(direction)), x.dtype)
 
 
 def reciprocal(x: Tensor) -> Tensor:
-    """The conjugate over the square of the length, scaled so that the square stays finite."""
+    """conj(x) / |x|**2, scaled so that the square does not overflow."""
     if not x.is_complex():
         return arithmetic.reciprocal(x)
     larger = torch.maximum(x.real.abs(), x.imag.abs())
@@ -108,7 +108,7 @@ def absolute(x: Tensor) -> Tensor:
 
 
 def angle(x: Tensor) -> Tensor:
-    """The direction; of a real number, zero or half a turn."""
+    """The angle; 0 or pi for a real number."""
     if x.is_complex():
         return torch.atan2(torch.imag(x), torch.real(x))
     dtype = x.dtype if x.is_floating_point() else torch.get_default_dtype()
@@ -117,13 +117,13 @@ def angle(x: Tensor) -> Tensor:
 
 
 def polar(length: Tensor, direction: Tensor) -> Tensor:
-    """Length and direction as a number."""
+    """The complex number with an absolute value and an angle."""
     real, imaginary = length * torch.cos(direction), length * torch.sin(direction)
     return torch.complex(real, imaginary)
 
 
 def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-    """A real number as a complex one."""
+    """Convert real to complex."""
     if x.is_complex() or dtype is None or not dtype.is_complex or dtype == torch.complex32:
         return NotImplemented
     real = x.to(dtype.to_real())

@@ -1,9 +1,9 @@
-"""Convolutions as matrix products, for which the compiler has its fastest code.
+"""Convolutions as matmuls, for which the compiler has its fastest code.
 
-A convolution relates a wide tensor, in which windows slide, to a narrow one with an element for
-each window. The windows of the wide tensor become rows, and a product with the kernel gathers them
-into the narrow one; the other way round, rows are spread onto the windows they stand for. A
-transposed convolution spreads, and so does the gradient of a plain one.
+A convolution maps a wide tensor, in which windows slide, to a narrow one with an element for each
+window. To gather, windows of the wide tensor become rows of a matrix, which is multiplied with the
+kernel (im2col). To spread, the product is added to the windows (col2im), as in a transposed
+convolution and in the gradient of a plain one.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ class Windows:
     groups: int = 1
 
     def offsets(self) -> list[tuple[int, ...]]:
-        """Where each tap starts in the padded tensor, in the order of the kernel's elements."""
+        """The start of each tap in the padded tensor, in the order of the kernel's elements."""
         axes = zip(self.taps, self.dilation, strict=True)
         return list(product(*(range(0, count * step, step) for count, step in axes)))
 
     def count(self, sizes: Sequence[int]) -> list[int]:
-        """How many windows fit along each axis."""
+        """The number of windows along each axis."""
         axes = zip(sizes, self.extents(), self.stride, self.padding, strict=True)
         return [(n + 2 * p - extent) // s + 1 for n, extent, s, p in axes]
 
     def extents(self) -> list[int]:
-        """How many elements each axis of a window spans."""
+        """The extent of a window along each axis, with dilation."""
         return [d * (k - 1) + 1 for k, d in zip(self.taps, self.dilation, strict=True)]
 
 
 def has_loose_window(sizes: Sequence[int], windows: Windows) -> bool:
-    """Whether an axis has one window and elements behind it.
+    """Whether an axis has one window, and elements after it.
 
-    IREE 3.13 drops an axis of size 1 from the result, and takes all elements for the window.
+    IREE 3.13 drops an axis of size 1 from the result, and takes all elements as the window.
     """
     return any(_is_loose(*axis) for axis in _axes(sizes, windows))
 
 
 def pad(x: Tensor, windows: Windows, value: float = 0.0) -> Tensor:
-    """Pad the last axes of a tensor, and cut off elements behind an only window."""
+    """Pad the last axes of a tensor, and drop elements after an only window."""
     sizes = list(x.shape[-len(windows.taps) :])
     margins = [amount for p in reversed(windows.padding) for amount in (p, p)]
     padded = aten.constant_pad_nd(x, margins, value) if any(margins) else x
@@ -75,7 +75,7 @@ def _axes(sizes: Sequence[int], windows: Windows) -> Iterator[tuple[int, int, in
 
 
 def _is_loose(size: int, count: int, extent: int) -> bool:
-    # Of a count that is 1 now, PyTorch assumes later that it is: the shape of a result has it.
+    # A guard is added only if the count is 1 now; the result's shape adds it anyway.
     is_only = hint(count) == 1 and guard_or_false(count == 1)
     return is_only and not statically_known_true(size == extent)
 
@@ -91,11 +91,11 @@ def convolution(
     output_padding: list[int],
     groups: int,
 ) -> Tensor:
-    """Choose a product, or leave the op to the compiler."""
+    """A convolution as a matmul, or NotImplemented if the compiler's own code is as fast."""
     windows = _windows(weight, stride, padding, dilation, groups)
-    # torch-mlir has no lowering that works for a transposed convolution of each channel alone.
-    takes = _takes(x, weight) or (transposed and _is_depthwise(weight, windows))
-    if not takes or (not transposed and _does_as_well(x, windows)):
+    # torch-mlir has no working lowering of depthwise transposed convolutions.
+    is_supported = _is_supported(x, weight) or (transposed and _is_depthwise(weight, windows))
+    if not is_supported or (not transposed and _is_fast_in_compiler(x, windows)):
         if transposed or not has_loose_window(x.shape[2:], windows):
             return NotImplemented
         none = [0] * len(windows.taps)
@@ -123,9 +123,9 @@ def convolution_backward(
     groups: int,
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the input, the weight and the bias, each if it is asked for."""
+    """Gradients of the input, the weight and the bias, as requested."""
     windows = _windows(weight, stride, padding, dilation, groups)
-    if not _takes(x, weight):
+    if not _is_supported(x, weight):
         return NotImplemented
     g, inputs = _channels_last(grad), _channels_last(x)
     grad_x = grad_weight = grad_bias = None
@@ -155,19 +155,19 @@ def _windows(
 
 
 def per_axis(values: Sequence[int], count: int) -> tuple[int, ...]:
-    """One value for each axis, where a single one stands for all."""
+    """One value for each axis; a single value is repeated."""
     return tuple(values) * count if len(values) == 1 else tuple(values)
 
 
-def _takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether only the batch may vary in size, and the compiler multiplies this dtype well."""
+def _is_supported(x: Tensor, weight: Tensor) -> bool:
+    """Whether the rule applies: only the batch is dynamic, and the dtype has fast matmuls."""
     sizes = (*x.shape[1:], *weight.shape)
     fixed = all(isinstance(size, int) and size > 0 for size in sizes)
     return fixed and x.dtype in (torch.float32, torch.float64)
 
 
-def _does_as_well(x: Tensor, windows: Windows) -> bool:
-    """Whether the compiler is as good on its own: one image and plain windows."""
+def _is_fast_in_compiler(x: Tensor, windows: Windows) -> bool:
+    """Whether the compiler's convolution is as fast: one image and plain windows."""
     if x.dim() != 4 or windows.groups != 1 or x.shape[0] != 1:
         return False
     return not has_loose_window(x.shape[2:], windows)
@@ -221,7 +221,7 @@ def _spread_windows(narrow: Tensor, weight: Tensor, windows: Windows, sizes: lis
 
 
 def _weight_gradient(wide: Tensor, narrow: Tensor, windows: Windows) -> Tensor:
-    """How the kernel's elements, in their own order, change the narrow tensor."""
+    """The gradient of the kernel."""
     slices = _slices(wide, windows)
     if wide.shape[-1] == narrow.shape[-1] == windows.groups:
         axes = list(range(narrow.dim() - 1))
@@ -243,7 +243,7 @@ def _tap_weights(weight: Tensor) -> list[Tensor]:
 
 
 def _slices(wide: Tensor, windows: Windows) -> list[Tensor]:
-    """The elements each tap meets, one for each window."""
+    """The elements at each tap, one for each window."""
     counts = windows.count(wide.shape[1:-1])
     margins = [amount for p in reversed(windows.padding) for amount in (p, p)]
     padded = aten.constant_pad_nd(wide, [0, 0, *margins]) if any(margins) else wide
@@ -277,23 +277,23 @@ def _matrix(weight: Tensor, windows: Windows) -> Tensor:
 
 
 def _multiply(rows: Tensor, matrix: Tensor, *, grouped: bool = False) -> Tensor:
-    """A product whose columns are channels, group after group unless `grouped`."""
+    """A matmul whose columns are channels; groups are concatenated unless `grouped`."""
     result = rows @ matrix
     return result if grouped or result.dim() == 2 else result.transpose(0, 1).flatten(1)
 
 
 def overlay(values: list[Tensor], windows: Windows, sizes: list[int]) -> Tensor:
-    """Add up what each tap gives to the elements it meets."""
+    """Add the values of each tap to the elements at the tap (col2im)."""
     placed = []
     ends = [size + 2 * padding for size, padding in zip(sizes, windows.padding, strict=True)]
     for value, offsets in zip(values, windows.offsets(), strict=True):
         if any(offset >= end for offset, end in zip(offsets, ends, strict=True)):
-            continue  # it meets nothing, which ceil_mode allows
+            continue  # no elements, which ceil_mode allows
         margins: list[int] = []
         for axis, (offset, step, padding, size) in enumerate(
             zip(offsets, windows.stride, windows.padding, sizes, strict=True), start=1
         ):
-            value = _apart(value, axis, step)
+            value = _interleave_zeros(value, axis, step)
             behind = size + 2 * padding - offset - value.shape[axis]
             margins = [offset, behind, *margins]
         placed.append(aten.constant_pad_nd(value, [0, 0, *margins]) if any(margins) else value)
@@ -303,7 +303,7 @@ def overlay(values: list[Tensor], windows: Windows, sizes: list[int]) -> Tensor:
     return wide
 
 
-def _apart(x: Tensor, axis: int, step: int) -> Tensor:
+def _interleave_zeros(x: Tensor, axis: int, step: int) -> Tensor:
     """The elements along an axis with step - 1 zeros between them."""
     if step == 1:
         return x

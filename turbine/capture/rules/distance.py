@@ -1,4 +1,4 @@
-"""Distances between points: hypot, and between all rows of two tensors or of one."""
+"""Distances: hypot, and between all rows of two tensors or of one."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def hypot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
-    """The p-norm of every difference of a row of one and a row of the other."""
+    """The p-norm of the difference of every pair of rows, one from each tensor."""
     return _norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
 
 def cdist_backward(gradient: Tensor, x1: Tensor, x2: Tensor, p: float, distances: Tensor) -> Tensor:
-    """The gradient of the first; the caller swaps the two for the second."""
+    """The gradient of the first tensor; the caller swaps the two for the second."""
     slope = _slope(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, distances.unsqueeze(-1))
     return (gradient.unsqueeze(-1) * slope).sum(-2)
 
 
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
-    """The p-norm of every difference of two rows, each pair once."""
+    """The p-norm of the difference of every two rows."""
     first, second = _pairs(x)
     return _norm(x[first] - x[second], p)
 
 
 def pdist_backward(gradient: Tensor, x: Tensor, p: float, distances: Tensor) -> Tensor:
-    """Each pair pulls its two rows in opposite directions."""
+    """The gradient of rows: opposite for the two rows of a pair."""
     first, second = _pairs(x)
     slope = _slope(x[first] - x[second], p, distances.unsqueeze(-1)) * gradient.unsqueeze(-1)
     pulled = torch.zeros_like(x).index_put((first,), slope, True)

@@ -1,4 +1,4 @@
-"""Embeddings: bags as products with a membership matrix, and the gradients of tables."""
+"""Embedding bags as matmuls with a membership matrix, and gradients of embedding tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """One row per bag; bags are the runs of `indices` between successive `offsets`."""
+    """One row per bag; a bag is the range of `indices` between successive `offsets`."""
     starts = offsets[:-1] if include_last_offset else offsets
     position = torch.arange(indices.shape[0], device=indices.device)
     bag_of = (starts.unsqueeze(1) <= position).sum(0) - 1
@@ -46,7 +46,7 @@ def embedding_bag(
 
 
 def _maximum(member: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest value of each bag and feature, and the first row that has it."""
+    """The maximum of each bag and feature, and the first row that has it."""
     chosen = torch.where(member.unsqueeze(2), rows, float("-inf"))
     largest = chosen.amax(1, keepdim=True)
     row = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
@@ -68,7 +68,7 @@ def embedding_bag_backward(
     per_sample_weights: Tensor | None,
     padding_idx: int = -1,
 ) -> Tensor:
-    """The gradient of the table: every row gets what its bags pass on."""
+    """The gradient of the table: the sum over the bags of each row."""
     if sparse or scale_grad_by_freq:
         return NotImplemented
     table = grad.new_zeros([num_weights, grad.shape[1]])
@@ -94,7 +94,7 @@ def per_sample_weights_backward(
     mode: int,
     padding_idx: int = -1,
 ) -> Tensor:
-    """The gradient of the factor of each row."""
+    """The gradient of the per-sample weights."""
     products = (grad[offset2bag] * aten.embedding(weight, indices)).sum(1)
     if padding_idx < 0:
         return products
@@ -104,7 +104,7 @@ def per_sample_weights_backward(
 def embedding_dense_backward(
     grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
-    """Gradient of the table. Indices in a row: of two dynamic axes the compiler confuses one."""
+    """The gradient of the table, with flattened indices: the compiler confuses two dynamic axes."""
     rows = grad.reshape(-1, grad.shape[-1])
     rule = decomposition_table[aten.embedding_dense_backward.default]
     table: Tensor = rule(rows, indices.reshape(-1), num_weights, padding_idx, scale_grad_by_freq)

@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @double_only
 def expm1(x: Tensor) -> Tensor:
-    """Kahan's correction of exp(x) - 1, which loses small x."""
+    """exp(x) - 1 with Kahan's correction for small x."""
     grown = torch.exp(x)
     corrected = (grown - 1.0) * x / torch.log(grown)
     return torch.where(grown == 1.0, x, torch.where(x.abs() < 1.0, corrected, grown - 1.0))
@@ -28,7 +28,7 @@ def expm1(x: Tensor) -> Tensor:
 
 @double_only
 def log1p(x: Tensor) -> Tensor:
-    """Kahan's correction of log(1 + x), which loses small x."""
+    """log(1 + x) with Kahan's correction for small x."""
     grown = 1.0 + x
     corrected = torch.log(grown) * x / (grown - 1.0)
     return torch.where(grown == 1.0, x, torch.where(x.abs() < 1.0, corrected, torch.log(grown)))
@@ -36,7 +36,7 @@ def log1p(x: Tensor) -> Tensor:
 
 @in_double
 def sinh(x: Tensor) -> Tensor:
-    """By expm1, which keeps small x; by halves, which keeps large x finite."""
+    """sinh by expm1, accurate for small x; of halves, finite for large x."""
     size = x.abs()
     grown = torch.expm1(torch.clamp(size, max=20.0))
     near = 0.5 * (grown + grown / (grown + 1.0))
@@ -47,13 +47,13 @@ def sinh(x: Tensor) -> Tensor:
 
 @in_double
 def atanh(x: Tensor) -> Tensor:
-    """By log1p, which keeps small x."""
+    """atanh by log1p, accurate for small x."""
     return 0.5 * (torch.log1p(x) - torch.log1p(-x))
 
 
 @double_only
 def tanh(x: Tensor) -> Tensor:
-    """Past 22 the result rounds to one."""
+    """tanh; above 22 the result rounds to one."""
     grown = torch.expm1(2.0 * torch.clamp(x.abs(), max=22.0))
     value = grown / (grown + 2.0)
     return torch.where(x < 0, -value, value)
@@ -61,19 +61,19 @@ def tanh(x: Tensor) -> Tensor:
 
 @double_only
 def log2(x: Tensor) -> Tensor:
-    """By the natural logarithm, which has f64 code."""
+    """log2 by the natural logarithm, which has f64 code."""
     return torch.log(x) * (1 / log(2))
 
 
 @in_double
 def log10(x: Tensor) -> Tensor:
-    """The compiler calls a library function here that is not there at run time."""
+    """log10 by the natural logarithm: the compiler calls a library function that is missing."""
     return torch.log(x) * (1 / log(10))
 
 
 @in_double
 def asinh(x: Tensor) -> Tensor:
-    """Odd by construction; the compiler's own gives nan for -inf."""
+    """asinh, odd by construction; the compiler's gives nan for -inf."""
     size = x.abs()
     middle = torch.clamp(size, max=1e8)
     value = torch.log1p(middle + middle * middle / (1.0 + torch.sqrt(middle * middle + 1.0)))
@@ -83,7 +83,7 @@ def asinh(x: Tensor) -> Tensor:
 
 @double_only
 def erf(x: Tensor) -> Tensor:
-    """A power series near zero, else one minus the complement."""
+    """erf by a power series near zero, else 1 - erfc(x)."""
     small = torch.clamp(x, -1.0, 1.0)
     near = small * polynomial(small * small, fits.ERF_SERIES)
     far = 1.0 - _complement(x.abs())
@@ -92,19 +92,19 @@ def erf(x: Tensor) -> Tensor:
 
 @in_double
 def erfc(x: Tensor) -> Tensor:
-    """One minus erf near zero, else the complement itself, which keeps its digits."""
+    """1 - erf(x) near zero, else a fit of erfc, which avoids cancellation."""
     far = _complement(x.abs())
     return torch.where(x.abs() < 1.0, 1.0 - torch.erf(x), torch.where(x < 0.0, 2.0 - far, far))
 
 
 def _complement(size: Tensor) -> Tensor:
-    """erfc for sizes from 1 on; past 27 it is zero."""
+    """erfc for x >= 1; above 27 it is zero."""
     size = torch.clamp(size, 1.0, 30.0)
     return torch.exp(-size * size) * polynomial((size - 2.0) / (size + 2.0), fits.SCALED_ERFC)
 
 
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    """The tanh form with all digits of its constants, of which the compiler keeps four."""
+    """GELU; the tanh form has all digits of its constants, where the compiler has four."""
     if approximate == "none" and x.dtype != torch.float64:
         return NotImplemented
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -115,7 +115,7 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """Each element against the largest of all up to it, which takes the square of the row."""
+    """logcumsumexp relative to the running maximum, in quadratic time."""
     if x.dim() == 0 or is_empty(x):
         return x.clone()
     if x.is_complex():
@@ -128,20 +128,20 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 
 
 def signbit(x: Tensor) -> Tensor:
-    """Whether the sign is set, -0.0 included."""
+    """Whether the sign bit is set, also of -0.0."""
     if x.dtype == torch.bool:
         return torch.zeros_like(x)
     return (x < 0) | ((x == 0) & (1.0 / x < 0)) if x.is_floating_point() else x < 0
 
 
 def copysign(x: Tensor, sign: Tensor) -> Tensor:
-    """The size of one number with the sign of another."""
+    """The magnitude of one number with the sign of another."""
     size = x.to(promote_dtypes(x, sign)).abs()
     return torch.where(torch.signbit(sign), -size, size)
 
 
 def copysign_of_number(x: Tensor, sign: float) -> Tensor:
-    """The same with the sign of a number of Python's."""
+    """copysign with a Python number."""
     size = x.to(result_dtype(x)).abs()
     return -size if math.copysign(1, sign) < 0 else size
 

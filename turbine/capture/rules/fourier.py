@@ -1,4 +1,4 @@
-"""Fourier transforms of short rows as products with a matrix of cosines and one of sines."""
+"""Fourier transforms of short rows as matmuls with matrices of cosines and sines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 aten = torch.ops.aten
 Parts = tuple[Tensor, Tensor | None]
 
-# A product takes the square of the row; PyTorch's own transforms are faster on longer ones.
+# A matmul takes quadratic time; PyTorch's transforms are faster for longer rows.
 LONGEST = 256
-_BY_ROOT, _BY_COUNT = 1, 2  # PyTorch's numbers for how a transform is scaled
+_BY_ROOT, _BY_COUNT = 1, 2  # PyTorch's normalization modes
 
 
 def c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
@@ -28,7 +28,7 @@ def c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
 
 
 def r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
-    """Real to complex; the second half of the last axis mirrors the first and may be left out."""
+    """Real to complex; with `onesided`, without the mirrored half of the last axis."""
     if not _is_short(x, dim) or not dim:
         return NotImplemented
     last = dim[-1]
@@ -40,7 +40,7 @@ def r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor
 
 
 def c2r(x: Tensor, dim: list[int], normalization: int, last_size: int) -> Tensor:
-    """Complex to real, from the first half of a row that mirrors itself."""
+    """Complex to real, from the first half of a Hermitian row."""
     if not _is_short(x, dim) or not dim or last_size > LONGEST:
         return NotImplemented
     parts: Parts = (torch.real(x), torch.imag(x))
@@ -49,7 +49,7 @@ def c2r(x: Tensor, dim: list[int], normalization: int, last_size: int) -> Tensor
     real, imaginary = (_rows(part, dim[-1]) for part in parts if part is not None)
     count = last_size // 2 + 1
     real, imaginary = real.narrow(-1, 0, count), imaginary.narrow(-1, 0, count)
-    # Every element but the first, and the middle one of an even row, stands for two.
+    # Every element counts twice, except the first, and the middle one of an even row.
     twice = torch.full([count], 2.0, dtype=real.dtype, device=x.device)
     place = torch.arange(count, device=x.device)
     single = (place == 0) | (place * 2 == last_size)
@@ -67,7 +67,7 @@ def _is_short(x: Tensor, dim: list[int]) -> bool:
 
 
 def _transform(parts: Parts, axis: int, kept: int, forward: bool) -> Parts:
-    """One axis: the sum of x[n] exp(-2 pi i n k / size), with the other sign backward."""
+    """Transform one axis: the sum of x[n] exp(-2 pi i n k / size); backward with +."""
     real = _rows(parts[0], axis)
     cosine, sine = _waves(real.shape[-1], kept, real.shape[-1], real)
     if forward:
@@ -85,11 +85,11 @@ def _rows(x: Tensor, axis: int) -> Tensor:
 
 
 def _waves(rows: int, columns: int, period: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of 2 pi n k / period; the product is reduced first, which keeps all digits."""
+    """cos and sin of 2 pi n k / period; n k is reduced modulo the period first, for accuracy."""
     n = torch.arange(rows, device=like.device).unsqueeze(1)
     turns = (n * torch.arange(columns, device=like.device)) % period
     angle = turns.to(torch.float64) * (2 * pi / period)
-    # A sine is a cosine a quarter turn later: one function to compile.
+    # Compute the sine as a shifted cosine: one function to compile.
     waves = torch.cos(torch.stack([angle, angle - pi / 2])).to(like.dtype)
     return waves[0], waves[1]
 

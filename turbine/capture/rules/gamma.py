@@ -1,6 +1,6 @@
-"""The gamma function's logarithm and its derivatives, by shifting the argument up to 8 and on.
+"""The logarithm of the gamma function and its derivatives, by shifting arguments above 8.
 
-All are computed in f64; below one half the reflection formulas lead to arguments above it.
+All are computed in f64; arguments below 0.5 use reflection formulas.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from turbine.capture.rules.widening import in_double
 aten = torch.ops.aten
 
 _SHIFTS = 8
-# B(2j), the Bernoulli numbers that asymptotic series are made of, for j = 1, 2, ...
+# The Bernoulli numbers B(2j) of the asymptotic series, for j = 1, 2, ...
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
 
 
 @in_double
 def lgamma(x: Tensor) -> Tensor:
-    """Stirling's series; infinite at zero, at negative integers and at both infinities."""
+    """lgamma by Stirling's series; infinite at zero, negative integers and both infinities."""
     low = x < 0.5
     z = torch.where(low, 1.0 - x, x)
     product = z
@@ -36,7 +36,7 @@ def lgamma(x: Tensor) -> Tensor:
     rest = polynomial(1.0 / (w * w), tuple(reversed(series))) / w
     value = (w - 0.5) * torch.log(w) - w + 0.5 * log(2 * pi) + rest - torch.log(product)
     sine = torch.sin(pi * (x - torch.floor(x))).abs()
-    # Added, not subtracted from: the compiler rounds a number on the left to f32.
+    # Not `number - tensor`: the compiler rounds a number on the left to f32.
     reflected = log(pi) + (-torch.log(sine) - value)
     value = torch.where(low, reflected, value)
     pole = (x <= 0.0) & (x == torch.floor(x))
@@ -45,7 +45,7 @@ def lgamma(x: Tensor) -> Tensor:
 
 @in_double
 def digamma(x: Tensor) -> Tensor:
-    """The derivative of lgamma: nan at negative integers, an infinity against the sign of zero."""
+    """The derivative of lgamma: nan at negative integers, infinite at zero with opposite sign."""
     low = x < 0.5
     z = torch.where(low, 1.0 - x, x)
     value = -sum((1.0 / (z + shift) for shift in range(_SHIFTS)), torch.zeros_like(z))
@@ -80,17 +80,17 @@ def _derivative(x: Tensor, n: int) -> Tensor:
 
 def _cotangent_derivative(n: int) -> tuple[float, ...]:
     """The n-th derivative of cot as a polynomial in cot, highest power first."""
-    coefficients = [0.0, 1.0]  # lowest power first, while it is differentiated
+    coefficients = [0.0, 1.0]  # lowest power first
     for _ in range(n):
         slopes = [power * c for power, c in enumerate(coefficients)][1:]
         below, above = [*slopes, 0.0, 0.0], [0.0, 0.0, *slopes]
-        # The derivative of cot itself is -(1 + cot cot).
+        # The derivative of cot is -(1 + cot**2).
         coefficients = [-(low + high) for low, high in zip(below, above, strict=True)]
     return tuple(reversed(coefficients))
 
 
 def _hurwitz(q: Tensor, s: int) -> Tensor:
-    """The sum of (q + k) ** -s over all k: some terms, then Euler and Maclaurin for the rest."""
+    """The sum of (q + k) ** -s over all k: some terms, then the Euler-Maclaurin formula."""
     count = 2 * _SHIFTS
     value = sum(((1.0 / (q + k)) ** s for k in range(count)), torch.zeros_like(q))
     w = 1.0 / (q + count)

@@ -1,4 +1,4 @@
-"""Reads and writes by index, in terms of the few that the compiler has code for."""
+"""Gathers and scatters, in terms of the few that the compiler supports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """Write at places of the flattened tensor."""
+    """Write at indices of the flattened tensor."""
     flat = x.reshape(-1).index_put((index.reshape(-1),), source.reshape(-1), accumulate)
     return flat.view(x.shape)
 
@@ -25,8 +25,8 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """A mask chooses between two values; of other indices, the compiler wants the axes first."""
-    if accumulate and x.dtype == torch.bool:  # it adds bools as numbers of one bit
+    """index_put: a mask becomes `where`; other indexed axes are moved to the front."""
+    if accumulate and x.dtype == torch.bool:  # the compiler adds bools modulo 2
         wide = (x.to(torch.int32), indices, values.to(torch.int32), True)
         return aten.index_put.default(*wide).to(torch.bool)
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype in _MASKS:
@@ -42,7 +42,7 @@ def index_put(
     front = list(range(len(axes)))
     written = x.movedim(axes, front).index_put(tuple(chosen), values, accumulate)
     back = written.movedim(front, axes)
-    # A copy: `contiguous` keeps odd strides of axes of size 1, and a later view asks for them.
+    # A clone: `contiguous` keeps strides of axes of size 1, which a later view may reject.
     return back.clone(memory_format=torch.contiguous_format) if x.is_contiguous() else back
 
 
@@ -50,7 +50,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _put_by_mask(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Tensor:
-    """Write to the rows that a mask of the leading axes chooses."""
+    """Write to the rows selected by a mask of the leading axes."""
     rest = x.dim() - mask.dim()
     chosen = mask.view([*mask.shape, *[1] * rest])
     if values.dim() > rest and not statically_known_true(values.shape[0] == 1):
@@ -63,12 +63,12 @@ def _put_by_mask(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> T
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
-    """Read places of the flattened tensor."""
+    """Read at indices of the flattened tensor."""
     return aten.index.Tensor(x.reshape(-1), [index.reshape(-1)]).view(index.shape)
 
 
 def along_axis(op: Any) -> Callable[..., Any]:
-    """An op along an axis: the compiler fails without axes, and miscounts from the end."""
+    """A rule for ops along an axis: the compiler fails for rank 0 and for negative axes."""
 
     def rule(x: Tensor, dim: int, *args: Any, **kwargs: Any) -> Tensor:
         if op in _COMBINE and is_empty(args[0]):
@@ -86,7 +86,7 @@ def along_axis(op: Any) -> Callable[..., Any]:
     return rule
 
 
-# The compiler adds bools as numbers of one bit, so that two are none.
+# The compiler adds bools modulo 2.
 _COMBINING = {aten.scatter_add.default, aten.scatter_reduce.two}
 
 
@@ -108,7 +108,7 @@ def _scatter_one(
     *args: Any,
     **kwargs: Any,
 ) -> Tensor:
-    """Write one element: the compiler's scatters take a single constant for 0."""
+    """Write one element: the compiler's scatters take a single constant index as 0."""
     first = torch.zeros(1, dtype=torch.int64, device=x.device)
     places = [first] * x.dim()
     places[dim] = _without_negative(x, dim, index.reshape(1).to(torch.int64))
@@ -116,13 +116,13 @@ def _scatter_one(
     old = aten.index.Tensor(x, places)
     written = combine(old, new, *args, **kwargs)
     if _is_single(x):
-        # Not by index_put, which the compiler refuses; reading the old one checks the index.
+        # The compiler rejects index_put here; reading the old value checks the index.
         return torch.where(places[dim] == 0, written, old).reshape(x.shape)
     return aten.index_put.default(x, places, written)
 
 
 def _reduce_two(old: Tensor, new: Tensor, reduce: str, *, include_self: bool = True) -> Tensor:
-    """What a reduction makes of an element and the one that is scattered to it."""
+    """Reduce an element with the one that is scattered to it."""
     if not include_self:
         return new
     if reduce == "mean":
@@ -145,7 +145,7 @@ _COMBINE: dict[Any, Callable[..., Tensor]] = {
 
 
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
-    """A tensor of one value."""
+    """Scatter a number as a tensor."""
     if is_empty(index):
         return x.clone()
     return aten.scatter.src(x, dim, index, _fill_like(index, value, x))
@@ -158,14 +158,14 @@ def _fill_like(index: Tensor, value: float, x: Tensor) -> Tensor:
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """In terms of reductions that include what was there."""
+    """scatter_reduce in terms of reductions with include_self."""
     op = aten.scatter_reduce.two
     if x.dtype == torch.bool or _is_single(index) or is_empty(index):
         return along_axis(op)(x, dim, index, source, reduce, include_self=include_self)
     if reduce == "mean":
         return _scatter_mean(x, dim, index, source, include_self)
     if not include_self:
-        # What is there first: nothing to the reduction, or one of the elements that are reduced.
+        # Start from the identity of the reduction, or from one of the reduced elements.
         first = _NEUTRAL.get(reduce, source)
         return op(torch.scatter(x, dim, index, first), dim, index, source, reduce)
     return along_axis(op)(x, dim, index, source, reduce)
@@ -182,7 +182,7 @@ _NEUTRAL: dict[str, Any] = {"sum": 0, "prod": 1}
 
 
 def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """Of a tensor without axes, its element as often as it is asked for."""
+    """gather with tensors of rank 0 and negative axes."""
     if x.dim():
         return NotImplemented if dim >= 0 else aten.gather.default(x, dim + x.dim(), index)
     return aten.gather.default(x.view(1), 0, index.reshape(-1)).view(index.shape)
@@ -191,7 +191,7 @@ def gather(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> 
 def scatter_with_reduction(
     x: Tensor, dim: int, index: Tensor, source: Tensor | float, *, reduce: str
 ) -> Tensor:
-    """The older names of two reductions."""
+    """scatter with a reduction, as scatter_reduce."""
     if not isinstance(source, Tensor):
         source = _fill_like(index, source, x)
     return aten.scatter_reduce.two(x, dim, index, source, _REDUCTIONS[reduce])
@@ -201,20 +201,20 @@ _REDUCTIONS = {"add": "sum", "multiply": "prod"}
 
 
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
-    """Write one value to slices; indices may count from the end."""
+    """Write one value to slices; indices may be negative."""
     if not isinstance(value, Tensor):
         value = torch.full((), value, dtype=x.dtype, device=x.device)
     rows = x if x.dim() else x.view(1)
     others = [size for axis, size in enumerate(rows.shape) if axis != dim % rows.dim()]
     if 0 in [size for size in others if isinstance(size, int)]:
-        return x.clone()  # PyTorch does not look at the indices either
+        return x.clone()  # PyTorch does not check the indices either
     indices = [None] * (dim % rows.dim()) + [index]
     filled: Tensor = aten.index_put.default(rows, indices, value.to(x.dtype))
     return filled.view(x.shape)
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """PyTorch's rule on indices that may not count from the end."""
+    """PyTorch's rule, with negative indices rejected."""
     rule = decomposition_table[aten.index_add.default]
     scaled = source if alpha == 1 else (source * alpha).to(x.dtype)
     added: Tensor = rule(x, dim, _without_negative(x, dim, index), scaled)
@@ -222,20 +222,20 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
 
 
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """PyTorch's rule on indices that may not count from the end."""
+    """PyTorch's rule, with negative indices rejected."""
     rule = decomposition_table[aten.index_copy.default]
     copied: Tensor = rule(x, dim, _without_negative(x, dim, index), source)
     return copied
 
 
 def _without_negative(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """Indices that `index_put` refuses where they are negative, as the op itself does."""
+    """The indices, with negative ones out of range, so that `index_put` raises."""
     size = x.shape[dim] if x.dim() else 1
     return torch.where(index < 0, size, index)
 
 
 def max_unpool(x: Tensor, indices: Tensor, output_size: list[int], *windows: list[int]) -> Tensor:
-    """Write each element of a channel to its place in a larger one."""
+    """Write each element of a channel to its index in a larger one."""
     axes = len(output_size)
     channels = list(x.shape[: x.dim() - axes])
     flat = x.new_zeros([*channels, prod(output_size)])
@@ -246,7 +246,7 @@ def max_unpool(x: Tensor, indices: Tensor, output_size: list[int], *windows: lis
 def index_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """One index for whole slices: the same index for each element of a slice."""
+    """index_reduce as scatter_reduce, with the index repeated along each slice."""
     if x.dim() == 0:
         source = source.reshape(1)
         return index_reduce(x.view(1), 0, index, source, reduce, include_self=include_self).view([])
@@ -273,13 +273,13 @@ def diagonal_scatter(
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
-    """Write at places that strides over the flattened tensor lead to."""
+    """Write to a strided view of the flattened tensor."""
     places = _strided_indices(x, size, stride, offset)
     return NotImplemented if places is None else put(x, places, source.to(x.dtype))
 
 
 def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
-    """Read at places that strides over the flattened tensor lead to."""
+    """Read a strided view of the flattened tensor."""
     if 0 in size:
         return x.new_empty(size)
     places = _strided_indices(x, size, stride, offset)
@@ -289,8 +289,8 @@ def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None
 def _strided_indices(
     x: Tensor, size: list[int], stride: list[int], offset: int | None
 ) -> Tensor | None:
-    """Places in the flattened tensor; None where strides lead to others."""
-    # The offset counts from the start of the storage, of which x may be a part.
+    """Indices into the flattened tensor; None if the strides reach outside of it."""
+    # The offset is relative to the storage, and x may start later.
     start: Any = 0 if offset is None else offset - x.storage_offset()
     last = start + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
     if not x.is_contiguous() or 0 in size or start < 0 or last >= x.numel():
@@ -302,16 +302,16 @@ def _strided_indices(
 
 
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """PyTorch's rule on a source of the same type."""
+    """PyTorch's rule, with a source of the same dtype."""
     rule = decomposition_table[aten.select_scatter.default]
     written: Tensor = rule(x, source.to(x.dtype), dim, index)
     return written
 
 
 def slice_scatter(x: Tensor, source: Tensor, *place: Any, **named: Any) -> Tensor:
-    """The compiler wants a source of the same type, with elements, and smaller than the result.
+    """slice_scatter of a source with the same dtype, not empty and smaller than the tensor.
 
-    IREE 3.13 loses a source of dynamic size that covers the whole tensor and is computed from it.
+    IREE 3.13 drops a source of dynamic size that covers the whole tensor and is computed from it.
     """
     if 0 in source.shape:
         return x.clone()
@@ -323,13 +323,13 @@ def slice_scatter(x: Tensor, source: Tensor, *place: Any, **named: Any) -> Tenso
 
 
 def roll(x: Tensor, shifts: list[int], dims: Sequence[int] = ()) -> Tensor:
-    """The two pieces of each axis change places; an axis of dynamic size is gathered."""
+    """Swap the two pieces of each axis; a dynamic axis is gathered."""
     if not dims:
         return roll(x.reshape(-1), shifts, [0]).view(x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         length = x.shape[dim]
         if not isinstance(length, int):
-            # Sizes of pieces of a dynamic one are remainders, which every later op would carry on.
+            # The pieces of a dynamic axis would have modulo expressions as sizes, in all later ops.
             places = torch.arange(length, device=x.device) - shift % length
             x = x.index_select(dim, torch.where(places < 0, places + length, places))
         elif length:
@@ -340,7 +340,7 @@ def roll(x: Tensor, shifts: list[int], dims: Sequence[int] = ()) -> Tensor:
 
 
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """The elements of the source, in their order, at the true places of the mask."""
+    """Write the elements of the source, in order, where the mask is true."""
     if is_empty(source):
         return NotImplemented
     x, mask = torch.broadcast_tensors(x, mask)
@@ -350,17 +350,17 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 
 def masked_scatter_backward(gradient: Tensor, mask: Tensor, sizes: list[int]) -> Tensor:
-    """What went to the true places of the mask, in their order; the rest of the source got none."""
+    """The gradients where the mask is true, in order; zero for the rest of the source."""
     count = prod(sizes)
     chosen = mask.expand(gradient.shape).reshape(-1)
-    # One more place receives what was not chosen.
+    # An extra element receives the gradients that are not selected.
     places = torch.where(chosen, chosen.to(torch.int64).cumsum(0) - 1, count)
     room = gradient.new_zeros(count + 1)
     return room.index_put((places,), gradient.reshape(-1), True).narrow(0, 0, count).view(sizes)
 
 
 def replication_pad_backward(gradient: Tensor, x: Tensor, padding: list[int]) -> Tensor:
-    """Every element collects the gradients of its copies, one axis after another."""
+    """Add the gradients of the copies to each element, axis by axis."""
     for pair in range(len(padding) // 2):
         axis = x.dim() - 1 - pair
         copies = torch.arange(gradient.shape[axis], device=x.device) - padding[2 * pair]
@@ -372,16 +372,17 @@ def replication_pad_backward(gradient: Tensor, x: Tensor, padding: list[int]) ->
 
 
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """How many elements fall between each two of `bins + 1` even steps."""
+    """A histogram with `bins` bins of equal width."""
     if not x.is_floating_point() or x.numel() == 0:
         return NotImplemented
     flat = x.reshape(-1)
     low, high = (torch.full((), float(v), dtype=x.dtype, device=x.device) for v in (min, max))
     if min == max:
-        # A range of nothing stands for that of the data.
+        # An empty range means the range of the data.
         low, high = (flat.amin(), flat.amax()) if min == 0 else (low, high)
-        alike = low == high
-        low, high = torch.where(alike, low - 1, low), torch.where(alike, high + 1, high)
+        is_empty_range = low == high
+        low = torch.where(is_empty_range, low - 1, low)
+        high = torch.where(is_empty_range, high + 1, high)
     place = ((flat - low) * (bins / (high - low))).floor().clamp(max=bins - 1)
     counted = (flat >= low) & (flat <= high)
     place = torch.where(counted, place, -1.0)

@@ -1,6 +1,6 @@
 """The inverse of a small matrix by elimination, for exported programs.
 
-torch.compile leaves factorizations to PyTorch, which has LAPACK.
+Under torch.compile, factorizations run in PyTorch, which has LAPACK.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
-# Each row is a step of the program.
+# The program is unrolled, one step per row.
 LARGEST = 16
 
 
 def inv_ex(x: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    """Gauss-Jordan elimination with the largest element of a column as its pivot."""
+    """Gauss-Jordan elimination with partial pivoting."""
     size = x.shape[-1]
     if not isinstance(size, int) or size > LARGEST or x.is_complex():
         return NotImplemented
@@ -40,7 +40,7 @@ def inv_ex(x: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def inv(x: Tensor) -> Tensor:
-    """The inverse, or an error at run time; PyTorch 2.11 drops the check that it would make."""
+    """The inverse, with an assertion at run time; PyTorch 2.11 drops its own."""
     found = inv_ex(x)
     if found is NotImplemented:
         return NotImplemented
@@ -50,7 +50,7 @@ def inv(x: Tensor) -> Tensor:
 
 
 def determinant(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """That of a matrix without elements is 1."""
+    """The determinant; 1 for an empty matrix."""
     if x.shape[-1] != 0:
         return NotImplemented
     pivots = x.new_zeros(x.shape[:-1], dtype=torch.int32)

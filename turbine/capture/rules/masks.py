@@ -1,6 +1,6 @@
-"""Reads by a mask, in terms of reads by index: how many there are is known when the program runs.
+"""Reads by a mask as reads by index, with data-dependent sizes.
 
-For exported programs; torch.compile leaves ops whose sizes depend on values to PyTorch.
+For exported programs; under torch.compile, ops with data-dependent sizes run in PyTorch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """A mask is an index along the axes it covers as one, or beside other indices along each."""
+    """Replace masks by indices: along flattened axes, or along each axis beside other indices."""
     axes = [axis for axis, chosen in enumerate(indices) if chosen is not None]
     masks = [chosen for chosen in indices if chosen is not None and chosen.dtype in _MASKS]
     if not masks:
@@ -29,7 +29,7 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
 
 
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    """The elements that a mask, broadcast, has marked."""
+    """The elements where a broadcast mask is true."""
     x, mask = torch.broadcast_tensors(x, mask)
     return x.reshape(-1).index_select(0, _places(mask))
 
@@ -46,7 +46,7 @@ def _indices(chosen: Tensor | None) -> list[Tensor | None]:
 
 
 def nonzero(x: Tensor) -> Tensor:
-    """A tensor without axes has one place at most, and no coordinates."""
+    """The indices of nonzero elements; a tensor of rank 0 has rows without coordinates."""
     return NotImplemented if x.dim() else x.reshape(1).nonzero()[:, :0]
 
 

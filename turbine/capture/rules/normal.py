@@ -1,4 +1,4 @@
-"""Functions of the normal distribution: the inverses of erf and of its integral, scaled erfc."""
+"""Functions of the normal distribution: erfinv, ndtri and erfcx."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def erfinv(x: Tensor) -> Tensor:
 
 @in_double
 def ndtri(p: Tensor) -> Tensor:
-    """The quantile: erfinv(2 p - 1) with 1 - (2 p - 1) ** 2 = 4 p (1 - p), which keeps small p."""
+    """The quantile, erfinv(2 p - 1), with 4 p (1 - p) for 1 - (2 p - 1) ** 2: exact for small p."""
     value = sqrt(2) * (2.0 * p - 1.0) * _over_argument(4.0 * p * (1.0 - p))
     value = torch.where(p == 0.0, -inf, torch.where(p == 1.0, inf, value))
     return torch.where((p < 0.0) | (p > 1.0), nan, value)
@@ -43,13 +43,13 @@ def _over_argument(rest: Tensor) -> Tensor:
 
 
 def _to_unit_interval(x: Tensor, low: float, high: float) -> Tensor:
-    """The interval of a fit brought to [-1, 1]."""
+    """Map [low, high] to [-1, 1]."""
     return (torch.clamp(x, low, high) - low) * (2 / (high - low)) - 1.0
 
 
 @in_double
 def erfcx(x: Tensor) -> Tensor:
-    """erfc(x) exp(x x): a fit from 1 on, two terms of a series past 30, symmetry below zero."""
+    """erfc(x) exp(x x): a fit for x >= 1, two terms of a series above 30, symmetry below zero."""
     size = x.abs()
     held = torch.clamp(size, 1.0, 30.0)
     far = polynomial((held - 2.0) / (held + 2.0), fits.SCALED_ERFC)

@@ -1,4 +1,4 @@
-"""Variances, and normalization of batches, layers and groups, with statistics in f32 or wider."""
+"""Variance, and batch, layer and group normalization, with statistics in f32 or wider."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def variance(
     correction: float | None = None,
     keepdim: bool = False,
 ) -> Tensor:
-    """Of few elements, or it is not known how many: the compiler may divide by -1."""
+    """Variance of few or dynamically many elements, for which the compiler may divide by -1."""
     if not x.dim():
         return torch.var(x.view(1), [0], correction=correction).view(())
     axes = [axis % x.dim() for axis in dim] if dim else list(range(x.dim()))
@@ -28,7 +28,7 @@ def variance(
     total = math.prod(x.shape[axis] for axis in axes)
     if x.dtype.is_complex or (isinstance(total, int) and total > subtracted):
         return NotImplemented
-    # Divided by 0, a square that underflows is infinite, and 0 is nan.
+    # In f64 if the divisor is 0: squares must not underflow, since 0 / 0 is nan, not inf.
     least = torch.float64 if isinstance(total, int) else torch.float32
     wide = x.to(torch.promote_types(x.dtype, least))
     centered = wide - wide.mean(axes, keepdim=True)
@@ -38,9 +38,9 @@ def variance(
 
 
 def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
-    """The root of the variance, which takes the same arguments.
+    """The standard deviation, with the arguments of `variance`.
 
-    The square of a small float32 underflows; its root in float64 does not, as in PyTorch.
+    Computed in float64 for float32, as in PyTorch: the square of a small float32 underflows.
     """
     if x.dtype.is_complex:
         return NotImplemented
@@ -51,7 +51,7 @@ def deviation(x: Tensor, *args: Any, **options: Any) -> Tensor:
 def variance_and_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, keepdim: bool = False, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """Each by its own rule."""
+    """The variance and the mean."""
     axes = list(dim or range(x.dim()))
     return torch.var(x, axes, keepdim=keepdim, **options), x.mean(axes, keepdim=keepdim)
 
@@ -59,7 +59,7 @@ def variance_and_mean(
 def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Over the last axes: also gives the mean and the inverse of the deviation."""
+    """Normalize over the last axes; also returns the mean and the reciprocal deviation."""
     y, mean, inverse = _normalize(x, list(range(x.dim() - len(shape), x.dim())), eps)
     if weight is not None:
         y = y * weight
@@ -78,7 +78,7 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Over groups of channels: also gives the mean and the inverse of the deviation."""
+    """Normalize over groups of channels; also returns the mean and the reciprocal deviation."""
     grouped = x.reshape(batch, groups, channels // groups, inner)
     y, mean, inverse = _normalize(grouped, [2, 3], eps)
     y = y.reshape(x.shape)
@@ -91,7 +91,7 @@ def group_norm(
 
 
 def _normalize(x: Tensor, axes: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """With mean 0 and deviation 1, the mean and the inverse of the deviation, as wide as needed."""
+    """The normalized tensor, the mean and the reciprocal deviation, in f32 or wider."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     mean = wide.mean(axes, keepdim=True)
     centered = wide - mean
@@ -108,7 +108,7 @@ def batch_norm_inference(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With running statistics: one multiply and one add per element."""
+    """Normalize with running statistics: one multiply and one add per element."""
     scale = torch.rsqrt(variance + eps)
     if weight is not None:
         scale = scale * weight
@@ -127,7 +127,7 @@ def batch_norm_functional(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """With statistics of the batch: also gives the new running statistics."""
+    """Normalize with statistics of the batch; also returns the new running statistics."""
     if not training:
         y, *_ = batch_norm_inference(x, weight, bias, running_mean, running_variance, momentum, eps)
         return y, x.new_empty(0), x.new_empty(0), running_mean, running_variance
@@ -169,7 +169,7 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """PyTorch's rule on axes counted from the start: that of torch 2.11 miscounts others."""
+    """PyTorch's rule, with nonnegative axes: torch 2.11 miscounts negative ones."""
     axes = None if dim is None else [axis % max(x.dim(), 1) for axis in dim]
     rule = decomposition_table[aten.linalg_vector_norm.default]
     norm: Tensor = rule(x, ord, axes, keepdim, dtype=dtype)

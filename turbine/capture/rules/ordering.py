@@ -1,8 +1,8 @@
-"""Sorting, selecting and extremes by comparing all pairs of a row, which runs on every core.
+"""Sorting, selection and extremes by comparing all pairs of a row, which runs on all cores.
 
-The compiler's own sort exchanges neighbours on one core and loses nan, as its extremes' indices do.
-In PyTorch nan is larger than every number. Where PyTorch can take the op over, `SHORT_ROWS` apply,
-which leave rows longer than `LONGEST` alone.
+The compiler's sort is a bubble sort on one core, and mishandles nan, as argmax and argmin do. In
+PyTorch, nan is larger than every number. Where the op can fall back to PyTorch, `SHORT_ROWS` apply,
+which skip rows longer than `LONGEST`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from turbine.capture.sizes import hint
 aten = torch.ops.aten
 Pair = tuple[Tensor, Tensor]
 
-# One step of selecting costs as much as comparing with this many elements.
+# One step of selection costs as much as comparing with this many elements.
 _STEP_COST = 4
-LONGEST = 128  # comparing all pairs takes the square of this many steps
+LONGEST = 128  # comparing all pairs is quadratic
 
 
 def _on_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply a rule to rows that have elements, of numbers that have an order."""
+    """Apply a rule to nonempty rows of real numbers."""
 
     @wraps(rule)
     def apply_rule(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -37,7 +37,7 @@ def _on_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 @_on_rows
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> Pair:
-    """Values in order, and where they were; equal ones keep their order."""
+    """Sorted values and their indices; the sort is stable."""
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     row = x.movedim(dim, -1)
@@ -48,13 +48,13 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> Pair:
 def stable_sort(
     x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> Pair:
-    """The same, which is stable anyway."""
+    """Sort, which is stable anyway."""
     return sort(x, dim, descending)
 
 
 @_on_rows
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Pair:
-    """The first k of them all in order."""
+    """The first k values in order, and their indices."""
     if x.dim() == 0:
         return sort(x, dim, largest)
     if isinstance(k, int) and k * _STEP_COST < hint(x.shape[dim]):
@@ -74,13 +74,13 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
 
 @_on_rows
 def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> Pair:
-    """The lower of the middle ones; nan if there is one."""
+    """The lower median; nan if the row has a nan."""
     return _median(x, dim, keepdim, skips_nan=False)
 
 
 @_on_rows
 def nanmedian(x: Tensor, dim: int = -1, keepdim: bool = False) -> Pair:
-    """The lower of the middle ones among numbers; nan if there is no number."""
+    """The lower median without nan; nan if there is no number."""
     return _median(x, dim, keepdim, skips_nan=True)
 
 
@@ -90,7 +90,7 @@ def _median(x: Tensor, dim: int, keepdim: bool, *, skips_nan: bool) -> Pair:
     row = x.movedim(dim, -1)
     rank, numbers = _rank(row, False), (~(row != row)).sum(-1, keepdim=True)
     middle = torch.div(numbers - 1, 2, rounding_mode="floor").clamp(min=0)
-    # With nan in a row, the first of them; they come after all numbers.
+    # In a row with nan, the first nan, which comes after all numbers.
     wanted = middle if skips_nan else torch.where(numbers < row.shape[-1], numbers, middle)
     places = torch.arange(row.shape[-1], device=x.device)
     index = torch.where(rank == wanted, places, 0).sum(-1, keepdim=True)
@@ -99,18 +99,18 @@ def _median(x: Tensor, dim: int, keepdim: bool, *, skips_nan: bool) -> Pair:
 
 @_on_rows
 def median_of_all(x: Tensor) -> Tensor:
-    """Of a flattened tensor."""
+    """The median of all elements."""
     return median(x.reshape(-1), 0)[0]
 
 
 @_on_rows
 def nanmedian_of_all(x: Tensor) -> Tensor:
-    """Of a flattened tensor, without nan."""
+    """The median of all elements but nan."""
     return nanmedian(x.reshape(-1), 0)[0]
 
 
 def _first_few(row: Tensor, k: int, largest: bool) -> Tensor:
-    """Where the first k in order lie: k times the foremost of those not taken yet."""
+    """The indices of the first k elements in order, by k selections."""
     places = torch.arange(row.shape[-1], device=row.device)
     taken = torch.zeros_like(row, dtype=torch.bool)
     found = []
@@ -133,14 +133,14 @@ def _foremost(row: Tensor, taken: Tensor, places: Tensor, largest: bool) -> Tens
 
 
 def _order(row: Tensor, descending: bool) -> Tensor:
-    """Where the first, second ... element of the sorted row lies."""
+    """The indices that sort the row."""
     places = torch.arange(row.shape[-1], device=row.device)
     rank = _rank(row, descending).unsqueeze(-2)
     return torch.where(rank == places.unsqueeze(-1), places, 0).sum(-1)
 
 
 def _rank(row: Tensor, descending: bool) -> Tensor:
-    """How many elements come before each."""
+    """The position of each element in the sorted row."""
     if row.dtype == torch.bool:
         row = row.to(torch.int32)
     each, others = row.unsqueeze(-1), row.unsqueeze(-2)
@@ -151,7 +151,7 @@ def _rank(row: Tensor, descending: bool) -> Tensor:
 
 
 def _precedes(a: Tensor, b: Tensor, descending: bool) -> Tensor:
-    # Not a == a: the compiler takes that for true, also of nan.
+    # Not a == a: the compiler folds that to true, for nan too.
     if descending:
         return (a > b) | ((a != a) & ~(b != b))
     return (a < b) | (~(a != a) & (b != b))
@@ -167,22 +167,22 @@ def _squeeze(pair: Pair, dim: int, keepdim: bool) -> Pair:
 
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first largest element, nan before all."""
+    """The index of the first maximum; nan counts as largest."""
     return _extreme(x, dim, keepdim, torch.amax)
 
 
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first smallest element, nan before all."""
+    """The index of the first minimum; nan counts as smallest."""
     return _extreme(x, dim, keepdim, torch.amin)
 
 
 def max_along(x: Tensor, dim: int, keepdim: bool = False) -> Pair:
-    """The largest and where it is."""
+    """The maximum and its index."""
     return _with_place(x, dim, keepdim, argmax)
 
 
 def min_along(x: Tensor, dim: int, keepdim: bool = False) -> Pair:
-    """The smallest and where it is."""
+    """The minimum and its index."""
     return _with_place(x, dim, keepdim, argmin)
 
 
@@ -212,19 +212,19 @@ def _extreme(x: Tensor, dim: int | None, keepdim: bool, reduce: Callable[..., Te
 
 
 def amax(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
-    """Of a tensor without axes, itself; the compiler looks for an axis."""
+    """amax of a tensor of rank 0: a copy, since the compiler needs an axis."""
     return x.clone() if x.dim() == 0 else NotImplemented
 
 
 @_on_rows
 def cummax(x: Tensor, dim: int) -> Pair:
-    """The largest so far, and the last place it was at."""
+    """The running maximum, and the index of its last occurrence."""
     return _so_far(x, dim, descending=True)
 
 
 @_on_rows
 def cummin(x: Tensor, dim: int) -> Pair:
-    """The smallest so far, and the last place it was at; nan stays."""
+    """The running minimum, and the index of its last occurrence; nan propagates."""
     return _so_far(x, dim, descending=False)
 
 
@@ -261,7 +261,7 @@ def searchsorted(
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """Where in a sorted row the first element is not smaller, or larger; its end for nan."""
+    """The index of the first element that is not smaller, or larger; the end for nan."""
     if sorter is not None:
         sequence = sequence.gather(-1, sorter)
     row, each = (
@@ -281,7 +281,7 @@ def searchsorted(
 
 
 def _to_comparable(x: Tensor, other: Tensor) -> Tensor:
-    """Numbers in the type that both are compared in; of two bits the compiler takes 1 for -1."""
+    """Convert to the common dtype; bools to int32, since the compiler takes True for -1."""
     dtype = torch.result_type(x, other)
     return x.to(torch.int32 if dtype == torch.bool else dtype)
 
@@ -289,17 +289,17 @@ def _to_comparable(x: Tensor, other: Tensor) -> Tensor:
 def bucketize(
     values: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
-    """The same with its arguments the other way round."""
+    """searchsorted with its arguments swapped."""
     return searchsorted(boundaries, values, out_int32=out_int32, right=right)
 
 
 def bucketize_one(value: float, boundaries: Tensor, **options: Any) -> Tensor:
-    """The same for a number."""
+    """bucketize of a number."""
     return searchsorted_of_one(boundaries, value, **options)
 
 
 def searchsorted_of_one(sequence: Tensor, value: float, **options: Any) -> Tensor:
-    """The same for a number."""
+    """searchsorted of a number."""
     dtype = torch.result_type(sequence, value)
     return searchsorted(sequence, torch.full((), value, dtype=dtype), **options)
 
@@ -329,7 +329,7 @@ RULES: dict[Any, Callable[..., Any]] = {
 
 
 def _on_short_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply a rule if every axis is of a known, small size."""
+    """Apply a rule if every axis has a static, small size."""
 
     @wraps(rule)
     def apply_rule(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -355,7 +355,7 @@ _OF_THE_FLATTENED = (aten.median.default, aten.nanmedian.default)
 
 
 def _on_few_elements(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply a rule if there is a known, small number of elements."""
+    """Apply a rule if the number of elements is static and small."""
 
     @wraps(rule)
     def apply_rule(x: Tensor) -> Any:

@@ -1,9 +1,9 @@
 """Pooling with padding, ceil_mode or indices, adaptive max pooling, and their gradients.
 
-The compiler pools what is not padded well. With padding its averages can be wrong, with ceil_mode
-it writes out of bounds, and its indices are wrong for windows of unequal sides and for nan. Here
-the input is padded first, windows that PyTorch leaves out are cut off, and indices are found by
-comparing. In a gradient, what each window passes on is overlaid on the elements it met.
+The compiler's pooling is good without padding. With padding its averages can be wrong, with
+ceil_mode it writes out of bounds, and its indices are wrong for windows of unequal sides and for
+nan. Here the input is padded first, windows that PyTorch omits are dropped, and indices are found
+by comparison. In a gradient, the gradient of each window is added to its elements.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def max_pool_with_indices(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The largest of each padded window, and its place in the input."""
+    """The maximum of each padded window, and its index in the input."""
     windows = _windows(len(kernel_size), kernel_size, stride, padding, dilation)
     pool = _POOLS[len(windows.taps)][1]
     if x.dim() == len(windows.taps) + 1:
@@ -90,7 +90,7 @@ _is_left_to_compiler: ContextVar[bool] = ContextVar("is_left_to_compiler", defau
 
 @contextmanager
 def _leave_to_compiler() -> Iterator[None]:
-    """Keep max pooling as it is: only its largest values are read, which are right."""
+    """Do not decompose max pooling: its values are right, and its indices are not used."""
     token = _is_left_to_compiler.set(True)
     try:
         yield
@@ -109,7 +109,7 @@ _POOLS: dict[int, tuple[Any, Any]] = {
 
 
 def adaptive_max_pool(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
-    """The largest of each window, and its place in the input; windows tile the input."""
+    """The maximum of each adaptive window, and its index in the input."""
     axes = len(output_size)
     if x.dim() == axes + 1:
         largest, places = adaptive_max_pool(x.unsqueeze(0), output_size)
@@ -131,7 +131,7 @@ def adaptive_max_pool(x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor
 
 
 def _adaptive_members(size: int, count: int, device: torch.device) -> Tensor:
-    """The indices along an axis in each window; shorter windows repeat their last."""
+    """The indices in each window along an axis; shorter windows repeat their last index."""
     window = torch.arange(count, device=device).unsqueeze(1)
     most = -(-size // max(count, 1)) + 1
     start = window * size // max(count, 1)
@@ -160,7 +160,7 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor:
-    """Every element of a window gets an equal share."""
+    """Distribute the gradient of a window equally."""
     windows = _windows(len(kernel_size), kernel_size, stride, padding, [1])
     sizes = list(x.shape[-len(windows.taps) :])
     share = grad / _members(grad, windows, sizes, count_include_pad, divisor_override)
@@ -181,7 +181,7 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Tensor,
 ) -> Tensor:
-    """The element that was largest gets it all."""
+    """Pass the gradient of a window to its maximum."""
     windows = _windows(len(kernel_size), kernel_size, stride, padding, dilation)
     axes = len(windows.taps)
     sizes = list(x.shape[-axes:])
@@ -197,7 +197,7 @@ def max_pool_backward(
 
 
 def _scatter_to_largest(grad: Tensor, x: Tensor, indices: Tensor, axes: int) -> Tensor:
-    """The same where windows may overlap or their number is unknown."""
+    """Scatter gradients to maxima, for windows that overlap or are dynamic."""
     flat = torch.zeros_like(x).flatten(-axes)
     wide = flat.scatter_add(-1, indices.flatten(-axes), grad.flatten(-axes))
     return _as_before(wide, x)
@@ -220,7 +220,7 @@ def _are_fixed(sizes: Sequence[int]) -> bool:
 
 
 def _pad(x: Tensor, windows: Windows, value: float, ceil_mode: bool) -> Tensor:
-    """Padded so that ceil_mode asks for no more windows than fit."""
+    """Pad so that the windows of ceil_mode fit."""
     if not ceil_mode:
         return pad(x, windows, value)
     margins: list[int] = []
@@ -231,7 +231,7 @@ def _pad(x: Tensor, windows: Windows, value: float, ceil_mode: bool) -> Tensor:
 
 
 def _cut(pooled: Tensor, windows: Windows, sizes: Sequence[int]) -> Tensor:
-    """Without windows that start behind the input, which PyTorch leaves out."""
+    """Drop windows that start after the input, as PyTorch does."""
     steps = zip(sizes, windows.stride, windows.padding, strict=True)
     for axis, (size, step, padding) in enumerate(steps, start=-len(sizes)):
         count = pooled.shape[axis]
@@ -241,9 +241,9 @@ def _cut(pooled: Tensor, windows: Windows, sizes: Sequence[int]) -> Tensor:
 
 
 def _find(largest: Tensor, padded: Tensor, windows: Windows, sizes: list[int]) -> Tensor:
-    """The flat index of the first element of each window that is the largest, or of the last nan.
+    """The flat index of the first maximum of each window, or of the last nan.
 
-    That of the compiler misses nan, and takes as long as all else together.
+    The compiler's indices ignore nan, and take as long as everything else.
     """
     counts = list(largest.shape[-len(sizes) :])
     taps = []
@@ -262,7 +262,7 @@ def _find(largest: Tensor, padded: Tensor, windows: Windows, sizes: list[int]) -
 
 
 def _spread_windows(share: Tensor, windows: Windows, sizes: Sequence[int]) -> Tensor:
-    """The sum of what all windows that meet an element pass on, one axis after another."""
+    """The sum over the windows of each element, axis by axis."""
     axes = zip(sizes, windows.taps, windows.stride, windows.padding, strict=True)
     for axis, (size, taps, step, padding) in enumerate(axes, start=-len(sizes)):
         first = torch.arange(share.shape[axis], device=share.device).unsqueeze(1) * step - padding
@@ -276,7 +276,7 @@ def _spread_windows(share: Tensor, windows: Windows, sizes: Sequence[int]) -> Te
 def _members(
     grad: Tensor, windows: Windows, sizes: list[int], count_padding: bool, override: int | None
 ) -> Tensor | int:
-    """How many elements each window divides by."""
+    """The divisor of each window."""
     if override is not None:
         return override
     counts = list(grad.shape[-len(sizes) :])
@@ -294,7 +294,7 @@ def _members(
 def _places(
     offsets: tuple[int, ...], windows: Windows, counts: list[int], sizes: list[int], like: Tensor
 ) -> Tensor:
-    """The flat index of the element a tap meets, for each window; -1 for padding."""
+    """The flat index of the element at a tap, for each window; -1 for padding."""
     shape = [1] * len(sizes)
     place = torch.zeros(shape, dtype=torch.int64, device=like.device)
     inside = torch.ones(shape, dtype=torch.bool, device=like.device)
@@ -309,7 +309,7 @@ def _places(
 
 
 def _channels_last(x: Tensor, axes: int) -> Tensor:
-    """(batch, sizes..., 1): each channel is a tensor of its own."""
+    """(batch, sizes..., 1), with channels in the batch."""
     return x.reshape([-1, *x.shape[-axes:], 1])
 
 

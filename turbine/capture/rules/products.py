@@ -1,4 +1,4 @@
-"""Products of matrices that the compiler gets wrong, and of several tensors, summed."""
+"""Matmuls that the compiler gets wrong, and trilinear products."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def trilinear(
     summed: list[int],
     unroll_dim: int = 1,
 ) -> Tensor:
-    """Each tensor gets the axes it lacks; the product is summed over some."""
+    """The sum over some axes of the product of three unsqueezed tensors."""
     product = _with_axes(first, expand1) * _with_axes(second, expand2) * _with_axes(third, expand3)
     return product.sum(summed)
 
@@ -33,9 +33,9 @@ def _with_axes(x: Tensor, axes: list[int]) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """A row times a matrix of dynamic width, transposed: IREE 3.13 rounds the width up to a tile.
+    """A row times a matrix of dynamic width, as a transposed matmul.
 
-    It shows where the product is read twice.
+    IREE 3.13 rounds the width up to a tile, which shows if the result is read twice.
     """
     return aten.mm.default(b.t(), a.t()).t() if _is_row_of_dynamic_width(a, b) else NotImplemented
 
@@ -43,7 +43,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def product_and_sum(
     x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    """The same with a sum."""
+    """addmm of such a row, as a matmul and an add."""
     if not _is_row_of_dynamic_width(a, b):
         return NotImplemented
     scaled = alpha * aten.mm.default(a, b)

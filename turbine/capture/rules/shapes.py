@@ -1,4 +1,4 @@
-"""Shapes the compiler does not take as they come: strided views, several at once, and cuts."""
+"""Views, splits and padding that the compiler does not support as they are."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ aten = torch.ops.aten
 
 
 def view(x: Tensor, size: list[int]) -> Tensor:
-    """A rule may give a result other strides than the op it replaces; values have none in IR."""
+    """A view of a copy, if another rule changed the strides; values have no strides in IR."""
     if x.is_contiguous() or _is_a_view(x, size):
         return NotImplemented
     return aten.view.default(x.contiguous(), size)
 
 
 def _is_a_view(x: Tensor, size: list[int]) -> bool:
-    """Whether the strides allow it: then the result is one, which AOTAutograd relies on.
+    """Whether the strides allow a view, on which AOTAutograd relies.
 
-    It makes a result that is a view of an argument anew, with the strides that compiled code gives.
+    AOTAutograd rebuilds a result that is a view of an argument, with the strides of compiled code.
     """
     with _disable_current_modes():
         try:
             torch.empty_strided(x.shape, x.stride(), device="meta").view(size)
-        except (RuntimeError, ValueError):  # ValueError where sizes are symbolic
+        except (RuntimeError, ValueError):  # ValueError for symbolic sizes
             return False
     return True
 
 
 def view_as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of a tensor without axes, the compiler takes no bits."""
+    """A bitcast of rank 0, which the compiler lacks, by rank 1."""
     return NotImplemented if x.dim() else x.view(1).view(dtype).view(())
 
 
 def flip(x: Tensor, dims: list[int]) -> Tensor:
-    """Of a tensor without axes, there is nothing to reverse."""
+    """flip of a tensor of rank 0: a copy."""
     return NotImplemented if x.dim() else x.clone()
 
 
 def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
-    """Cut off what a negative amount takes away, then pad: IREE 3.13 gets the two at once wrong."""
+    """Slice for negative amounts, then pad: IREE 3.13 gets the two at once wrong."""
     if all(not isinstance(amount, int) or amount >= 0 for amount in pad) and not is_empty(x):
         return NotImplemented
     for index, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
@@ -53,7 +53,7 @@ def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
         start, end = max(-before, 0), max(-behind, 0)
         x = x.narrow(axis, start, x.shape[axis] - start - end)
     added = [max(amount, 0) for amount in pad]
-    if is_empty(x):  # which the compiler cannot write into anything
+    if is_empty(x):  # the compiler cannot pad it
         amounts = [0] * (2 * x.dim() - len(pad)) + added[::-1]
         sizes = [n + sum(amounts[2 * axis : 2 * axis + 2]) for axis, n in enumerate(x.shape)]
         return torch.full(sizes, value, dtype=x.dtype, device=x.device)
@@ -61,7 +61,7 @@ def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
 
 
 def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """The only window is a slice; the compiler takes the elements behind it for a part of it."""
+    """An only window as a slice: the compiler takes later elements as a part of it."""
     length = x.shape[dim] if x.dim() else 1
     if not x.dim() or not isinstance(length, int) or (length - size) // step != 0:
         return NotImplemented
@@ -69,7 +69,7 @@ def unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
 
 
 def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
-    """Pieces of one size, as views of their own: each is free on either side of a boundary."""
+    """Pieces of one size as separate slices, which are free on both sides of a boundary."""
     length = x.shape[dim]
     if size == 0:
         return NotImplemented
@@ -78,7 +78,7 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
 
 
 def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0) -> list[Tensor]:
-    """Pieces one after another."""
+    """Consecutive slices."""
     pieces, start = [], 0
     for size in sizes:
         pieces.append(x.narrow(dim, start, size))
@@ -92,14 +92,14 @@ def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
 
 
 def copy_strided(x: Tensor, stride: list[int]) -> Tensor:
-    """A copy whose axes lie in memory in the order of the strides; PyTorch's rules ask for it."""
+    """A copy with the memory order of the strides, which PyTorch's rules use."""
     order = sorted(range(x.dim()), key=lambda axis: -hint(stride[axis]))
     copy = x.permute(order).clone(memory_format=torch.contiguous_format)
     return copy.permute(sorted(range(x.dim()), key=order.__getitem__))
 
 
 def empty_permuted(size: list[int], physical_layout: list[int], **options: Any) -> Tensor:
-    """Values have no strides in IR."""
+    """An empty tensor; values have no strides in IR."""
     return torch.empty(size, **options)
 
 

@@ -1,4 +1,4 @@
-"""Sums, means and scans in a wider type or in stages: the compiler adds in one chain."""
+"""Sums, means and scans in a wider type or in stages: the compiler adds sequentially."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from turbine.capture.sizes import is_static
 
 aten = torch.ops.aten
 
-# The compiler adds these in their own type, PyTorch in f32.
+# The compiler accumulates these in their own type, PyTorch in f32.
 ADDED_WIDER = (torch.float16, torch.bfloat16)
-# A chain of n additions is off by up to n roundings; PyTorch adds in a tree.
+# n sequential additions have up to n rounding errors; PyTorch sums pairwise.
 _LONGEST_CHAIN = 64
-# An axis that has only shorter or longer chunks than these is summed in f64.
+# An axis without chunks of these sizes is summed in f64.
 _SHORTEST_CHUNK = 8
 
 
@@ -47,7 +47,7 @@ def total(
 def mean(
     x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """The sum over the number of elements."""
+    """The sum divided by the number of elements."""
     axes = _axes(x, dim)
     if not _applies(x, axes, dtype):
         return NotImplemented
@@ -60,13 +60,13 @@ def mean_of_all(x: Tensor, *, dtype: Any = None) -> Tensor:
     return mean(x, dtype=dtype)
 
 
-# Without axes, IREE 3.13 compiles them forever.
+# For tensors of rank 0, IREE 3.13 does not terminate.
 _softmax = along_axis(aten._softmax.default)
 _log_softmax = along_axis(aten._log_softmax.default)
 
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Of narrow types in f32."""
+    """log_softmax, of narrow types in f32."""
     if x.dtype not in ADDED_WIDER:
         return _log_softmax(x, dim, half_to_float)
     wide = torch.log_softmax(x.to(torch.float32), dim)
@@ -94,7 +94,7 @@ def _has_chunks(x: Tensor, axes: list[int]) -> bool:
 
 
 def _chunk(size: int) -> int | None:
-    """How many neighbours of an axis are added first: all of a short one."""
+    """The chunk size of an axis for the first stage; a short axis is one chunk."""
     if size <= _LONGEST_CHAIN:
         return size
     divisors = range(_LONGEST_CHAIN, _SHORTEST_CHUNK - 1, -1)
@@ -102,7 +102,7 @@ def _chunk(size: int) -> int | None:
 
 
 def _sum_by_chunks(x: Tensor, axis: int) -> Tensor:
-    """The sum along one axis, which is kept."""
+    """The sum along one axis, with keepdim."""
     while (size := x.shape[axis]) > _LONGEST_CHAIN and (chunk := _chunk(size)) is not None:
         x = x.unflatten(axis, (size // chunk, chunk)).sum(axis + 1)
     return x.sum(axis, keepdim=True)
@@ -117,7 +117,7 @@ def _scan_wider(op: Any) -> Callable[..., Tensor]:
             return aten._to_copy.default(x, dtype=result)
         if result not in _SCANNED_IN:
             return NotImplemented
-        # Rounded to its own type first: that is what is added up.
+        # Round to the result type first, as PyTorch does.
         scanned: Tensor = op(x.to(result).to(_SCANNED_IN[result]), dim)
         return scanned.to(result)
 

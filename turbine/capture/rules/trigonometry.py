@@ -1,8 +1,8 @@
 """Sine and its relatives, right for large arguments and for f64.
 
-IREE 3.13 reduces large arguments poorly in f32 (cos(300) is off in the fourth digit) and has no
-f64 code at all, so all of these are computed in f64 from polynomials of our own.
-Turns of large arguments are counted with as many digits of pi as Payne and Hanek need.
+IREE 3.13 reduces large arguments poorly in f32 (cos(300) is wrong in the fourth digit) and has no
+f64 code, so all of these are computed in f64 by our own polynomials. Large arguments are reduced by
+the method of Payne and Hanek.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def tan(x: Tensor) -> Tensor:
 
 @in_double
 def atan(x: Tensor) -> Tensor:
-    """Arc tangent: three ranges of |x| are brought to [0, tan(pi/8)]."""
+    """Arc tangent: three ranges of |x| are mapped to [0, tan(pi/8)]."""
     size = x.abs()
     large, middle = size > 2.414213562373095, size > 0.41421356237309503
     turned = torch.where(middle, (size - 1.0) / (size + 1.0), size)
     reduced = torch.where(large, -1.0 / size, turned)
-    # Quarter turns added back: 0, 1 or 2 times pi/4, without rounding through f32 constants.
+    # Add 0, 1 or 2 times pi/4, without rounding to f32 constants.
     base = (large.to(x.dtype) + middle.to(x.dtype)) * (pi / 4)
     angle = base + reduced * polynomial(reduced * reduced, ATAN)
     return torch.where(x < 0, -angle, angle)
@@ -101,7 +101,7 @@ def _is_odd(quadrant: Tensor) -> Tensor:
 
 
 def _in_quadrant(x: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sine and cosine of the angle from the nearest axis, and the number of that axis."""
+    """Sine and cosine of the angle to the nearest axis, and the number of that axis."""
     wide = x.to(torch.float64)
     turns = torch.round(wide * (2 / pi))
     near = ((wide - turns * _HALF_PI[0]) - turns * _HALF_PI[1]) - turns * _HALF_PI[2]
@@ -120,8 +120,8 @@ _FAR = 2.0**20
 
 
 def _quarters(x: Tensor, digits: int) -> Tensor:
-    """The angle in quarter turns, without whole turns of each exact product with digits of pi."""
-    # Numbers of a narrower type have 24 bits.
+    """The angle in quarter turns, from exact products with digits of 1/(2 pi) modulo 1."""
+    # Narrower types have at most 24 bits, so that products with digits are exact.
     parts = (x,) if digits == _DIGITS[torch.float32] else halves(x)
     quarters = torch.zeros_like(x)
     for digit in _TURNS[:digits]:
@@ -131,7 +131,7 @@ def _quarters(x: Tensor, digits: int) -> Tensor:
     return (quarters - torch.round(quarters)) * 4.0
 
 
-# 1 / (2 pi) in digits of 26 bits, each in its place.
+# 1 / (2 pi) as digits of 26 bits, each scaled by its place value.
 _INVERSE = int(
     "28be60db9391054a7f09d5f47d4d377036d8a5664f10e410"
     "7f9458eaf7aef1586dc91b8e909374b801924bba82746487",
@@ -142,7 +142,7 @@ _TURNS = tuple(
     ((_INVERSE >> (_BITS - 26 * (n + 1))) & (2**26 - 1)) * 2.0 ** (-26 * (n + 1)) for n in range(11)
 )
 
-# How many of them tell an angle of the largest number; for f64, of one like those of f32.
+# Digits needed for the largest number; for f64, for numbers in the range of f32.
 _DIGITS = {torch.float32: 8, torch.bfloat16: 8, torch.float64: 10}
 
 

@@ -1,4 +1,4 @@
-"""Compute a function in a wider type than its argument's and round once at the end."""
+"""Compute functions in a wider type than the argument's, and round once at the end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Function = Callable[..., Tensor]
 
 
 def in_double(function: Function) -> Function:
-    """Real arguments are widened to f64, integers as PyTorch promotes them; complex is left."""
+    """Compute a function in f64 and round to PyTorch's result dtype; complex is not handled."""
 
     @wraps(function)
     def call_in_double(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -25,25 +25,25 @@ def in_double(function: Function) -> Function:
 
 
 def result_dtype(x: Tensor) -> torch.dtype:
-    """The dtype PyTorch gives a function of x: its own, or the default for integers."""
+    """PyTorch's result dtype for a function of x: its own, or the default for integers."""
     return x.dtype if x.is_floating_point() else torch.get_default_dtype()
 
 
 def promote_dtypes(a: Tensor, b: Tensor) -> torch.dtype:
-    """The dtype PyTorch gives a function of two numbers: the default one for integers."""
+    """PyTorch's result dtype for a function of two tensors: the default one for integers."""
     dtype = torch.result_type(a, b)
     return dtype if dtype.is_floating_point else torch.get_default_dtype()
 
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """An f64 number as a sum of two of at most 26 bits, the leading ones first."""
+    """Split an f64 number into a sum of two of at most 26 bits, the leading one first."""
     spread = x * (2.0**27 + 1)
     high = spread - (spread - x)
     return high, x - high
 
 
 def double_only(function: Function) -> Function:
-    """The rule applies to f64; narrower types keep the compiler's own code."""
+    """Apply a rule to f64 only; narrower types use the compiler's code."""
 
     @wraps(function)
     def apply_rule(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -1,103 +1,51 @@
-"""Kernels that are given their outputs, and launched as the context around a call says."""
+"""Kernels that are called with their outputs: `@tk.gen.thread` of iree-turbine."""
 
 from __future__ import annotations
 
-import sys
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from contextvars import ContextVar, Token
-from typing import Any, final
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from turbine import algebra, errors
 from turbine.algebra import Symbol
+from turbine.compat import kernel_tracing
+from turbine.kernel import gen
 from turbine.kernel.call.kernel import Kernel
-from turbine.kernel.inspection import printer
-from turbine.kernel.program import store_checks
 from turbine.kernel.program.signature import Parameter
-from turbine.kernel.trace.tracer import symbol_name
 from turbine.kernel.trace.types import BufferType
 from turbine.kernel.trace.user_code import user_line
 
-_current: ContextVar[LaunchContext | None] = ContextVar("turbine_launch_context", default=None)
 
+def thread(*grid: Any) -> Callable[[Callable[..., Any]], Thread]:
+    """Make a kernel that is called with its outputs too, and launched by the context of the call.
 
-class LaunchContext(ABC):
-    """What becomes of kernels under `tk.gen.thread` that are called in a `with` block.
-
-    `constant_bindings` gives numbers to symbols, `{BM: 64}`; they become part of the code.
+    `with tk.gen.TestLaunchContext({BM: 64}):` prints its code. New programs are shorter under
+    `tk.gen.kernel`, which returns outputs.
     """
-
-    def __init__(self, constant_bindings: Mapping[Any, int] | None = None) -> None:
-        self.constant_bindings = {symbol_name(s): n for s, n in (constant_bindings or {}).items()}
-        self._tokens: list[Token[LaunchContext | None]] = []
-
-    def __enter__(self) -> LaunchContext:
-        self._tokens.append(_current.set(self))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _current.reset(self._tokens.pop())
-
-    @abstractmethod
-    def launch(self, kernel: Kernel, named: Mapping[str, Any]) -> Any:
-        """Do with a call of a kernel what this context is for."""
-
-
-@final
-class TestLaunchContext(LaunchContext):
-    """Trace a kernel, check that it holds together, and print its code; nothing is run.
-
-    >>> import torch, turbine.kernel as tk, turbine.kernel.lang as tkl
-    >>> N, B = tkl.sym.N, tkl.sym.B
-    >>> @tk.gen.thread(N // B)
-    ... def double(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]):
-    ...     tkl.store(y, (tkl.program_id(0) * B,), 2 * tkl.load(x, (tkl.program_id(0) * B,), (B,)))
-    >>> with tk.gen.TestLaunchContext({B: 4}):
-    ...     double(torch.ones(8), torch.empty(8))  # doctest: +ELLIPSIS
-    module {
-    ...
-    """
-
-    __test__ = False  # of pytest's
-
-    def launch(self, kernel: Kernel, named: Mapping[str, Any]) -> None:
-        """Print the module that would be compiled."""
-        program, sizes, _ = kernel.resolve_call(named)
-        store_checks.check_stores(program, sizes)
-        shown = printer.view_for(kernel, [named[p.name] for p in kernel.signature.passed])
-        sys.stdout.write(f"{printer.mlir_text(shown)}\n")
-
-
-@final
-class DebugLaunchContext(LaunchContext):
-    """Run kernels in the interpreter, with every check."""
-
-    def launch(self, kernel: Kernel, named: Mapping[str, Any]) -> Any:
-        """Interpret."""
-        return kernel.interpret(**named)
+    make = gen.kernel(*grid)
+    return lambda function: Thread(make(function))
 
 
 class Thread:
-    """A kernel that is called with its outputs too, which it writes to."""
+    """A kernel that is called with its outputs too, and writes to them."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.__name__ = kernel.__name__
         self.__doc__ = kernel.__doc__
         self.__wrapped__ = kernel.function
-        self._sized: dict[tuple[tuple[str, int], ...], Kernel] = {}  # by sizes of outputs
+        self._by_sizes: dict[tuple[tuple[str, int], ...], Kernel] = {}
 
     def __repr__(self) -> str:
         return f"<thread of {self.kernel!r}>"
 
     def __call__(self, *args: Any, **keywords: Any) -> None:
-        """Launch the kernel; without a context around the call, it is compiled and run."""
+        """Launch the kernel; outside of a launch context, it is compiled and run."""
         given = self._bind_arguments(args, keywords)
         passed = {p.name: given[p.name] for p in self.kernel.signature.passed if p.name in given}
         outputs = {p.name: given[p.name] for p in _outputs(self.kernel)}
-        context = _current.get()
+        context = kernel_tracing.current()
         kernel = self._with_sizes_of(outputs)
         if context is None:
             _copy(kernel, kernel(**passed), outputs)
@@ -106,13 +54,13 @@ class Thread:
         _copy(kernel, context.launch(kernel, passed), outputs)
 
     def _with_sizes_of(self, outputs: Mapping[str, Any]) -> Kernel:
-        """The kernel for the sizes that only outputs have."""
+        """The kernel, specialized for sizes that appear only in outputs."""
         found = tuple(_sizes_of_outputs(self.kernel, outputs).items())
         if not found:
             return self.kernel
-        if found not in self._sized:
-            self._sized[found] = self.kernel.using(**dict(found))
-        return self._sized[found]
+        if found not in self._by_sizes:
+            self._by_sizes[found] = self.kernel.using(**dict(found))
+        return self._by_sizes[found]
 
     def _bind_arguments(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
         parameters = [p for p in self.kernel.signature.parameters if not _is_temporary(p)]
@@ -141,17 +89,17 @@ def _outputs(kernel: Kernel) -> list[Parameter]:
 
 
 def _sizes_of_outputs(kernel: Kernel, outputs: Mapping[str, Any]) -> dict[str, int]:
-    """Sizes of outputs that no argument has, where an axis is such a size and nothing else."""
+    """Symbols that appear in outputs only, with the sizes of axes that are such a symbol."""
     passed = [p.type for p in kernel.signature.passed if isinstance(p.type, BufferType)]
-    told = {symbol for type in passed for size in type.shape for symbol in size.symbols}
+    inferred = {symbol for type in passed for size in type.shape for symbol in size.symbols}
     sizes: dict[str, int] = {}
     for parameter in _outputs(kernel):
         tensor = outputs[parameter.name]
         assert isinstance(parameter.type, BufferType)
         if not isinstance(tensor, Tensor) or tensor.ndim != parameter.type.rank:
-            continue  # which is refused below
+            continue  # _copy raises
         for size, actual in zip(parameter.type.shape, tensor.shape, strict=True):
-            for symbol in size.symbols - told:
+            for symbol in size.symbols - inferred:
                 name = str(symbol)
                 if size == algebra.symbol(name) and name not in kernel.blocks:
                     sizes.setdefault(name, int(actual))
@@ -159,14 +107,14 @@ def _sizes_of_outputs(kernel: Kernel, outputs: Mapping[str, Any]) -> dict[str, i
 
 
 def _bind(kernel: Kernel, bindings: Mapping[str, int], passed: Mapping[str, Any]) -> Kernel:
-    """The kernel with numbers for those of its symbols that are bound."""
+    """The kernel with its symbols bound to numbers, as far as `bindings` has them."""
     program = kernel.program(kernel.bind_arguments((), passed))
     own = {name: n for name, n in bindings.items() if Symbol(name) in program.size_symbols}
     return kernel.using(**own) if own else kernel
 
 
 def _copy(kernel: Kernel, results: Any, outputs: Mapping[str, Any]) -> None:
-    """Write what a kernel gave to the tensors that it was given for that."""
+    """Copy the results of a kernel to the tensors passed as its outputs."""
     if results is None:
         return
     values = results if isinstance(results, tuple) else (results,)

@@ -1,0 +1,85 @@
+"""Run a kernel's graph with torch, program by program: each op by its meaning.
+
+Slow, and meant for debugging. Elements read outside a buffer or before they are written are nan.
+Two programs that write one element, or of which one reads what the other writes, are an error.
+Errors name the user's line.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from turbine.algebra import Symbol
+from turbine.dtypes import Dtype
+from turbine.kernel.backends.interpret import accesses, regions
+from turbine.kernel.backends.interpret.frame import Frame, Watch
+from turbine.kernel.backends.interpret.memory import Memory
+from turbine.kernel.program.program import Program
+from turbine.kernel.trace.types import BufferType, tensor_of
+
+_RULES = accesses.RULES | regions.RULES
+
+
+def run(
+    program: Program,
+    sizes: Mapping[Symbol, int],
+    args: Mapping[str, Any],
+    watch: Watch | None = None,
+) -> dict[str, Tensor]:
+    """Run every program of the grid; returns outputs by name, and updates in-out buffers."""
+    memories = run_in_memory(program, sizes, args, watch)
+    return {p.name: memories[p.name].tensor for p in program.of_usage("output")}
+
+
+def run_in_memory(
+    program: Program,
+    sizes: Mapping[Symbol, int],
+    args: Mapping[str, Any],
+    watch: Watch | None = None,
+) -> dict[str, Memory]:
+    """Run every program of the grid; returns its buffers."""
+    memories = {}
+    for parameter in program.parameters:
+        if isinstance(parameter.type, BufferType):
+            shape = [size.evaluate(sizes) for size in parameter.type.shape]
+            given = args.get(parameter.name)
+            memories[parameter.name] = Memory.of(parameter.name, parameter.type, given, shape)
+    grid = [count.evaluate(sizes) for count in program.grid]
+    for number, ids in enumerate(itertools.product(*map(range, grid))):
+        _renew(memories, program, sizes)
+        _run_one(program, sizes, args, memories, (number, ids), watch)
+    return memories
+
+
+def _renew(memories: dict[str, Memory], program: Program, sizes: Mapping[Symbol, int]) -> None:
+    """Replace temporaries, which belong to one program."""
+    for parameter in program.of_usage("temporary"):
+        assert isinstance(parameter.type, BufferType)
+        shape = [size.evaluate(sizes) for size in parameter.type.shape]
+        memories[parameter.name] = Memory.of(parameter.name, parameter.type, None, shape)
+
+
+def _run_one(
+    program: Program,
+    sizes: Mapping[Symbol, int],
+    args: Mapping[str, Any],
+    memories: dict[str, Memory],
+    where: tuple[int, tuple[int, ...]],
+    watch: Watch | None,
+) -> None:
+    number, ids = where
+    known = dict(sizes)
+    known.update({Symbol(f"program_id({a})", "program", a): i for a, i in enumerate(ids)})
+    frame = Frame(known, number, ids, _RULES, watch)
+    for parameter, node in zip(program.parameters, program.graph.nodes, strict=False):
+        if parameter.name in memories:
+            frame.values[node] = memories[parameter.name]
+            continue
+        dtype = parameter.type.dtype
+        assert isinstance(dtype, Dtype)
+        frame.values[node] = tensor_of(args[parameter.name], dtype)
+    frame.run(program.graph)
