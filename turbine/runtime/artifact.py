@@ -63,6 +63,7 @@ class Artifact:
                 self.driver,
                 partial(_bind, self.target, self._weights),
                 device_count=self.target.devices,
+                needs_cores=device.is_long(self.driver, self.manifest["mflop"]),
                 state=[state_functions(index) for index, _ in enumerate(self.manifest["state"])],
             )
             self.functions = {

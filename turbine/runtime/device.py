@@ -317,10 +317,26 @@ def _uri_of_torch(torch_device: torch.device | str) -> str | None:
 
 
 def driver_for(wanted: Target, mflop: float) -> str:
-    """The driver: small programs run on the calling thread, large ones on all cores."""
+    """Run small programs on the calling thread, large ones on as many as PyTorch uses."""
     if wanted.kind != "cpu":
         return wanted.drivers[0]
-    return SYNC if mflop < config.current().sync_limit_mflop else TASK
+    is_small = mflop < config.current().sync_limit_mflop
+    return SYNC if is_small or thread_count() == 1 else TASK
+
+
+def thread_count() -> int:
+    """How many threads PyTorch is set to use; without it, how many cores this process may use."""
+    torch = sys.modules.get("torch")
+    return len(os.sched_getaffinity(0)) if torch is None else int(torch.get_num_threads())
+
+
+def is_long(driver: str, mflop: float) -> bool:
+    """Whether a call takes so long, about a millisecond, that all cores should be free for it."""
+    return driver == TASK and mflop >= _LONG_MFLOP * thread_count()
+
+
+# The work that a core does in about a millisecond.
+_LONG_MFLOP = 100
 
 
 def device(uri: str, ordinal: int = 0) -> Any:
@@ -352,6 +368,9 @@ def _driver(name: str) -> Any:
             errors.unknown("driver", name, known),
             hint="install a build of the IREE runtime that has this driver",
         )
+    if name == TASK:
+        # Read when the driver is created, for all of its devices.
+        iree.flags.parse_flags(f"--task_topology_max_group_count={thread_count()}")
     try:
         # Not IREE's shared driver, which has threads; see Note [After a fork].
         return immortal(iree._binding.create_hal_driver(name))

@@ -16,6 +16,7 @@ import iree.runtime as iree
 
 from turbine import config, errors
 from turbine.runtime import device as devices
+from turbine.runtime import openmp
 from turbine.signature import STORED_RESULTS, read_stored_results
 
 Providers = Callable[[], list[Any]]
@@ -26,7 +27,8 @@ class Executable:
 
     `code` is bytes or a VM module, and is checked at once. `driver` is the URI of a device, or a
     function that returns devices. `providers` returns the weights at the first call. `state` has
-    the names of the functions that read and set each value of the state; None if unknown.
+    the names of the functions that read and set each value of the state; None if unknown. Calls of
+    one that `needs_cores` do not share them with threads of PyTorch that wait for work.
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class Executable:
         *,
         state: Sequence[tuple[str, str]] | None = (),
         device_count: int = 1,
+        needs_cores: bool = False,
     ) -> None:
         find = partial(_devices, driver, device_count) if isinstance(driver, str) else driver
         self._find_devices: Callable[[], list[Any]] = find
         self._device: Any = None
         self._providers = providers
+        self._needs_cores = needs_cores
         self._state = state
         self._saved: list[Any] = []  # state of a failed context, for the next one
         self._lost: str | None = None  # why the state is lost
@@ -75,6 +79,8 @@ class Executable:
         with self._lock:
             if self._context is None:
                 self._load()
+            if self._needs_cores:
+                openmp.release_threads()
             try:
                 self._context.invoke(function, arguments, results)
             except _FAILURES as error:

@@ -1,0 +1,73 @@
+"""How many threads a compiled program runs on, and which of PyTorch's it lets go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from turbine.runtime import device
+
+# Threads get their names, and end, a little after the call that starts or ends them.
+WAIT = """
+import os, time, torch
+def wait(count, is_reached):
+    deadline = time.monotonic() + 10
+    while not is_reached(count()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return count()
+def threads():
+    return len(os.listdir("/proc/self/task"))
+"""
+WORKERS = """
+torch.set_num_threads({count})
+from turbine.runtime import device
+print(device.driver_for(device.target.parse("cpu"), 1e6))
+device.device("local-task")
+def workers():
+    names = [open(f"/proc/self/task/{{task}}/comm").read() for task in os.listdir("/proc/self/task")]
+    return sum(name.startswith("iree-worker") for name in names)
+print(wait(workers, lambda found: found == {count}))
+"""
+RELEASE = """
+from turbine.runtime import openmp
+torch.set_num_threads(2)
+openmp.release_threads()
+x = torch.randn(1 << 20)
+expected = x.exp()
+before = threads()
+openmp.release_threads()
+after = wait(threads, lambda found: found < before)
+assert torch.equal(x.exp(), expected)
+print(before - after, threads() - after)
+"""
+
+
+def run(script: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", WAIT + script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_programs_run_on_as_many_threads_as_pytorch() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert run(WORKERS.format(count=1)) == ["local-sync", "1"]
+    assert run(WORKERS.format(count=cores))[1] == str(cores)
+
+
+def test_waiting_threads_of_openmp_end_and_start_again() -> None:
+    assert run(RELEASE) == ["1", "1"]
+
+
+@pytest.mark.parametrize(("mflop", "expected"), [(1e6, True), (1, False)])
+def test_only_long_calls_need_all_cores(mflop: float, expected: bool) -> None:
+    assert device.is_long(device.TASK, mflop) is expected
+    assert not device.is_long(device.SYNC, mflop)
