@@ -27,7 +27,8 @@ from turbine.runtime import device
 print(device.driver_for(device.target.parse("cpu"), 1e6))
 device.device("local-task")
 def workers():
-    names = [open(f"/proc/self/task/{{task}}/comm").read() for task in os.listdir("/proc/self/task")]
+    tasks = os.listdir("/proc/self/task")
+    names = [open(f"/proc/self/task/{{task}}/comm").read() for task in tasks]
     return sum(name.startswith("iree-worker") for name in names)
 print(wait(workers, lambda found: found == {count}))
 """
