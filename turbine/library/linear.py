@@ -7,29 +7,26 @@ for the whole of K.
 
 from __future__ import annotations
 
-from typing import Any
-
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 
-B, R, K = tkl.sym.B, tkl.sym.R, tkl.sym.K  # blocks, their rows, what is summed over
-P, W, N = tkl.sym.P, tkl.sym.W, tkl.sym.N  # panels, their columns, those of the result
+M, K, N = tkl.sym.M, tkl.sym.K, tkl.sym.N
+P, W = tkl.sym.P, tkl.sym.W  # panels, and the columns of each
+BM = tkl.sym.BM
 f32 = tkl.f32
 
 
-@tk.gen.kernel(P, B)
+# Blocks of 64 rows: enough of them for many cores, few enough to read the weight seldom.
+@tk.gen.kernel(P, M // BM, blocks={BM: 64})
 def linear(
-    x: tkl.InputBuffer[B, R, K, f32],
+    x: tkl.InputBuffer[M, K, f32],
     weight: tkl.InputBuffer[P, K, W, f32],
     bias: tkl.InputBuffer[N, f32],
-    y: tkl.OutputBuffer[B, R, N, f32],
+    y: tkl.OutputBuffer[M, N, f32],
 ) -> None:
     """x @ weight + bias, for blocks of rows and panels of columns."""
-    panel = tkl.program_id(0)
-    product = _product(x, weight) + tkl.load(bias, (panel * W,), (W,))
-    tkl.store(y, (tkl.program_id(1), 0, panel * W), product[None])
-
-
-def _product(x: Any, weight: Any) -> Any:
-    rows = tkl.load(x, (tkl.program_id(1), 0, 0), (None, R, K))
-    return tkl.dot(rows, tkl.load(weight, (tkl.program_id(0), 0, 0), (None, K, W)))
+    panel, row = tkl.program_id(0), tkl.program_id(1) * BM
+    rows = tkl.load(x, (row, 0), (BM, K))
+    columns = tkl.load(weight, (panel, 0, 0), (None, K, W))
+    product = tkl.dot(rows, columns) + tkl.load(bias, (panel * W,), (W,))
+    tkl.store(y, (row, panel * W), product)

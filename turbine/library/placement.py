@@ -21,10 +21,6 @@ _FASTER_ON = {64}
 # A panel's columns, in vectors: with eight rows they fill the registers.
 _PANEL_VECTORS = 3
 _FLOAT_BYTES = 4
-# The most rows of a program, whose sums are kept in the nearest cache.
-_MOST_ROWS = 128
-# Programs that keep many cores busy.
-_ENOUGH_PROGRAMS = 32
 # A product with fewer columns, or of shorter rows, is not worth a kernel.
 _LEAST_COLUMNS, _LEAST_DEPTH = 32, 32
 
@@ -115,40 +111,25 @@ def _constant_nodes(program: Program) -> set[fx.Node]:
 
 def _is_worth_it(product: _Product) -> bool:
     x, weight = (operand.meta["val"] for operand in product.operands)
-    sizes = (*x.shape, *weight.shape)
-    if x.dtype != torch.float32 or not all(isinstance(size, int) for size in sizes):
+    if x.dtype != torch.float32:
         return False
     if product.bias is not None and product.bias.meta["val"].shape != weight.shape[1:]:
         return False
     depth, columns = weight.shape
-    return columns >= _LEAST_COLUMNS and depth >= _LEAST_DEPTH and _block(x.shape[0], 1) is not None
-
-
-def _block(rows: int, panels: int) -> int | None:
-    """How many rows a program takes: a divisor, for no block may be smaller than the others."""
-    divisors = [size for size in range(1, min(rows, _MOST_ROWS) + 1) if rows % size == 0]
-    if not divisors or (divisors[-1] < 8 and divisors[-1] < rows):
-        return None
-    spread = [size for size in divisors if size >= 8 and rows // size * panels >= _ENOUGH_PROGRAMS]
-    return max(spread, default=divisors[-1])
+    return bool(columns >= _LEAST_COLUMNS and depth >= _LEAST_DEPTH)
 
 
 def _replace(product: _Product, width: int) -> fx.Node:
     node, (x, weight) = product.node, product.operands
-    rows, depth = x.meta["val"].shape
-    columns = weight.meta["val"].shape[1]
+    depth, columns = weight.meta["val"].shape
     panels = -(-columns // width)
-    block = _block(rows, panels)
-    assert block is not None
     with node.graph.inserting_before(node):
         padded = _call(node, aten.constant_pad_nd.default, weight, [0, panels * width - columns])
         split = _call(node, aten.view.default, padded, [depth, panels, width])
         turned = _call(node, aten.permute.default, split, [1, 0, 2])
         packed = _call(node, aten.clone.default, turned, memory_format=torch.contiguous_format)
-        blocks = _call(node, aten.view.default, x, [rows // block, block, depth])
         bias = product.bias or _call(node, aten.full.default, [columns], 0.0)
-        y = _call(node, linear.op.op, blocks, packed, bias)
-        result = _call(node, aten.view.default, y, [rows, columns])
+        result = _call(node, linear.op.op, x, packed, bias)
     node.replace_all_uses_with(result)
     return result
 

@@ -14,8 +14,7 @@ well as it is can be used in place.
 
 `product` is these together. Sizes are those of the whole tile, known now; extents are how much of
 it there is, perhaps known only later. No operand is read outside its extents. The accumulator is
-memory of the whole tile: it may be written anywhere within its sizes, but outside the extents only
-by what comes of zeros.
+memory of the whole tile: it may be written anywhere within its sizes.
 """
 
 from __future__ import annotations
@@ -57,7 +56,8 @@ class Operand:
 
     An operand that is `in_memory`, in this very type, is used in place if a copy would not pay:
     it is read only once, or it is `near`, with rows so close to each other that reading them again
-    is cheap. Its rows have to be contiguous, and none of what its panels divide may be missing.
+    is cheap. Its rows have to be contiguous, and no columns of the right operand may be missing; in
+    place of missing rows of the left one, the last is read.
     """
 
     read: Callable[[Writer, Index, Index, int, int], Value]
@@ -235,11 +235,13 @@ def _usable_in_place(
     sizes: tuple[int, int],
     shape: RegisterTile,
 ) -> bool:
-    if operand.contiguous != COLUMNS or extents[0] != sizes[0]:
+    if operand.contiguous != COLUMNS:
         return False
+    if side == COLUMNS:
+        return extents[0] == sizes[0]
     # By lane, vectors along the rows are read: one for each.
     registers = (shape.rows + 1) * shape.vectors + shape.rows
-    return side == COLUMNS or not shape.by_lane or registers <= REGISTERS[LANES_FROM_VECTORS]
+    return not shape.by_lane or registers <= REGISTERS[LANES_FROM_VECTORS]
 
 
 def _copy(w: Writer, operand: Operand, side: int, panels: Panels, whole: Index) -> None:
@@ -483,10 +485,18 @@ class _Body:
         operand = self.left.operand
         if operand is None:
             return [self._packed_factors(w, step)]
-        row = w.mul(self.row_panel, self.left.width)
         lanes = count if count > 1 else 0
-        values = [operand.read(w, w.add(row, i), step, 1, lanes) for i in range(self.rows)]
+        values = [operand.read(w, row, step, 1, lanes) for row in self._left_rows(w)]
         return [[_lane(w, x, i) for x in values] for i in range(count)] if lanes else [values]
+
+    def _left_rows(self, w: Writer) -> list[Index]:
+        """The rows of the left panel; the last one there is for those that are missing."""
+        first = w.mul(self.row_panel, self.left.width)
+        rows = [w.add(first, i) for i in range(self.rows)]
+        extent = self.left.extents[0]
+        if extent == self.left.sizes[0]:
+            return rows
+        return [w.min(row, w.sub(extent, 1)) for row in rows]
 
     def _packed_factors(self, w: Writer, step: Index) -> list[Value]:
         panels, shape = self.left, self.left.shape
