@@ -63,7 +63,7 @@ def capture(
         )
     passes.prepare(program.graph.graph, program.inputs)
 
-    is_open = small_sizes.are_open(dynamic_shapes)
+    is_open = small_sizes.has_default_ranges(dynamic_shapes)
     sizes = _SmallSizes(model, exported, general, program, strict)
     signature = sizes.find_valid_sizes(is_open, least_sizes)
     named = dim_names.with_user_names(signature, dynamic_shapes)
@@ -92,11 +92,11 @@ class _SmallSizes:
         """The signature with the sizes for which the program is valid."""
         signature = self.program.signature
         if signature.conditions or (is_open and least_sizes):
-            signature = small_sizes.allow(self.general, signature, is_open, self._retrace)
+            signature = small_sizes.relax(self.general, signature, is_open, self._retrace)
         if not least_sizes:
-            signature = small_sizes.from_zero(signature)
+            signature = small_sizes.drop_default_minimums(signature)
         if not is_open or not least_sizes:
-            signature = small_sizes.confirm(signature, self._is_valid)
+            signature = small_sizes.raise_minimums(signature, self._is_valid)
         return signature
 
     def _is_valid(self, sizes: small_sizes.Sizes) -> bool:
@@ -106,7 +106,7 @@ class _SmallSizes:
             return small_sizes.is_same(self.general, program.signature, sizes, self._retrace)
         examples = torch_pytree.tree_leaves(self.exported.example_inputs)
         leaves = small_sizes.resize_examples(program.signature, examples, sizes)
-        with small_sizes.quietly():
+        with small_sizes.suppress_warnings():
             return agrees(program, model, leaves, *self._arguments(leaves))
 
     def _retrace(self, leaves: Sequence[Any]) -> small_sizes.Trace:
@@ -151,7 +151,7 @@ def export_program(
     args, kwargs = _unalias((args, kwargs))
     try:
         # The error below has the contents of the log.
-        with Expanding(), small_sizes.without_log():
+        with Expanding(), small_sizes.suppress_log():
             return torch.export.export(
                 model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
             )

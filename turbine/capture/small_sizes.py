@@ -48,7 +48,7 @@ _MOST_SIZES = 6
 _MOST_TRACES = 12
 
 
-def are_open(dynamic_shapes: Any) -> bool:
+def has_default_ranges(dynamic_shapes: Any) -> bool:
     """Whether all ranges of sizes are PyTorch's: the user gave no Dim with a range."""
     leaves = torch_pytree.tree_leaves(dynamic_shapes)
     return any(leaf in (Dim.AUTO, Dim.DYNAMIC) for leaf in leaves) and not any(
@@ -56,10 +56,10 @@ def are_open(dynamic_shapes: Any) -> bool:
     )
 
 
-def allow(general: Trace, signature: Signature, is_open: bool, retrace: Retrace) -> Signature:
+def relax(general: Trace, signature: Signature, is_open: bool, retrace: Retrace) -> Signature:
     """The signature without conditions and minimum sizes that the program does not need."""
     refused = {name: _find_excluded(signature, name, is_open) for name in signature.symbols}
-    usual = {name: _usual(signature, name) for name in signature.symbols}
+    usual = {name: _find_usual_size(signature, name) for name in signature.symbols}
     has_ints = any(spec.kind == "int" for spec in signature.inputs)
     if has_ints or not any(refused.values()) or None in usual.values():
         return signature
@@ -89,8 +89,8 @@ def allow(general: Trace, signature: Signature, is_open: bool, retrace: Retrace)
     return _widen(signature, refused, right)
 
 
-def from_zero(signature: Signature) -> Signature:
-    """The signature with minimum sizes of 0 where PyTorch assumes 2; `confirm` raises them."""
+def drop_default_minimums(signature: Signature) -> Signature:
+    """The signature with minimum sizes of 0 where PyTorch assumes 2."""
     symbols = {
         name: replace(limits, minimum=0 if limits.minimum <= _ASSUMED else limits.minimum)
         for name, limits in signature.symbols.items()
@@ -101,12 +101,12 @@ def from_zero(signature: Signature) -> Signature:
 _ASSUMED = 2
 
 
-def confirm(signature: Signature, is_valid: Callable[[Sizes], bool]) -> Signature:
+def raise_minimums(signature: Signature, is_valid: Callable[[Sizes], bool]) -> Signature:
     """The signature with minimum sizes raised until the program is valid.
 
     A user's Dim allows 0 and 1, and PyTorch does not check whether the program does.
     """
-    usual = {name: _usual(signature, name) for name in signature.symbols}
+    usual = {name: _find_usual_size(signature, name) for name in signature.symbols}
     known = {name: size for name, size in usual.items() if size is not None}
     symbols = dict(signature.symbols)
     if len(known) < len(usual) or any(spec.kind == "int" for spec in signature.inputs):
@@ -224,7 +224,7 @@ def _combinations(
     return [sizes for sizes in found if sum(sizes[name] != usual[name] for name in candidates) > 1]
 
 
-def _usual(signature: Signature, name: str) -> int | None:
+def _find_usual_size(signature: Signature, name: str) -> int | None:
     """A size of at least _USUAL that the signature allows, if one is found."""
     alone = [c for c in signature.conditions if set(dims.names(c)) == {name}]
     limits = signature.symbols[name]
@@ -263,7 +263,7 @@ def is_same(general: Trace, signature: Signature, sizes: Sizes, retrace: Retrace
     differ, their results are compared.
     """
     try:
-        with quietly():
+        with suppress_warnings():
             special = retrace([_example(spec, sizes) for spec in signature.inputs])
     except errors.ExportError:
         return False
@@ -312,15 +312,15 @@ def _run(trace: Trace, arguments: Sequence[Any]) -> Any:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def suppress_warnings() -> Iterator[None]:
     """Suppress PyTorch's warnings and logs about sizes that the user did not ask for."""
-    with without_log(), warnings.catch_warnings():
+    with suppress_log(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 @contextmanager
-def without_log() -> Iterator[None]:
+def suppress_log() -> Iterator[None]:
     """Suppress the log of ops that raise for the sizes of their arguments."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True

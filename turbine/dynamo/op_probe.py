@@ -25,7 +25,7 @@ def find_refused(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
         jobs: dict[fx.Node, Job] = {}
         for node in nodes:
             try:
-                module = lower(_alone(node), TargetQuery(host.default_target)).module
+                module = lower(_isolate(node), TargetQuery(host.default_target)).module
                 mlir_context.verify(module)
             except (errors.UnsupportedOp, errors.CompileError) as error:
                 reasons[node] = error.fact
@@ -45,7 +45,7 @@ def find_refused(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
     return reasons
 
 
-def _alone(node: fx.Node) -> Region:
+def _isolate(node: fx.Node) -> Region:
     """A graph of one op, with its operands as placeholders."""
     graph = fx.Graph()
     value: dict[fx.Node, fx.Node] = {}

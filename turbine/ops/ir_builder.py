@@ -133,7 +133,7 @@ def rule(schema: Schema, emit: Emit) -> Rule:
                 f"{schema.qualified}: its emission raised {type(error).__name__}: {error}",
                 where=user_line_of(error),
             ) from error
-        return _check_results(schema, _flat(made), site.results, site.location, place(emit))
+        return _check_results(schema, _flatten(made), site.results, site.location, place(emit))
 
     return build
 
@@ -151,9 +151,9 @@ def _size_value(value: Any, builder: Builder) -> Any:
     return scalars.constant(value, _INT64, builder.location) if isinstance(value, int) else value
 
 
-def _flat(made: Any) -> list[Any]:
+def _flatten(made: Any) -> list[Any]:
     if isinstance(made, (list, tuple)):
-        return [value for one in made for value in _flat(one)]
+        return [value for one in made for value in _flatten(one)]
     if isinstance(made, Operation):
         return list(made.results)
     return [made]

@@ -91,14 +91,14 @@ class Launcher:
             result = repeat(args, keywords)
             if result is not None:
                 return result
-        return self._general(args, keywords)
+        return self._call_general(args, keywords)
 
     def lower(self, args: Sequence[Any]) -> Module:
         """The IR for a call."""
         values = specialization.leaves(self.schema, args, self.static)
         return self._lower(self._trace(args, values)).module
 
-    def _general(self, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def _call_general(self, given: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         args = self.schema.filled(given, keywords)
         values = specialization.leaves(self.schema, args, self.static)
         key = specialization.key_of(args, values)

@@ -54,7 +54,7 @@ class PureOp(DeclaredOp):
             torch.library.register_fake(self.schema.qualified, self._infer_shapes, lib=library)
         if "CPU" not in self.leave:
             library.impl(name, self._launch, "CPU")
-            library.impl(name, self._elsewhere, "CompositeExplicitAutograd")
+            library.impl(name, self._run_in_pytorch, "CompositeExplicitAutograd")
         library.impl(name, self._differentiable, "Autograd", with_keyset=True)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -121,7 +121,7 @@ class PureOp(DeclaredOp):
         filled = self.schema.filled(args, keywords)
         inputs = [leaf for leaf in torch_pytree.tree_leaves(filled) if is_tensor(leaf)]
         results = self._meaning(*filled)
-        return torch_pytree.tree_map_only(torch.Tensor, lambda t: _own(t, inputs), results)
+        return torch_pytree.tree_map_only(torch.Tensor, lambda t: _copy_views(t, inputs), results)
 
     def _launch(self, *args: Any, **keywords: Any) -> Any:
         if self.eager is None:
@@ -136,9 +136,9 @@ class PureOp(DeclaredOp):
             return results
         taken = {address(t) for t in torch_pytree.tree_leaves(list(filled)) if is_tensor(t)}
         conforming = self.schema.check_results(results)
-        return torch_pytree.tree_map_only(torch.Tensor, lambda t: _apart(t, taken), conforming)
+        return torch_pytree.tree_map_only(torch.Tensor, lambda t: _unshare(t, taken), conforming)
 
-    def _elsewhere(self, *args: Any, **keywords: Any) -> Any:
+    def _run_in_pytorch(self, *args: Any, **keywords: Any) -> Any:
         """Run the function in PyTorch on other devices; raises if the op has an emission."""
         filled = self.schema.filled(args, keywords)
         if self.eager is not None:
@@ -207,14 +207,14 @@ def _empty_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
 
-def _own(result: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+def _copy_views(result: torch.Tensor, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
     """A result that shares no memory with the inputs, contiguous."""
     if result._is_view() or any(result is one for one in inputs):
         return result.clone(memory_format=torch.contiguous_format)
     return result.contiguous()
 
 
-def _apart(result: torch.Tensor, taken: Collection[int]) -> torch.Tensor:
+def _unshare(result: torch.Tensor, taken: Collection[int]) -> torch.Tensor:
     """A result in none of the taken storages, contiguous."""
     if address(result) in taken:
         return result.clone(memory_format=torch.contiguous_format)
