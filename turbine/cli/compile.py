@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +26,7 @@ def compile_model(
     strategy: Annotated[str | None, "auto, tune (time them all) or a strategy's name"] = None,
     weights: Annotated[str | None, "where weights go: external, global or inline"] = None,
     archive: Annotated[Path | None, "put the weights in an .irpa file of their own"] = None,
+    describe: Annotated[bool, "keep what `turbine profile` tells of lines and rates"] = False,
 ) -> int:
     """Compile a model ahead of time and print the paths of the files written.
 
@@ -38,7 +38,7 @@ def compile_model(
       turbine compile turbine.zoo:lenet -o lenet.turbine
     """
     factories.split(factory)
-    _check(output, target, strategy, weights, archive)
+    _check(output, target, strategy, weights, archive, describe)
     with progress(f"exporting {factory}"):
         exported = _export(factory, input, weights)
     if output.suffix in MLIR_SUFFIXES:
@@ -46,12 +46,18 @@ def compile_model(
     else:
         kind = config.current().target if target is None else target
         with progress(f"compiling {exported.module_name} for {kind}"):
-            written = WRITE[output.suffix](exported, output, target, strategy, archive)
+            if output.suffix == ARTIFACT_SUFFIX:
+                options = {"strategy": strategy, "archive": archive, "describe": describe}
+                written = _write_artifact(exported, output, target=target, **options)
+            else:
+                written = exported.compile(target=target, strategy=strategy).save_vmfb(output)
     print(*written, sep="\n")
     return 0
 
 
+ARTIFACT_SUFFIX = ".turbine"
 MLIR_SUFFIXES = (".mlir", ".mlirbc")
+SUFFIXES = (ARTIFACT_SUFFIX, ".vmfb", *MLIR_SUFFIXES)
 
 
 def _check(
@@ -60,11 +66,12 @@ def _check(
     strategy: str | None,
     weights: str | None,
     archive: Path | None,
+    describe: bool,
 ) -> None:
     """Find mistakes before the slow work begins."""
     from turbine.compiler import strategies
 
-    check_output(output, (*WRITE, *MLIR_SUFFIXES))
+    check_output(output, SUFFIXES)
     settings = config.current()
     kind = targets.parse(settings.target if target is None else target).kind
     strategies.choose(settings.strategy if strategy is None else strategy, kind)
@@ -72,7 +79,11 @@ def _check(
         raise errors.ConfigError(
             f"--target or --strategy with {output.suffix}", hint="only the export is written there"
         )
-    if archive is not None and output.suffix != ".turbine":
+    if describe and output.suffix != ARTIFACT_SUFFIX:
+        raise errors.ConfigError(
+            f"--describe with {output.suffix}", hint="`turbine profile` takes a .turbine file"
+        )
+    if archive is not None and output.suffix != ARTIFACT_SUFFIX:
         raise errors.ConfigError(
             f"--archive with {output.suffix}", hint="only a .turbine file names its archive"
         )
@@ -121,34 +132,14 @@ def _write_mlir(exported: ExportOutput, output: Path) -> list[Path]:
     return [output]
 
 
-def _write_artifact(
-    exported: ExportOutput,
-    output: Path,
-    target: str | None,
-    strategy: str | None,
-    archive: Path | None,
-) -> list[Path]:
-    artifact = exported.compile(output, target=target, strategy=strategy, archive=archive)
+def _write_artifact(exported: ExportOutput, output: Path, **options: Any) -> list[Path]:
+    artifact = exported.compile(output, **options)
     try:
         artifact.check_runs_here()
     except errors.ArtifactTargetError as error:
         _note(f"this machine cannot run it: {error.fact.splitlines()[0]}")
+    archive = options["archive"]
     return [output] if archive is None else [output, archive]
-
-
-def _write_vmfb(
-    exported: ExportOutput,
-    output: Path,
-    target: str | None,
-    strategy: str | None,
-    archive: Path | None,
-) -> list[Path]:
-    assert archive is None
-    return exported.compile(target=target, strategy=strategy).save_vmfb(output)
-
-
-Write = Callable[["ExportOutput", Path, str | None, str | None, Path | None], list[Path]]
-WRITE: dict[str, Write] = {".turbine": _write_artifact, ".vmfb": _write_vmfb}
 
 
 def _note(text: str) -> None:

@@ -19,6 +19,7 @@ from turbine.cli.fuzz import fuzz_programs
 from turbine.cli.inspect import inspect_artifact
 from turbine.cli.opt import transform_ir
 from turbine.cli.options import Assignment, Verb, add_options, call
+from turbine.cli.profile import profile_artifact
 from turbine.cli.run import run_artifact
 from turbine.cli.trace import show_trace
 from turbine.version import __version__
@@ -27,6 +28,7 @@ VERBS: dict[str, Verb] = {
     "compile": compile_model,
     "run": run_artifact,
     "bench": bench_artifact,
+    "profile": profile_artifact,
     "inspect": inspect_artifact,
     "opt": transform_ir,
     "cache": show_cache,

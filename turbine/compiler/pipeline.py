@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import statistics
@@ -12,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 from turbine import config, errors
 from turbine.compiler import cache, diagnostics, host, invoke, session, strategies
@@ -84,6 +86,20 @@ def compile_ir(
         keeping = (f"--iree-hal-dump-executable-intermediates-to={intermediates}",)
         plan = replace(plan, attempt=replace(plan.attempt, extra=keeping))
     return plan.read_cache() or plan.finish(measure)
+
+
+def describe_dispatches(
+    source: bytes, target: Target, strategy: str, *, in_process: bool | None = None
+) -> list[dict[str, Any]]:
+    """What each dispatch is in code that was compiled with a strategy."""
+    target = host.resolve(target, in_process=in_process)
+    (chosen,) = strategies.choose(strategy, target.kind)
+    flags = (*strategies.COMMON, *target.flags, *chosen.flags)
+    outcome = invoke.run(session.Request(source, flags, session.DISPATCHES), in_process=in_process)
+    if outcome.data is None:
+        raise _error(outcome.diagnostics)
+    described: list[dict[str, Any]] = json.loads(outcome.data)
+    return described
 
 
 def begin_ir(source: bytes, target: Target, *, fingerprint: str | None = None) -> Pending:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -15,11 +16,13 @@ from turbine.compiler.diagnostics import ERROR, Diagnostic, parse
 log = logging.getLogger(__name__)
 VM_BYTECODE = "vm"
 INPUT_CONVERTED = "input"  # the phase after which there are only ops on builtin tensors
+DISPATCHES = "dispatches"  # what each dispatch is, as JSON
+_DISPATCHES_FORMED = "flow"  # the phase after which there are dispatches
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to compile. `until` is "vm" for runnable bytes or an IREE phase name for IR text."""
+    """What to compile: until "vm" for runnable bytes, "dispatches", or a phase of IREE's for IR."""
 
     source: bytes
     flags: tuple[str, ...]
@@ -43,6 +46,8 @@ def run(request: Request) -> Outcome:
     try:
         if request.until == VM_BYTECODE:
             data = _compile_within_limits(request, collected)
+        elif request.until == DISPATCHES:
+            data = _describe_dispatches(request, collected)
         else:
             data = _compile(request, collected)
     except ValueError as error:  # how IREE's wrapper reports each call that returned an error
@@ -106,6 +111,15 @@ def _compile_isolated(request: Request, collected: list[Diagnostic]) -> bytes | 
     return _compile(replace(request, source=isolate_ops(converted), isolated=False), collected)
 
 
+def _describe_dispatches(request: Request, collected: list[Diagnostic]) -> bytes | None:
+    from turbine.mlir.dispatches import describe
+
+    formed = _compile(replace(request, until=_DISPATCHES_FORMED), collected)
+    if formed is None:
+        return None
+    return json.dumps([asdict(dispatch) for dispatch in describe(formed)]).encode()
+
+
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
 
 
@@ -140,6 +154,8 @@ def _output(output_class: Any, invocation: Any, until: str) -> bytes:
     with output_class.open_membuffer() as output:
         if until == VM_BYTECODE:
             invocation.output_vm_bytecode(output)
+        elif until == _DISPATCHES_FORMED:
+            invocation.output_ir_bytecode(output)  # text has no locations
         else:
             invocation.output_ir(output)
         return bytes(output.map_memory())

@@ -1,0 +1,103 @@
+"""What each dispatch of a program is: IR after IREE's flow phase in, a description of each out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from iree.compiler.ir import AffineDimExpr, Operation, RankedTensorType, Value
+
+from turbine import errors
+from turbine.mlir import context
+from turbine.mlir.matchers import walk
+
+_PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
+_PRODUCTS = re.compile(r"linalg\.(batch_)?(matmul|mmt4d|vecmat|matvec)")
+_ARITHMETIC = re.compile(r"math\.|arith\.(add|sub|mul|div|rem|max|min|neg)")
+_MEGA = 1e6
+
+
+@dataclass
+class Dispatch:
+    """A dispatch by its name, and the work of one call of it, about; None where it is not known."""
+
+    name: str
+    lines: list[str] = field(default_factory=list)  # of the user's code that it computes
+    mflop: float | None = 0.0
+    megabytes: float | None = 0.0  # read and written
+
+
+def describe(source: bytes) -> list[Dispatch]:
+    """The dispatches of a program, in the order in which it calls them."""
+    module = context.parse(source)
+    work = dict(_work_of_functions(module.operation))
+    found: dict[str, Dispatch] = {}
+    for op in walk(module.operation):
+        if op.name != "flow.dispatch":
+            continue
+        name = str(op.attributes["entry_points"]).strip("[]@").rpartition("@")[2]
+        one = found.setdefault(name, Dispatch(name, [], work.get(name), _megabytes(op)))
+        line = _line(str(op.location))
+        if line is not None and line not in one.lines:
+            one.lines.append(line)
+    return list(found.values())
+
+
+def _line(location: str) -> str | None:
+    """The innermost line of the user's own code."""
+    return errors.user_place([f"{file}:{line}" for file, line in _PLACE.findall(location)])
+
+
+def _megabytes(op: Operation) -> float | None:
+    sizes = [_bytes(value) for value in (*op.operands, *op.results)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) / _MEGA if len(known) == len(sizes) else None
+
+
+def _bytes(value: Value) -> float | None:
+    if not isinstance(value.type, RankedTensorType):
+        return 0.0
+    if not value.type.has_static_shape:
+        return None
+    bits = re.search(r"\d+$", str(value.type.element_type))
+    return float(math.prod(value.type.shape) * max(1, int(bits[0]) // 8 if bits else 4))
+
+
+def _work_of_functions(module: Operation) -> Iterator[tuple[str, float | None]]:
+    """The work of each function that is dispatched."""
+    for op in walk(module):
+        if op.name == "func.func":
+            counts = [_operations(inner) for inner in walk(op) if inner.name.startswith("linalg.")]
+            known = [count for count in counts if count is not None]
+            total = sum(known) / _MEGA if counts and len(known) == len(counts) else None
+            yield str(op.attributes["sym_name"]).strip('"'), total
+
+
+def _operations(op: Operation) -> float | None:
+    """How many operations on numbers an op does."""
+    shapes = [v.type for v in op.operands if isinstance(v.type, RankedTensorType)]
+    if not all(shape.has_static_shape for shape in shapes):
+        return None
+    product = _PRODUCTS.match(op.name)
+    if product is not None:
+        a, b, result = (math.prod(shape.shape) for shape in shapes[:3])
+        batch = shapes[0].shape[0] if product[1] else 1
+        return 2 * result * math.sqrt(a * b / (result * batch)) if result else 0.0
+    if op.name != "linalg.generic":
+        return 0.0
+    body = [one for block in op.regions[0].blocks for one in block.operations]
+    count = sum(_ARITHMETIC.match(one.operation.name) is not None for one in body)
+    return count * _iterations(op, shapes)
+
+
+def _iterations(op: Operation, shapes: list[Any]) -> float:
+    """How often a loop nest runs its body."""
+    sizes: dict[int, int] = {}
+    for attribute, shape in zip(op.attributes["indexing_maps"], shapes, strict=False):
+        for expression, size in zip(attribute.value.results, shape.shape, strict=True):
+            if isinstance(expression, AffineDimExpr):
+                sizes[expression.position] = size
+    return float(math.prod(sizes.values()))
