@@ -93,6 +93,10 @@ class CompilerCrash(CompileError):
     """The compiler process died; the calling process is unharmed."""
 
 
+class LinkerError(CompileError):
+    """The linker that IREE brings does not start, so nothing can be compiled here."""
+
+
 class ArgumentError(TurbineError, ValueError, TypeError):
     """A call with an argument of the wrong structure, shape, dtype, device or range."""
 

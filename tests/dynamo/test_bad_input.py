@@ -204,6 +204,7 @@ def test_refusals_are_remembered_by_the_next_process(
         (errors.CompileError("bad"), True),
         (errors.UnsupportedOp("bad"), True),
         (errors.CompileTimeout("late"), False),
+        (errors.LinkerError("IREE's linker cannot be started"), False),
         (errors.CompilerCrash("died (SIGSEGV)"), True),
         (errors.CompilerCrash("died (SIGKILL)"), False),
         (errors.TurbineError("a fault of ours"), False),

@@ -220,7 +220,7 @@ class _Attempt:
                 return outcome
             failures.append(outcome)
             # What the input conversion refuses, it refuses under every strategy.
-            if isinstance(outcome.error, errors.UnsupportedOpInIR):
+            if isinstance(outcome.error, (errors.UnsupportedOpInIR, errors.LinkerError)):
                 break
         raise self._all_failed(failures)
 
@@ -307,7 +307,16 @@ def _error(messages: Sequence[diagnostics.Diagnostic]) -> errors.CompileError:
             where=first.where,
             hint="give it a decomposition with turbine.aot.extend_aot_decompositions",
         )
+    linker = session.find_linker()
+    if _NOT_LINKED in first.message and not os.access(linker, os.X_OK):
+        return errors.LinkerError(
+            f"IREE's linker cannot be started: {linker}",
+            hint=f"install iree-base-compiler again, or chmod +x {linker}",
+        )
     return errors.CompileError(first.message, where=first.where)
+
+
+_NOT_LINKED = "failed to link executable"
 
 
 def _dump(source: bytes) -> Path | None:

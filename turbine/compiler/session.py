@@ -8,6 +8,8 @@ import logging
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from turbine.compiler import dispatch_limits
@@ -62,6 +64,14 @@ def version() -> str:
     from importlib.metadata import version as installed
 
     return installed("iree-base-compiler")
+
+
+def find_linker() -> Path:
+    """The linker that IREE's compiler starts."""
+    found = find_spec("iree.compiler")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    return Path(found.submodule_search_locations[0]) / "_mlir_libs" / "iree-lld"
 
 
 def is_bytecode(source: bytes) -> bool:

@@ -49,11 +49,12 @@ def remember_part(name: str, error: errors.CompileError) -> None:
 
 
 def is_lasting(error: errors.TurbineError) -> bool:
-    """Whether an error is permanent: not a lack of time or memory."""
+    """Whether an error is permanent: not a lack of time, memory or a linker."""
     if isinstance(error, errors.CompilerCrash):
         return not config.current().compile_memory_mb and "SIGKILL" not in error.fact
     lasting = (errors.UnsupportedOp, errors.CompileError)
-    return isinstance(error, lasting) and not isinstance(error, errors.CompileTimeout)
+    passing = (errors.CompileTimeout, errors.LinkerError)
+    return isinstance(error, lasting) and not isinstance(error, passing)
 
 
 # Used if the cache on disk is off.

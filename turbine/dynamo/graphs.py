@@ -128,7 +128,10 @@ def _without_culprit(
     add(compile_failures=1)
     whole.failures += 1
     compute = [node for node in part.graph.graph.nodes if is_compute(node)]
-    if whole.failures > _PATIENCE:
+    if isinstance(error, errors.LinkerError):
+        errors.warn(f"torch.compile runs the model in PyTorch: {error}")
+        outer = _assemble(part.graph, whole, {node.name: error.fact for node in compute})
+    elif whole.failures > _PATIENCE:
         everything = {node.name: "the compiler failed too often" for node in compute}
         outer = _assemble(part.graph, whole, everything)
     elif refused := _find_refused(part, error):
