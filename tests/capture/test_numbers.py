@@ -212,7 +212,11 @@ def test_products_of_a_row_or_column_whose_elements_lie_apart() -> None:
 
     def products(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         linear = torch.nn.functional.linear(x[:, :1].t(), y, y[0])
-        return [x[:, 0] @ y, x.t()[1:2] @ y, y @ x[:, :1], linear]
+        copied = x[:, 0].clone()
+        return [
+            *(x[:, 0] @ y, x.t()[1:2] @ y, y @ x[:, :1], linear),
+            *(copied @ y, torch.addmm(y[:1], copied[None], y, beta=0.5, alpha=2), y @ copied),
+        ]
 
     x, y = torch.randn(6, 2), torch.randn(6, 6)
     torch.testing.assert_close(compiled(products, x, y)(x, y), products(x, y))
