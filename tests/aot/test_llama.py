@@ -17,7 +17,7 @@ from examples.llama.programs import export, save_weights
 from turbine import errors
 from turbine.aot import ExportOutput
 
-pytestmark = [pytest.mark.run, pytest.mark.sweep(2)]
+pytestmark = [pytest.mark.run, pytest.mark.sweep(1)]
 
 ROOT = Path(__file__).resolve().parents[2]
 # The one that the benchmark makes of a width of 64, so that its code is found in the cache.

@@ -171,10 +171,14 @@ FUNCTIONS = [
             "special_i1e special_modified_bessel_i0 special_modified_bessel_i1 "
             "special_modified_bessel_k0 special_modified_bessel_k1 "
             "special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1 "
-            "special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 "
             "special_spherical_bessel_j0"
         ),
         WIDE,
+        FITTED,
+    ),
+    *each(
+        defaults("special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1"),
+        (torch.float32,),
         FITTED,
     ),
     Row(aten.polygamma.default, WIDE, FITTED, lambda x, y: (2, x)),
@@ -189,10 +193,10 @@ COMPLEXES = [
     ),
     Row(aten.polar.default, WIDE, MATRIX, both),
     Row(aten._to_copy.default, WIDE, MATRIX, options={"dtype": torch.complex64}),
-    Row(aten._fft_c2c.default, COMPLEX, MATRIX, x_and([0, 1], 0, True)),
-    Row(aten._fft_c2c.default, COMPLEX, MATRIX, x_and([1], 2, False)),
-    Row(aten._fft_r2c.default, (torch.float32,), MATRIX, x_and([1], 0, True)),
-    Row(aten._fft_c2r.default, COMPLEX, MATRIX, x_and([1], 2, 10)),
+    Row(aten._fft_c2c.default, COMPLEX, MATRIX, lambda x, y: (x[:2, :3], [0, 1], 0, True)),
+    Row(aten._fft_c2c.default, COMPLEX, VECTOR, x_and([0], 2, False)),
+    Row(aten._fft_r2c.default, (torch.float32,), VECTOR, x_and([0], 0, True)),
+    Row(aten._fft_c2r.default, COMPLEX, VECTOR, lambda x, y: (x[:4], [0], 2, 7)),
 ]
 ALONG_AXES = [
     Row(aten.sum.dim_IntList, ANY, MATRIX, x_and([1])),

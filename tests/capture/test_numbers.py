@@ -207,6 +207,21 @@ def test_batched_products_of_normalized_rows_of_any_count(drawn: Drawn) -> None:
     torch.testing.assert_close(found, _products_of_normalized_rows(*pairs), rtol=1e-5, atol=1e-3)
 
 
+def test_products_of_a_row_or_column_whose_elements_lie_apart() -> None:
+    """Data tiling of IREE 3.13 reads the elements beside it."""
+
+    def products(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        linear = torch.nn.functional.linear(x[:, :1].t(), y, y[0])
+        copied = x[:, 0].clone()
+        return [
+            *(x[:, 0] @ y, x.t()[1:2] @ y, y @ x[:, :1], linear),
+            *(copied @ y, torch.addmm(y[:1], copied[None], y, beta=0.5, alpha=2), y @ copied),
+        ]
+
+    x, y = torch.randn(6, 2), torch.randn(6, 6)
+    torch.testing.assert_close(compiled(products, x, y)(x, y), products(x, y))
+
+
 def test_batched_products_of_a_dynamic_count_of_rows() -> None:
     x, y = torch.randn(3, 8, 24), torch.randn(3, 24, 40)
     shapes = {"args": ({1: Dim("rows", max=64)}, None)}

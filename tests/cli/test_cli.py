@@ -174,7 +174,7 @@ def test_the_examples_in_the_help_texts_run(
 
 
 # Words behind an example that would go on for long: a later option wins.
-BRIEFLY = {"coverage": ["--forms="], "fuzz": ["--minutes", "0.001"]}
+BRIEFLY = {"bench": ["--seconds", "0.1"], "coverage": ["--forms="], "fuzz": ["--minutes", "0.001"]}
 
 
 @pytest.mark.parametrize(

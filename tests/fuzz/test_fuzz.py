@@ -28,8 +28,8 @@ from turbine.fuzz.script import script
 from turbine.fuzz.session import Tally
 from turbine.fuzz.shrink import shrink
 
-# About a minute: a number of programs, so that a slow machine sees the same ones.
-PROGRAMS = 20
+# Less than a minute: a number of programs, so that a slow machine sees the same ones.
+PROGRAMS = 14
 
 
 def test_random_programs_agree_with_eager(seed: int) -> None:

@@ -17,7 +17,7 @@ from turbine.capture.effects import is_ordered, is_pointwise
 aten = torch.ops.aten
 
 # Ops that only change indices; the compiler folds them into the loops around them.
-_VIEWS = {
+VIEWS = {
     aten.view.default,
     aten._unsafe_view.default,
     aten.reshape.default,
@@ -58,7 +58,7 @@ def find_crossed_reads(graph: fx.Graph) -> set[fx.Node]:
         numbers[node] = _number(node, numbers, known)
         if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
-        if node.target in _VIEWS:
+        if node.target in VIEWS:
             paths[node] = _extend(paths.get(node.args[0], {}), _step(node, numbers))
         elif is_pointwise(node.target):
             merged = _merge([paths[x] for x in node.all_input_nodes if x in paths])
