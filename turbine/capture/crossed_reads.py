@@ -17,7 +17,7 @@ from turbine.capture.effects import is_ordered, is_pointwise
 aten = torch.ops.aten
 
 # Ops that only change indices; the compiler folds them into the loops around them.
-VIEWS = {
+_VIEWS = {
     aten.view.default,
     aten._unsafe_view.default,
     aten.reshape.default,
@@ -31,7 +31,7 @@ VIEWS = {
     aten.expand.default,
 }
 
-CROSSED = "crossed"  # in `node.meta`
+UNFUSED = "unfused"  # in `node.meta`: a value that must not be fused with its users
 
 # The views between a computed value and an op that reads its elements.
 Path = tuple[Any, ...]
@@ -44,7 +44,7 @@ Paths = dict[Group, set[Path]]
 def mark_crossed_reads(graph: fx.Graph) -> None:
     """Mark the values that must not be fused with their users."""
     for node in find_crossed_reads(graph):
-        node.meta[CROSSED] = True
+        node.meta[UNFUSED] = True
 
 
 def find_crossed_reads(graph: fx.Graph) -> set[fx.Node]:
@@ -58,7 +58,7 @@ def find_crossed_reads(graph: fx.Graph) -> set[fx.Node]:
         numbers[node] = _number(node, numbers, known)
         if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor):
             continue
-        if node.target in VIEWS:
+        if node.target in _VIEWS:
             paths[node] = _extend(paths.get(node.args[0], {}), _step(node, numbers))
         elif is_pointwise(node.target):
             merged = _merge([paths[x] for x in node.all_input_nodes if x in paths])

@@ -11,7 +11,6 @@ from torch import fx
 
 from turbine.capture import graph_passes
 from turbine.capture.constants import fold_uniform
-from turbine.capture.copied_columns import add_up_copied_columns
 from turbine.capture.crossed_reads import mark_crossed_reads
 from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.joined_indices import join_indices
@@ -20,6 +19,7 @@ from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.rounding import keep_rounding
 from turbine.capture.size_arithmetic import rewrite_size_arithmetic
 from turbine.capture.small_integers import widen_small_integers
+from turbine.capture.spread_rows import mark_spread_rows
 
 
 def clean(graph_module: fx.GraphModule) -> None:
@@ -45,7 +45,7 @@ def prepare(graph: fx.Graph, inputs: Iterable[str]) -> None:
     check_early(graph)
     join_indices(graph)
     rewrite_reshapes(graph)
-    add_up_copied_columns(graph)
     isolate_writes(graph, inputs)
     rewrite_size_arithmetic(graph)
     mark_crossed_reads(graph)
+    mark_spread_rows(graph)

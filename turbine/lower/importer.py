@@ -20,7 +20,7 @@ from iree.compiler.extras.fx_importer import (
 from torch import fx
 
 from turbine import config, dtypes, errors
-from turbine.capture.crossed_reads import CROSSED
+from turbine.capture.crossed_reads import UNFUSED
 from turbine.capture.declared_ops import EMITTED
 from turbine.capture.program import Devices, Region, Weight
 from turbine.lower import emission
@@ -333,7 +333,7 @@ class _Body(GraphNodeImporter):
 
     def _separate_crossed(self, loc: Location, node: fx.Node) -> None:
         """Keep the compiler from fusing a value with an op that reads it at two indices."""
-        if CROSSED in node.meta:
+        if UNFUSED in node.meta:
             tensor = self._argument(node, loc)
             separate = flow.separate(tensor, loc)
             of = self.resolve_node_value(node).type

@@ -33,34 +33,21 @@ def _with_axes(x: Tensor, axes: list[int]) -> Tensor:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """Products of one row or column that data tiling of IREE 3.13 gets wrong.
+    """A row times a matrix of dynamic width, as a transposed matmul.
 
-    A row times a matrix of dynamic width, transposed: the width is rounded up to a tile, which
-    shows where the product is read twice. A row or column whose elements lie apart, such as
-    `x[:, 0] @ y`, as sums: its neighbours in memory are read instead.
+    IREE 3.13 rounds the width up to a tile, which shows if the result is read twice.
     """
-    if _is_row_of_dynamic_width(a, b):
-        return aten.mm.default(b.t(), a.t()).t()
-    if _is_spread_row(a):
-        return torch.mv(b.t(), a.select(0, 0)).unsqueeze(0)
-    if _is_spread_row(b.t()):
-        return torch.mv(a, b.select(1, 0)).unsqueeze(1)
-    return NotImplemented
+    return aten.mm.default(b.t(), a.t()).t() if _is_row_of_dynamic_width(a, b) else NotImplemented
 
 
 def product_and_sum(
     x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
-    """addmm of such a row or column, as a matmul and an add."""
-    if not (_is_row_of_dynamic_width(a, b) or _is_spread_row(a) or _is_spread_row(b.t())):
+    """addmm of such a row, as a matmul and an add."""
+    if not _is_row_of_dynamic_width(a, b):
         return NotImplemented
     scaled = alpha * aten.mm.default(a, b)
     return beta * x + scaled if beta else scaled
-
-
-def _is_spread_row(x: Tensor) -> bool:
-    rows, columns = x.shape
-    return isinstance(rows, int) and rows == 1 and columns != 1 and x.stride(1) != 1
 
 
 def _is_row_of_dynamic_width(a: Tensor, b: Tensor) -> bool:
