@@ -16,14 +16,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import iree._runtime_libs
+import iree.runtime as iree
 
 from turbine import dtypes, errors
 from turbine.runtime.artifact import Artifact, Function
 from turbine.signature import Input
 from turbine.tables import table
 
-_TOOLS = Path(iree._runtime_libs.__path__[0])
+_TOOLS = Path(iree.__file__).parents[1] / "_runtime_libs"
 _MODES = "host-execution,executable-metadata"
 _TIME = re.compile(r"^BM_\S+\s+(?P<time>[\d.e+]+) ms", re.MULTILINE)
 # Work before the first call, such as packing weights.
