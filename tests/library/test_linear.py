@@ -12,7 +12,8 @@ import turbine
 from turbine import target as targets
 from turbine.capture.program import Program
 from turbine.compiler import host, invoke, session
-from turbine.library import place_kernels, placement
+from turbine.library import linear as linear_module
+from turbine.library import place_kernels
 from turbine.library.linear import linear
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import lower_all
@@ -132,7 +133,7 @@ def test_other_products_stay(model: nn.Module, args: tuple[Tensor, ...]) -> None
 def kernels_here(monkeypatch: pytest.MonkeyPatch) -> Target:
     """This machine's target, on which kernels are used whatever it is."""
     target = host.default_target()
-    monkeypatch.setattr(placement, "_FASTER_ON", {target.vector_bytes})
+    monkeypatch.setattr(linear_module, "FASTER_ON", {target.vector_bytes})
     return target
 
 

@@ -1,4 +1,4 @@
-"""Products with a weight that is packed once, when an artifact is loaded.
+"""Matmuls with a weight that is packed once, when an artifact is loaded.
 
 A weight of K rows lies in panels of W columns, each row of a panel after the one before: a program
 reads one panel from its beginning to its end, and rows of x where they are. Sums stay in registers
@@ -7,8 +7,19 @@ for the whole of K.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
+from turbine.capture.nodes import emit
+from turbine.capture.program import Program
+from turbine.target import Target
+
+aten = torch.ops.aten
 
 M, K, N = tkl.sym.M, tkl.sym.K, tkl.sym.N
 P, W = tkl.sym.P, tkl.sym.W  # panels, and the columns of each
@@ -30,3 +41,91 @@ def linear(
     columns = tkl.load(weight, (panel, 0, 0), (None, K, W))
     product = tkl.dot(rows, columns) + tkl.load(bias, (panel * W,), (W,))
     tkl.store(y, (row, panel * W), product)
+
+
+# Where the kernel is faster than IREE's own code, by the bytes of a vector register.
+FASTER_ON = {64}
+# A panel's columns, in vectors: with eight rows they fill the registers.
+_PANEL_VECTORS = 3
+_FLOAT_BYTES = 4
+# A matmul with fewer columns, or of shorter rows, is not worth a kernel.
+_LEAST_COLUMNS, _LEAST_DEPTH = 32, 32
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A node that is x @ weight + bias, with a weight that is the same in every call."""
+
+    node: fx.Node
+
+    @property
+    def operands(self) -> tuple[fx.Node, fx.Node]:
+        """x and the weight."""
+        x, weight = self.node.args[-2:]
+        assert isinstance(x, fx.Node)
+        assert isinstance(weight, fx.Node)
+        return x, weight
+
+    @property
+    def bias(self) -> fx.Node | None:
+        """What is added, if anything is."""
+        first = self.node.args[0]
+        assert isinstance(first, fx.Node)
+        return first if len(self.node.args) > len(self.operands) else None
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the kernel takes such operands, and there is enough to do."""
+        x, weight = (operand.meta["val"] for operand in self.operands)
+        if x.dtype != torch.float32:
+            return False
+        if self.bias is not None and self.bias.meta["val"].shape != weight.shape[1:]:
+            return False
+        depth, columns = weight.shape
+        return bool(columns >= _LEAST_COLUMNS and depth >= _LEAST_DEPTH)
+
+    def is_faster_on(self, target: Target) -> bool:
+        """Whether the kernel is faster there."""
+        return target.vector_bytes in FASTER_ON
+
+    def replace(self, target: Target) -> fx.Node:
+        """Call the kernel instead, on a packed weight; gives the result."""
+        node, graph, (x, weight) = self.node, self.node.graph, self.operands
+        width = _PANEL_VECTORS * target.vector_bytes // _FLOAT_BYTES
+        depth, columns = weight.meta["val"].shape
+        panels = -(-columns // width)
+        rest = panels * width - columns
+        padded = emit(graph, aten.constant_pad_nd.default, weight, [0, rest], beside=node)
+        split = emit(graph, aten.view.default, padded, [depth, panels, width], beside=node)
+        turned = emit(graph, aten.permute.default, split, [1, 0, 2], beside=node)
+        packed = emit(
+            graph, aten.clone.default, turned, memory_format=torch.contiguous_format, beside=node
+        )
+        bias = self.bias or emit(graph, aten.full.default, [columns], 0.0, beside=node)
+        return emit(graph, linear.op.op, x, packed, bias, beside=node)
+
+
+def find(program: Program) -> Iterator[Linear]:
+    """The matmuls of a program with weights."""
+    constant = _constant_nodes(program)
+    for node in program.graph.graph.nodes:
+        # addmm may scale its operands.
+        if node.target in (aten.mm.default, aten.addmm.default) and not node.kwargs:
+            found = Linear(node)
+            if found.operands[1] in constant and found.is_worth_it:
+                yield found
+
+
+def _constant_nodes(program: Program) -> set[fx.Node]:
+    """What is computed from weights alone, once when an artifact is loaded."""
+    fixed = {name for name, weight in program.weights.items() if not weight.mutable}
+    constant: set[fx.Node] = set()
+    for node in program.graph.graph.nodes:
+        if node.op == "placeholder":
+            is_constant = node.name in fixed
+        else:
+            inputs = node.all_input_nodes
+            is_constant = bool(inputs) and all(one in constant for one in inputs)
+        if is_constant:
+            constant.add(node)
+    return constant

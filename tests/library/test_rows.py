@@ -1,0 +1,123 @@
+"""Norms and softmax of rows: where kernels take their place, and what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import turbine
+from turbine import target as targets
+from turbine.capture.program import Program
+from turbine.library import place_kernels
+from turbine.library.rows import layer_norm, softmax
+from turbine.target import Target
+
+CPU = Target("cpu", "neoverse-n1", "", "aarch64")
+INF, NAN = float("inf"), float("nan")
+
+
+class Rows(nn.Module):
+    """A layer norm of a matmul's result, a softmax, and a layer norm of a layer norm."""
+
+    def __init__(self, *, affine: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 48)
+        self.norm = nn.LayerNorm(48, eps=1e-3, elementwise_affine=affine)
+        self.again = nn.LayerNorm(48, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal = self.norm(self.linear(x))
+        return F.softmax(normal, -1) + self.again(normal) + self.again(self.norm(normal))
+
+
+def exported(model: nn.Module, *args: Tensor, dynamic_shapes: object = None) -> Program:
+    return turbine.aot.export(model.eval(), args=args, dynamic_shapes=dynamic_shapes).program
+
+
+def placed(program: Program, target: Target = CPU) -> Program:
+    found = place_kernels({"main": program}, lambda: target)
+    return program if found is None else found["main"]
+
+
+def count(program: Program, *ops: object) -> int:
+    return sum(node.target in ops for node in program.graph.graph.nodes)
+
+
+@pytest.mark.parametrize("columns", [1, 33, 1000])
+def test_rows_are_as_exact_as_those_of_pytorch(columns: int) -> None:
+    x = torch.randn(3, 5, columns) * 100 + 1000
+    weight, bias = torch.randn(2, columns).unbind(0)
+    exact = F.layer_norm(x.double(), (columns,), weight.double(), bias.double(), 1e-5)
+    off = (F.layer_norm(x, (columns,), weight, bias, 1e-5) - exact).abs().max()
+    assert (layer_norm(x, weight, bias, 1e-5) - exact).abs().max() <= 2 * off + 1e-6
+    small = x / 100
+    torch.testing.assert_close(softmax(small), small.softmax(-1))
+
+
+def test_softmax_of_infinities_and_nans() -> None:
+    x = torch.randn(1, 4, 40)
+    x[0, 0] = -INF
+    x[0, 1, 3] = INF
+    x[0, 2, 5] = NAN
+    x[0, 3, ::2] = -INF
+    torch.testing.assert_close(softmax(x), x.softmax(-1), equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(64,), (7, 64), (2, 7, 64), (2, 3, 5, 64)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_kernels_take_the_place_of_whole_norms(shape: tuple[int, ...], affine: bool) -> None:
+    program = exported(Rows(affine=affine), torch.randn(shape))
+    found = placed(program)
+    assert count(found, layer_norm.op.op) == 4
+    assert count(found, softmax.op.op) == 1
+    assert count(found, torch.ops.aten.rsqrt.default, torch.ops.aten.sum.dim_IntList) == 0
+    assert count(placed(program, targets.parse("cuda:sm_80")), layer_norm.op.op) == 0
+
+
+@pytest.mark.parametrize("shape", [(64,), (2, 3, 5, 64)])
+def test_artifacts_give_what_the_model_gives(shape: tuple[int, ...]) -> None:
+    model, x = Rows().eval(), torch.randn(shape)
+    artifact = turbine.aot.export(model, args=(x,)).compile()
+    torch.testing.assert_close(artifact(x), model(x).detach())
+
+
+def test_sizes_may_vary() -> None:
+    model, (batch, length) = Rows().eval(), torch.export.dims("batch", "length", min=2)
+    sizes = ({0: batch, 1: length},)
+    out = turbine.aot.export(model, args=(torch.randn(2, 7, 64),), dynamic_shapes=sizes)
+    assert count(placed(out.program), layer_norm.op.op) == 4
+    artifact = out.compile()
+    for shape in ((2, 2, 64), (5, 33, 64)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(artifact(x), model(x).detach())
+
+
+OTHERS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
+    "short rows": (lambda x: F.layer_norm(x, (8,)), torch.randn(4, 8)),
+    "several axes": (lambda x: F.layer_norm(x, (4, 64)), torch.randn(3, 4, 64)),
+    "float64": (lambda x: F.layer_norm(x, (64,)), torch.randn(4, 64, dtype=torch.float64)),
+    "another axis": (lambda x: F.softmax(x, 0), torch.randn(64, 64)),
+    "an rsqrt": (torch.rsqrt, torch.rand(4, 64)),
+}
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_stay(name: str) -> None:
+    function, x = OTHERS[name]
+    program = exported(Function(function), x)
+    assert count(placed(program), layer_norm.op.op, softmax.op.op) == 0

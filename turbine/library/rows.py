@@ -1,0 +1,194 @@
+"""Norms and softmax of rows: one loop over a row where IREE makes several dispatches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+import turbine.kernel as tk
+import turbine.kernel.lang as tkl
+from turbine.capture.nodes import emit
+from turbine.capture.program import Program
+from turbine.target import Target
+
+aten = torch.ops.aten
+
+A, B, N = tkl.sym.A, tkl.sym.B, tkl.sym.N
+f32 = tkl.f32
+
+
+@tk.gen.kernel(B, A)
+def layer_norm(
+    x: tkl.InputBuffer[A, B, N, f32],
+    weight: tkl.InputBuffer[N, f32],
+    bias: tkl.InputBuffer[N, f32],
+    y: tkl.OutputBuffer[A, B, N, f32],
+    eps: f32,
+) -> None:
+    """Rows with mean 0 and variance 1, times a weight, plus a bias."""
+    place = tkl.program_id(1), tkl.program_id(0), 0
+    row = tkl.load(x, place, (None, None, N))
+    rough = row - tkl.sum(row) / N
+    centered = rough - tkl.sum(rough) / N  # what the first sum lost
+    scale = tkl.rsqrt(tkl.sum(centered * centered) / N + eps)
+    scaled = centered * scale * tkl.load(weight, (0,), (N,)) + tkl.load(bias, (0,), (N,))
+    tkl.store(y, place, scaled[None, None])
+
+
+@tk.gen.kernel(B, A)
+def softmax(x: tkl.InputBuffer[A, B, N, f32], y: tkl.OutputBuffer[A, B, N, f32]) -> None:
+    """The softmax of each row."""
+    place = tkl.program_id(1), tkl.program_id(0), 0
+    row = tkl.load(x, place, (None, None, N))
+    numerator = tkl.exp(row - tkl.max(row))
+    tkl.store(y, place, (numerator / tkl.sum(numerator))[None, None])
+
+
+# Shorter rows are not worth a program each.
+_LEAST_COLUMNS = 32
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """The last node of a layer norm, as capture/rules/normalization.py writes it."""
+
+    node: fx.Node
+    centered: fx.Node  # x without its mean
+    weight: fx.Node | None
+    bias: fx.Node | None
+    eps: float
+
+    @property
+    def x(self) -> fx.Node:
+        """What is normalized."""
+        x = self.centered.args[0]
+        assert isinstance(x, fx.Node)
+        return x
+
+    def is_faster_on(self, target: Target) -> bool:
+        """On every CPU: IREE makes six dispatches of it."""
+        return True
+
+    def replace(self, target: Target) -> fx.Node:
+        """Call the kernel; gives the result."""
+        graph, node = self.node.graph, self.node
+        columns = self.x.meta["val"].shape[-1]
+        weight = self.weight or emit(graph, aten.full.default, [columns], 1.0, beside=node)
+        bias = self.bias or emit(graph, aten.full.default, [columns], 0.0, beside=node)
+        rows = _in_three_axes(node, self.x)
+        return _as_before(node, emit(graph, layer_norm.op.op, rows, weight, bias, self.eps))
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """A softmax along the last axis."""
+
+    node: fx.Node
+
+    def is_faster_on(self, target: Target) -> bool:
+        """On every CPU."""
+        return True
+
+    def replace(self, target: Target) -> fx.Node:
+        """Call the kernel; gives the result."""
+        x = self.node.args[0]
+        assert isinstance(x, fx.Node)
+        rows = _in_three_axes(self.node, x)
+        return _as_before(self.node, emit(self.node.graph, softmax.op.op, rows))
+
+
+def find_softmaxes(program: Program) -> Iterator[Softmax]:
+    """The softmaxes of a program that are along contiguous rows."""
+    for node in program.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
+        x, axis, is_widened = node.args
+        rank = x.meta["val"].ndim
+        if not is_widened and rank and axis % rank == rank - 1 and _has_rows(x):
+            yield Softmax(node)
+
+
+def find_layer_norms(program: Program) -> Iterator[LayerNorm]:
+    """The layer norms of a program, along the last axis."""
+    for node in program.graph.graph.find_nodes(op="call_function", target=aten.rsqrt.default):
+        found = _layer_norm(node)
+        if found is not None and _has_rows(found.x):
+            yield found
+
+
+def _layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
+    """What the reciprocal of a deviation belongs to."""
+    if not _is_of_layer_norm(rsqrt):
+        return None
+    scaled = _only_user(rsqrt, aten.mul.Tensor)
+    variance = rsqrt.args[0]
+    if scaled is None or not isinstance(variance, fx.Node) or variance.target is not _ADD:
+        return None
+    centered, eps = scaled.args[0], variance.args[1]
+    if not isinstance(centered, fx.Node) or centered.target is not aten.sub.Tensor:
+        return None
+    last, weight = _next(scaled, aten.mul.Tensor)
+    last, bias = _next(last, _ADD)
+    assert isinstance(eps, float)
+    columns = centered.meta["val"].shape[-1]
+    # Of one that is along several axes, the mean has as many fewer.
+    mean = rsqrt.meta["val"].shape
+    fits = [mean == (*centered.meta["val"].shape[:-1], 1)]
+    fits += [p.meta["val"].shape == (columns,) for p in (weight, bias) if p is not None]
+    return LayerNorm(last, centered, weight, bias, eps) if all(fits) else None
+
+
+_ADD = aten.add.Tensor
+
+
+def _next(node: fx.Node, target: Any) -> tuple[fx.Node, fx.Node | None]:
+    """The next step of the same layer norm and its operand, or the node if there is none."""
+    user = _only_user(node, target)
+    if user is None or user.args[0] is not node or not isinstance(user.args[1], fx.Node):
+        return node, None
+    return user, user.args[1]
+
+
+def _only_user(node: fx.Node, target: Any) -> fx.Node | None:
+    users = [*node.users]
+    if len(users) != 1 or users[0].target is not target:
+        return None
+    return users[0] if _is_of_layer_norm(users[0]) else None
+
+
+def _is_of_layer_norm(node: fx.Node) -> bool:
+    """Whether a rule wrote it for a layer norm; copies of graphs have the op's name alone."""
+    return str(node.meta.get("original_aten")) == str(aten.native_layer_norm.default)
+
+
+def _has_rows(x: fx.Node) -> bool:
+    """Whether there are rows that a kernel takes: of f32, in up to three axes or of fixed sizes."""
+    value = x.meta["val"]
+    if value.dtype != torch.float32 or value.ndim == 0:
+        return False
+    *leading, columns = value.shape
+    if not isinstance(columns, int) or columns < _LEAST_COLUMNS:
+        return False
+    return len(leading) <= 2 or all(isinstance(size, int) for size in leading)
+
+
+def _in_three_axes(place: fx.Node, x: fx.Node) -> fx.Node:
+    graph, rank = place.graph, x.meta["val"].ndim
+    for _ in range(3 - rank):
+        x = emit(graph, aten.unsqueeze.default, x, 0, beside=place)
+    if rank > 3:
+        *leading, rows, columns = x.meta["val"].shape
+        count = 1
+        for size in leading:
+            count *= size
+        x = emit(graph, aten.view.default, x, [count, rows, columns], beside=place)
+    return x
+
+
+def _as_before(place: fx.Node, y: fx.Node) -> fx.Node:
+    graph, shape = place.graph, place.meta["val"].shape
+    for _ in range(3 - len(shape)):
+        y = emit(graph, aten.squeeze.dim, y, 0, beside=place)
+    return emit(graph, aten.view.default, y, list(shape), beside=place) if len(shape) > 3 else y
