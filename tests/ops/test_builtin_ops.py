@@ -458,7 +458,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Sequence[str]]] = {
     "value length": (lambda: ops.attention(a, b, a), ["key and value differ in length"]),
     "heads": (
         lambda: ops.attention(torch.ones(3, 2, 4), torch.ones(2, 2, 4), torch.ones(2, 2, 4)),
-        ["no multiple"],
+        ["not a multiple"],
     ),
     "a rank": (lambda: ops.attention(a, a[0], a), ["key has shape [4]", "[..., length, size]"]),
     "a mask": (
