@@ -205,7 +205,7 @@ def test_obstacles_of_values(node: fx.Node, reason: str) -> None:
         (aten.add_.Tensor, "changes its argument"),
         (aten.as_strided.default, "no definition"),
         (aten.linalg_cholesky_ex.default, "no definition"),
-        (operator.pow, "not an operator"),
+        (operator.pow, "not an op of the compiler"),
     ],
     ids=str,
 )

@@ -47,8 +47,9 @@ def describe(source: bytes) -> list[Dispatch]:
 
 
 def _line(location: str) -> str | None:
-    """The innermost line of the user's own code."""
-    return errors.user_place([f"{file}:{line}" for file, line in _PLACE.findall(location)])
+    """The innermost line of the user's own code; IR that was parsed from text is in no file."""
+    places = [f"{file}:{line}" for file, line in _PLACE.findall(location) if file != "-"]
+    return errors.user_place(places)
 
 
 def _megabytes(op: Operation) -> float | None:
