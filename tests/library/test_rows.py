@@ -31,7 +31,8 @@ class Rows(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         normal = self.norm(self.linear(x))
-        return F.softmax(normal, -1) + self.again(normal) + self.again(self.norm(normal))
+        result: Tensor = self.again(normal) + self.again(self.norm(normal))
+        return F.softmax(normal, -1) + result
 
 
 def exported(model: nn.Module, *args: Tensor, dynamic_shapes: object = None) -> Program:
