@@ -22,7 +22,7 @@ FLAGS = {FLAGS!r}
 SMALL = session.Request({SMALL.source!r}, FLAGS)
 SLOW = "".join({MATMUL!r}.format(n=n) for n in range(11, 611)).encode()
 
-def tell(count, busy):
+def print_busy(count, busy):
     while len(found := [w for w in pool._pool.all_workers() if cpu(w) >= busy]) < count:
         time.sleep(0.05)
     for worker in found:
@@ -40,20 +40,20 @@ def slow(strategy):
 
 
 AUTO = """
-threading.Thread(target=tell, args=(1, 0.5), daemon=True).start()
+threading.Thread(target=print_busy, args=(1, 0.5), daemon=True).start()
 slow("auto")
 """
 
 
 TUNE = """
-threading.Thread(target=tell, args=(2, 0.5), daemon=True).start()
+threading.Thread(target=print_busy, args=(2, 0.5), daemon=True).start()
 slow("tune")
 """
 
 
 IDLE = """
 invoke.run(SMALL)
-tell(1, 0)
+print_busy(1, 0)
 time.sleep(60)
 """
 
@@ -63,7 +63,7 @@ time.sleep(60)
 )
 def test_ctrl_c_stops_at_once_and_leaves_no_process(lines: str, count: int) -> None:
     with _program(lines) as program:
-        held = _told(program, count)
+        held = _read_workers(program, count)
         program.send_signal(signal.SIGINT)
         started = time.monotonic()
         _, said = program.communicate(timeout=60)
@@ -76,14 +76,14 @@ def test_ctrl_c_stops_at_once_and_leaves_no_process(lines: str, count: int) -> N
 @pytest.mark.parametrize(("lines", "count"), [(TUNE, 2), (IDLE, 1)], ids=["tune", "idle"])
 def test_workers_do_not_outlive_a_killed_parent(lines: str, count: int) -> None:
     with _program(lines) as program:
-        held = _told(program, count)
+        held = _read_workers(program, count)
         program.kill()
     _assert_gone(held)
 
 
 def test_workers_end_with_the_program() -> None:
     with _program("invoke.run(SMALL)\ntell(1, 0)") as program:
-        held = _told(program, 1)
+        held = _read_workers(program, 1)
         assert program.communicate(timeout=60) == ("", "")
     assert program.returncode == 0
     _assert_gone(held)
@@ -125,7 +125,7 @@ def _program(lines: str) -> subprocess.Popen[str]:
     )
 
 
-def _told(program: subprocess.Popen[str], count: int) -> list[list[str]]:
+def _read_workers(program: subprocess.Popen[str], count: int) -> list[list[str]]:
     """The process and the scratch folder of each worker, told once they are at work."""
     assert program.stdout is not None
     return [program.stdout.readline().split() for _ in range(count)]

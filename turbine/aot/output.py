@@ -265,24 +265,29 @@ class ExportOutput:
         archive: str | Path | None,
         dispatches: list[dict[str, Any]],
     ) -> Artifact:
-        manifest = self._manifest(compiled) | {"dispatches": dispatches}
         if save_to is None or Path(save_to).suffix == VMFB_SUFFIX:
+            manifest = self._manifest(compiled, dispatches)
             artifact = Artifact(container.anonymous(manifest, self._sections(compiled)))
             if save_to is not None:
                 artifact.save_vmfb(save_to)
             return artifact
         path = Path(save_to)
         if archive is None:
-            container.save(path, manifest, self._sections(compiled))
+            container.save(path, self._manifest(compiled, dispatches), self._sections(compiled))
             return Artifact(container.open_file(path))
         if _is_written(archive):
             parameters.save_archive(Path(archive), [_entry(w) for w in self.lowered.external])
         named = os.path.relpath(archive, path.parent)
-        manifest |= self._manifest(compiled, named)
+        manifest = self._manifest(compiled, dispatches, named)
         container.save(path, manifest, [(CODE, compiled.data)])
         return Artifact(container.open_file(path))
 
-    def _manifest(self, compiled: Compiled, archive: str | None = None) -> dict[str, Any]:
+    def _manifest(
+        self,
+        compiled: Compiled,
+        dispatches: Sequence[dict[str, Any]] = (),
+        archive: str | None = None,
+    ) -> dict[str, Any]:
         declared = self._declare_weights(archived=archive is not None and _is_written(archive))
         scopes = [] if archive is None else [weight.scope for weight in declared]
         return {
@@ -294,6 +299,7 @@ class ExportOutput:
             "archives": dict.fromkeys(scopes, archive),
             "weights": [asdict(weight) for weight in declared],
             "state": [asdict(_to_constant(weight)) for weight in self.lowered.state],
+            "dispatches": [*dispatches],
             "provenance": self.provenance,
         }
 

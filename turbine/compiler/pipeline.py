@@ -95,7 +95,8 @@ def describe_dispatches(
     target = host.resolve(target, in_process=in_process)
     (chosen,) = strategies.choose(strategy, target.kind)
     flags = (*strategies.COMMON, *target.flags, *chosen.flags)
-    outcome = invoke.run(session.Request(source, flags, session.DISPATCHES), in_process=in_process)
+    request = session.Request(source, flags, session.DISPATCHES, isolated=chosen.isolated)
+    outcome = invoke.run(request, in_process=in_process)
     if outcome.data is None:
         raise _error(outcome.diagnostics)
     described: list[dict[str, Any]] = json.loads(outcome.data)

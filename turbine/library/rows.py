@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -180,10 +181,8 @@ def _in_three_axes(place: fx.Node, x: fx.Node) -> fx.Node:
         x = emit(graph, aten.unsqueeze.default, x, 0, beside=place)
     if rank > 3:
         *leading, rows, columns = x.meta["val"].shape
-        count = 1
-        for size in leading:
-            count *= size
-        x = emit(graph, aten.view.default, x, [count, rows, columns], beside=place)
+        sizes = [math.prod(leading), rows, columns]
+        x = emit(graph, aten.view.default, x, sizes, beside=place)
     return x
 
 
