@@ -82,7 +82,7 @@ def test_workers_do_not_outlive_a_killed_parent(lines: str, count: int) -> None:
 
 
 def test_workers_end_with_the_program() -> None:
-    with _program("invoke.run(SMALL)\ntell(1, 0)") as program:
+    with _program("invoke.run(SMALL)\nprint_busy(1, 0)") as program:
         held = _read_workers(program, 1)
         assert program.communicate(timeout=60) == ("", "")
     assert program.returncode == 0
