@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 Call = Callable[[], object]
 
-WARM_UP_TURNS = 2
-MIN_ROUNDS = 5
+WARM_UP_TURNS = 1
+MIN_ROUNDS = 3
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from turbine.kernel.backends.iree import micro_kernel
 from turbine.kernel.backends.iree.micro_kernel import Operand
-from turbine.kernel.backends.iree.writer import Index, Value, Writer
+from turbine.mlir.writer import Index, Value, Writer
 from turbine.runtime import Launchable
 
 

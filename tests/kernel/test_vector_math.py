@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from turbine.kernel.backends.iree.math.vector_math import FUNCTIONS
-from turbine.kernel.backends.iree.writer import Value, Writer
+from turbine.mlir.vector_math import FUNCTIONS
+from turbine.mlir.writer import Value, Writer
 from turbine.runtime import Launchable
 
 REFERENCES: dict[str, Callable[..., Tensor]] = {

@@ -105,11 +105,9 @@ def _complement(size: Tensor) -> Tensor:
 
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """GELU; the tanh form has all digits of its constants, where the compiler has four."""
-    if approximate == "none" and x.dtype != torch.float64:
-        return NotImplemented
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if approximate == "none":
-        return 0.5 * wide * (1.0 + torch.erf(wide * sqrt(0.5)))
+        return (0.5 * wide * (1.0 + torch.erf(wide * sqrt(0.5)))).to(x.dtype)
     inner = sqrt(2 / pi) * (wide + 0.044715 * wide * wide * wide)
     return (0.5 * wide * (1.0 + torch.tanh(inner))).to(x.dtype)
 

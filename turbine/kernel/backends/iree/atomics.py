@@ -13,9 +13,9 @@ from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source
 from turbine.kernel.backends.iree.memory import each_lane, indices, offset_coords, source
 from turbine.kernel.backends.iree.pointwise import FORMS
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
-from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import arithmetic, atomics
 from turbine.kernel.trace.op import arguments
+from turbine.mlir.writer import Index, Value
 
 _CHANGES = {"add": arithmetic.add, "max": arithmetic.maximum, "min": arithmetic.minimum}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree import elements
-from turbine.kernel.backends.iree.writer import Value, Writer
+from turbine.mlir.writer import Value, Writer
 
 
 def emit_cast(w: Writer, x: Value, of: Dtype, to: Dtype) -> Value:

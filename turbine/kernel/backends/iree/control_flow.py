@@ -11,11 +11,11 @@ from turbine.algebra import Expr
 from turbine.kernel.backends.iree.emitter import RULES, Emitter
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.tiles import Coords, ScratchBuffer, TileValue
-from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import control_flow, products
 from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.trace.op import arguments
 from turbine.kernel.trace.validity import Valid
+from turbine.mlir.writer import Index, Value
 
 
 def _for(emitter: Emitter, node: fx.Node) -> list[TileValue]:

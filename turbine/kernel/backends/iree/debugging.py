@@ -13,7 +13,6 @@ from turbine.kernel.backends.iree.memory import mask_at, over_lanes, source
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.reductions import join_bits
 from turbine.kernel.backends.iree.tiles import Coords, TileValue
-from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import debugging, index_checks
 from turbine.kernel.program.messages import (
     ALARM,
@@ -26,6 +25,7 @@ from turbine.kernel.program.messages import (
 )
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import DTYPES, I64
+from turbine.mlir.writer import Index, Value, Writer
 
 ALARMS = f"memref<{MOST_ALARMS + WORKGROUPS * RECORD_WORDS}xi64>"
 LOG = f"memref<{LOG_WORDS}xi64>"

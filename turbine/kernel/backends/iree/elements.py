@@ -9,8 +9,8 @@ import torch
 
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree.math import small_floats
-from turbine.kernel.backends.iree.writer import Value, Writer, vector_type
 from turbine.kernel.trace.types import DTYPES
+from turbine.mlir.writer import Value, Writer, vector_type
 
 BF16, F16 = DTYPES["bf16"], DTYPES["f16"]
 

@@ -23,13 +23,13 @@ from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.plan import Plan
 from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, TileValue, lanes_of
-from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang.control_flow import Body
 from turbine.kernel.lang.products import dot
 from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.messages import Alarm, Site
 from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.validity import Bound
+from turbine.mlir.writer import Index, Value, Writer
 
 # Bytes computed at once: several registers of most CPUs, so that their instructions overlap.
 _VECTOR_BYTES = 64

@@ -13,12 +13,12 @@ from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, lanes_of, merge_reads
-from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import memory, shapes
 from turbine.kernel.lang.affine import affine_of
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import BOOL
 from turbine.kernel.trace.validity import Bound
+from turbine.mlir.writer import Index, Value
 
 
 def source(emitter: Emitter, node: Any) -> Source:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from turbine.kernel.backends.iree.writer import Index, Value, Writer
+from turbine.mlir.writer import Index, Value, Writer
 
 # Which side of the product an operand is on: the axis that its panels divide.
 ROWS, COLUMNS = 0, 1

@@ -22,13 +22,13 @@ from turbine.kernel.backends.iree.emitter import WORKGROUPS, Emitter, Scratch, S
 from turbine.kernel.backends.iree.plan import Step
 from turbine.kernel.backends.iree.rules import RULES
 from turbine.kernel.backends.iree.tiles import TileValue
-from turbine.kernel.backends.iree.writer import Index, Value, Writer, mangle
 from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.messages import LOG_WORDS, Report
 from turbine.kernel.program.program import Program
 from turbine.kernel.program.signature import Parameter
 from turbine.kernel.program.size_inference import Axis, in_order
 from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
+from turbine.mlir.writer import Index, Value, Writer, mangle
 from turbine.target import Target
 
 # What a dispatch of IREE's can have.

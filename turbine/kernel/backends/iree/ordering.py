@@ -15,10 +15,10 @@ from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree.emitter import RULES, Emitter
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, TileValue
-from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import ordering
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import I64
+from turbine.mlir.writer import Index, Value, Writer
 
 # So many are kept in order while a row is read; more of them are sorted with the row.
 _MOST_KEPT = 64

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from turbine.algebra import ZERO, Expr
-from turbine.kernel.backends.iree.writer import Writer
+from turbine.mlir.writer import Writer
 
 
 @dataclass

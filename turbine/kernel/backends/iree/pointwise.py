@@ -11,11 +11,12 @@ from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.casting import bitcast, emit_cast
 from turbine.kernel.backends.iree.emitter import RULES, Emitter
-from turbine.kernel.backends.iree.math import float_division, vector_math
+from turbine.kernel.backends.iree.math import float_division
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, merge_reads
-from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.kernel.lang import arithmetic, casting, functions
 from turbine.kernel.trace.op import Op, arguments
+from turbine.mlir import vector_math
+from turbine.mlir.writer import Value, Writer
 
 # Operands of one type in, the result out.
 Form = Callable[[Writer, Dtype, Sequence[Value]], Value]

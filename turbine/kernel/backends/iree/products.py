@@ -16,11 +16,11 @@ from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_f
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.micro_kernel import Operand
 from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, TileValue
-from turbine.kernel.backends.iree.writer import Index, Value, Writer
 from turbine.kernel.lang import products
 from turbine.kernel.lang.products import accumulator_dtype
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import DTYPES, TileType
+from turbine.mlir.writer import Index, Value, Writer
 
 # Rows of an operand that lie this close can be read again and again.
 _NEAR_BYTES = 1024

@@ -15,11 +15,11 @@ from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_f
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
 from turbine.kernel.backends.iree.views import count_lanes
-from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.kernel.lang import reductions
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import I64
 from turbine.kernel.trace.validity import Bound
+from turbine.mlir.writer import Value, Writer
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_f
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.reductions import KINDS
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
-from turbine.kernel.backends.iree.writer import Value
 from turbine.kernel.lang import reductions, scans
 from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.trace.op import Op, arguments, options
+from turbine.mlir.writer import Value
 
 # Values so far and the next ones in, values so far out.
 Combine = Callable[[Sequence[Value], Sequence[Value]], list[Value]]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from turbine.dtypes import Dtype
-from turbine.kernel.backends.iree.writer import Index, Value
+from turbine.mlir.writer import Index, Value
 
 
 @dataclass(frozen=True)

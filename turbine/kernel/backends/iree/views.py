@@ -17,10 +17,10 @@ from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
 from turbine.kernel.backends.iree.memory import by_lane, mask_at
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
 from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, lanes_of, merge_reads
-from turbine.kernel.backends.iree.writer import Index, Value
 from turbine.kernel.lang import constants, creation, shapes
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import BOOL, I64
+from turbine.mlir.writer import Index, Value
 
 # Creation
 

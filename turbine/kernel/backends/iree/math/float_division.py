@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from turbine.kernel.backends.iree.writer import Value, Writer
+from turbine.mlir.writer import Value, Writer
 
 # Bits of a float: all of them, and those of its mantissa.
 _WIDTHS = {"f32": (32, 23), "f64": (64, 52)}

@@ -11,8 +11,8 @@ from functools import cache
 import torch
 
 from turbine.dtypes import Dtype
-from turbine.kernel.backends.iree.writer import Value, Writer
 from turbine.kernel.trace.types import DTYPES
+from turbine.mlir.writer import Value, Writer
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turbine.kernel.backends.iree.writer import Value, Writer
+from turbine.mlir.writer import Value, Writer
 
 
 @dataclass(frozen=True)

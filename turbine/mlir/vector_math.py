@@ -14,8 +14,8 @@ from collections.abc import Callable
 from functools import wraps
 
 from turbine import fits
-from turbine.kernel.backends.iree.math.term import Format, Operand, Term
-from turbine.kernel.backends.iree.writer import Value, Writer
+from turbine.mlir.term import Format, Operand, Term
+from turbine.mlir.writer import Value, Writer
 
 Function = Callable[..., Value]
 
