@@ -202,27 +202,27 @@ def larger(one: Expr | int, other: Expr | int) -> Expr:
 
 
 @dataclass(frozen=True)
-class Range:
+class Interval:
     """The least and the greatest value of a counter; inner counters' may depend on outer ones."""
 
     first: Expr
     last: Expr
 
 
-Ranges = Mapping[Symbol, Range]
+Intervals = Mapping[Symbol, Interval]
 
 
-def is_never_negative(expr: Expr, ranges: Ranges) -> bool:
+def is_never_negative(expr: Expr, ranges: Intervals) -> bool:
     """Whether a proof was found that the expression is at least 0, whatever the sizes."""
     return _is_plainly_positive(least(expr, ranges))
 
 
-def least(expr: Expr, ranges: Ranges) -> Expr:
+def least(expr: Expr, ranges: Intervals) -> Expr:
     """An expression without counters that this one is never below, if one is found."""
     return _bound_of(expr, ranges, _Side(lowest=True))
 
 
-def greatest(expr: Expr, ranges: Ranges) -> Expr:
+def greatest(expr: Expr, ranges: Intervals) -> Expr:
     """An expression without counters that this one is never above, if one is found."""
     return _bound_of(expr, ranges, _Side(lowest=False))
 
@@ -231,7 +231,7 @@ def greatest(expr: Expr, ranges: Ranges) -> Expr:
 class _Side:
     lowest: bool
 
-    def at(self, within: Range) -> Expr:
+    def at(self, within: Interval) -> Expr:
         return within.first if self.lowest else within.last
 
     @property
@@ -239,7 +239,7 @@ class _Side:
         return _Side(not self.lowest)
 
 
-def _bound_of(expr: Expr, ranges: Ranges, side: _Side) -> Expr:
+def _bound_of(expr: Expr, ranges: Intervals, side: _Side) -> Expr:
     # The last counter first: its range may name those before it.
     for counter in reversed(list(ranges)):
         if counter in expr.symbols:
@@ -247,7 +247,7 @@ def _bound_of(expr: Expr, ranges: Ranges, side: _Side) -> Expr:
     return expr
 
 
-def _without(expr: Expr, counter: Symbol, within: Range, side: _Side) -> Expr:
+def _without(expr: Expr, counter: Symbol, within: Interval, side: _Side) -> Expr:
     """Put the counter's extremes where it stands; it stays where its effect is not known."""
     total = ZERO
     slope = _sum((_less(m, counter), f) for m, f in expr.terms if counter in m)
@@ -270,7 +270,7 @@ def _without(expr: Expr, counter: Symbol, within: Range, side: _Side) -> Expr:
     return total
 
 
-def _bound_atom(atom: Atom, counter: Symbol, within: Range, side: _Side) -> Expr:
+def _bound_atom(atom: Atom, counter: Symbol, within: Interval, side: _Side) -> Expr:
     """The bound of a quotient or an extreme, all of which rise with what is in them."""
     ranges = {counter: within}
     if isinstance(atom, Quotient):

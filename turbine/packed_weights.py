@@ -105,7 +105,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Report:
+class QuantizationReport:
     """What became of each weight. `print` shows it as a table."""
 
     layers: tuple[Layer, ...]

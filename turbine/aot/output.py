@@ -29,7 +29,7 @@ from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import devices, function
 from turbine.mlir.ir import Operation
-from turbine.packed_weights import Report
+from turbine.packed_weights import QuantizationReport
 from turbine.passes import Pass
 from turbine.runtime import container, parameters
 from turbine.runtime.archive import open_archive
@@ -70,7 +70,7 @@ class ExportOutput:
     weights: str = "external"  # where they are, as export was told
     module: CompiledModule | None = None  # whose procedures were traced, if it is one
     quantizer: Quantizer | None = None  # what packed the weights, if `quantize` was asked to
-    quantization: Report | None = None  # what it did
+    quantization: QuantizationReport | None = None  # what it did
     passes: tuple[Pass, ...] = ()  # what `transform` ran
     shape_expressions: bool = False  # whether the IR has those of dynamic sizes
 

@@ -44,7 +44,7 @@ class GraphReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class CompileReport:
     """How a function was compiled; print it to read it."""
 
     graphs: tuple[GraphReport, ...]
@@ -64,7 +64,7 @@ class Report:
         return "\n".join(_lines(self))
 
 
-def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CompileReport:
     """Compile a function or model again, call it once, and report how it was compiled.
 
     The backend uses the current options: `with turbine.config.override(...)`.
@@ -84,7 +84,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
             anew(*args, **kwargs)
     for graph in heard:
         _settle(graph)
-    return Report(tuple(map(_graph_report, heard)), dict(Counter(breaks) - before))
+    return CompileReport(tuple(map(_graph_report, heard)), dict(Counter(breaks) - before))
 
 
 _OPTIMIZED = torch._dynamo.eval_frame.OptimizedModule
@@ -110,7 +110,7 @@ def _part_reports(parts: Iterable[CompiledPart]) -> Iterable[PartReport]:
             )
 
 
-def _lines(report: Report) -> Iterable[str]:
+def _lines(report: CompileReport) -> Iterable[str]:
     compiled, left = report.ops_compiled, _count_left(report.left)
     yield f"{len(report.graphs)} graphs, {compiled} ops compiled, {left}"
     for reason, count in report.breaks.items():

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel.program.signature import Signature
+from turbine.kernel.program.signature import KernelSignature
 from turbine.kernel.trace.types import BufferType
 
 Function = Callable[..., Any]
@@ -29,7 +29,7 @@ class Gradient:
     setup_context: Function | None
 
 
-def of_kernel(forward: Signature, backward: Signature, call: Function) -> Gradient:
+def of_kernel(forward: KernelSignature, backward: KernelSignature, call: Function) -> Gradient:
     """Another kernel as the gradient: its arguments and outputs by their names."""
     outputs = [p.name for p in backward.buffers if p.usage == "output"]
     wrong = [p.name for p in backward.buffers if p.usage == "inout"]
@@ -65,7 +65,7 @@ def _has_default(parameter: Any) -> bool:
     return parameter.default is not inspect.Parameter.empty
 
 
-def of_function(forward: Signature, backward: Function) -> Gradient:
+def of_function(forward: KernelSignature, backward: Function) -> Gradient:
     """A function as the gradient: its arguments by their names, its results in order."""
     code = backward.__code__
     place = f"{code.co_filename}:{code.co_firstlineno}"
@@ -79,7 +79,7 @@ def takes_context(backward: Function) -> bool:
 
 
 def _of_names(
-    forward: Signature,
+    forward: KernelSignature,
     backward: Function,
     takes: Sequence[str],
     optional: set[str],
@@ -120,11 +120,13 @@ def _of_names(
     return Gradient(differentiate, setup_context)
 
 
-def _tensors(signature: Signature) -> list[str]:
+def _tensors(signature: KernelSignature) -> list[str]:
     return [p.name for p in signature.passed if isinstance(p.type, BufferType)]
 
 
-def _by_name(forward: Signature, results: Any, called: str, place: str | None) -> Mapping[str, Any]:
+def _by_name(
+    forward: KernelSignature, results: Any, called: str, place: str | None
+) -> Mapping[str, Any]:
     """What a gradient gave, by the names of the inputs."""
     names = _tensors(forward)
     if isinstance(results, Mapping):

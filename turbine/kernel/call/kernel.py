@@ -16,7 +16,7 @@ from turbine.kernel.backends import interpret
 from turbine.kernel.call import autograd
 from turbine.kernel.call.autograd import Gradient
 from turbine.kernel.call.definition import Call, Definition
-from turbine.kernel.call.launcher import Launcher, Variant, check_grid, separate_inputs
+from turbine.kernel.call.launcher import KernelLauncher, Variant, check_grid, separate_inputs
 from turbine.kernel.trace.types import BufferType
 from turbine.runtime.quick_call import QuickCall, is_shareable
 
@@ -43,7 +43,7 @@ class Kernel(Definition):
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self.__signature__ = self.signature.of_call()
-        self.launcher = Launcher(self.signature)
+        self.launcher = KernelLauncher(self.signature)
         # Calls by their tensors' types and sizes, so that it is asked once what they mean.
         self._known: dict[tuple[Any, ...], tuple[Call, Variant]] = {}
         self._quick: tuple[QuickCall, int] | None = None

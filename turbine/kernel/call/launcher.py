@@ -19,9 +19,9 @@ from turbine.kernel.backends.iree import module
 from turbine.kernel.backends.iree.module import Code
 from turbine.kernel.program import store_checks
 from turbine.kernel.program.facts import Facts
-from turbine.kernel.program.messages import Report
-from turbine.kernel.program.program import Program
-from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.messages import MessageTable
+from turbine.kernel.program.program import KernelProgram
+from turbine.kernel.program.signature import KernelSignature, Parameter
 from turbine.kernel.program.symbolic_sizes import Sizes, divides
 from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
 from turbine.ops import aliasing
@@ -51,10 +51,10 @@ class Key:
 class Variant:
     """Code, and the divisors of sizes that it takes for granted."""
 
-    program: Program
+    program: KernelProgram
     divisors: Mapping[Symbol, int]
     call: TensorCall
-    report: Report
+    report: MessageTable
 
     def serves(self, sizes: Mapping[Symbol, int]) -> bool:
         """Whether it is right for a call with these sizes."""
@@ -92,16 +92,16 @@ class Variant:
 
 
 @dataclass
-class Launcher:
+class KernelLauncher:
     """The code of a kernel that was compiled so far."""
 
-    signature: Signature
+    signature: KernelSignature
     variants: CodeCache[Variant] = field(default_factory=CodeCache)
     reasons: list[str] = field(default_factory=list)  # why each was compiled, in order
     # Grids for which it was looked whether programs store to one element.
     verified: set[tuple[Key, tuple[bool, ...]]] = field(default_factory=set)
 
-    def variant(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
+    def variant(self, key: Key, program: KernelProgram, sizes: Mapping[Symbol, int]) -> Variant:
         """The code for a call, compiled if there is none."""
         counts = check_grid(program, sizes)
         several = key, tuple(count > 1 for count in counts)
@@ -110,7 +110,7 @@ class Launcher:
             self.verified.add(several)
         return self.variants.get(key, sizes, partial(self._compile, key, program, sizes))
 
-    def _compile(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
+    def _compile(self, key: Key, program: KernelProgram, sizes: Mapping[Symbol, int]) -> Variant:
         reason = self._reason(key, sizes)
         facts = facts_of(program, sizes, dict(key.static))
         code = write_main(program, facts)
@@ -136,7 +136,7 @@ class Launcher:
         return f"facts that the code used changed: {', '.join(sorted(broken))}"
 
 
-def separate_inputs(program: Program, args: Mapping[str, Any]) -> dict[str, Any]:
+def separate_inputs(program: KernelProgram, args: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call, with copies of the inputs that share memory with an in-out buffer.
 
     An input is read as it was before the call, wherever the kernel runs. In-out buffers that share
@@ -166,7 +166,7 @@ def separate_inputs(program: Program, args: Mapping[str, Any]) -> dict[str, Any]
     return separate
 
 
-def facts_of(program: Program, sizes: Sizes, static: Mapping[str, int]) -> Facts:
+def facts_of(program: KernelProgram, sizes: Sizes, static: Mapping[str, int]) -> Facts:
     """What is known of a call: sizes in the code, and which blocks divide the others."""
     known = {Symbol(name): value for name, value in static.items()}
     divisors: dict[Symbol, int] = {}
@@ -181,7 +181,7 @@ def facts_of(program: Program, sizes: Sizes, static: Mapping[str, int]) -> Facts
     return Facts(known, divisors, program.ranges)
 
 
-def _divisors(program: Program, symbol: Symbol) -> set[Symbol]:
+def _divisors(program: KernelProgram, symbol: Symbol) -> set[Symbol]:
     """The symbols by which a size is divided, in the grid and in limits of loops."""
     counts = [*program.grid, *(r.last for r in program.ranges.values())]
     found: set[Symbol] = set()
@@ -193,7 +193,7 @@ def _divisors(program: Program, symbol: Symbol) -> set[Symbol]:
     return found
 
 
-def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> list[int]:
+def check_grid(program: KernelProgram, sizes: Mapping[Symbol, int]) -> list[int]:
     """How many programs there are along each axis, if they can be counted."""
     counts = [count.evaluate(sizes) for count in program.grid]
     for axis, (count, number) in enumerate(zip(program.grid, counts, strict=True)):
@@ -207,13 +207,13 @@ def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> list[int]:
     return counts
 
 
-def write_main(program: Program, facts: Facts) -> Code:
+def write_main(program: KernelProgram, facts: Facts) -> Code:
     """The kernel as a module of its own, for the configured target: what calls, text and
     reports show and run."""
     return module.write(program, facts, _ENTRY, host.default_target(), public=True)
 
 
-def load_code(program: Program, code: Code, mflop: float) -> TensorCall:
+def load_code(program: KernelProgram, code: Code, mflop: float) -> TensorCall:
     """The function of a module, ready to be called on tensors."""
     target = host.default_target()
     made = pipeline.compile_ir(code.text.encode(), target)
@@ -253,12 +253,12 @@ def number_tensor(type: ScalarType, value: Any) -> Tensor:
     return tensor_of(value, type.dtype).view(passed.torch)
 
 
-def convert_arguments(program: Program, args: Mapping[str, Any]) -> list[Tensor]:
+def convert_arguments(program: KernelProgram, args: Mapping[str, Any]) -> list[Tensor]:
     """The arguments of a call as its code takes them."""
     return [_to_tensor(p, args[p.name]) for p in program.parameters if p.is_passed]
 
 
-def operations_of(program: Program, sizes: Mapping[Symbol, int]) -> float:
+def operations_of(program: KernelProgram, sizes: Mapping[Symbol, int]) -> float:
     """About how many operations a call is."""
     elements = 0.0
     for parameter in program.parameters:

@@ -33,8 +33,8 @@ from turbine.kernel.call.launcher import (
 from turbine.kernel.program import signature as signatures
 from turbine.kernel.program import symbolic_sizes
 from turbine.kernel.program.facts import Facts
-from turbine.kernel.program.program import Program
-from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.program import KernelProgram
+from turbine.kernel.program.signature import KernelSignature, Parameter
 from turbine.kernel.program.symbolic_sizes import Size
 from turbine.kernel.trace.types import BufferType, ScalarType
 from turbine.mlir import constants, flow, scalars
@@ -62,7 +62,7 @@ def declare(kernel: Definition, run: Callable[..., Any]) -> DeclaredOp:
     return op
 
 
-def schema_text(signature: Signature, name: str) -> str:
+def schema_text(signature: KernelSignature, name: str) -> str:
     """What the op takes and gives, as PyTorch spells it."""
     passed = signature.passed
     # PyTorch wants defaults at the end.
@@ -177,7 +177,7 @@ class _Rules:
         names = [p.name for p in self.kernel.signature.passed]
         return dict(zip(names, args, strict=True))
 
-    def _resolve_call(self, args: Sequence[Any]) -> tuple[Program, dict[Symbol, Size]]:
+    def _resolve_call(self, args: Sequence[Any]) -> tuple[KernelProgram, dict[Symbol, Size]]:
         """The program of a call, and every size of it as far as it is known."""
         kernel, named = self.kernel, self._bind_arguments(args)
         program = kernel.program(named)
@@ -191,13 +191,13 @@ class _Rules:
         return program, sizes
 
 
-def _facts(program: Program, sizes: dict[Symbol, Size]) -> Facts:
+def _facts(program: KernelProgram, sizes: dict[Symbol, Size]) -> Facts:
     """Numbers become part of the code; of other sizes, it is known what divides them."""
     known = {symbol.name: size for symbol, size in sizes.items() if isinstance(size, int)}
     return facts_of(program, sizes, known)
 
 
-def _digest(program: Program, facts: Facts) -> str:
+def _digest(program: KernelProgram, facts: Facts) -> str:
     """A key that differs between specializations of a kernel."""
     types = [str(parameter) for parameter in program.parameters]
     numbers = [sorted((str(s), n) for s, n in of.items()) for of in (facts.known, facts.divisors)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from turbine.algebra import Expr, Symbol
 from turbine.kernel.lang.products import dot
-from turbine.kernel.program.program import Program, nodes_of
+from turbine.kernel.program.program import KernelProgram, nodes_of
 from turbine.kernel.trace.op import arguments
 from turbine.kernel.trace.types import BufferType, TileType
 
@@ -29,7 +29,7 @@ _SUMMED = Block(256, "the contraction of a product")
 _BOTH = Block(64, "products that feed each other")
 
 
-def choose_blocks(program: Program, inferred: Collection[Symbol]) -> dict[Symbol, Block]:
+def choose_blocks(program: KernelProgram, inferred: Collection[Symbol]) -> dict[Symbol, Block]:
     """A size for each symbol that is not inferred, except those in shapes of outputs."""
     chosen = {**_by_axis(program), **_of_products(program)}
     types = [p.type for p in program.of_usage("output")]
@@ -39,20 +39,20 @@ def choose_blocks(program: Program, inferred: Collection[Symbol]) -> dict[Symbol
     return {s: block for s, block in chosen.items() if s not in left_out and s.kind == "size"}
 
 
-def sizes_of_products(program: Program) -> set[Symbol]:
+def sizes_of_products(program: KernelProgram) -> set[Symbol]:
     """The symbols in sizes of tiles that are multiplied: code is fast where they are known."""
     return {
         s for shapes in _products(program) for shape in shapes for e in shape for s in e.symbols
     }
 
 
-def _products(program: Program) -> list[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
+def _products(program: KernelProgram) -> list[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
     """The shapes of the operands of each product."""
     dots = [node for node in nodes_of(program.graph) if node.target is dot]
     return [(a.meta["type"].shape, b.meta["type"].shape) for a, b, *_ in map(arguments, dots)]
 
 
-def _of_products(program: Program) -> dict[Symbol, Block]:
+def _of_products(program: KernelProgram) -> dict[Symbol, Block]:
     """Large tiles, unless what is summed in one product is a side of another's result."""
     results: set[Symbol] = set()
     summed: set[Symbol] = set()
@@ -64,7 +64,7 @@ def _of_products(program: Program) -> dict[Symbol, Block]:
     return {**dict.fromkeys(summed, _SUMMED), **dict.fromkeys(results, _RESULT)}
 
 
-def _by_axis(program: Program) -> dict[Symbol, Block]:
+def _by_axis(program: KernelProgram) -> dict[Symbol, Block]:
     """Long rows of tiles with several axes, as memory is read best in line."""
     alone: set[Symbol] = set()
     last: set[Symbol] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from turbine.algebra import Expr, Range, Symbol, is_never_negative, symbol
+from turbine.algebra import Expr, Interval, Symbol, is_never_negative, symbol
 from turbine.kernel.trace.validity import Bound
 
 
@@ -18,7 +18,7 @@ class Facts:
 
     known: Mapping[Symbol, int]
     divisors: Mapping[Symbol, int]
-    ranges: Mapping[Symbol, Range]
+    ranges: Mapping[Symbol, Interval]
     used: set[Symbol] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -53,15 +53,15 @@ class Facts:
 
 
 def _substitute(
-    ranges: Mapping[Symbol, Range], values: Mapping[Symbol, Expr | int]
-) -> dict[Symbol, Range]:
+    ranges: Mapping[Symbol, Interval], values: Mapping[Symbol, Expr | int]
+) -> dict[Symbol, Interval]:
     return {
-        counter: Range(within.first.substitute(values), within.last.substitute(values))
+        counter: Interval(within.first.substitute(values), within.last.substitute(values))
         for counter, within in ranges.items()
     }
 
 
-def _closure(expr: Expr, ranges: Mapping[Symbol, Range]) -> set[Symbol]:
+def _closure(expr: Expr, ranges: Mapping[Symbol, Interval]) -> set[Symbol]:
     """The symbols of an expression, and of the ranges of its counters."""
     found: set[Symbol] = set()
     pending = list(expr.symbols)

@@ -54,8 +54,8 @@ class Indexed:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What compiled code may have to say."""
+class MessageTable:
+    """The prints and assertions of compiled code, by which its messages are read."""
 
     sites: tuple[Site, ...] = ()
     alarms: tuple[Alarm, ...] = ()

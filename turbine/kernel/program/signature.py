@@ -46,7 +46,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Signature:
+class KernelSignature:
     """The parameters of a kernel."""
 
     kernel: str
@@ -86,7 +86,7 @@ class Signature:
         return frozenset().union(*(size.symbols for shape in shapes for size in shape))
 
 
-def parse(function: Callable[..., Any]) -> Signature:
+def parse(function: Callable[..., Any]) -> KernelSignature:
     """Read the annotations of a kernel's function."""
     name = function.__name__
     place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
@@ -101,7 +101,7 @@ def parse(function: Callable[..., Any]) -> Signature:
             where=place,
             hint="give it an OutputBuffer or an InOutBuffer",
         )
-    return Signature(name, parameters, place)
+    return KernelSignature(name, parameters, place)
 
 
 def _annotations(function: Callable[..., Any], place: str) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
     return (kinds[0] if len(kinds) == 1 else annotation), len(kinds) == 1
 
 
-def resolve_dtypes(signature: Signature, args: Mapping[str, Any]) -> tuple[Parameter, ...]:
+def resolve_dtypes(signature: KernelSignature, args: Mapping[str, Any]) -> tuple[Parameter, ...]:
     """The parameters that are there, with the element types of the tensors that are passed."""
     known: dict[str, tuple[Dtype, str]] = {}
     for parameter in signature.passed:
@@ -156,7 +156,7 @@ def resolve_dtypes(signature: Signature, args: Mapping[str, Any]) -> tuple[Param
     return tuple(present)
 
 
-def _check_fill(signature: Signature, parameter: Parameter) -> None:
+def _check_fill(signature: KernelSignature, parameter: Parameter) -> None:
     type = parameter.type
     if not isinstance(type, BufferType) or type.fill is None:
         return
@@ -170,7 +170,10 @@ def _check_fill(signature: Signature, parameter: Parameter) -> None:
 
 
 def _bind_dtype(
-    signature: Signature, parameter: Parameter, given: Any, known: dict[str, tuple[Dtype, str]]
+    signature: KernelSignature,
+    parameter: Parameter,
+    given: Any,
+    known: dict[str, tuple[Dtype, str]],
 ) -> None:
     assert isinstance(parameter.type, BufferType)
     actual = dtypes.of_torch(given.dtype)
@@ -195,7 +198,7 @@ def _bind_dtype(
 
 
 def _with_dtype(
-    signature: Signature, parameter: Parameter, known: Mapping[str, tuple[Dtype, str]]
+    signature: KernelSignature, parameter: Parameter, known: Mapping[str, tuple[Dtype, str]]
 ) -> Parameter:
     type = parameter.type
     if isinstance(type, ScalarType) or isinstance(type.dtype, Dtype):
@@ -209,7 +212,9 @@ def _with_dtype(
     return replace(parameter, type=replace(type, dtype=known[type.dtype.name][0]))
 
 
-def check_open(signature: Signature, needed: Collection[Symbol], sizes: Collection[Symbol]) -> None:
+def check_open(
+    signature: KernelSignature, needed: Collection[Symbol], sizes: Collection[Symbol]
+) -> None:
     """Raise if a size cannot be inferred."""
     open_ = sorted({str(symbol) for symbol in needed} - {str(symbol) for symbol in sizes})
     if open_:

@@ -14,7 +14,7 @@ from typing import Any
 
 from turbine import errors
 from turbine.algebra import Expr, Symbol, slope
-from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.signature import KernelSignature, Parameter
 from turbine.kernel.trace.types import BufferType, axes_text
 
 
@@ -49,7 +49,7 @@ class Axis:
 
 
 def axes_of(
-    signature: Signature, args: Mapping[str, Any], known: Mapping[Symbol, int]
+    signature: KernelSignature, args: Mapping[str, Any], known: Mapping[Symbol, int]
 ) -> list[Axis]:
     """The axes of the tensors that are passed, which have to have as many as is declared."""
     axes = []
@@ -95,7 +95,7 @@ def _tells(size: Expr, unknown: list[Symbol]) -> bool:
 
 
 def bind_sizes(
-    signature: Signature, args: Mapping[str, Any], known: Mapping[Symbol, int]
+    signature: KernelSignature, args: Mapping[str, Any], known: Mapping[Symbol, int]
 ) -> dict[Symbol, int]:
     """The sizes of a call on tensors with data, beside those that are known already."""
     sizes, sources = dict(known), dict.fromkeys(known, "the kernel")
@@ -127,7 +127,7 @@ def _solve(size: Expr, symbol: Symbol, given: int) -> int | None:
     return value if not rest and value >= 0 else None
 
 
-def _check_rank(signature: Signature, parameter: Parameter, given: Any) -> None:
+def _check_rank(signature: KernelSignature, parameter: Parameter, given: Any) -> None:
     """Refuse a tensor of more or fewer axes."""
     assert isinstance(parameter.type, BufferType)
     if given.ndim != parameter.type.rank:
@@ -140,7 +140,9 @@ def _check_rank(signature: Signature, parameter: Parameter, given: Any) -> None:
         )
 
 
-def check_inferred(signature: Signature, axes: Collection[Axis], sizes: Collection[Symbol]) -> None:
+def check_inferred(
+    signature: KernelSignature, axes: Collection[Axis], sizes: Collection[Symbol]
+) -> None:
     """Refuse a call of which an axis has a size that was not inferred."""
     for axis in axes:
         open_ = sorted(str(symbol) for symbol in axis.size.symbols if symbol not in sizes)
@@ -156,7 +158,7 @@ def check_inferred(signature: Signature, axes: Collection[Axis], sizes: Collecti
 
 
 def cannot_be(
-    signature: Signature, axis: Axis, sources: Mapping[Symbol, str]
+    signature: KernelSignature, axis: Axis, sources: Mapping[Symbol, str]
 ) -> errors.KernelError:
     """The error for a size that no value of its unknown gives."""
     symbols = sorted(axis.declared.symbols, key=str)
@@ -170,7 +172,7 @@ def cannot_be(
 
 
 def mismatch(
-    signature: Signature, axis: Axis, wanted: Any, sources: Mapping[Symbol, str]
+    signature: KernelSignature, axis: Axis, wanted: Any, sources: Mapping[Symbol, str]
 ) -> errors.KernelError:
     """The error for a size that two axes say differently."""
     named = ", ".join(

@@ -16,7 +16,7 @@ from turbine import errors
 from turbine.algebra import Symbol
 from turbine.kernel.lang.control_flow import Body, for_op
 from turbine.kernel.lang.memory import store
-from turbine.kernel.program.program import Program
+from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.trace.validity import Bound
 
 
@@ -34,7 +34,7 @@ class Written:
         return all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in pairs)
 
 
-def check_stores(program: Program, sizes: Mapping[Symbol, int]) -> None:
+def check_stores(program: KernelProgram, sizes: Mapping[Symbol, int]) -> None:
     """Refuse a kernel of which two programs, with these sizes, store to one element."""
     counts = [count.evaluate(sizes) for count in program.grid]
     if not all(counts):
@@ -52,7 +52,7 @@ def check_stores(program: Program, sizes: Mapping[Symbol, int]) -> None:
 
 
 def stored_blocks(
-    program: Program, sizes: Mapping[Symbol, int], ids: Sequence[int]
+    program: KernelProgram, sizes: Mapping[Symbol, int], ids: Sequence[int]
 ) -> Iterator[Written]:
     """The blocks that one program surely stores to what other programs see."""
     known = dict(sizes)
@@ -104,7 +104,7 @@ def _block(node: fx.Node, known: Mapping[Symbol, int]) -> Written | None:
     return Written(buffer.meta["buffer"], node, box)
 
 
-def _race(program: Program, own: Written, other: Written, axis: int) -> errors.KernelError:
+def _race(program: KernelProgram, own: Written, other: Written, axis: int) -> errors.KernelError:
     index = ", ".join(map(str, own.node.args[1]))  # type: ignore[arg-type]
     shape = own.node.args[2].meta["type"]  # type: ignore[union-attr]
     also = "" if own.node is other.node else f", as does {other.node.meta.get('line')}"

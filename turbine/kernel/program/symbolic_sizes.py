@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from turbine import errors
 from turbine.algebra import Atom, Expr, Quotient, Symbol, slope
-from turbine.kernel.program.signature import Signature
+from turbine.kernel.program.signature import KernelSignature
 from turbine.kernel.program.size_inference import (
     Axis,
     axes_of,
@@ -30,7 +30,7 @@ Sizes = Mapping[Symbol, Size]
 
 
 def bind_sizes(
-    signature: Signature, args: Mapping[str, Any], known: Mapping[Symbol, int]
+    signature: KernelSignature, args: Mapping[str, Any], known: Mapping[Symbol, int]
 ) -> dict[Symbol, Size]:
     """The sizes of a call on tensors without data, beside those that are known already."""
     sizes: dict[Symbol, Size] = dict(known)
@@ -56,14 +56,14 @@ def plain(size: Size) -> Size:
 
 
 def _check_equal(
-    signature: Signature, axis: Axis, sizes: Sizes, sources: Mapping[Symbol, str]
+    signature: KernelSignature, axis: Axis, sizes: Sizes, sources: Mapping[Symbol, str]
 ) -> None:
     wanted = evaluate(axis.size, sizes)
     _check(wanted == axis.given, lambda: mismatch(signature, axis, wanted, sources))
 
 
 def _solve(
-    signature: Signature,
+    signature: KernelSignature,
     axis: Axis,
     unknown: Symbol,
     sizes: Sizes,
