@@ -83,17 +83,17 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CompileR
         with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
             anew(*args, **kwargs)
     for graph in heard:
-        _settle(graph)
+        _wait(graph)
     return CompileReport(tuple(map(_graph_report, heard)), dict(Counter(breaks) - before))
 
 
 _OPTIMIZED = torch._dynamo.eval_frame.OptimizedModule
 
 
-def _settle(graph: GraphRecord) -> None:
+def _wait(graph: GraphRecord) -> None:
     """Wait for every part; a part that does not compile is split, and appends others."""
     for part in graph.parts:
-        part.settle()
+        part.wait()
 
 
 def _graph_report(graph: GraphRecord) -> GraphReport:
