@@ -106,7 +106,7 @@ def bind_sizes(
             if wanted != axis.given:
                 raise mismatch(signature, axis, wanted, sources)
             continue
-        value = _solve(axis.size.substitute(sizes), symbol, int(axis.given))
+        value = solve(axis.size.substitute(sizes), symbol, int(axis.given))
         if value is None:
             raise cannot_be(signature, axis, sources)
         if value >= 0:
@@ -115,7 +115,7 @@ def bind_sizes(
     return sizes
 
 
-def _solve(size: Expr, symbol: Symbol, given: int) -> int | None:
+def solve(size: Expr, symbol: Symbol, given: int) -> int | None:
     """The value of a symbol in a size that is linear in it: None if there is none, -1 if any is."""
     by, start = slope(size, symbol), size.substitute({symbol: 0}).number
     assert by is not None
