@@ -198,7 +198,7 @@ def test_a_raw_tensor_of_another_size_is_an_error(tmp_path: Path) -> None:
     tools.write_raw_tensor(torch.ones(2), tmp_path / "x.bin")
     with pytest.raises(errors.ArgumentError, match="has 8 bytes"):
         tools.read_raw_tensor(f"3xf32=@{tmp_path / 'x.bin'}")
-    with pytest.raises(errors.ArgumentError, match="does not describe a file"):
+    with pytest.raises(errors.ArgumentError, match="invalid description of a tensor"):
         tools.read_raw_tensor("3xf32")
 
 

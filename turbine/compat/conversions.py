@@ -14,7 +14,7 @@ from turbine import dtypes, errors
 
 
 def _parser(text: str) -> Callable[[], Type]:
-    """A type is made in the context of whoever asks for it."""
+    """A function that parses a type in the caller's context."""
     return lambda: Type.parse(text)
 
 
