@@ -65,7 +65,10 @@ class Abstractifiable(Protocol):
 
 
 def abstractify(tree: Any) -> Any:
-    """A nest of tensors, numbers and declared globals, as what stands for them in a signature.
+    """The types of nested tensors, numbers and declared globals, for the signature of a procedure.
+
+    Args:
+        tree: the values, in dicts, lists and tuples.
 
     >>> abstractify({"n": 3})
     {'n': AbstractScalar(int64)}

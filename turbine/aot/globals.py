@@ -31,17 +31,17 @@ NameMapper = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class GlobalAttributes:
-    """How globals are held. An external one is found by name in an archive of parameters."""
+    """Options of globals. An external one is read by name from an archive of parameters."""
 
     mutable: bool | None = None
-    external: bool | None = None  # False is in the code; None is where the export puts weights
+    external: bool | None = None  # False: in the code; None: as `export(weights=...)` says
     external_scope: str | None = None
     name_mapper: NameMapper | None = None  # from a global's name to its name in the archive
     uninitialized: bool | None = None
-    noinline: bool | None = None  # keeps the compiler from folding what is in the code
+    noinline: bool | None = None  # keeps the compiler from folding the value
 
     def check(self) -> None:
-        """Raise if what is asked for cannot be had together."""
+        """Raise for options that exclude each other."""
         if self.external and self.uninitialized:
             raise errors.ProcedureError(
                 "a global cannot be both external and uninitialized",
@@ -54,7 +54,7 @@ class GlobalAttributes:
 
 
 class Settings(TypedDict, total=False):
-    """Fields of `GlobalAttributes` by name, which win over those of `attrs`."""
+    """Fields of `GlobalAttributes` by name; they override those of `attrs`."""
 
     mutable: bool | None
     external: bool | None
@@ -66,26 +66,68 @@ class Settings(TypedDict, total=False):
 
 
 def export_global(value: Any, *, name: str = "global", **settings: Unpack[Settings]) -> Any:
-    """Declare one tensor or number that a compiled module holds.
+    """Declare a tensor or number as a global of a compiled module.
 
-    An abstract value, `AbstractIndex` or `AbstractTensor(4, 8)`, starts at zero. The global has
-    the name of the class attribute unless it is given one.
+    Args:
+        value: the initial value. An abstract one, such as `AbstractIndex` or
+            `AbstractTensor(4, 8)`, starts at zero.
+        name: the name of the global; that of the class attribute unless given.
+        settings: options of the global:
+            `mutable`: procedures may write it.
+            `external`: its value is in an archive of parameters, not in the code.
+            `external_scope`: the scope in the archive, "model" unless given.
+            `name_mapper`: a function from the global's name to its name in the archive.
+            `uninitialized`: it has no value until a procedure writes one.
+            `noinline`: the compiler does not fold its value.
+            `attrs`: a `GlobalAttributes` with defaults for all of these.
+
+    Raises:
+        ProcedureError: for an unknown option, or options that exclude each other.
+
+    >>> import torch, turbine
+    >>> from turbine import aot
+    >>> class Counter(aot.CompiledModule):
+    ...     count = aot.export_global(torch.zeros(1), mutable=True)
+    ...     def add(self, x=aot.AbstractTensor(1)):
+    ...         self.count = aot.jittable(torch.add)(self.count, x)
+    ...     def read(self):
+    ...         return self.count
+    >>> counter = aot.export(Counter).compile()
+    >>> _ = counter.add(torch.ones(1))
+    >>> counter.read()
+    tensor([1.])
     """
     return Global(value, _attributes(settings), None if name == "global" else name)
 
 
 def export_global_tree(tree: Any, *, name: str = "global", **settings: Unpack[Settings]) -> Any:
-    """Declare a nest of dicts, lists and tuples of tensors and numbers."""
+    """Declare nested dicts, lists and tuples of tensors and numbers as globals.
+
+    Args:
+        tree: the initial values.
+        name: a prefix of the globals' names; that of the class attribute unless given.
+        settings: options of all of them, as for `export_global`.
+    """
     return Global(tree, _attributes(settings), None if name == "global" else name)
 
 
 def export_parameters(nn_module: torch.nn.Module, **settings: Unpack[Settings]) -> Any:
-    """Declare the parameters of a PyTorch module, as a dict by their names."""
+    """Declare the parameters of a PyTorch module as globals: a dict by their names.
+
+    Args:
+        nn_module: the module.
+        settings: options of all of them, as for `export_global`.
+    """
     return Global(dict(nn_module.named_parameters()), _attributes(settings), None)
 
 
 def export_buffers(nn_module: torch.nn.Module, **settings: Unpack[Settings]) -> Any:
-    """Declare the buffers of a PyTorch module, as a dict by their names."""
+    """Declare the buffers of a PyTorch module as globals: a dict by their names.
+
+    Args:
+        nn_module: the module.
+        settings: options of all of them, as for `export_global`.
+    """
     return Global(dict(nn_module.named_buffers()), _attributes(settings), None)
 
 

@@ -62,12 +62,27 @@ def jittable(
     function_name: str | None = None,
     passes: Sequence[str] = ("functorch_functionalize",),
 ) -> Jittable | Callable[[Callable[..., Any]], Jittable]:
-    """Make a function of tensors callable in procedures; elsewhere it runs in PyTorch as ever.
+    """Make a PyTorch function callable in procedures; elsewhere it runs in PyTorch.
 
-    `decompose_ops` are taken apart by PyTorch's rules and those of `decomposition_table` by yours.
-    Sizes that are not known where it is called are dynamic. `dynamic_shapes` says more of them, by
-    parameter as for torch.export: ranges, and sizes that agree, which calls are checked for. What
-    is written in place is made functional in any case, which is all that `passes` may ask for.
+    Args:
+        f: a function of tensors; without it, `jittable(...)` is a decorator.
+        decompose_ops: ops to decompose by PyTorch's rules.
+        decomposition_table: ops to decompose, with functions to use in their place.
+        dynamic_shapes: ranges and equalities of dynamic sizes by parameter, as for torch.export;
+            calls are checked for them. Sizes unknown at a call are dynamic in any case.
+        function_name: the name of the function in the IR.
+        passes: accepts only "functorch_functionalize", which always runs.
+
+    >>> import torch
+    >>> from turbine import aot
+    >>> class Double(aot.CompiledModule):
+    ...     def run(self, x=aot.AbstractTensor(2)):
+    ...         return self._double(x)
+    ...     @aot.jittable
+    ...     def _double(x):
+    ...         return 2 * x
+    >>> aot.export(Double).compile().run(torch.ones(2))
+    tensor([2., 2.])
     """
     for name in passes:
         if name not in _PASSES:

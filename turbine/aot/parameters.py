@@ -39,7 +39,20 @@ def externalize_module_parameters(
 def save_module_parameters(
     file_path: str | Path, module: torch.nn.Module, *, prefix: str = ""
 ) -> None:
-    """Write a module's parameters and persistent buffers to an .irpa archive."""
+    """Write a module's parameters and persistent buffers to an .irpa archive.
+
+    Args:
+        file_path: the file; ".irpa" is its suffix.
+        module: the module.
+        prefix: precedes each name, with a dot.
+
+    >>> import tempfile, torch
+    >>> from turbine import aot
+    >>> path = f"{tempfile.mkdtemp()}/linear.irpa"
+    >>> aot.save_module_parameters(path, torch.nn.Linear(4, 2))
+    >>> sorted(name for name, _ in aot.ParameterArchive(path).items())
+    ['bias', 'weight']
+    """
     builder = ParameterArchiveBuilder()
     builder.add_module(module, prefix=prefix)
     builder.save(file_path)

@@ -67,6 +67,11 @@ class CompileReport:
 def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CompileReport:
     """Compile a function or model again, call it once, and report how it was compiled.
 
+    Args:
+        function: a function, a module, or the result of torch.compile.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
+
     The backend uses the current options: `with turbine.config.override(...)`.
 
     >>> import torch, turbine
