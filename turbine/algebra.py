@@ -18,7 +18,7 @@ class Symbol:
 
     name: str
     kind: str = "size"  # "size", "program", "loop" or "data", which is computed
-    number: int = 0  # tells counters of one name apart
+    number: int = 0  # distinguishes counters of one name
 
     def __str__(self) -> str:
         return self.name
@@ -26,7 +26,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Quotient:
-    """above // below, rounded down; one that counts blocks has below - 1 in what is above."""
+    """above // below, rounded down. If it counts blocks, `above` includes `below - 1`."""
 
     above: Expr
     below: Expr
@@ -116,7 +116,7 @@ class Expr:
 
     @cached_property
     def symbols(self) -> frozenset[Symbol]:
-        """The unknowns in it."""
+        """The symbols of the expression."""
         return frozenset().union(*(_symbols(a) for monomial, _ in self.terms for a in monomial))
 
     def substitute(self, values: Mapping[Symbol, Expr | int]) -> Expr:
@@ -156,7 +156,7 @@ def symbol(name: str, kind: str = "size", number: int = 0) -> Expr:
 
 
 def quotient(above: Expr | int, below: Expr | int, counts_blocks: bool = False) -> Expr:
-    """above // below; what divides evenly is drawn out."""
+    """above // below; terms that divide evenly are taken out of the quotient."""
     above, below = as_expr(above), as_expr(below)
     by = below.number
     if by is None:
@@ -165,7 +165,7 @@ def quotient(above: Expr | int, below: Expr | int, counts_blocks: bool = False) 
         raise ZeroDivisionError(f"{above} is divided by zero")
     whole = Expr(tuple((m, factor // by) for m, factor in above.terms if factor % by == 0))
     rest = Expr(tuple((m, factor) for m, factor in above.terms if factor % by))
-    # Of the number that is left, only the remainder stays under the fraction.
+    # Of the constant, only the remainder stays in the quotient.
     constant = dict(rest.terms).get((), 0)
     whole, rest = whole + constant // by, rest - constant // by * by
     if rest.number is not None:
@@ -248,7 +248,7 @@ def _bound_of(expr: Expr, ranges: Intervals, side: _Side) -> Expr:
 
 
 def _without(expr: Expr, counter: Symbol, within: Interval, side: _Side) -> Expr:
-    """Put the counter's extremes where it stands; it stays where its effect is not known."""
+    """Replace a counter by its extremes; it stays where the sign of its effect is unknown."""
     total = ZERO
     slope = _sum((_less(m, counter), f) for m, f in expr.terms if counter in m)
     if slope.terms:
@@ -271,7 +271,7 @@ def _without(expr: Expr, counter: Symbol, within: Interval, side: _Side) -> Expr
 
 
 def _bound_atom(atom: Atom, counter: Symbol, within: Interval, side: _Side) -> Expr:
-    """The bound of a quotient or an extreme, all of which rise with what is in them."""
+    """The bound of a quotient or an extreme, which are monotonic in their operands."""
     ranges = {counter: within}
     if isinstance(atom, Quotient):
         if atom.below.number is None or atom.below.number < 0:

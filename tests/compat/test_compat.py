@@ -243,7 +243,7 @@ def test_iree_run_module_takes_the_files(tmp_path: Path) -> None:
 
 def test_debug_flags_are_read_from_their_option() -> None:
     with config.override(debug="log_level=info, -asserts,runtime_trace_dir=x", log_level="debug"):
-        flags = debugging._from_settings(config.current())
+        flags = debugging.flags_of(config.current())
     assert flags == debugging.DebugFlags(logging.DEBUG, False, "x")
 
 

@@ -360,9 +360,9 @@ EXITS = {
     "an exit handler of an earlier date calls": """
         import atexit
         artifact(ones)
-        atexit.unregister(executable._stop_calls)
+        atexit.unregister(executable.stop_calls)
         atexit.register(lambda: artifact(ones))
-        atexit.register(executable._stop_calls)
+        atexit.register(executable.stop_calls)
         """,
 }
 

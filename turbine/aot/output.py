@@ -199,7 +199,7 @@ class ExportOutput:
                 open_archive(Path(archive)).check(declared)
         chosen = targets.parse(config.current().target if target is None else target)
         resolved = partial(host.resolve, chosen, in_process=in_process)
-        ready = self._lowered_for(TargetQuery(resolved))
+        ready = self.lowered_for(TargetQuery(resolved))
         chosen = replace(chosen, devices=devices.count(ready.lowered.module))
         ready.verify()
         module = devices.with_known_devices(ready.lowered.module, chosen.devices)
@@ -227,7 +227,7 @@ class ExportOutput:
         )
         return ready._deliver(compiled, save_to, archive, dispatches)
 
-    def _lowered_for(self, target: TargetQuery) -> ExportOutput:
+    def lowered_for(self, target: TargetQuery) -> ExportOutput:
         """The export with kernels and products of quantized weights emitted for a target."""
         placed = self._with_kernels(target)
         emitted = self.lowered.target

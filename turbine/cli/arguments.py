@@ -49,7 +49,7 @@ def read(text: str, random: Generator) -> Array | int:
     import numpy
 
     if text.endswith(".npy"):
-        array: Array = _load(text)
+        array: Array = load_file(text)
         return array
     if _INTEGER.fullmatch(text):
         return int(text)
@@ -170,7 +170,8 @@ def _random(shape: tuple[int, ...], dtype: Dtype, random: Generator) -> Array:
     return values.astype(dtype.numpy)
 
 
-def _load(path: str) -> Any:
+def load_file(path: str) -> Any:
+    """Read an .npy or .npz file."""
     import numpy
 
     try:
@@ -181,7 +182,7 @@ def _load(path: str) -> Any:
 
 def _load_many(path: str, names: Sequence[str]) -> list[Any]:
     """The arrays of an .npz: by input name, or in order if they were saved without names."""
-    with _load(path) as archive:
+    with load_file(path) as archive:
         ordered = [f"arr_{index}" for index in range(len(archive.files))]
         wanted = ordered if sorted(archive.files) == sorted(ordered) else names
         if sorted(archive.files) != sorted(wanted):

@@ -55,7 +55,8 @@ def _level(name: str) -> int:
     return levels[name.upper()]
 
 
-def _from_settings(settings: config.Config) -> DebugFlags:
+def flags_of(settings: config.Config) -> DebugFlags:
+    """The flags of the options `debug` and `log_level`."""
     level = f",log_level={settings.log_level}" if settings.log_level else ""
     return DebugFlags.parse(settings.debug + level)
 
@@ -93,7 +94,7 @@ class _Debugging(ModuleType):
 
 TraceTensorCallback = run_trace.TensorCallback
 trace_tensor_to_npy = default_trace_tensor_callback = run_trace.keep_tensor
-flags = ProcessFlags(_from_settings(config.current()))
+flags = ProcessFlags(flags_of(config.current()))
 NDEBUG = not flags.asserts
 # To be found by name; what is read and set is the property.
 trace_tensor_callback: TraceTensorCallback = default_trace_tensor_callback

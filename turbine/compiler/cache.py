@@ -55,7 +55,7 @@ def key_of(parts: Iterable[str | bytes]) -> str:
 
 def read(key: str) -> Entry | None:
     """The entry, or None where there is none that we or root wrote; a damaged file is removed."""
-    path = _path(key)
+    path = path_of(key)
     try:
         raw = _read_trusted(path)
     except _Untrusted as error:
@@ -74,7 +74,7 @@ def read(key: str) -> Entry | None:
 
 def write(key: str, entry: Entry) -> None:
     """Keep an entry; a folder that cannot be written costs one warning and nothing else."""
-    path = _path(key)
+    path = path_of(key)
     try:
         make_folder(path.parent)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_TEMPORARY, delete=False) as file:
@@ -170,7 +170,8 @@ def _remove_stale() -> None:
                 path.unlink()
 
 
-def _path(key: str) -> Path:
+def path_of(key: str) -> Path:
+    """The file of an entry."""
     return config.current().cache_dir / key[:2] / f"{key}{_SUFFIX}"
 
 

@@ -181,14 +181,15 @@ def _plan(
     digest = fingerprint or hashlib.sha256(source).hexdigest()
     limit = settings.compile_timeout if timeout is None else timeout
     return _Plan(
-        _key(digest, target, wanted, candidates) if caching else None,
+        cache_key(digest, target, wanted, candidates) if caching else None,
         wanted,
         candidates,
         _Attempt(source, target, limit, in_process),
     )
 
 
-def _key(fingerprint: str, target: Target, wanted: str, candidates: Sequence[Strategy]) -> str:
+def cache_key(fingerprint: str, target: Target, wanted: str, candidates: Sequence[Strategy]) -> str:
+    """The key of compiled code: versions, strategies, flags, target and a digest of the IR."""
     versions = ("code", session.version(), str(strategies.VERSION))
     flags = [flag for s in candidates for flag in (s.name, *s.flags)]
     machine = (*target.flags, target.architecture)
