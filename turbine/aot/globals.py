@@ -1,4 +1,4 @@
-"""Values that a compiled module holds: declared in its class, read and written by procedures."""
+"""Globals of a compiled module: declared in its class, read and written by procedures."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _attributes(settings: Settings) -> GlobalAttributes:
 
 
 class Global:
-    """The declaration of a value or a nest of values; in a procedure, the values themselves."""
+    """The declaration of a global or nested globals; a procedure sees their values."""
 
     def __init__(self, value: Any, attributes: GlobalAttributes, name: str | None) -> None:
         leaves, spec = torch_pytree.tree_flatten(value)
@@ -157,7 +157,7 @@ class Global:
         self.held: list[Weight | Number] = []
 
     def declare(self, owner: str, attribute: str) -> None:
-        """Take a place in a class. Not __set_name__, whose errors Python hides in others."""
+        """Set the class and name. Not __set_name__, whose errors Python wraps in others."""
         if self.attribute and self.attribute != attribute:
             raise errors.ProcedureError(
                 f"{owner}.{self.attribute} and {owner}.{attribute} are one declaration",
@@ -178,11 +178,11 @@ class Global:
         ]
 
     def abstractify(self) -> Any:
-        """What stands for the values in the signature of a procedure."""
+        """The types of the values, for the signature of a procedure."""
         return abstractify(self.nest)
 
     def __getitem__(self, key: Any) -> Any:
-        """A value it was declared with; in a procedure, `self.params[key]` reads the global."""
+        """The declared value; in a procedure, `self.params[key]` reads the global."""
         return self.nest[key]
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -197,7 +197,7 @@ class Global:
 
 
 def _leaf_paths(tree: Tree) -> list[str]:
-    """The path to each leaf: ".a", ".b.0"; of a leaf itself, nothing."""
+    """The path to each leaf: ".a", ".b.0"; empty for a value that is not nested."""
     if tree.kind == "leaf":
         return [""]
     keys = tree.keys or tuple(range(len(tree.children)))
@@ -226,7 +226,7 @@ def _make_global(name: str, value: Any, attributes: GlobalAttributes) -> Weight 
 
 
 def _abstract_weight(name: str, abstract: AbstractTensor, attributes: GlobalAttributes) -> Weight:
-    """Zeros; along axes of sizes that are not known, none at first."""
+    """Zeros; the initial size of a dynamic axis is 0."""
     sizes = [size if isinstance(size, int) else 0 for size in abstract.size]
     open_axes = tuple(k for k, size in enumerate(abstract.size) if not isinstance(size, int))
     is_named = any(isinstance(size, str) for size in abstract.size)
@@ -264,7 +264,7 @@ def _external(
 
 
 def load(held: Weight | Number) -> IrTensor | IrScalar:
-    """The value of a global where the procedure is now."""
+    """Load a global at the current insertion point."""
     trace = module_trace.require(f"the global {held.name!r}")
 
     def write(value: Any) -> None:
@@ -277,7 +277,7 @@ def load(held: Weight | Number) -> IrTensor | IrScalar:
 
 
 def store(held: Weight | Number, value: Any) -> None:
-    """Give a global another value, which has to be what was declared."""
+    """Store a value of the declared type to a global."""
     builder, location = (
         module_trace.require(f"the global {held.name!r}").weights,
         module_trace.here(),
@@ -322,7 +322,7 @@ def _live(tree: Tree, held: Sequence[Weight | Number]) -> Any:
 
 
 def _part(tree: Tree, held: Sequence[Any], place: int) -> tuple[Tree, Sequence[Any]]:
-    """A child of a tree, and what is held below it."""
+    """A child of a tree, and the globals below it."""
     counts = [len(_leaf_paths(child)) for child in tree.children]
     start = sum(counts[:place])
     return tree.children[place], held[start : start + counts[place]]
@@ -356,7 +356,7 @@ class LiveMapping(Mapping[Any, Any]):
 
 
 class LiveSequence(Sequence[Any]):
-    """Globals by place. Reading loads a value, and setting stores one."""
+    """Globals by index. Reading loads a value, and setting stores one."""
 
     def __init__(self, tree: Tree, held: Sequence[Weight | Number]) -> None:
         self.tree = tree
@@ -377,7 +377,7 @@ class LiveSequence(Sequence[Any]):
 
 
 def snapshot(tree: Any) -> Any:
-    """A nest with plain dicts and lists in the place of live ones."""
+    """A nested value with plain dicts and lists in place of live ones."""
     return torch_pytree.tree_map(_plain, tree)
 
 

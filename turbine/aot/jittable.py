@@ -1,4 +1,4 @@
-"""PyTorch functions that procedures call: captured for the types they are called with."""
+"""PyTorch functions that procedures call, captured for the types of each call."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Jittable:
 
     @contextmanager
     def _name_errors(self) -> Iterator[None]:
-        """Say of what PyTorch refuses which function it is in, and where it was called."""
+        """Add the function and the line of the call to errors of PyTorch."""
         try:
             yield
         except errors.ExportError as error:
@@ -183,7 +183,7 @@ class Jittable:
 
 
 class _Call(torch.nn.Module):
-    """A call of a function as a module that takes the tensors among its arguments."""
+    """A call of a function, as a module of its tensor arguments."""
 
     def __init__(
         self, function: Any, arguments: Sequence[Any], spec: Any, sizes: Sequence[Sizes]
@@ -214,14 +214,14 @@ def _find_closure_modules(function: Any) -> dict[str, torch.nn.Module]:
 
 
 def _value(leaf: Any) -> Any:
-    """Tensors and numbers of the program are passed; all else is part of the function."""
+    """A leaf as it is captured: tensors and numbers are inputs, other values are constants."""
     if isinstance(leaf, IrScalar):
         return from_number(leaf)
     return from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _type(argument: Any, binds: bool) -> Any:
-    """What a function is captured for; one that binds weights, for each of them."""
+    """The part of a captured function's key for one argument; `binds` if it binds weights."""
     if isinstance(argument, IrTensor):
         weight = argument.weight if binds else None
         return argument.row, argument.shape, None if weight is None else weight.name
@@ -231,7 +231,7 @@ def _type(argument: Any, binds: bool) -> Any:
 
 
 class _Same:
-    """Equal to itself alone, and as long as it lives nothing else has its id."""
+    """A key for an object by identity; it keeps the object alive, so its id stays unique."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
