@@ -23,14 +23,14 @@ _GRAD = "grad_"
 
 @dataclass(frozen=True)
 class Gradient:
-    """As autograd has it: what is kept of a call, and the gradients of its inputs."""
+    """The autograd formula of a kernel: what a call saves, and the gradients of its inputs."""
 
     backward: Function  # of a context and the gradients of the outputs
     setup_context: Function | None
 
 
 def of_kernel(forward: KernelSignature, backward: KernelSignature, call: Function) -> Gradient:
-    """Another kernel as the gradient: its arguments and outputs by their names."""
+    """A gradient by another kernel, whose arguments and outputs are matched by name."""
     outputs = [p.name for p in backward.buffers if p.usage == "output"]
     wrong = [p.name for p in backward.buffers if p.usage == "inout"]
     if wrong:
@@ -66,7 +66,7 @@ def _has_default(parameter: Any) -> bool:
 
 
 def of_function(forward: KernelSignature, backward: Function) -> Gradient:
-    """A function as the gradient: its arguments by their names, its results in order."""
+    """A gradient by a function: arguments are matched by name, results are in order."""
     code = backward.__code__
     place = f"{code.co_filename}:{code.co_firstlineno}"
     takes = list(inspect.signature(backward).parameters)
@@ -74,7 +74,7 @@ def of_function(forward: KernelSignature, backward: Function) -> Gradient:
 
 
 def takes_context(backward: Function) -> bool:
-    """Whether a function is written as torch.library.register_autograd takes it."""
+    """Whether a function has the form that torch.library.register_autograd takes."""
     return next(iter(inspect.signature(backward).parameters), None) == "ctx"
 
 
@@ -127,7 +127,7 @@ def _tensors(signature: KernelSignature) -> list[str]:
 def _by_name(
     forward: KernelSignature, results: Any, called: str, place: str | None
 ) -> Mapping[str, Any]:
-    """What a gradient gave, by the names of the inputs."""
+    """The gradients by input name."""
     names = _tensors(forward)
     if isinstance(results, Mapping):
         wrong = [name for name in results if name not in names]

@@ -1,4 +1,4 @@
-"""What a kernel is, whoever calls it: its parameters, its program, and the sizes of a call."""
+"""The definition of a kernel: its parameters, its traced programs, and the sizes of a call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from turbine.kernel.trace.tracer import Buffer, Tile, symbol_name
 from turbine.kernel.trace.types import BufferType, ScalarType, dtype_name, fits
 
 Function = Callable[..., Any]
-# The program of a call, every size of it, and what its code depends on.
+# The program of a call, its sizes, and the facts that its code depends on.
 Call = tuple[KernelProgram, dict[Symbol, int], Key]
 
 
@@ -73,7 +73,7 @@ class Definition:
         return {p.name: _check_argument(self.__name__, p, given, place) for p in passed}
 
     def resolve_call(self, named: Mapping[str, Any]) -> Call:
-        """The program of a call, every size of it, and what its code depends on."""
+        """The program of a call, its sizes, and the facts that its code depends on."""
         program = self.program(named)
         blocks = self.own_sizes(program)
         sizes = bind_sizes(self.signature, named, blocks)
@@ -91,7 +91,7 @@ class Definition:
         )
 
     def program(self, named: Mapping[str, Any]) -> KernelProgram:
-        """The kernel traced for the arguments that are there and their types; once for each."""
+        """The kernel traced for these arguments and their types; traced once for each."""
         types = self._types(named)
         if types not in self._programs:
             with self._lock:
@@ -102,18 +102,18 @@ class Definition:
         return self._programs[types]
 
     def own_sizes(self, program: KernelProgram) -> dict[Symbol, int]:
-        """The sizes that are the kernel's own: given ones, and ones that are chosen."""
+        """The block sizes: those that the user set, and those that are chosen."""
         given = {Symbol(name): value for name, value in self.blocks.items()}
         chosen = {s: block.size for s, block in self.chosen_blocks(program).items()}
         return {**chosen, **given}
 
     def chosen_blocks(self, program: KernelProgram) -> dict[Symbol, Block]:
-        """The sizes of tiles that the user left open, and why they are what they are."""
+        """The block sizes that the user left open, with reasons."""
         chosen = choose_blocks(program, self.signature.size_symbols)
         return {s: block for s, block in chosen.items() if s.name not in self.blocks}
 
     def check_blocks(self, blocks: Mapping[str, int]) -> None:
-        """Complain about sizes for symbols that the kernel, as far as it was traced, lacks."""
+        """Raise for block sizes of symbols that the traced kernel does not have."""
         for program in self._programs.values():
             _check_used(self.signature, blocks, program)
 
@@ -131,7 +131,7 @@ def _check_blocks(signature: KernelSignature, blocks: Mapping[str, int]) -> None
 def _check_used(
     signature: KernelSignature, blocks: Mapping[str, int], program: KernelProgram
 ) -> None:
-    """Complain about sizes for what a kernel does not name."""
+    """Raise for block sizes of unknown symbols."""
     names = {symbol.name for symbol in program.size_symbols}
     for name in blocks:
         if name not in names:
@@ -156,7 +156,7 @@ def _check_specialized(signature: KernelSignature, names: Collection[str]) -> No
 def _check_argument(
     kernel: str, parameter: Any, given: Mapping[str, Any], place: str | None
 ) -> Any:
-    """An argument of a call, if it is one that the parameter takes."""
+    """An argument of a call, checked against its parameter."""
     value = given.get(parameter.name, parameter.default)
     if value is parameter.default and value is not None and parameter.name not in given:
         if value is _EMPTY and not parameter.is_optional:

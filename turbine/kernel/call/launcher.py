@@ -37,7 +37,7 @@ _MOST_PROGRAMS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Key:
-    """What code is made for: the arguments that are there, their types, and sizes in the code."""
+    """The key of a variant: arguments that are passed, their types, and static sizes."""
 
     present: tuple[tuple[str, str], ...]
     static: tuple[tuple[str, int], ...]
@@ -49,7 +49,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Variant:
-    """Code, and the divisors of sizes that it takes for granted."""
+    """Compiled code, and the divisibility facts that it assumes."""
 
     program: KernelProgram
     divisors: Mapping[Symbol, int]
@@ -57,26 +57,26 @@ class Variant:
     report: MessageTable
 
     def serves(self, sizes: Mapping[Symbol, int]) -> bool:
-        """Whether it is right for a call with these sizes."""
+        """Whether the code is valid for a call with these sizes."""
         return all(sizes[s] % divisor == 0 for s, divisor in self.divisors.items())
 
     @cached_property
     def passed(self) -> list[Parameter]:
-        """What the code takes, in order."""
+        """The parameters of the code, in order."""
         return [p for p in self.program.parameters if p.is_passed]
 
     @cached_property
     def outputs(self) -> int:
-        """How many tensors it makes."""
+        """The number of tensors that the code allocates."""
         return len(self.program.of_usage("output"))
 
     @cached_property
     def written(self) -> list[str]:
-        """The arguments that it changes."""
+        """The arguments that the code mutates."""
         return [p.name for p in self.program.of_usage("inout")]
 
     def run(self, args: Mapping[str, Any], sizes: Mapping[Symbol, int]) -> list[Tensor]:
-        """The outputs; what is in-out is changed, and what the kernel has to say is said."""
+        """Call the code; writes in-out arguments, delivers messages, and returns the outputs."""
         given = separate_inputs(self.program, args) if self.written else args
         results = self.call([_to_tensor(p, given[p.name]) for p in self.passed])
         count = self.outputs + len(self.written)
@@ -93,12 +93,12 @@ class Variant:
 
 @dataclass
 class KernelLauncher:
-    """The code of a kernel that was compiled so far."""
+    """The compiled variants of a kernel."""
 
     signature: KernelSignature
     variants: CodeCache[Variant] = field(default_factory=CodeCache)
     reasons: list[str] = field(default_factory=list)  # why each was compiled, in order
-    # Grids for which it was looked whether programs store to one element.
+    # Grids that were checked for races between stores.
     verified: set[tuple[Key, tuple[bool, ...]]] = field(default_factory=set)
 
     def variant(self, key: Key, program: KernelProgram, sizes: Mapping[Symbol, int]) -> Variant:
@@ -167,11 +167,11 @@ def separate_inputs(program: KernelProgram, args: Mapping[str, Any]) -> dict[str
 
 
 def facts_of(program: KernelProgram, sizes: Sizes, static: Mapping[str, int]) -> Facts:
-    """What is known of a call: sizes in the code, and which blocks divide the others."""
+    """The facts of a call: static sizes, and which sizes are multiples of block sizes."""
     known = {Symbol(name): value for name, value in static.items()}
     divisors: dict[Symbol, int] = {}
     for symbol, size in sizes.items():
-        # Everything divides 0: code for that alone would be of no use later.
+        # Everything divides 0: code specialized for that would not serve other calls.
         if symbol in known or (isinstance(size, int) and size == 0):
             continue
         blocks = {known[s] for s in _divisors(program, symbol) if s in known}
@@ -194,7 +194,7 @@ def _divisors(program: KernelProgram, symbol: Symbol) -> set[Symbol]:
 
 
 def check_grid(program: KernelProgram, sizes: Mapping[Symbol, int]) -> list[int]:
-    """How many programs there are along each axis, if they can be counted."""
+    """The number of programs along each axis, if it is known."""
     counts = [count.evaluate(sizes) for count in program.grid]
     for axis, (count, number) in enumerate(zip(program.grid, counts, strict=True)):
         if not 0 <= number <= _MOST_PROGRAMS:
@@ -214,7 +214,7 @@ def write_main(program: KernelProgram, facts: Facts) -> Code:
 
 
 def load_code(program: KernelProgram, code: Code, mflop: float) -> TensorCall:
-    """The function of a module, ready to be called on tensors."""
+    """Load the function of a module, to be called on tensors."""
     target = host.default_target()
     made = pipeline.compile_ir(code.text.encode(), target)
     run_trace.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
@@ -234,7 +234,7 @@ def _slot(parameter: Parameter) -> Slot:
 
 
 def scalar_dtype(type: ScalarType) -> Dtype:
-    """The type in which a number is passed, in a tensor without axes."""
+    """The dtype of the 0-d tensor in which a number is passed."""
     return dtypes.from_spelling(module.scalar_element(type.dtype))
 
 
@@ -246,7 +246,7 @@ def _to_tensor(parameter: Parameter, value: Any) -> Tensor:
 
 
 def number_tensor(type: ScalarType, value: Any) -> Tensor:
-    """A number as it is passed; small floats are rounded where they are computed with."""
+    """A number as a 0-d tensor; small floats are rounded in the code."""
     passed = scalar_dtype(type)
     if type.dtype.kind == "float":
         return tensor_of(value, passed)
@@ -254,12 +254,12 @@ def number_tensor(type: ScalarType, value: Any) -> Tensor:
 
 
 def convert_arguments(program: KernelProgram, args: Mapping[str, Any]) -> list[Tensor]:
-    """The arguments of a call as its code takes them."""
+    """The arguments of a call in the form of its code."""
     return [_to_tensor(p, args[p.name]) for p in program.parameters if p.is_passed]
 
 
 def operations_of(program: KernelProgram, sizes: Mapping[Symbol, int]) -> float:
-    """About how many operations a call is."""
+    """An estimate of a call's FLOP count."""
     elements = 0.0
     for parameter in program.parameters:
         if isinstance(parameter.type, BufferType) and parameter.type.usage != "temporary":

@@ -1,4 +1,4 @@
-"""Sizes of tiles that a user left open."""
+"""Choose the block sizes that a user left open."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turbine.kernel.trace.types import BufferType, TileType
 
 @dataclass(frozen=True)
 class Block:
-    """A chosen size, and for what."""
+    """A chosen block size, with the reason."""
 
     size: int
     why: str
@@ -30,7 +30,7 @@ _BOTH = Block(64, "products that feed each other")
 
 
 def choose_blocks(program: KernelProgram, inferred: Collection[Symbol]) -> dict[Symbol, Block]:
-    """A size for each symbol that is not inferred, except those in shapes of outputs."""
+    """A block size for each symbol that is not inferred, except those in output shapes."""
     chosen = {**_by_axis(program), **_of_products(program)}
     types = [p.type for p in program.of_usage("output")]
     shapes = [type.shape for type in types if isinstance(type, BufferType)]
@@ -40,20 +40,20 @@ def choose_blocks(program: KernelProgram, inferred: Collection[Symbol]) -> dict[
 
 
 def sizes_of_products(program: KernelProgram) -> set[Symbol]:
-    """The symbols in sizes of tiles that are multiplied: code is fast where they are known."""
+    """The symbols in sizes of operands of dots: code is fast if they are static."""
     return {
         s for shapes in _products(program) for shape in shapes for e in shape for s in e.symbols
     }
 
 
 def _products(program: KernelProgram) -> list[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
-    """The shapes of the operands of each product."""
+    """The shapes of the operands of each dot."""
     dots = [node for node in nodes_of(program.graph) if node.target is dot]
     return [(a.meta["type"].shape, b.meta["type"].shape) for a, b, *_ in map(arguments, dots)]
 
 
 def _of_products(program: KernelProgram) -> dict[Symbol, Block]:
-    """Large tiles, unless what is summed in one product is a side of another's result."""
+    """Large tiles, unless a contracted axis of one dot is an axis of another's result."""
     results: set[Symbol] = set()
     summed: set[Symbol] = set()
     for a, b in _products(program):
@@ -65,7 +65,7 @@ def _of_products(program: KernelProgram) -> dict[Symbol, Block]:
 
 
 def _by_axis(program: KernelProgram) -> dict[Symbol, Block]:
-    """Long rows of tiles with several axes, as memory is read best in line."""
+    """Long rows for tiles with several axes: contiguous reads are fastest."""
     alone: set[Symbol] = set()
     last: set[Symbol] = set()
     before: set[Symbol] = set()

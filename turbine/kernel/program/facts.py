@@ -1,4 +1,4 @@
-"""What is known about sizes when code is made, and what was used of it."""
+"""Facts about sizes at compile time, and which of them code has used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Facts:
         self._divided = _substitute(self.ranges, self._multiples)
 
     def simplify(self, expr: Expr) -> Expr:
-        """The expression with what is part of the code."""
+        """The expression with static sizes substituted."""
         return expr.substitute(self.known)
 
     def is_proven(self, expr: Expr) -> bool:
@@ -44,11 +44,11 @@ class Facts:
         return True
 
     def starts_inside(self, bound: Bound) -> bool:
-        """Whether no lane lies before the first element."""
+        """Whether no lane is before the first element."""
         return self.is_proven(bound.offset)
 
     def ends_inside(self, bound: Bound, size: Expr) -> bool:
-        """Whether no lane lies behind the last element."""
+        """Whether no lane is past the last element."""
         return self.is_proven(bound.limit - bound.offset - size)
 
 

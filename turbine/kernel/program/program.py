@@ -23,7 +23,7 @@ from turbine.kernel.trace.validity import Bound
 
 @dataclass(frozen=True)
 class KernelProgram:
-    """A kernel's body for arguments that are there and their element types; sizes are open."""
+    """A kernel traced for the arguments that are passed and their dtypes; sizes are symbols."""
 
     name: str
     parameters: tuple[Parameter, ...]
@@ -41,18 +41,18 @@ class KernelProgram:
 
     @cached_property
     def is_printing(self) -> bool:
-        """Whether it shows something while it runs."""
+        """Whether it prints."""
         return any(node.target is print_op for node in nodes_of(self.graph))
 
     def of_usage(self, *usages: str) -> list[Parameter]:
-        """The buffers that are used in one of these ways."""
+        """The buffers with one of these usages."""
         return [
             p for p in self.parameters if isinstance(p.type, BufferType) and p.type.usage in usages
         ]
 
 
 def nodes_of(graph: fx.Graph) -> Iterator[fx.Node]:
-    """Every node, those of loops and branches too."""
+    """Every node, including those of loops and branches."""
     for node in graph.nodes:
         yield node
         for argument in node.args:
@@ -88,7 +88,7 @@ def trace(
     grid: Sequence[Any],
     function: Callable[..., Any],
 ) -> KernelProgram:
-    """Run a kernel's function once, with what stands for its arguments."""
+    """Trace a kernel: run its function once with placeholders."""
     counts = tuple(blocks(expr_of(size)) for size in grid)
     program_ids = [Symbol(f"program_id({axis})", "program", axis) for axis in range(len(counts))]
     ranges = {
@@ -116,7 +116,7 @@ def trace(
 
 
 def _named_dtypes(signature: KernelSignature, present: Sequence[Parameter]) -> dict[str, Dtype]:
-    """The element types that have a name in the kernel's types."""
+    """The dtypes of the dtype symbols in the kernel's types."""
     actual = {parameter.name: parameter.type.dtype for parameter in present}
     return {
         p.type.dtype.name: dtype

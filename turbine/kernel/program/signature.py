@@ -1,4 +1,4 @@
-"""What a kernel takes and gives: annotations of a function in, parameters and sizes out."""
+"""The signature of a kernel: annotations of a function in, parameters and sizes out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turbine.kernel.trace.types import (
 
 @dataclass(frozen=True)
 class Parameter:
-    """An argument of a kernel's function."""
+    """A parameter of a kernel's function."""
 
     name: str
     type: BufferType | ScalarType
@@ -33,7 +33,7 @@ class Parameter:
 
     @property
     def is_passed(self) -> bool:
-        """Whether the caller gives it: outputs and temporaries are made."""
+        """Whether the caller passes it: outputs and temporaries are allocated."""
         return isinstance(self.type, ScalarType) or self.type.usage in ("input", "inout")
 
     @property
@@ -55,13 +55,13 @@ class KernelSignature:
 
     @property
     def passed(self) -> list[Parameter]:
-        """What a caller gives, in order."""
+        """The parameters that a caller passes, in order."""
         return [p for p in self.parameters if p.is_passed]
 
     def of_call(self) -> inspect.Signature:
-        """What a caller gives and gets, as help() and editors show it."""
+        """The Python signature of a call, as help() and editors show it."""
         passed: list[inspect.Parameter] = []
-        # From the end: a default counts only where all that follow have one.
+        # From the end: a default is valid only if all later parameters have one.
         for p in reversed(self.passed):
             default = None if p.is_optional else p.default
             if passed and passed[0].default is inspect.Parameter.empty:
@@ -131,7 +131,7 @@ def _parameter(kernel: str, parameter: inspect.Parameter, annotation: Any, place
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
-    """What an argument is if it is not None, and whether it may be."""
+    """The type of an optional parameter, and whether it is optional."""
     if isinstance(annotation, OptionalType):
         return annotation.of, True
     if get_origin(annotation) is not Union:
@@ -141,7 +141,7 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
 
 
 def resolve_dtypes(signature: KernelSignature, args: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """The parameters that are there, with the element types of the tensors that are passed."""
+    """The parameters of a call, with the dtypes of the tensors that are passed."""
     known: dict[str, tuple[Dtype, str]] = {}
     for parameter in signature.passed:
         given = args.get(parameter.name)

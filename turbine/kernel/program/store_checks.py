@@ -35,7 +35,7 @@ class Written:
 
 
 def check_stores(program: KernelProgram, sizes: Mapping[Symbol, int]) -> None:
-    """Refuse a kernel of which two programs, with these sizes, store to one element."""
+    """Raise if two programs of a kernel, with these sizes, store to the same element."""
     counts = [count.evaluate(sizes) for count in program.grid]
     if not all(counts):
         return
@@ -54,7 +54,7 @@ def check_stores(program: KernelProgram, sizes: Mapping[Symbol, int]) -> None:
 def stored_blocks(
     program: KernelProgram, sizes: Mapping[Symbol, int], ids: Sequence[int]
 ) -> Iterator[Written]:
-    """The blocks that one program surely stores to what other programs see."""
+    """The blocks that one program certainly stores to shared buffers."""
     known = dict(sizes)
     known.update({Symbol(f"program_id({a})", "program", a): i for a, i in enumerate(ids)})
     shared = {p.name for p in program.of_usage("output", "inout")}
@@ -75,13 +75,13 @@ def _stores_of(graph: fx.Graph, known: dict[Symbol, int]) -> Iterator[Written]:
             assert body.counter is not None
             if (start.symbols | stop.symbols) <= known.keys():
                 turns = range(start.evaluate(known), stop.evaluate(known), step)
-                # The first turn is one that happens, if any does.
+                # If a loop runs at all, its first iteration does.
                 if turns:
                     yield from _stores_of(body.graph, {**known, body.counter: turns[0]})
 
 
 def _block(node: fx.Node, known: Mapping[Symbol, int]) -> Written | None:
-    """The elements that a store writes; None where that is not known, or there are none."""
+    """The elements that a store writes; None if they are unknown, or there are none."""
     buffer, index, value = node.args
     assert isinstance(buffer, fx.Node)
     assert isinstance(value, fx.Node)
