@@ -35,7 +35,7 @@ format: $(INSTALLED) ## format and apply safe lint fixes
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
-bench: $(INSTALLED) ## print the table of model timings
+bench: $(INSTALLED) ## time models and training steps beside PyTorch and its rivals
 	$(BIN)/python benchmarks/models.py $(ARGS)
 
 coverage: $(INSTALLED) ## judge every op of PyTorch's samples and write docs/coverage.md
@@ -48,7 +48,7 @@ docs: $(INSTALLED) ## build the documentation site in build/site
 	$(BIN)/python docs/build_site.py build/site
 
 clean: ## remove build outputs and caches, keep .venv
-	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis benchmarks/results
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 # The pinned versions go first so that the package finds its dependencies already in place.

@@ -27,7 +27,8 @@ def round_robin(calls: Mapping[str, Call], *, seconds: float, block: int = 1) ->
     """Time each callable, in rounds that last about `seconds` together.
 
     A round gives every callable one turn of `block` calls, so that whatever else the machine does
-    falls on all of them.
+    falls on all of them. A turn begins with a call that does not count: threads that the one before
+    left spinning would slow it down.
     """
     for call in calls.values():
         for _ in range(WARM_UP_TURNS):
@@ -37,9 +38,16 @@ def round_robin(calls: Mapping[str, Call], *, seconds: float, block: int = 1) ->
     rounds = 0
     while rounds < MIN_ROUNDS or time.perf_counter() < deadline:
         for name, call in calls.items():
+            call()
             turns[name].append(_turn(call, block))
         rounds += 1
     return {name: Timing(statistics.median(taken), min(taken)) for name, taken in turns.items()}
+
+
+def calls_in(seconds: float, call: Call) -> int:
+    """About how many calls take so long; at least one."""
+    call()
+    return max(1, round(seconds / max(_turn(call, 3), 1e-7)))
 
 
 def warn_if_busy() -> None:

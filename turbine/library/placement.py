@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import fx
 
 from turbine.capture.program import Program
-from turbine.library import linear, rows
+from turbine.library import attention, linear, rows
 from turbine.target import Target
 
 
@@ -28,7 +28,8 @@ class Match(Protocol):
         """Call the kernel before the node; gives its result."""
 
 
-FINDERS = (linear.find, rows.find_layer_norms, rows.find_softmaxes)
+# In this order: what attention takes the place of has a softmax.
+FINDERS = (attention.find, linear.find, rows.find_layer_norms, rows.find_softmaxes)
 
 
 def place_kernels(
@@ -38,17 +39,15 @@ def place_kernels(
 
     The target is only asked for where a program has something to replace.
     """
-    matches = [match for program in programs.values() for match in _find(program)]
+    matches: list[Match] = [
+        match for program in programs.values() for find in FINDERS for match in find(program)
+    ]
     if not matches:
         return None
     target = find_target()
     if target.kind != "cpu" or not any(match.is_faster_on(target) for match in matches):
         return None
     return {name: _with_kernels(program, target) for name, program in programs.items()}
-
-
-def _find(program: Program) -> list[Match]:
-    return [match for find in FINDERS for match in find(program)]
 
 
 def _with_kernels(program: Program, target: Target) -> Program:
@@ -59,12 +58,14 @@ def _with_kernels(program: Program, target: Target) -> Program:
         twin.name = node.name  # by which inputs and weights are known
     copied = replace(program, graph=module)
     replaced: dict[fx.Node, fx.Node] = {}
-    for match in _find(copied):
-        if match.is_faster_on(target):
-            with module.graph.inserting_before(match.node), match.node.meta["val"].fake_mode:
-                replaced[match.node] = match.replace(target)
-            match.node.replace_all_uses_with(replaced[match.node])
-    module.graph.eliminate_dead_code()
+    for find in FINDERS:
+        matches: list[Match] = [*find(copied)]
+        for match in matches:
+            if match.is_faster_on(target):
+                with module.graph.inserting_before(match.node), match.node.meta["val"].fake_mode:
+                    replaced[match.node] = match.replace(target)
+                match.node.replace_all_uses_with(replaced[match.node])
+        module.graph.eliminate_dead_code()
     module.recompile()
 
     def moved(node: fx.Node) -> fx.Node:

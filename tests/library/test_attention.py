@@ -1,0 +1,207 @@
+"""Attention: where a kernel takes the place of two matmuls and a softmax, and what it gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.nn import functional as F
+
+import turbine
+from turbine import target as targets
+from turbine.capture.program import Program
+from turbine.library import place_kernels
+from turbine.library.attention import (
+    attention,
+    biased_attention,
+    causal_attention,
+    masked_attention,
+)
+from turbine.target import Target
+
+aten = torch.ops.aten
+CPU = Target("cpu", "neoverse-n1", "", "aarch64")
+INF = float("inf")
+KERNELS = (attention, causal_attention, biased_attention, masked_attention)
+
+sdpa = F.scaled_dot_product_attention
+
+
+class Function(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Tensor) -> Tensor:
+        return self.function(*args)
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+
+def by_hand_with_bias(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return (bias + (q @ k.transpose(-1, -2)) * 0.3).softmax(-1) @ v
+
+
+def by_hand_with_mask(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
+    scores = q @ k.transpose(-1, -2)
+    return scores.masked_fill(seen == 0, -INF).softmax(-1) @ v
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return sdpa(q, k, v, is_causal=True)
+
+
+def placed(program: Program, target: Target = CPU) -> Program:
+    found = place_kernels({"main": program}, lambda: target)
+    return program if found is None else found["main"]
+
+
+def kernels_in(program: Program) -> list[str]:
+    targets = [node.target for node in program.graph.graph.nodes]
+    return [kernel.__name__ for kernel in KERNELS if kernel.op.op in targets]
+
+
+def heads(*sizes: int, count: int = 3) -> tuple[Tensor, ...]:
+    return torch.randn(count, *sizes).unbind(0)
+
+
+def seen_but_for_a_row(*sizes: int) -> Tensor:
+    seen = torch.rand(sizes) > 0.5
+    seen[..., 0, :] = False
+    return seen
+
+
+def keys_of_two_sequences(*, length: int) -> Tensor:
+    """One of half the length, and one without any token."""
+    return (torch.arange(length) < torch.tensor([length // 2, 0])[:, None])[:, None, None]
+
+
+CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
+    "plain": (sdpa, heads(2, 3, 40, 16), "attention"),
+    "three axes": (by_hand, heads(6, 33, 16), "attention"),
+    "by hand": (by_hand, heads(2, 3, 40, 16), "attention"),
+    "cross": (
+        sdpa,
+        (torch.randn(2, 3, 9, 16), torch.randn(2, 3, 23, 16), torch.randn(2, 3, 23, 8)),
+        "attention",
+    ),
+    "causal": (causal, heads(2, 3, 40, 16), "causal_attention"),
+    "causal, fewer keys": (
+        causal,
+        (*heads(2, 3, 40, 16, count=1), *heads(2, 3, 7, 16, count=2)),
+        "causal_attention",
+    ),
+    "bias": (sdpa, (*heads(2, 3, 40, 16), torch.randn(40, 40)), "biased_attention"),
+    "bias of heads": (sdpa, (*heads(2, 3, 40, 16), torch.randn(3, 40, 40)), "biased_attention"),
+    "bias by hand": (
+        by_hand_with_bias,
+        (*heads(6, 33, 16), torch.randn(6, 33, 33)),
+        "biased_attention",
+    ),
+    "bias that hides": (
+        sdpa,
+        (*heads(2, 3, 40, 16), torch.where(keys_of_two_sequences(length=40), 0.0, -INF)),
+        "biased_attention",
+    ),
+    "mask": (
+        sdpa,
+        (*heads(2, 3, 40, 16), keys_of_two_sequences(length=40)),
+        "masked_attention",
+    ),
+    # A row that sees no key is nan, where PyTorch's own attention gives zeros.
+    "mask by hand": (
+        by_hand_with_mask,
+        (*heads(2, 3, 40, 16), seen_but_for_a_row(2, 1, 40, 40)),
+        "masked_attention",
+    ),
+}
+
+
+@pytest.mark.sweep(4)
+@pytest.mark.parametrize("name", CASES)
+def test_a_kernel_gives_what_pytorch_gives(name: str) -> None:
+    function, args, kernel = CASES[name]
+    exported = turbine.aot.export(Function(function), args=args)
+    found = placed(exported.program)
+    assert kernels_in(found) == [kernel]
+    assert not any(node.target is aten.bmm.default for node in found.graph.graph.nodes)
+    torch.testing.assert_close(exported.compile()(*args), function(*args), equal_nan=True)
+
+
+@pytest.mark.parametrize("function", [sdpa, causal], ids=["plain", "causal"])
+def test_sizes_may_be_dynamic(function: Callable[..., Tensor]) -> None:
+    sizes = {0: Dim("batch", min=1, max=9), 2: Dim("length", min=2, max=999)}
+    shapes = ((sizes, sizes, sizes),)
+    exported = turbine.aot.export(
+        Function(function), args=heads(2, 3, 40, 16), dynamic_shapes=shapes
+    )
+    assert kernels_in(placed(exported.program))
+    artifact = exported.compile()
+    for args in (heads(1, 3, 2, 16), heads(2, 3, 40, 16), heads(5, 3, 77, 16)):
+        torch.testing.assert_close(artifact(*args), function(*args))
+
+
+def test_scores_that_overflow_are_nan_as_in_pytorch() -> None:
+    q, k, v = heads(1, 2, 8, 16)
+    q[0, 0, 3] = INF
+    v[0, 1, 5] = float("nan")
+    exported = turbine.aot.export(Function(sdpa), args=(q, k, v))
+    torch.testing.assert_close(exported.compile()(q, k, v), sdpa(q, k, v), equal_nan=True)
+
+
+def masked_before_it_is_scaled(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return ((q @ k.transpose(-1, -2) + bias) * 0.5).softmax(-1) @ v
+
+
+def hidden_by_a_large_number(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return (q @ k.transpose(-1, -2)).masked_fill(bias < 0, -1e9).softmax(-1) @ v
+
+
+def weights_are_used_again(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    weights = (q @ k.transpose(-1, -2) + bias).softmax(-1)
+    return weights @ v + weights.sum()
+
+
+def along_queries(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return (q @ k.transpose(-1, -2) + bias).softmax(-2) @ v
+
+
+def bias_has_more_axes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    return (q[:1, :1] @ k[:1, :1].transpose(-1, -2) + bias).softmax(-1) @ v
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        masked_before_it_is_scaled,
+        hidden_by_a_large_number,
+        weights_are_used_again,
+        along_queries,
+        bias_has_more_axes,
+    ],
+)
+def test_what_is_not_attention_stays(function: Callable[..., Tensor]) -> None:
+    args = *heads(2, 3, 12, 16), torch.randn(2, 3, 12, 12)
+    exported = turbine.aot.export(Function(function), args=args)
+    assert kernels_in(placed(exported.program)) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "target"),
+    [
+        (heads(2, 3, 1, 16), CPU),
+        (heads(2, 3, 40, 300), CPU),
+        (tuple(one.double() for one in heads(2, 3, 40, 16)), CPU),
+        (heads(2, 3, 40, 16), targets.parse("cuda:sm_80")),
+    ],
+    ids=["one query", "many features", "float64", "GPU"],
+)
+def test_other_attention_stays(args: tuple[Tensor, ...], target: Target) -> None:
+    exported = turbine.aot.export(Function(sdpa), args=args)
+    assert kernels_in(placed(exported.program, target)) == []

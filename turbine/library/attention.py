@@ -1,0 +1,358 @@
+"""Attention without the matrix of scores: blocks of keys, a running maximum and a running sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+import turbine.kernel as tk
+import turbine.kernel.lang as tkl
+from turbine.capture.nodes import emit
+from turbine.capture.program import Program
+from turbine.capture.sizes import expression, sizes_of
+from turbine.target import Target
+
+aten = torch.ops.aten
+
+B, H, S, T, D = tkl.symbols("B H S T D")  # batch, heads, queries, keys, and what a head has of each
+E = tkl.sym.E  # of a value
+MB, MH = tkl.symbols("MB MH")  # of a mask: 1, or those of the scores
+BM, BN = tkl.symbols("BM BN")
+f32 = tkl.f32
+
+
+def _attend(
+    q: Any, k: Any, v: Any, mask: Any, y: Any, scale: Any, if_hidden: Any, is_causal: bool = False
+) -> None:
+    row, head, batch = tkl.program_id(0) * BM, tkl.program_id(1), tkl.program_id(2)
+    queries = tkl.load(q, (batch, head, row, 0), (None, None, BM, D))
+    start = tkl.full((BM,), -math.inf, f32), tkl.zeros((BM,), f32), tkl.zeros((BM, E), f32)
+
+    last = tkl.minimum(row + BM, T) if is_causal else T  # no query sees a key behind it
+
+    @tkl.for_loop(0, last // BN, init_args=[*start])
+    def blocks(j: Any, largest: Any, total: Any, sums: Any) -> Any:
+        keys = tkl.load(k, (batch, head, 0, j * BN), (None, None, D, BN))
+        values = tkl.load(v, (batch, head, j * BN, 0), (None, None, BN, E))
+        scores = tkl.dot(queries, keys) * (scale * math.log2(math.e))  # for exp2
+        if mask is not None:
+            place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), row, j * BN
+            given = tkl.load(mask, place, (None, None, BM, BN))
+            if mask.dtype == f32:
+                scores = scores + given * math.log2(math.e)
+            else:
+                scores = tkl.where(given, -math.inf, scores)
+        if is_causal:
+            query, key = row + tkl.arange(BM), j * BN + tkl.arange(BN)
+            scores = tkl.where(query[:, None] >= key[None, :], scores, -math.inf)
+        new = tkl.maximum(largest, tkl.max(scores, axis=1))
+        origin = tkl.where(new == -math.inf, 0.0, new)  # of rows that see no key yet
+        weights, shrink = tkl.exp2(scores - origin[:, None]), tkl.exp2(largest - origin)
+        total = total * shrink + tkl.sum(weights, axis=1)
+        return new, total, tkl.dot(weights, values, sums * shrink[:, None])
+
+    _, total, sums = blocks
+    divisor = tkl.where(total == 0.0, if_hidden, total)
+    tkl.store(y, (batch, head, row, 0), sums / divisor[:, None])
+
+
+Q, K, V = (tkl.InputBuffer[B, H, *sizes, f32] for sizes in ((S, D), (D, T), (T, E)))
+Y = tkl.OutputBuffer[B, H, S, E, f32]
+
+
+@tk.gen.kernel(S // BM, H, B)
+def attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
+    """softmax(scale * q @ k) @ v; keys come transposed, as a matmul takes them."""
+    _attend(q, k, v, None, y, scale, if_hidden)
+
+
+@tk.gen.kernel(S // BM, H, B)
+def causal_attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
+    """The same where a query sees the keys up to its own place."""
+    _attend(q, k, v, None, y, scale, if_hidden, is_causal=True)
+
+
+@tk.gen.kernel(S // BM, H, B)
+def biased_attention(
+    q: Q,
+    k: K,
+    v: V,
+    bias: tkl.InputBuffer[MB, MH, S, T, f32],
+    y: Y,
+    scale: f32,
+    if_hidden: f32,
+) -> None:
+    """The same with a bias that is added to the scores."""
+    _attend(q, k, v, bias, y, scale, if_hidden)
+
+
+@tk.gen.kernel(S // BM, H, B)
+def masked_attention(
+    q: Q,
+    k: K,
+    v: V,
+    hidden: tkl.InputBuffer[MB, MH, S, T, tkl.bool],
+    y: Y,
+    scale: f32,
+    if_hidden: f32,
+) -> None:
+    """The same with keys that rows do not see."""
+    _attend(q, k, v, hidden, y, scale, if_hidden)
+
+
+# With fewer queries a program reads keys and values for little.
+_LEAST_QUERIES = 4
+_MOST_FEATURES = 256
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Two matmuls around a softmax."""
+
+    node: fx.Node  # the second one, in as many axes as the scores
+    query: fx.Node
+    key: fx.Node  # transposed
+    value: fx.Node
+    mask: fx.Node | None  # added, or True for keys that are hidden
+    scale: float
+    if_hidden: float  # what a row that sees no key is divided by: 0 gives nan, 1 gives 0
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether the kernel takes such operands, and there is enough to do."""
+        q, v = self.query.meta["val"], self.value.meta["val"]
+        if any(value.dtype != torch.float32 for value in (q, v)):
+            return False
+        queries, features, values = q.shape[-2], q.shape[-1], v.shape[-1]
+        if not all(isinstance(size, int) and size <= _MOST_FEATURES for size in (features, values)):
+            return False
+        return not isinstance(queries, int) or queries >= _LEAST_QUERIES
+
+    def is_faster_on(self, target: Target) -> bool:
+        """On every CPU."""
+        return True
+
+    def replace(self, target: Target) -> fx.Node:
+        """Call the kernel; gives the result."""
+        graph, rank = self.node.graph, self.node.meta["val"].ndim
+        q, k, v = (_in_four_axes(self.node, one) for one in (self.query, self.key, self.value))
+        numbers = self.scale, self.if_hidden
+        if self.mask is None or _is_causal(self.mask):
+            kernel = attention if self.mask is None else causal_attention
+            result = emit(graph, kernel.op.op, q, k, v, *numbers, beside=self.node)
+        else:
+            mask = _whole_rows(self.node, _in_four_axes(self.node, self.mask), q, k)
+            kernel = biased_attention if _is_bias(self.mask) else masked_attention
+            result = emit(graph, kernel.op.op, q, k, v, mask, *numbers, beside=self.node)
+        for _ in range(4 - rank):
+            result = emit(graph, aten.squeeze.dim, result, 0, beside=self.node)
+        return result
+
+
+def find(program: Program) -> Iterator[Attention]:
+    """The attentions of a program, whether written by PyTorch or by hand."""
+    for node in program.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
+        found = _match(node)
+        if found is not None and found.is_worth_it:
+            yield found
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What a softmax is of: a matmul, scaled and masked."""
+
+    matmul: fx.Node
+    scale: float = 1.0
+    mask: fx.Node | None = None
+
+
+def _match(softmax: fx.Node) -> Attention | None:
+    scores, axis, is_widened = softmax.args
+    assert isinstance(scores, fx.Node)
+    rank = scores.meta["val"].ndim
+    if is_widened or rank not in (3, 4) or axis not in (-1, rank - 1):
+        return None
+    found = _scores(scores)
+    weights = _rows_that_see(softmax, scores)
+    if found is None or (found.mask is not None and found.mask.meta["val"].ndim > rank):
+        return None
+    left = _forward(weights or softmax)
+    product = _only_user(left)
+    if product is None or product.target is not aten.bmm.default or product.args[0] is not left:
+        return None
+    leading = scores.meta["val"].shape[:-2]
+    factors = *found.matmul.args, product.args[1]
+    operands = [one for factor in factors if (one := _backward(factor, leading)) is not None]
+    result = _forward(product)
+    if len(operands) < len(factors) or not _has_leading(result, leading):
+        return None
+    query, key, value = operands
+    if_hidden = 0.0 if weights is None else 1.0
+    return Attention(result, query, key, value, found.mask, found.scale, if_hidden)
+
+
+def _scores(node: fx.Node) -> _Scores | None:
+    """The matmul that a node is of, if it is scaled first and masked last."""
+    if node.target is aten.add.Tensor and not node.kwargs:
+        for matmul, bias in (node.args, node.args[::-1]):
+            if isinstance(matmul, fx.Node) and isinstance(bias, fx.Node) and _is_bias(bias):
+                found = _unmasked(matmul)
+                if found is not None and _same(matmul, node):
+                    return replace(found, mask=bias)
+        return None
+    if node.target is aten.where.self:
+        hidden, filler, rest = node.args
+        assert isinstance(hidden, fx.Node)
+        assert isinstance(rest, fx.Node)
+        found = _unmasked(rest)
+        if found is None or not _is_number(filler, -math.inf) or not _same(rest, node):
+            return None
+        return replace(found, mask=hidden)
+    return _unmasked(node)
+
+
+def _unmasked(node: Any) -> _Scores | None:
+    scale = 1.0
+    if node.target in (aten.mul.Tensor, aten.div.Tensor) and isinstance(node.args[1], float | int):
+        factor = float(node.args[1])
+        scale = factor if node.target is aten.mul.Tensor else 1.0 / factor if factor else math.nan
+        node = node.args[0]
+    matmul = _source(node)
+    if matmul.target is not aten.bmm.default or math.isnan(scale):
+        return None
+    return _Scores(matmul, scale)
+
+
+def _rows_that_see(softmax: fx.Node, scores: fx.Node) -> fx.Node | None:
+    """The weights where rows that see no key have none, as capture/rules/attention.py writes it."""
+    user = _only_user(softmax)
+    if user is None or user.target is not aten.where.self or user.args[2] is not softmax:
+        return None
+    is_blind, zero, _ = user.args
+    assert isinstance(is_blind, fx.Node)
+    if not _is_number(zero, 0.0) or is_blind.target is not aten.all.dim:
+        return None
+    is_hidden = is_blind.args[0]
+    assert isinstance(is_hidden, fx.Node)
+    if is_hidden.target is not aten.eq.Scalar or is_hidden.args != (scores, -math.inf):
+        return None
+    return user if is_blind.args[1:] == (-1, True) else None
+
+
+# Views of the leading axes: matmuls have them as one, scores as two.
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """What a node is a view of."""
+    while _is_leading_view(node):
+        node = node.args[0]  # type: ignore[assignment]
+    return node
+
+
+def _forward(node: fx.Node) -> fx.Node:
+    """The last view of a node, if each has one user."""
+    user = _only_user(node)
+    while user is not None and _is_leading_view(user):
+        node, user = user, _only_user(user)
+    return node
+
+
+def _backward(node: Any, leading: Any) -> fx.Node | None:
+    """The first view of what a node is a view of that has these axes."""
+    while not _has_leading(node, leading):
+        if not _is_leading_view(node):
+            return None
+        node = node.args[0]
+    return node  # type: ignore[no-any-return]
+
+
+def _is_leading_view(node: fx.Node) -> bool:
+    if node.target not in (aten.view.default, aten.expand.default):
+        return False
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    before, after = source.meta["val"].shape, node.meta["val"].shape
+    if node.target is aten.expand.default:
+        return _equal(before, after)
+    return _equal(before[-2:], after[-2:])
+
+
+def _has_leading(node: fx.Node, leading: Any) -> bool:
+    return _equal(node.meta["val"].shape[:-2], leading)
+
+
+def _same(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two have one shape: a mask may have more axes than what it masks."""
+    return _equal(one.meta["val"].shape, other.meta["val"].shape)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return [*map(expression, one)] == [*map(expression, other)]
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    """The user of a node that has one."""
+    users = [*node.users]
+    return users[0] if len(users) == 1 else None
+
+
+def _is_bias(node: fx.Node) -> bool:
+    return bool(node.meta["val"].dtype == torch.float32)
+
+
+def _is_causal(mask: fx.Node) -> bool:
+    """Whether a mask hides the keys behind a query, as `torch.ones(S, T).tril()` is decomposed."""
+    if mask.target is not aten.bitwise_not.default:
+        return False
+    (both,) = mask.args
+    if not isinstance(both, fx.Node) or both.target is not aten.logical_and.default:
+        return False
+    is_lower, ones = both.args
+    if not isinstance(ones, fx.Node) or ones.target is not aten.full.default or not ones.args[1]:
+        return False
+    if not isinstance(is_lower, fx.Node) or is_lower.target is not aten.le.Scalar:
+        return False
+    difference, limit = is_lower.args
+    if limit != 0 or not isinstance(difference, fx.Node) or difference.kwargs:
+        return False
+    if difference.target is not aten.sub.Tensor or difference.meta["val"].ndim != 2:
+        return False
+    column, row = difference.args
+    return _counts_along(column, -2) and _counts_along(row, -1)
+
+
+def _counts_along(node: Any, added_axis: int) -> bool:
+    """Whether a node is 0, 1, 2 and so on, with an axis added."""
+    if node.target is not aten.unsqueeze.default or node.args[1] != added_axis:
+        return False
+    count = node.args[0]
+    is_range = count.target is aten.arange.start_step and count.args[0] == 0
+    return is_range and len(count.args) == 2
+
+
+def _is_number(node: Any, number: float) -> bool:
+    """Whether a node is a tensor of one number."""
+    is_scalar = isinstance(node, fx.Node) and node.target is aten.scalar_tensor.default
+    return is_scalar and node.args[0] == number
+
+
+def _in_four_axes(place: fx.Node, node: fx.Node) -> fx.Node:
+    for _ in range(4 - node.meta["val"].ndim):
+        node = emit(place.graph, aten.unsqueeze.default, node, 0, beside=place)
+    return node
+
+
+def _whole_rows(place: fx.Node, mask: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
+    """A mask for every query and every key."""
+    graph = place.graph
+    whole = query.meta["val"].shape[2], key.meta["val"].shape[3]
+    if _equal(mask.meta["val"].shape[2:], whole):
+        return mask
+    sizes = *sizes_of(graph, query, [2]), *sizes_of(graph, key, [3])
+    shape = [-1, -1, *sizes]
+    return emit(graph, aten.expand.default, mask, shape, beside=place)
