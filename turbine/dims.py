@@ -122,18 +122,23 @@ def _solve(dim: str, size: int, name: str, known: Mapping[str, int]) -> tuple[in
     return divmod(size - expr.evaluate({symbol: 0}), factor.number)
 
 
+_REWRITE = "the file is damaged or of another version: export and compile the model again"
+
+
 @cache
 def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise errors.ArtifactError(f"size expression does not parse: {text!r}") from error
+        raise errors.ArtifactError(
+            f"size expression does not parse: {text!r}", hint=_REWRITE
+        ) from error
 
 
 def _power(base: int, exponent: int) -> int:
     """A power, bounded: an expression from a file must not exhaust memory."""
     if abs(exponent) > _BITS or abs(base) >> _BITS:
-        raise errors.ArtifactError(f"a size is too large: {base}**{exponent}")
+        raise errors.ArtifactError(f"a size is too large: {base}**{exponent}", hint=_REWRITE)
     return int(base**exponent)
 
 
@@ -198,4 +203,6 @@ def _operation(node: ast.expr) -> tuple[Callable[..., Any], list[ast.expr]]:
         function = _FUNCTIONS.get(node.func.id)
         if function is not None:
             return function, node.args
-    raise errors.ArtifactError(f"size expression is not supported: {ast.unparse(node)}")
+    raise errors.ArtifactError(
+        f"size expression is not supported: {ast.unparse(node)}", hint=_REWRITE
+    )

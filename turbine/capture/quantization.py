@@ -219,7 +219,10 @@ def _matches(product: _Product, patterns: Sequence[str]) -> bool:
 
 def _check_patterns(include: Sequence[str], exclude: Sequence[str]) -> None:
     if isinstance(include, str) or isinstance(exclude, str):
-        raise errors.ConfigError("include and exclude are each a list of patterns, not a string")
+        raise errors.ConfigError(
+            "include and exclude are each a list of patterns, not a string",
+            hint='write a list, include=["layers.*"]',
+        )
 
 
 def _copy(program: Program) -> Program:

@@ -196,7 +196,8 @@ class OpLauncher:
             if isinstance(given, torch.Tensor) and said.shape != given.shape:
                 raise errors.CustomOpError(
                     f"{self.schema.qualified}: its emission returned shape {list(given.shape)}, "
-                    f"its shape rule says {list(said.shape)}"
+                    f"its shape rule says {list(said.shape)}",
+                    hint="correct the decorated function, which is the shape rule, or the emission",
                 )
 
 
