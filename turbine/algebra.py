@@ -18,7 +18,7 @@ class Symbol:
 
     name: str
     kind: str = "size"  # "size", "program", "loop" or "data", which is computed
-    number: int = 0  # tells counters of one name apart
+    number: int = 0  # distinguishes counters of one name
 
     def __str__(self) -> str:
         return self.name
@@ -26,7 +26,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Quotient:
-    """above // below, rounded down; one that counts blocks has below - 1 in what is above."""
+    """above // below, rounded down. If it counts blocks, `above` includes `below - 1`."""
 
     above: Expr
     below: Expr
@@ -116,7 +116,7 @@ class Expr:
 
     @cached_property
     def symbols(self) -> frozenset[Symbol]:
-        """The unknowns in it."""
+        """The symbols of the expression."""
         return frozenset().union(*(_symbols(a) for monomial, _ in self.terms for a in monomial))
 
     def substitute(self, values: Mapping[Symbol, Expr | int]) -> Expr:
@@ -156,7 +156,7 @@ def symbol(name: str, kind: str = "size", number: int = 0) -> Expr:
 
 
 def quotient(above: Expr | int, below: Expr | int, counts_blocks: bool = False) -> Expr:
-    """above // below; what divides evenly is drawn out."""
+    """above // below; terms that divide evenly are taken out of the quotient."""
     above, below = as_expr(above), as_expr(below)
     by = below.number
     if by is None:
@@ -165,7 +165,7 @@ def quotient(above: Expr | int, below: Expr | int, counts_blocks: bool = False) 
         raise ZeroDivisionError(f"{above} is divided by zero")
     whole = Expr(tuple((m, factor // by) for m, factor in above.terms if factor % by == 0))
     rest = Expr(tuple((m, factor) for m, factor in above.terms if factor % by))
-    # Of the number that is left, only the remainder stays under the fraction.
+    # Of the constant, only the remainder stays in the quotient.
     constant = dict(rest.terms).get((), 0)
     whole, rest = whole + constant // by, rest - constant // by * by
     if rest.number is not None:
@@ -202,27 +202,27 @@ def larger(one: Expr | int, other: Expr | int) -> Expr:
 
 
 @dataclass(frozen=True)
-class Range:
+class Interval:
     """The least and the greatest value of a counter; inner counters' may depend on outer ones."""
 
     first: Expr
     last: Expr
 
 
-Ranges = Mapping[Symbol, Range]
+Intervals = Mapping[Symbol, Interval]
 
 
-def is_never_negative(expr: Expr, ranges: Ranges) -> bool:
+def is_never_negative(expr: Expr, ranges: Intervals) -> bool:
     """Whether a proof was found that the expression is at least 0, whatever the sizes."""
     return _is_plainly_positive(least(expr, ranges))
 
 
-def least(expr: Expr, ranges: Ranges) -> Expr:
+def least(expr: Expr, ranges: Intervals) -> Expr:
     """An expression without counters that this one is never below, if one is found."""
     return _bound_of(expr, ranges, _Side(lowest=True))
 
 
-def greatest(expr: Expr, ranges: Ranges) -> Expr:
+def greatest(expr: Expr, ranges: Intervals) -> Expr:
     """An expression without counters that this one is never above, if one is found."""
     return _bound_of(expr, ranges, _Side(lowest=False))
 
@@ -231,7 +231,7 @@ def greatest(expr: Expr, ranges: Ranges) -> Expr:
 class _Side:
     lowest: bool
 
-    def at(self, within: Range) -> Expr:
+    def at(self, within: Interval) -> Expr:
         return within.first if self.lowest else within.last
 
     @property
@@ -239,7 +239,7 @@ class _Side:
         return _Side(not self.lowest)
 
 
-def _bound_of(expr: Expr, ranges: Ranges, side: _Side) -> Expr:
+def _bound_of(expr: Expr, ranges: Intervals, side: _Side) -> Expr:
     # The last counter first: its range may name those before it.
     for counter in reversed(list(ranges)):
         if counter in expr.symbols:
@@ -247,8 +247,8 @@ def _bound_of(expr: Expr, ranges: Ranges, side: _Side) -> Expr:
     return expr
 
 
-def _without(expr: Expr, counter: Symbol, within: Range, side: _Side) -> Expr:
-    """Put the counter's extremes where it stands; it stays where its effect is not known."""
+def _without(expr: Expr, counter: Symbol, within: Interval, side: _Side) -> Expr:
+    """Replace a counter by its extremes; it stays where the sign of its effect is unknown."""
     total = ZERO
     slope = _sum((_less(m, counter), f) for m, f in expr.terms if counter in m)
     if slope.terms:
@@ -270,8 +270,8 @@ def _without(expr: Expr, counter: Symbol, within: Range, side: _Side) -> Expr:
     return total
 
 
-def _bound_atom(atom: Atom, counter: Symbol, within: Range, side: _Side) -> Expr:
-    """The bound of a quotient or an extreme, all of which rise with what is in them."""
+def _bound_atom(atom: Atom, counter: Symbol, within: Interval, side: _Side) -> Expr:
+    """The bound of a quotient or an extreme, which are monotonic in their operands."""
     ranges = {counter: within}
     if isinstance(atom, Quotient):
         if atom.below.number is None or atom.below.number < 0:

@@ -1,4 +1,4 @@
-"""Run jobs in child processes: jobs in, answers out, whatever a job does to its process."""
+"""Run jobs in child processes: jobs in, answers out, also if a job crashes or hangs."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _wait(busy: Sequence[_Child], limit: float) -> None:
 
 
 def _serve(pipe: Connection, start: Start) -> None:
-    # PyTorch and IREE write to both streams; what counts goes through the pipe.
+    # PyTorch and IREE write to both streams; answers go through the pipe.
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)

@@ -88,7 +88,7 @@ _setting = threading.Lock()
 
 
 def current() -> Config:
-    """The options in force now, in this thread."""
+    """The current options of this thread."""
     from_environment = {
         name: _check(name, text, label=variable)
         for name, variable in _VARIABLES.items()
@@ -98,7 +98,7 @@ def current() -> Config:
 
 
 def is_interpreting() -> bool:
-    """Whether `interpret` is on: asked on every call of a kernel, so without the other options."""
+    """Whether `interpret` is on; fast, since every call of a kernel reads it."""
     overrides = _overrides.get(None)
     if overrides and "interpret" in overrides:
         return bool(overrides["interpret"])

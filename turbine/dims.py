@@ -14,7 +14,7 @@ Dim = int | str
 
 
 def evaluate(dim: Dim, symbols: Mapping[str, int]) -> int | None:
-    """The size a dim stands for, or None while a symbol in it is not bound."""
+    """The value of a size expression; None if a symbol in it is unbound."""
     if isinstance(dim, int):
         return dim
     if dim in symbols:
@@ -24,7 +24,7 @@ def evaluate(dim: Dim, symbols: Mapping[str, int]) -> int | None:
 
 
 def match(dim: str, size: int, symbols: dict[str, int]) -> int | None:
-    """What an actual size should be by its dim, None if nothing fits; binds what it settles.
+    """The size that an expression requires, None if no value fits; binds a symbol it determines.
 
     >>> symbols: dict[str, int] = {}
     >>> match("2*n", 6, symbols), match("n", 4, symbols), symbols
@@ -51,7 +51,7 @@ def holds(condition: str, symbols: Mapping[str, int]) -> bool:
 
 
 def is_condition(text: str) -> bool:
-    """Whether `holds` can tell if a text is true of sizes."""
+    """Whether a text is a condition that `holds` can evaluate."""
     try:
         _evaluate(_parse(text), dict.fromkeys(names(text), 1))
     except (errors.ArtifactError, ArithmeticError):
@@ -97,7 +97,7 @@ _BINARY: dict[str, ast.operator] = {
 
 
 def names(dim: Dim) -> list[str]:
-    """The symbols a dim mentions."""
+    """The symbols in an expression."""
     if isinstance(dim, int):
         return []
     calls = {n.func for n in ast.walk(_parse(dim)) if isinstance(n, ast.Call)}
@@ -105,12 +105,12 @@ def names(dim: Dim) -> list[str]:
 
 
 def is_symbol(dim: Dim) -> bool:
-    """Whether a dim is one bare symbol."""
+    """Whether an expression is a single symbol."""
     return isinstance(dim, str) and dim.isidentifier()
 
 
 def _solve(dim: str, size: int, name: str, known: Mapping[str, int]) -> tuple[int, int] | None:
-    """The symbol for which a dim has this size, and what is left over; None if it is not linear."""
+    """Solve `dim == size` for a symbol: its value and a remainder; None if it is not linear."""
     symbol = algebra.Symbol(name)
     try:
         expr = algebra.as_expr(_evaluate(_parse(dim), {**known, name: algebra.symbol(name)}))
@@ -122,18 +122,23 @@ def _solve(dim: str, size: int, name: str, known: Mapping[str, int]) -> tuple[in
     return divmod(size - expr.evaluate({symbol: 0}), factor.number)
 
 
+_REWRITE = "the file is damaged or of another version: export and compile the model again"
+
+
 @cache
 def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise errors.ArtifactError(f"size expression does not parse: {text!r}") from error
+        raise errors.ArtifactError(
+            f"size expression does not parse: {text!r}", hint=_REWRITE
+        ) from error
 
 
 def _power(base: int, exponent: int) -> int:
-    """A power that a size may be: numbers of a file do not take all the memory there is."""
+    """A power, bounded: an expression from a file must not exhaust memory."""
     if abs(exponent) > _BITS or abs(base) >> _BITS:
-        raise errors.ArtifactError(f"a size is too large: {base}**{exponent}")
+        raise errors.ArtifactError(f"a size is too large: {base}**{exponent}", hint=_REWRITE)
     return int(base**exponent)
 
 
@@ -198,4 +203,6 @@ def _operation(node: ast.expr) -> tuple[Callable[..., Any], list[ast.expr]]:
         function = _FUNCTIONS.get(node.func.id)
         if function is not None:
             return function, node.args
-    raise errors.ArtifactError(f"size expression is not supported: {ast.unparse(node)}")
+    raise errors.ArtifactError(
+        f"size expression is not supported: {ast.unparse(node)}", hint=_REWRITE
+    )

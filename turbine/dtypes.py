@@ -27,7 +27,7 @@ class Dtype:
     dlpack: bool = True  # fp8 has no DLPack code in IREE and travels as bytes
 
     def __or__(self, other: None) -> Any:
-        """What may be such a number, or be left out: `tkl.f32 | None`."""
+        """The annotation of an optional scalar, `tkl.f32 | None`."""
         return Union[self, other]  # noqa: UP007  # these are not Python types
 
     @property
@@ -73,7 +73,7 @@ BY_NAME = {row.name: row for row in TABLE}
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number that is passed, returned or kept by itself; `python` is what a caller sees."""
+    """A scalar type of arguments, results and state; `python` is the type a caller sees."""
 
     name: str
     mlir: str
@@ -81,17 +81,17 @@ class Scalar:
     python: type
 
     def holds(self, number: bool | int | float) -> bool:
-        """Whether a number of Python's is one of this kind, but for rounding."""
+        """Whether a Python number fits this type, up to rounding."""
         if self.python is not float:
             return -(2 ** (self.bits - 1)) <= number < 2 ** (self.bits - 1) or self.python is bool
-        # From here on, rounding makes an infinity of it.
+        # From this limit on, a number rounds to infinity.
         return abs(number) < _FLOAT_LIMITS[self.bits] or number != number or abs(number) == math.inf
 
 
 _FLOAT_LIMITS = {32: 2**128 - 2**103, 64: 2**1024 - 2**970}
 
 
-# In the order of arithmetic: of two numbers, the result is of the later kind.
+# In the order of type promotion: the result of two numbers has the later type.
 SCALARS = {
     row.name: row
     for row in (

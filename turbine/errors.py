@@ -54,11 +54,11 @@ class UnsupportedDtype(TurbineError, TypeError, ValueError):
 
 
 class ExportError(TurbineError, RuntimeError, ValueError):
-    """PyTorch could not capture the model, or the captured graph has no meaning here."""
+    """PyTorch could not capture the model, or the captured graph cannot be compiled."""
 
 
 class UnsupportedOp(ExportError, NotImplementedError):
-    """Operators that cannot be brought into the compiler's IR; all of them are named."""
+    """Ops that cannot be lowered to the compiler's IR; the message names all of them."""
 
 
 class ProcedureError(ExportError, TypeError):
@@ -66,15 +66,15 @@ class ProcedureError(ExportError, TypeError):
 
 
 class TransformError(TurbineError, ValueError):
-    """A transform of IR that cannot be done as asked; the IR is left as it was."""
+    """A transform of IR that cannot be applied; the IR is unchanged."""
 
 
 class CustomOpError(TurbineError, RuntimeError):
-    """A custom op whose declaration, emission or call does not hold together."""
+    """An invalid declaration, emission or call of a custom op."""
 
 
 class KernelError(TurbineError, ValueError):
-    """A kernel of TK that does not hold together, or a call that does not fit it."""
+    """An invalid TK kernel, or a call with arguments that do not fit it."""
 
 
 class CompileError(TurbineError, RuntimeError):
@@ -90,11 +90,11 @@ class CompileTimeout(CompileError):
 
 
 class CompilerCrash(CompileError):
-    """The compiler process died; the calling process is unharmed."""
+    """The compiler process crashed; the calling process goes on."""
 
 
 class LinkerError(CompileError):
-    """The linker that IREE brings does not start, so nothing can be compiled here."""
+    """IREE's linker cannot be started, so nothing can be compiled."""
 
 
 class ArgumentError(TurbineError, ValueError, TypeError):
@@ -102,13 +102,13 @@ class ArgumentError(TurbineError, ValueError, TypeError):
 
 
 class StateError(TurbineError, KeyError):
-    """A name of state that the program does not keep."""
+    """An unknown name of a program's state."""
 
     __str__ = TurbineError.__str__
 
 
 class ArtifactError(TurbineError, RuntimeError):
-    """A file that is not a whole, unharmed artifact."""
+    """A file that is damaged, or not an artifact."""
 
 
 class ArtifactVersionError(ArtifactError):
@@ -116,31 +116,31 @@ class ArtifactVersionError(ArtifactError):
 
 
 class ArtifactTargetError(ArtifactError):
-    """An artifact compiled for a machine unlike this one."""
+    """An artifact compiled for another machine."""
 
 
 class DeviceError(ArtifactTargetError, ValueError):
-    """A driver or device that is not here or cannot be used so, or no current device."""
+    """A driver or device that is missing or cannot be used, or no current device."""
 
 
 class TrainingModeWarning(UserWarning):
-    """A model exported in training mode, with ops that act differently then."""
+    """A model exported in training mode, with ops that behave differently in it."""
 
 
 class SlowCodeWarning(UserWarning):
-    """A program that the compiler takes only in a form that runs slowly."""
+    """A program that compiles only to slow code."""
 
 
 class ParameterError(TurbineError, RuntimeError, ValueError):
-    """Weights that are missing, or unlike what the program declares."""
+    """Weights that are missing, or whose shape or dtype differs from the program's."""
 
 
 class RunError(TurbineError, RuntimeError):
-    """The compiled program failed while it ran; it is reloaded before the next call."""
+    """The compiled program failed at run time; it is reloaded before the next call."""
 
 
 class MissingExtra(TurbineError, ImportError):
-    """An optional library is needed for this and is not installed."""
+    """A required optional library is not installed."""
 
 
 class UnknownModule(TurbineError, ModuleNotFoundError):
@@ -148,7 +148,7 @@ class UnknownModule(TurbineError, ModuleNotFoundError):
 
 
 def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
-    """The sentence for a name that does not exist: valid names, nearest first."""
+    """The message for an unknown name, with the valid names, nearest first."""
     names = sorted(valid)
     near = get_close_matches(name, names, n=3, cutoff=0.4)
     ordered = near + [n for n in names if n not in near]
@@ -156,7 +156,7 @@ def unknown(kind: str, name: str, valid: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}; {listed}"
 
 
-# Code that is not the user's: libraries, and what they have written as Python.
+# Code that is not the user's: libraries, and code that they generate.
 _LIBRARIES = ("/site-packages/", "/torch/", f"{sysconfig.get_path('stdlib')}/")
 _FOREIGN = (*_LIBRARIES, "<eval_with_key>", "<string>")
 _OWN_FOLDER = f"{Path(__file__).parent}/"
@@ -186,7 +186,7 @@ def _is_users(place: str) -> bool:
 
 
 def user_line() -> str | None:
-    """The line of the user's own code that is at work, if any is."""
+    """The line of the user's own code that is being executed, if any."""
     frame: FrameType | None = sys._getframe()
     while frame is not None and not _is_outside(frame.f_code.co_filename):
         frame = frame.f_back
@@ -194,7 +194,7 @@ def user_line() -> str | None:
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the user's own code that is at work."""
+    """Warn at the line of the user's own code that is being executed."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and not _is_outside(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back

@@ -83,7 +83,7 @@ class Grouping:
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight that was packed; errors are of its values, against those it had."""
+    """A packed weight; errors are differences between its values and the original ones."""
 
     name: str
     shape: tuple[int, ...]
@@ -97,7 +97,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Kept:
-    """A weight that stayed as it was."""
+    """A weight that was not packed."""
 
     name: str
     nbytes: int
@@ -105,8 +105,8 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What became of each weight. `print` shows it as a table."""
+class QuantizationReport:
+    """A report on each weight. `print` shows it as a table."""
 
     layers: tuple[Layer, ...]
     kept: tuple[Kept, ...]
@@ -156,7 +156,7 @@ def check(bits: int, group_size: int, error: type[errors.TurbineError]) -> None:
 def quantize(
     matrix: NDArray[Any], grouping: Grouping, dtype: numpy.dtype[Any]
 ) -> tuple[NDArray[numpy.int8], NDArray[Any]]:
-    """Packed integers, and scales of some dtype, as Note [Packed groups] has them."""
+    """Packed integers, and scales of a dtype; see Note [Packed groups]."""
     blocks = numpy.array_split(matrix, -(-matrix.size // _BLOCK))
     with ThreadPoolExecutor() as pool:
         parts = list(pool.map(lambda rows: _quantize_rows(rows, grouping, dtype), blocks))

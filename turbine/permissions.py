@@ -1,4 +1,4 @@
-"""Who may have written a file: its status in, the reason not to trust it out."""
+"""Check the ownership of a file: its status in, the reason not to trust it out."""
 
 from __future__ import annotations
 

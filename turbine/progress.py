@@ -1,4 +1,4 @@
-"""Say on stderr what is going on, once it has gone on for a while."""
+"""Show the progress of slow work on stderr, after a delay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ERASE_LINE = "\r\x1b[K"
 
 @contextlib.contextmanager
 def progress(what: str, delay: float = DELAY) -> Iterator[None]:
-    """Show "compiling resnet18 ... 3 s" while the block runs, and take it away after.
+    """Show "compiling resnet18 ... 3 s" while the block runs, and erase it afterwards.
 
     >>> with progress("compiling resnet18"):
     ...     pass
@@ -34,7 +34,7 @@ def progress(what: str, delay: float = DELAY) -> Iterator[None]:
 
 
 def _show(what: str, stream: TextIO, done: threading.Event, delay: float) -> None:
-    # A stderr that went away must not end the work that is reported on.
+    # A closed stderr must not end the work.
     with contextlib.suppress(OSError, ValueError):
         started, rewrites = time.monotonic(), stream.isatty()
         if done.wait(delay):

@@ -50,7 +50,7 @@ LEAF = Tree("leaf")
 
 
 def flatten(tree: Tree, value: Any, path: str = "") -> list[Any]:
-    """The leaves of a value that has the structure of `tree`, or an error naming the odd place."""
+    """The leaves of a value with the structure of `tree`; an error names the first mismatch."""
     if tree.kind == "leaf":
         return [value]
     leaves: list[Any] = []
@@ -67,7 +67,7 @@ def unflatten(tree: Tree, leaves: Sequence[Any]) -> Any:
 
 
 def paths(tree: Tree, path: str = "") -> list[str]:
-    """How a user would spell each leaf: "x", "batch['ids'][0]"."""
+    """The path of each leaf in Python syntax: "x", "batch['ids'][0]"."""
     if tree.kind == "leaf":
         return [path]
     steps = _steps(tree)
@@ -106,7 +106,7 @@ def _children(tree: Tree, value: Any, path: str) -> list[tuple[str, Any]]:
 
 
 def _fields(tree: Tree, value: Any) -> dict[Any, Any] | None:
-    """The fields of a record. One that was None at export was no leaf, and must be None again."""
+    """The fields of a record. One that was None at export is not a leaf, and has to be None."""
     if isinstance(value, dict):
         fields = value
     elif is_dataclass(value):

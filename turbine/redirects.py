@@ -173,7 +173,16 @@ class _Redirect(InspectLoader):
 
 def _spec_of_ours(old: str) -> ModuleSpec | None:
     row = next((path for path in _upward(old) if path in MOVED or path in ABSENT), None)
-    return None if row not in MOVED else find_spec(MOVED[row] + old.removeprefix(row))
+    if row not in MOVED:
+        return None
+    ours = MOVED[row] + old.removeprefix(row)
+    try:
+        return find_spec(ours)
+    except ModuleNotFoundError as error:
+        # A folder above it that is not there; or a library that is not installed, such as torch.
+        if error.name is None or not ours.startswith(error.name):
+            raise
+        return None
 
 
 def _why_absent(old: str) -> str:

@@ -1,4 +1,4 @@
-"""What a compiled program takes and gives: names, dtypes, sizes, ranges and nesting, as data."""
+"""The signature of a compiled program: names, dtypes, sizes, ranges and nesting, as data."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Range:
-    """The sizes a symbol may take; `maximum` None is unbounded."""
+    """The range of a symbol; a `maximum` of None means unbounded."""
 
     minimum: int
     maximum: int | None
@@ -102,7 +102,7 @@ class Signature:
         return leaves
 
     def result_leaves(self, returned: Iterable[Any], sizes: Mapping[str, Any]) -> list[Any]:
-        """The leaves of the results: what the program returned, and what its sizes tell."""
+        """The leaves of the results: returned values, and those computed from sizes."""
         values = iter(returned)
         return [
             next(values)
@@ -151,7 +151,7 @@ def state_functions(index: int) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class StoredResult:
-    """A result whose memory the caller brings, in an argument behind the others."""
+    """A result whose memory the caller passes, as an extra argument at the end."""
 
     index: int
     dtype: str

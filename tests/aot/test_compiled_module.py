@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import turbine
+from tests.odd_models.catalog import ODD
 from turbine import aot, errors
 from turbine.aot import (
     IREE,
@@ -22,7 +23,6 @@ from turbine.aot import (
     jittable,
 )
 from turbine.cli.main import main
-from turbine.zoo.odd import ODD
 
 torch.manual_seed(0)
 

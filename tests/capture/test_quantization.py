@@ -387,7 +387,7 @@ def test_transforms_last_when_the_target_changes() -> None:
     layer = nn.Linear(64, 6, bias=False)
     small = turbine.aot.quantize(layer, args=(torch.ones(1, 64),), bits=8)
     renamed = small.transform(RenameParameters({"weight.packed": "packed"}))
-    assert '"packed"' in renamed._lowered_for(CUDA).text()
+    assert '"packed"' in renamed.lowered_for(CUDA).text()
 
 
 # Compiled modules.
@@ -475,6 +475,6 @@ def test_an_export_of_a_compiled_module_is_quantized_by_patterns() -> None:
 
 def test_a_quantized_compiled_module_gets_code_for_other_targets(several: ExportOutput) -> None:
     assert "stream.executable" in several.text()
-    other = several._lowered_for(CUDA)
+    other = several.lowered_for(CUDA)
     assert "stream.executable" not in other.text()
     assert [w.name for w in other.lowered.external] == [w.name for w in several.lowered.external]

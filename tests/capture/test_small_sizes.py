@@ -239,7 +239,7 @@ def test_saved_programs_take_the_sizes_of_unsaved_ones(tmp_path: Path) -> None:
     ],
 )
 def test_only_conditions_against_small_sizes_are_doubted(condition: str, is_small: bool) -> None:
-    assert small_sizes._is_about_small_sizes(condition, "n") == is_small
+    assert small_sizes.is_about_small_sizes(condition, "n") == is_small
 
 
 def test_an_example_of_zeros_tells_as_much_as_others() -> None:

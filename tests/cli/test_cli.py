@@ -271,7 +271,7 @@ def test_compile_takes_every_form_of_factory(turbine: Turbine, name: str) -> Non
         ("cli_models:missing", "raised FileNotFoundError: [Errno 2] No such file or directory: "),
         ("cli_models:exits", "calling cli_models:exits raised SystemExit"),
         ("cli_models:wants", "calling cli_models:wants raised TypeError: wants() missing 1"),
-        ("cli_models:number", "cli_models:number gave a value of type int"),
+        ("cli_models:number", "cli_models:number returned a value of type int"),
         ("cli_models:misspelled", "unknown argument 'arguments'; valid: "),
         ("cli_models:bare", "Affine takes (x), 0 inputs given"),
     ],
@@ -294,7 +294,7 @@ def test_a_bad_factory_is_explained(turbine: Turbine, factory: str, told: str) -
         ("-o x.vmfb --archive w.irpa", "--archive with .vmfb"),
         ("-o x.turbine --archive w.irpa --weights inline", "--archive with --weights inline"),
         ("-o x.mlir --target cpu", "--target or --strategy with .mlir"),
-        ("-o x.turbine --input 2x3xf32", "cli_models:two gives its own inputs"),
+        ("-o x.turbine --input 2x3xf32", "cli_models:two returns its own inputs"),
     ],
 )
 def test_a_bad_option_of_compile_is_explained(turbine: Turbine, words: str, told: str) -> None:
@@ -417,7 +417,7 @@ def test_run_sizes_dynamic_inputs_as_told(turbine: Turbine, compiled: Callable[[
         ("--input absent.npy", "cannot read absent.npy"),
         ("--input cli_models.py", "cannot read input 'cli_models.py'"),
         ("--input 2x3xf33", "input '2x3xf33': unknown dtype 'f33'; valid: f32,"),
-        ("--input 2x3xui8=300", "input '2x3xui8=300': no uint8 for that value"),
+        ("--input 2x3xui8=300", "input '2x3xui8=300': the value is not a valid uint8"),
         ("--input 2x4xf32", "argument 'x' has size 4 along axis 1, expected 3"),
         ("--input 2x3xf64", "argument 'x' has dtype float64, expected float32"),
         ("--input 2x3xf32 --input 2x3xf32", "2 inputs given, the program takes 1"),

@@ -16,6 +16,7 @@ import numpy
 import pytest
 import torch
 from iree.build import iree_build_main, load_build_module
+from iree.runtime import HalElementType
 from torch import Tensor, nn
 
 import turbine
@@ -51,6 +52,8 @@ def test_quantized_dtypes_have_the_types_of_their_elements() -> None:
     assert conversions.SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE["ui8"] == torch.uint8
     write = conversions.torch_dtyped_shape_to_iree_format
     assert write([2], torch.qint8) == "2xi8"
+    for dtype in (torch.qint8, torch.quint8):
+        assert conversions.dtype_to_element_type(dtype) == HalElementType.OPAQUE_8
 
 
 def test_integers_without_a_sign_are_signed_ones() -> None:
@@ -59,7 +62,7 @@ def test_integers_without_a_sign_are_signed_ones() -> None:
 
 def test_a_dtype_without_a_row_is_an_error_under_its_old_name() -> None:
     with pytest.raises(exceptions.UnknownDTypeError):
-        conversions.dtype_to_element_type(torch.qint8)
+        conversions.dtype_to_element_type(torch.bits8)
 
 
 def test_shapes_are_written_as_iree_writes_them() -> None:
@@ -195,7 +198,7 @@ def test_a_raw_tensor_of_another_size_is_an_error(tmp_path: Path) -> None:
     tools.write_raw_tensor(torch.ones(2), tmp_path / "x.bin")
     with pytest.raises(errors.ArgumentError, match="has 8 bytes"):
         tools.read_raw_tensor(f"3xf32=@{tmp_path / 'x.bin'}")
-    with pytest.raises(errors.ArgumentError, match="does not describe a file"):
+    with pytest.raises(errors.ArgumentError, match="invalid description of a tensor"):
         tools.read_raw_tensor("3xf32")
 
 
@@ -240,7 +243,7 @@ def test_iree_run_module_takes_the_files(tmp_path: Path) -> None:
 
 def test_debug_flags_are_read_from_their_option() -> None:
     with config.override(debug="log_level=info, -asserts,runtime_trace_dir=x", log_level="debug"):
-        flags = debugging._from_settings(config.current())
+        flags = debugging.flags_of(config.current())
     assert flags == debugging.DebugFlags(logging.DEBUG, False, "x")
 
 

@@ -101,6 +101,19 @@ def test_sizes_are_those_of_the_outputs_that_are_passed(size: int) -> None:
         assert run().eq(-1).all()
 
 
+def test_sizes_are_solved_for_where_an_output_has_an_expression() -> None:
+    @tk.gen.thread(1)
+    def fill(y: tkl.OutputBuffer[2 * N + 1, tkl.f32]) -> None:
+        tkl.store(y, (0,), tkl.constant((N,), tkl.f32, 1.0))
+        tkl.store(y, (N,), tkl.constant((N + 1,), tkl.f32, 2.0))
+
+    y = torch.zeros(5)
+    fill(y)
+    assert y.tolist() == [1, 1, 2, 2, 2]
+    with pytest.raises(errors.KernelError, match=r"2\*N \+ 1 cannot be 4, which is axis 0 of y"):
+        fill(torch.zeros(4))
+
+
 def test_numbers_are_indices() -> None:
     five = tkl.Index(5)
     assert [int(str(n)) for n in (five + 1, 3 - five, five * 2, five // 2)] == [6, -2, 10, 2]

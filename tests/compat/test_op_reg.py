@@ -409,10 +409,10 @@ def test_every_argument_is_asked_for_once_and_as_what_it_is() -> None:
         ksel.arg_tensor(0, inplace_tied=True)
 
     messages = {
-        twice: "argument 0, x, is asked for twice",
-        left_out: "argument 1, y, is not asked for",
-        wrong_kind: "argument 1, y, is a Tensor, and asked for as an int",
-        too_far: "asks for argument 2, and it takes 2",
+        twice: "argument 0, x, is requested twice",
+        left_out: "argument 1, y, is not requested",
+        wrong_kind: "argument 1, y, is a Tensor, but `select` requests an int",
+        too_far: "requests argument 2, but the op takes 2",
         tied: r"argument 0, x, is tied in place\n.*Tensor\(a!\) x",
     }
     for select, message in messages.items():
@@ -440,7 +440,7 @@ def test_results_have_to_be_what_was_declared() -> None:
     messages = {
         integers: r"result 0 is declared as tensor<\?xf32> and given as tensor<2xi32>",
         nothing: "yields no results",
-        too_many: "yields 2 values, its `select` has 1 results and 0 tied arguments",
+        too_many: "yields 2 values, but `select` declares 1 results and 0 tied arguments",
         again: "results are yielded twice",
     }
     for generate, message in messages.items():

@@ -80,7 +80,7 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], str]] = {
 
 
 def _code_key(fingerprint: str = "ir", target: Target = RESOLVED, wanted: str = "auto") -> str:
-    return pipeline._key(fingerprint, target, wanted, strategies.for_kind("cpu"))
+    return pipeline.cache_key(fingerprint, target, wanted, strategies.for_kind("cpu"))
 
 
 def _with(patch: pytest.MonkeyPatch, module: object, name: str, value: object) -> str:

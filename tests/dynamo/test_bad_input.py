@@ -169,8 +169,8 @@ def test_code_that_fails_each_time_it_runs_is_given_up(monkeypatch: pytest.Monke
     before = turbine.counters()["rescued_calls"]
     for _ in range(6):
         same(call(x), work(x))
-    assert len(calls) == parts._PATIENCE
-    assert turbine.counters()["rescued_calls"] - before == parts._PATIENCE
+    assert len(calls) == parts.MAX_RESCUES
+    assert turbine.counters()["rescued_calls"] - before == parts.MAX_RESCUES
 
 
 def test_refusals_are_remembered_by_the_next_process(
@@ -256,11 +256,11 @@ FORK = """
     x = torch.ones(4)
     call = torch.compile(work, backend="turbine")
     if PENDING:  # an interrupt before the first wait leaves the compile under way
-        settle, PartModule.settle = PartModule.settle, stop
+        wait, PartModule.wait = PartModule.wait, stop
         try:
             call(x)
         except KeyboardInterrupt:
-            PartModule.settle = settle
+            PartModule.wait = wait
     else:
         call(x)
     child = os.fork()

@@ -500,7 +500,7 @@ def test_views_of_weights_are_made_once() -> None:
         call = compiled(model)
         call(plain(2, 3))
     (part,) = (part for graph in heard for part in graph.parts)
-    tensor_call = part.settle()
+    tensor_call = part.wait()
     assert isinstance(tensor_call, TensorCall)
     before = {index: known[1] for index, known in tensor_call.known.items()}
     call(plain(2, 3))

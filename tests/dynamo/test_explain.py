@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 import turbine
 from turbine.dynamo.graphs import _place
-from turbine.dynamo.report import Report
+from turbine.dynamo.report import CompileReport
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -21,15 +21,15 @@ def mixed(x: Tensor) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> CompileReport:
     return turbine.explain(mixed, torch.eye(3, requires_grad=True))
 
 
-def test_forward_and_backward_are_graphs(report: Report) -> None:
+def test_forward_and_backward_are_graphs(report: CompileReport) -> None:
     assert [graph.kind for graph in report.graphs] == ["forward", "backward"]
 
 
-def test_ops_left_have_a_reason_and_the_users_line(report: Report) -> None:
+def test_ops_left_have_a_reason_and_the_users_line(report: CompileReport) -> None:
     (left,) = (op for op in report.graphs[0].left if op.op == "aten.linalg_cholesky_ex.default")
     lines = Path(__file__).read_text().splitlines()
     line = next(k for k, text in enumerate(lines) if text.endswith("# has no lowering"))
@@ -38,14 +38,14 @@ def test_ops_left_have_a_reason_and_the_users_line(report: Report) -> None:
     assert left.reason
 
 
-def test_ops_of_backward_graphs_point_at_the_forward_line(report: Report) -> None:
+def test_ops_of_backward_graphs_point_at_the_forward_line(report: CompileReport) -> None:
     assert any("triangular" in op.op for op in report.graphs[1].left)
     for op in report.graphs[1].left:
         assert op.where is not None
         assert "test_explain.py" in op.where
 
 
-def test_parts_say_how_and_how_long(report: Report) -> None:
+def test_parts_say_how_and_how_long(report: CompileReport) -> None:
     first, second = report.graphs[0].parts
     assert first.ops == {"aten.mul.Tensor": 2, "aten.add.Tensor": 1}
     assert first.strategy != ""
@@ -55,7 +55,7 @@ def test_parts_say_how_and_how_long(report: Report) -> None:
     assert report.graphs[0].ops_compiled == 6
 
 
-def test_the_text_tells_all_of_it(report: Report) -> None:
+def test_the_text_tells_all_of_it(report: CompileReport) -> None:
     text = str(report)
     for word in (
         "2 graphs",
@@ -70,7 +70,7 @@ def test_the_text_tells_all_of_it(report: Report) -> None:
         assert word in text
 
 
-def test_a_second_time_comes_from_the_cache(report: Report) -> None:
+def test_a_second_time_comes_from_the_cache(report: CompileReport) -> None:
     before = turbine.counters()
     again = turbine.explain(mixed, torch.eye(3, requires_grad=True))
     after = turbine.counters()

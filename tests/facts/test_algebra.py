@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from turbine import algebra
-from turbine.algebra import Expr, Range, Symbol
+from turbine.algebra import Expr, Interval, Symbol
 
 A, B = Symbol("A"), Symbol("B")
 PROGRAM = Symbol("program_id(0)", "program", 0)
@@ -85,9 +85,9 @@ def _expr(symbol: Symbol) -> Expr:
 
 
 RANGES = {
-    PROGRAM: Range(algebra.ZERO, _expr(A) - 1),
-    LOOP: Range(algebra.as_expr(-1), _expr(B)),
-    INNER: Range(_expr(LOOP), _expr(LOOP) + _expr(PROGRAM)),
+    PROGRAM: Interval(algebra.ZERO, _expr(A) - 1),
+    LOOP: Interval(algebra.as_expr(-1), _expr(B)),
+    INNER: Interval(_expr(LOOP), _expr(LOOP) + _expr(PROGRAM)),
 }
 
 
@@ -164,18 +164,18 @@ def test_division_by_a_number_rounds_down(pair: Pair, by: int) -> None:
 
 
 def test_a_block_of_any_size_is_proven_not_to_begin_before_its_buffer() -> None:
-    ranges = {PROGRAM: Range(algebra.ZERO, algebra.ceiling(_expr(A), _expr(B)) - 1)}
+    ranges = {PROGRAM: Interval(algebra.ZERO, algebra.ceiling(_expr(A), _expr(B)) - 1)}
     assert algebra.is_never_negative(_expr(PROGRAM) * _expr(B), ranges)
 
 
 def test_whole_blocks_are_proven_to_end_inside() -> None:
     size = _expr(A) * 4
-    ranges = {PROGRAM: Range(algebra.ZERO, algebra.ceiling(size, 4) - 1)}
+    ranges = {PROGRAM: Interval(algebra.ZERO, algebra.ceiling(size, 4) - 1)}
     assert algebra.is_never_negative(size - (_expr(PROGRAM) * 4 + 4), ranges)
 
 
 def test_a_loop_from_zero_is_proven_not_negative() -> None:
-    ranges = {LOOP: Range(algebra.ZERO, _expr(B) - 1)}
+    ranges = {LOOP: Interval(algebra.ZERO, _expr(B) - 1)}
     assert algebra.is_never_negative(_expr(LOOP) * _expr(A), ranges)
     assert algebra.is_never_negative(_expr(B) - 1 - _expr(LOOP), ranges)
 
@@ -186,5 +186,5 @@ def test_nothing_is_proven_of_computed_numbers() -> None:
 
 
 def test_nothing_is_proven_of_a_loop_that_begins_below_zero() -> None:
-    ranges = {LOOP: Range(algebra.as_expr(-1), _expr(B))}
+    ranges = {LOOP: Interval(algebra.as_expr(-1), _expr(B))}
     assert not algebra.is_never_negative(_expr(LOOP), ranges)

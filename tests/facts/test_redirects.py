@@ -34,7 +34,8 @@ NAMES = {
         """,
     "aot.build_actions": "turbine_generate",
     "aot.builtins": """
-        IREE export_buffers export_global export_global_tree export_parameters jittable
+        AbstractBool AbstractF32 AbstractF64 AbstractI32 AbstractI64 AbstractIndex AbstractTensor
+        IREE abstractify export_buffers export_global export_global_tree export_parameters jittable
         """,
     "aot.builtins.globals": "export_buffers export_global export_global_tree export_parameters",
     "aot.builtins.jittable": "jittable",
@@ -253,6 +254,14 @@ def test_a_path_that_is_not_there_says_why(root: str, old: str) -> None:
         importlib.import_module(f"{root}.{old}")
     assert f"no module named '{root}.{old.partition('.')[0]}" in str(caught.value)
     assert redirects.ABSENT[old] in str(caught.value)
+
+
+@pytest.mark.parametrize("root", ROOTS)
+@pytest.mark.parametrize("old", ["aot.support.utils", "aot.nothing", "kernel._support.context"])
+def test_an_unknown_path_names_the_nearest(root: str, old: str) -> None:
+    with pytest.raises(errors.UnknownModule, match=f"no module named '{root}.{old}'.*") as caught:
+        importlib.import_module(f"{root}.{old}")
+    assert "nearest: " in str(caught.value)
 
 
 def test_a_path_below_one_that_is_not_there_has_its_reason() -> None:

@@ -23,7 +23,7 @@ from turbine.fuzz.case import (
 )
 from turbine.fuzz.kernels import random_kernel
 from turbine.fuzz.models import FRAME, random_model
-from turbine.fuzz.program import Input, Program, Step
+from turbine.fuzz.program import Input, RandomProgram, Step
 from turbine.fuzz.script import script
 from turbine.fuzz.session import Tally
 from turbine.fuzz.shrink import shrink
@@ -54,7 +54,7 @@ def example(code: str, mode: str = COMPILE, **kwargs: Any) -> Case:
         Step("v2", "v2 = v1 - 1", ("v1",)),
     )
     inputs = (Input((3, 4), dynamic=0), Input((3, 4), layout="transposed", dynamic=0))
-    return Case(Program(7, inputs, steps, ("v0", "v2"), FRAME), mode, **kwargs)
+    return Case(RandomProgram(7, inputs, steps, ("v0", "v2"), FRAME), mode, **kwargs)
 
 
 @pytest.mark.sweep(2)
@@ -89,7 +89,7 @@ def test_an_answer_where_eager_raises_is_a_problem(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(checking, "backend", forgiving)
     steps = (Step("v0", "v0 = x0[x1]", ("x0", "x1")),)
-    program = Program(0, (Input((3,)), Input((2,), "int64", "5:6")), steps, ("v0",), FRAME)
+    program = RandomProgram(0, (Input((3,)), Input((2,), "int64", "5:6")), steps, ("v0",), FRAME)
     outcome = checking.check(Case(program, COMPILE, raises=True))
     assert outcome.problem is not None
     assert "returned where eager raises IndexError" in outcome.problem
@@ -116,7 +116,7 @@ def test_a_failing_case_is_made_small() -> None:
 def test_rounding_is_explained_and_errors_are_not() -> None:
     # A difference of nearly equal numbers has few digits; the same error in a sum is one.
     steps = (Step("v0", "v0 = (x0 + 1e4) - 1e4", ("x0",)),)
-    case = Case(Program(0, (Input((8,)),), steps, ("v0",), FRAME), COMPILE)
+    case = Case(RandomProgram(0, (Input((8,)),), steps, ("v0",), FRAME), COMPILE)
     function = case.program.function()
     (expected,) = function(*case.program.make_arguments())
 

@@ -12,7 +12,9 @@ from turbine.kernel.backends import interpret
 from turbine.kernel.program import program, signature, size_inference
 
 
-def traced(function: Callable[..., Any], grid: Sequence[Any] = (), **args: Any) -> program.Program:
+def traced(
+    function: Callable[..., Any], grid: Sequence[Any] = (), **args: Any
+) -> program.KernelProgram:
     """A kernel's function as a graph."""
     parsed = signature.parse(function)
     return program.trace(parsed, signature.resolve_dtypes(parsed, args), grid, function)

@@ -94,7 +94,7 @@ def test_uniform_numbers_are_made_of_the_bits() -> None:
 @pytest.mark.parametrize("word", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
 def test_uniform_numbers_are_from_0_to_below_1(word: int) -> None:
     def kernel(x: tkl.InputBuffer[1, tkl.i64], y: tkl.OutputBuffer[1, tkl.f32]) -> None:
-        tkl.store(y, (0,), random._uniform(tkl.load(x, (0,), (1,))))
+        tkl.store(y, (0,), random.to_uniform(tkl.load(x, (0,), (1,))))
 
     (value,) = interpreted(kernel, x=torch.tensor([word]))["y"].tolist()
     assert 0.0 <= value < 1.0

@@ -16,7 +16,7 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine import errors
 from turbine.algebra import Expr, Symbol, as_expr, quotient, slope, symbol
-from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.signature import KernelSignature, Parameter
 from turbine.kernel.program.size_inference import bind_sizes
 from turbine.kernel.trace.types import DTYPES, BufferType
 
@@ -110,12 +110,12 @@ def drawn_size(random: Random) -> Expr:
     )
 
 
-def signature_of(sizes: Sequence[Expr]) -> Signature:
+def signature_of(sizes: Sequence[Expr]) -> KernelSignature:
     buffers = [
         Parameter(f"x{place}", BufferType("input", (size,), DTYPES["f32"]))
         for place, size in enumerate(sizes)
     ]
-    return Signature("fuzzed", tuple(buffers), None)
+    return KernelSignature("fuzzed", tuple(buffers), None)
 
 
 def inferred(sizes: Sequence[Expr], shape: Sequence[int]) -> dict[Symbol, int] | str:

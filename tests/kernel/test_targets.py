@@ -95,12 +95,12 @@ def test_an_export_is_emitted_again_for_another_cpu() -> None:
     output = turbine.aot.export(Product(), args=(A,))
     renamed = output.transform(RenameParameters({"b": "weight"}))
     for chosen, lanes in ((AVX512, 16), (AVX2, 8), (SSE, 4)):
-        ready = renamed._lowered_for(TargetQuery(partial(replace, chosen)))
+        ready = renamed.lowered_for(TargetQuery(partial(replace, chosen)))
         assert max(lanes_of_products(ready.text())) == lanes
         assert '"weight"' in ready.text()
     (wanted,) = {output.lowered.target}
     assert wanted == host.default_target()
-    assert output._lowered_for(TargetQuery(host.default_target)) is output
+    assert output.lowered_for(TargetQuery(host.default_target)) is output
 
 
 def test_a_program_without_kernels_is_the_same_for_every_cpu() -> None:
@@ -135,7 +135,7 @@ def test_an_unresolved_cpu_has_no_vector_width() -> None:
 def test_kernels_are_refused_for_gpus() -> None:
     output = turbine.aot.export(Product(), args=(A,))
     with pytest.raises(errors.UnsupportedOp, match=r"kernel gemm is compiled for cuda:sm_80"):
-        output._lowered_for(TargetQuery(lambda: target.parse("cuda")))
+        output.lowered_for(TargetQuery(lambda: target.parse("cuda")))
 
 
 def test_the_work_of_a_kernel_counts_in_programs() -> None:
@@ -155,8 +155,8 @@ def test_the_peak_is_measured_with_arithmetic_as_wide_as_the_vectors() -> None:
     limits = peaks.peaks()
     assert limits.operations >= 1e9 * limits.cores
     for chosen, lanes in ((AVX512, 16), (AVX2, 8)):
-        text = peaks._loop_text(chosen, groups=4)
+        text = peaks.loop_text(chosen, groups=4)
         assert lanes_of_products(text) == {lanes}
-    assert lanes_of_products(peaks._loop_text(SSE, groups=4)) == set()
+    assert lanes_of_products(peaks.loop_text(SSE, groups=4)) == set()
     report = str(tk.explain(gemm, A, B))
     assert "f32 multiply-adds in registers" in report

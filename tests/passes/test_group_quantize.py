@@ -169,7 +169,7 @@ func.func @main(%x: !torch.vtensor<[2,32],f32>) {
         ),
         (
             LINEAR.replace('#flow.parameter.named<"model"::"w">', "dense<0x7FC00000>"),
-            "cannot quantize w: it holds nan or inf",
+            "cannot quantize w: it contains nan or inf",
         ),
     ],
 )

@@ -39,6 +39,19 @@ def test_layout_names_every_room_of_the_house() -> None:
     assert not missing
 
 
+def test_layout_leads_to_files_and_functions_that_exist() -> None:
+    text = (ROOT / "docs" / "layout.md").read_text()
+    rows = re.search(r"^## Where is it\?\n(.*?)^## ", text, re.M | re.S)
+    assert rows is not None
+    paths = re.findall(r"`([\w/]+(?:\.py|/))`", rows[1])
+    assert paths
+    assert [path for path in paths if not (ROOT / "turbine" / path).exists()] == []
+    for path, names in re.findall(r"`([\w/]+\.py)`, `(\w+(?:` and `\w+)*)`", rows[1]):
+        code = (ROOT / "turbine" / path).read_text()
+        for name in names.split("` and `"):
+            assert re.search(rf"^def {name}\(", code, re.M), (path, name)
+
+
 def test_every_option_and_mode_of_the_backend_is_documented() -> None:
     text = (ROOT / "docs" / "torch_compile.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", text, re.M))

@@ -7,9 +7,9 @@ import torch
 
 import turbine
 from tests.models import compare_with_eager
+from tests.odd_models.catalog import ODD
 from turbine.zoo.catalog import TINY
 from turbine.zoo.example import Example
-from turbine.zoo.odd import ODD
 
 # What one rounding of the narrowest type in the model costs, with room for a few of them.
 TOLERANCE = {torch.bfloat16: 2e-2}

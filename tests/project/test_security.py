@@ -273,4 +273,4 @@ def _name(function: ast.expr) -> str:
 def test_a_pickle_for_a_numpy_input_is_refused(tmp_path: Path) -> None:
     numpy.save(tmp_path / "x.npy", numpy.array([object()]), allow_pickle=True)
     with pytest.raises(errors.ArgumentError, match="allow_pickle=False"):
-        arguments._load(str(tmp_path / "x.npy"))
+        arguments.load_file(str(tmp_path / "x.npy"))

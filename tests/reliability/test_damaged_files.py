@@ -308,7 +308,7 @@ def test_an_entry_under_the_name_of_another_is_not_read(tmp_path: Path) -> None:
     with turbine.config.override(cache_dir=tmp_path / "cache"):
         for name in "ab":
             cache.write(cache.key_of([name]), cache.Entry(name.encode(), {}))
-        first, second = (cache._path(cache.key_of([name])) for name in "ab")
+        first, second = (cache.path_of(cache.key_of([name])) for name in "ab")
         first.replace(second)
         assert cache.read(cache.key_of(["b"])) is None
 

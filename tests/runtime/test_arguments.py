@@ -16,9 +16,9 @@ from torch.export import Dim
 
 import turbine
 from tests.models import assert_alike, compiled
+from tests.odd_models.catalog import ODD
 from turbine import errors
 from turbine.runtime.caller import Caller
-from turbine.zoo.odd import ODD
 
 # Refusals: a wrong argument is named, with what was expected, and the next call works.
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 import turbine
 from tests.models import assert_alike, compiled
+from tests.odd_models.catalog import ODD
 from turbine import dtypes
 from turbine.runtime import device as devices
 from turbine.runtime import torch_buffers
-from turbine.zoo.odd import ODD
 
 THREADS = 4
 

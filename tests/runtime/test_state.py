@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 import turbine
 from tests.forked import in_child
+from tests.odd_models.catalog import ODD
 from turbine import aot, errors
 from turbine.runtime import device as devices
-from turbine.zoo.odd import ODD
 
 # Rather long: it is reached only if something hangs.
 TIMEOUT = 60
@@ -360,9 +360,9 @@ EXITS = {
     "an exit handler of an earlier date calls": """
         import atexit
         artifact(ones)
-        atexit.unregister(executable._stop_calls)
+        atexit.unregister(executable.stop_calls)
         atexit.register(lambda: artifact(ones))
-        atexit.register(executable._stop_calls)
+        atexit.register(executable.stop_calls)
         """,
 }
 

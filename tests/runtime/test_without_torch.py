@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import turbine
+from tests.odd_models.catalog import ODD
 from turbine import dtypes
-from turbine.zoo.odd import ODD
 
 PREFIX = """
 import sys

@@ -1,4 +1,4 @@
-"""What a procedure takes, without values: tensors by size and dtype, numbers by kind."""
+"""Types of a procedure's arguments: tensors by sizes and dtype, numbers by type."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class AbstractTensor:
 
 @dataclass(frozen=True)
 class AbstractScalar:
-    """A number of which the kind is known."""
+    """A number of a known type."""
 
     scalar: Scalar
 
@@ -57,15 +57,18 @@ _OF_NUMBERS = {bool: AbstractBool, int: AbstractI64, float: AbstractF64}
 
 @runtime_checkable
 class Abstractifiable(Protocol):
-    """What knows how it stands in a signature, such as the declaration of a global."""
+    """An object with types for a signature, such as the declaration of a global."""
 
     def abstractify(self) -> Any:
-        """The nest that stands for it."""
+        """The nested types."""
         ...
 
 
 def abstractify(tree: Any) -> Any:
-    """A nest of tensors, numbers and declared globals, as what stands for them in a signature.
+    """The types of nested tensors, numbers and declared globals, for the signature of a procedure.
+
+    Args:
+        tree: the values, in dicts, lists and tuples.
 
     >>> abstractify({"n": 3})
     {'n': AbstractScalar(int64)}
@@ -74,7 +77,7 @@ def abstractify(tree: Any) -> Any:
 
 
 def is_abstract(tree: Any) -> bool:
-    """Whether every leaf can stand in a signature."""
+    """Whether every leaf is a valid type for a signature."""
     leaves = torch_pytree.tree_leaves(tree)
     return all(isinstance(leaf, _KNOWN) for leaf in leaves)
 
@@ -109,7 +112,7 @@ def _size(item: Any) -> int | str | None:
 
 
 def _limits(size: tuple[Any, ...]) -> Iterator[tuple[str, Range]]:
-    """What the Dims among some sizes say of themselves."""
+    """The ranges of the Dims among some sizes."""
     for item in size:
         if isinstance(item, Dim):
             yield item.__name__, dim_range(item)

@@ -24,12 +24,12 @@ FLOAT64 = dtypes.SCALARS["float64"]
 BOOL = dtypes.SCALARS["bool"]
 _RANK = {name: place for place, name in enumerate(dtypes.SCALARS)}
 
-# A number of Python's, or one known only at run time.
+# A Python number, or one known only at run time.
 Number = Any
 
 
 class IrScalar:
-    """A number that is known only at run time. Arithmetic and comparisons give more of them."""
+    """A number known only at run time. Arithmetic and comparisons return such numbers too."""
 
     __hash__ = None  # type: ignore[assignment]  # == gives a value of the program
 
@@ -42,14 +42,14 @@ class IrScalar:
 
     @property
     def dtype(self) -> str:
-        """Its kind: "index", "int32", "int64", "float32", "float64" or "bool"."""
+        """Its type: "index", "int32", "int64", "float32", "float64" or "bool"."""
         return self.scalar.name
 
     def __repr__(self) -> str:
         return f"<IrScalar {self.scalar.name}>"
 
     def set(self, value: Number) -> None:
-        """Store into the global that this was read from."""
+        """Store a value to the global that this was loaded from."""
         if self._store is None:
             raise errors.ProcedureError(
                 f"a {self.scalar.name} that is not a global cannot be set",
@@ -59,7 +59,7 @@ class IrScalar:
         self._store(value)
 
     def to(self, kind: AbstractScalar | torch.dtype) -> IrScalar:
-        """The same number as another kind; a float loses its fraction on the way to an int."""
+        """The number converted to another type; floats are truncated to ints."""
         return convert(self, _scalar(kind))
 
     def __add__(self, other: Number) -> IrScalar:
@@ -221,7 +221,7 @@ def _refusal(fact: str, hint: str | None = None) -> errors.ProcedureError:
 
 
 def constant(number: bool | int | float, scalar: Scalar) -> IrScalar:
-    """A number of Python's as one of the program's."""
+    """A Python number as a constant of the program."""
     if not scalar.holds(number):
         raise _refusal(f"{number} is no {scalar.name}")
     return IrScalar(scalars.constant(number, scalar, module_trace.here()), scalar)
@@ -236,14 +236,14 @@ def check(condition: IrScalar, message: str) -> None:
 
 
 def as_scalar(number: Number, scalar: Scalar) -> IrScalar:
-    """A number of Python's or of the program's as one kind."""
+    """A Python number or one of the program, converted to a type."""
     if isinstance(number, IrScalar):
         return convert(number, scalar)
     return constant(number, scalar)
 
 
 def convert(number: IrScalar, scalar: Scalar) -> IrScalar:
-    """A number as another kind, which has to hold it."""
+    """A number converted to another type; an error if it does not fit."""
     source = number.scalar
     if scalar.python is int and source.python is float:
         _check_holds(whole("trunc", number, as_float=True), scalar)
@@ -253,7 +253,7 @@ def convert(number: IrScalar, scalar: Scalar) -> IrScalar:
 
 
 def _cast(number: IrScalar, scalar: Scalar) -> IrScalar:
-    """A number as another kind; an int that is too large loses its upper bits."""
+    """A number converted to another type; ints wrap around."""
     return IrScalar(
         conversions.cast(number.value, number.scalar, scalar, module_trace.here()), scalar
     )
@@ -267,14 +267,14 @@ def _check_holds(number: IrScalar, scalar: Scalar) -> None:
 def _alike(
     left: Number, right: Number, operation: str, at_least: str = "int32"
 ) -> tuple[IrScalar, IrScalar]:
-    """Two numbers as numbers of one kind: the later one in `dtypes.SCALARS`."""
+    """Promote two numbers to one type: the later one in `dtypes.SCALARS`."""
     kinds = [_kind(left, right, operation), _kind(right, left, operation)]
     wanted = dtypes.SCALARS[max([*kinds, at_least], key=_RANK.__getitem__)]
     return as_scalar(left, wanted), as_scalar(right, wanted)
 
 
 def _kind(number: Number, other: Number, operation: str) -> str:
-    """What a number of Python's counts as depends on what it is combined with."""
+    """The type of a Python number, which depends on the other operand."""
     if isinstance(number, IrScalar):
         return number.scalar.name
     if isinstance(number, bool):
@@ -288,7 +288,7 @@ def _kind(number: Number, other: Number, operation: str) -> str:
 
 
 def _arithmetic(number: IrScalar) -> IrScalar:
-    """A number itself; of a bool, an int."""
+    """The number; a bool as an int."""
     return _alike(number, False, "+")[0]
 
 
@@ -305,13 +305,13 @@ def compute(name: str, left: Number, right: Number) -> IrScalar:
 
 
 def _raw(name: str, left: IrScalar, right: IrScalar) -> IrScalar:
-    """Two numbers of one kind by a row of `scalars.ARITHMETIC`; an int may lose upper bits."""
+    """Apply a row of `scalars.ARITHMETIC` to two numbers of one type; ints wrap around."""
     value = scalars.compute(name, left.value, right.value, left.scalar, module_trace.here())
     return IrScalar(value, left.scalar)
 
 
 def _unary(name: str, number: IrScalar) -> IrScalar:
-    """A float by a row of `scalars.UNARY`."""
+    """Apply a row of `scalars.UNARY` to a float."""
     return IrScalar(scalars.unary(name, number.value, module_trace.here()), number.scalar)
 
 
@@ -346,13 +346,13 @@ _OVERFLOWS: dict[str, Callable[[IrScalar, IrScalar, IrScalar], IrScalar]] = {
 
 
 def negative(number: IrScalar) -> IrScalar:
-    """A number with the other sign, a zero too."""
+    """The negation, also of zero."""
     plain = _arithmetic(number)
     return compute("sub", 0, plain) if plain.scalar.python is int else _unary("neg", plain)
 
 
 def absolute(number: IrScalar) -> IrScalar:
-    """A number without its sign."""
+    """The absolute value."""
     plain = _arithmetic(number)
     if plain.scalar.python is float:
         return _unary("abs", plain)
@@ -361,7 +361,7 @@ def absolute(number: IrScalar) -> IrScalar:
 
 
 def whole(name: str, number: IrScalar, *, as_float: bool = False) -> IrScalar:
-    """A whole number near a float, as an int64 unless it is to stay a float."""
+    """A float rounded to a whole number, as an int64 unless it stays a float."""
     plain = _arithmetic(number)
     if plain.scalar.python is int:
         return plain
@@ -373,12 +373,12 @@ def whole(name: str, number: IrScalar, *, as_float: bool = False) -> IrScalar:
 
 
 def combine_bits(name: str, left: Number, right: Number) -> IrScalar:
-    """Ints or bools bit by bit."""
+    """A bitwise operation on ints or bools."""
     return _raw(name, *_bits(left, right, name, at_least="bool"))
 
 
 def shift_left(left: Number, right: Number) -> IrScalar:
-    """An int by so many bits to the left."""
+    """An int shifted left."""
     one, two = _bits(left, right, "<<")
     by = _shift(two)
     result = _raw("shl", one, by)
@@ -388,7 +388,7 @@ def shift_left(left: Number, right: Number) -> IrScalar:
 
 
 def shift_right(left: Number, right: Number) -> IrScalar:
-    """An int by so many bits to the right, rounded down."""
+    """An int shifted right, rounded down."""
     one, two = _bits(left, right, ">>")
     return _raw("shr", one, _shift(two))
 
@@ -403,7 +403,7 @@ def _bits(
 
 
 def _shift(count: IrScalar) -> IrScalar:
-    """A count of bits, or the most that the host can shift by."""
+    """A shift amount, limited to what the host can shift by."""
     check(count >= 0, "a shift by a negative count")
     most = constant(count.scalar.bits - 1, count.scalar)
     return _select(count < most, count, most)
@@ -418,7 +418,7 @@ def select(condition: Number, yes: Number, no: Number) -> IrScalar:
 
 
 def compare(name: str, left: Number, right: Number) -> IrScalar:
-    """Two numbers by a row of `scalars.COMPARISONS`."""
+    """Compare two numbers by a row of `scalars.COMPARISONS`."""
     one, two = _alike(left, right, name, at_least="bool")
     if _is_int(left) and two.scalar.python is float:
         return _compare_exactly(name, left, two)
@@ -440,10 +440,10 @@ def _compare(name: str, left: IrScalar, right: IrScalar) -> IrScalar:
 
 
 def _compare_exactly(name: str, number: IrScalar, other: IrScalar) -> IrScalar:
-    """An int and a float, where the int may be between two floats."""
+    """Compare an int with a float exactly: the int may lie between two floats."""
     left, right = _cast(number, INT64), _cast(other, FLOAT64)
     rounded = _cast(left, FLOAT64)
-    # What rounding took away; 2**63 wraps to what makes this right.
+    # The rounding error; that of 2**63 wraps around to the correct one.
     rest = _raw("sub", left, _cast(rounded, INT64))
     return _select(
         _compare("eq", rounded, right),
@@ -475,7 +475,7 @@ def floor_divide(left: Number, right: Number) -> IrScalar:
 
 
 def remainder(left: Number, right: Number) -> IrScalar:
-    """What a quotient rounded down leaves, with the divisor's sign."""
+    """The remainder of floor division, with the sign of the divisor."""
     one, two = _alike(left, right, "%")
     _check_divisor(two)
     return (_divide_ints if one.scalar.python is int else _divide_floats)(one, two)[1]
@@ -527,7 +527,7 @@ def _zero_like(number: IrScalar) -> IrScalar:
 
 
 def power(left: Number, right: Number) -> IrScalar:
-    """A power; an int to a negative number of Python's is a float."""
+    """A power; an int to a negative Python number is a float."""
     is_literal = isinstance(right, int) and not isinstance(right, bool)
     one, two = _alike(left, right, "**")
     if one.scalar.python is float:
@@ -556,7 +556,7 @@ def _is_finite(number: IrScalar) -> IrScalar:
 
 
 def _int_power(one: IrScalar, two: IrScalar) -> IrScalar:
-    """By repeated squares, with as many as a result that fits can need."""
+    """Exponentiation by squaring, with as many steps as a result that fits can need."""
     scalar = one.scalar
     check(two >= 0, "an int to a negative power, which is a float")
     # Of 0, 1 and -1 large powers are those by 1 or 2.
@@ -576,6 +576,6 @@ def _int_power(one: IrScalar, two: IrScalar) -> IrScalar:
 
 
 def _product(left: IrScalar, right: IrScalar) -> tuple[IrScalar, IrScalar]:
-    """A product, and whether it is too large for its kind."""
+    """A product, and whether it overflows its type."""
     product = _raw("mul", left, right)
     return product, _product_overflows(left, right, product)

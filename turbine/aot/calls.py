@@ -22,7 +22,7 @@ Size = int | IrScalar
 
 
 def call(function: Function, leaves: Sequence[Any]) -> Any:
-    """The results of a function for the leaves of its arguments, nested as it nests them."""
+    """Call a function with the leaves of its arguments; returns its results, nested."""
     signature = function.signature
     arguments = [_argument(spec, leaf) for spec, leaf in zip(signature.inputs, leaves, strict=True)]
     sizes = _check_sizes(signature, arguments)
@@ -40,7 +40,7 @@ def call(function: Function, leaves: Sequence[Any]) -> Any:
 
 
 def as_tensor(leaf: Any, row: Dtype, shape: Sequence[int | str | None], what: str) -> IrTensor:
-    """A value as a tensor of a dtype and rank, with the sizes that are known now compared."""
+    """A value as a tensor of a dtype and rank; static sizes are checked."""
     tensor = from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
     expected = type_text(row, tuple(shape))
     if not isinstance(tensor, IrTensor):
@@ -54,7 +54,7 @@ def as_tensor(leaf: Any, row: Dtype, shape: Sequence[int | str | None], what: st
 
 
 def as_number(leaf: Any, scalar: Scalar, what: str) -> IrScalar:
-    """A value as a number of a kind; Python's ints will do for floats."""
+    """A value as a number of a type; Python ints are accepted for floats."""
     if isinstance(leaf, IrScalar) and leaf.scalar == scalar:
         return leaf
     fits = type(leaf) is scalar.python or (type(leaf) is int and scalar.python is float)
@@ -65,7 +65,7 @@ def as_number(leaf: Any, scalar: Scalar, what: str) -> IrScalar:
 
 
 def require_size(tensor: IrTensor, axis: int, expected: Size, what: str) -> None:
-    """Make sure, now or at run time, that a size is what it has to be."""
+    """Check a size, now or at run time."""
     actual = tensor.size(axis)
     if isinstance(actual, int) and isinstance(expected, int):
         if actual != expected:
@@ -73,7 +73,7 @@ def require_size(tensor: IrTensor, axis: int, expected: Size, what: str) -> None
         return
     known = tensor.shape[axis]
     if isinstance(known, str) and isinstance(expected, int):
-        # IREE would find this first, and say it in its own words.
+        # IREE would raise first, with a message of its own.
         module_trace.require("a size").conditions.append(f"Eq({known}, {expected})")
     wanted = f", expected {expected}" if isinstance(expected, int) else ""
     check(_scalar(actual) == expected, f"{what} has another size along axis {axis}{wanted}")
@@ -105,7 +105,7 @@ def _name_sizes(shape: tuple[Any, ...]) -> list[int | str | None]:
 
 
 def _cast_to_parameter(spec: Input, argument: Any, sizes: dict[str, Size]) -> Any:
-    """A tensor in the type of the parameter, once its sizes have been checked."""
+    """A tensor cast to the parameter's type, after its sizes were checked."""
     if spec.kind != "tensor":
         return argument
     assert isinstance(argument, IrTensor)
@@ -113,7 +113,7 @@ def _cast_to_parameter(spec: Input, argument: Any, sizes: dict[str, Size]) -> An
 
 
 def _check_sizes(signature: Signature, arguments: Sequence[Any]) -> dict[str, Size]:
-    """Check every size, at the latest when the program runs; gives the signature's symbols."""
+    """Check every size, now or at run time; returns the values of the signature's symbols."""
     sizes: dict[str, Size] = {}
     names: dict[str, Any] = {}
     for spec, argument in zip(signature.inputs, arguments, strict=True):
@@ -139,7 +139,7 @@ def _check_sizes(signature: Signature, arguments: Sequence[Any]) -> dict[str, Si
 
 
 def _check_limits(signature: Signature, sizes: dict[str, Size], names: dict[str, Any]) -> None:
-    """Check the ranges of sizes, unless the caller's size has the same one, and conditions."""
+    """Check conditions and ranges of sizes, except ranges that the caller's size also has."""
     trace = module_trace.require("a call")
     places = _places(signature)
     for name, limits in signature.symbols.items():
@@ -160,7 +160,7 @@ def _check_limits(signature: Signature, sizes: dict[str, Size], names: dict[str,
 
 
 def _places(signature: Signature) -> dict[str, str]:
-    """Where each symbol is a size, in words."""
+    """For each symbol, the axis that has it, for messages."""
     return {
         dim: f"the size of argument {spec.name!r} along axis {axis}"
         for spec in reversed(signature.inputs)
@@ -177,7 +177,7 @@ def _require(condition: bool | IrScalar, message: str) -> None:
 
 
 def _names(signature: Signature, arguments: Sequence[Any]) -> dict[str, Any]:
-    """What the caller knows of the symbols of a callee: a size, or a name of its own."""
+    """The sizes or symbols of the caller for the symbols of a callee."""
     return {
         str(dim): argument.shape[axis]
         for spec, argument in zip(signature.inputs, arguments, strict=True)
@@ -200,7 +200,7 @@ def _result(output: Output, value: Value, names: dict[str, Any]) -> IrTensor | I
 
 
 def _write_back(signature: Signature, arguments: Sequence[Any], written: Sequence[Value]) -> None:
-    """Arguments that the function writes in place have their new values from now on."""
+    """Set the arguments that the function mutates to their new values."""
     mutated = [a for s, a in zip(signature.inputs, arguments, strict=True) if s.mutated]
     for argument, value in zip(mutated, written, strict=True):
         new = IrTensor(value, without_names(argument.shape), argument.row)

@@ -37,7 +37,7 @@ from turbine.signature import Signature
 
 @dataclass(frozen=True)
 class ClassInfo:
-    """What the class of a compiled module declares, with what it inherits."""
+    """The declarations of a compiled module's class, including inherited ones."""
 
     export_name: str
     procedures: Mapping[str, Procedure]
@@ -49,7 +49,7 @@ class ClassInfo:
 
 @dataclass(frozen=True)
 class InstanceInfo:
-    """What was built from a class: the IR and how its entry points are called."""
+    """The IR built from a class, and the signatures of its entry points."""
 
     class_info: ClassInfo
     lowered: Lowered
@@ -166,17 +166,17 @@ class CompiledModule:
         export_name: str | None = None,
         options: ModuleBuilderOptions | None = None,
     ) -> type[CompiledModule]:
-        """A class from its members, without a class statement."""
+        """Make a class from its members, without a class statement."""
         return type(name, (CompiledModule,), dict(dct), export_name=export_name, options=options)
 
     @staticmethod
     def get_class_info(cls: type[CompiledModule]) -> ClassInfo:
-        """What a class declares."""
+        """The declarations of a class."""
         return cls._class_info
 
     @staticmethod
     def get_info(inst: CompiledModule) -> InstanceInfo:
-        """What was built for an instance."""
+        """The IR and signatures of an instance."""
         return inst._instance_info
 
     @staticmethod
@@ -186,7 +186,7 @@ class CompiledModule:
 
     @staticmethod
     def get_mlir_module(inst: CompiledModule) -> Operation:
-        """The IR of an instance: the module's op."""
+        """The IR of an instance, as the module's op."""
         return inst._instance_info.lowered.module.operation.opview
 
     @staticmethod
@@ -206,19 +206,19 @@ class CompiledModule:
     def run_import(
         inst: CompiledModule, import_to: ImportPhase | str | None = ImportPhase.IMPORT
     ) -> None:
-        """Take the IR to a phase: "import" is what IREE takes, "full" its own form."""
+        """Lower the IR to a phase: "import" is IREE's input, "full" IREE's internal form."""
         import_phases.import_to(inst._instance_info.lowered.module, import_to)
 
     @staticmethod
     def expand_custom_ops(inst: CompiledModule) -> None:
-        """Put the IR of declared ops in their place; only IR that was brought in has such ops."""
+        """Expand custom ops; only IR that was imported still has some."""
         ExpandCustomOps().run(inst._instance_info.lowered.module)
 
     @staticmethod
     def signature_info(
         *, arg_device: Devices | None = None
     ) -> Callable[[Callable[..., Any]], ExportTargetDef]:
-        """Say on which devices a procedure takes its arguments, by their places after self."""
+        """A decorator that sets the devices of a procedure's arguments, by index after self."""
         return partial(ExportTargetDef, argument_device_affinities=arg_device)
 
     jittable = staticmethod(make_jittable)
@@ -278,7 +278,7 @@ def build(
 
 
 def _declare(trace: Trace, info: ClassInfo) -> None:
-    """Define the state and take every name, of globals and of entry points."""
+    """Define the state, and reserve the names of globals and entry points."""
     for declared in info.globals.values():
         for held in declared.held:
             trace.claim(held.name, f"the global {info.export_name}.{declared.attribute}")
@@ -301,7 +301,7 @@ def _declare(trace: Trace, info: ClassInfo) -> None:
 
 
 def _declare_fixed(trace: Trace, info: ClassInfo) -> None:
-    """Define the globals that are never written, used or not; not those that are packed now."""
+    """Define the globals that are never written, except those that are packed."""
     held = [value for declared in info.globals.values() for value in declared.held]
     weights = [weight for weight in held if isinstance(weight, Weight)]
     packed = trace.packed_names

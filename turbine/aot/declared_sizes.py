@@ -1,4 +1,4 @@
-"""What `dynamic_shapes` of a jittable says: a nest of Dims in, the Dims of each leaf out."""
+"""Read `dynamic_shapes` of a jittable: nested Dims in, the Dims of each leaf out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turbine.aot import module_trace
 from turbine.aot.abstract import dim_range
 from turbine.aot.values import IrTensor
 
-# Of one argument: axis -> the torch.export.Dim that stands for its size.
+# Of one argument: axis -> its torch.export.Dim.
 Sizes = dict[int, Dim]
 
 
@@ -25,7 +25,7 @@ def declared_sizes(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> list[Sizes]:
-    """The Dims of each leaf of (args, kwargs), in order; sizes that are known are checked."""
+    """The Dims of each leaf of (args, kwargs), in order; static sizes are checked."""
     if not dynamic_shapes:
         return [{} for _ in torch_pytree.tree_leaves((args, kwargs))]
     names = list(inspect.signature(function).parameters)
@@ -41,7 +41,7 @@ def declared_sizes(
 
 
 def _of_value(value: Any, spec: Any, where: str) -> Iterator[Sizes]:
-    """What a nest of specifications says of the leaves of a value nested alike."""
+    """The specifications of each leaf of a value with the same nesting."""
     if isinstance(value, IrTensor | torch.Tensor):
         yield _of_tensor(value, spec, where)
     elif isinstance(value, Mapping):
@@ -78,5 +78,5 @@ def _of_tensor(tensor: IrTensor | torch.Tensor, spec: Any, where: str) -> Sizes:
     return sizes
 
 
-# What sizes are anyway if they are not known.
+# Unknown sizes are dynamic in any case.
 _OPEN = (Dim.AUTO, Dim.DYNAMIC)

@@ -91,7 +91,7 @@ def export(
 def _export_several(
     model: FxPrograms, name: str, weights: str, shape_expressions: bool
 ) -> ExportOutput:
-    """Programs of one root module, with each of its tensors once."""
+    """Programs of one root module, with its tensors shared."""
     public = {name: target for name, target in model.programs.items() if not is_private(name)}
     if not public:
         raise errors.ExportError("there is no program to export", hint="export_program adds one")
@@ -143,7 +143,7 @@ def _instance(model: type, weights: str) -> CompiledModule:
 
 
 def _export_module(instance: CompiledModule) -> ExportOutput:
-    """What an instance has built, as an export."""
+    """The export of an instance."""
     info = CompiledModule.get_info(instance)
     return ExportOutput(
         {name: Exported(signature, info.mflop) for name, signature in info.signatures.items()},

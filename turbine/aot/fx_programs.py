@@ -71,7 +71,7 @@ class FxPrograms:
 
     @staticmethod
     def load(path: str | Path) -> FxPrograms:
-        """Read what `save` wrote."""
+        """Read the files that `save` wrote."""
         index = _check_index(Path(path))
         loaded = FxPrograms()
         try:
@@ -91,7 +91,7 @@ class FxPrograms:
 
 
 class FxProgramsBuilder(FxPrograms):
-    """Exports functions of a root module; `export_program` is a decorator."""
+    """Export functions of a root module, with the decorator `export_program`."""
 
     def __init__(self, root_module: nn.Module) -> None:
         super().__init__()
@@ -147,7 +147,7 @@ def target_of(program: ExportTargetDef | ExportedProgram) -> ExportedProgram:
 
 
 def is_private(name: str) -> bool:
-    """Whether a program is for procedures alone."""
+    """Whether only procedures can call a program."""
     return name.startswith("_") and name.isidentifier()
 
 
@@ -166,7 +166,7 @@ class _Entry(nn.Module):
 
 
 def _bind_root(root: nn.Module, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with its first argument given, and the names of the others."""
+    """The function with its first argument bound, and the names of the others."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         return function(root, *args, **kwargs)
@@ -204,7 +204,7 @@ def _check_index(path: Path) -> Path:
 
 
 def _require_file(path: Path) -> Path:
-    # torch logs a traceback of its own about a file that is missing.
+    # torch also logs a traceback for a missing file.
     if not path.is_file():
         raise FileNotFoundError(f"no file {path.name}")
     return path
@@ -215,14 +215,14 @@ def _tensor_file(index: Path) -> str:
 
 
 def _tensors(program: ExportedProgram) -> dict[str, Tensor]:
-    """All that the program holds by name: parameters, buffers and constants."""
+    """The parameters, buffers and constants of a program, by name."""
     constants = {k: v for k, v in program.constants.items() if isinstance(v, Tensor)}
     return {name: t.detach() for name, t in (program.state_dict | constants).items()}
 
 
 @contextmanager
 def _without_tensors(program: ExportedProgram) -> Iterator[None]:
-    """Leave the values of tensors out while the program is saved."""
+    """Save a program without the values of tensors, in a `with` block."""
     state, constants = program._state_dict, program._constants
     program._state_dict = {name: _hollow(tensor) for name, tensor in state.items()}
     program._constants = {
@@ -236,7 +236,7 @@ def _without_tensors(program: ExportedProgram) -> Iterator[None]:
 
 
 def _hollow(tensor: Tensor) -> Tensor:
-    """A tensor without elements, of the same type."""
+    """An empty tensor of the same type."""
     return _like(tensor, torch.empty(0, dtype=tensor.dtype))
 
 

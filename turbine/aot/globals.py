@@ -1,4 +1,4 @@
-"""Values that a compiled module holds: declared in its class, read and written by procedures."""
+"""Globals of a compiled module: declared in its class, read and written by procedures."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ NameMapper = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class GlobalAttributes:
-    """How globals are held. An external one is found by name in an archive of parameters."""
+    """Options of globals. An external one is read by name from an archive of parameters."""
 
     mutable: bool | None = None
-    external: bool | None = None  # False is in the code; None is where the export puts weights
+    external: bool | None = None  # False: in the code; None: as `export(weights=...)` says
     external_scope: str | None = None
     name_mapper: NameMapper | None = None  # from a global's name to its name in the archive
     uninitialized: bool | None = None
-    noinline: bool | None = None  # keeps the compiler from folding what is in the code
+    noinline: bool | None = None  # keeps the compiler from folding the value
 
     def check(self) -> None:
-        """Raise if what is asked for cannot be had together."""
+        """Raise for options that exclude each other."""
         if self.external and self.uninitialized:
             raise errors.ProcedureError(
                 "a global cannot be both external and uninitialized",
@@ -54,7 +54,7 @@ class GlobalAttributes:
 
 
 class Settings(TypedDict, total=False):
-    """Fields of `GlobalAttributes` by name, which win over those of `attrs`."""
+    """Fields of `GlobalAttributes` by name; they override those of `attrs`."""
 
     mutable: bool | None
     external: bool | None
@@ -66,26 +66,68 @@ class Settings(TypedDict, total=False):
 
 
 def export_global(value: Any, *, name: str = "global", **settings: Unpack[Settings]) -> Any:
-    """Declare one tensor or number that a compiled module holds.
+    """Declare a tensor or number as a global of a compiled module.
 
-    An abstract value, `AbstractIndex` or `AbstractTensor(4, 8)`, starts at zero. The global has
-    the name of the class attribute unless it is given one.
+    Args:
+        value: the initial value. An abstract one, such as `AbstractIndex` or
+            `AbstractTensor(4, 8)`, starts at zero.
+        name: the name of the global; that of the class attribute unless given.
+        settings: options of the global:
+            `mutable`: procedures may write it.
+            `external`: its value is in an archive of parameters, not in the code.
+            `external_scope`: the scope in the archive, "model" unless given.
+            `name_mapper`: a function from the global's name to its name in the archive.
+            `uninitialized`: it has no value until a procedure writes one.
+            `noinline`: the compiler does not fold its value.
+            `attrs`: a `GlobalAttributes` with defaults for all of these.
+
+    Raises:
+        ProcedureError: for an unknown option, or options that exclude each other.
+
+    >>> import torch, turbine
+    >>> from turbine import aot
+    >>> class Counter(aot.CompiledModule):
+    ...     count = aot.export_global(torch.zeros(1), mutable=True)
+    ...     def add(self, x=aot.AbstractTensor(1)):
+    ...         self.count = aot.jittable(torch.add)(self.count, x)
+    ...     def read(self):
+    ...         return self.count
+    >>> counter = aot.export(Counter).compile()
+    >>> _ = counter.add(torch.ones(1))
+    >>> counter.read()
+    tensor([1.])
     """
     return Global(value, _attributes(settings), None if name == "global" else name)
 
 
 def export_global_tree(tree: Any, *, name: str = "global", **settings: Unpack[Settings]) -> Any:
-    """Declare a nest of dicts, lists and tuples of tensors and numbers."""
+    """Declare nested dicts, lists and tuples of tensors and numbers as globals.
+
+    Args:
+        tree: the initial values.
+        name: a prefix of the globals' names; that of the class attribute unless given.
+        settings: options of all of them, as for `export_global`.
+    """
     return Global(tree, _attributes(settings), None if name == "global" else name)
 
 
 def export_parameters(nn_module: torch.nn.Module, **settings: Unpack[Settings]) -> Any:
-    """Declare the parameters of a PyTorch module, as a dict by their names."""
+    """Declare the parameters of a PyTorch module as globals: a dict by their names.
+
+    Args:
+        nn_module: the module.
+        settings: options of all of them, as for `export_global`.
+    """
     return Global(dict(nn_module.named_parameters()), _attributes(settings), None)
 
 
 def export_buffers(nn_module: torch.nn.Module, **settings: Unpack[Settings]) -> Any:
-    """Declare the buffers of a PyTorch module, as a dict by their names."""
+    """Declare the buffers of a PyTorch module as globals: a dict by their names.
+
+    Args:
+        nn_module: the module.
+        settings: options of all of them, as for `export_global`.
+    """
     return Global(dict(nn_module.named_buffers()), _attributes(settings), None)
 
 
@@ -102,7 +144,7 @@ def _attributes(settings: Settings) -> GlobalAttributes:
 
 
 class Global:
-    """The declaration of a value or a nest of values; in a procedure, the values themselves."""
+    """The declaration of a global or nested globals; a procedure sees their values."""
 
     def __init__(self, value: Any, attributes: GlobalAttributes, name: str | None) -> None:
         leaves, spec = torch_pytree.tree_flatten(value)
@@ -115,7 +157,7 @@ class Global:
         self.held: list[Weight | Number] = []
 
     def declare(self, owner: str, attribute: str) -> None:
-        """Take a place in a class. Not __set_name__, whose errors Python hides in others."""
+        """Set the class and name. Not __set_name__, whose errors Python wraps in others."""
         if self.attribute and self.attribute != attribute:
             raise errors.ProcedureError(
                 f"{owner}.{self.attribute} and {owner}.{attribute} are one declaration",
@@ -136,11 +178,11 @@ class Global:
         ]
 
     def abstractify(self) -> Any:
-        """What stands for the values in the signature of a procedure."""
+        """The types of the values, for the signature of a procedure."""
         return abstractify(self.nest)
 
     def __getitem__(self, key: Any) -> Any:
-        """A value it was declared with; in a procedure, `self.params[key]` reads the global."""
+        """The declared value; in a procedure, `self.params[key]` reads the global."""
         return self.nest[key]
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -155,7 +197,7 @@ class Global:
 
 
 def _leaf_paths(tree: Tree) -> list[str]:
-    """The path to each leaf: ".a", ".b.0"; of a leaf itself, nothing."""
+    """The path to each leaf: ".a", ".b.0"; empty for a value that is not nested."""
     if tree.kind == "leaf":
         return [""]
     keys = tree.keys or tuple(range(len(tree.children)))
@@ -184,7 +226,7 @@ def _make_global(name: str, value: Any, attributes: GlobalAttributes) -> Weight 
 
 
 def _abstract_weight(name: str, abstract: AbstractTensor, attributes: GlobalAttributes) -> Weight:
-    """Zeros; along axes of sizes that are not known, none at first."""
+    """Zeros; the initial size of a dynamic axis is 0."""
     sizes = [size if isinstance(size, int) else 0 for size in abstract.size]
     open_axes = tuple(k for k, size in enumerate(abstract.size) if not isinstance(size, int))
     is_named = any(isinstance(size, str) for size in abstract.size)
@@ -222,7 +264,7 @@ def _external(
 
 
 def load(held: Weight | Number) -> IrTensor | IrScalar:
-    """The value of a global where the procedure is now."""
+    """Load a global at the current insertion point."""
     trace = module_trace.require(f"the global {held.name!r}")
 
     def write(value: Any) -> None:
@@ -235,7 +277,7 @@ def load(held: Weight | Number) -> IrTensor | IrScalar:
 
 
 def store(held: Weight | Number, value: Any) -> None:
-    """Give a global another value, which has to be what was declared."""
+    """Store a value of the declared type to a global."""
     builder, location = (
         module_trace.require(f"the global {held.name!r}").weights,
         module_trace.here(),
@@ -280,7 +322,7 @@ def _live(tree: Tree, held: Sequence[Weight | Number]) -> Any:
 
 
 def _part(tree: Tree, held: Sequence[Any], place: int) -> tuple[Tree, Sequence[Any]]:
-    """A child of a tree, and what is held below it."""
+    """A child of a tree, and the globals below it."""
     counts = [len(_leaf_paths(child)) for child in tree.children]
     start = sum(counts[:place])
     return tree.children[place], held[start : start + counts[place]]
@@ -314,7 +356,7 @@ class LiveMapping(Mapping[Any, Any]):
 
 
 class LiveSequence(Sequence[Any]):
-    """Globals by place. Reading loads a value, and setting stores one."""
+    """Globals by index. Reading loads a value, and setting stores one."""
 
     def __init__(self, tree: Tree, held: Sequence[Weight | Number]) -> None:
         self.tree = tree
@@ -335,7 +377,7 @@ class LiveSequence(Sequence[Any]):
 
 
 def snapshot(tree: Any) -> Any:
-    """A nest with plain dicts and lists in the place of live ones."""
+    """A nested value with plain dicts and lists in place of live ones."""
     return torch_pytree.tree_map(_plain, tree)
 
 

@@ -1,4 +1,4 @@
-"""Take exported IR from the torch dialect towards what IREE compiles, phase by phase."""
+"""Lower exported IR from the torch dialect towards IREE's input, phase by phase."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turbine.mlir.ir import Module
 
 
 class ImportPhase(StrEnum):
-    """How far IR is taken: phases in order, and names for two of them."""
+    """The phases of lowering in order, and aliases of two of them."""
 
     TORCH_IR = "torch_ir"
     CUSTOM_OP_EXPANSION = "custom_op_expansion"
@@ -29,12 +29,12 @@ class ImportPhase(StrEnum):
 
 
 _TO_IREE = "builtin.module(torch-to-iree)"
-# What each phase adds to those before it. Ops of our own are emitted when a program is lowered.
+# The passes that each phase adds. Custom ops are emitted when a program is lowered.
 _PIPELINES = {ImportPhase.IREE_INTERNAL: _TO_IREE, ImportPhase.FULL: _TO_IREE}
 
 
 def import_to(module: Module, phase: str | None) -> None:
-    """Run a module through the phases up to one, in place."""
+    """Run the phases up to one on a module, in place."""
     pipeline = _PIPELINES.get(ImportPhase.parse(phase))
     if pipeline is not None:
         mlir_context.run_pipeline(module, pipeline)

@@ -1,4 +1,4 @@
-"""The IREE namespace: what procedures do with tensors and numbers without PyTorch."""
+"""The IREE namespace: ops of procedures on tensors and numbers, without PyTorch."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from turbine.dtypes import Dtype
 from turbine.mlir import flow, scalars
 from turbine.mlir.ir import Type, Value
 
-# A size or place: a Python int, or a number of the program.
+# A size or index: a Python int, or a number of the program.
 Size = int | IrScalar
 
 
 class IREE:
-    """Builtins of procedures. Sizes and places are ints or numbers of the program."""
+    """Ops of procedures. Sizes and indices are ints or numbers of the program."""
 
     @staticmethod
     def tensor_dim(
         source: Any, index: int, *, dtype: AbstractScalar | torch.dtype | None = None
     ) -> IrScalar:
-        """The size of a tensor along an axis, as an index or a number of another kind."""
+        """The size of a tensor along an axis, as an index or another integer type."""
         size = _tensor(source).get_dim_value(index)
         return size if dtype is None else size.to(dtype)
 
     @staticmethod
     def tensor_empty(*dims: Any, dtype: torch.dtype = torch.float32) -> IrTensor:
-        """A tensor that has no values yet."""
+        """An uninitialized tensor."""
         shape, of, sizes = _describe_new(_sizes(dims), dtype)
         made = flow.empty(of, sizes, module_trace.here())
         return IrTensor(made, shape, dtypes.of_torch(dtype), is_own=True)
 
     @staticmethod
     def tensor_splat(*dims: Any, value: Any, dtype: torch.dtype = torch.float32) -> IrTensor:
-        """A tensor of one value."""
+        """A tensor filled with one value."""
         row, location = dtypes.of_torch(dtype), module_trace.here()
         number = _element(value, row)
         shape, of, sizes = _describe_new(_sizes(dims), dtype)
@@ -51,7 +51,7 @@ class IREE:
 
     @staticmethod
     def tensor_reshape(source: Any, *dims: Any) -> IrTensor:
-        """The same elements in another shape of as many."""
+        """The tensor in another shape with as many elements."""
         tensor, wanted = _tensor(source), _sizes(dims)
         _check_count(tensor, wanted)
         shape, of, sizes = _describe_new(wanted, tensor.dtype)
@@ -83,7 +83,7 @@ class IREE:
 
     @staticmethod
     def tensor_update(target: Any, update: Any, *start_indices: Any) -> IrTensor:
-        """A tensor with a part of it replaced, from a start for each axis."""
+        """A copy of a tensor with a slice replaced, which starts at one index per axis."""
         tensor = _make_writable(_tensor(target))
         unknown = (None,) * tensor.rank
         part = as_tensor(update, tensor.row, unknown, "the update")
@@ -103,7 +103,7 @@ class IREE:
 
     @staticmethod
     def tensor_trace(key: str, *tensors: Any) -> None:
-        """Print tensors to stderr where the program runs, under a key."""
+        """Print tensors to stderr at run time, with a key."""
         values = [_tensor(tensor) for tensor in tensors]
         sizes = [size for tensor in values for size in tensor.unknown_sizes()]
         flow.trace(key, [tensor.value for tensor in values], sizes, module_trace.here())
@@ -115,12 +115,12 @@ class IREE:
 
     @staticmethod
     def minimum(one: Any, two: Any) -> IrScalar:
-        """The smaller one of two numbers, as Python's `min` has it."""
+        """The smaller of two numbers, as Python's `min`."""
         return arithmetic.select(two < one, two, one)
 
     @staticmethod
     def maximum(one: Any, two: Any) -> IrScalar:
-        """The larger one of two numbers, as Python's `max` has it."""
+        """The larger of two numbers, as Python's `max`."""
         return arithmetic.select(two > one, two, one)
 
 
@@ -138,7 +138,7 @@ def _tensor(value: Any) -> IrTensor:
 
 
 def _make_writable(tensor: IrTensor) -> IrTensor:
-    """A tensor that can be written: IREE would do so in the memory of an argument."""
+    """A copy that may be written: IREE would write to the memory of an argument."""
     if tensor.is_own:
         return tensor
     sizes = [tensor.size(axis) for axis in range(tensor.rank)]
@@ -175,7 +175,7 @@ def _places(sizes: list[Size]) -> list[int | Value]:
 def _describe_new(
     sizes: list[Size], dtype: torch.dtype
 ) -> tuple[tuple[int | None, ...], Type, list[Value]]:
-    """The shape and the type of a new tensor, and the sizes that its type does not say."""
+    """The shape and type of a new tensor, and its dynamic sizes."""
     shape = tuple(size if isinstance(size, int) else None for size in sizes)
     unknown = [size for size in sizes if isinstance(size, IrScalar)]
     for size in unknown:
@@ -194,7 +194,7 @@ def _length(index: Any) -> Size:
 
 
 def _check_part(tensor: IrTensor, axis: int, start: Size, length: Size) -> None:
-    """A part lies in its tensor; what is not known now is checked at run time."""
+    """Check that a slice is inside its tensor, now or at run time."""
     size = tensor.size(axis)
     end = start + length
     if isinstance(end, int) and isinstance(size, int):
@@ -226,5 +226,5 @@ def _element(value: Any, row: Dtype) -> IrScalar:
     return as_scalar(value, dtypes.SCALARS[kind])
 
 
-# By kind of element: the number that narrower elements are made from.
+# By kind of element: the number type that narrower elements are converted from.
 _WIDER = {"int": "int32", "uint": "int64", "float": "float32"}

@@ -1,4 +1,4 @@
-"""PyTorch functions that procedures call: captured for the types they are called with."""
+"""PyTorch functions that procedures call, captured for the types of each call."""
 
 from __future__ import annotations
 
@@ -62,12 +62,27 @@ def jittable(
     function_name: str | None = None,
     passes: Sequence[str] = ("functorch_functionalize",),
 ) -> Jittable | Callable[[Callable[..., Any]], Jittable]:
-    """Make a function of tensors callable in procedures; elsewhere it runs in PyTorch as ever.
+    """Make a PyTorch function callable in procedures; elsewhere it runs in PyTorch.
 
-    `decompose_ops` are taken apart by PyTorch's rules and those of `decomposition_table` by yours.
-    Sizes that are not known where it is called are dynamic. `dynamic_shapes` says more of them, by
-    parameter as for torch.export: ranges, and sizes that agree, which calls are checked for. What
-    is written in place is made functional in any case, which is all that `passes` may ask for.
+    Args:
+        f: a function of tensors; without it, `jittable(...)` is a decorator.
+        decompose_ops: ops to decompose by PyTorch's rules.
+        decomposition_table: ops to decompose, with functions to use in their place.
+        dynamic_shapes: ranges and equalities of dynamic sizes by parameter, as for torch.export;
+            calls are checked for them. Sizes unknown at a call are dynamic in any case.
+        function_name: the name of the function in the IR.
+        passes: accepts only "functorch_functionalize", which always runs.
+
+    >>> import torch
+    >>> from turbine import aot
+    >>> class Double(aot.CompiledModule):
+    ...     def run(self, x=aot.AbstractTensor(2)):
+    ...         return self._double(x)
+    ...     @aot.jittable
+    ...     def _double(x):
+    ...         return 2 * x
+    >>> aot.export(Double).compile().run(torch.ones(2))
+    tensor([2., 2.])
     """
     for name in passes:
         if name not in _PASSES:
@@ -157,7 +172,7 @@ class Jittable:
 
     @contextmanager
     def _name_errors(self) -> Iterator[None]:
-        """Say of what PyTorch refuses which function it is in, and where it was called."""
+        """Add the function and the line of the call to errors of PyTorch."""
         try:
             yield
         except errors.ExportError as error:
@@ -168,7 +183,7 @@ class Jittable:
 
 
 class _Call(torch.nn.Module):
-    """A call of a function as a module that takes the tensors among its arguments."""
+    """A call of a function, as a module of its tensor arguments."""
 
     def __init__(
         self, function: Any, arguments: Sequence[Any], spec: Any, sizes: Sequence[Sizes]
@@ -199,14 +214,14 @@ def _find_closure_modules(function: Any) -> dict[str, torch.nn.Module]:
 
 
 def _value(leaf: Any) -> Any:
-    """Tensors and numbers of the program are passed; all else is part of the function."""
+    """A leaf as it is captured: tensors and numbers are inputs, other values are constants."""
     if isinstance(leaf, IrScalar):
         return from_number(leaf)
     return from_tensor(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
 
 def _type(argument: Any, binds: bool) -> Any:
-    """What a function is captured for; one that binds weights, for each of them."""
+    """The part of a captured function's key for one argument; `binds` if it binds weights."""
     if isinstance(argument, IrTensor):
         weight = argument.weight if binds else None
         return argument.row, argument.shape, None if weight is None else weight.name
@@ -216,7 +231,7 @@ def _type(argument: Any, binds: bool) -> Any:
 
 
 class _Same:
-    """Equal to itself alone, and as long as it lives nothing else has its id."""
+    """A key for an object by identity; it keeps the object alive, so its id stays unique."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -1,4 +1,4 @@
-"""The module that procedures are traced into: what it holds so far, and the user's line now."""
+"""The module that procedures are traced into, and the current line of the user's code."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Trace:
     _known: dict[tuple[Any, ...], Weight] = field(default_factory=dict)
 
     def claim(self, name: str, owner: str) -> None:
-        """Take a name of the module, or say who has it."""
+        """Reserve a name of the module; an error names who has it."""
         other = self.names.setdefault(name, owner)
         if other != owner:
             raise errors.ProcedureError(
@@ -60,7 +60,7 @@ class Trace:
             )
 
     def unique(self, wanted: str, owner: str) -> str:
-        """Take a name that nothing else has."""
+        """Reserve a unique name."""
         name, count = wanted, 0
         while name in self.names:
             count += 1
@@ -77,11 +77,11 @@ class Trace:
         self.limits, self.conditions = before
 
     def know(self, weight: Weight) -> None:
-        """Make the weight stand for its tensor wherever that is met."""
+        """Use the weight for its tensor wherever that is used."""
         self._known[identity(weight.tensor)] = weight
 
     def weight_of(self, tensor: torch.Tensor, name: str) -> Weight:
-        """The weight of a tensor that a procedure uses as it is."""
+        """The weight of a tensor that a procedure uses directly."""
         return self._adopt(Weight(name, tensor.detach(), device=DeviceTensorTrait.get(tensor)))
 
     def adopt(self, program: Program, prefix: str) -> Program:
@@ -106,7 +106,7 @@ class Trace:
 
     @property
     def packed_names(self) -> set[str]:
-        """The weights that have been packed; some may be used as they were, too."""
+        """The weights that were packed; some may also be used unpacked."""
         return set() if self.quantizer is None else self.quantizer.packed_names
 
     def _adopt(self, weight: Weight, prefix: str = "") -> Weight:
@@ -129,12 +129,12 @@ _current: ContextVar[Trace | None] = ContextVar("trace", default=None)
 
 
 def current() -> Trace | None:
-    """The module that is being traced into, if one is."""
+    """The current module, if a procedure is being traced."""
     return _current.get()
 
 
 def require(what: str) -> Trace:
-    """The module that is being traced into; `what` can only be used there."""
+    """The current module; an error if `what` is used outside of a procedure."""
     trace = _current.get()
     if trace is None:
         raise errors.ProcedureError(

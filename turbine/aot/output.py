@@ -1,4 +1,4 @@
-"""What an export gives: IR to read, save and verify, and `compile` to an artifact."""
+"""The result of an export: IR to read, save, verify, and compile to an artifact."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import devices, function
 from turbine.mlir.ir import Operation
-from turbine.packed_weights import Report
+from turbine.packed_weights import QuantizationReport
 from turbine.passes import Pass
 from turbine.runtime import container, parameters
 from turbine.runtime.archive import open_archive
@@ -42,7 +42,7 @@ from turbine.signature import Signature
 
 @dataclass(frozen=True)
 class Exported:
-    """One entry point: how it is called, and the captured program where it is one."""
+    """One entry point: its signature, and its captured program if it has one."""
 
     signature: Signature
     mflop: float = 0.0
@@ -67,10 +67,10 @@ class ExportOutput:
     lowered: Lowered
     module_name: str
     provenance: dict[str, Any]
-    weights: str = "external"  # where they are, as export was told
+    weights: str = "external"  # as passed to export
     module: CompiledModule | None = None  # whose procedures were traced, if it is one
     quantizer: Quantizer | None = None  # what packed the weights, if `quantize` was asked to
-    quantization: Report | None = None  # what it did
+    quantization: QuantizationReport | None = None  # what it did
     passes: tuple[Pass, ...] = ()  # what `transform` ran
     shape_expressions: bool = False  # whether the IR has those of dynamic sizes
 
@@ -81,7 +81,7 @@ class ExportOutput:
 
     @property
     def programs(self) -> dict[str, Program]:
-        """The captured program of each entry point, if all of them are captured ones."""
+        """The captured program of each entry point, if all have one."""
         captured = {name: entry.program for name, entry in self.entry_points.items()}
         traced = [name for name, program in captured.items() if program is None]
         if traced:
@@ -100,7 +100,7 @@ class ExportOutput:
 
     @property
     def signature(self) -> Signature:
-        """What the program takes and gives, if there is one entry point."""
+        """The signature, if there is one entry point."""
         self._check_single()
         (only,) = self.entry_points.values()
         return only.signature
@@ -147,7 +147,7 @@ class ExportOutput:
         return replace(self, lowered=lowered, passes=(*self.passes, *passes))
 
     def import_to(self, phase: str | None) -> None:
-        """Take the IR, in place, to a phase: "import" is what IREE takes, "full" its own form."""
+        """Lower the IR in place to a phase: "import" is IREE's input, "full" its internal form."""
         import_phases.import_to(self.lowered.module, phase)
 
     def save_mlir(self, path: str | Path) -> None:
@@ -199,7 +199,7 @@ class ExportOutput:
                 open_archive(Path(archive)).check(declared)
         chosen = targets.parse(config.current().target if target is None else target)
         resolved = partial(host.resolve, chosen, in_process=in_process)
-        ready = self._lowered_for(TargetQuery(resolved))
+        ready = self.lowered_for(TargetQuery(resolved))
         chosen = replace(chosen, devices=devices.count(ready.lowered.module))
         ready.verify()
         module = devices.with_known_devices(ready.lowered.module, chosen.devices)
@@ -227,7 +227,7 @@ class ExportOutput:
         )
         return ready._deliver(compiled, save_to, archive, dispatches)
 
-    def _lowered_for(self, target: TargetQuery) -> ExportOutput:
+    def lowered_for(self, target: TargetQuery) -> ExportOutput:
         """The export with kernels and products of quantized weights emitted for a target."""
         placed = self._with_kernels(target)
         emitted = self.lowered.target
@@ -245,7 +245,7 @@ class ExportOutput:
     def lowered_anew(
         self, target: TargetQuery, programs: Mapping[str, Program] | None = None
     ) -> Lowered:
-        """The programs or procedures lowered again, with the quantizer and the passes there are."""
+        """The programs or procedures lowered again, with the export's quantizer and passes."""
         if self.module is not None:
             lowered = build(self.module, self.weights, target, self.quantizer).lowered
         else:
@@ -328,7 +328,7 @@ class ExportOutput:
 VMFB_SUFFIX = ".vmfb"
 
 
-# IREE's names of what it compiles for, and ours.
+# IREE's names of targets, and ours.
 _BACKENDS = {"llvm-cpu": "cpu", "cuda": "cuda", "rocm": "hip", "vulkan-spirv": "vulkan"}
 
 
@@ -351,7 +351,7 @@ def _is_written(archive: str | Path) -> bool:
 
 
 def _check_places(save_to: str | Path | None, archive: str | Path | None) -> None:
-    """Better now than after minutes in the compiler."""
+    """Raise for an invalid path before minutes are spent in the compiler."""
     if archive is not None and (save_to is None or Path(save_to).suffix == VMFB_SUFFIX):
         raise errors.ConfigError(
             "archive= needs save_to= an artifact file that names it",

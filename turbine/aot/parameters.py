@@ -39,14 +39,27 @@ def externalize_module_parameters(
 def save_module_parameters(
     file_path: str | Path, module: torch.nn.Module, *, prefix: str = ""
 ) -> None:
-    """Write a module's parameters and persistent buffers to an .irpa archive."""
+    """Write a module's parameters and persistent buffers to an .irpa archive.
+
+    Args:
+        file_path: the file; ".irpa" is its suffix.
+        module: the module.
+        prefix: precedes each name, with a dot.
+
+    >>> import tempfile, torch
+    >>> from turbine import aot
+    >>> path = f"{tempfile.mkdtemp()}/linear.irpa"
+    >>> aot.save_module_parameters(path, torch.nn.Linear(4, 2))
+    >>> sorted(name for name, _ in aot.ParameterArchive(path).items())
+    ['bias', 'weight']
+    """
     builder = ParameterArchiveBuilder()
     builder.add_module(module, prefix=prefix)
     builder.save(file_path)
 
 
 class ParameterArchiveEntry:
-    """A parameter of an archive. `raw` has its bytes and what the file says about them."""
+    """A parameter of an archive. `raw` has its bytes and metadata."""
 
     def __init__(self, raw: Entry) -> None:
         self.raw = raw
@@ -57,7 +70,7 @@ class ParameterArchiveEntry:
         return self.raw.key
 
     def as_flat_tensor(self) -> torch.Tensor:
-        """The bytes as they are in the file, not copied."""
+        """The bytes of the file, not copied."""
         return torch.from_numpy(numpy.asarray(self.raw.data))
 
     def as_tensor(self) -> torch.Tensor:
@@ -148,11 +161,11 @@ class ParameterArchiveBuilder:
 
     @property
     def index(self) -> Any:
-        """What has been added, as an `iree.runtime.ParameterIndex`."""
+        """The parameters added so far, as an `iree.runtime.ParameterIndex`."""
         return parameters.index(self._entries.values())
 
     def add_tensor(self, name: str, tensor: torch.Tensor) -> None:
-        """Add a tensor of any dtype of the table."""
+        """Add a tensor of any supported dtype."""
         if not isinstance(tensor, torch.Tensor):
             raise errors.ParameterError(
                 f"{name} is a {type(tensor).__name__}, expected a tensor",
@@ -172,7 +185,7 @@ class ParameterArchiveBuilder:
             self.add_tensor(name, tensor)
 
     def add_blob(self, key: str, blob: Any) -> None:
-        """Add the bytes of anything that is a buffer, without a dtype and a shape."""
+        """Add the bytes of a buffer, without dtype and shape."""
         try:
             data = memoryview(blob)
         except TypeError as error:
@@ -228,6 +241,6 @@ def _check_new(keys: Iterable[str], known: dict[str, Entry]) -> None:
 
 
 def _tensor(data: Any, row: dtypes.Dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    # A file may place elements where the processor does not like to read them.
+    # Elements in a file may be misaligned.
     aligned = data if data.ctypes.data % row.itemsize == 0 else data.copy()
     return torch.from_numpy(aligned).view(row.torch).reshape(shape)

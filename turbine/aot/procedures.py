@@ -32,7 +32,7 @@ PUBLIC, PRIVATE = "public", "private"
 
 
 class Procedure:
-    """A function of a compiled module's class; in another procedure, it is called as a method."""
+    """A function of a compiled module's class; other procedures call it as a method."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Procedure:
         return calls.call(function, leaves)
 
     def define(self, trace: Trace, instance: Any) -> Function:
-        """The function of the module, traced if it is not there."""
+        """The function of the module, traced on first use."""
         if self not in trace.functions:
             if self in trace.in_progress:
                 names = [procedure.name for procedure in trace.in_progress]
@@ -76,7 +76,7 @@ class Procedure:
         return trace.functions[self]
 
     def _trace(self, trace: Trace, instance: Any) -> Function:
-        # One that a subclass replaces is reached through super() alone.
+        # A procedure that a subclass overrides is reached only through super().
         is_replaced = inspect.getattr_static(type(instance), self.name) is not self
         name = f"{self.owner}.{self.name}" if is_replaced else self.name
         trace.claim(name, f"the procedure {self.owner}.{self.name}")
@@ -111,7 +111,7 @@ class Procedure:
         return Function(name, signature, taken.types, types)
 
     def _run(self, instance: Any, args: Any, kwargs: Any) -> Any:
-        """Run the Python function; whatever it raises names the procedure and the user's line."""
+        """Run the Python function; errors name the procedure and the user's line."""
         try:
             return self.function(instance, *args, **kwargs)
         except errors.ProcedureError as error:
@@ -155,7 +155,7 @@ class Procedure:
 
 
 class _Parameters:
-    """What a procedure takes: its leaves as a signature and IR have them."""
+    """The arguments of a procedure: leaves for the signature and the IR."""
 
     def __init__(self, procedure: Procedure) -> None:
         self.symbols: dict[str, Range] = {}
@@ -192,7 +192,7 @@ class _Parameters:
         return tree
 
     def _shape(self, path: str, leaf: AbstractTensor) -> tuple[int | str, ...]:
-        """Sizes, with a name for each one that is not known."""
+        """Sizes, with a symbol for each dynamic one."""
         stem = re.sub(r"\W+", "_", path).strip("_")
         shape = tuple(
             self._unique(f"{stem}_{axis}") if size is None else size
@@ -204,7 +204,7 @@ class _Parameters:
         return shape
 
     def _unique(self, name: str) -> str:
-        """A name for a size that no other size has, and that no user gave."""
+        """A unique symbol for a size."""
         while name in self.symbols or name in self._given:
             name += "_"
         return name
@@ -234,7 +234,7 @@ def _parameters(procedure: Procedure) -> list[inspect.Parameter]:
 
 
 def _abstract(procedure: Procedure, parameter: inspect.Parameter) -> Any:
-    """What the default or the annotation of a parameter says of it."""
+    """The type of a parameter, from its default or annotation."""
     said = [parameter.default, parameter.annotation]
     known = [value for value in said if value is not inspect.Parameter.empty and is_abstract(value)]
     open_ended = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -287,7 +287,7 @@ class ProgramMember:
         return calls.call(function, function.signature.leaves(args, kwargs))
 
     def define(self, trace: Trace) -> Function:
-        """The function of the module, lowered if it is not there."""
+        """The function of the module, lowered on first use."""
         if self not in trace.functions:
             trace.claim(self.name, f"the program {self.owner}.{self.name}")
             program = trace.adopt(capture(self.exported, arg_device=self.devices), self.name)
@@ -305,7 +305,7 @@ class ProgramMember:
 
 
 def _nest_list(signature: Signature, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Positional arguments, which a program that takes one list may be given one by one."""
+    """The positional arguments; the elements of a program's only list may be passed flat."""
     positional = signature.in_tree.children[0].children
     if len(positional) != 1 or positional[0].kind != "list":
         return args

@@ -39,14 +39,21 @@ def quantize(
     exclude: Sequence[str] = (),
     **exporting: Any,
 ) -> ExportOutput:
-    """Keep the weights of matrix products in 4 or 8 bits, and multiply without unpacking them.
+    """Quantize the weights of matmuls to 4 or 8 bits; they are multiplied without unpacking.
 
-    Weights are rounded in groups of `group_size` along the axis that is summed over, each with a
-    float16 scale; smaller groups are more accurate and larger. `include` and `exclude` are
-    patterns such as "layers.*.gate" for the names of layers or of their weights. A model is
-    exported first: `exporting` is what `export` takes. What is given stays as it is; of a compiled
-    module, procedures are traced again. The result's `quantization` says what became of each
-    weight.
+    Weights are rounded in groups along the contracted axis, each with a float16 scale. The source
+    is not changed; procedures of a compiled module are traced again.
+
+    Args:
+        source: a model, or an export of one.
+        bits: 4 or 8.
+        group_size: weights per scale; smaller groups are more accurate and take more memory.
+        include: patterns such as "layers.*.gate" for names of layers or weights to quantize.
+        exclude: patterns for those to keep.
+        exporting: arguments of `export`, if the source is a model.
+
+    Returns:
+        An export whose `quantization` reports on each weight.
 
     >>> import torch, turbine
     >>> out = turbine.aot.export(torch.nn.Linear(64, 32), args=(torch.ones(1, 64),))

@@ -1,4 +1,4 @@
-"""Run passes on a lowered program: IR and weights in, IR and the weights it now names out."""
+"""Run passes on a lowered program: IR and weights in, new IR and its weights out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turbine.passes import base as passes_base
 
 
 def transform(lowered: Lowered, passes: Sequence[Pass]) -> Lowered:
-    """The program after the passes; what it had before is not changed."""
+    """The program after the passes; the original is not changed."""
     values = {_parameter(weight): _array(weight.tensor) for weight in lowered.external}
     module, after = passes_base.transform(lowered.module, values, passes)
     named = dict.fromkeys(parameters.by_global(module).values())

@@ -58,7 +58,7 @@ class IrTensor:
 
     @property
     def rank(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return len(self.shape)
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class IrTensor:
         )
 
     def set(self, value: Any) -> None:
-        """Store into the global that this was read from."""
+        """Store a value to the global that this was loaded from."""
         if self._store is None:
             raise errors.ProcedureError(
                 f"a {self.text()} that is not a global cannot be set",
@@ -107,12 +107,12 @@ class IrTensor:
         return IrScalar(flow.dim(self.value, axis, module_trace.here()), INDEX)
 
     def size(self, axis: int) -> int | IrScalar:
-        """The size along an axis: a plain int where it is known."""
+        """The size along an axis; an int if it is static."""
         size = self.shape[axis]
         return size if isinstance(size, int) else self.get_dim_value(axis)
 
     def unknown_sizes(self) -> list[Value]:
-        """The sizes that its type does not say."""
+        """The dynamic sizes."""
         return [
             self.get_dim_value(axis).value
             for axis, size in enumerate(self.shape)
@@ -120,12 +120,12 @@ class IrTensor:
         ]
 
     def as_type(self, shape: tuple[int | str | None, ...]) -> IrTensor:
-        """The same tensor with other sizes known, which have been checked."""
+        """The tensor with other static sizes, which were checked."""
         value = flow.cast(self.value, tensor_type(shape, self.row), module_trace.here())
         return IrTensor(value, shape, self.row, is_own=self.is_own)
 
     def become(self, other: IrTensor) -> None:
-        """Take another value, as a tensor does that is written in place."""
+        """Replace the value, as an in-place op does."""
         if self._store is not None:
             self._store(other)
         self._value, self.weight = other.value, None
@@ -138,23 +138,23 @@ def type_text(row: Dtype, shape: tuple[Any, ...]) -> str:
 
 
 def tensor_type(shape: tuple[int | str | None, ...], row: Dtype) -> Type:
-    """The IR type; sizes with names are known at run time."""
+    """The IR type; sizes with names are dynamic."""
     return constants.tensor_type(without_names(shape), row)
 
 
 def without_names(shape: tuple[int | str | None, ...]) -> tuple[int | None, ...]:
-    """The sizes that are known, and None for those known only at run time."""
+    """The static sizes, and None for dynamic ones."""
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 
 def from_tensor(tensor: torch.Tensor) -> IrTensor:
-    """A tensor that is at hand, as one of the program."""
+    """A torch tensor as a value of the program."""
     trace = module_trace.require("a tensor")
     return from_weight(trace.weight_of(tensor, "constant"))
 
 
 def from_weight(weight: Weight, store: Callable[[Any], None] | None = None) -> IrTensor:
-    """A weight as it is now; one that is never written is loaded where it is first used."""
+    """The current value of a weight; one that is never written is loaded on first use."""
     shape, row = weight.shape, dtypes.of_torch(weight.tensor.dtype)
     if not weight.mutable:
         return IrTensor(None, shape, row, store, weight=weight)

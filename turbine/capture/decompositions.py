@@ -90,7 +90,12 @@ def extend_aot_decompositions(
     add_ops: Iterable[Any] | dict[Any, Callable[..., Any]] | None = None,
     remove_ops: Iterable[Any] | None = None,
 ) -> Iterator[Table]:
-    """Add decompositions (PyTorch's for a list of ops, yours for a dict) in a `with` block.
+    """Change the decompositions of exports in a `with` block.
+
+    Args:
+        from_current: start from the current table, else from an empty one.
+        add_ops: a list of ops to decompose by PyTorch's rules, or a dict from ops to rules.
+        remove_ops: ops that are not decomposed.
 
     >>> import torch, turbine
     >>> with turbine.aot.extend_aot_decompositions(add_ops=[torch.ops.aten.hardswish]) as table:

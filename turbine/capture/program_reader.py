@@ -91,7 +91,10 @@ def _split_outputs(
             if _output(spec.arg, nodes).kind in ("tensor", "scalar"):
                 results.append(nodes[spec.arg.name])
         else:
-            raise errors.ExportError(f"a result of kind {spec.kind} is not supported")
+            raise errors.ExportError(
+                f"a result of kind {spec.kind} is not supported",
+                hint="return tensors, numbers and nests of them from the model",
+            )
     return stores, mutated, results
 
 

@@ -17,7 +17,7 @@ from turbine.capture.grouped_product import GROUPED_PRODUCT, GROUPED_ROWS, Packe
 from turbine.capture.program import Program, Weight
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.traits import ExternalTensorTrait
-from turbine.packed_weights import PARTS, Kept, Layer, Report
+from turbine.packed_weights import PARTS, Kept, Layer, QuantizationReport
 
 aten = torch.ops.aten
 
@@ -65,11 +65,11 @@ class Quantizer:
         """The names of the weights that were packed."""
         return {name for name, _ in self.packing.packed}
 
-    def report(self) -> Report:
+    def report(self) -> QuantizationReport:
         """The report on every weight; raises if a pattern matches no layer."""
         self._check_names()
         before, after = _bytes(self.before), _bytes(self.after)
-        return Report(tuple(self.packing.layers), self._kept(), before, after)
+        return QuantizationReport(tuple(self.packing.layers), self._kept(), before, after)
 
     def _check_names(self) -> None:
         names = sorted({name for product in self.found for name in product.names})
@@ -219,7 +219,10 @@ def _matches(product: _Product, patterns: Sequence[str]) -> bool:
 
 def _check_patterns(include: Sequence[str], exclude: Sequence[str]) -> None:
     if isinstance(include, str) or isinstance(exclude, str):
-        raise errors.ConfigError("include and exclude are each a list of patterns, not a string")
+        raise errors.ConfigError(
+            "include and exclude are each a list of patterns, not a string",
+            hint='write a list, include=["layers.*"]',
+        )
 
 
 def _copy(program: Program) -> Program:

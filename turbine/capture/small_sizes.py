@@ -180,10 +180,10 @@ def _find_excluded(signature: Signature, name: str, is_open: bool) -> list[int]:
 def _small_size_conditions(signature: Signature, name: str) -> list[str]:
     """Conditions on one symbol that exclude only small sizes, such as those that PyTorch adds."""
     alone = [c for c in signature.conditions if set(dims.names(c)) == {name}]
-    return [c for c in alone if _is_about_small_sizes(c, name)]
+    return [c for c in alone if is_about_small_sizes(c, name)]
 
 
-def _is_about_small_sizes(condition: str, name: str) -> bool:
+def is_about_small_sizes(condition: str, name: str) -> bool:
     """Whether a condition is like `size != 1`, for a size that grows with the symbol."""
     compared = ast.parse(dims.readable(condition, {}), mode="eval").body
     if not isinstance(compared, ast.Compare) or len(compared.ops) != 1:

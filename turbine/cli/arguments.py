@@ -1,4 +1,4 @@
-"""Input texts of the command line in, arguments of a compiled program out."""
+"""Inputs from the command line: texts in, arguments of a compiled program out."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ _SAVED = "give a file of numbers that numpy.save or numpy.savez wrote"
 def arguments(
     signature: Signature, texts: Sequence[str], sizes: Sequence[Assignment]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The (args, kwargs) to call a program with: what the texts say, or made up without any."""
+    """The (args, kwargs) of a call: parsed from the texts, or generated if there are none."""
     wanted = [spec for spec in signature.inputs if spec.kind != "constant"]
     if texts and sizes:
         raise errors.ArgumentError(
-            "--size and --input together", hint="--size is for inputs that are made up"
+            "--size and --input together",
+            hint="--size is for generated inputs; leave one of them out",
         )
     given = iter(
         _parse_inputs(wanted, texts, signature) if texts else _make_random(wanted, signature, sizes)
@@ -44,11 +45,11 @@ def arguments(
 
 
 def read(text: str, random: Generator) -> Array | int:
-    """The array or integer that "x.npy", "4x3xf32", "4x3xf32=2.5", "i64=7" or "7" stands for."""
+    """Parse an array or integer: "x.npy", "4x3xf32", "4x3xf32=2.5", "i64=7" or "7"."""
     import numpy
 
     if text.endswith(".npy"):
-        array: Array = _load(text)
+        array: Array = load_file(text)
         return array
     if _INTEGER.fullmatch(text):
         return int(text)
@@ -66,13 +67,13 @@ def read(text: str, random: Generator) -> Array | int:
         return numpy.full(shape, _VALUE[dtype.kind](found["value"]), dtype.numpy)
     except (ValueError, OverflowError) as error:
         raise errors.ArgumentError(
-            f"input {text!r}: no {dtype.name} for that value",
+            f"input {text!r}: the value is not a valid {dtype.name}",
             hint=f"write a value of that type, such as {text.partition('=')[0]}=1",
         ) from error
 
 
 def generator() -> Generator:
-    """The source of made-up values, the same in every run."""
+    """The generator of random values, the same in every run."""
     import numpy
 
     return numpy.random.default_rng(SEED)
@@ -94,7 +95,7 @@ def _parse_inputs(wanted: Sequence[Input], texts: Sequence[str], signature: Sign
 
 
 def _restore_dtype(value: Any, spec: Input) -> Any:
-    """Numpy stores bfloat16 and fp8 as bytes without a meaning; the signature says which it is.
+    """Numpy stores bfloat16 and fp8 as raw bytes; the signature has their dtype.
 
     A number may be given as an array of one, "f32=2.5" or "i1=1".
     """
@@ -128,7 +129,7 @@ def _make_random(
 def _symbols(
     wanted: Sequence[Input], ranges: Mapping[str, Range], sizes: Sequence[Assignment]
 ) -> dict[str, int]:
-    """A value for each size that is not fixed: as told, else the least allowed but not 0."""
+    """A value for each dynamic size: the given one, else the least allowed, but not 0."""
     used = [name for spec in wanted for dim in _dims(spec) for name in dims.names(dim)]
     unbounded = Range(1, None)
     symbols = {name: max(ranges.get(name, unbounded).minimum, 1) for name in used}
@@ -158,7 +159,7 @@ def _dims(spec: Input) -> tuple[dims.Dim, ...]:
 
 
 def _random(shape: tuple[int, ...], dtype: Dtype, random: Generator) -> Array:
-    """Normally distributed numbers, or zeros where the type is not one of fractions."""
+    """Normally distributed floats, or zeros of other dtypes."""
     import numpy
 
     if dtype.kind not in ("float", "complex"):
@@ -169,7 +170,8 @@ def _random(shape: tuple[int, ...], dtype: Dtype, random: Generator) -> Array:
     return values.astype(dtype.numpy)
 
 
-def _load(path: str) -> Any:
+def load_file(path: str) -> Any:
+    """Read an .npy or .npz file."""
     import numpy
 
     try:
@@ -180,7 +182,7 @@ def _load(path: str) -> Any:
 
 def _load_many(path: str, names: Sequence[str]) -> list[Any]:
     """The arrays of an .npz: by input name, or in order if they were saved without names."""
-    with _load(path) as archive:
+    with load_file(path) as archive:
         ordered = [f"arr_{index}" for index in range(len(archive.files))]
         wanted = ordered if sorted(archive.files) == sorted(ordered) else names
         if sorted(archive.files) != sorted(wanted):

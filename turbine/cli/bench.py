@@ -21,7 +21,7 @@ def bench_artifact(
     *,
     input: Annotated[tuple[str, ...], "an input: x.npy, x.npz, 8x3xf32 or 8x3xf32=2.5", "-i"] = (),
     function: Annotated[str | None, "which entry point, if there are several", "-f"] = None,
-    size: Annotated[tuple[Assignment, ...], "a dynamic size, for inputs that are made up"] = (),
+    size: Annotated[tuple[Assignment, ...], "a dynamic size of generated inputs, NAME=VALUE"] = (),
     weights: Annotated[Path | None, "an archive to use in place of the artifact's weights"] = None,
     seconds: Annotated[float, "how long to measure"] = 2.0,
     warmup: Annotated[int, "calls before the clock starts"] = 3,
@@ -50,7 +50,7 @@ def bench_artifact(
 
 
 def measure(call: Callable[[], object], *, seconds: float, warmup: int) -> list[float]:
-    """The time of each call made within `seconds`, and of one call at least."""
+    """The time of each call within `seconds`, and of at least one call."""
     for _ in range(warmup):
         call()
     timings: list[float] = []
@@ -63,7 +63,7 @@ def measure(call: Callable[[], object], *, seconds: float, warmup: int) -> list[
 
 
 def summary(timings: Sequence[float]) -> dict[str, float]:
-    """The figures a person compares."""
+    """Summary statistics of the times."""
     ordered = sorted(timings)
     return {
         "calls": len(ordered),

@@ -1,4 +1,4 @@
-"""`turbine cache`: nothing in, a listing of the compiled code kept on disk out."""
+"""`turbine cache`: list or clear the compile cache."""
 
 from __future__ import annotations
 

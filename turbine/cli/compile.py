@@ -1,4 +1,4 @@
-"""`turbine compile`: a factory of a model in, an artifact (or IREE's formats) on disk out."""
+"""`turbine compile`: the factory of a model in, an artifact (or a file of IREE's) out."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 
 
 def compile_model(
-    factory: Annotated[str, "what makes the model and its inputs, as pkg.module:name"],
+    factory: Annotated[str, "function that makes the model and its inputs, pkg.module:name"],
     *,
     output: Annotated[Path, "file to write: .turbine, .vmfb, .mlir or .mlirbc", "-o"],
-    input: Annotated[tuple[str, ...], "an input, if the factory gives none: 8x3xf32"] = (),
+    input: Annotated[tuple[str, ...], "an input, if the factory returns none: 8x3xf32"] = (),
     target: Annotated[str | None, "what to compile for: cpu, cpu:generic, cuda:sm_80 ..."] = None,
     strategy: Annotated[str | None, "auto, tune (time them all) or a strategy's name"] = None,
     weights: Annotated[str | None, "where weights go: external, global or inline"] = None,
-    archive: Annotated[Path | None, "put the weights in an .irpa file of their own"] = None,
-    describe: Annotated[bool, "keep what `turbine profile` tells of lines and rates"] = False,
+    archive: Annotated[Path | None, "write the weights to a separate .irpa file"] = None,
+    describe: Annotated[
+        bool, "keep source lines and operation counts for `turbine profile`"
+    ] = False,
 ) -> int:
     """Compile a model ahead of time and print the paths of the files written.
 
@@ -68,7 +70,7 @@ def _check(
     archive: Path | None,
     describe: bool,
 ) -> None:
-    """Find mistakes before the slow work begins."""
+    """Raise for invalid options before the model is exported."""
     from turbine.compiler import strategies
 
     check_output(output, SUFFIXES)

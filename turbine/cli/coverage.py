@@ -1,4 +1,4 @@
-"""`turbine coverage`: PyTorch's own op samples in, what becomes of each op out."""
+"""`turbine coverage`: PyTorch's own op samples in, a verdict on each op out."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ _PERIOD = 10.0  # seconds between lines of progress
 def show_coverage(
     *,
     ops: Annotated[str, "a regular expression; only ops whose name it finds"] = "",
-    seed: Annotated[int, "of the samples' numbers, and of the slice that --seconds takes"] = 0,
-    seconds: Annotated[float | None, "judge ops in random order for so long, not all"] = None,
-    samples: Annotated[int, "calls of each op, unlike each other"] = 3,
-    forms: Annotated[str, "of arguments, with commas between: each sample again in each"] = _ALL,
-    export: Annotated[bool, "judge exports in place of torch.compile"] = False,
-    output: Annotated[Path | None, "write the page with the whole table there", "-o"] = None,
-    jobs: Annotated[int, "processes that judge at once"] = os.cpu_count() or 1,
+    seed: Annotated[int, "seed of the samples, and of the order that --seconds tests ops in"] = 0,
+    seconds: Annotated[float | None, "stop after this time; ops are tested in random order"] = None,
+    samples: Annotated[int, "how many different calls of each op"] = 3,
+    forms: Annotated[
+        str, "forms of arguments to repeat each sample with, separated by commas"
+    ] = _ALL,
+    export: Annotated[bool, "test exports instead of torch.compile"] = False,
+    output: Annotated[Path | None, "file to write the page with the whole table to", "-o"] = None,
+    jobs: Annotated[int, "processes to run in parallel"] = os.cpu_count() or 1,
 ) -> int:
     """Run PyTorch's own op samples forward and backward and compare with eager.
 
@@ -68,7 +70,7 @@ def _export_door(forms: str) -> FrontDoor:
 
     if forms != _ALL:
         raise errors.ConfigError(
-            "--forms with --export", hint="exports are judged with static and dynamic sizes"
+            "--forms with --export", hint="exports are tested with static and dynamic sizes"
         )
     return FRONT_DOOR
 

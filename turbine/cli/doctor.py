@@ -1,4 +1,4 @@
-"""`turbine doctor`: nothing in, a line per thing that must work here out."""
+"""`turbine doctor`: check the installation, one line per check."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from turbine.version import __version__
 
 
 def check_installation(*, json: Annotated[bool, "print the findings as JSON"] = False) -> int:
-    """Check that turbine works here; the exit code is 0 if all of it does.
+    """Check the installation; the exit code is 0 if everything works.
 
     example:
       turbine doctor
@@ -132,7 +132,7 @@ def _end_to_end() -> str:
 
 
 def _library_calls() -> str:
-    """What torch.compile leaves to PyTorch's library here, as far as it was measured."""
+    """The calls that torch.compile has measured in PyTorch's library and compiled."""
     from turbine.dynamo import calibration
 
     measured = {kind: one for kind, one in calibration.read_all().items() if one.library < inf}

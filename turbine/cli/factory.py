@@ -1,4 +1,4 @@
-"""The text "pkg.module:name" in, what `turbine.aot.export` takes out."""
+"""Factories of models: the text "pkg.module:name" in, arguments of `turbine.aot.export` out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def importable_from(folder: Path) -> Iterator[None]:
 
 
 def split(factory: str) -> tuple[str, str]:
-    """The module and the name in it that "pkg.module:name" stands for."""
+    """Split "pkg.module:name" into the module and the name."""
     module, _, name = factory.partition(":")
     if not module or not name or module.startswith("."):
         raise errors.ExportError(
@@ -58,14 +58,14 @@ def export_arguments(factory: str, inputs: Sequence[str]) -> dict[str, Any]:
         found["args"] = _inputs(found["model"], inputs)
     elif inputs:
         raise errors.ExportError(
-            f"{factory} gives its own inputs", hint="leave out --input, or return the model alone"
+            f"{factory} returns its own inputs", hint="leave out --input, or return the model alone"
         )
     return {"module_name": _identifier(factory), **found}
 
 
 @contextlib.contextmanager
 def _without_log_of_export() -> Iterator[None]:
-    """torch logs a traceback of what it then raises, which we report."""
+    """Mute torch's log of an error that it also raises."""
     logger = logging.getLogger("torch.export")
     before, logger.disabled = logger.disabled, True
     try:
@@ -104,7 +104,7 @@ def _import(name: str) -> ModuleType:
 
 
 def _make(factory: str, found: Any) -> Any:
-    """What the factory gives; something that is not a factory is taken as it is."""
+    """The result of the factory; a module or an object that is not callable is the model itself."""
     if _is_module(found) or not callable(found):
         return found
     try:
@@ -126,7 +126,7 @@ def _parse_result(factory: str, made: Any) -> dict[str, Any]:
     if isinstance(made, dict) and _is_model(made.get("model")):
         _check_names(factory, made)
         return dict(made)
-    raise errors.ExportError(f"{factory} gave {_description(made)}", hint=_RETURNS)
+    raise errors.ExportError(f"{factory} returned {_description(made)}", hint=_RETURNS)
 
 
 def _check_names(factory: str, made: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ def _is_named(parameter: inspect.Parameter) -> bool:
 
 
 def _inputs(model: torch.nn.Module, texts: Sequence[str]) -> tuple[Any, ...]:
-    """Tensors for a model that came alone, one per text."""
+    """Tensors for a model without example inputs, one per text."""
     random = arguments.generator()
     values = tuple(_tensor(arguments.read(text, random)) for text in texts)
     signature = inspect.signature(model.forward)
@@ -208,6 +208,6 @@ def _wrap_error(doing: str, error: BaseException) -> errors.ExportError:
 
 
 def _places(trace: TracebackType | None) -> list[str]:
-    """Where an error passed, innermost first, without our own call and the import system."""
+    """The frames of an error, innermost first, without Turbine's own and the import system's."""
     frames = reversed(traceback.extract_tb(trace)[1:])
     return [f"{f.filename}:{f.lineno}" for f in frames if "importlib" not in f.filename]

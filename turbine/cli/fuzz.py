@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 def fuzz_programs(
     *,
-    minutes: Annotated[float, "how long to go on"] = 1.0,
+    minutes: Annotated[float, "how long to run"] = 1.0,
     seed: Annotated[int, "the same seed gives the same programs"] = 0,
-    kind: Annotated[Literal["all", "models", "kernels"], "which programs"] = "all",
-    jobs: Annotated[int, "processes that run at once"] = os.cpu_count() or 1,
-    case: Annotated[int | None, "run the one program of this number"] = None,
+    kind: Annotated[Literal["all", "models", "kernels"], "kind of programs"] = "all",
+    jobs: Annotated[int, "processes to run in parallel"] = os.cpu_count() or 1,
+    case: Annotated[int | None, "run only the program of this number"] = None,
     output: Annotated[Path | None, "folder for a script of each failure", "-o"] = None,
-    shrink_seconds: Annotated[float, "how long each failing program is made smaller"] = 60.0,
+    shrink_seconds: Annotated[float, "how long to shrink each failing program"] = 60.0,
 ) -> int:
     """Compile random models and kernels and compare them with eager PyTorch.
 

@@ -1,4 +1,4 @@
-"""`turbine inspect`: an artifact of any machine in, what it says about itself out."""
+"""`turbine inspect`: an artifact for any machine in, its manifest out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def inspect_artifact(
     verify: Annotated[bool, "check all checksums; the exit code is 1 if one is wrong"] = False,
     json: Annotated[bool, "print everything as JSON"] = False,
 ) -> int:
-    """Show what an artifact takes, gives and was made of, without loading it.
+    """Show the signature, target, weights and origin of an artifact without loading it.
 
     example:
       turbine inspect lenet.turbine --verify
@@ -44,7 +44,7 @@ def inspect_artifact(
 
 
 def _damage(contents: Container) -> dict[str, str]:
-    """What is wrong, by section or by the archive that holds the weights."""
+    """Damage by section, or by archive of weights."""
     found = {}
     for name in contents.sections:
         try:
@@ -131,7 +131,7 @@ def _sections(contents: Container) -> str:
 
 
 def _sizes(signature: Signature) -> str:
-    """The ranges of the symbols that the inputs mention."""
+    """The ranges of the inputs' symbols."""
     shapes = [dim for spec in signature.inputs for dim in spec.shape]
     shapes += [spec.value for spec in signature.inputs if spec.kind == "int"]
     used = dict.fromkeys(name for dim in shapes for name in dims.names(dim))
@@ -146,7 +146,7 @@ def _range(limits: Range) -> str:
 
 
 def _driver(manifest: dict[str, Any]) -> str:
-    """The driver `Artifact.driver` would choose; an artifact of another machine cannot be one."""
+    """The driver that `Artifact.driver` would choose, also for an artifact of another machine."""
     from turbine.runtime import device
 
     return device.driver_for(Target(**manifest["target"]), manifest["mflop"])

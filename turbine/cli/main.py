@@ -1,4 +1,4 @@
-"""The `turbine` command: words in, a verb's exit code out."""
+"""The `turbine` command: arguments in, an exit code out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ READER_GONE = 141  # likewise for SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. 0 is yes, 1 is no or failed, 2 is a command line that makes no sense.
+    """Run one verb. The exit code is 0 for success, 1 for failure, 2 for an invalid command line.
 
     >>> from turbine.cli.main import main
     >>> main(["--version"])

@@ -1,4 +1,4 @@
-"""A verb's signature in, command-line options out; parsed options in, the verb's call out."""
+"""Derive command-line options from a verb's signature, and call the verb with parsed options."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Ordered:
-    """The text of an option whose place among other options counts."""
+    """The text of an option whose order among other options matters."""
 
     position: int
     text: str
@@ -80,7 +80,7 @@ def call(verb: Verb, options: Namespace) -> int:
 
 
 def _settings(kind: Any) -> dict[str, Any]:
-    """What argparse is told about a type."""
+    """Arguments of `add_argument` for a type."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return {"choices": inner}
@@ -121,7 +121,7 @@ SETTINGS: dict[Any, dict[str, Any]] = {
 
 
 def check_output(path: Path, suffixes: Sequence[str]) -> None:
-    """Refuse a file that could not be written, before anything is compiled or run."""
+    """Raise for a file that cannot be written, before anything is compiled or run."""
     if path.suffix not in suffixes:
         raise errors.ConfigError(errors.unknown("output suffix", path.suffix, suffixes))
     if not path.parent.is_dir():

@@ -17,7 +17,7 @@ def profile_artifact(
     *,
     input: Annotated[tuple[str, ...], "an input: x.npy, x.npz, 8x3xf32 or 8x3xf32=2.5", "-i"] = (),
     function: Annotated[str | None, "which entry point, if there are several", "-f"] = None,
-    size: Annotated[tuple[Assignment, ...], "a dynamic size, for inputs that are made up"] = (),
+    size: Annotated[tuple[Assignment, ...], "a dynamic size of generated inputs, NAME=VALUE"] = (),
     weights: Annotated[Path | None, "an archive to use in place of the artifact's weights"] = None,
     calls: Annotated[int, "how many calls to time"] = 10,
     rows: Annotated[int, "how many dispatches to show"] = 20,
@@ -26,8 +26,8 @@ def profile_artifact(
 ) -> int:
     """Show where the time of a compiled model goes, dispatch by dispatch.
 
-    Inputs are given as for `turbine run`. Lines of the model and rates are there for what was
-    compiled with `turbine compile --describe`.
+    Inputs are given as for `turbine run`. Lines of the model and rates are shown for
+    artifacts that were compiled with `turbine compile --describe`.
 
     example:
       turbine profile lenet.turbine --trace lenet.json
@@ -52,7 +52,7 @@ def profile_artifact(
 
 
 def _peaks() -> tuple[float, float] | None:
-    """What this machine can do in a second; PyTorch is needed to measure it."""
+    """Peak FLOP/s and bytes/s of this machine; None without PyTorch, which measures them."""
     try:
         from turbine.kernel.inspection.peaks import peaks
     except ImportError:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """One leaf of what the program gave, and how a user would spell it: "result['y'][0]"."""
+    """One tensor or number among the results, with its name: "result['y'][0]"."""
 
     name: str
     value: Any
@@ -36,15 +36,15 @@ def run_artifact(
     input: Annotated[tuple[str, ...], "an input: x.npy, x.npz, 8x3xf32 or 8x3xf32=2.5", "-i"] = (),
     output: Annotated[tuple[Path, ...], "save a result as .npy, or all as .npz", "-o"] = (),
     function: Annotated[str | None, "which entry point, if there are several", "-f"] = None,
-    size: Annotated[tuple[Assignment, ...], "a dynamic size, for inputs that are made up"] = (),
+    size: Annotated[tuple[Assignment, ...], "a dynamic size of generated inputs, NAME=VALUE"] = (),
     weights: Annotated[Path | None, "an archive to use in place of the artifact's weights"] = None,
     json: Annotated[bool, "print the results as JSON, in full"] = False,
 ) -> int:
     """Run a compiled model once and print its results.
 
-    Inputs go to the signature's inputs in order, without the constants. Numbers that are not
-    given are random but the same in every run; integers are 0. Without any --input all inputs
-    are made up. Results are saved in order: the first --output takes the first tensor.
+    Inputs are those of the signature in order, without constants. Without any --input, inputs are
+    generated: floats are random but the same in every run, integers are 0. Results are saved in
+    order: the first --output takes the first tensor.
 
     example:
       turbine run lenet.turbine --input 16x1x28x28xf32=0.5 --output scores.npy

@@ -17,8 +17,8 @@ _SHOWN = 3  # shapes in a row of the table
 
 
 @dataclass
-class Kernel:
-    """What a trace says about one kernel."""
+class KernelCalls:
+    """The calls of one kernel in a trace."""
 
     name: str
     calls: int = 0
@@ -48,17 +48,17 @@ def show_trace(
     return 0
 
 
-def _kernels(folder: Path) -> list[Kernel]:
+def _kernels(folder: Path) -> list[KernelCalls]:
     """The kernels of a trace; those that took longest come first."""
     from turbine.runtime.run_trace import BINARY, IR
 
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[str, KernelCalls] = {}
     for path in sorted([*folder.glob(f"*{IR}"), *folder.glob(f"*{BINARY}")]):
         name = path.name.removesuffix(path.suffix)
-        kernels.setdefault(name, Kernel(name)).files.append(path.name)
+        kernels.setdefault(name, KernelCalls(name)).files.append(path.name)
     times: dict[str, list[float]] = {}
     for row in _calls(folder):
-        kernel = kernels.setdefault(row["kernel"], Kernel(row["kernel"]))
+        kernel = kernels.setdefault(row["kernel"], KernelCalls(row["kernel"]))
         shapes = ", ".join(row["args"])
         kernel.shapes[shapes] = kernel.shapes.get(shapes, 0) + 1
         times.setdefault(kernel.name, []).append(row["ms"])
@@ -100,7 +100,7 @@ def _call(line: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _text(kernels: list[Kernel]) -> str:
+def _text(kernels: list[KernelCalls]) -> str:
     rows = [("kernel", "calls", "total ms", "median ms", "arguments", "files")]
     rows += [
         (

@@ -10,7 +10,7 @@ from turbine.passes.add_metadata import AddMetadata
 
 
 class AddMetadataPass(Pass):
-    """`turbine.passes.AddMetadata`, which gives the module back."""
+    """`turbine.passes.AddMetadata` on a module, which `run` returns."""
 
     def __init__(
         self, mlir_module: Module, inp_metadata: Mapping[str, object], func_name: str

@@ -22,7 +22,7 @@ def turbine_generate(
     out_of_process: bool = True,
     **kwargs: Any,
 ) -> list[BuildFile]:
-    """Call a function in the build and write what it exports, as NAME.mlir or NAME_0.mlir and on.
+    """Call a function in the build, and write its exports as NAME.mlir, or NAME_0.mlir and so on.
 
     The function is annotated to return an `ExportOutput` or a tuple of them. Out of process, it has
     to be one that can be pickled, with its arguments: a function of a module, and plain values.
@@ -66,7 +66,7 @@ class _Generate(BuildAction):  # type: ignore[misc]  # IREE's build has no types
 
 @dataclass(frozen=True)
 class _Saved:
-    """A call that can go to another process, and where to write what it gives."""
+    """A call that may run in another process, and the files to write its exports to."""
 
     generate: Callable[[], Any]
     paths: Sequence[Path]

@@ -19,13 +19,13 @@ from turbine.mlir import torch_values
 
 
 class Builder:
-    """Builds at the insertion point and location in force."""
+    """Emits IR at the current insertion point and location."""
 
     def __init__(self, context: Context | None = None) -> None:
         self.context = context or Context.current
 
     def to_native_type(self, t: Type) -> Type:
-        """The builtin type of a torch tensor or scalar; other types are their own."""
+        """The builtin type of a torch tensor or scalar; other types are returned unchanged."""
         with self.context:
             return torch_values.builtin_type(t)
 

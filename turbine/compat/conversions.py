@@ -14,11 +14,11 @@ from turbine import dtypes, errors
 
 
 def _parser(text: str) -> Callable[[], Type]:
-    """A type is made in the context of whoever asks for it."""
+    """A function that parses a type in the caller's context."""
     return lambda: Type.parse(text)
 
 
-# Quantized dtypes have the elements of another; going back, they are not told apart from it.
+# Quantized dtypes have the elements of another dtype; the inverse tables name only that one.
 _ELEMENTS = {
     **{row.torch: row for row in dtypes.TABLE},
     torch.qint8: dtypes.from_torch_name("int8"),
@@ -32,13 +32,19 @@ TORCH_DTYPE_TO_MLIR_TYPE_ASM = TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM
 IREE_TYPE_ASM_TO_TORCH_DTYPE = {row.mlir: row.torch for row in reversed(dtypes.TABLE)}
 SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE = {row.torch_mlir: row.torch for row in dtypes.TABLE}
 MLIR_TYPE_ASM_TO_TORCH_DTYPE = SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE
-DTYPE_TO_ELEMENT_TYPE = {row.torch: HalElementType(row.hal) for row in dtypes.TABLE}
+# IREE's runtime does not know scales and zero points: quantized elements are opaque bytes.
+DTYPE_TO_ELEMENT_TYPE = {
+    **{row.torch: HalElementType(row.hal) for row in dtypes.TABLE},
+    torch.qint8: HalElementType.OPAQUE_8,
+    torch.quint8: HalElementType.OPAQUE_8,
+}
 TORCH_DTYPE_TO_NUMPY = {row.torch: row.numpy for row in dtypes.TABLE}
 
 
 def dtype_to_element_type(dtype: torch.dtype) -> HalElementType:
-    """What IREE's runtime calls a torch dtype."""
-    return HalElementType(dtypes.of_torch(dtype).hal)
+    """The element type of IREE's runtime for a torch dtype."""
+    known = DTYPE_TO_ELEMENT_TYPE.get(dtype)
+    return HalElementType(dtypes.of_torch(dtype).hal) if known is None else known
 
 
 def torch_dtype_to_numpy(torch_dtype: torch.dtype) -> numpy.dtype[Any]:

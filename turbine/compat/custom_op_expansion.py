@@ -12,7 +12,7 @@ from turbine.passes.expand_custom_ops import DECLARED, Emit, ExpandCustomOps
 
 
 class ExpandCustomOpsPass(Pass):
-    """`turbine.passes.ExpandCustomOps` with a table of ops, or of what stands for them."""
+    """`turbine.passes.ExpandCustomOps` on a root op, for the ops of a table."""
 
     def __init__(
         self, root_op: Module | Operation, reg: Mapping[str, CustomOp | Emit] = ALL_CUSTOM_OP_REGS

@@ -15,7 +15,7 @@ _FALSE = {"FALSE", "OFF", "0"}
 
 @dataclass
 class DebugFlags:
-    """What TURBINE_DEBUG="log_level=debug,-asserts,runtime_trace_dir=DIR" says."""
+    """The flags of TURBINE_DEBUG="log_level=debug,-asserts,runtime_trace_dir=DIR"."""
 
     log_level: int = logging.NOTSET
     asserts: bool = True
@@ -55,21 +55,22 @@ def _level(name: str) -> int:
     return levels[name.upper()]
 
 
-def _from_settings(settings: config.Config) -> DebugFlags:
+def flags_of(settings: config.Config) -> DebugFlags:
+    """The flags of the options `debug` and `log_level`."""
     level = f",log_level={settings.log_level}" if settings.log_level else ""
     return DebugFlags.parse(settings.debug + level)
 
 
 class ProcessFlags(DebugFlags):
-    """The flags of this process; their folder of traces is the option `trace_dir`."""
+    """The flags of this process; `runtime_trace_dir` is the option `trace_dir`."""
 
-    def __init__(self, told: DebugFlags) -> None:
-        self.log_level = told.log_level
-        self.asserts = told.asserts
+    def __init__(self, flags: DebugFlags) -> None:
+        self.log_level = flags.log_level
+        self.asserts = flags.asserts
 
     @property
     def runtime_trace_dir(self) -> str | None:
-        """Where `turbine.runtime.run_trace` writes."""
+        """The folder that `turbine.runtime.run_trace` writes to."""
         folder = run_trace.folder()
         return None if folder is None else str(folder)
 
@@ -79,11 +80,11 @@ class ProcessFlags(DebugFlags):
 
 
 class _Debugging(ModuleType):
-    """This module, where setting `trace_tensor_callback` is heard by those who trace tensors."""
+    """The class of this module: setting `trace_tensor_callback` sets the tracing callback."""
 
     @property
     def trace_tensor_callback(self) -> run_trace.TensorCallback:
-        """Where traced tensors go."""
+        """The callback that receives traced tensors."""
         return run_trace.tensor_callback()
 
     @trace_tensor_callback.setter
@@ -93,7 +94,7 @@ class _Debugging(ModuleType):
 
 TraceTensorCallback = run_trace.TensorCallback
 trace_tensor_to_npy = default_trace_tensor_callback = run_trace.keep_tensor
-flags = ProcessFlags(_from_settings(config.current()))
+flags = ProcessFlags(flags_of(config.current()))
 NDEBUG = not flags.asserts
 # To be found by name; what is read and set is the property.
 trace_tensor_callback: TraceTensorCallback = default_trace_tensor_callback

@@ -1,4 +1,4 @@
-"""The ops that are taken apart before lowering, under the names of iree-turbine."""
+"""The ops that are decomposed before lowering, under the names of iree-turbine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The errors of iree-turbine's that Turbine raises too, under their old names."""
+"""Errors under the names of iree-turbine."""
 
 from turbine.errors import ArgumentError as UnsupportedTorchDeviceError
 from turbine.errors import ArgumentError as UnsupportedTypeError

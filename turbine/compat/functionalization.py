@@ -1,4 +1,4 @@
-"""Functions without writes in place: a PyTorch function and example arguments in, a graph out."""
+"""Functionalization: a PyTorch function and example arguments in, a graph without mutation out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 
 def functorch_functionalize(f: Callable[..., Any], *args: Any) -> fx.GraphModule:
-    """The graph of a function in which tensors are made and never written, but for arguments.
+    """The graph of a function without in-place ops, except for writes to arguments.
 
     Sizes stay open. `turbine.aot.jittable` and `export` do as much by themselves.
 

@@ -1,4 +1,4 @@
-"""What iree-turbine's importer is made of, as far as IREE has it."""
+"""Names of iree-turbine's importer that IREE still has."""
 
 from iree.compiler.extras.fx_importer import TypeSubclassMap
 

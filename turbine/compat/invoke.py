@@ -1,4 +1,4 @@
-"""Call a function of a VM context: lists in, the list of results filled and seconds out."""
+"""Invoke a function of a VM context: argument and result lists in, seconds out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classes and dialects of MLIR, as iree-turbine hands them on."""
+"""Classes and dialects of MLIR that iree-turbine re-exports."""
 
 from iree.compiler.dialects import arith as arith_d
 from iree.compiler.dialects import builtin as builtin_d

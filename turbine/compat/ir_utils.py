@@ -1,4 +1,4 @@
-"""Settings of globals and modules, at the path that scripts of iree-turbine know."""
+"""Options of globals and modules, at their path in iree-turbine."""
 
 from turbine.aot.compiled_module import ModuleBuilderOptions
 from turbine.aot.globals import GlobalAttributes

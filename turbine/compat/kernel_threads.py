@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from turbine import algebra, errors
-from turbine.algebra import Symbol
+from turbine import errors
+from turbine.algebra import Symbol, slope
 from turbine.compat import kernel_tracing
 from turbine.kernel import gen
 from turbine.kernel.call.kernel import Kernel
 from turbine.kernel.program.signature import Parameter
+from turbine.kernel.program.size_inference import Axis, cannot_be, solve
 from turbine.kernel.trace.types import BufferType
 from turbine.kernel.trace.user_code import user_line
 
@@ -89,7 +90,7 @@ def _outputs(kernel: Kernel) -> list[Parameter]:
 
 
 def _sizes_of_outputs(kernel: Kernel, outputs: Mapping[str, Any]) -> dict[str, int]:
-    """Symbols that appear in outputs only, with the sizes of axes that are such a symbol."""
+    """Symbols that appear in outputs only, inferred from axes such as N and 2 * N."""
     passed = [p.type for p in kernel.signature.passed if isinstance(p.type, BufferType)]
     inferred = {symbol for type in passed for size in type.shape for symbol in size.symbols}
     sizes: dict[str, int] = {}
@@ -98,11 +99,15 @@ def _sizes_of_outputs(kernel: Kernel, outputs: Mapping[str, Any]) -> dict[str, i
         assert isinstance(parameter.type, BufferType)
         if not isinstance(tensor, Tensor) or tensor.ndim != parameter.type.rank:
             continue  # _copy raises
-        for size, actual in zip(parameter.type.shape, tensor.shape, strict=True):
-            for symbol in size.symbols - inferred:
-                name = str(symbol)
-                if size == algebra.symbol(name) and name not in kernel.blocks:
-                    sizes.setdefault(name, int(actual))
+        for number, size in enumerate(parameter.type.shape):
+            open_ = [s for s in size.symbols if s not in inferred and s.name not in kernel.blocks]
+            if len(size.symbols) != 1 or not open_ or slope(size, open_[0]) is None:
+                continue
+            value = solve(size, open_[0], int(tensor.shape[number]))
+            if value is None:
+                axis = Axis(parameter, number, size, int(tensor.shape[number]))
+                raise cannot_be(kernel.signature, axis, {})
+            sizes.setdefault(open_[0].name, value)
     return sizes
 
 

@@ -1,4 +1,4 @@
-"""Loggers of iree-turbine: a name in, a logger that talks as `debugging.flags` say out."""
+"""Loggers of iree-turbine, with the level of `debugging.flags`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from turbine.compat.debugging import flags
 
 
 class DefaultFormatter(logging.Formatter):
-    """Time, level, place and message on a line."""
+    """Time, level, location and message on one line."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -17,7 +17,7 @@ class DefaultFormatter(logging.Formatter):
 
 
 def get_logger(name: str) -> logging.Logger:
-    """A logger; with a log level among the debug flags it writes to stderr from that level on."""
+    """A logger; it writes to stderr if the debug flags set a log level."""
     logger = logging.getLogger(name)
     if flags.log_level != logging.NOTSET:
         logger.setLevel(flags.log_level)

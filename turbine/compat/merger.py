@@ -9,7 +9,7 @@ from turbine.passes import merge
 
 
 class Merger(merge.Merger):
-    """`turbine.passes.Merger` that takes modules or their ops."""
+    """`turbine.passes.Merger` for modules or their ops."""
 
     def __init__(
         self,
@@ -28,5 +28,5 @@ class Merger(merge.Merger):
 
 
 def module_of(root: Module | Operation) -> Module:
-    """A module's op has what passes ask of a module: body, context and operation."""
+    """A module's op has the attributes of a module that passes use: body, context and operation."""
     return root if isinstance(root, Module) else root.operation.opview

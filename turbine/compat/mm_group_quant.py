@@ -8,7 +8,7 @@ from turbine.passes.group_quantize import GroupQuantize
 
 
 class MMGroupQuantRewriterPass(Pass):
-    """`turbine.passes.GroupQuantize` to four bits."""
+    """`turbine.passes.GroupQuantize` to 4 bits, on a root op."""
 
     def __init__(self, root_op: Module | Operation, *, group_size: int = 128) -> None:
         super().__init__(root_op)

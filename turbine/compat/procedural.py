@@ -1,4 +1,4 @@
-"""Types that procedures of iree-turbine take and compute with; not what traces them."""
+"""Types of arguments and values of procedures, under the names of iree-turbine."""
 
 from turbine.aot.abstract import (
     AbstractBool,
@@ -18,7 +18,7 @@ from turbine.aot.iree_ops import IREE as IREEEmitter
 from turbine.aot.values import IrTensor
 from turbine.errors import ProcedureError as ProcedureTraceError
 
-# For isinstance: a procedure sees values of one kind only.
+# For isinstance: Turbine does not tell these apart.
 AbstractTypedef = AbstractTensor | AbstractScalar
 IrImmediateScalar = IrScalar
 IrImmediateTensor = IrTensor

@@ -10,7 +10,7 @@ from turbine.passes.rename_parameters import Callback, Name, RenameParameters
 
 
 class RenameParametersPass(Pass):
-    """`turbine.passes.RenameParameters`, where names that are not there are no error."""
+    """`turbine.passes.RenameParameters` on a root op; unknown names are not an error."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Passes as users of iree-turbine write them: a root op in, `run()` changes it."""
+"""The pass interface of iree-turbine: a pass holds a root op, and `run()` changes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from turbine.mlir.matchers import match_children as match_children
 
 
 class Pass:
-    """A base for passes that hold the module they change; a subclass has `run`."""
+    """The base class of passes that hold the module they change; a subclass defines `run`."""
 
     def __init__(self, root_op: Module | Operation) -> None:
         self.root_op: Operation = root_op.operation
@@ -48,26 +48,26 @@ class Pass:
         return globals_of(self.root_op)
 
     def merge_module(self, source_module: Module | Operation) -> Merger:
-        """Move what is in another module into this one."""
+        """Move the contents of another module into this one."""
         merger = Merger(source_module, self.root_op)
         merger.merge()
         return merger
 
     def inline(self) -> None:
-        """Put functions in the place of their calls."""
+        """Inline calls."""
         rewrites.run_pipeline(self.module, "inline")
 
     def cleanup(self) -> None:
-        """Simplify, and drop private symbols that nobody uses."""
+        """Canonicalize, and erase private symbols without uses."""
         rewrites.run_pipeline(self.module, "canonicalize,symbol-dce")
 
     def replace_op(self, old_op: Operation, *new_results: Value) -> None:
-        """Let values stand in for an op's results, and erase the op."""
+        """Replace the results of an op by values, and erase the op."""
         rewrites.replace(old_op.operation, new_results)
         self.erase_unused_op(old_op)
 
     def erase_unused_op(self, op: Operation) -> None:
-        """Erase an op that nobody reads, and what only it has read."""
+        """Erase an op without uses, and the ops that only it used."""
         rewrites.erase_unused(self.module, [op.operation])
 
 

@@ -1,4 +1,4 @@
-"""Traces of kernels as scripts for iree-turbine write them: `runtime.tracing.tracer`."""
+"""The tracer of iree-turbine, `runtime.tracing.tracer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors for IREE's command line tools: a tensor in, a file of bytes and its description out."""
+"""Tensors for IREE's command line tools: a tensor in, a raw file and its `--input` value out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FilePath = str | PathLike[str]
 
 
 def iree_tool_format_cli_input_arg(arg: torch.Tensor, file_path: FilePath) -> str:
-    """What follows `--input=` for a tensor whose bytes are in a file; unsigned is written `ui8`.
+    """The value of `--input` for a tensor whose bytes are in a file; unsigned ints are `ui8`.
 
     >>> import torch
     >>> from turbine.compat.tools import iree_tool_format_cli_input_arg
@@ -24,7 +24,7 @@ def iree_tool_format_cli_input_arg(arg: torch.Tensor, file_path: FilePath) -> st
     '1x2xf32=@x.bin'
     """
     row = dtypes.of_torch(arg.dtype)
-    # IREE's tools take unsigned integers by name; those without a sign they take for signed ones.
+    # IREE's tools read i8 as signed, and know unsigned integers by name.
     name = row.torch_mlir if row.kind == "uint" else row.mlir
     return f"{'x'.join([*map(str, arg.shape), name])}=@{file_path}"
 
@@ -36,9 +36,9 @@ def iree_tool_prepare_input_args(
     file_paths: Iterable[FilePath] | None = None,
     file_path_prefix: FilePath | None = None,
 ) -> list[str]:
-    """Write tensors to files, and say what follows `--input=` for each.
+    """Write tensors to files, and return the value of `--input` for each.
 
-    The files are `file_paths`, or `file_path_prefix` with 0.bin, 1.bin ... behind it.
+    The files are `file_paths`, or `file_path_prefix` followed by 0.bin, 1.bin and so on.
     """
     if (file_paths is None) == (file_path_prefix is None):
         raise errors.ArgumentError(
@@ -59,17 +59,17 @@ def iree_tool_prepare_input_args(
 
 
 def write_raw_tensor(tensor: torch.Tensor, file_path: FilePath) -> None:
-    """Write the elements of a tensor in row-major order and nothing else."""
+    """Write the elements of a tensor in row-major order, without a header."""
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     Path(file_path).write_bytes(flat.view(torch.uint8).numpy().tobytes())
 
 
 def read_raw_tensor(description: str, /) -> torch.Tensor:
-    """Read what a description such as "1x2xf32=@x.bin" stands for; integers are signed."""
+    """Read the tensor that "1x2xf32=@x.bin" describes; `i8` is signed, `ui8` is not."""
     match = _DESCRIPTION.fullmatch(description)
     if match is None:
         raise errors.ArgumentError(
-            f"{description!r} does not describe a file", hint="write 1x2xf32=@path"
+            f"invalid description of a tensor: {description!r}", hint="write 1x2xf32=@path"
         )
     shape = [int(size) for size in match["sizes"].split("x") if size]
     tensor = torch.empty(shape, dtype=dtypes.from_spelling(match["dtype"]).torch)

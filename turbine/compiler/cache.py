@@ -27,7 +27,7 @@ _DIGEST_BYTES = 32
 
 @dataclass(frozen=True)
 class Entry:
-    """What is kept for one key: the bytes and some facts about them."""
+    """An entry of the cache: bytes and metadata."""
 
     data: bytes
     facts: dict[str, Any]
@@ -54,8 +54,8 @@ def key_of(parts: Iterable[str | bytes]) -> str:
 
 
 def read(key: str) -> Entry | None:
-    """The entry, or None where there is none that we or root wrote; a damaged file is removed."""
-    path = _path(key)
+    """The entry; None if there is none that we or root wrote. A damaged file is removed."""
+    path = path_of(key)
     try:
         raw = _read_trusted(path)
     except _Untrusted as error:
@@ -73,8 +73,8 @@ def read(key: str) -> Entry | None:
 
 
 def write(key: str, entry: Entry) -> None:
-    """Keep an entry; a folder that cannot be written costs one warning and nothing else."""
-    path = _path(key)
+    """Write an entry; a folder that cannot be written causes one warning, and no error."""
+    path = path_of(key)
     try:
         make_folder(path.parent)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_TEMPORARY, delete=False) as file:
@@ -131,7 +131,7 @@ def listings() -> list[Listing]:
 
 
 def clear() -> int:
-    """Remove every entry and say how many there were; failed IR goes too."""
+    """Remove every entry and the IR of failed compiles; returns the number of entries."""
     count = 0
     for path in [*_files(), *_failed_entries()]:
         with contextlib.suppress(OSError):
@@ -141,12 +141,12 @@ def clear() -> int:
 
 
 def failed_folder() -> Path:
-    """Where the IR of failed compiles is kept; it counts towards the size limit."""
+    """The folder for the IR of failed compiles; it counts towards the size limit."""
     return config.current().cache_dir / "failed"
 
 
 def evict() -> None:
-    """Remove least recently used files past the size limit, and what killed writers left."""
+    """Remove least recently used files past the size limit, and files of killed writers."""
     limit = config.current().cache_limit_mb * 2**20
     sized = []
     for path in [*_files(), *_failed_entries()]:
@@ -170,7 +170,8 @@ def _remove_stale() -> None:
                 path.unlink()
 
 
-def _path(key: str) -> Path:
+def path_of(key: str) -> Path:
+    """The file of an entry."""
     return config.current().cache_dir / key[:2] / f"{key}{_SUFFIX}"
 
 
@@ -201,7 +202,7 @@ def _decode(key: str, raw: bytes) -> Entry | None:
 
 
 def _digest(key: str, body: bytes) -> bytes:
-    """A digest that only fits the file of its key."""
+    """A digest of the contents and the key, so that files cannot be swapped."""
     return hashlib.sha256(key.encode() + body).digest()
 
 

@@ -30,7 +30,7 @@ class Diagnostic:
 
     @property
     def unsupported_op(self) -> str | None:
-        """The op that no lowering takes, when that is what the message says."""
+        """The op without a lowering, if that is the message."""
         illegal = _ILLEGAL_OP.search(self.message)
         if illegal is None:
             return None
@@ -51,5 +51,5 @@ def parse(severity: int, text: str) -> Diagnostic:
 
 
 def first_error(diagnostics: Iterable[Diagnostic]) -> Diagnostic | None:
-    """The message that says what went wrong first."""
+    """The first error among the messages."""
     return next((d for d in diagnostics if d.severity == ERROR), None)

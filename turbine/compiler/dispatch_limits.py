@@ -29,11 +29,11 @@ class Sources:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What makes the compiler write them."""
+        """The compiler flags that make it write them."""
         return (f"--iree-hal-dump-executable-sources-to={self.folder}",)
 
     def problem(self) -> str | None:
-        """What the first loop beyond the limits takes."""
+        """A description of the first dispatch beyond the limits."""
         for path in sorted(self.folder.iterdir()):
             for layout in _LAYOUT.finditer(path.read_text(errors="replace")):
                 bindings = layout["bindings"].count("#hal.pipeline.binding")

@@ -1,4 +1,4 @@
-"""Resolve a target to what the compiler knows: for "cpu", this CPU's real model and features."""
+"""Resolve a target by the compiler: for "cpu", to this CPU's model and features."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def resolve(wanted: Target, *, in_process: bool | None = None) -> Target:
 
 
 def default_target() -> Target:
-    """The target that code is compiled for where a caller does not name one."""
+    """The target of code if the caller does not name one."""
     return resolve(target.parse(config.current().target))
 
 
@@ -81,6 +81,6 @@ def _first(pattern: re.Pattern[str], text: str, default: str) -> str:
 
 
 def _merge_features(features: str) -> str:
-    """Each feature once: what LLVM says of a chip model comes first, what this chip has, last."""
+    """The features of LLVM's chip model, overridden by those of this chip."""
     signs = {feature[1:]: feature[0] for feature in features.split(",") if feature}
     return ",".join(sign + name for name, sign in signs.items())

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Compiled:
-    """Runnable bytes, how they were made and for what."""
+    """Compiled code, with its strategy and target."""
 
     data: bytes
     target: Target
@@ -91,7 +91,7 @@ def compile_ir(
 def describe_dispatches(
     source: bytes, target: Target, strategy: str, *, in_process: bool | None = None
 ) -> list[dict[str, Any]]:
-    """What each dispatch is in code that was compiled with a strategy."""
+    """Describe the dispatches of code that was compiled with a strategy."""
     target = host.resolve(target, in_process=in_process)
     (chosen,) = strategies.choose(strategy, target.kind)
     flags = (*strategies.COMMON, *target.flags, *chosen.flags)
@@ -135,7 +135,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class _Plan:
-    """One compile: its key in the cache, and what to try in which order."""
+    """One compile: its cache key, and the strategies to try in order."""
 
     key: str | None
     wanted: str
@@ -150,7 +150,7 @@ class _Plan:
         return Compiled(entry.data, self.attempt.target, strategy, seconds, True)
 
     def finish(self, measure: Measure | None, started: Job | None = None) -> Compiled:
-        """Compile; `started` is a job for the first candidate that is under way."""
+        """Compile; `started` is a running job of the first candidate."""
         if self.wanted == strategies.TUNE:
             compiled = self.attempt.fastest(self.candidates, measure, started)
         else:
@@ -181,14 +181,15 @@ def _plan(
     digest = fingerprint or hashlib.sha256(source).hexdigest()
     limit = settings.compile_timeout if timeout is None else timeout
     return _Plan(
-        _key(digest, target, wanted, candidates) if caching else None,
+        cache_key(digest, target, wanted, candidates) if caching else None,
         wanted,
         candidates,
         _Attempt(source, target, limit, in_process),
     )
 
 
-def _key(fingerprint: str, target: Target, wanted: str, candidates: Sequence[Strategy]) -> str:
+def cache_key(fingerprint: str, target: Target, wanted: str, candidates: Sequence[Strategy]) -> str:
+    """The key of compiled code: versions, strategies, flags, target and a digest of the IR."""
     versions = ("code", session.version(), str(strategies.VERSION))
     flags = [flag for s in candidates for flag in (s.name, *s.flags)]
     machine = (*target.flags, target.architecture)
@@ -209,7 +210,7 @@ class _Attempt:
         started: Job | None = None,
         failed: Sequence[Failure] = (),
     ) -> Compiled:
-        """The first strategy that compiles; some may have been tried and `failed`."""
+        """The code of the first candidate that compiles; `failed` are strategies tried before."""
         failures = [*failed]
         for strategy in candidates:
             job, started = started or self.begin(strategy), None
@@ -283,9 +284,9 @@ def _warn_of_isolation(failure: Failure) -> None:
     )
 
 
-def _reason(failure: Failure, told: errors.CompileError) -> str:
-    """A strategy's name, and why it failed unless that is told already."""
-    if failure.error.fact == told.fact:
+def _reason(failure: Failure, shown: errors.CompileError) -> str:
+    """A strategy's name, and why it failed unless `shown` is the same error."""
+    if failure.error.fact == shown.fact:
         return failure.strategy
     return f"{failure.strategy} ({shorten(failure.error.fact, 200)})"
 
@@ -321,7 +322,7 @@ _NOT_LINKED = "failed to link executable"
 
 
 def _dump(source: bytes) -> Path | None:
-    """Keep the IR of a failed compile where `config.dump` says, or in the cache folder."""
+    """Save the IR of a failed compile in the folder of `config.dump`, or of the cache."""
     dump = config.current().dump
     folder = dump or cache.failed_folder()
     suffix = ".mlirbc" if session.is_bytecode(source) else ".mlir"

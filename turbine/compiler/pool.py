@@ -82,7 +82,7 @@ def begin(request: Request) -> Job:
 
 
 def _work(job: Job, pool: _Pool) -> None:
-    """Everything that happens for a job, on its thread."""
+    """Run a job on its thread."""
     answer: Outcome | BaseException
     healthy = False
     try:
@@ -124,7 +124,7 @@ class _Pool:
             return job.worker
 
     def release(self, job: Job, *, healthy: bool) -> None:
-        """Take the job's worker back, or end it; until that is done it counts as busy."""
+        """Return the job's worker to the pool, or end it; until then it counts as busy."""
         with self.lock:
             if healthy and not job.closed and job.worker is not None:
                 self.idle.append(job.worker)
@@ -207,13 +207,13 @@ class _Worker:
         scratch.remove(self.scratch)
 
     def bury(self) -> None:
-        """End the process and let go of all that belonged to it."""
+        """End the process and release its resources."""
         self.end()
         self.pipe.close()
         self.log.close()
 
     def disown(self) -> None:
-        """Let go of what a fork copied, without touching the process: it is the parent's."""
+        """Release what a fork copied; the process itself belongs to the parent."""
         self.pipe.close()
         self.log.close()
         self.process.returncode = 0  # or Popen complains that its child still runs

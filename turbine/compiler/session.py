@@ -24,7 +24,7 @@ _DISPATCHES_FORMED = "flow"  # the phase after which there are dispatches
 
 @dataclass(frozen=True)
 class Request:
-    """What to compile: until "vm" for runnable bytes, "dispatches", or a phase of IREE's for IR."""
+    """A request: compile until "vm" for code, "dispatches", or a phase of IREE for IR."""
 
     source: bytes
     flags: tuple[str, ...]
@@ -111,7 +111,7 @@ def _compile(request: Request, collected: list[Diagnostic]) -> bytes | None:
 
 
 def _compile_isolated(request: Request, collected: list[Diagnostic]) -> bytes | None:
-    """Compile in two steps, with barriers put between the ops that the first step gives."""
+    """Compile in two steps, with barriers between the ops after the first step."""
     from turbine.mlir.isolation import isolate_ops
 
     first = replace(request, until=INPUT_CONVERTED, isolated=False)

@@ -79,7 +79,7 @@ def for_kind(kind: str) -> list[Strategy]:
 
 
 def choose(name: str, kind: str) -> list[Strategy]:
-    """What to try for a strategy name: all of them for "auto" and "tune"."""
+    """The strategies to try for an option value: all of them for "auto" and "tune"."""
     offered = {s.name: s for s in for_kind(kind)}
     if name in (AUTO, TUNE):
         return list(offered.values())

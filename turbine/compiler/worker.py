@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def _serve(request: session.Request) -> session.Outcome:
-    """The outcome of a request; what Python raises travels as text, for not all of it pickles."""
+    """The outcome of a request; exceptions are sent as text, as not all of them pickle."""
     try:
         return session.run(request)
     except Exception as error:

@@ -190,7 +190,7 @@ def _draws(graph: GraphRecord) -> bool:
 def _judge_graphs(graphs: Sequence[GraphRecord], *, was_rescued: bool) -> Verdict:
     for graph in graphs:
         for part in graph.parts:
-            part.settle()
+            part.wait()
     compiled = sum(p.ops.total() for g in graphs for p in g.parts if p.compiled is not None)
     reasons = {f"{op.op}: {op.reason}" for graph in graphs for op in graph.left}
     if was_rescued:

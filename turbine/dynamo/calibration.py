@@ -1,7 +1,6 @@
-"""How long example calls take here, compiled and in PyTorch: measured once, kept on disk.
+"""Time example calls on this machine, compiled and in PyTorch, and cache the times on disk.
 
-A call is measured when a graph has one of its kind for the first time: a small program is compiled
-and run.
+A kind of call is measured when it first appears in a graph: an example is compiled and run.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Example:
-    """A call of an op, and its count of operations; `axes` may be dynamic, by argument."""
+    """An example call of an op; `axes` has the axes of each argument that may be dynamic."""
 
     op: Callable[..., Any]
     args: tuple[Any, ...]
@@ -46,7 +45,7 @@ class Example:
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """The arguments that are tensors."""
+        """The tensor arguments."""
         return [argument for argument in self.args if isinstance(argument, torch.Tensor)]
 
     def run(self, tensors: Sequence[torch.Tensor]) -> Any:
@@ -57,19 +56,19 @@ class Example:
 
 @dataclass(frozen=True)
 class Seconds:
-    """How long a call of so many operations takes; infinitely long where it fails."""
+    """The time of a call with this FLOP count, compiled and in PyTorch; inf if it fails."""
 
     flop: float
     compiled: float
     library: float
 
 
-# What this process knows, by keys of the cache.
+# The times that this process has measured or read, by cache key.
 KNOWN: dict[str, Seconds] = {}
 
 
 def measure_once(kind: str, make: Callable[[], Example]) -> Seconds:
-    """The seconds of an example of this kind, measured if they are not known."""
+    """The times of an example of this kind; measured unless they are in the cache."""
     settings = config.current()
     key = cache.key_of([*_machine(), settings.target, settings.strategy, kind])
     with _measuring:
@@ -83,7 +82,7 @@ def measure_once(kind: str, make: Callable[[], Example]) -> Seconds:
 
 
 def read_all() -> dict[str, Seconds]:
-    """The seconds on disk, by kind; those of other versions too."""
+    """The times on disk, by kind, including those of other versions."""
     facts = [listing.facts for listing in cache.listings()]
     found = [one for one in facts if str(one.get("what")).startswith(_WHAT)]
     return {f["what"].removeprefix(_WHAT): Seconds(**f["seconds"]) for f in found}
@@ -94,21 +93,21 @@ _WHAT = "seconds of a "
 
 
 def _machine() -> list[str]:
-    """What the times depend on."""
+    """The machine and versions that times are valid for, as parts of a cache key."""
     chip = host.resolve(targets.parse("cpu"))
     versions = [session.version(), torch.__version__, __version__, str(strategies.VERSION)]
     return ["seconds", str(chip), f"{torch.get_num_threads()} threads", *versions]
 
 
 def measure(kind: str, make: Callable[[], Example]) -> Seconds:
-    """Measure in a thread of its own: this one may be tracing, where no tensor has data."""
+    """Measure in a new thread: this one may be tracing, where tensors are fake."""
     found: list[Seconds] = []
 
     def run() -> None:
         try:
             found.append(_seconds(make()))
-        except Exception as error:  # such as a dtype that PyTorch has no code for
-            log.info("%s has no example: %s", kind, error)
+        except Exception as error:  # such as a dtype that PyTorch does not implement
+            log.info("cannot make an example of %s: %s", kind, error)
             found.append(Seconds(1.0, inf, inf))
 
     thread = threading.Thread(target=copy_context().run, args=(run,), name="calibration")
@@ -119,7 +118,7 @@ def measure(kind: str, make: Callable[[], Example]) -> Seconds:
 
 
 def _seconds(example: Example) -> Seconds:
-    """The best of some calls of each side in turns: others that use the machine only slow one."""
+    """The minimum of alternating calls: other load on the machine can only add time."""
     with torch.no_grad():
         compiled = _try(lambda: partial(_compile(example), example.tensors))
         with onednn.as_set_by_user():
@@ -132,12 +131,12 @@ _TURNS = 15
 
 
 def _try(make: Callable[[], Callable[[], object]]) -> Callable[[], object] | None:
-    """A call that works, or None: an example that fails stands for all calls of its kind."""
+    """A function that was called once without an error; None if it fails."""
     try:
         call = make()
         call()
     except Exception as error:
-        log.info("an example fails: %s", error)
+        log.info("an example call fails: %s", error)
         return None
     return call
 
@@ -151,8 +150,8 @@ def _time(call: Callable[[], object] | None) -> float:
 
 
 def _compile(example: Example) -> TensorCall:
-    places = [place for place, value in enumerate(example.args) if isinstance(value, torch.Tensor)]
-    dynamic = [example.axes.get(place, ()) if example.is_dynamic else () for place in places]
+    indices = [index for index, value in enumerate(example.args) if isinstance(value, torch.Tensor)]
+    dynamic = [example.axes.get(index, ()) if example.is_dynamic else () for index in indices]
     leaves = [
         specialization.tensor_leaf(
             tensor, [axis for axis in range(tensor.dim()) if axis not in axes]

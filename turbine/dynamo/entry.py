@@ -35,7 +35,21 @@ def backend(
     options: Mapping[str, Any] | None = None,
     mode: str | None = None,
 ) -> Callable[..., Any]:
-    """Compile a graph of Dynamo's.
+    """Compile a graph that Dynamo traced; what `torch.compile(model, backend="turbine")` calls.
+
+    Args:
+        graph: the graph.
+        example_inputs: its inputs, as fake tensors.
+        options: options of `turbine.config` for this function alone, `torch.compile(options=...)`;
+            docs/torch_compile.md lists them.
+        mode: "default", or "max-autotune" to measure strategies and keep the fastest.
+
+    Returns:
+        A function with the graph's inputs and results. Ops that cannot be compiled, or that
+        PyTorch's library runs faster, run in PyTorch.
+
+    Raises:
+        ConfigError: for an unknown option, mode or value.
 
     >>> import torch
     >>> double = torch.compile(lambda x: 2 * x, backend="turbine")
@@ -59,9 +73,9 @@ def backend(
         with config.override(**settings), onednn.switched_off():
             call: Callable[..., Any] = compiler(graph, example_inputs)
     except TorchDynamoException:
-        raise  # how parts of PyTorch talk to each other
+        raise  # control flow within PyTorch
     except Exception as error:
-        # An error of ours says all there is to say, to whoever calls what is missing.
+        # An error of Turbine's own has a message for users; others are logged with a traceback.
         is_known = isinstance(error, errors.TurbineError)
         if not is_known and config.current().raise_faults:
             raise
@@ -93,7 +107,7 @@ def _weights(graph: fx.GraphModule) -> set[str]:
     if metadata is None:
         return set()
     names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
-    # Backward graphs name what they take from the forward one as it does: primals_1 is its first.
+    # Backward graphs keep the names of the forward graph's inputs: primals_1 is the first.
     known = {f"primals_{index + 1}" for index in metadata.static_input_indices}
     known |= {f"arg{index}_1" for index in metadata.static_input_indices}
     return known.intersection(names)

@@ -1,4 +1,4 @@
-"""Compile one graph of AOTAutograd's: parts for the compiler, the rest in PyTorch, boxed."""
+"""Compile one AOTAutograd graph to a boxed callable: compiled parts, and fallbacks to PyTorch."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from turbine.lower.importer import user_line
 log = logging.getLogger(__name__)
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
-# A graph on which the compiler fails more often than this runs in PyTorch.
-_PATIENCE = 24
-# How many steps away from an op a neighbour may be whose line stands for it.
-_NEAR = 3
+# After more compile failures than this, what is left of a graph runs in PyTorch.
+_MAX_FAILURES = 24
+# How many edges away from an op to look for a node that has a source line.
+_MAX_DISTANCE = 3
 
 
 @dataclass
-class _Whole:
-    """What the parts of one graph share."""
+class _GraphState:
+    """The state that the parts of one graph share."""
 
     record: GraphRecord
     settings: dict[str, Any]
     calls: LibraryCalls
-    fixed: AbstractSet[str]  # placeholders of weights, which stay where they are between calls
+    fixed: AbstractSet[str]  # placeholders of weights, whose memory stays the same between calls
     failures: int = 0
 
 
@@ -50,15 +50,15 @@ def compile_graph(
     calls: LibraryCalls,
     fixed: AbstractSet[str],
 ) -> Boxed:
-    """A callable that takes a list, empties it, and gives the graph's results."""
+    """Compile a graph to a callable that takes a list of arguments, clears it and gives results."""
     passes.clean(graph)
-    outer = _assemble(graph, _Whole(record, settings, calls, fixed), {})
+    outer = _assemble(graph, _GraphState(record, settings, calls, fixed), {})
     add(graphs=1)
     return _box(outer)
 
 
 def leave_to_pytorch(graph: fx.GraphModule, record: GraphRecord, reason: str) -> Callable[..., Any]:
-    """The graph as Dynamo traced it, with the reason on record."""
+    """Run a graph as Dynamo traced it, and record the reason."""
     nodes = [node for node in graph.graph.nodes if node.op.startswith("call")]
     record.left.extend(LeftOp(_name(node), reason, _place(node)) for node in nodes)
     add(graphs=1, ops_in_pytorch=len(nodes))
@@ -71,23 +71,23 @@ def _name(node: fx.Node) -> str:
 
 
 def _assemble(
-    graph: fx.GraphModule, whole: _Whole, refused: dict[str, str], cut: int | None = None
+    graph: fx.GraphModule, state: _GraphState, refused: dict[str, str], cut: int | None = None
 ) -> fx.GraphModule:
-    """The graph with a module under compilation in place of each part."""
-    with config.override(**whole.settings):
-        chosen = whole.calls.reasons(n for n in graph.graph.nodes if n.name not in refused)
+    """The graph with a `PartModule` in place of each part; parts compile in the background."""
+    with config.override(**state.settings):
+        chosen = state.calls.reasons(n for n in graph.graph.nodes if n.name not in refused)
         reasons = _obstacles(graph, refused) | chosen
         split = partition(graph, lambda node: node not in reasons, cut=cut)
         for name, part in split.parts.items():
-            module = parts.PartModule(part, whole.fixed, partial(_without_culprit, part, whole))
+            module = parts.PartModule(part, state.fixed, partial(_replace_part, part, state))
             split.outer.add_submodule(name, module)
-            whole.record.parts.append(module)
-    _record_left(graph, split.parts.values(), reasons, chosen.keys(), whole.record)
+            state.record.parts.append(module)
+    _record_left(graph, split.parts.values(), reasons, chosen.keys(), state.record)
     return split.outer
 
 
 def _obstacles(graph: fx.GraphModule, refused: dict[str, str]) -> dict[fx.Node, str]:
-    """Why some nodes have to run in PyTorch."""
+    """The nodes that cannot be compiled, with reasons."""
     nodes = [node for node in graph.graph.nodes if node.op == "call_function"]
     known = {node: refused.get(node.name) or support.obstacle(node) for node in nodes}
     reasons = {node: reason for node, reason in known.items() if reason is not None}
@@ -110,9 +110,9 @@ def _record_left(
 
 
 def _place(node: fx.Node) -> str | None:
-    """The user's line; for what autograd adds, such as sums of gradients, that of a neighbour."""
+    """The user's line; that of a neighbour for ops autograd adds, such as sums of gradients."""
     ring = {node: None}
-    for _ in range(_NEAR):
+    for _ in range(_MAX_DISTANCE):
         for near in ring:
             if (where := user_line(near)) is not None:
                 return where
@@ -120,29 +120,29 @@ def _place(node: fx.Node) -> str | None:
     return None
 
 
-def _without_culprit(
-    part: Part, whole: _Whole, error: errors.TurbineError
+def _replace_part(
+    part: Part, state: _GraphState, error: errors.TurbineError
 ) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What to call in place of a part that does not compile: smaller ones, or PyTorch."""
+    """A callable in place of a part that does not compile: smaller parts, or PyTorch."""
     log.info("a part did not compile: %s", error)
     add(compile_failures=1)
-    whole.failures += 1
+    state.failures += 1
     compute = [node for node in part.graph.graph.nodes if is_compute(node)]
     if isinstance(error, errors.LinkerError):
         errors.warn(f"torch.compile runs the model in PyTorch: {error}")
-        outer = _assemble(part.graph, whole, {node.name: error.fact for node in compute})
-    elif whole.failures > _PATIENCE:
+        outer = _assemble(part.graph, state, {node.name: error.fact for node in compute})
+    elif state.failures > _MAX_FAILURES:
         everything = {node.name: "the compiler failed too often" for node in compute}
-        outer = _assemble(part.graph, whole, everything)
+        outer = _assemble(part.graph, state, everything)
     elif refused := _find_refused(part, error):
-        outer = _assemble(part.graph, whole, refused)
+        outer = _assemble(part.graph, state, refused)
     else:
-        outer = _assemble(part.graph, whole, {}, cut=len(compute) // 2)
+        outer = _assemble(part.graph, state, {}, cut=len(compute) // 2)
     return lambda args: outer(*args)
 
 
 def _find_refused(part: Part, error: errors.TurbineError) -> dict[str, str]:
-    """The ops that the error blames, or that are refused alone, with the reason."""
+    """The ops that the error names, or that do not compile alone, with reasons."""
     nodes = [node for node in part.graph.graph.nodes if node.op == "call_function"]
     blamed = {node: error.fact for node in nodes if node.name == parts.node_name_of(error.where)}
     if not blamed and isinstance(error, errors.UnsupportedOpInIR):
@@ -160,7 +160,7 @@ def _find_refused(part: Part, error: errors.TurbineError) -> dict[str, str]:
 
 
 def _is_proven(error: errors.TurbineError, op_count: int) -> bool:
-    """Whether ops are at fault by themselves, whatever stands around them: to be remembered."""
+    """Whether the ops fail in every graph, so that the failure may be cached."""
     names_them = isinstance(error, (errors.UnsupportedOp, errors.UnsupportedOpInIR))
     return failure_cache.is_lasting(error) and (names_them or op_count == 1)
 
@@ -180,10 +180,11 @@ def _box(outer: fx.GraphModule) -> Boxed:
 
 
 def _hide_views(graph: fx.Graph) -> None:
-    """Give views that are results out as tensors of their own.
+    """Return tensors that autograd does not know as views in place of views.
 
-    Rules of ours end in views where the op they stand for does not, and autograd forbids to write
-    to a view that a function like AOTAutograd's returns. It makes views of what it knows of anew.
+    Some decompositions end in a view where the op itself does not, and autograd forbids writes to
+    a view that a custom function, such as AOTAutograd's, returns. AOTAutograd recreates the views
+    that the user's program returns.
     """
     (output,) = (node for node in graph.nodes if node.op == "output")
     for node in output.all_input_nodes:
@@ -199,7 +200,7 @@ def _without_base(view: torch.Tensor) -> torch.Tensor:
 
 
 class _BoxedCode(fx.graph.CodeGen):
-    """Code that takes its arguments out of a list, so that each can be freed after its last use."""
+    """Code that takes a list of arguments and clears it: each is freed after its last use."""
 
     def gen_fn_def(self, free_vars: list[str], *_: Any, **__: Any) -> str:
         names = [variable.partition(":")[0].strip() for variable in free_vars]

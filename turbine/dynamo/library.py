@@ -1,10 +1,10 @@
-"""Which ops stay calls to PyTorch's library: those that it runs faster than compiled code here.
+"""Choose the ops that run in PyTorch's own library because it is faster than compiled code.
 
 Note [Library calls]
-PyTorch calls tuned code for matmuls, convolutions, attention, norms, softmax and gelu. Where it is
-faster on this machine, an op stays a call between compiled parts, as in Inductor. It splits a part
-in two, so it has to save more than `SWITCH`. How long a call takes is estimated from its count of
-operations and from an example of its kind, whose time is measured (`calibration`).
+PyTorch has tuned code for matmuls, convolutions, attention, norms, softmax and gelu. Where it is
+faster on this machine, an op stays a call between compiled parts, as in Inductor. Such a call
+splits a part in two, so it has to save more than `SWITCH`. Its time is estimated from its FLOP
+count and from the measured time of an example of the same kind (`calibration`).
 """
 
 from __future__ import annotations
@@ -31,36 +31,36 @@ aten = torch.ops.aten
 Function = Callable[..., Any]
 CHOICES = ("auto", "never", "always")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# Seconds that a call between two parts costs: another part is called, and nothing fuses with it.
+# The cost of a library call in seconds: one more part to call, and no fusion across the call.
 SWITCH = 30e-6
 
 
 def check(choice: str) -> None:
-    """Refuse what is not a choice."""
+    """Raise for an unknown value of the option `library_calls`."""
     if choice not in CHOICES:
         raise errors.ConfigError(errors.unknown("value of library_calls", choice, CHOICES))
 
 
 class LibraryCalls:
-    """The choices of one torch.compile: the same while it traces, and for each graph it makes."""
+    """The choices of one torch.compile: the same while tracing and for each of its graphs."""
 
     def __init__(self, choice: str) -> None:
         self.choice = choice
         self._reasons: dict[tuple[str, float], str | None] = {}
 
     def keep_whole(self, table: Table) -> Table:
-        """Decompositions that leave a call whole where the library is to make it."""
-        # Those of matmuls avoid miscompiles, and `reasons` may yet have one compiled.
-        ours = [op for op in table if op in _READERS and op not in _WEIGHTS]
-        return table | {op: partial(self._decompose, table[op], _READERS[op]) for op in ours}
+        """The decompositions, without those of calls that the library runs."""
+        # Those of matmuls stay: they avoid miscompiles, and `reasons` may compile a matmul yet.
+        ops = [op for op in table if op in _READERS and op not in _WEIGHTS]
+        return table | {op: partial(self._decompose, table[op], _READERS[op]) for op in ops}
 
     def reasons(self, nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
-        """Why some nodes stay calls to PyTorch's library."""
+        """The nodes that run in PyTorch's library, with reasons."""
         calls = [node for node in nodes if node.target in _READERS]
         uses = Counter(_weight(node) for node in calls if node.target in _WEIGHTS)
         found = {}
         for node in calls:
-            # Compiled code packs a weight once for all steps of a recurrent layer.
+            # A weight of many matmuls is a recurrent layer's: compiled code packs it only once.
             if node.target in _WEIGHTS and uses[_weight(node)] > _FEW_USES:
                 continue
             reason = self._reason(_READERS[node.target](fx.map_arg(node.args, _value)))
@@ -83,12 +83,12 @@ class LibraryCalls:
 
 
 _FEW_USES = 3
-# The place of a matmul's second operand among its arguments.
+# The index of the weight among the arguments of a matmul.
 _WEIGHTS: dict[Any, int] = {aten.mm.default: 1, aten.addmm.default: 2}
 
 
 def _weight(node: fx.Node) -> fx.Node:
-    """The second operand of a matmul, without views."""
+    """The weight of a matmul, without the views of it."""
     weight: Any = node.args[_WEIGHTS[node.target]]
     while is_free(weight) and weight.all_input_nodes:
         weight = weight.all_input_nodes[0]
@@ -101,22 +101,22 @@ def _value(node: fx.Node) -> Any:
 
 @dataclass(frozen=True)
 class Call:
-    """What a call's arguments say of it."""
+    """The kind of a call and its amount of work."""
 
-    kind: str  # calls of a kind run at about one rate
+    kind: str  # calls of one kind have about the same FLOP rate
     flop: float
-    example: Callable[[], Example]  # a call of this kind
+    example: Callable[[], Example]  # makes a call of this kind, to be measured
 
 
 Reader = Callable[[Sequence[Any]], Call | None]
 
 
 def _compare(call: Call) -> str | None:
-    """Why the library is to make a call, if it is enough faster."""
+    """The reason to run a call in the library; None if it does not save more than `SWITCH`."""
     seconds = calibration.measure_once(call.kind, call.example)
     share = call.flop / seconds.flop
     compiled, library = share * seconds.compiled, share * seconds.library
-    # Where neither could be measured, compiled code is fine.
+    # If neither could be measured, both are inf, and the call is compiled.
     if not compiled > library + SWITCH:
         return None
     return f"faster in PyTorch: about {1e3 * library:.2g} ms, compiled {1e3 * compiled:.2g} ms"
@@ -125,7 +125,7 @@ def _compare(call: Call) -> str | None:
 def _call(
     kind: str, flop: float, tensors: Sequence[Tensor], example: Callable[[torch.dtype], Example]
 ) -> Call | None:
-    """None for a call that is too odd to be measured by an example."""
+    """A call; None if no example stands for it: an unusual dtype, or a tensor without elements."""
     dtype = tensors[0].dtype
     if dtype not in DTYPES or any(map(is_empty, tensors)):
         return None
@@ -135,7 +135,7 @@ def _call(
 
 
 def _complete(example: Example, dynamic: bool) -> Example:
-    """The example with its count of operations."""
+    """The example with its FLOP count."""
     call = _READERS[example.op](example.args)
     assert call is not None
     return replace(example, flop=call.flop, is_dynamic=dynamic)
@@ -173,7 +173,7 @@ _FEW_CHANNELS = 4
 
 @dataclass(frozen=True)
 class _Convolution:
-    """Convolutions that are alike."""
+    """A kind of convolution."""
 
     rank: int
     is_depthwise: bool = False
@@ -185,38 +185,38 @@ class _Convolution:
         return f"{name}{' of few channels' * self.has_few_channels}{' backward' * self.is_backward}"
 
     def example(self, dtype: torch.dtype) -> Example:
-        """One of them, of channels as networks have them in their middle."""
+        """A convolution of this kind, with the channels of a typical middle layer."""
         size = {1: 1024, 2: 28, 3: 8}[self.rank]
         outputs, inputs = 64, _FEW_CHANNELS if self.has_few_channels else 64
         groups = outputs if self.is_depthwise else 1
         ones = [1] * self.rank
         x = torch.rand(4, inputs, *[size] * self.rank, dtype=dtype)
         weight = torch.rand(outputs, inputs // groups, *[3] * self.rank, dtype=dtype)
-        where = (ones, ones, ones, False, [0] * self.rank, groups)
+        settings = (ones, ones, ones, False, [0] * self.rank, groups)
         if not self.is_backward:
-            args = (x, weight, None, *where)
+            args = (x, weight, None, *settings)
             return Example(aten.convolution.default, args, {0: (0,)})
         grad = torch.rand(4, outputs, *[size] * self.rank, dtype=dtype)
-        back = (grad, x, weight, [outputs], *where, [True, True, True])
+        back = (grad, x, weight, [outputs], *settings, [True, True, True])
         return Example(aten.convolution_backward.default, back, {0: (0,), 1: (0,)})
 
 
-def _convolution(x: Tensor, weight: Tensor, where: Sequence[Any], backward: bool) -> Call | None:
-    stride, _, _, transposed, _, groups = where
+def _convolution(x: Tensor, weight: Tensor, settings: Sequence[Any], backward: bool) -> Call | None:
+    stride, _, _, transposed, _, groups = settings
     rank = x.dim() - 2
     if transposed or rank not in (1, 2, 3) or (groups > 1 and hint(weight.shape[1]) > 1):
         return None
     few = groups == 1 and hint(weight.shape[1]) <= _FEW_CHANNELS
-    alike = _Convolution(rank, groups > 1, few, backward)
+    kind = _Convolution(rank, groups > 1, few, backward)
     flop = _convolution_flop(x, weight, stride)
-    return _call(str(alike), flop, (x, weight), alike.example)
+    return _call(str(kind), flop, (x, weight), kind.example)
 
 
 def _convolution_flop(x: Tensor, weight: Tensor, stride: Sequence[int]) -> float:
-    """About how much work one pass is; the edges are not looked at."""
-    taken = prod(stride) if len(stride) > 1 else stride[0] ** (x.dim() - 2)
-    places = hint(x.shape[0]) * prod(map(hint, x.shape[2:])) / taken
-    return 2.0 * places * count_elements(weight)
+    """The FLOP count of one pass, without regard to padding."""
+    skipped = prod(stride) if len(stride) > 1 else stride[0] ** (x.dim() - 2)
+    positions = hint(x.shape[0]) * prod(map(hint, x.shape[2:])) / skipped
+    return 2.0 * positions * count_elements(weight)
 
 
 # Attention
@@ -240,7 +240,7 @@ def _attention_backward(dtype: torch.dtype) -> Example:
     return Example(_FLASH_BACKWARD, args, dict.fromkeys(range(6), (0, 2)))
 
 
-# Norms, softmax and gelu, whose work is counted as one operation for each element
+# Norms, softmax and gelu, whose work is counted as one FLOP per element
 
 
 def _layer_norm(x: Tensor, backward: bool) -> Call | None:
@@ -263,8 +263,8 @@ def _layer_norm_backward_example(dtype: torch.dtype) -> Example:
     return Example(op, args, dict.fromkeys((0, 1, 3, 4), (0,)))
 
 
-def _softmax(op: Any, place: int, args: Sequence[Any]) -> Call | None:
-    x, axis = args[0], args[place]
+def _softmax(op: Any, axis_index: int, args: Sequence[Any]) -> Call | None:
+    x, axis = args[0], args[axis_index]
     if axis not in (-1, x.dim() - 1):
         return None
     kind = op._schema.name.removeprefix("aten::_")

@@ -33,16 +33,16 @@ from turbine.runtime.tensor_call import TensorCall
 log = logging.getLogger(__name__)
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
-# Asked for something to call when the part does not compile.
-Instead = Callable[[errors.TurbineError], Call]
-# Calls that fail in compiled code, and not in PyTorch, before no more are tried.
-_PATIENCE = 3
+# Makes a replacement for a part that does not compile.
+Replace = Callable[[errors.TurbineError], Call]
+# After this many calls that failed in compiled code but not in PyTorch, a part runs in PyTorch.
+MAX_RESCUES = 3
 
 
 class PartModule(torch.nn.Module):
-    """Stands for a part in the graph around it. The first call waits for the compiler."""
+    """A part, as a module of the graph around it. The first call waits for the compiler."""
 
-    def __init__(self, part: Part, fixed: AbstractSet[str], instead: Instead) -> None:
+    def __init__(self, part: Part, fixed: AbstractSet[str], replace: Replace) -> None:
         super().__init__()
         self.eager = part.graph
         self.ops = Counter(str(n.target) for n in part.graph.graph.nodes if is_compute(n))
@@ -52,33 +52,33 @@ class PartModule(torch.nn.Module):
         self.driver = device.driver_for(self._target, self.mflop)
         self.compiled: Compiled | None = None
         self._fixed = fixed
-        self._instead = instead
+        self._replace = replace
         self._call: Call | None = None
         self._rescues = 0
-        self._settling = threading.RLock()
+        self._waiting = threading.RLock()
         self._pending: Pending | errors.TurbineError = self._begin()
 
     def __call__(self, *args: Any) -> Sequence[Any]:
-        call = self._call or self.settle()
+        call = self._call or self.wait()
         try:
             return call(args)
         except (errors.RunError, errors.ArgumentError) as error:
-            # PyTorch gives the answer, or its own error.
+            # PyTorch computes the results, or raises its own error.
             results: Sequence[Any] = self.eager(*args)
             self._count_rescue(error)
             return results
 
     def _count_rescue(self, error: errors.TurbineError) -> None:
-        """PyTorch could do what compiled code could not: after some such calls it does them all."""
+        """Count a call that only PyTorch could run; after `MAX_RESCUES`, PyTorch runs them all."""
         add(rescued_calls=1)
         self._rescues += 1
-        if self._rescues == _PATIENCE:
+        if self._rescues == MAX_RESCUES:
             log.warning("a part runs in PyTorch from now on: %s", error)
             self._call = lambda args: self.eager(*args)
 
-    def settle(self) -> Call:
-        """Wait until there is something to call."""
-        with self._settling:
+    def wait(self) -> Call:
+        """Wait for the compiler, and return what to call."""
+        with self._waiting:
             if self._call is None:
                 with _progress(self.ops.total()):
                     self._call = self._finish()
@@ -88,7 +88,7 @@ class PartModule(torch.nn.Module):
         try:
             return self._lower()
         except Exception as error:
-            return _surprise(error)
+            return _as_fault(error)
 
     def _lower(self) -> Pending | errors.TurbineError:
         resolve = partial(host.resolve, self._target)
@@ -105,18 +105,18 @@ class PartModule(torch.nn.Module):
 
     def _finish(self) -> Call:
         if isinstance(self._pending, errors.TurbineError):
-            return self._instead(self._pending)
+            return self._replace(self._pending)
         try:
             compiled = self._pending.result(self._measure)
             call = self._load(compiled)
         except errors.CompileError as error:
             if failure_cache.is_lasting(error):
                 failure_cache.remember_part(self._name, error)
-            return self._instead(error)
+            return self._replace(error)
         except errors.TurbineError as error:  # code that IREE's runtime does not load
-            return self._instead(error)
+            return self._replace(error)
         except Exception as error:
-            return self._instead(_surprise(error))
+            return self._replace(_as_fault(error))
         self.compiled = compiled
         add(parts=1, ops_compiled=self.ops.total(), cache_hits=compiled.cached)
         return call
@@ -129,7 +129,7 @@ class PartModule(torch.nn.Module):
         return call
 
     def _measure(self, compiled: Compiled) -> float:
-        """Seconds of one call on made-up arguments."""
+        """The seconds of one call with random arguments."""
         call = self._load(compiled)
         placeholders = [node for node in self.eager.graph.nodes if node.op == "placeholder"]
         args = [_make_random(node.meta["val"]) for node in placeholders]
@@ -140,14 +140,14 @@ _QUIET_SECONDS = 2.0
 
 
 def _progress(op_count: int) -> AbstractContextManager[None]:
-    """Say on a terminal what a call is waiting for."""
+    """Show on a terminal that a call waits for the compiler."""
     if sys.stderr is None or not sys.stderr.isatty():
         return nullcontext()
     return progress(f"turbine is compiling {op_count} ops", delay=_QUIET_SECONDS)
 
 
-def _surprise(error: Exception) -> errors.TurbineError:
-    """A fault of ours: the part falls back to PyTorch, with a warning in the log."""
+def _as_fault(error: Exception) -> errors.TurbineError:
+    """A fault of Turbine's own as an error; it is logged, and the part falls back to PyTorch."""
     is_users = isinstance(error, (errors.ConfigError, errors.UnknownTarget))
     if is_users or config.current().raise_faults:
         raise error
@@ -160,7 +160,7 @@ def _location(node: fx.Node) -> str:
 
 
 def node_name_of(where: str | None) -> str | None:
-    """The name of the node that a place in the compiler's messages stands for."""
+    """The name of the node at a location in the compiler's messages."""
     return where[1:].partition(":")[0] if where is not None and where[:1] == "%" else None
 
 

@@ -20,7 +20,7 @@ class CompiledPart(Protocol):
     megabytes: float
     compiled: Compiled | None  # None if it is not compiled yet, or runs in PyTorch
 
-    def settle(self) -> Any:
+    def wait(self) -> Any:
         """Wait until it is compiled."""
 
 

@@ -44,7 +44,7 @@ class GraphReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class CompileReport:
     """How a function was compiled; print it to read it."""
 
     graphs: tuple[GraphReport, ...]
@@ -64,8 +64,13 @@ class Report:
         return "\n".join(_lines(self))
 
 
-def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CompileReport:
     """Compile a function or model again, call it once, and report how it was compiled.
+
+    Args:
+        function: a function, a module, or the result of torch.compile.
+        args: positional arguments of the call.
+        kwargs: keyword arguments of the call.
 
     The backend uses the current options: `with turbine.config.override(...)`.
 
@@ -83,17 +88,17 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
         with torch._functorch.config.patch(force_non_lazy_backward_lowering=True):
             anew(*args, **kwargs)
     for graph in heard:
-        _settle(graph)
-    return Report(tuple(map(_graph_report, heard)), dict(Counter(breaks) - before))
+        _wait(graph)
+    return CompileReport(tuple(map(_graph_report, heard)), dict(Counter(breaks) - before))
 
 
 _OPTIMIZED = torch._dynamo.eval_frame.OptimizedModule
 
 
-def _settle(graph: GraphRecord) -> None:
+def _wait(graph: GraphRecord) -> None:
     """Wait for every part; a part that does not compile is split, and appends others."""
     for part in graph.parts:
-        part.settle()
+        part.wait()
 
 
 def _graph_report(graph: GraphRecord) -> GraphReport:
@@ -110,7 +115,7 @@ def _part_reports(parts: Iterable[CompiledPart]) -> Iterable[PartReport]:
             )
 
 
-def _lines(report: Report) -> Iterable[str]:
+def _lines(report: CompileReport) -> Iterable[str]:
     compiled, left = report.ops_compiled, _count_left(report.left)
     yield f"{len(report.graphs)} graphs, {compiled} ops compiled, {left}"
     for reason, count in report.breaks.items():

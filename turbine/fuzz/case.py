@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turbine.fuzz.program import Program
+from turbine.fuzz.program import RandomProgram
 
 COMPILE = "compile"
 COMPILE_DYNAMIC = "compile dynamic"
@@ -17,7 +17,7 @@ KERNEL = "kernel"
 class Case:
     """A program, how it is compiled, and the second size of its dynamic axis."""
 
-    program: Program
+    program: RandomProgram
     mode: str
     other_size: int | None = None
     raises: bool = False  # eager PyTorch refuses the arguments

@@ -23,7 +23,7 @@ from turbine.fuzz.case import (
     Case,
     Outcome,
 )
-from turbine.fuzz.program import Program
+from turbine.fuzz.program import RandomProgram
 
 _REASON_LENGTH = 300
 
@@ -77,14 +77,14 @@ def _try_backend(case: Case, compiler: Any) -> Outcome:
     return AGREES
 
 
-def _programs(case: Case) -> list[Program]:
+def _programs(case: Case) -> list[RandomProgram]:
     """The program, once more for what is kept between calls, and with the other size."""
     others = [] if case.other_size is None else [case.program.resize(case.other_size)]
     return [case.program, case.program, *others]
 
 
 def _compare(
-    program: Program,
+    program: RandomProgram,
     function: Callable[..., Any],
     compiled: Callable[..., Any],
     *,
@@ -109,7 +109,9 @@ def _compare(
     return Outcome(problem)
 
 
-def _expect_refusal(program: Program, compiled: Callable[..., Any], refusal: Exception) -> Outcome:
+def _expect_refusal(
+    program: RandomProgram, compiled: Callable[..., Any], refusal: Exception
+) -> Outcome:
     try:
         _run(program, compiled)
     except Exception:
@@ -118,7 +120,7 @@ def _expect_refusal(program: Program, compiled: Callable[..., Any], refusal: Exc
 
 
 def _run(
-    program: Program,
+    program: RandomProgram,
     function: Callable[..., Any],
     convert: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Answer:
@@ -138,7 +140,7 @@ def _run(
     return Answer([result.detach() for result in results], list(gradients), detached)
 
 
-def sample_answers(program: Program, function: Callable[..., Any]) -> list[list[Any]]:
+def sample_answers(program: RandomProgram, function: Callable[..., Any]) -> list[list[Any]]:
     """Answers that are as good as eager's: with rounding noise, in float64, without subnormals."""
     samples = []
     for seed in range(tolerance.NOISY_RUNS):
@@ -189,7 +191,7 @@ def _check_export(case: Case) -> Outcome:
 
 
 def _unless_export_fails_too(
-    program: Program, function: Callable[..., Any], shapes: Any, error: Exception
+    program: RandomProgram, function: Callable[..., Any], shapes: Any, error: Exception
 ) -> Outcome:
     try:
         torch.export.export(

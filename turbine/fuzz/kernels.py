@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 from turbine.fuzz.case import KERNEL, Case
-from turbine.fuzz.program import Input, Program, Step
+from turbine.fuzz.program import Input, RandomProgram, Step
 from turbine.fuzz.scope import NoChoice
 
 Shape = tuple[int, ...]
@@ -118,7 +118,7 @@ def _loads(tiles: Tiles) -> Iterator[tuple[Step, Tile]]:
 
 def _program(
     tiles: Tiles, seed: int, sizes: tuple[int, int], steps: list[Step], results: tuple[str, ...]
-) -> Program:
+) -> RandomProgram:
     m, n = sizes
     inputs = (
         Input((m, n)),
@@ -128,7 +128,7 @@ def _program(
         Input((-(-m // tiles.rows), -(-n // tiles.columns)), "int64"),
     )
     frame = _Kernel(tiles.rows, tiles.columns, tuple(tiles.known.items()))
-    return Program(seed, inputs, tuple(steps), results, frame).without_dead_steps()
+    return RandomProgram(seed, inputs, tuple(steps), results, frame).without_dead_steps()
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _step(
     return None
 
 
-def _is_valid(program: Program) -> bool:
+def _is_valid(program: RandomProgram) -> bool:
     kernel: Any = program.function()
     try:
         kernel.interpret(*program.make_arguments())

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from turbine.fuzz.case import COMPILE, COMPILE_DYNAMIC, EXPORT, EXPORT_DYNAMIC, Case
-from turbine.fuzz.program import FLOATS, INTS, LAYOUTS, Input, Program, Step
+from turbine.fuzz.program import FLOATS, INTS, LAYOUTS, Input, RandomProgram, Step
 from turbine.fuzz.scope import NoChoice, Scope
 from turbine.fuzz.torch_steps import random_step
 
@@ -56,7 +56,7 @@ def _attempt(choose: random.Random, seed: int) -> Case | None:
     mode = choose.choices((COMPILE, COMPILE_DYNAMIC, EXPORT, EXPORT_DYNAMIC), (4, 4, 2, 2))[0]
     is_dynamic = mode in (COMPILE_DYNAMIC, EXPORT_DYNAMIC)
     inputs = _inputs(choose, is_dynamic, trains=mode in (COMPILE, COMPILE_DYNAMIC))
-    program = Program(seed, inputs, (), (), FRAME)
+    program = RandomProgram(seed, inputs, (), (), FRAME)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         steps = _steps(choose, program)
@@ -65,7 +65,7 @@ def _attempt(choose: random.Random, seed: int) -> Case | None:
         return None
     others = choose.sample(names, choose.randint(0, min(2, len(names))))
     results = tuple(dict.fromkeys([*others, names[-1]]))
-    program = Program(seed, inputs, tuple(steps), results, FRAME).without_dead_steps()
+    program = RandomProgram(seed, inputs, tuple(steps), results, FRAME).without_dead_steps()
     if choose.random() < 0.05:
         return _with_bad_index(choose, Case(program, mode))
     return Case(program, mode, _other_size(choose, program) if is_dynamic else None)
@@ -110,7 +110,7 @@ def _broadcastable(
     return sizes, axis - start
 
 
-def _steps(choose: random.Random, program: Program) -> list[Step]:
+def _steps(choose: random.Random, program: RandomProgram) -> list[Step]:
     names: dict[str, Any] = {"torch": torch, "F": F}
     for k, argument in enumerate(program.make_arguments()):
         names[f"x{k}"] = argument
@@ -160,7 +160,7 @@ def _is_usable(value: Any) -> bool:
     )
 
 
-def _other_size(choose: random.Random, program: Program) -> int | None:
+def _other_size(choose: random.Random, program: RandomProgram) -> int | None:
     sizes = [spec.shape[spec.dynamic] for spec in program.inputs if spec.dynamic is not None]
     if not sizes:
         return None
@@ -184,5 +184,5 @@ def _with_bad_index(choose: random.Random, case: Case) -> Case | None:
     )
     step = Step("bad", choose.choice(reads), (last, place))
     inputs = (*program.inputs, Input((3,), "int64", values))
-    bad = Program(program.seed, inputs, (*program.steps, step), ("bad",), FRAME)
+    bad = RandomProgram(program.seed, inputs, (*program.steps, step), ("bad",), FRAME)
     return Case(bad.without_dead_steps(), case.mode, raises=True)

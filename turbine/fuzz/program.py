@@ -72,7 +72,7 @@ class Frame(Protocol):
 
 
 @dataclass(frozen=True)
-class Program:
+class RandomProgram:
     """A function of tensors: steps in a frame."""
 
     seed: int
@@ -114,22 +114,22 @@ class Program:
         function: Callable[..., Any] = names["f"]
         return function
 
-    def resize(self, size: int) -> Program:
+    def resize(self, size: int) -> RandomProgram:
         """The same program on inputs with another size along the dynamic axis."""
         return replace(self, inputs=tuple(spec.resize(size) for spec in self.inputs))
 
-    def simpler(self) -> Iterator[Program]:
+    def simpler(self) -> Iterator[RandomProgram]:
         """Programs with a part left out or made plainer; the boldest first."""
         yield from self._with_fewer_results()
         yield from self._with_fewer_steps()
         yield from self._with_plainer_inputs()
 
-    def _with_fewer_results(self) -> Iterator[Program]:
+    def _with_fewer_results(self) -> Iterator[RandomProgram]:
         if len(self.results) > 1:
             for name in self.results:
                 yield replace(self, results=(name,)).without_dead_steps()
 
-    def _with_fewer_steps(self) -> Iterator[Program]:
+    def _with_fewer_steps(self) -> Iterator[RandomProgram]:
         for k in reversed(range(len(self.steps))):
             step = self.steps[k]
             if step.result in self.results and not _is_bound(step.result, self.steps[:k]):
@@ -146,7 +146,7 @@ class Program:
                 renamed = tuple(_rename(s, step.result, name) for s in left)
                 yield replace(self, steps=renamed).without_dead_steps()
 
-    def _with_plainer_inputs(self) -> Iterator[Program]:
+    def _with_plainer_inputs(self) -> Iterator[RandomProgram]:
         for k, spec in enumerate(self.inputs):
             plainer = [
                 replace(spec, layout="contiguous"),
@@ -158,7 +158,7 @@ class Program:
                 if other != spec:
                     yield replace(self, inputs=(*self.inputs[:k], other, *self.inputs[k + 1 :]))
 
-    def without_dead_steps(self) -> Program:
+    def without_dead_steps(self) -> RandomProgram:
         """Only the steps that a result, or a write to an argument, needs."""
         needed = set(self.results)
         kept: list[Step] = []

@@ -1,4 +1,4 @@
-"""Constants of any dtype in IR. Types IREE cannot hold as constants travel in a carrier type."""
+"""Constants of any dtype in IR. Dtypes that IREE has no constants of use a carrier type."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def from_carrier(value: Value, shape: tuple[int, ...], dtype: Dtype, location: L
 
 
 def to_carrier(value: Value, shape: tuple[int, ...], dtype: Dtype, location: Location) -> Value:
-    """A value as its carrier holds it."""
+    """A value in its carrier type."""
     back = carrier(dtype).back
     return value if back is None else back(value, carrier_type(shape, dtype), location)
 
@@ -124,7 +124,7 @@ def elements(value: Attribute, dtype: Dtype) -> NDArray[Any]:
 
 
 def _resource_bytes(value: Attribute) -> NDArray[numpy.uint8]:
-    """IREE gives the bytes of a resource only as text, after four bytes for its alignment."""
+    """The bytes of a resource, which IREE has only as text, after four bytes of alignment."""
     with value.context, Location.unknown():
         holder = Module.create()
         holder.operation.attributes["turbine.value"] = value

@@ -111,7 +111,7 @@ def fingerprint(module: Module) -> str:
 
 
 def to_bytes(module: Module, suffix: str) -> bytes:
-    """What a file with this suffix holds: bytecode for .mlirbc, else text, with locations."""
+    """The contents of a file with this suffix: bytecode for .mlirbc, else text, with locations."""
     if suffix == BYTECODE_SUFFIX:
         return to_bytecode(module)
     return to_text(module, locations=True).encode()

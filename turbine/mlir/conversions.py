@@ -63,7 +63,7 @@ def _to_int64(value: Value, location: Location) -> Value:
 
 
 def _to_float32(value: Value, location: Location) -> Value:
-    """A float64 as the nearest float32, and as the even one of two that are as near."""
+    """A float64 rounded to the nearest float32, ties to even."""
     ints = _Ints(location)
     bits = _bits(value, _INT64, location)
     size = ints("and", bits, 2**63 - 1)

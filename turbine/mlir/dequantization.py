@@ -1,4 +1,4 @@
-"""Build the IR that turns packed integers into floats again, at the current insertion point."""
+"""Emit the dequantization of packed integers to floats, at the current insertion point."""
 
 from __future__ import annotations
 

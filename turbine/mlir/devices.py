@@ -50,13 +50,13 @@ def transfer(value: Value, to: Attribute, location: Location) -> Value:
 
 
 def barrier(value: Value, to: Attribute, location: Location) -> Value:
-    """A tensor, made on a device by everything before it."""
+    """A tensor on a device, after all work before it."""
     sizes = unknown_sizes(value, location)
     return flow.TensorBarrierOp(value, sizes, to, results=[value.type], loc=location).result
 
 
 def with_known_devices(module: Module, devices: int) -> Module:
-    """The module, or a copy without the moves to devices that are not there."""
+    """The module, or a copy without transfers to devices that are missing."""
 
     def leads_nowhere(op: Operation) -> bool:
         if op.name not in _PLACING:

@@ -1,4 +1,4 @@
-"""What each dispatch of a program is: IR after IREE's flow phase in, a description of each out."""
+"""Describe the dispatches of a program: IR after IREE's flow phase in, descriptions out."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def describe(source: bytes) -> list[Dispatch]:
 
 
 def _line(location: str) -> str | None:
-    """The innermost line of the user's own code; IR that was parsed from text is in no file."""
+    """The innermost line of the user's own code; None for IR that was parsed from text."""
     places = [f"{file}:{line}" for file, line in _PLACE.findall(location) if file != "-"]
     return errors.user_place(places)
 

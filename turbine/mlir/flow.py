@@ -27,13 +27,13 @@ def dim(value: Value, axis: int, location: Location) -> Value:
 
 
 def unknown_sizes(value: Value, location: Location) -> list[Value]:
-    """The sizes of a tensor that its type does not say, in order."""
+    """The dynamic sizes of a tensor, in order."""
     of = RankedTensorType(value.type)
     return [dim(value, axis, location) for axis in range(of.rank) if of.is_dynamic_dim(axis)]
 
 
 def separate(value: Value, location: Location) -> Value:
-    """The same tensor behind a barrier: what computes it is not fused with what reads it."""
+    """The tensor after a barrier: its producer is not fused with its consumers."""
     barrier = Operation.create(
         "util.optimization_barrier", results=[value.type], operands=[value], loc=location
     )
@@ -88,7 +88,7 @@ Places = Sequence[int | Value]
 
 
 def extract(value: Value, starts: Places, lengths: Places, of: Type, location: Location) -> Value:
-    """A part of a tensor. `flow.tensor.slice` is only right for parts that lie in one piece."""
+    """A slice of a tensor. `flow.tensor.slice` is correct only for contiguous slices."""
     return tensor.ExtractSliceOp(of, value, *_places(starts, lengths), loc=location).result
 
 
@@ -135,13 +135,13 @@ def trace(key: str, values: Sequence[Value], sizes: Sequence[Value], location: L
 
 
 def start_compute(value: Value, location: Location) -> Value:
-    """A tensor, kept apart from what made it: work behind this is not moved before it."""
+    """A tensor after a start barrier: later work is not moved before it."""
     sizes = unknown_sizes(value, location)
     return iree_tensor_ext.ComputeBarrierStartOp(value.type, value, sizes, loc=location).result
 
 
 def end_compute(value: Value, location: Location) -> Value:
-    """A tensor, kept apart from what uses it: work before this is not moved behind it."""
+    """A tensor after an end barrier: earlier work is not moved after it."""
     sizes = unknown_sizes(value, location)
     return iree_tensor_ext.ComputeBarrierEndOp(value.type, value, sizes, loc=location).result
 

@@ -1,4 +1,4 @@
-"""Build functions over torch types, and read which torch ops a module holds."""
+"""Build functions over torch types, and list the torch ops of a module."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def return_values(values: Sequence[Value], location: Location) -> None:
 
 
 def set_results(block: Block, results: Sequence[Type]) -> None:
-    """Say what the function around an entry block gives, once that is known."""
+    """Set the result types of the function around an entry block."""
     operation = block.owner
     inputs = [argument.type for argument in block.arguments]
     signature = FunctionType.get(inputs, list(results))
@@ -105,7 +105,7 @@ def operator_name(op: Operation) -> str:
 
 
 def signature(function: Operation) -> tuple[list[Type], list[Type]]:
-    """What a function takes and gives."""
+    """The argument and result types of a function."""
     kind = FunctionType(TypeAttr(function.attributes["function_type"]).value)
     return list(kind.inputs), list(kind.results)
 
@@ -117,7 +117,7 @@ def source_line(location: Location) -> str | None:
 
 
 def add_reflection(function: Operation, texts: Mapping[str, str]) -> None:
-    """Give a function names and texts that are found at run time, beside those it has."""
+    """Add entries to a function's reflection dictionary, which is readable at run time."""
     with function.context:
         has = REFLECTION in function.attributes
         old = DictAttr(function.attributes[REFLECTION]) if has else DictAttr.get({})

@@ -57,7 +57,7 @@ def define(
 
 
 def define_empty(module: Module, name: str, of: Type) -> None:
-    """Add a private mutable global of a size that varies, which starts without elements."""
+    """Add a private mutable global of dynamic size, which is empty at first."""
     shape = RankedTensorType(of)
     sizes = ", ".join("%none" for axis in range(shape.rank) if shape.is_dynamic_dim(axis))
     made = Module.parse(

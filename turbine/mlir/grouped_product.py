@@ -57,7 +57,7 @@ Size = int | None  # None where known only at run time
 
 @dataclass(frozen=True)
 class Call:
-    """Where a call goes, and what it passes: an operand, a packed weight, its scales, a factor."""
+    """A callee and its operands: an operand, a packed weight, its scales, a factor."""
 
     module: Module
     operands: Sequence[Value]  # builtin tensors
@@ -112,7 +112,7 @@ WAYS = {"by_digits": BY_DIGITS, "by_floats": BY_FLOATS, "by_blocks": BY_BLOCKS}
 
 
 def product_text(name: str, way: str, packed: Grouping, rows: Size) -> str:
-    """A function that multiplies, and those it calls."""
+    """Define the function of a product, and the functions it calls."""
     groups, parts = packed.groups, 8 // packed.bits
     block = min(_BLOCK, packed.outputs)
     values = {
@@ -150,7 +150,7 @@ def product_text(name: str, way: str, packed: Grouping, rows: Size) -> str:
 
 
 def rows_text(name: str, packed: Grouping, shape: Sequence[Size]) -> str:
-    """A function that looks rows up."""
+    """Define the function of a row lookup."""
     indices = _type("tensor", shape, "i64")
     dynamic = [axis for axis, size in enumerate(shape) if size is None]
     axes = [f"i{axis}" for axis in range(len(shape))]

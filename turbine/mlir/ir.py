@@ -1,4 +1,4 @@
-"""The IR classes other floors may hold; everything else of MLIR stays in this folder."""
+"""The IR classes that other packages may use; everything else of MLIR stays in this folder."""
 
 from iree.compiler.ir import Attribute as Attribute
 from iree.compiler.ir import Block as Block

@@ -19,7 +19,7 @@ _VIEWS = (
 
 
 def isolate_ops(source: bytes) -> bytes:
-    """The same program, of ops that IREE's input conversion gives, with barriers between them."""
+    """A program after IREE's input conversion, with barriers between its ops."""
     module = context.parse(source)
     ops = [op for op in walk(module.operation) if _computes(op)]
     for tensor in [result for op in ops for result in op.results]:

@@ -45,7 +45,7 @@ class OpMatcher(ABC, Generic[Result]):
     """
 
     def __call__(self, maybe: MaybeOperation) -> Result | None:
-        """The match of an op, of the op that made a value, or None."""
+        """The match of an op, or of the op that defines a value; None if there is none."""
         op = operation_of(maybe)
         return None if op is None else self._match(op)
 
@@ -94,7 +94,7 @@ class GlobalOpResult(OpMatchResult):
 
     @property
     def initial_value(self) -> Attribute | None:
-        """What it starts from, if the IR says."""
+        """The initial value, if the IR has one."""
         attributes = self.op.attributes
         return attributes["initial_value"] if "initial_value" in attributes else None  # noqa: SIM401
 
@@ -111,7 +111,7 @@ class GlobalOpMatcher(NamedOpMatcher[GlobalOpResult]):
         super().__init__("util.global")
 
     def match(self, op: Operation) -> GlobalOpResult:
-        """A match that knows the global's name, type and initial value."""
+        """A match with the global's name, type and initial value."""
         return GlobalOpResult(op)
 
 
@@ -125,7 +125,7 @@ def globals_of(of: Any) -> GlobalsDict:
 
 @dataclass(frozen=True)
 class GlobalLoadResult(OpMatchResult):
-    """A read of a global; the global itself too if the matcher was told of them."""
+    """A load of a global, with the global if the matcher was given the globals."""
 
     resolved_global: GlobalOpResult | None = None
 
@@ -212,7 +212,7 @@ def walk(operation: Operation) -> Iterator[Operation]:
 
 
 def walk_block(block: Block) -> Iterator[Operation]:
-    """Every op of a block and inside them, short of what has symbols of its own."""
+    """Every op of a block and of nested blocks, except in ops with a symbol table."""
     for op in block.operations:
         yield op.operation
         if op.operation.name not in SYMBOL_TABLES:
@@ -232,7 +232,7 @@ SYMBOL_TABLES = {
 
 
 def operation_of(maybe: MaybeOperation) -> Operation | None:
-    """The op itself, the op that made a value, or None for the argument of a block."""
+    """The op, or the op that defines a value; None for a block argument."""
     if isinstance(maybe, OpMatchResult):
         return maybe.op
     owner = maybe.owner if isinstance(maybe, Value) else maybe

@@ -23,7 +23,7 @@ _UNWRITABLE = re.compile(r'["\\\x00-\x1f]')
 
 @dataclass(frozen=True)
 class Parameter:
-    """A key in the archive of a scope; without a scope, in the archive that has no name."""
+    """A key in the archive of a scope; a scope of None is the archive without a name."""
 
     scope: str | None
     key: str
@@ -68,7 +68,7 @@ def check(parameter: Parameter) -> None:
 
 
 def rename(operation: Operation, parameter: Parameter) -> None:
-    """Make a global that has a parameter take its value from another one."""
+    """Change the parameter of a global."""
     initial = operation.attributes["initial_value"]
     named = _NAMED.fullmatch(str(initial))
     assert named is not None
@@ -77,7 +77,7 @@ def rename(operation: Operation, parameter: Parameter) -> None:
 
 
 def retype(initial: Attribute, parameter: Parameter, of: Type) -> Attribute:
-    """An initial value of the same kind under another name, with a type of its own."""
+    """An initial value of the same kind with another name and type."""
     return _build(initial, parameter, "", of)
 
 

@@ -74,7 +74,7 @@ def replace(op: Operation, values: Sequence[Value]) -> None:
 
 
 def erase_unused(module: Module, ops: Iterable[Operation]) -> None:
-    """Erase ops nobody reads, and what only they have read."""
+    """Erase ops without uses, and the ops that only they used."""
     reached = _behind(ops)
     # Readers come after what they read, so one way back through the module is enough.
     for op in [op for op in reversed(list(walk(module.operation))) if op in reached]:
@@ -105,7 +105,7 @@ def is_unused(op: Operation) -> bool:
 
 
 def splice(function: Operation, operands: Sequence[Value], before: Operation) -> list[Value]:
-    """Move the body of a function before an op and give what it returned; the shell is erased."""
+    """Move the body of a function before an op, erase the function, and return its results."""
     (block,) = function.regions[0].blocks
     for argument, operand in zip(block.arguments, operands, strict=True):
         argument.replace_all_uses_with(operand)

@@ -51,7 +51,7 @@ def attribute(number: bool | int | float, of: Scalar) -> Attribute:
 
 
 def constant(number: bool | int | float, of: Scalar, location: Location) -> Value:
-    """A number that is known now."""
+    """A constant."""
     value = attribute(number, of)
     return arith.ConstantOp(value.type, value, loc=location).result
 
@@ -63,7 +63,7 @@ def compute(name: str, left: Value, right: Value, of: Scalar, location: Location
 
 
 def compare(name: str, left: Value, right: Value, of: Scalar, location: Location) -> Value:
-    """Whether two numbers of one kind stand as a row of COMPARISONS says."""
+    """Compare two numbers of one type by a row of COMPARISONS."""
     predicate = COMPARISONS[name][of.python is float]
     if of.python is float:
         return _compare_floats(name, left, right, location)

@@ -1,4 +1,4 @@
-"""Names of ops: read them, hide them, and change them together with what refers to them."""
+"""Symbols of ops: read them, make them private, and rename them with their references."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def set_visibility(op: Operation, visibility: str) -> None:
 
 
 def rename(module: Module, names: Mapping[str, str]) -> None:
-    """Rename symbols of a module and what refers to them, all at once: names may be swapped."""
+    """Rename symbols of a module and their references at once: names may be swapped."""
     named = {symbol_name(op): op for op in _top(module) if is_symbol(op)}
     changed = {old: new for old, new in names.items() if old != new}
     between = {old: f"turbine.renaming.{number}" for number, old in enumerate(changed)}

@@ -42,7 +42,7 @@ def to_builtin(value: Value, to: Type, location: Location) -> Value:
 def branch(
     condition: Value, results: Sequence[Type], bodies: Sequence[Body], location: Location
 ) -> list[Value]:
-    """What the first body gives where a 0-d bool tensor or a bool holds, else the second."""
+    """The results of the first body if a 0-d bool tensor or a bool is true, else of the second."""
     with location:
         truth = _truth(condition)
         operation = Operation.create(
@@ -65,7 +65,7 @@ def _truth(condition: Value) -> Value:
 
 
 def check(condition: Value, message: str, location: Location) -> None:
-    """Make the call fail with a message unless a 0-d bool tensor holds."""
+    """Fail at run time with a message unless a 0-d bool tensor is true."""
     with location:
         truth = _truth(condition)
         attributes = {"message": StringAttr.get(message)}
@@ -73,7 +73,7 @@ def check(condition: Value, message: str, location: Location) -> None:
 
 
 def convert(value: Value, to: Type, location: Location) -> Value:
-    """A value in another type that holds the same: torch or builtin, its sizes known or not."""
+    """A value cast to an equivalent type: torch or builtin, with static or dynamic sizes."""
     if value.type == to:
         return value
     converted = _as_builtin(value, location)
@@ -151,7 +151,7 @@ def tensor_parts(of: Type) -> tuple[list[str], str] | None:
 
 
 def literal(value: Value) -> Any:
-    """What the IR says a value is, in Python's terms, or else the value itself."""
+    """The Python value of a constant in the IR; other values are returned unchanged."""
     op = operation_of(value)
     if op is None:
         return value

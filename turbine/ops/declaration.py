@@ -18,10 +18,13 @@ def custom_op(
 
     The function is written with PyTorch ops. It is compiled, and gradients are derived from it. For
     an op with an emission (`register_emission`, `register_template`), it is the shape rule, and
-    runs on fake tensors. `static` names axes whose sizes are part of the code, as in
-    `{"x": [1], "weight": True}`, or is a function from a call's arguments to such a dict; other
-    sizes are dynamic. `leave` names kernels, "Meta" or "CPU", that the caller registers with
-    torch.library.
+    runs on fake tensors.
+
+    Args:
+        text: the schema, "namespace::name(arguments) -> results".
+        static: axes whose sizes code is specialized for, as in `{"x": [1], "weight": True}`, or a
+            function from a call's arguments to such a dict; other sizes are dynamic.
+        leave: kernels, "Meta" or "CPU", that the caller registers with torch.library.
 
     >>> import torch, turbine.ops
     >>> @turbine.ops.custom_op("docs::scaled_add(Tensor x, Tensor y, float alpha=1.0) -> Tensor")

@@ -18,7 +18,7 @@ from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS
 from turbine.mlir import context as mlir_context
 from turbine.ops import ir_builder, templates
 from turbine.ops.expansion import expansion
-from turbine.ops.launcher import Launcher
+from turbine.ops.launcher import OpLauncher
 from turbine.ops.schema import Schema
 from turbine.ops.specialization import Static
 from turbine.passes import expand_custom_ops
@@ -32,7 +32,7 @@ class Core(Protocol):
 
     schema: Schema
     op: Any
-    launcher: Launcher
+    launcher: OpLauncher
     batch: Function
 
     def emit_by(self, emit: ir_builder.Emit) -> None:

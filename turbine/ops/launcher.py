@@ -39,7 +39,7 @@ class Untraceable(errors.CustomOpError):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CompiledOp:
     """Code for the calls that its trace serves: compiled, or a PyTorch function as fallback."""
 
     traced: Traced
@@ -74,14 +74,14 @@ class Kernel:
 
 
 @dataclass
-class Launcher:
+class OpLauncher:
     """The kernels of one op. `instead` is the fallback if compiling fails."""
 
     schema: Schema
     op: Any
     static: Static
     instead: Function | None = None
-    kernels: CodeCache[Kernel] = field(default_factory=CodeCache)
+    kernels: CodeCache[CompiledOp] = field(default_factory=CodeCache)
     repeat: Repeat | None = None
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
@@ -110,7 +110,7 @@ class Launcher:
             self.repeat = Repeat.of(self.schema, kernel.repeatable, captured, given, keywords)
         return results
 
-    def _make(self, args: Sequence[Any], values: Sequence[Leaf]) -> Kernel:
+    def _make(self, args: Sequence[Any], values: Sequence[Leaf]) -> CompiledOp:
         try:
             kernel = self._kernel(self._trace(args, values))
         except Untraceable as error:
@@ -130,7 +130,7 @@ class Launcher:
             reason = f"{type(error).__name__}: {error}".strip()
             raise Untraceable(f"{name}: tracing it failed: {reason}") from error
 
-    def _run_untraced(self, args: Sequence[Any], error: Untraceable) -> Kernel:
+    def _run_untraced(self, args: Sequence[Any], error: Untraceable) -> CompiledOp:
         """A kernel in PyTorch, if the function runs there; else raises its error."""
         name = self.schema.qualified
         try:
@@ -154,7 +154,7 @@ class Launcher:
             return self.instead(*args)
         return self.schema.call(self.op, _without_data(args))
 
-    def _kernel(self, traced: Traced) -> Kernel:
+    def _kernel(self, traced: Traced) -> CompiledOp:
         if self.instead is None:
             return self._compile(traced)
         drawing = [str(n.target) for n in traced.graph.graph.nodes if draws(n.target)]
@@ -165,12 +165,12 @@ class Launcher:
         except (errors.CompileError, errors.UnsupportedOp) as error:
             return self._in_pytorch(traced, str(error))
 
-    def _in_pytorch(self, traced: Traced, reason: str) -> Kernel:
+    def _in_pytorch(self, traced: Traced, reason: str) -> CompiledOp:
         assert self.instead is not None
         log.warning("%s runs in PyTorch: %s", self.schema.qualified, reason)
-        return Kernel(traced, self.instead)
+        return CompiledOp(traced, self.instead)
 
-    def _compile(self, traced: Traced) -> Kernel:
+    def _compile(self, traced: Traced) -> CompiledOp:
         code = self._lower(traced)
         target = targets.parse(config.current().target)
         compiled = pipeline.compile_ir(code.bytecode, target, fingerprint=code.fingerprint)
@@ -178,7 +178,7 @@ class Launcher:
         label = run_trace.kernel(self.schema.qualified.replace("::", "."), text, compiled.data)
         driver = device.driver_for(target, work.mflop(traced.graph.graph))
         call = TensorCall.load(compiled.data, driver, DEFAULT_NAME, code.inputs, code.results)
-        return Kernel(traced, call, label)
+        return CompiledOp(traced, call, label)
 
     def _lower(self, traced: Traced) -> FlatCode:
         return lower_graph(
@@ -196,7 +196,8 @@ class Launcher:
             if isinstance(given, torch.Tensor) and said.shape != given.shape:
                 raise errors.CustomOpError(
                     f"{self.schema.qualified}: its emission returned shape {list(given.shape)}, "
-                    f"its shape rule says {list(said.shape)}"
+                    f"its shape rule says {list(said.shape)}",
+                    hint="correct the decorated function, which is the shape rule, or the emission",
                 )
 
 

@@ -14,7 +14,7 @@ from turbine import errors
 from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS, OPERATIONS
 from turbine.ops import gradients, ir_builder
 from turbine.ops.declared_op import DeclaredOp, Function
-from turbine.ops.launcher import Launcher
+from turbine.ops.launcher import OpLauncher
 from turbine.ops.predicates import (
     address,
     any_requires_grad,
@@ -34,7 +34,7 @@ class PureOp(DeclaredOp):
 
     def _implement(self) -> None:
         name, library = self.schema.name, self.library
-        self.launcher = Launcher(self.schema, self.op, self.static, instead=self._expand)
+        self.launcher = OpLauncher(self.schema, self.op, self.static, instead=self._expand)
         # Fast paths that skip the layers below: in the autograd kernel, and before the dispatcher.
         self.repeat: Repeat | None = None
         self.direct: Repeat | None = None
@@ -75,7 +75,7 @@ class PureOp(DeclaredOp):
         self.forget()
         self.has_meaning = False
         EMITTED[self.schema.qualified] = ir_builder.rule(self.schema, emit)
-        self.launcher = Launcher(self.schema, self.op, self.static)
+        self.launcher = OpLauncher(self.schema, self.op, self.static)
         self.repeat = self.direct = None
         if not self.has_own_gradient:
             self._differentiate_by(Info(self._no_gradient, None))

@@ -16,7 +16,12 @@ _NAME = "turbine::quantized_matmul"
 
 
 def pack_weight(weight: Tensor, *, bits: int = 4, group_size: int = 32) -> Packed:
-    """Round a weight of [outputs, columns] to integers with a scale for each group of columns.
+    """Quantize a weight of [outputs, columns] to integers with a scale for each group of columns.
+
+    Args:
+        weight: a matrix of floats.
+        bits: 4 or 8.
+        group_size: columns per scale.
 
     >>> import torch, turbine.ops
     >>> packed = turbine.ops.pack_weight(torch.eye(64), bits=8)

@@ -74,7 +74,10 @@ class GroupQuantize(Pass):
             if name not in valid:
                 raise errors.TransformError(errors.unknown(f"option of {cls.name}", name, valid))
             if not value.isdecimal():
-                raise errors.TransformError(f"--{cls.name}: {name}={value!r} is not a number")
+                raise errors.TransformError(
+                    f"--{cls.name}: {name}={value!r} is not a number",
+                    hint=f"write --{cls.name}=bits=4,group-size=32",
+                )
             numbers[name.replace("-", "_")] = int(value)
         return cls(**numbers)
 
@@ -107,7 +110,10 @@ class GroupQuantize(Pass):
 
     def _pack(self, layer: _Layer, weight: NDArray[Any]) -> tuple[NDArray[Any], ...]:
         if not numpy.isfinite(weight.astype(numpy.float64)).all():
-            raise errors.TransformError(f"cannot quantize {layer.name}: it holds nan or inf")
+            raise errors.TransformError(
+                f"cannot quantize {layer.name}: it contains nan or inf",
+                hint="replace them in the weight, and export again",
+            )
         rows = weight if layer.summed == 1 else weight.T
         return packed_weights.quantize(rows, self._group(layer), weight.dtype)
 
@@ -250,7 +256,8 @@ def _check_names(module: Module, layers: Sequence[_Layer]) -> None:
             new += [name.text for name in layer.part_parameters if name in named]
         if new:
             raise errors.TransformError(
-                f"cannot quantize {layer.name}: there is a {new[0]} already"
+                f"cannot quantize {layer.name}: there is a {new[0]} already",
+                hint=f"rename it: the packed weight is {' and '.join(layer.part_names)}",
             )
 
 

@@ -180,8 +180,13 @@ def load(
 ) -> Artifact:
     """Load an artifact file.
 
-    `weights` is an archive (.irpa, .safetensors or .gguf) that replaces its weights, or a dict from
-    scopes to archives.
+    Args:
+        path: the file that `compile(save_to=...)` or `turbine compile` wrote.
+        weights: an archive (.irpa, .safetensors or .gguf) that replaces its weights, or a dict from
+            scopes to archives.
+
+    Raises:
+        ArtifactError: if the file is damaged, or of another version or target.
 
     >>> import turbine
     >>> turbine.load("model.turbine", weights="tuned.safetensors")  # doctest: +SKIP

@@ -225,10 +225,11 @@ def _leave_parent() -> None:
         executable.leave_parent()
 
 
-def _stop_calls() -> None:
+def stop_calls() -> None:
+    """Stop the calls of all programs; see Note [Calls at exit]."""
     for executable in list(_alive):
         executable.stop()
 
 
 os.register_at_fork(after_in_child=_leave_parent)
-atexit.register(_stop_calls)
+atexit.register(stop_calls)

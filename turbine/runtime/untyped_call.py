@@ -109,7 +109,10 @@ class UntypedCall:
             try:
                 done.wait()
             except (RuntimeError, ValueError) as error:
-                raise errors.RunError(f"the compiled program failed: {error}") from error
+                raise errors.RunError(
+                    f"the compiled program failed: {error}",
+                    hint="check the values of its arguments, such as indices",
+                ) from error
         return results
 
     def _values(

@@ -10,7 +10,6 @@ from turbine.zoo.decoder import llama as llama
 from turbine.zoo.encoder import bert as bert
 from turbine.zoo.encoder import transformer_encoder as transformer_encoder
 from turbine.zoo.example import Example as Example
-from turbine.zoo.odd import ODD as ODD
 from turbine.zoo.perceptron import mlp as mlp
 from turbine.zoo.recommender import embeddingbag as embeddingbag
 from turbine.zoo.recurrent import bilstm as bilstm

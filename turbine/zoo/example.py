@@ -10,7 +10,7 @@ from torch import nn
 class Example:
     """A model and one call of it; `dynamic_shapes` is what `torch.export.export` takes.
 
-    Calling the model may change it or its inputs (see `ODD`), so take a fresh example per run:
+    Calling the model may change it or its inputs, so take a fresh example per run:
 
         example = lenet()
         logits = example.model(*example.args, **example.kwargs)

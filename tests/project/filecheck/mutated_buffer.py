@@ -1,7 +1,7 @@
 """A buffer the model writes is a mutable global: loaded, and stored before the return."""
 
 import turbine
-from turbine.zoo.odd import ODD
+from tests.odd_models.catalog import ODD
 
 
 # CHECK: util.global private mutable @[[NAME:.*]] = dense

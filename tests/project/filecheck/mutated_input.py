@@ -1,7 +1,7 @@
 """A written input comes back as one more result; the function itself changes nothing."""
 
 import turbine
-from turbine.zoo.odd import ODD
+from tests.odd_models.catalog import ODD
 
 
 # CHECK: func.func @main(%[[X:.*]]: !torch.vtensor<[3,4],f32>)

@@ -1,4 +1,4 @@
-"""Declare an op by a class: what it asks of its arguments, and the IR it is."""
+"""Custom ops declared by a class: `select` describes arguments and results, `generate` emits IR."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TURBINE_LIBRARY = def_library("turbine")
 
 
 class CustomOp(ABC):
-    """An op: a subclass has a `signature`, and says in `select` and `generate` what it is.
+    """A custom op: a subclass defines `signature`, `select` and `generate`.
 
     >>> import torch
     >>> from iree.compiler.dialects import arith
@@ -63,7 +63,7 @@ class CustomOp(ABC):
     tensor([2., 2.])
     """
 
-    single_dispatch: bool = False  # IREE decides how many dispatches there are
+    single_dispatch: bool = False  # no effect: IREE forms dispatches itself
 
     @property
     @abstractmethod
@@ -72,14 +72,14 @@ class CustomOp(ABC):
 
     @abstractmethod
     def select(self, ksel: KernelSelection) -> None:
-        """Ask for every argument, and say what the results are."""
+        """Request every argument, and declare the results."""
 
     @abstractmethod
     def generate(self, ksel: KernelSelection, kb: KernelBuilder) -> None:
-        """Build the op's IR, and yield its results."""
+        """Emit the op's IR, and yield its results."""
 
     def eager_execute(self, *args: Any) -> Any:
-        """Take a call on tensors in PyTorch; for NotImplemented the op's code is run."""
+        """Run a call in PyTorch; return NotImplemented to run compiled code."""
         return NotImplemented
 
     @staticmethod
@@ -91,10 +91,14 @@ class CustomOp(ABC):
         register_meta: bool = True,
         register_impl: bool = True,
     ) -> Callable[..., Any]:
-        """Declare the op of a class, which the op takes the place of.
+        """A class decorator that declares the op, and returns it in place of the class.
 
-        Where "CPU" is not among the `dispatch_key`s, or with `register_impl=False`, calls on
-        tensors go to a kernel that the caller registers; with `register_meta=False`, shapes do.
+        Args:
+            op_class: the class, if the decorator is used without arguments.
+            library: the library or namespace of the op.
+            dispatch_key: register compiled code only if "CPU" is among these keys.
+            register_meta: False if the caller registers the shape function.
+            register_impl: False if the caller registers a kernel for CPU tensors.
         """
         keys = (dispatch_key,) if isinstance(dispatch_key, str) else dispatch_key
         has_kernel = register_impl and (keys is None or "CPU" in keys)
@@ -113,12 +117,12 @@ class CustomOp(ABC):
 
     @property
     def schema(self) -> Schema:
-        """What the op takes and gives."""
+        """The op's arguments and results."""
         return self.declared.schema
 
     @property
     def name(self) -> str:
-        """Its name in the namespace."""
+        """The name without the namespace."""
         return self.schema.name
 
     @property
@@ -127,7 +131,7 @@ class CustomOp(ABC):
         return self.schema.dotted
 
     def make_selection(self, args: Sequence[Any]) -> KernelSelection:
-        """What the op asks of such arguments."""
+        """The descriptors that `select` makes for these arguments."""
         ksel = KernelSelection(self, args)
         with detect_fake_mode(list(args)) or nullcontext():
             self.select(ksel)
@@ -158,7 +162,7 @@ def _declare(namespace: str, leave: Sequence[str], op_class: type[CustomOp]) -> 
 
 
 def _schema(namespace: str, signature: str) -> str:
-    """The signature in its namespace; an int is a size, as `arg_int` may leave it open."""
+    """The signature with its namespace; an int becomes a SymInt, as `arg_int` may be dynamic."""
     found = re.fullmatch(r"\s*([\w@]+)\s*(\(.*)", signature, re.DOTALL)
     if found is None:
         raise errors.CustomOpError(

@@ -1,4 +1,4 @@
-"""Where `CustomOp.generate` builds IR: values of the arguments in, yielded values out."""
+"""Builders that `CustomOp.generate` emits IR with: argument values in, yielded values out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Binding: TypeAlias = Any
 
 
 class KernelBuilder:
-    """Builds at the insertion point in force; `arg_bindings` has a row for each argument."""
+    """Emits IR at the current insertion point; `arg_bindings` has one item per argument."""
 
     def __init__(
         self,
@@ -42,17 +42,17 @@ class KernelBuilder:
 
     @property
     def symbol_table(self) -> SymbolTable:
-        """The names in the module, as they are now."""
+        """The current symbol table of the module."""
         return SymbolTable(self.module_op.operation)
 
     @property
     def module(self) -> Module:
-        """The module that is built."""
+        """The module that IR is added to."""
         return module_of(self.module_op)
 
     @property
     def yielded(self) -> bool:
-        """Whether the results are there."""
+        """Whether results were yielded."""
         return self.results is not None
 
     def arg_value(self, index: int) -> Binding:
@@ -66,8 +66,7 @@ class KernelBuilder:
         if value is None:
             raise errors.CustomOpError(
                 f"{op}: argument {index} has no value in the IR",
-                hint="what is part of the code is ksel.arg_descs[...].v; an optional tensor may "
-                "not be there",
+                hint="read an attribute from ksel.arg_descs[...].v; an optional tensor may be None",
             )
         return value
 
@@ -76,7 +75,7 @@ class KernelBuilder:
         return scalars.constant(i, _INDEX, Location.current)
 
     def yield_results(self, *results: IrValue) -> None:
-        """Give the op's results, and then the new values of arguments that are tied in place."""
+        """Set the op's results, followed by the new values of tied arguments."""
         if self.yielded:
             raise errors.CustomOpError(
                 f"{self.ksel.op.qualified}: results are yielded twice",
@@ -85,17 +84,17 @@ class KernelBuilder:
         self.results = self.ksel.by_place(results)
 
     def require_results(self) -> list[IrValue | None]:
-        """What was yielded."""
+        """The yielded values; raises if there are none."""
         if self.results is None:
             raise errors.CustomOpError(
-                f"{self.ksel.op.qualified}: its `generate` yields no results",
+                f"{self.ksel.op.qualified}: `generate` yields no results",
                 hint="end it with kb.yield_results(...)",
             )
         return self.results
 
 
 class InlineKernelBuilder(KernelBuilder):
-    """Builds in the place of the op, in the midst of a function."""
+    """Emits IR in place of the op, inside a function."""
 
     def __init__(self, ksel: KernelSelection, module: Module, values: Sequence[Any]) -> None:
         pairs = zip(ksel.arg_descs, values, strict=True)
@@ -104,7 +103,7 @@ class InlineKernelBuilder(KernelBuilder):
 
 
 class FreeFuncKernelBuilder(KernelBuilder):
-    """Builds the body of a function that takes the arguments and gives what is yielded."""
+    """Emits a function that takes the arguments and returns the yielded values."""
 
     def __init__(
         self,
@@ -137,7 +136,7 @@ class FreeFuncKernelBuilder(KernelBuilder):
         func_name: str | None = None,
         is_public: bool = True,
     ) -> FreeFuncKernelBuilder:
-        """A builder in a module of its own."""
+        """A builder for a function in a new module."""
         context = context or mlir_context.new_context()
         module = Module.create(Location.unknown(context))
         return FreeFuncKernelBuilder(
@@ -153,7 +152,7 @@ class FreeFuncKernelBuilder(KernelBuilder):
 
 
 def _bind(desc: ArgDescriptor | None, value: Any) -> Binding:
-    """A value with the type its descriptor has, of which some sizes may be unknown."""
+    """The value cast to its descriptor's type, in which sizes may be dynamic."""
     values = value if isinstance(desc, TensorListArg) else [value]
     return _take(desc, (_convert(one, of) for one, of in zip(values, _types(desc), strict=False)))
 

@@ -1,4 +1,4 @@
-"""What `CustomOp.select` says of one argument or result: its value, and what code depends on."""
+"""Descriptors of arguments and results that `CustomOp.select` makes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Sizes = list[int | None]
 
 @dataclass
 class TensorArg:
-    """A tensor; its dtype and rank are part of the code, and the sizes that are specialized."""
+    """A tensor; code is specialized for its dtype, its rank and the sizes in `spec_dims`."""
 
     t: torch.Tensor
     spec_dims: Sizes = field(init=False)
@@ -28,11 +28,11 @@ class TensorArg:
         self.spec_dims = [None] * self.t.ndim
 
     def specialize_all_dims(self) -> None:
-        """Make every size part of the code."""
+        """Specialize code for every size."""
         self.specialize_dims(*range(self.t.ndim))
 
     def specialize_dims(self, *indices: int) -> None:
-        """Make the sizes along these axes part of the code; the last axis is -1."""
+        """Specialize code for the sizes of these axes; -1 is the last axis."""
         for axis in indices:
             self.spec_dims[axis] = _require_static(self.t, axis)
 
@@ -54,7 +54,7 @@ class TensorArg:
 
 @dataclass
 class TensorListArg:
-    """A list of tensors; its length is part of the code."""
+    """A list of tensors; code is specialized for its length."""
 
     ts: Sequence[torch.Tensor]
     spec_dims: list[Sizes] = field(init=False)
@@ -65,7 +65,7 @@ class TensorListArg:
 
     @property
     def ir_arity(self) -> int:
-        """How many values it is."""
+        """The number of IR values."""
         return len(self.ts)
 
     @property
@@ -87,7 +87,7 @@ class TensorListArg:
 
 @dataclass
 class IntArg:
-    """A number that may differ from call to call."""
+    """An int that is a run-time value."""
 
     v: int | torch.SymInt
     ir_arity: ClassVar[int] = 1
@@ -99,7 +99,7 @@ class IntArg:
 
 @dataclass
 class AttrArg:
-    """A value that is part of the code."""
+    """A value that code is specialized for."""
 
     v: Any
     ir_arity: ClassVar[int] = 0
@@ -114,7 +114,7 @@ class AttrArg:
 
 @dataclass
 class EmptyOptionalTensorArg:
-    """A tensor that is not there; false, where a `TensorArg` is true."""
+    """An optional tensor that is None. It is falsy; a `TensorArg` is truthy."""
 
     ir_arity: ClassVar[int] = 0
     is_list: ClassVar[bool] = False

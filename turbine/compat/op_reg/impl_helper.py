@@ -1,4 +1,4 @@
-"""Bodies of ops as texts: a template and its values in, a function of the module out."""
+"""Emit ops from MLIR templates: a template and its values in, a function of the module out."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from turbine.ops.ir_builder import bring_in
 
 
 class TemplateLoader(ABC):
-    """Gives MLIR by the name of a template."""
+    """Loads MLIR templates by name."""
 
     @abstractmethod
     def render(self, name: str, **kwargs: Any) -> str:
-        """The text of a template, filled in."""
+        """The text of a template, with its values."""
 
     def load_template(self, kb: KernelBuilder, name: str, **kwargs: Any) -> Operation:
-        """A template as a module by itself."""
+        """A template as a new module."""
         return self._parse(kb, name, self.render(name, **kwargs)).operation
 
     def inline_template_function(
         self, kb: KernelBuilder, template_file: str, function_name: str, **kwargs: Any
     ) -> Operation:
-        """A function of a template, as part of the module that is built."""
+        """Add the functions of a template to the module, and return one of them."""
         text = self.render(template_file, **kwargs)
         self._parse(kb, template_file, text)
         return bring_in(text, kb.module, op=kb.ksel.op.qualified, name=function_name)
@@ -48,18 +48,18 @@ class TemplateLoader(ABC):
 
 
 class ASMLoader(TemplateLoader):
-    """One text, under every name."""
+    """Loads the same text for every name."""
 
     def __init__(self, asm: str) -> None:
         self.asm = asm
 
     def render(self, name: str, **kwargs: Any) -> str:
-        """The text as it is."""
+        """The text, unchanged."""
         return self.asm
 
 
 class _FileLoader(TemplateLoader):
-    """Files in a folder beside a module."""
+    """Loads files from a folder next to a module."""
 
     def __init__(
         self, package_name: str, package_path: str = "templates", *, suffix: str = ".mlir"
@@ -68,7 +68,7 @@ class _FileLoader(TemplateLoader):
         self.suffix = suffix
 
     def render(self, name: str, **kwargs: Any) -> str:
-        """The file, filled in."""
+        """The text of the file, with its values."""
         path = self.folder / f"{name}{self.suffix}"
         if not path.is_file():
             valid = [file.name.removesuffix(self.suffix) for file in self.folder.glob("*")]
@@ -82,14 +82,14 @@ class _FileLoader(TemplateLoader):
 
 
 class StrFormatTemplateLoader(_FileLoader):
-    """Files beside a module, `templates/<name>.mlir`, filled in by `str.format`."""
+    """Loads `templates/<name>.mlir` next to a module, and formats it with `str.format`."""
 
     def _fill(self, text: str, values: Mapping[str, Any]) -> str:
         return text.format(**values)
 
 
 class JinjaTemplateLoader(_FileLoader):
-    """Files beside a module, `templates/<name>.mlir`, filled in by Jinja."""
+    """Loads `templates/<name>.mlir` next to a module, and renders it with Jinja."""
 
     def _fill(self, text: str, values: Mapping[str, Any]) -> str:
         import jinja2
@@ -101,7 +101,7 @@ class JinjaTemplateLoader(_FileLoader):
 
 
 def call_function(target_function: Operation, *operands: Value | list[Value] | None) -> list[Value]:
-    """Call a function; lists are passed in line, and what is None is left out."""
+    """Emit a call of a function; lists are flattened, and None is left out."""
     nested = (one if isinstance(one, list) else [one] for one in operands)
     given = [value for values in nested for value in values if value is not None]
     return function.invoke(target_function.operation, given, Location.current)
@@ -111,7 +111,7 @@ def _folder(module_name: str) -> Path:
     module = sys.modules.get(module_name) or import_module(module_name)
     if module.__file__ is None:
         raise errors.CustomOpError(
-            f"the module {module_name} has no file with templates beside it",
+            f"the module {module_name} has no file, so there is no folder of templates next to it",
             hint="pass the __name__ of a module in a .py file",
         )
     return Path(module.__file__).parent

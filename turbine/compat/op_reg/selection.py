@@ -1,4 +1,4 @@
-"""What a call asks of an op: its arguments in, a descriptor for each of them and of its results."""
+"""The kernel selection of a call: arguments in, descriptors of arguments and results out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Declared(Protocol):
 
     @property
     def schema(self) -> Schema:
-        """What it takes and gives."""
+        """Its arguments and results."""
 
     @property
     def qualified(self) -> str:
@@ -45,18 +45,18 @@ class Declared(Protocol):
 
 
 class KernelSelection:
-    """The arguments of one call, which `CustomOp.select` asks for by their places."""
+    """The arguments of one call; `CustomOp.select` requests each by its index."""
 
     def __init__(self, op: Declared, args: Sequence[Any]) -> None:
         self.op = op
         self.args = list(args)
-        self.arg_descs: list[Any] = [None] * len(self.args)  # a descriptor once it is asked for
+        self.arg_descs: list[Any] = [None] * len(self.args)  # a descriptor once it is requested
         self.inplace_tied_arg_descs: list[TensorArg] = []
         self.result_descs: list[Any] = []
         self.variant = "default"
 
     def arg_tensor(self, arg: int, *, inplace_tied: bool = False) -> TensorArg:
-        """A tensor; one that is tied is written, and its new value is yielded after the results."""
+        """A tensor. If it is tied, the op writes it: yield its new value after the results."""
         desc = self._set(arg, TensorArg(self._value(arg, "a tensor", torch.Tensor)))
         if inplace_tied:
             self.inplace_tied_arg_descs.append(desc)
@@ -74,32 +74,32 @@ class KernelSelection:
         return self._set(arg, TensorListArg(self._list(arg, "tensors", torch.Tensor)))
 
     def arg_int(self, arg: int) -> IntArg:
-        """A number that may differ from call to call."""
+        """An int that is a run-time value."""
         return self._set(arg, IntArg(self._value(arg, "an int", _INT)))
 
     def attr_str(self, arg: int) -> AttrArg:
-        """A text that is part of the code."""
+        """A str that code is specialized for."""
         return self._set(arg, AttrArg(self._value(arg, "a str", str)))
 
     def attr_int(self, arg: int) -> AttrArg:
-        """A number that is part of the code."""
+        """An int that code is specialized for."""
         return self._set(arg, AttrArg(_plain(self._value(arg, "an int", _INT), int)))
 
     def attr_float(self, arg: int) -> AttrArg:
-        """A number that is part of the code."""
+        """A float that code is specialized for."""
         return self._set(arg, AttrArg(_plain(self._value(arg, "a float", _FLOAT), float)))
 
     def attr_list_int(self, arg: int) -> AttrArg:
-        """Numbers that are part of the code."""
+        """A list of ints that code is specialized for."""
         return self._set(arg, AttrArg([_plain(v, int) for v in self._list(arg, "ints", _INT)]))
 
     def attr_list_float(self, arg: int) -> AttrArg:
-        """Numbers that are part of the code."""
+        """A list of floats that code is specialized for."""
         floats = self._list(arg, "floats", _FLOAT)
         return self._set(arg, AttrArg([_plain(v, float) for v in floats]))
 
     def attr_list_bool(self, arg: int) -> AttrArg:
-        """Truths that are part of the code."""
+        """A list of bools that code is specialized for."""
         return self._set(arg, AttrArg(self._list(arg, "bools", bool)))
 
     def return_tensor(self, t: torch.Tensor) -> TensorArg:
@@ -120,9 +120,9 @@ class KernelSelection:
         return self.return_tensor(torch.empty(list(size), dtype=dtype, device="meta"))
 
     def return_int(self) -> IntArg:
-        """Refuse a result that is a number."""
+        """Raise: results that are numbers are not supported."""
         raise errors.UnsupportedOp(
-            f"{self.op.qualified}: an op takes ints (arg_int), and returns tensors",
+            f"{self.op.qualified}: return_int is not supported, an op returns tensors",
             hint="return a tensor without axes, return_new_tensor([], torch.int64)",
         )
 
@@ -134,15 +134,15 @@ class KernelSelection:
         return f"{self.op.qualified}::{self.variant}({args})->({results})"
 
     def check(self) -> None:
-        """Refuse a selection that leaves arguments out, or ties others than the schema writes."""
+        """Raise unless every argument is requested, and those that the schema writes are tied."""
         for place, desc in enumerate(self.arg_descs):
             if desc is None:
-                raise self._error(place, "is not asked for by `select`")
+                raise self._error(place, "is not requested by `select`")
             declared = self.op.schema.arguments[place]
             tied = any(desc is one for one in self.inplace_tied_arg_descs)
             if declared.is_written and not tied:
                 raise self._error(
-                    place, "is written", "ask for it with arg_tensor(..., inplace_tied=True)"
+                    place, "is written", "request it with arg_tensor(..., inplace_tied=True)"
                 )
             if tied and not declared.is_written:
                 raise self._error(
@@ -150,7 +150,7 @@ class KernelSelection:
                 )
 
     def results(self, device: torch.device) -> Any:
-        """Tensors for the results, whose values say nothing."""
+        """Uninitialized tensors with the shapes and dtypes of the results."""
         given = [
             torch.empty(desc.t.shape, dtype=desc.t.dtype, device=device)
             if isinstance(desc, TensorArg)
@@ -160,7 +160,7 @@ class KernelSelection:
         return given[0] if len(given) == 1 else tuple(given)
 
     def static(self) -> Mapping[str, Axes]:
-        """What of the arguments is part of the code."""
+        """For each argument, what code is specialized for."""
         pairs = zip(self.op.schema.arguments, self.arg_descs, strict=True)
         return {argument.name: _axes(desc) for argument, desc in pairs}
 
@@ -175,8 +175,8 @@ class KernelSelection:
             filled = list(values)
         else:
             raise errors.CustomOpError(
-                f"{self.op.qualified}: its `generate` yields {len(values)} values, its `select` "
-                f"has {len(self.result_descs)} results and "
+                f"{self.op.qualified}: `generate` yields {len(values)} values, but `select` "
+                f"declares {len(self.result_descs)} results and "
                 f"{len(self.inplace_tied_arg_descs)} tied arguments",
                 hint="yield the results in order, then the new value of each tied argument",
             )
@@ -188,15 +188,15 @@ class KernelSelection:
     def _value(self, arg: int, what: str, kind: type | tuple[type, ...]) -> Any:
         if not 0 <= arg < len(self.args):
             raise errors.CustomOpError(
-                f"{self.op.qualified}: its `select` asks for argument {arg}, and it takes "
+                f"{self.op.qualified}: `select` requests argument {arg}, but the op takes "
                 f"{len(self.args)}",
                 hint=COUNTED,
             )
         if self.arg_descs[arg] is not None:
-            raise self._error(arg, "is asked for twice by `select`")
+            raise self._error(arg, "is requested twice by `select`")
         value = self.args[arg]
         if not isinstance(value, kind):
-            raise self._error(arg, f"is a {type(value).__name__}, and asked for as {what}")
+            raise self._error(arg, f"is a {type(value).__name__}, but `select` requests {what}")
         return value
 
     def _list(self, arg: int, what: str, kind: type | tuple[type, ...]) -> list[Any]:
@@ -204,7 +204,8 @@ class KernelSelection:
         for value in values:
             if not isinstance(value, kind):
                 raise self._error(
-                    arg, f"has a {type(value).__name__}, and is asked for as a list of {what}"
+                    arg,
+                    f"contains a {type(value).__name__}, but `select` requests a list of {what}",
                 )
         return values
 
@@ -220,7 +221,7 @@ class KernelSelection:
 
 
 def _plain(value: Any, kind: type) -> Any:
-    """A number that tracing leaves open, as the one it is now."""
+    """A symbolic number as its current value."""
     return value if isinstance(value, (bool, int, float)) else kind(value)
 
 

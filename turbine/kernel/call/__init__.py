@@ -1,1 +1,1 @@
-"""Calls of a kernel: what a call means for the code, and how code is found and run."""
+"""Calls of a kernel: arguments are bound, and code is found or compiled, and run."""

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from turbine import errors
-from turbine.kernel.program.signature import Signature
+from turbine.kernel.program.signature import KernelSignature
 from turbine.kernel.trace.types import BufferType
 
 Function = Callable[..., Any]
@@ -23,14 +23,14 @@ _GRAD = "grad_"
 
 @dataclass(frozen=True)
 class Gradient:
-    """As autograd has it: what is kept of a call, and the gradients of its inputs."""
+    """The autograd formula of a kernel: what a call saves, and the gradients of its inputs."""
 
     backward: Function  # of a context and the gradients of the outputs
     setup_context: Function | None
 
 
-def of_kernel(forward: Signature, backward: Signature, call: Function) -> Gradient:
-    """Another kernel as the gradient: its arguments and outputs by their names."""
+def of_kernel(forward: KernelSignature, backward: KernelSignature, call: Function) -> Gradient:
+    """A gradient by another kernel, whose arguments and outputs are matched by name."""
     outputs = [p.name for p in backward.buffers if p.usage == "output"]
     wrong = [p.name for p in backward.buffers if p.usage == "inout"]
     if wrong:
@@ -65,8 +65,8 @@ def _has_default(parameter: Any) -> bool:
     return parameter.default is not inspect.Parameter.empty
 
 
-def of_function(forward: Signature, backward: Function) -> Gradient:
-    """A function as the gradient: its arguments by their names, its results in order."""
+def of_function(forward: KernelSignature, backward: Function) -> Gradient:
+    """A gradient by a function: arguments are matched by name, results are in order."""
     code = backward.__code__
     place = f"{code.co_filename}:{code.co_firstlineno}"
     takes = list(inspect.signature(backward).parameters)
@@ -74,12 +74,12 @@ def of_function(forward: Signature, backward: Function) -> Gradient:
 
 
 def takes_context(backward: Function) -> bool:
-    """Whether a function is written as torch.library.register_autograd takes it."""
+    """Whether a function has the form that torch.library.register_autograd takes."""
     return next(iter(inspect.signature(backward).parameters), None) == "ctx"
 
 
 def _of_names(
-    forward: Signature,
+    forward: KernelSignature,
     backward: Function,
     takes: Sequence[str],
     optional: set[str],
@@ -120,12 +120,14 @@ def _of_names(
     return Gradient(differentiate, setup_context)
 
 
-def _tensors(signature: Signature) -> list[str]:
+def _tensors(signature: KernelSignature) -> list[str]:
     return [p.name for p in signature.passed if isinstance(p.type, BufferType)]
 
 
-def _by_name(forward: Signature, results: Any, called: str, place: str | None) -> Mapping[str, Any]:
-    """What a gradient gave, by the names of the inputs."""
+def _by_name(
+    forward: KernelSignature, results: Any, called: str, place: str | None
+) -> Mapping[str, Any]:
+    """The gradients by input name."""
     names = _tensors(forward)
     if isinstance(results, Mapping):
         wrong = [name for name in results if name not in names]

@@ -1,4 +1,4 @@
-"""What a kernel is, whoever calls it: its parameters, its program, and the sizes of a call."""
+"""The definition of a kernel: its parameters, its traced programs, and the sizes of a call."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from turbine.kernel.call.launcher import Key
 from turbine.kernel.program import program as programs
 from turbine.kernel.program import signature as signatures
 from turbine.kernel.program.blocks import Block, choose_blocks, sizes_of_products
-from turbine.kernel.program.program import Program
-from turbine.kernel.program.signature import Signature
+from turbine.kernel.program.program import KernelProgram
+from turbine.kernel.program.signature import KernelSignature
 from turbine.kernel.program.size_inference import bind_sizes
 from turbine.kernel.trace.op import describe
 from turbine.kernel.trace.tracer import Buffer, Tile, symbol_name
 from turbine.kernel.trace.types import BufferType, ScalarType, dtype_name, fits
 
 Function = Callable[..., Any]
-# The program of a call, every size of it, and what its code depends on.
-Call = tuple[Program, dict[Symbol, int], Key]
+# The program of a call, its sizes, and the facts that its code depends on.
+Call = tuple[KernelProgram, dict[Symbol, int], Key]
 
 
 class Definition:
@@ -41,7 +41,7 @@ class Definition:
     ) -> None:
         self.function = function
         self.grid = tuple(grid)
-        self.signature: Signature = signatures.parse(function)
+        self.signature: KernelSignature = signatures.parse(function)
         self.__name__ = function.__name__
         self.blocks = {symbol_name(symbol): value for symbol, value in (blocks or {}).items()}
         _check_blocks(self.signature, self.blocks)
@@ -49,7 +49,7 @@ class Definition:
         _check_specialized(self.signature, self.specialized)
         self.gradient: Gradient | None = None
         self.last_call: Call | None = None
-        self._programs: dict[tuple[tuple[str, str], ...], Program] = {}
+        self._programs: dict[tuple[tuple[str, str], ...], KernelProgram] = {}
         self._lock = threading.RLock()
 
     def bind_arguments(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class Definition:
         return {p.name: _check_argument(self.__name__, p, given, place) for p in passed}
 
     def resolve_call(self, named: Mapping[str, Any]) -> Call:
-        """The program of a call, every size of it, and what its code depends on."""
+        """The program of a call, its sizes, and the facts that its code depends on."""
         program = self.program(named)
         blocks = self.own_sizes(program)
         sizes = bind_sizes(self.signature, named, blocks)
@@ -90,8 +90,8 @@ class Definition:
             if named[p.name] is not None
         )
 
-    def program(self, named: Mapping[str, Any]) -> Program:
-        """The kernel traced for the arguments that are there and their types; once for each."""
+    def program(self, named: Mapping[str, Any]) -> KernelProgram:
+        """The kernel traced for these arguments and their types; traced once for each."""
         types = self._types(named)
         if types not in self._programs:
             with self._lock:
@@ -101,24 +101,24 @@ class Definition:
                 self._programs[types] = traced
         return self._programs[types]
 
-    def own_sizes(self, program: Program) -> dict[Symbol, int]:
-        """The sizes that are the kernel's own: given ones, and ones that are chosen."""
+    def own_sizes(self, program: KernelProgram) -> dict[Symbol, int]:
+        """The block sizes: those that the user set, and those that are chosen."""
         given = {Symbol(name): value for name, value in self.blocks.items()}
         chosen = {s: block.size for s, block in self.chosen_blocks(program).items()}
         return {**chosen, **given}
 
-    def chosen_blocks(self, program: Program) -> dict[Symbol, Block]:
-        """The sizes of tiles that the user left open, and why they are what they are."""
+    def chosen_blocks(self, program: KernelProgram) -> dict[Symbol, Block]:
+        """The block sizes that the user left open, with reasons."""
         chosen = choose_blocks(program, self.signature.size_symbols)
         return {s: block for s, block in chosen.items() if s.name not in self.blocks}
 
     def check_blocks(self, blocks: Mapping[str, int]) -> None:
-        """Complain about sizes for symbols that the kernel, as far as it was traced, lacks."""
+        """Raise for block sizes of symbols that the traced kernel does not have."""
         for program in self._programs.values():
             _check_used(self.signature, blocks, program)
 
 
-def _check_blocks(signature: Signature, blocks: Mapping[str, int]) -> None:
+def _check_blocks(signature: KernelSignature, blocks: Mapping[str, int]) -> None:
     for name, value in blocks.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise errors.KernelError(
@@ -128,8 +128,10 @@ def _check_blocks(signature: Signature, blocks: Mapping[str, int]) -> None:
             )
 
 
-def _check_used(signature: Signature, blocks: Mapping[str, int], program: Program) -> None:
-    """Complain about sizes for what a kernel does not name."""
+def _check_used(
+    signature: KernelSignature, blocks: Mapping[str, int], program: KernelProgram
+) -> None:
+    """Raise for block sizes of unknown symbols."""
     names = {symbol.name for symbol in program.size_symbols}
     for name in blocks:
         if name not in names:
@@ -140,7 +142,7 @@ def _check_used(signature: Signature, blocks: Mapping[str, int], program: Progra
             )
 
 
-def _check_specialized(signature: Signature, names: Collection[str]) -> None:
+def _check_specialized(signature: KernelSignature, names: Collection[str]) -> None:
     inferred = {symbol.name for symbol in signature.size_symbols}
     for name in names:
         if name not in inferred:
@@ -154,7 +156,7 @@ def _check_specialized(signature: Signature, names: Collection[str]) -> None:
 def _check_argument(
     kernel: str, parameter: Any, given: Mapping[str, Any], place: str | None
 ) -> Any:
-    """An argument of a call, if it is one that the parameter takes."""
+    """An argument of a call, checked against its parameter."""
     value = given.get(parameter.name, parameter.default)
     if value is parameter.default and value is not None and parameter.name not in given:
         if value is _EMPTY and not parameter.is_optional:

@@ -16,7 +16,7 @@ from turbine.kernel.backends import interpret
 from turbine.kernel.call import autograd
 from turbine.kernel.call.autograd import Gradient
 from turbine.kernel.call.definition import Call, Definition
-from turbine.kernel.call.launcher import Launcher, Variant, check_grid, separate_inputs
+from turbine.kernel.call.launcher import KernelLauncher, Variant, check_grid, separate_inputs
 from turbine.kernel.trace.types import BufferType
 from turbine.runtime.quick_call import QuickCall, is_shareable
 
@@ -43,8 +43,8 @@ class Kernel(Definition):
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self.__signature__ = self.signature.of_call()
-        self.launcher = Launcher(self.signature)
-        # Calls by their tensors' types and sizes, so that it is asked once what they mean.
+        self.launcher = KernelLauncher(self.signature)
+        # Resolved calls by types and sizes of their tensors.
         self._known: dict[tuple[Any, ...], tuple[Call, Variant]] = {}
         self._quick: tuple[QuickCall, int] | None = None
         self._op: Any = None
@@ -81,7 +81,7 @@ class Kernel(Definition):
         return self.op(*[named[p.name] for p in self.signature.passed])
 
     def run(self, named: Mapping[str, Any], args: tuple[Any, ...] | None = None) -> Any:
-        """Run the kernel on tensors that are no more than that; `args` may be remembered."""
+        """Run the kernel on plain CPU tensors; later calls like `args` take the fast path."""
         if config.is_interpreting():
             return self._interpret(named)
         facts = tuple(_fact(value) for value in named.values())
@@ -100,7 +100,7 @@ class Kernel(Definition):
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def repeat_call(self, args: tuple[Any, ...]) -> Any:
-        """The result of a call on tensors that is like the one before; None if it is not."""
+        """The fast path: the result of a call like the last one; None for other calls."""
         quick = self._quick
         if quick is None or len(args) != quick[1] or config.is_interpreting():
             return None
@@ -109,11 +109,11 @@ class Kernel(Definition):
     def _remember(
         self, variant: Variant, args: tuple[Any, ...], sizes: Mapping[Symbol, int]
     ) -> None:
-        """Take the short way for calls like this one, if there is one."""
+        """Set the fast path for calls like this one, if it applies."""
         slots = [*variant.call.inputs, *variant.call.results]
         plain = all(slot.dtype is not None and is_shareable(slot.dtype) for slot in slots)
         single = variant.outputs == 1 and not variant.report.sites
-        # Numbers are not passed as they are, be they left out or tensors without axes.
+        # Numbers need a conversion, which the fast path does not have.
         buffers = all(isinstance(p.type, BufferType) for p in variant.passed)
         if plain and single and buffers and all(isinstance(a, Tensor) for a in args):
             inspect = variant.inspect(sizes) if variant.report.alarms else None
@@ -147,7 +147,7 @@ class Kernel(Definition):
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def using(self, **blocks: int) -> Kernel:
-        """The same kernel with other sizes of tiles: `gemm.using(BM=32, BN=128)`."""
+        """The same kernel with other block sizes: `gemm.using(BM=32, BN=128)`."""
         self.check_blocks(blocks)
         made = Kernel(self.function, self.grid, {**self.blocks, **blocks}, self.specialized)
         made.gradient, made._origin = self.gradient, (self, blocks)
@@ -157,7 +157,7 @@ class Kernel(Definition):
 
     @property
     def op(self) -> Any:
-        """The PyTorch op, declared when it is needed first."""
+        """The PyTorch op, declared on first use."""
         if self._op is None:
             with self._lock:
                 if self._op is None:
@@ -214,7 +214,7 @@ class Kernel(Definition):
             self.gradient = autograd.of_function(self.signature, backward)
         return backward
 
-    # Looking into it
+    # Inspection
 
     def text(self, stage: str, *args: Any) -> str:
         """What becomes of the kernel: "fx" is its graph, "typed" the graph with proofs of bounds,
@@ -229,7 +229,7 @@ class Kernel(Definition):
 
     @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def _has_op(self) -> bool:
-        """See to it that the op is declared; Dynamo does not look at how."""
+        """Declare the op, without being traced by Dynamo."""
         return self.op is not None
 
     def explain_recompiles(self) -> str:
@@ -243,17 +243,17 @@ def _with_blocks(kernel: Kernel, blocks: dict[str, int]) -> Kernel:
     return kernel.using(**blocks)
 
 
-# Calls of different sizes that are kept in mind.
+# The number of resolved calls that are kept.
 _MOST_KNOWN = 4096
 
 
 def _fact(value: Any) -> Any:
-    """What of an argument the code may depend on."""
+    """The properties of an argument that code may depend on."""
     return (value.dtype, value.shape) if isinstance(value, Tensor) else value is None
 
 
 def _is_plain() -> bool:
-    """Whether no one but PyTorch's eager mode is to see a call."""
+    """Whether a call is in plain eager mode, without tracing, transforms or modes."""
     return not (
         _len_torch_function_stack()
         or _len_torch_dispatch_stack()
@@ -263,7 +263,7 @@ def _is_plain() -> bool:
 
 
 def _are_plain(named: Mapping[str, Any]) -> bool:
-    """Whether tensors are just that, on the CPU, and want no gradient."""
+    """Whether tensors are plain CPU tensors that need no gradient."""
     tensors = [value for value in named.values() if isinstance(value, Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False

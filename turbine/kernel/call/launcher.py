@@ -19,9 +19,9 @@ from turbine.kernel.backends.iree import module
 from turbine.kernel.backends.iree.module import Code
 from turbine.kernel.program import store_checks
 from turbine.kernel.program.facts import Facts
-from turbine.kernel.program.messages import Report
-from turbine.kernel.program.program import Program
-from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.messages import MessageTable
+from turbine.kernel.program.program import KernelProgram
+from turbine.kernel.program.signature import KernelSignature, Parameter
 from turbine.kernel.program.symbolic_sizes import Sizes, divides
 from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
 from turbine.ops import aliasing
@@ -37,7 +37,7 @@ _MOST_PROGRAMS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Key:
-    """What code is made for: the arguments that are there, their types, and sizes in the code."""
+    """The key of a variant: arguments that are passed, their types, and static sizes."""
 
     present: tuple[tuple[str, str], ...]
     static: tuple[tuple[str, int], ...]
@@ -49,34 +49,34 @@ class Key:
 
 @dataclass(frozen=True)
 class Variant:
-    """Code, and the divisors of sizes that it takes for granted."""
+    """Compiled code, and the divisibility facts that it assumes."""
 
-    program: Program
+    program: KernelProgram
     divisors: Mapping[Symbol, int]
     call: TensorCall
-    report: Report
+    report: MessageTable
 
     def serves(self, sizes: Mapping[Symbol, int]) -> bool:
-        """Whether it is right for a call with these sizes."""
+        """Whether the code is valid for a call with these sizes."""
         return all(sizes[s] % divisor == 0 for s, divisor in self.divisors.items())
 
     @cached_property
     def passed(self) -> list[Parameter]:
-        """What the code takes, in order."""
+        """The parameters of the code, in order."""
         return [p for p in self.program.parameters if p.is_passed]
 
     @cached_property
     def outputs(self) -> int:
-        """How many tensors it makes."""
+        """The number of tensors that the code allocates."""
         return len(self.program.of_usage("output"))
 
     @cached_property
     def written(self) -> list[str]:
-        """The arguments that it changes."""
+        """The arguments that the code mutates."""
         return [p.name for p in self.program.of_usage("inout")]
 
     def run(self, args: Mapping[str, Any], sizes: Mapping[Symbol, int]) -> list[Tensor]:
-        """The outputs; what is in-out is changed, and what the kernel has to say is said."""
+        """Call the code; writes in-out arguments, delivers messages, and returns the outputs."""
         given = separate_inputs(self.program, args) if self.written else args
         results = self.call([_to_tensor(p, given[p.name]) for p in self.passed])
         count = self.outputs + len(self.written)
@@ -92,16 +92,16 @@ class Variant:
 
 
 @dataclass
-class Launcher:
-    """The code of a kernel that was compiled so far."""
+class KernelLauncher:
+    """The compiled variants of a kernel."""
 
-    signature: Signature
+    signature: KernelSignature
     variants: CodeCache[Variant] = field(default_factory=CodeCache)
     reasons: list[str] = field(default_factory=list)  # why each was compiled, in order
-    # Grids for which it was looked whether programs store to one element.
+    # Grids that were checked for races between stores.
     verified: set[tuple[Key, tuple[bool, ...]]] = field(default_factory=set)
 
-    def variant(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
+    def variant(self, key: Key, program: KernelProgram, sizes: Mapping[Symbol, int]) -> Variant:
         """The code for a call, compiled if there is none."""
         counts = check_grid(program, sizes)
         several = key, tuple(count > 1 for count in counts)
@@ -110,7 +110,7 @@ class Launcher:
             self.verified.add(several)
         return self.variants.get(key, sizes, partial(self._compile, key, program, sizes))
 
-    def _compile(self, key: Key, program: Program, sizes: Mapping[Symbol, int]) -> Variant:
+    def _compile(self, key: Key, program: KernelProgram, sizes: Mapping[Symbol, int]) -> Variant:
         reason = self._reason(key, sizes)
         facts = facts_of(program, sizes, dict(key.static))
         code = write_main(program, facts)
@@ -136,7 +136,7 @@ class Launcher:
         return f"facts that the code used changed: {', '.join(sorted(broken))}"
 
 
-def separate_inputs(program: Program, args: Mapping[str, Any]) -> dict[str, Any]:
+def separate_inputs(program: KernelProgram, args: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call, with copies of the inputs that share memory with an in-out buffer.
 
     An input is read as it was before the call, wherever the kernel runs. In-out buffers that share
@@ -166,12 +166,12 @@ def separate_inputs(program: Program, args: Mapping[str, Any]) -> dict[str, Any]
     return separate
 
 
-def facts_of(program: Program, sizes: Sizes, static: Mapping[str, int]) -> Facts:
-    """What is known of a call: sizes in the code, and which blocks divide the others."""
+def facts_of(program: KernelProgram, sizes: Sizes, static: Mapping[str, int]) -> Facts:
+    """The facts of a call: static sizes, and which sizes are multiples of block sizes."""
     known = {Symbol(name): value for name, value in static.items()}
     divisors: dict[Symbol, int] = {}
     for symbol, size in sizes.items():
-        # Everything divides 0: code for that alone would be of no use later.
+        # Everything divides 0: code specialized for that would not serve other calls.
         if symbol in known or (isinstance(size, int) and size == 0):
             continue
         blocks = {known[s] for s in _divisors(program, symbol) if s in known}
@@ -181,7 +181,7 @@ def facts_of(program: Program, sizes: Sizes, static: Mapping[str, int]) -> Facts
     return Facts(known, divisors, program.ranges)
 
 
-def _divisors(program: Program, symbol: Symbol) -> set[Symbol]:
+def _divisors(program: KernelProgram, symbol: Symbol) -> set[Symbol]:
     """The symbols by which a size is divided, in the grid and in limits of loops."""
     counts = [*program.grid, *(r.last for r in program.ranges.values())]
     found: set[Symbol] = set()
@@ -193,8 +193,8 @@ def _divisors(program: Program, symbol: Symbol) -> set[Symbol]:
     return found
 
 
-def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> list[int]:
-    """How many programs there are along each axis, if they can be counted."""
+def check_grid(program: KernelProgram, sizes: Mapping[Symbol, int]) -> list[int]:
+    """The number of programs along each axis, if it is known."""
     counts = [count.evaluate(sizes) for count in program.grid]
     for axis, (count, number) in enumerate(zip(program.grid, counts, strict=True)):
         if not 0 <= number <= _MOST_PROGRAMS:
@@ -207,14 +207,14 @@ def check_grid(program: Program, sizes: Mapping[Symbol, int]) -> list[int]:
     return counts
 
 
-def write_main(program: Program, facts: Facts) -> Code:
+def write_main(program: KernelProgram, facts: Facts) -> Code:
     """The kernel as a module of its own, for the configured target: what calls, text and
     reports show and run."""
     return module.write(program, facts, _ENTRY, host.default_target(), public=True)
 
 
-def load_code(program: Program, code: Code, mflop: float) -> TensorCall:
-    """The function of a module, ready to be called on tensors."""
+def load_code(program: KernelProgram, code: Code, mflop: float) -> TensorCall:
+    """Load the function of a module, to be called on tensors."""
     target = host.default_target()
     made = pipeline.compile_ir(code.text.encode(), target)
     run_trace.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
@@ -234,7 +234,7 @@ def _slot(parameter: Parameter) -> Slot:
 
 
 def scalar_dtype(type: ScalarType) -> Dtype:
-    """The type in which a number is passed, in a tensor without axes."""
+    """The dtype of the 0-d tensor in which a number is passed."""
     return dtypes.from_spelling(module.scalar_element(type.dtype))
 
 
@@ -246,20 +246,20 @@ def _to_tensor(parameter: Parameter, value: Any) -> Tensor:
 
 
 def number_tensor(type: ScalarType, value: Any) -> Tensor:
-    """A number as it is passed; small floats are rounded where they are computed with."""
+    """A number as a 0-d tensor; small floats are rounded in the code."""
     passed = scalar_dtype(type)
     if type.dtype.kind == "float":
         return tensor_of(value, passed)
     return tensor_of(value, type.dtype).view(passed.torch)
 
 
-def convert_arguments(program: Program, args: Mapping[str, Any]) -> list[Tensor]:
-    """The arguments of a call as its code takes them."""
+def convert_arguments(program: KernelProgram, args: Mapping[str, Any]) -> list[Tensor]:
+    """The arguments of a call in the form of its code."""
     return [_to_tensor(p, args[p.name]) for p in program.parameters if p.is_passed]
 
 
-def operations_of(program: Program, sizes: Mapping[Symbol, int]) -> float:
-    """About how many operations a call is."""
+def operations_of(program: KernelProgram, sizes: Mapping[Symbol, int]) -> float:
+    """An estimate of a call's FLOP count."""
     elements = 0.0
     for parameter in program.parameters:
         if isinstance(parameter.type, BufferType) and parameter.type.usage != "temporary":

@@ -33,8 +33,8 @@ from turbine.kernel.call.launcher import (
 from turbine.kernel.program import signature as signatures
 from turbine.kernel.program import symbolic_sizes
 from turbine.kernel.program.facts import Facts
-from turbine.kernel.program.program import Program
-from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.program import KernelProgram
+from turbine.kernel.program.signature import KernelSignature, Parameter
 from turbine.kernel.program.symbolic_sizes import Size
 from turbine.kernel.trace.types import BufferType, ScalarType
 from turbine.mlir import constants, flow, scalars
@@ -44,14 +44,14 @@ from turbine.ops.declared_op import DeclaredOp
 from turbine.ops.ir_builder import Builder
 
 NAMESPACE = "tk"
-# What a namespace of PyTorch's has for itself.
+# Names that a namespace of torch.ops has itself.
 _RESERVED = {"name"}
-# How schemas spell numbers.
+# Names of number types in schemas.
 _NUMBERS = {"float": "float", "bool": "bool", "int": "SymInt", "uint": "SymInt"}
 
 
 def declare(kernel: Definition, run: Callable[..., Any]) -> DeclaredOp:
-    """The op of a kernel, in the namespace `tk`; of one whose name is taken, with a number."""
+    """Declare the op of a kernel in the namespace `tk`; a number makes its name unique."""
     name = _free_name(kernel.__name__)
     rules = _Rules(kernel, name)
     op = custom_op(schema_text(kernel.signature, name))(rules.shapes)
@@ -62,10 +62,10 @@ def declare(kernel: Definition, run: Callable[..., Any]) -> DeclaredOp:
     return op
 
 
-def schema_text(signature: Signature, name: str) -> str:
-    """What the op takes and gives, as PyTorch spells it."""
+def schema_text(signature: KernelSignature, name: str) -> str:
+    """The schema of the op."""
     passed = signature.passed
-    # PyTorch wants defaults at the end.
+    # Parameters with defaults have to be last.
     required = [place for place, p in enumerate(passed, start=1) if _default(p) is None]
     first_default = required[-1] if required else 0
     arguments = [
@@ -91,7 +91,7 @@ def _default(parameter: Parameter) -> str | None:
 
 
 def _free_name(wanted: str) -> str:
-    """A name that no op has."""
+    """A unique name."""
     base = re.sub(r"\W", "_", wanted, flags=re.ASCII)
     name, count = base, 0
     while name in _RESERVED or _exists(name) or _exists(f"{name}_functional"):
@@ -106,18 +106,18 @@ def _exists(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Rules:
-    """What a kernel is in each place where an op is called."""
+    """The registrations of a kernel's op: meta, autograd, FLOP count and emission."""
 
     kernel: Definition
     name: str
 
     @cached_property
     def written(self) -> list[Parameter]:
-        """The arguments that a call changes."""
+        """The arguments that a call mutates."""
         return [p for p in self.kernel.signature.buffers if p.usage == "inout"]
 
     def shapes(self, *args: Any) -> Any:
-        """The outputs, without data, of tensors without data."""
+        """The fake outputs for fake arguments."""
         program, sizes = self._resolve_call(args)
         if program.is_printing:
             SPEAKING.update({f"{NAMESPACE}::{self.name}", f"{NAMESPACE}::{self.name}_functional"})
@@ -133,12 +133,12 @@ class _Rules:
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def operations(self, *args: Any) -> float:
-        """About how many operations a call on tensors without data is."""
+        """An estimate of the FLOP count of a call on fake tensors."""
         program, sizes = self._resolve_call(args)
         return operations_of(program, {symbol: hint(size) for symbol, size in sizes.items()})
 
     def emit(self, builder: Builder, *args: Any) -> list[Value | None]:
-        """The kernel as a function of the module, and a call of it."""
+        """Emit the kernel as a function of the module, and a call of it."""
         program, sizes = self._resolve_call(builder.examples)
         facts = _facts(program, sizes)
         function = f"{self.name}_{_digest(program, facts)}"
@@ -153,13 +153,13 @@ class _Rules:
         return [*given, *(None if values[p.name] is None else next(results) for p in self.written)]
 
     def setup_context(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
-        """Keep what the gradient of a call will need."""
+        """Save what the gradient needs."""
         gradient = self.kernel.gradient
         if gradient is not None and gradient.setup_context is not None:
             gradient.setup_context(ctx, inputs, output)
 
     def backward(self, ctx: Any, *grads: Any) -> Any:
-        """The gradients of the inputs, if the kernel was given a way to compute them."""
+        """The gradients of the inputs, if a backward is registered."""
         gradient = self.kernel.gradient
         if gradient is not None:
             return gradient.backward(ctx, *grads)
@@ -177,8 +177,8 @@ class _Rules:
         names = [p.name for p in self.kernel.signature.passed]
         return dict(zip(names, args, strict=True))
 
-    def _resolve_call(self, args: Sequence[Any]) -> tuple[Program, dict[Symbol, Size]]:
-        """The program of a call, and every size of it as far as it is known."""
+    def _resolve_call(self, args: Sequence[Any]) -> tuple[KernelProgram, dict[Symbol, Size]]:
+        """The program of a call, and its sizes as far as they are known."""
         kernel, named = self.kernel, self._bind_arguments(args)
         program = kernel.program(named)
         sizes = symbolic_sizes.bind_sizes(kernel.signature, named, kernel.own_sizes(program))
@@ -191,13 +191,13 @@ class _Rules:
         return program, sizes
 
 
-def _facts(program: Program, sizes: dict[Symbol, Size]) -> Facts:
-    """Numbers become part of the code; of other sizes, it is known what divides them."""
+def _facts(program: KernelProgram, sizes: dict[Symbol, Size]) -> Facts:
+    """The facts of a traced call: static sizes, and divisors of dynamic ones."""
     known = {symbol.name: size for symbol, size in sizes.items() if isinstance(size, int)}
     return facts_of(program, sizes, known)
 
 
-def _digest(program: Program, facts: Facts) -> str:
+def _digest(program: KernelProgram, facts: Facts) -> str:
     """A key that differs between specializations of a kernel."""
     types = [str(parameter) for parameter in program.parameters]
     numbers = [sorted((str(s), n) for s, n in of.items()) for of in (facts.known, facts.divisors)]
@@ -205,7 +205,7 @@ def _digest(program: Program, facts: Facts) -> str:
 
 
 def _operand(builder: Builder, parameter: Parameter, value: Any) -> Value:
-    """An argument as the function takes it: numbers are tensors without axes."""
+    """An argument of the emitted function: numbers are 0-d tensors."""
     if isinstance(parameter.type, BufferType):
         assert isinstance(value, Value)
         return value

@@ -18,13 +18,13 @@ from turbine.kernel.inspection import printer, roofline
 from turbine.kernel.inspection.peaks import Peaks, peaks
 from turbine.kernel.inspection.roofline import Work
 from turbine.kernel.program.facts import Facts
-from turbine.kernel.program.program import Program
+from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.trace.types import BufferType, DtypeSymbol
 from turbine.tables import bytes_text, table
 
 
 @dataclass(frozen=True)
-class Report:
+class CallReport:
     """What a call of a kernel comes to; print it to read it."""
 
     typed: str  # the graph, with types and proofs
@@ -47,7 +47,7 @@ class Report:
         return "\n".join(_lines(self))
 
 
-def explain(kernel: Kernel, *args: Any) -> Report:
+def explain(kernel: Kernel, *args: Any) -> CallReport:
     """Run a kernel on tensors, and say what its code is made of and how fast it is.
 
     >>> import torch, turbine.kernel as tk, turbine.kernel.lang as tkl
@@ -71,7 +71,7 @@ def explain(kernel: Kernel, *args: Any) -> Report:
     typed = printer.typed_text(shown)
     code, facts = printer.code_of(shown)
     compiled = pipeline.compile_ir(code.text.encode(), host.default_target())
-    return Report(
+    return CallReport(
         typed,
         tuple(count.evaluate(sizes) for count in program.grid),
         {str(s): (value, _source(kernel, s)) for s, value in sizes.items()},
@@ -97,7 +97,7 @@ def _source(kernel: Kernel, symbol: Symbol) -> str:
     return "chosen"
 
 
-def _recompiles(kernel: Kernel, program: Program, facts: Facts) -> Iterator[str]:
+def _recompiles(kernel: Kernel, program: KernelProgram, facts: Facts) -> Iterator[str]:
     """What a call may change that needs other code."""
     yield from (f"{s} % {facts.divisors[s]} != 0" for s in sorted(facts.used, key=str))
     own = kernel.own_sizes(program)
@@ -111,7 +111,7 @@ def _recompiles(kernel: Kernel, program: Program, facts: Facts) -> Iterator[str]
             yield f"{parameter.name} {'left out' if parameter.name in present else 'given'}"
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: CallReport) -> Iterator[str]:
     yield report.typed
     counts = " x ".join(map(str, report.grid)) or "1"
     yield f"grid: {counts} = {prod(report.grid)} programs"
@@ -138,7 +138,7 @@ def _lines(report: Report) -> Iterator[str]:
 _HEAD = ("", "of a call", "a second", "at most")
 
 
-def _speed_rows(report: Report) -> Iterator[tuple[str, ...]]:
+def _speed_rows(report: CallReport) -> Iterator[tuple[str, ...]]:
     work, limits = report.work, report.peaks
     megabytes, rate = work.bytes / 1e6, work.bytes / report.seconds / 1e9
     yield "moved", f"{megabytes:.2f} MB", f"{rate:.2f} GB", f"{limits.bandwidth / 1e9:.1f} GB"

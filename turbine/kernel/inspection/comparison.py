@@ -25,7 +25,7 @@ from turbine.kernel.call.launcher import Key, convert_arguments, facts_of, load_
 from turbine.kernel.lang.memory import store
 from turbine.kernel.lang.shapes import new_axes
 from turbine.kernel.program import program as programs
-from turbine.kernel.program.program import Program
+from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.program.signature import Parameter
 from turbine.kernel.trace import tracer
 from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, Trace, user_line
@@ -49,7 +49,7 @@ _MOST_ELEMENTS = 2**24
 
 
 @dataclass(frozen=True)
-class Report:
+class CheckReport:
     """How far interpreter and code are apart in each output; print it to read it."""
 
     kernel: str
@@ -88,7 +88,7 @@ class Tolerance:
 
 def check(
     kernel: Kernel, *args: Any, rtol: float | None = None, atol: float | None = None
-) -> Report:
+) -> CheckReport:
     """Run a kernel in the interpreter and compiled, and compare what it writes.
 
     Where they differ, the error names the first op whose value does, with its line, the program
@@ -112,7 +112,7 @@ def check(
             number = int(pair.interpreted[parameter.name].writer[found.at])
             raise _first_op(kernel, pair, parameter.name, found, number)
         differences[parameter.name] = pair.distance(parameter.name)
-    return Report(kernel.__name__, differences)
+    return CheckReport(kernel.__name__, differences)
 
 
 class _Pair:
@@ -120,7 +120,7 @@ class _Pair:
 
     def __init__(
         self,
-        program: Program,
+        program: KernelProgram,
         sizes: Mapping[Symbol, int],
         key: Key,
         named: Mapping[str, Any],
@@ -174,7 +174,7 @@ def largest(tensor: Tensor) -> float:
 
 
 def _run_compiled(
-    program: Program, sizes: Mapping[Symbol, int], key: Key, named: Mapping[str, Any]
+    program: KernelProgram, sizes: Mapping[Symbol, int], key: Key, named: Mapping[str, Any]
 ) -> dict[str, Tensor]:
     code = write_main(program, facts_of(program, sizes, dict(key.static)))
     call = load_code(program, code, 0.0)
@@ -298,7 +298,7 @@ def _turns(
 
 def _probe(
     kernel: Kernel, pair: _Pair, probes: Sequence[Probe], wanted: range, number: int
-) -> Program:
+) -> KernelProgram:
     """The kernel, with stores of what some of its ops give in one program."""
     buffers = [Parameter(_name(place), probes[place].buffer) for place in wanted]
     number_of: Expr = as_expr(-number)
@@ -333,7 +333,7 @@ def _retrace(
     present: Sequence[Parameter],
     watch: Callable[..., Callable[[str, Tile], None]],
     buffers: Sequence[Parameter] = (),
-) -> Program:
+) -> KernelProgram:
     """The kernel traced again, while someone looks on."""
     signature = replace(kernel.signature, parameters=(*kernel.signature.parameters, *buffers))
 

@@ -74,7 +74,7 @@ def _in_products() -> float:
 def _in_registers(cores: int) -> float:
     """Operations a second of multiply-adds in registers, on all cores."""
     target, groups = host.default_target(), _GROUPS_PER_CORE * cores
-    code = pipeline.compile_ir(_loop_text(target, groups).encode(), target)
+    code = pipeline.compile_ir(loop_text(target, groups).encode(), target)
     results = [Slot(dtypes.from_torch_name("float32"))]
     call = TensorCall.load(code.data, TASK, "main", [], results)
     operations = 2 * _CHAINS * _lanes(target) * _TURNS * groups
@@ -85,7 +85,7 @@ def _lanes(target: Target) -> int:
     return target.vector_bytes // 4
 
 
-def _loop_text(target: Target, groups: int) -> str:
+def loop_text(target: Target, groups: int) -> str:
     """A dispatch whose workgroups repeat independent multiply-adds, and give their sums."""
     vector, places = f"vector<{_lanes(target)}xf32>", range(_CHAINS)
     starts = [f"%start{i} = arith.constant dense<{i}.0> : {vector}" for i in places]

@@ -21,7 +21,7 @@ from turbine.kernel.lang.control_flow import Body, cond_op, for_op, output_of, r
 from turbine.kernel.program import program as programs
 from turbine.kernel.program.blocks import Block
 from turbine.kernel.program.facts import Facts
-from turbine.kernel.program.program import Program
+from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.program.signature import Parameter
 from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.types import DtypeSymbol, TileType, dtype_name
@@ -33,7 +33,7 @@ from turbine.tables import table
 class Seen:
     """A kernel for some arguments: its program, and what is known of sizes."""
 
-    program: Program
+    program: KernelProgram
     facts: Facts
     chosen: dict[Symbol, Block]
 
@@ -94,7 +94,7 @@ def typed_text(shown: Seen) -> str:
 
 @dataclass
 class _Printer:
-    program: Program
+    program: KernelProgram
     facts: Facts | None = None
     names: dict[fx.Node, str] = field(default_factory=dict)
     taken: dict[str, int] = field(default_factory=dict)
@@ -319,7 +319,7 @@ def plan_text(shown: Seen) -> str:
 class _Fused:
     """Ops without code of their own, and from where a region takes them."""
 
-    program: Program
+    program: KernelProgram
     nodes: set[fx.Node]
     outer: dict[fx.Node, fx.Node] = field(default_factory=dict)
 

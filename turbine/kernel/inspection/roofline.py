@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import fx
 
-from turbine.algebra import Expr, Range, Symbol
+from turbine.algebra import Expr, Interval, Symbol
 from turbine.dtypes import Dtype
 from turbine.kernel.inspection.peaks import Peaks
 from turbine.kernel.lang import control_flow, products, reductions, scans
 from turbine.kernel.lang.control_flow import Body
-from turbine.kernel.program.program import Program
+from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.types import BufferType, TileType
 from turbine.kernel.trace.validity import Bound
@@ -50,7 +50,7 @@ def seconds_of(call: Callable[[], object], at_most: float = 0.2) -> float:
     return statistics.median(seconds)
 
 
-def work_of(program: Program, sizes: Mapping[Symbol, int]) -> Work:
+def work_of(program: KernelProgram, sizes: Mapping[Symbol, int]) -> Work:
     """About what a call does: an op of an element counts one, whichever it is."""
     programs = prod(count.evaluate(sizes) for count in program.grid)
     counting = _Counting(dict(sizes), program.ranges)
@@ -60,7 +60,7 @@ def work_of(program: Program, sizes: Mapping[Symbol, int]) -> Work:
     return Work(programs * counting.operations(program.graph), bytes_of(program, sizes))
 
 
-def bytes_of(program: Program, sizes: Mapping[Symbol, int]) -> int:
+def bytes_of(program: KernelProgram, sizes: Mapping[Symbol, int]) -> int:
     """What is read and written at least: each tensor once, what is in-out twice."""
     total = 0
     for parameter in program.of_usage("input", "output", "inout"):
@@ -77,9 +77,9 @@ class _Counting:
     """Counts for one program in the middle of the grid, and a turn in the middle of each loop."""
 
     known: dict[Symbol, int]
-    ranges: Mapping[Symbol, Range]
+    ranges: Mapping[Symbol, Interval]
 
-    def settle(self, counter: Symbol, within: Range) -> int:
+    def settle(self, counter: Symbol, within: Interval) -> int:
         """Take a counter for the one in the middle; gives how many there are."""
         first, last = (e.substitute(self.known).number or 0 for e in (within.first, within.last))
         self.known[counter] = (first + last) // 2
@@ -102,7 +102,7 @@ class _Counting:
         start, stop, step, _, body, _ = args
         assert body.counter is not None
         ends = (start, stop - 1) if step > 0 else (stop + 1, start)
-        turns = self.settle(body.counter, Range(*ends))
+        turns = self.settle(body.counter, Interval(*ends))
         inner: float = self.operations(body.graph)
         return inner * turns / abs(int(step))
 

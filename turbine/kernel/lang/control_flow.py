@@ -17,8 +17,8 @@ from turbine.algebra import (
     Atom,
     Expr,
     Extreme,
+    Interval,
     Quotient,
-    Range,
     Symbol,
     ceiling,
     larger,
@@ -128,7 +128,7 @@ class _Numbers:
     by: Expr | int = 1
 
     @property
-    def range(self) -> Range | None:
+    def range(self) -> Interval | None:
         """The counts, if their limits are known before the loop is reached."""
         return _range(self.start, self.stop, self.step)
 
@@ -139,10 +139,10 @@ def _is_count(expr: Expr) -> bool:
     return sizes and all(factor > 0 for _, factor in expr.terms)
 
 
-def _range(begin: Expr, limit: Expr, step: int) -> Range | None:
+def _range(begin: Expr, limit: Expr, step: int) -> Interval | None:
     if any(s.kind == "data" for s in (*begin.symbols, *limit.symbols)):
         return None
-    return Range(begin, limit - 1) if step > 0 else Range(limit + 1, begin)
+    return Interval(begin, limit - 1) if step > 0 else Interval(limit + 1, begin)
 
 
 def while_loop(

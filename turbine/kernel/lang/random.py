@@ -72,7 +72,7 @@ def rand(seed: Any, offset: Any) -> Tile:
 
         tkl.rand(0, tkl.arange(3))  # [0.798093 0.0555176 0.0388988]
     """
-    return _uniform(_words(seed, offset, "rand")[0])
+    return to_uniform(_words(seed, offset, "rand")[0])
 
 
 def randn(seed: Any, offset: Any) -> Tile:
@@ -87,8 +87,8 @@ def randn(seed: Any, offset: Any) -> Tile:
         tkl.randn(0, tkl.arange(3))  # [0.0465515 -0.388361 -1.63795]
     """
     words = _words(seed, offset, "randn")
-    radius = sqrt(-2.0 * log(maximum(_uniform(words[0]), 1.0e-7)))
-    return _tile(radius * cos(2.0 * math.pi * _uniform(words[1])))
+    radius = sqrt(-2.0 * log(maximum(to_uniform(words[0]), 1.0e-7)))
+    return _tile(radius * cos(2.0 * math.pi * to_uniform(words[1])))
 
 
 def randint(seed: Any, offset: Any, low: Any, high: Any) -> Tile:
@@ -160,7 +160,8 @@ def _key(seed: Any, what: str) -> tuple[Any, Any]:
     return wide & _WORD, (wide >> 32) & _WORD
 
 
-def _uniform(word: Tile) -> Tile:
+def to_uniform(word: Tile) -> Tile:
+    """A 32-bit word as an f32 from 0 to below 1."""
     folded = where(word > 0x7FFFFFFF, _WORD - word, word)
     return _tile(folded.to(I32).to(F32) * 4.6566127342e-10)
 

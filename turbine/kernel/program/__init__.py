@@ -1,1 +1,1 @@
-"""A traced kernel: its parameters, its graph, and what is known of its sizes."""
+"""A traced kernel: its parameters, its graph, and facts about its sizes."""

@@ -1,4 +1,4 @@
-"""Sizes of tiles that a user left open."""
+"""Choose the block sizes that a user left open."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from turbine.algebra import Expr, Symbol
 from turbine.kernel.lang.products import dot
-from turbine.kernel.program.program import Program, nodes_of
+from turbine.kernel.program.program import KernelProgram, nodes_of
 from turbine.kernel.trace.op import arguments
 from turbine.kernel.trace.types import BufferType, TileType
 
 
 @dataclass(frozen=True)
 class Block:
-    """A chosen size, and for what."""
+    """A chosen block size, with the reason."""
 
     size: int
     why: str
@@ -29,8 +29,8 @@ _SUMMED = Block(256, "the contraction of a product")
 _BOTH = Block(64, "products that feed each other")
 
 
-def choose_blocks(program: Program, inferred: Collection[Symbol]) -> dict[Symbol, Block]:
-    """A size for each symbol that is not inferred, except those in shapes of outputs."""
+def choose_blocks(program: KernelProgram, inferred: Collection[Symbol]) -> dict[Symbol, Block]:
+    """A block size for each symbol that is not inferred, except those in output shapes."""
     chosen = {**_by_axis(program), **_of_products(program)}
     types = [p.type for p in program.of_usage("output")]
     shapes = [type.shape for type in types if isinstance(type, BufferType)]
@@ -39,21 +39,21 @@ def choose_blocks(program: Program, inferred: Collection[Symbol]) -> dict[Symbol
     return {s: block for s, block in chosen.items() if s not in left_out and s.kind == "size"}
 
 
-def sizes_of_products(program: Program) -> set[Symbol]:
-    """The symbols in sizes of tiles that are multiplied: code is fast where they are known."""
+def sizes_of_products(program: KernelProgram) -> set[Symbol]:
+    """The symbols in sizes of operands of dots: code is fast if they are static."""
     return {
         s for shapes in _products(program) for shape in shapes for e in shape for s in e.symbols
     }
 
 
-def _products(program: Program) -> list[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
-    """The shapes of the operands of each product."""
+def _products(program: KernelProgram) -> list[tuple[tuple[Expr, ...], tuple[Expr, ...]]]:
+    """The shapes of the operands of each dot."""
     dots = [node for node in nodes_of(program.graph) if node.target is dot]
     return [(a.meta["type"].shape, b.meta["type"].shape) for a, b, *_ in map(arguments, dots)]
 
 
-def _of_products(program: Program) -> dict[Symbol, Block]:
-    """Large tiles, unless what is summed in one product is a side of another's result."""
+def _of_products(program: KernelProgram) -> dict[Symbol, Block]:
+    """Large tiles, unless a contracted axis of one dot is an axis of another's result."""
     results: set[Symbol] = set()
     summed: set[Symbol] = set()
     for a, b in _products(program):
@@ -64,8 +64,8 @@ def _of_products(program: Program) -> dict[Symbol, Block]:
     return {**dict.fromkeys(summed, _SUMMED), **dict.fromkeys(results, _RESULT)}
 
 
-def _by_axis(program: Program) -> dict[Symbol, Block]:
-    """Long rows of tiles with several axes, as memory is read best in line."""
+def _by_axis(program: KernelProgram) -> dict[Symbol, Block]:
+    """Long rows for tiles with several axes: contiguous reads are fastest."""
     alone: set[Symbol] = set()
     last: set[Symbol] = set()
     before: set[Symbol] = set()

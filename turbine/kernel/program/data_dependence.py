@@ -1,4 +1,4 @@
-"""Find which values of a kernel come from what it loads: a graph in, its nodes out."""
+"""Find the values of a kernel that depend on loaded data: a graph in, nodes out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SOURCES = (memory.load, memory.gather, atomics.atomic_block, atomics.atomic_sca
 
 
 def drop_other_checks(graph: fx.Graph) -> None:
-    """Remove checks of indices that do not come from loaded data, unless they were asked for."""
+    """Remove index checks that do not depend on loaded data, unless the user requested them."""
     loaded = Loaded()
     loaded.visit(graph)
     for node in list(_nodes(graph)):
@@ -38,7 +38,7 @@ def _nodes(graph: fx.Graph) -> Iterator[fx.Node]:
 
 @dataclass(frozen=True)
 class Regions:
-    """The regions of a loop, a branch or a scan, and what they are given."""
+    """The regions of a loop, a branch or a scan, and their arguments."""
 
     carried: Sequence[fx.Node]  # the first values of their first placeholders
     bodies: Sequence[tuple[Body, Sequence[fx.Node]]]  # with what each uses from around it
@@ -66,12 +66,12 @@ REGIONS: dict[Any, Callable[..., Regions]] = {
 
 @dataclass
 class Loaded:
-    """Nodes, results of loops as (node, place), and symbols that come from loaded data."""
+    """Nodes, results of loops as (node, index), and symbols that depend on loaded data."""
 
     values: set[Any] = field(default_factory=set)
 
     def visit(self, graph: fx.Graph) -> None:
-        """Follow what is loaded through a region."""
+        """Propagate dependence through a region."""
         for node in graph.nodes:
             if node.op != "call_function":
                 continue
@@ -96,7 +96,7 @@ class Loaded:
         return isinstance(argument, Expr) and not self.values.isdisjoint(argument.symbols)
 
     def _visit_regions(self, node: fx.Node, regions: Regions) -> None:
-        """Follow what a loop carries until nothing more comes of it."""
+        """Propagate dependence through a loop's carried values, to a fixed point."""
         if node.target is control_flow.for_op and any(map(self._has_loaded, node.args[:2])):
             self.values.add(_counter(regions))
         last = output_of(regions.bodies[-1][0].graph)

@@ -1,11 +1,11 @@
-"""What is known about sizes when code is made, and what was used of it."""
+"""Facts about sizes at compile time, and which of them code has used."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from turbine.algebra import Expr, Range, Symbol, is_never_negative, symbol
+from turbine.algebra import Expr, Interval, Symbol, is_never_negative, symbol
 from turbine.kernel.trace.validity import Bound
 
 
@@ -18,7 +18,7 @@ class Facts:
 
     known: Mapping[Symbol, int]
     divisors: Mapping[Symbol, int]
-    ranges: Mapping[Symbol, Range]
+    ranges: Mapping[Symbol, Interval]
     used: set[Symbol] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -30,7 +30,7 @@ class Facts:
         self._divided = _substitute(self.ranges, self._multiples)
 
     def simplify(self, expr: Expr) -> Expr:
-        """The expression with what is part of the code."""
+        """The expression with static sizes substituted."""
         return expr.substitute(self.known)
 
     def is_proven(self, expr: Expr) -> bool:
@@ -44,24 +44,24 @@ class Facts:
         return True
 
     def starts_inside(self, bound: Bound) -> bool:
-        """Whether no lane lies before the first element."""
+        """Whether no lane is before the first element."""
         return self.is_proven(bound.offset)
 
     def ends_inside(self, bound: Bound, size: Expr) -> bool:
-        """Whether no lane lies behind the last element."""
+        """Whether no lane is past the last element."""
         return self.is_proven(bound.limit - bound.offset - size)
 
 
 def _substitute(
-    ranges: Mapping[Symbol, Range], values: Mapping[Symbol, Expr | int]
-) -> dict[Symbol, Range]:
+    ranges: Mapping[Symbol, Interval], values: Mapping[Symbol, Expr | int]
+) -> dict[Symbol, Interval]:
     return {
-        counter: Range(within.first.substitute(values), within.last.substitute(values))
+        counter: Interval(within.first.substitute(values), within.last.substitute(values))
         for counter, within in ranges.items()
     }
 
 
-def _closure(expr: Expr, ranges: Mapping[Symbol, Range]) -> set[Symbol]:
+def _closure(expr: Expr, ranges: Mapping[Symbol, Interval]) -> set[Symbol]:
     """The symbols of an expression, and of the ranges of its counters."""
     found: set[Symbol] = set()
     pending = list(expr.symbols)

@@ -1,4 +1,4 @@
-"""What kernels have to say while they run: prints and failed assertions, as text and errors."""
+"""Messages of running kernels: prints as text, failed assertions as errors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from turbine.kernel.trace.types import TileType
 
 # Words of 64 bits that the prints of one launch may fill.
 LOG_WORDS = 1 << 16
-# A failed assertion is a number from which the program's is taken away: the first one stays.
+# A failed assertion is a constant minus the program's number: the maximum is the first.
 ALARM = 1 << 62
 # Assertions that one kernel may have.
 MOST_ALARMS = 256
-# Behind them, the first bad index of each workgroup: 1 + the alarm's place, the program, the index.
+# After them, the first bad index of each workgroup: 1 + the alarm's index, program, index.
 RECORD_WORDS = 3
 
 
@@ -54,8 +54,8 @@ class Indexed:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What compiled code may have to say."""
+class MessageTable:
+    """The prints and assertions of compiled code, by which its messages are read."""
 
     sites: tuple[Site, ...] = ()
     alarms: tuple[Alarm, ...] = ()
@@ -80,7 +80,7 @@ def _raise(
     grid: Sequence[int],
     sizes: Mapping[Symbol, int],
 ) -> None:
-    """Raise for the first program that has something to complain about."""
+    """Raise for the first program with a failed assertion."""
     number = ALARM - max(words[: len(alarms)])
     ids = program_ids(number, grid)
     first = alarms[words.index(ALARM - number)]
@@ -99,7 +99,7 @@ def _raise(
 def bad_index(
     indexed: Indexed, size: int, value: int, ids: Sequence[int], line: str | None
 ) -> errors.KernelError:
-    """The error for an index that names no element."""
+    """The error for an index out of range."""
     wraps = "; negative ones do not count from the end" if value < 0 else ""
     range_text = f"from 0 to {size - 1}{wraps}" if size else "of a tensor that has elements"
     return errors.KernelError(
@@ -114,13 +114,13 @@ def bad_index(
 def assertion_error(
     message: str, ids: Sequence[int], lane: str, line: str | None
 ) -> errors.KernelError:
-    """The error for an assertion that does not hold."""
+    """The error for a failed assertion."""
     where = f"program {tuple(ids)}{lane}"
     return errors.KernelError(f"an assertion fails: {message} ({where})", where=line)
 
 
 def program_ids(number: int, grid: Sequence[int]) -> tuple[int, ...]:
-    """Where a program stands in the grid."""
+    """The position of a program in the grid."""
     ids = []
     for size in reversed(grid):
         ids.append(number % size)
@@ -145,7 +145,7 @@ def _show(
 
 
 def line(site: Site, ids: Sequence[int], texts: Sequence[str]) -> str:
-    """A line that a print shows."""
+    """The text of one print."""
     named = texts if site.label is None else [f"{site.label}:", *texts]
     return f"{site.line} program {tuple(ids)}: {' '.join(named)}\n"
 
@@ -180,7 +180,7 @@ def _numbers(words: Any, dtype: Dtype) -> list[Any]:
 
 
 def format_tile(numbers: Sequence[Any], held: Sequence[bool], shape: Sequence[int]) -> str:
-    """The numbers of a tile; a dot for lanes that hold none."""
+    """The elements of a tile; a dot for masked-off ones."""
     texts = [f"{n:.6g}" if isinstance(n, float) else str(n) for n in numbers]
     marked = [text if is_held else "." for text, is_held in zip(texts, held, strict=True)]
     table = np.array(marked, dtype=object).reshape(tuple(shape))

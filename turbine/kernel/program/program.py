@@ -10,26 +10,26 @@ from typing import Any
 from torch import fx
 
 from turbine import errors
-from turbine.algebra import ONE, ZERO, Expr, Range, Symbol
+from turbine.algebra import ONE, ZERO, Expr, Interval, Symbol
 from turbine.dtypes import Dtype
 from turbine.kernel.lang.control_flow import Body, blocks
 from turbine.kernel.lang.debugging import breakpoint_op, print_op
 from turbine.kernel.program.data_dependence import drop_other_checks
-from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.signature import KernelSignature, Parameter
 from turbine.kernel.trace.tracer import Buffer, Region, Tile, Trace, enter_trace, expr_of
 from turbine.kernel.trace.types import BufferType, DtypeSymbol, TileType
 from turbine.kernel.trace.validity import Bound
 
 
 @dataclass(frozen=True)
-class Program:
-    """A kernel's body for arguments that are there and their element types; sizes are open."""
+class KernelProgram:
+    """A kernel traced for the arguments that are passed and their dtypes; sizes are symbols."""
 
     name: str
     parameters: tuple[Parameter, ...]
     graph: fx.Graph
     grid: tuple[Expr, ...]
-    ranges: Mapping[Symbol, Range]
+    ranges: Mapping[Symbol, Interval]
     place: str | None
 
     @cached_property
@@ -41,18 +41,18 @@ class Program:
 
     @cached_property
     def is_printing(self) -> bool:
-        """Whether it shows something while it runs."""
+        """Whether it prints."""
         return any(node.target is print_op for node in nodes_of(self.graph))
 
     def of_usage(self, *usages: str) -> list[Parameter]:
-        """The buffers that are used in one of these ways."""
+        """The buffers with one of these usages."""
         return [
             p for p in self.parameters if isinstance(p.type, BufferType) and p.type.usage in usages
         ]
 
 
 def nodes_of(graph: fx.Graph) -> Iterator[fx.Node]:
-    """Every node, those of loops and branches too."""
+    """Every node, including those of loops and branches."""
     for node in graph.nodes:
         yield node
         for argument in node.args:
@@ -83,16 +83,17 @@ def _symbols(value: Any) -> Iterator[Symbol]:
 
 
 def trace(
-    signature: Signature,
+    signature: KernelSignature,
     present: Sequence[Parameter],
     grid: Sequence[Any],
     function: Callable[..., Any],
-) -> Program:
-    """Run a kernel's function once, with what stands for its arguments."""
+) -> KernelProgram:
+    """Trace a kernel: run its function once with placeholders."""
     counts = tuple(blocks(expr_of(size)) for size in grid)
     program_ids = [Symbol(f"program_id({axis})", "program", axis) for axis in range(len(counts))]
     ranges = {
-        symbol: Range(ZERO, count - ONE) for symbol, count in zip(program_ids, counts, strict=True)
+        symbol: Interval(ZERO, count - ONE)
+        for symbol, count in zip(program_ids, counts, strict=True)
     }
     known = _named_dtypes(signature, present)
     tracer = Trace(signature.kernel, [Region(fx.Graph(), None)], counts, ranges, dtypes=known)
@@ -109,11 +110,13 @@ def trace(
     graph.output(())
     drop_other_checks(graph)
     _check_outputs(signature, present, tracer)
-    return Program(signature.kernel, tuple(present), graph, counts, tracer.ranges, signature.place)
+    return KernelProgram(
+        signature.kernel, tuple(present), graph, counts, tracer.ranges, signature.place
+    )
 
 
-def _named_dtypes(signature: Signature, present: Sequence[Parameter]) -> dict[str, Dtype]:
-    """The element types that have a name in the kernel's types."""
+def _named_dtypes(signature: KernelSignature, present: Sequence[Parameter]) -> dict[str, Dtype]:
+    """The dtypes of the dtype symbols in the kernel's types."""
     actual = {parameter.name: parameter.type.dtype for parameter in present}
     return {
         p.type.dtype.name: dtype
@@ -130,7 +133,7 @@ def _stand_in(graph: fx.Graph, parameter: Parameter) -> Buffer | Tile:
     return Tile(node, TileType((), parameter.type.dtype))
 
 
-def _check_outputs(signature: Signature, present: Sequence[Parameter], trace: Trace) -> None:
+def _check_outputs(signature: KernelSignature, present: Sequence[Parameter], trace: Trace) -> None:
     for parameter in present:
         type = parameter.type
         if not isinstance(type, BufferType) or type.usage != "output" or type.fill is not None:

@@ -1,4 +1,4 @@
-"""What a kernel takes and gives: annotations of a function in, parameters and sizes out."""
+"""The signature of a kernel: annotations of a function in, parameters and sizes out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from turbine.kernel.trace.types import (
 
 @dataclass(frozen=True)
 class Parameter:
-    """An argument of a kernel's function."""
+    """A parameter of a kernel's function."""
 
     name: str
     type: BufferType | ScalarType
@@ -33,7 +33,7 @@ class Parameter:
 
     @property
     def is_passed(self) -> bool:
-        """Whether the caller gives it: outputs and temporaries are made."""
+        """Whether the caller passes it: outputs and temporaries are allocated."""
         return isinstance(self.type, ScalarType) or self.type.usage in ("input", "inout")
 
     @property
@@ -46,7 +46,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Signature:
+class KernelSignature:
     """The parameters of a kernel."""
 
     kernel: str
@@ -55,13 +55,13 @@ class Signature:
 
     @property
     def passed(self) -> list[Parameter]:
-        """What a caller gives, in order."""
+        """The parameters that a caller passes, in order."""
         return [p for p in self.parameters if p.is_passed]
 
     def of_call(self) -> inspect.Signature:
-        """What a caller gives and gets, as help() and editors show it."""
+        """The Python signature of a call, as help() and editors show it."""
         passed: list[inspect.Parameter] = []
-        # From the end: a default counts only where all that follow have one.
+        # From the end: a default is valid only if all later parameters have one.
         for p in reversed(self.passed):
             default = None if p.is_optional else p.default
             if passed and passed[0].default is inspect.Parameter.empty:
@@ -86,7 +86,7 @@ class Signature:
         return frozenset().union(*(size.symbols for shape in shapes for size in shape))
 
 
-def parse(function: Callable[..., Any]) -> Signature:
+def parse(function: Callable[..., Any]) -> KernelSignature:
     """Read the annotations of a kernel's function."""
     name = function.__name__
     place = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
@@ -101,7 +101,7 @@ def parse(function: Callable[..., Any]) -> Signature:
             where=place,
             hint="give it an OutputBuffer or an InOutBuffer",
         )
-    return Signature(name, parameters, place)
+    return KernelSignature(name, parameters, place)
 
 
 def _annotations(function: Callable[..., Any], place: str) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _parameter(kernel: str, parameter: inspect.Parameter, annotation: Any, place
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:
-    """What an argument is if it is not None, and whether it may be."""
+    """The type of an optional parameter, and whether it is optional."""
     if isinstance(annotation, OptionalType):
         return annotation.of, True
     if get_origin(annotation) is not Union:
@@ -140,8 +140,8 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
     return (kinds[0] if len(kinds) == 1 else annotation), len(kinds) == 1
 
 
-def resolve_dtypes(signature: Signature, args: Mapping[str, Any]) -> tuple[Parameter, ...]:
-    """The parameters that are there, with the element types of the tensors that are passed."""
+def resolve_dtypes(signature: KernelSignature, args: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """The parameters of a call, with the dtypes of the tensors that are passed."""
     known: dict[str, tuple[Dtype, str]] = {}
     for parameter in signature.passed:
         given = args.get(parameter.name)
@@ -156,7 +156,7 @@ def resolve_dtypes(signature: Signature, args: Mapping[str, Any]) -> tuple[Param
     return tuple(present)
 
 
-def _check_fill(signature: Signature, parameter: Parameter) -> None:
+def _check_fill(signature: KernelSignature, parameter: Parameter) -> None:
     type = parameter.type
     if not isinstance(type, BufferType) or type.fill is None:
         return
@@ -170,7 +170,10 @@ def _check_fill(signature: Signature, parameter: Parameter) -> None:
 
 
 def _bind_dtype(
-    signature: Signature, parameter: Parameter, given: Any, known: dict[str, tuple[Dtype, str]]
+    signature: KernelSignature,
+    parameter: Parameter,
+    given: Any,
+    known: dict[str, tuple[Dtype, str]],
 ) -> None:
     assert isinstance(parameter.type, BufferType)
     actual = dtypes.of_torch(given.dtype)
@@ -195,7 +198,7 @@ def _bind_dtype(
 
 
 def _with_dtype(
-    signature: Signature, parameter: Parameter, known: Mapping[str, tuple[Dtype, str]]
+    signature: KernelSignature, parameter: Parameter, known: Mapping[str, tuple[Dtype, str]]
 ) -> Parameter:
     type = parameter.type
     if isinstance(type, ScalarType) or isinstance(type.dtype, Dtype):
@@ -209,7 +212,9 @@ def _with_dtype(
     return replace(parameter, type=replace(type, dtype=known[type.dtype.name][0]))
 
 
-def check_open(signature: Signature, needed: Collection[Symbol], sizes: Collection[Symbol]) -> None:
+def check_open(
+    signature: KernelSignature, needed: Collection[Symbol], sizes: Collection[Symbol]
+) -> None:
     """Raise if a size cannot be inferred."""
     open_ = sorted({str(symbol) for symbol in needed} - {str(symbol) for symbol in sizes})
     if open_:

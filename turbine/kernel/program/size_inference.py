@@ -14,13 +14,13 @@ from typing import Any
 
 from turbine import errors
 from turbine.algebra import Expr, Symbol, slope
-from turbine.kernel.program.signature import Parameter, Signature
+from turbine.kernel.program.signature import KernelSignature, Parameter
 from turbine.kernel.trace.types import BufferType, axes_text
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of an argument: its size with what the kernel knows, and the one that is given."""
+    """One axis of an argument: its declared size, less known symbols, and its actual size."""
 
     parameter: Parameter
     number: int
@@ -29,13 +29,13 @@ class Axis:
 
     @property
     def declared(self) -> Expr:
-        """Its size as the kernel declares it."""
+        """The declared size."""
         assert isinstance(self.parameter.type, BufferType)
         return self.parameter.type.shape[self.number]
 
     @property
     def place(self) -> str:
-        """As messages name it."""
+        """The axis, in words."""
         return f"axis {self.number} of {self.parameter.name}"
 
     def rank(self, unknown: Collection[Symbol]) -> tuple[bool, bool, bool]:
@@ -49,9 +49,9 @@ class Axis:
 
 
 def axes_of(
-    signature: Signature, args: Mapping[str, Any], known: Mapping[Symbol, int]
+    signature: KernelSignature, args: Mapping[str, Any], known: Mapping[Symbol, int]
 ) -> list[Axis]:
-    """The axes of the tensors that are passed, which have to have as many as is declared."""
+    """The axes of the tensors that are passed; raises for a wrong rank."""
     axes = []
     for parameter in signature.passed:
         given = args.get(parameter.name)
@@ -95,9 +95,9 @@ def _tells(size: Expr, unknown: list[Symbol]) -> bool:
 
 
 def bind_sizes(
-    signature: Signature, args: Mapping[str, Any], known: Mapping[Symbol, int]
+    signature: KernelSignature, args: Mapping[str, Any], known: Mapping[Symbol, int]
 ) -> dict[Symbol, int]:
-    """The sizes of a call on tensors with data, beside those that are known already."""
+    """The known sizes, and those inferred from the shapes of a call's tensors."""
     sizes, sources = dict(known), dict.fromkeys(known, "the kernel")
     axes = axes_of(signature, args, known)
     for axis, symbol in in_order(axes, sizes):
@@ -106,7 +106,7 @@ def bind_sizes(
             if wanted != axis.given:
                 raise mismatch(signature, axis, wanted, sources)
             continue
-        value = _solve(axis.size.substitute(sizes), symbol, int(axis.given))
+        value = solve(axis.size.substitute(sizes), symbol, int(axis.given))
         if value is None:
             raise cannot_be(signature, axis, sources)
         if value >= 0:
@@ -115,8 +115,8 @@ def bind_sizes(
     return sizes
 
 
-def _solve(size: Expr, symbol: Symbol, given: int) -> int | None:
-    """The value of a symbol in a size that is linear in it: None if there is none, -1 if any is."""
+def solve(size: Expr, symbol: Symbol, given: int) -> int | None:
+    """Solve a linear size for a symbol: None without a solution, -1 if any value is one."""
     by, start = slope(size, symbol), size.substitute({symbol: 0}).number
     assert by is not None
     assert by.number is not None
@@ -127,8 +127,8 @@ def _solve(size: Expr, symbol: Symbol, given: int) -> int | None:
     return value if not rest and value >= 0 else None
 
 
-def _check_rank(signature: Signature, parameter: Parameter, given: Any) -> None:
-    """Refuse a tensor of more or fewer axes."""
+def _check_rank(signature: KernelSignature, parameter: Parameter, given: Any) -> None:
+    """Raise for a tensor of the wrong rank."""
     assert isinstance(parameter.type, BufferType)
     if given.ndim != parameter.type.rank:
         raise errors.KernelError(
@@ -140,8 +140,10 @@ def _check_rank(signature: Signature, parameter: Parameter, given: Any) -> None:
         )
 
 
-def check_inferred(signature: Signature, axes: Collection[Axis], sizes: Collection[Symbol]) -> None:
-    """Refuse a call of which an axis has a size that was not inferred."""
+def check_inferred(
+    signature: KernelSignature, axes: Collection[Axis], sizes: Collection[Symbol]
+) -> None:
+    """Raise if the size of an axis was not inferred."""
     for axis in axes:
         open_ = sorted(str(symbol) for symbol in axis.size.symbols if symbol not in sizes)
         if open_:
@@ -156,9 +158,9 @@ def check_inferred(signature: Signature, axes: Collection[Axis], sizes: Collecti
 
 
 def cannot_be(
-    signature: Signature, axis: Axis, sources: Mapping[Symbol, str]
+    signature: KernelSignature, axis: Axis, sources: Mapping[Symbol, str]
 ) -> errors.KernelError:
-    """The error for a size that no value of its unknown gives."""
+    """The error for a size that no value of its symbol solves."""
     symbols = sorted(axis.declared.symbols, key=str)
     known = [f"{s} from {sources[s]}" for s in symbols if s in sources]
     return errors.KernelError(
@@ -170,9 +172,9 @@ def cannot_be(
 
 
 def mismatch(
-    signature: Signature, axis: Axis, wanted: Any, sources: Mapping[Symbol, str]
+    signature: KernelSignature, axis: Axis, wanted: Any, sources: Mapping[Symbol, str]
 ) -> errors.KernelError:
-    """The error for a size that two axes say differently."""
+    """The error for two axes with different values of one size."""
     named = ", ".join(
         dict.fromkeys(sources[s] for s in sorted(axis.declared.symbols, key=str) if s in sources)
     )

@@ -16,7 +16,7 @@ from turbine import errors
 from turbine.algebra import Symbol
 from turbine.kernel.lang.control_flow import Body, for_op
 from turbine.kernel.lang.memory import store
-from turbine.kernel.program.program import Program
+from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.trace.validity import Bound
 
 
@@ -34,8 +34,8 @@ class Written:
         return all(max(a[0], b[0]) < min(a[1], b[1]) for a, b in pairs)
 
 
-def check_stores(program: Program, sizes: Mapping[Symbol, int]) -> None:
-    """Refuse a kernel of which two programs, with these sizes, store to one element."""
+def check_stores(program: KernelProgram, sizes: Mapping[Symbol, int]) -> None:
+    """Raise if two programs of a kernel, with these sizes, store to the same element."""
     counts = [count.evaluate(sizes) for count in program.grid]
     if not all(counts):
         return
@@ -52,9 +52,9 @@ def check_stores(program: Program, sizes: Mapping[Symbol, int]) -> None:
 
 
 def stored_blocks(
-    program: Program, sizes: Mapping[Symbol, int], ids: Sequence[int]
+    program: KernelProgram, sizes: Mapping[Symbol, int], ids: Sequence[int]
 ) -> Iterator[Written]:
-    """The blocks that one program surely stores to what other programs see."""
+    """The blocks that one program certainly stores to shared buffers."""
     known = dict(sizes)
     known.update({Symbol(f"program_id({a})", "program", a): i for a, i in enumerate(ids)})
     shared = {p.name for p in program.of_usage("output", "inout")}
@@ -75,13 +75,13 @@ def _stores_of(graph: fx.Graph, known: dict[Symbol, int]) -> Iterator[Written]:
             assert body.counter is not None
             if (start.symbols | stop.symbols) <= known.keys():
                 turns = range(start.evaluate(known), stop.evaluate(known), step)
-                # The first turn is one that happens, if any does.
+                # If a loop runs at all, its first iteration does.
                 if turns:
                     yield from _stores_of(body.graph, {**known, body.counter: turns[0]})
 
 
 def _block(node: fx.Node, known: Mapping[Symbol, int]) -> Written | None:
-    """The elements that a store writes; None where that is not known, or there are none."""
+    """The elements that a store writes; None if they are unknown, or there are none."""
     buffer, index, value = node.args
     assert isinstance(buffer, fx.Node)
     assert isinstance(value, fx.Node)
@@ -104,7 +104,7 @@ def _block(node: fx.Node, known: Mapping[Symbol, int]) -> Written | None:
     return Written(buffer.meta["buffer"], node, box)
 
 
-def _race(program: Program, own: Written, other: Written, axis: int) -> errors.KernelError:
+def _race(program: KernelProgram, own: Written, other: Written, axis: int) -> errors.KernelError:
     index = ", ".join(map(str, own.node.args[1]))  # type: ignore[arg-type]
     shape = own.node.args[2].meta["type"]  # type: ignore[union-attr]
     also = "" if own.node is other.node else f", as does {other.node.meta.get('line')}"

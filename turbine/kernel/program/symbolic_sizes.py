@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from turbine import errors
 from turbine.algebra import Atom, Expr, Quotient, Symbol, slope
-from turbine.kernel.program.signature import Signature
+from turbine.kernel.program.signature import KernelSignature
 from turbine.kernel.program.size_inference import (
     Axis,
     axes_of,
@@ -30,9 +30,9 @@ Sizes = Mapping[Symbol, Size]
 
 
 def bind_sizes(
-    signature: Signature, args: Mapping[str, Any], known: Mapping[Symbol, int]
+    signature: KernelSignature, args: Mapping[str, Any], known: Mapping[Symbol, int]
 ) -> dict[Symbol, Size]:
-    """The sizes of a call on tensors without data, beside those that are known already."""
+    """The known sizes, and those inferred from the shapes of fake tensors."""
     sizes: dict[Symbol, Size] = dict(known)
     sources = dict.fromkeys(known, "the kernel")
     axes = [replace(axis, given=plain(axis.given)) for axis in axes_of(signature, args, known)]
@@ -48,7 +48,7 @@ def bind_sizes(
 
 
 def plain(size: Size) -> Size:
-    """A size as a number, if it is one."""
+    """A size as an int, if it is static."""
     if isinstance(size, int):
         return size
     number: int | None = size.node.maybe_as_int()
@@ -56,20 +56,20 @@ def plain(size: Size) -> Size:
 
 
 def _check_equal(
-    signature: Signature, axis: Axis, sizes: Sizes, sources: Mapping[Symbol, str]
+    signature: KernelSignature, axis: Axis, sizes: Sizes, sources: Mapping[Symbol, str]
 ) -> None:
     wanted = evaluate(axis.size, sizes)
     _check(wanted == axis.given, lambda: mismatch(signature, axis, wanted, sources))
 
 
 def _solve(
-    signature: Signature,
+    signature: KernelSignature,
     axis: Axis,
     unknown: Symbol,
     sizes: Sizes,
     sources: Mapping[Symbol, str],
 ) -> Size | None:
-    """The symbol in a size that is linear in it; None if any value would do."""
+    """Solve a linear size for a symbol; None if any value is a solution."""
     factor = slope(axis.size, unknown)
     assert factor is not None
     start, by = evaluate(axis.size, {**sizes, unknown: 0}), evaluate(factor, sizes)
@@ -88,7 +88,7 @@ def _solve(
 
 
 def _check(condition: Any, error: Callable[[], errors.KernelError]) -> None:
-    """Raise what is known to be wrong; let PyTorch see to what is not known."""
+    """Raise for sizes that certainly differ; others become guards of PyTorch."""
     if isinstance(condition, bool):
         if not condition:
             raise error()
@@ -97,7 +97,7 @@ def _check(condition: Any, error: Callable[[], errors.KernelError]) -> None:
 
 
 def evaluate(expr: Expr, sizes: Sizes) -> Size:
-    """What an expression comes to, with all its symbols given."""
+    """The value of an expression, with all its symbols given."""
     total: Size = 0
     for monomial, factor in expr.terms:
         product: Size = factor
@@ -120,7 +120,7 @@ def _value(atom: Atom, sizes: Sizes) -> Size:
 
 
 def divides(block: int, size: Size) -> bool:
-    """Whether a size is a multiple for certain."""
+    """Whether a size is certainly a multiple."""
     if isinstance(size, int):
         return size % block == 0
     return statically_known_true(size % block == 0)

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from turbine import algebra, errors
-from turbine.algebra import Expr, Range, Symbol
+from turbine.algebra import Expr, Interval, Symbol
 from turbine.dtypes import Dtype
 from turbine.kernel.trace.types import BufferType, TileType, dtype_name
 from turbine.kernel.trace.user_code import user_line as user_line
@@ -56,7 +56,7 @@ class Trace:
     name: str
     regions: list[Region]
     grid: tuple[Expr, ...]
-    ranges: dict[Symbol, Range] = field(default_factory=dict)
+    ranges: dict[Symbol, Interval] = field(default_factory=dict)
     counters: int = 0
     written: set[str] = field(default_factory=set)
     dtypes: Mapping[str, Dtype] = field(default_factory=dict)  # what tkl.types.T and the like are
@@ -68,7 +68,7 @@ class Trace:
         """The innermost region."""
         return self.regions[-1]
 
-    def counter(self, name: str, kind: str, within: Range | None) -> Expr:
+    def counter(self, name: str, kind: str, within: Interval | None) -> Expr:
         """A new counter of programs or of a loop."""
         self.counters += 1
         counter = algebra.symbol(name, kind, self.counters)

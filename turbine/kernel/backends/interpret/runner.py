@@ -18,14 +18,14 @@ from turbine.dtypes import Dtype
 from turbine.kernel.backends.interpret import accesses, regions
 from turbine.kernel.backends.interpret.frame import Frame, Watch
 from turbine.kernel.backends.interpret.memory import Memory
-from turbine.kernel.program.program import Program
+from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.trace.types import BufferType, tensor_of
 
 _RULES = accesses.RULES | regions.RULES
 
 
 def run(
-    program: Program,
+    program: KernelProgram,
     sizes: Mapping[Symbol, int],
     args: Mapping[str, Any],
     watch: Watch | None = None,
@@ -36,7 +36,7 @@ def run(
 
 
 def run_in_memory(
-    program: Program,
+    program: KernelProgram,
     sizes: Mapping[Symbol, int],
     args: Mapping[str, Any],
     watch: Watch | None = None,
@@ -55,7 +55,9 @@ def run_in_memory(
     return memories
 
 
-def _renew(memories: dict[str, Memory], program: Program, sizes: Mapping[Symbol, int]) -> None:
+def _renew(
+    memories: dict[str, Memory], program: KernelProgram, sizes: Mapping[Symbol, int]
+) -> None:
     """Replace temporaries, which belong to one program."""
     for parameter in program.of_usage("temporary"):
         assert isinstance(parameter.type, BufferType)
@@ -64,7 +66,7 @@ def _renew(memories: dict[str, Memory], program: Program, sizes: Mapping[Symbol,
 
 
 def _run_one(
-    program: Program,
+    program: KernelProgram,
     sizes: Mapping[Symbol, int],
     args: Mapping[str, Any],
     memories: dict[str, Memory],

@@ -23,8 +23,8 @@ from turbine.kernel.backends.iree.plan import Step
 from turbine.kernel.backends.iree.rules import RULES
 from turbine.kernel.backends.iree.tiles import TileValue
 from turbine.kernel.program.facts import Facts
-from turbine.kernel.program.messages import LOG_WORDS, Report
-from turbine.kernel.program.program import Program
+from turbine.kernel.program.messages import LOG_WORDS, MessageTable
+from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.program.signature import Parameter
 from turbine.kernel.program.size_inference import Axis, in_order
 from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
@@ -47,7 +47,7 @@ class Code:
 
     text: str
     name: str
-    report: Report
+    report: MessageTable
     stack_bytes: int
     scratch: tuple[Scratch, ...]  # memory that does not fit there, of one workgroup
     workgroups: int  # at most
@@ -55,7 +55,7 @@ class Code:
 
 
 def write(
-    program: Program, facts: Facts, name: str, target: Target, *, public: bool = False
+    program: KernelProgram, facts: Facts, name: str, target: Target, *, public: bool = False
 ) -> Code:
     """A kernel as a module: `name` takes what is passed, and gives outputs and what is in-out.
 
@@ -83,7 +83,7 @@ def write(
     )
 
 
-def _check_count(program: Program, layout: Layout) -> None:
+def _check_count(program: KernelProgram, layout: Layout) -> None:
     passed = len(program.parameters) - len(layout.temporaries)
     count = passed + len(layout.words) + bool(layout.scratch)
     if count > _MOST_BINDINGS:
@@ -115,7 +115,7 @@ class Words:
 class Layout:
     """The operands and results of a launch, in order."""
 
-    def __init__(self, program: Program, facts: Facts) -> None:
+    def __init__(self, program: KernelProgram, facts: Facts) -> None:
         self.facts = facts
         self.scalars = [p for p in program.parameters if isinstance(p.type, ScalarType)]
         self.inputs = program.of_usage("input")
@@ -137,7 +137,7 @@ class Layout:
         self.scratch: list[Scratch] = []
         self.stack_bytes = 0
         self.workgroups = WORKGROUPS
-        self.report = Report()
+        self.report = MessageTable()
         self.steps: tuple[Step, ...] = ()
 
     @property
@@ -199,7 +199,7 @@ def _dtype(type: BufferType) -> Dtype:
 
 
 def _body(
-    program: Program, facts: Facts, layout: Layout, name: str, vector_bytes: int
+    program: KernelProgram, facts: Facts, layout: Layout, name: str, vector_bytes: int
 ) -> list[str]:
     known: dict[Symbol, Index] = {s: Value(_size(s), "index") for s in layout.sizes}
     emitter = Emitter(program.name, facts, known, vector_bytes=vector_bytes)
@@ -223,13 +223,13 @@ def _body(
             rest = w.floordiv(rest, grid[axis]) if axis else rest
         emitter.region(program.graph)
     layout.scratch, layout.stack_bytes = emitter.scratch, emitter.stack
-    layout.report = Report(tuple(emitter.sites), tuple(emitter.alarms))
+    layout.report = MessageTable(tuple(emitter.sites), tuple(emitter.alarms))
     layout.workgroups = 1 if emitter.is_serial else WORKGROUPS
     layout.steps = tuple(emitter.plan.steps.values())
     return _executable(layout, name, w)
 
 
-def _bind(emitter: Emitter, program: Program, layout: Layout) -> None:
+def _bind(emitter: Emitter, program: KernelProgram, layout: Layout) -> None:
     """Say what the graph's placeholders are."""
     writable = {p.name for p in (*layout.inouts, *layout.filled, *layout.outputs)}
     for parameter, node in zip(program.parameters, program.graph.nodes, strict=False):
@@ -351,7 +351,7 @@ def _emit_size(w: Writer, layout: Layout, expr: Expr) -> Index:
 # The function that launches it
 
 
-def _function(program: Program, layout: Layout, name: str, public: bool) -> list[str]:
+def _function(program: KernelProgram, layout: Layout, name: str, public: bool) -> list[str]:
     """The function that launches it; a public one gives what there is to report too."""
     w = Writer()
     passed = [p for p in program.parameters if p.is_passed]
@@ -415,7 +415,7 @@ class Operand:
 
 
 def _results(
-    program: Program, layout: Layout, names: Sequence[str], public: bool
+    program: KernelProgram, layout: Layout, names: Sequence[str], public: bool
 ) -> list[tuple[str, str]]:
     """What the function gives: outputs, what is in-out, and what there is to report."""
     tied = [*layout.inouts, *layout.filled]

@@ -2,16 +2,15 @@
 
 from collections.abc import Callable
 
-from turbine.zoo.example import Example
-from turbine.zoo.odd_shapes import dynamic_batch, dynamic_sequence, empty_batch
-from turbine.zoo.odd_signature import (
+from tests.odd_models.shapes import dynamic_batch, dynamic_sequence, empty_batch
+from tests.odd_models.signature import (
     constant_outputs,
     mutates_input,
     nested_tree,
     returns_input,
     scalar_input,
 )
-from turbine.zoo.odd_state import (
+from tests.odd_models.state import (
     batchnorm_train,
     counter,
     nonpersistent_buffer,
@@ -19,13 +18,14 @@ from turbine.zoo.odd_state import (
     tied_weights,
     weight_view,
 )
-from turbine.zoo.odd_types import (
+from tests.odd_models.types import (
     bfloat16,
     complex64,
     float64,
     integers_and_booleans,
     uint8_image,
 )
+from turbine.zoo.example import Example
 
 ODD: dict[str, Callable[[], Example]] = {
     "counter": counter,
