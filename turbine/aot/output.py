@@ -45,13 +45,13 @@ class Exported:
     """One entry point: its signature, and its captured program if it has one."""
 
     signature: Signature
-    mflop: float = 0.0
+    load: float = 0.0  # on one core, as capture/work.py measures it
     program: Program | None = None
 
     @staticmethod
     def of(program: Program) -> Exported:
         """The entry point of a captured program."""
-        return Exported(program.signature, work.mflop(program.graph.graph), program)
+        return Exported(program.signature, work.load(program.graph.graph), program)
 
     @property
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -296,7 +296,7 @@ class ExportOutput:
             "target": asdict(compiled.target),
             "strategy": compiled.strategy,
             "functions": {name: e.signature.to_json() for name, e in self.entry_points.items()},
-            "mflop": max(entry.mflop for entry in self.entry_points.values()),
+            "load": max(entry.load for entry in self.entry_points.values()),
             "archives": dict.fromkeys(scopes, archive),
             "weights": [asdict(weight) for weight in declared],
             "state": [asdict(_to_constant(weight)) for weight in self.lowered.state],

@@ -169,5 +169,5 @@ def _compile(example: Example) -> TensorCall:
     target = targets.parse(config.current().target)
     code = lower_graph("example", traced.graph, partial(host.resolve, target), str)
     compiled = pipeline.compile_ir(code.bytecode, target, fingerprint=code.fingerprint)
-    driver = device.driver_for(target, work.mflop(traced.graph.graph))
+    driver = device.driver_for(target, work.load(traced.graph.graph))
     return TensorCall.load(compiled.data, driver, DEFAULT_NAME, code.inputs, code.results)

@@ -49,7 +49,7 @@ class PartModule(torch.nn.Module):
         self.mflop = work.mflop(part.graph.graph)
         self.megabytes = work.megabytes((*part.inputs, *part.results))
         self._target = targets.parse(config.current().target)
-        self.driver = device.driver_for(self._target, self.mflop)
+        self.driver = device.driver_for(self._target, work.load(part.graph.graph))
         self.compiled: Compiled | None = None
         self._fixed = fixed
         self._replace = replace
