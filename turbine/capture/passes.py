@@ -14,6 +14,7 @@ from turbine.capture.constants import fold_uniform
 from turbine.capture.crossed_reads import mark_crossed_reads
 from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.joined_indices import join_indices
+from turbine.capture.long_formulas import mark_long_formulas
 from turbine.capture.ownership import isolate_writes
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.rounding import keep_rounding
@@ -38,7 +39,10 @@ def clean(graph_module: fx.GraphModule) -> None:
 
 
 def prepare(graph: fx.Graph, inputs: Iterable[str]) -> None:
-    """Check indices, and rewrite ops that the compiler miscompiles. `inputs` are the caller's."""
+    """Check indices, rewrite ops that the compiler miscompiles, and limit what it fuses.
+
+    `inputs` are the caller's.
+    """
     widen_small_integers(graph)
     check_indices(graph)
     fold_uniform(graph, reads=True)
@@ -49,3 +53,4 @@ def prepare(graph: fx.Graph, inputs: Iterable[str]) -> None:
     rewrite_size_arithmetic(graph)
     mark_crossed_reads(graph)
     mark_spread_rows(graph)
+    mark_long_formulas(graph)

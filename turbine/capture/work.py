@@ -54,14 +54,14 @@ def _flop(node: fx.Node) -> float:
         return count_elements(value) * 2 * inner(node)
     packet = getattr(node.target, "overloadpacket", None)
     count = count_elements(_operand(node, 0) if packet in _REDUCTIONS else value)
-    return count * (_FORMULA_SIZE if packet in _FORMULAS else 1)
+    return count * (_FORMULA_SIZE if packet in FORMULAS else 1)
 
 
 _REDUCTIONS = {
     getattr(aten, name) for name in "sum mean prod amax amin argmax argmin all any".split()
 }
 # Functions that take many operations for one element.
-_FORMULAS = {
+FORMULAS = {
     getattr(aten, name)
     for name in "exp exp2 expm1 log log1p log2 tanh sigmoid erf erfc sin cos gelu _softmax".split()
 }

@@ -33,14 +33,16 @@ def unknown_sizes(value: Value, location: Location) -> list[Value]:
 
 
 def separate(value: Value, location: Location) -> Value:
-    """The tensor after a barrier: its producer is not fused with its consumers."""
-    barrier = Operation.create(
-        "util.optimization_barrier", results=[value.type], operands=[value], loc=location
-    )
-    # The compiler does not look for sizes behind a barrier.
-    tied = [barrier.result, *unknown_sizes(value, location)]
+    """The tensor after a barrier: its producer is not fused with its consumers.
+
+    Unlike `util.optimization_barrier`, this one does not make the caller wait in between.
+    """
+    operands = [value, *unknown_sizes(value, location)]
     return Operation.create(
-        "flow.tensor.tie_shape", results=[value.type], operands=tied, loc=location
+        "iree_tensor_ext.compute_barrier.start",
+        results=[value.type],
+        operands=operands,
+        loc=location,
     ).result
 
 
