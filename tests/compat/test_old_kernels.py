@@ -130,5 +130,5 @@ def test_numbers_are_indices() -> None:
 
 @pytest.mark.parametrize("name", ["i4", "f4e2m1fn", "f6e2m3fn", "f8e8m0fnu"])
 def test_element_types_without_kernels_have_names(name: str) -> None:
-    with pytest.raises(errors.KernelError, match=f"tkl.{name}, which kernels do not compute with"):
+    with pytest.raises(errors.KernelError, match=f"tkl.{name}, which kernels do not support"):
         tkl.InputBuffer[M, getattr(tkl, name)]

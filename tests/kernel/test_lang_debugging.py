@@ -79,7 +79,7 @@ def test_an_assertion_does_not_look_at_lanes_outside() -> None:
 
 
 def test_a_message_that_is_no_text_is_refused() -> None:
-    with pytest.raises(errors.KernelError, match=r"tkl.assert_ has the message 3"):
+    with pytest.raises(errors.KernelError, match=r"tkl.assert_ has an invalid message: 3"):
         checked(torch.ones(4), 3)
 
 

@@ -117,7 +117,7 @@ def test_a_seed_that_is_a_tile_is_refused() -> None:
 
 
 def test_an_offset_that_is_a_float_is_refused() -> None:
-    with pytest.raises(errors.KernelError, match=r"tkl.rand: the offset is of f32"):
+    with pytest.raises(errors.KernelError, match=r"tkl.rand: the offset has dtype f32"):
         numbers(lambda seed, offset: tkl.rand(seed, offset * 0.5), tkl.f32, 5, torch.arange(4))
 
 

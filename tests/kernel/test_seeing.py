@@ -75,7 +75,7 @@ def test_the_graph_is_one_line_for_each_op_with_symbolic_types() -> None:
         "      load_2: [BN, BK, f32] = load(b, (BN*program_id(1), BK*k), (BN, BK))",
         "      transpose: [BK, BN, f32] = transpose(load_2, (1, 0))",
         "      dot: [BM, BN, f32] = dot(load, transpose, carried)",
-        "      give dot",
+        "      yield dot",
         "  result: [BM, BN, f32] = loop[0]",
         "  store(c, (BM*program_id(0), BN*program_id(1)), result)",
     ]
@@ -120,7 +120,7 @@ def test_scans_with_a_function_are_shown() -> None:
 
     text = scanned.text("fx")
     assert "scan_op((load,), 0, False)" in text
-    assert "give mul" in text
+    assert "yield mul" in text
 
 
 def test_the_plan_has_a_row_for_each_loop() -> None:
@@ -199,7 +199,7 @@ def test_an_explanation_tells_sizes_facts_and_speed() -> None:
     assert report.work.bytes == 4 * (32 * 40 + 20 * 40 + 32 * 20)
     assert report.work.operations == pytest.approx(2 * 32 * 20 * 40)
     assert 0 < report.roofline_share < 1.5
-    for part in ("compiles again for: M % 16 != 0", "on the stack", "a call takes", "GFLOP"):
+    for part in ("recompiles for: M % 16 != 0", "on the stack", "a call takes", "GFLOP"):
         assert part in str(report)
 
 

@@ -93,7 +93,7 @@ def test_an_element_type_that_no_argument_has_is_refused() -> None:
     def zeros(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> None:
         tkl.store(y, (tkl.program_id(0) * BLOCK,), tkl.zeros((BLOCK,), tkl.types.U))
 
-    with pytest.raises(errors.KernelError, match="U is not an element type of an argument"):
+    with pytest.raises(errors.KernelError, match="U is not a dtype of an argument"):
         zeros.interpret(torch.ones(3))
 
 
