@@ -1,4 +1,4 @@
-"""Judge ops under torch.compile: an op in, what the backend makes of it out.
+"""Judge ops under torch.compile.
 
 The answer of compiled code is compared with eager's: values, dtypes, shapes and strides, with the
 arguments as they are and in other forms: views, expanded or negated ones, with a dynamic size.
@@ -172,7 +172,7 @@ def _is_as_traced(case: Case, found: Sequence[Any]) -> bool:
 def _unless_torch_fails_too(
     case: Case, run: Run, expected: Answer, undefined: bool, problem: str
 ) -> Verdict:
-    """A failure; but what `aot_eager` cannot do either is left to eager PyTorch, so look again."""
+    """A failure, unless `aot_eager` fails too and the part falls back to eager."""
     theirs, _ = _attempt(case, run, expected, "aot_eager", undefined, [])
     if theirs is None:
         return Verdict(FAILS, problem)

@@ -41,7 +41,7 @@ class Answer:
 
 
 def check(case: Case) -> Outcome:
-    """Run a case in its mode. What PyTorch's own tracing gets wrong is refused, not a problem."""
+    """Run a case in its mode. Failures of PyTorch's own tracing are skipped, not problems."""
     with warnings.catch_warnings(), _settings(case):
         warnings.simplefilter("ignore")
         try:
@@ -78,7 +78,7 @@ def _try_backend(case: Case, compiler: Any) -> Outcome:
 
 
 def _programs(case: Case) -> list[RandomProgram]:
-    """The program, once more for what is kept between calls, and with the other size."""
+    """The program twice, for state between calls, and with the other size."""
     others = [] if case.other_size is None else [case.program.resize(case.other_size)]
     return [case.program, case.program, *others]
 
@@ -146,7 +146,7 @@ def sample_answers(program: RandomProgram, function: Callable[..., Any]) -> list
     for seed in range(tolerance.NOISY_RUNS):
         with tolerance.Noise(seed):
             samples.append(_run(program, function).tensors())
-    with suppress(Exception):  # dtypes that do not go together any more
+    with suppress(Exception):  # dtypes that no longer promote
         samples.append(_run(program, function, tolerance.widen).tensors())
     if torch.set_flush_denormal(True):
         try:

@@ -1,4 +1,4 @@
-"""A formula of vector_math over the elements of a tensor: a tensor in, a tensor out."""
+"""Apply a function of vector_math to the elements of a tensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turbine.mlir.writer import Writer
 
 
 def apply(name: str, x: Value, location: Location) -> Value:
-    """Add a loop over the elements at the insertion point; IREE fuses it with its neighbours."""
+    """Add a loop over the elements at the insertion point; IREE fuses it with other ops."""
     module = Module.parse(_text(name, RankedTensorType(x.type), location), location.context)
     (body,) = module.body.operations[0].regions[0]
     body.arguments[0].replace_all_uses_with(x)

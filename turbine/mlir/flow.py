@@ -1,4 +1,4 @@
-"""Tensors by shape and place: sizes, parts, new ones and traces of them, at the insertion point."""
+"""Emit tensor ops at the insertion point: sizes, slices, new tensors, barriers and traces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def separate(value: Value, location: Location) -> Value:
     barrier = Operation.create(
         "util.optimization_barrier", results=[value.type], operands=[value], loc=location
     )
-    # The compiler does not look for sizes behind a barrier.
+    # The compiler does not infer sizes through a barrier.
     tied = [barrier.result, *unknown_sizes(value, location)]
     return Operation.create(
         "flow.tensor.tie_shape", results=[value.type], operands=tied, loc=location
@@ -45,12 +45,12 @@ def separate(value: Value, location: Location) -> Value:
 
 
 def cast(value: Value, to: Type, location: Location) -> Value:
-    """The same tensor with more or less known of its sizes."""
+    """Cast a tensor to a type with more or fewer static sizes."""
     return value if value.type == to else tensor.CastOp(to, value, loc=location).result
 
 
 def agree(one: Type, other: Type) -> bool:
-    """Whether values of both types may be one tensor, of which more or less is known."""
+    """Whether two tensor types differ only in which sizes are static."""
     if not isinstance(one, RankedTensorType) or not isinstance(other, RankedTensorType):
         return False
     if one.rank != other.rank or one.element_type != other.element_type:
@@ -61,13 +61,13 @@ def agree(one: Type, other: Type) -> bool:
 
 
 def from_number(value: Value, location: Location) -> Value:
-    """A tensor without axes."""
+    """Convert a number to a 0-d tensor."""
     of = RankedTensorType.get([], value.type)
     return tensor.FromElementsOp(of, [value], loc=location).result
 
 
 def empty(of: Type, sizes: Sequence[Value], location: Location) -> Value:
-    """A tensor of no values in particular; `sizes` are those its type does not say."""
+    """An uninitialized tensor; `sizes` are its dynamic sizes."""
     return flow.TensorEmptyOp(of, sizes, loc=location).result
 
 
@@ -79,11 +79,11 @@ def splat(number: Value, of: Type, sizes: Sequence[Value], location: Location) -
 def reshape(
     value: Value, sizes: Sequence[Value], of: Type, new_sizes: Sequence[Value], location: Location
 ) -> Value:
-    """The same elements in another shape."""
+    """Reshape a tensor."""
     return flow.TensorReshapeOp(of, value, sizes, new_sizes, loc=location).result
 
 
-# A place that is a number of the program, among those that are known.
+# Marks a dynamic index among static ones.
 Places = Sequence[int | Value]
 
 
@@ -95,7 +95,7 @@ def extract(value: Value, starts: Places, lengths: Places, of: Type, location: L
 def update(
     target: Value, starts: Places, part: Value, lengths: Places, location: Location
 ) -> Value:
-    """A tensor with a part of it replaced."""
+    """Replace a slice of a tensor."""
     return tensor.InsertSliceOp(part, target, *_places(starts, lengths), loc=location).result
 
 
@@ -115,7 +115,7 @@ def copy_by(
     sizes: Sequence[Value],
     location: Location,
 ) -> Value:
-    """A copy of a tensor of one axis, made in a larger one.
+    """Copy a tensor of one axis through a larger one.
 
     IREE 3.13 sees through a copy into a tensor of the same size, and through `tensor.insert_slice`.
     """
@@ -130,7 +130,7 @@ def copy_by(
 
 
 def trace(key: str, values: Sequence[Value], sizes: Sequence[Value], location: Location) -> None:
-    """Print tensors where the program runs."""
+    """Trace tensors at run time."""
     flow.TensorTraceOp(key, values, sizes, loc=location)
 
 

@@ -104,7 +104,7 @@ def suits_digits(packed: Grouping) -> bool:
 
 
 def _name(packed: Grouping) -> str:
-    """For names of functions, which their sizes make unique."""
+    """A part of function names that is unique for a packing."""
     return f"{packed.outputs}x{packed.columns}_by_{packed.group_size}_of_{packed.bits}_bits"
 
 
