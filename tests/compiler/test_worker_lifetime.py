@@ -81,7 +81,7 @@ def test_workers_do_not_outlive_a_killed_parent(lines: str, count: int) -> None:
     _assert_gone(held)
 
 
-def test_workers_end_with_the_program() -> None:
+def test_workers_exit_with_the_program() -> None:
     with _program("invoke.run(SMALL)\nprint_busy(1, 0)") as program:
         held = _read_workers(program, 1)
         assert program.communicate(timeout=60) == ("", "")
@@ -105,7 +105,7 @@ compile_and_tell("parent")
 """
 
 
-def test_a_forked_child_has_workers_of_its_own() -> None:
+def test_a_forked_child_starts_its_own_workers() -> None:
     with _program(FORK) as program:
         out, said = program.communicate(timeout=60)
     assert said == ""

@@ -116,7 +116,7 @@ def with_message(*rows: tuple[str, Body]) -> pytest.MarkDecorator:
     ("numpy's exp is called with a tile [N, f32]", lambda x, y: write(y, numpy.exp(read(x)))),
     ("cannot assign to a part of a tile [N, f32]", assigned),
 )
-def test_python_that_a_trace_cannot_follow(message: str, body: Body) -> None:
+def test_python_operations_that_need_a_value_are_rejected(message: str, body: Body) -> None:
     assert message in raised(lambda: kernel(body).interpret(VECTOR)).fact
 
 
@@ -124,14 +124,14 @@ def ask_for(name: str, x: Any, y: Any) -> Any:
     return getattr(read(x), name)
 
 
-def test_methods_that_tiles_do_not_have_lead_to_functions() -> None:
+def test_missing_attributes_of_tiles_suggest_functions() -> None:
     for name in ("add_", "sum", "T"):
         told = rf"a tile \[N, f32\] has no attribute '{name}': .* tkl\.sum\(x\)"
         with pytest.raises(AttributeError, match=told):
             kernel(partial(ask_for, name)).interpret(VECTOR)
 
 
-def test_numbers_of_numpy_are_numbers() -> None:
+def test_numpy_scalars_are_accepted_as_numbers() -> None:
     made = kernel(lambda x, y: write(y, read(x) * numpy.float32(2) + numpy.int64(1)))
     assert made.interpret(VECTOR).tolist() == [3.0] * 8
 
@@ -148,17 +148,17 @@ def test_numbers_of_numpy_are_numbers() -> None:
         ("tkl.for_loop", lambda: tkl.for_loop(0, 3)),
     ],
 )
-def test_use_outside_a_kernel(what: str, use: Callable[[], Any]) -> None:
+def test_ops_outside_a_kernel_are_rejected(what: str, use: Callable[[], Any]) -> None:
     assert raised(use).fact == f"{what} is used outside a kernel"
 
 
-def test_a_value_of_a_loop_used_outside_of_it() -> None:
+def test_values_of_a_loop_are_rejected_outside_of_it() -> None:
     error = raised(lambda: kernel(escaping).interpret(VECTOR))
     assert error.fact.startswith("the result of tkl.add (")
     assert "is a value of a loop, a branch or another kernel, and is used outside" in error.fact
 
 
-def test_an_op_without_a_rule_on_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_without_a_backend_rule_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(RULES, functions.exp)
     made = kernel(lambda x, y: write(y, tkl.exp(read(x))))
     error = raised(lambda: made(VECTOR))
@@ -166,7 +166,7 @@ def test_an_op_without_a_rule_on_a_backend(monkeypatch: pytest.MonkeyPatch) -> N
     assert "made.interpret(...)" in str(error.hint)
 
 
-def test_a_kernel_called_in_a_kernel() -> None:
+def test_a_kernel_call_inside_a_kernel_is_rejected() -> None:
     other = kernel(copied)
     error = raised(lambda: kernel(lambda x, y: write(y, other(read(x)))).interpret(VECTOR))
     assert error.fact == "made: x: InputBuffer[N, f32] was given a tile [N, f32]"
@@ -207,17 +207,17 @@ def test_a_kernel_called_in_a_kernel() -> None:
         lambda x, y: tkl.load(x, (0,), (N,), mask=tile(2, dtype=tkl.bool)),
     ),
 )
-def test_accesses_that_do_not_fit(message: str, body: Body) -> None:
+def test_invalid_accesses_are_rejected(message: str, body: Body) -> None:
     assert message in raised(lambda: kernel(body, (1,)).interpret(VECTOR)).fact
 
 
-def test_floats_stored_where_there_are_none() -> None:
+def test_floats_stored_to_integer_buffers_are_rejected() -> None:
     made = kernel(copied, y=tkl.OutputBuffer[N, tkl.i32])
     told = "a tile [N, f32] is stored to y, which holds no floats: OutputBuffer[N, i32]"
     assert raised(lambda: made.interpret(VECTOR)).fact == told
 
 
-def test_elements_read_that_nothing_was_written_to() -> None:
+def test_reads_of_uninitialized_elements_are_rejected() -> None:
     def body(x: Any, y: Any) -> None:
         tkl.store(y, (0,), tkl.load(x, (0,), (1,)))
         write(y, read(y))
@@ -226,7 +226,7 @@ def test_elements_read_that_nothing_was_written_to() -> None:
     assert raised(lambda: kernel(body).interpret(VECTOR)).fact == told
 
 
-def test_two_programs_that_store_to_one_element() -> None:
+def test_two_programs_storing_to_one_element_are_rejected() -> None:
     error = raised(lambda: kernel(copied, (2,)).interpret(VECTOR))
     assert error.fact.startswith("two programs store to one element of y: ")
 
@@ -238,7 +238,7 @@ def test_two_programs_that_store_to_one_element() -> None:
         (-1, "program number 2, (2,), reads an element of x that number 1 writes"),
     ],
 )
-def test_a_program_that_reads_what_another_writes(step: int, told: str) -> None:
+def test_a_read_of_an_element_that_another_program_writes_is_rejected(step: int, told: str) -> None:
     @tk.gen.kernel(N)
     def moved(x: tkl.InOutBuffer[N, tkl.f32]) -> None:
         i = tkl.program_id(0)
@@ -248,7 +248,7 @@ def test_a_program_that_reads_what_another_writes(step: int, told: str) -> None:
     assert error.fact == f"{told}: the order is undefined"
 
 
-def test_several_programs_that_read_what_another_writes() -> None:
+def test_reads_by_several_programs_of_a_written_element_are_rejected() -> None:
     @tk.gen.kernel(N)
     def last(x: tkl.InOutBuffer[N, tkl.f32]) -> None:
         i = tkl.program_id(0)
@@ -313,11 +313,11 @@ def test_several_programs_that_read_what_another_writes() -> None:
     ("invalid call of tkl.maximum: missing", lambda x, y: WRONG.maximum(read(x))),
     ("invalid call of tkl.logical_and: missing", lambda x, y: WRONG.logical_and(read(x))),
 )
-def test_tiles_that_do_not_fit(message: str, body: Body) -> None:
+def test_invalid_operands_are_rejected(message: str, body: Body) -> None:
     assert message in raised(lambda: kernel(body).interpret(VECTOR)).fact
 
 
-def test_a_product_whose_second_is_transposed_says_so() -> None:
+def test_dot_suggests_a_transpose_of_the_second_operand() -> None:
     made = kernel(lambda x, y: tkl.dot(tile(BM, BK), tile(BN, BK)))
     assert "tkl.transpose(b, (1, 0))" in str(raised(lambda: made.interpret(VECTOR)).hint)
 
@@ -361,7 +361,7 @@ def test_a_product_whose_second_is_transposed_says_so() -> None:
         lambda x, y: tkl.cond(read(x)[0] > 0, lambda: (1.0, 2.0), lambda: 2.0),
     ),
 )
-def test_loops_and_branches_that_do_not_fit(message: str, body: Body) -> None:
+def test_invalid_loops_and_branches_are_rejected(message: str, body: Body) -> None:
     assert message in raised(lambda: kernel(body).interpret(VECTOR)).fact
 
 
@@ -405,11 +405,11 @@ def returning() -> tk.Kernel:
         ),
     ],
 )
-def test_declarations_that_do_not_hold_together(message: str, declare: Any) -> None:
+def test_invalid_declarations_are_rejected(message: str, declare: Any) -> None:
     assert message in raised(declare).fact
 
 
-def test_a_block_that_a_kernel_does_not_name() -> None:
+def test_unknown_block_sizes_are_rejected() -> None:
     made = kernel(copied)
     told = "unknown size of kernel made 'BX'; valid: N"
     assert raised(lambda: made.using(BX=3).interpret(VECTOR)).fact == told
@@ -495,5 +495,5 @@ def product() -> tk.Kernel:
         ),
     ],
 )
-def test_calls_that_do_not_fit(message: str, call: Any) -> None:
+def test_invalid_calls_are_rejected(message: str, call: Any) -> None:
     assert message in raised(call).fact

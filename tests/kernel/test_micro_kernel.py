@@ -155,7 +155,7 @@ def alloca(w: Writer, kind: str) -> str:
 
 
 @pytest.mark.parametrize("name", EXTENTS)
-def test_a_product_of_the_extents_is_added(multiply: Launchable, name: str) -> None:
+def test_the_matmul_of_the_extents_is_accumulated(multiply: Launchable, name: str) -> None:
     extents = [extents_of(case, EXTENTS[name]) for case in CASES]
     arguments = [x for case, valid in zip(CASES, extents, strict=True) for x in inputs(case, valid)]
     expected = [

@@ -65,7 +65,7 @@ def run(program: Program, model: nn.Module, *args: Tensor) -> Tensor:
     ("rows", "depth", "columns", "width"),
     [(1, 37, 48, 48), (8, 64, 50, 12), (64, 40, 12, 12), (149, 33, 70, 32)],
 )
-def test_the_kernel_multiplies_with_panels(rows: int, depth: int, columns: int, width: int) -> None:
+def test_the_kernel_matches_torch(rows: int, depth: int, columns: int, width: int) -> None:
     x, weight, bias = (
         torch.randn(shape) for shape in ((rows, depth), (depth, columns), (columns,))
     )
@@ -77,14 +77,14 @@ def test_the_kernel_multiplies_with_panels(rows: int, depth: int, columns: int, 
     torch.testing.assert_close(linear.interpret(x, packed, bias), expected)
 
 
-def test_panels_are_read_where_they_are() -> None:
+def test_panels_are_read_in_place() -> None:
     linear(torch.randn(16, 64), torch.randn(4, 64, 48), torch.randn(192))
     plan = linear.text("plan")
     assert "b in place" in plan
     assert "b packed" not in plan
 
 
-def test_kernels_take_the_place_of_products_with_weights() -> None:
+def test_matmuls_with_weights_are_replaced() -> None:
     model = TwoProducts()
     x = torch.randn(24, 64)
     program = exported(model, x)
@@ -96,7 +96,7 @@ def test_kernels_take_the_place_of_products_with_weights() -> None:
     torch.testing.assert_close(run(found, model, x), model(x))
 
 
-def test_other_targets_keep_their_ops() -> None:
+def test_ops_are_not_replaced_on_other_targets() -> None:
     program = exported(TwoProducts(), torch.randn(24, 64))
     assert placed(program, NEON) is None
     assert placed(program, targets.parse("cuda:sm_80")) is None
@@ -125,7 +125,7 @@ class Changing(nn.Module):
     ],
     ids=["not constant", "few columns", "float64"],
 )
-def test_other_products_stay(model: nn.Module, args: tuple[Tensor, ...]) -> None:
+def test_other_matmuls_are_not_replaced(model: nn.Module, args: tuple[Tensor, ...]) -> None:
     assert placed(exported(model, *args)) is None
 
 
@@ -138,13 +138,13 @@ def kernels_here(monkeypatch: pytest.MonkeyPatch) -> Target:
 
 
 @pytest.mark.parametrize("rows", [1, 200])
-def test_artifacts_give_what_the_model_gives(kernels_here: Target, rows: int) -> None:
+def test_artifacts_match_eager(kernels_here: Target, rows: int) -> None:
     model, x = TwoProducts().eval(), torch.randn(rows, 64)
     artifact = turbine.aot.export(model, args=(x,)).compile()
     torch.testing.assert_close(artifact(x), model(x).detach())
 
 
-def test_artifacts_take_any_number_of_rows(kernels_here: Target) -> None:
+def test_artifacts_support_a_dynamic_number_of_rows(kernels_here: Target) -> None:
     model, rows = TwoProducts().eval(), torch.export.Dim("rows", min=2)
     exported = turbine.aot.export(model, args=(torch.randn(24, 64),), dynamic_shapes=({0: rows},))
     assert placed(exported.program, kernels_here) is not None
@@ -154,7 +154,7 @@ def test_artifacts_take_any_number_of_rows(kernels_here: Target) -> None:
         torch.testing.assert_close(artifact(x), model(x).detach())
 
 
-def test_no_weight_is_packed_in_a_call(kernels_here: Target) -> None:
+def test_weights_are_packed_once(kernels_here: Target) -> None:
     found = placed(exported(TwoProducts(), torch.randn(24, 64)), kernels_here)
     assert found is not None
     lowered = lower_all({"main": found}, TargetQuery(lambda: kernels_here))

@@ -307,7 +307,7 @@ def test_a_downward_import_is_not_reported(path: str, text: str) -> None:
     assert violations({f"turbine/{path}": text}) == []
 
 
-def test_torch_is_found_behind_another_file() -> None:
+def test_indirect_imports_of_torch_are_found() -> None:
     house = {
         "turbine/mlir/__init__.py": "from turbine.mlir.add import add as add",
         "turbine/mlir/add.py": "import torch",
@@ -318,7 +318,7 @@ def test_torch_is_found_behind_another_file() -> None:
     ]
 
 
-def test_a_room_that_is_not_in_the_table_is_reported() -> None:
+def test_unknown_packages_are_reported() -> None:
     assert violations({"turbine/attic/x.py": ""}) == [
         "turbine/attic/x.py:1 has no floor (add it to FLOORS)"
     ]

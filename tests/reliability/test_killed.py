@@ -38,7 +38,7 @@ for number in range(start, start + 1000):
 
 
 @pytest.mark.run
-def test_a_killed_process_leaves_nothing_that_is_read_wrong(tmp_path: Path, amount: Amount) -> None:
+def test_a_killed_process_leaves_only_whole_files(tmp_path: Path, amount: Amount) -> None:
     torch.manual_seed(0)
     whole, saved = tmp_path / "whole.turbine", tmp_path / "saved.turbine"
     model, ones = nn.Linear(4, 3), torch.ones(2, 4)
@@ -81,7 +81,7 @@ def _check_a_compile_is_kept() -> None:
         assert compiled.cached is cached
 
 
-def test_what_a_killed_save_left_goes_when_it_is_old(tmp_path: Path) -> None:
+def test_old_temporary_files_of_killed_saves_are_removed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     path = tmp_path / "model.turbine"
     artifact = turbine.aot.export(nn.Linear(4, 3), args=(torch.ones(2, 4),)).compile()

@@ -88,7 +88,7 @@ MIXES = {"export": [*ANY, Mixer.export], "torch.compile": [*ANY, Mixer.torch_com
 
 @pytest.mark.run
 @pytest.mark.parametrize("mix", MIXES)
-def test_threads_that_mix_everything_get_right_numbers(
+def test_concurrent_compiles_exports_and_loads_return_correct_results(
     mix: str, tmp_path: Path, amount: Amount
 ) -> None:
     mixer, actions = Mixer(tmp_path), MIXES[mix]
