@@ -1,4 +1,4 @@
-"""Numbers known only at run time compute what Python's do, or the call fails."""
+"""Scalar arithmetic at run time matches Python, or the call fails."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def is_same(found: Any, wanted: Any) -> bool:
 
 
 def fits_python(operation: Callable[..., Any], numbers: Sequence[Any]) -> bool:
-    """Whether Python can be asked in reasonable time, and gives a result of one kind."""
+    """Whether Python computes the result in reasonable time, with one type."""
     if operation is operator.lshift:
         return bool(abs(numbers[1]) < 10**4)
     if operation is UNARY["power_of_two"] and isinstance(numbers[0], int):

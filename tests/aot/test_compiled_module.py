@@ -1,4 +1,4 @@
-"""Procedural modules: their entry points, classes and artifacts do what PyTorch does."""
+"""CompiledModule: entry points, subclasses and artifacts match PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs over several devices: where arguments and weights are said to be, and that they run."""
+"""Programs on several devices: placement of arguments and weights, and execution."""
 
 from __future__ import annotations
 

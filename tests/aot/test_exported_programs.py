@@ -1,4 +1,4 @@
-"""Exports of programs that PyTorch runs: nothing in a tensor, constants, numbers first, strides."""
+"""Exported programs match eager: empty tensors, constants, scalars, strides and dynamic sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several entry points over one module share its weights and state, and can be saved and moved."""
+"""FxProgramsBuilder: entry points share weights and state, and can be saved and moved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turbine.cli.main import main
 
 
 class Reader(nn.Module):
-    """Keeps the sum of what it was fed, and answers with its weights tied."""
+    """Accumulates its inputs, and has tied weights."""
 
     total: Tensor
 
@@ -66,7 +66,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def agrees(artifact: turbine.Artifact, model: Reader) -> None:
-    """Entry points called in turn give what the module does."""
+    """Check that entry points called in sequence match the module."""
     for tokens in (torch.tensor([1, 2]), torch.arange(16)):
         torch.testing.assert_close(artifact.feed(tokens), model.feed(tokens))
         scale = torch.tensor(2.0)

@@ -1,4 +1,4 @@
-"""The Llama example writes what PyTorch does, and its benchmark prints what it says."""
+"""The Llama example matches PyTorch, and its benchmark prints its table."""
 
 from __future__ import annotations
 

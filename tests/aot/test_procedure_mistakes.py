@@ -1,4 +1,4 @@
-"""Mistakes in procedural modules are named, with their line."""
+"""Errors in procedural modules name the line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers, tensors and state inside procedures: what they compute and share."""
+"""Scalars, tensors and state inside procedures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What capture makes of arguments, names and models it cannot take."""
+"""Capture: arguments, names, and models that cannot be captured."""
 
 from __future__ import annotations
 

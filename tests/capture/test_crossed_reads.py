@@ -1,4 +1,4 @@
-"""A value that one op reads at two places at once is computed before any of it is read."""
+"""A value that one op reads at two different indices is materialized first."""
 
 from __future__ import annotations
 

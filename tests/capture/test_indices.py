@@ -1,4 +1,4 @@
-"""Indices out of range fail as in eager PyTorch; nothing outside a tensor is read or written."""
+"""Indices out of range fail as in eager PyTorch; no access is out of bounds."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_indices_of_empty_writes_are_not_checked() -> None:
 
 
 def test_a_write_to_a_dynamic_number_of_rows_matches_eager() -> None:
-    """It covers the whole tensor, which the compiler took for no write at all."""
+    """The write covers the whole tensor; the compiler dropped it."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x[:, [2, 12, 9]].clone()

@@ -1,4 +1,4 @@
-"""Arithmetic is PyTorch's in its corners: constants, nan, zeros, infinities, bytes, long rows."""
+"""Corner cases of arithmetic match eager: constants, nan, zeros, infinities, uint8, long rows."""
 
 from __future__ import annotations
 

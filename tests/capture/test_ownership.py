@@ -1,4 +1,4 @@
-"""Compiled code leaves its arguments as they were, also where an op could work in place."""
+"""Compiled code does not overwrite its arguments, even if an op could work in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling gives eager's numbers: padding, ceil_mode, indices, nan and gradients."""
+"""Pooling matches eager: padding, ceil_mode, indices, nan and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed weights give what their unpacked values give, are small, and stay packed at run time."""
+"""Packed weights compute like their unpacked values, are small, and stay packed at run time."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_any_number_of_rows_is_supported(bits: int) -> None:
 
 
 class Turned(nn.Module):
-    """A layer on inputs whose elements lie in another order, which is a batch to PyTorch."""
+    """A layer on permuted inputs, which PyTorch treats as a batch."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

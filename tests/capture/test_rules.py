@@ -1,6 +1,6 @@
-"""Decompositions under dynamic and empty sizes, in scopes, and to the last digits.
+"""Decompositions: dynamic and empty sizes, scopes and accuracy.
 
-Each op by itself is in test_rule_table.py.
+Single ops are in test_rule_table.py.
 """
 
 from __future__ import annotations

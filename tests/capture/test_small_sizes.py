@@ -1,4 +1,4 @@
-"""Small sizes that PyTorch leaves out of a trace are taken where eager PyTorch does the same."""
+"""Sizes 0 and 1, which PyTorch excludes from traces, are accepted if eager behaves the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Matmuls with a single row or column that is copied from elements which lie apart."""
+"""Matmuls with a single row or column of strided elements."""
 
 from __future__ import annotations
 

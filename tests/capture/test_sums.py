@@ -1,4 +1,4 @@
-"""Sums, and what is made of sums, are as near to float64 as eager PyTorch's."""
+"""Sums and reductions based on them are as accurate as eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `turbine` command: words in; stdout, stderr and an exit code out."""
+"""The `turbine` command: arguments, stdout, stderr and exit codes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def compiled(turbine: Turbine) -> Callable[[str], str]:
 
 
 def shell(*words: str, before: str = "", **settings: Any) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, after a line of Python."""
+    """Run the command in a child process, after a line of Python."""
     code = f"{before}\nimport sys\nfrom turbine.cli.main import main\nsys.exit(main())"
     command = [sys.executable, "-c", code, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **settings)

@@ -1,4 +1,4 @@
-"""Names of iree-turbine whose form differs from ours do what they did, on our tables."""
+"""Names of iree-turbine with another signature than ours work as before."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ if __name__ == "__main__":
 
 
 def build(folder: Path, result: str, kinds: str) -> dict[str, str]:
-    """The files that a build in this process writes, or what it said where it failed."""
+    """The files that a build in this process writes, or its error."""
     talk = io.StringIO()
     try:
         module = load_build_module(build_file(folder, result, kinds, out_of_process=False))

@@ -1,4 +1,4 @@
-"""Scripts written for iree-turbine run with nothing changed but what is installed."""
+"""Scripts written for iree-turbine run unchanged."""
 
 from __future__ import annotations
 

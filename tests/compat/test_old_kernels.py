@@ -1,4 +1,4 @@
-"""Kernels written for iree-turbine: slices of buffers, blocks of fewer axes, outputs with sizes."""
+"""Kernels written for iree-turbine: slices of buffers, blocks of lower rank, passed outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops declared by classes, as users of iree-turbine write them, are PyTorch ops."""
+"""CustomOp classes of iree-turbine are PyTorch ops."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class printed(CustomOp):
 
 
 def registered(op: Any) -> CustomOp:
-    """The object behind an op."""
+    """The CustomOp instance of an op."""
     return ALL_CUSTOM_OP_REGS[op.default.name().replace("::", ".")]
 
 
@@ -363,7 +363,7 @@ class Model(nn.Module):
 
 
 def meaning(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """What the model computes, in PyTorch's own ops."""
+    """The model with PyTorch's own ops."""
     hidden = (x @ model.weight).sum(1)
     return expected_total([hidden, 2 * hidden], x.shape[0], [1])
 

@@ -1,4 +1,4 @@
-"""The disk cache: whole entries or none, whoever writes, is killed, or damages them."""
+"""The disk cache: entries are whole or missing, despite concurrent, killed and faulty writers."""
 
 from __future__ import annotations
 

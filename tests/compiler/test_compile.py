@@ -1,4 +1,4 @@
-"""Compiling: strategies in order, the cache around them, one error when none works."""
+"""Compilation: strategies in order, the cache, and one error if all fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiler messages as data: recorded texts and real failures in, reason and place out."""
+"""Compiler messages are parsed to a reason and a location."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A linker that does not start: one clear error, and PyTorch under torch.compile."""
+"""A linker that does not start: one clear error, and a fallback under torch.compile."""
 
 from __future__ import annotations
 

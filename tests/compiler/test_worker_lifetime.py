@@ -1,4 +1,4 @@
-"""Compiler processes end with the program that started them, however it ends."""
+"""Compiler processes exit with the program that started them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _program(lines: str) -> subprocess.Popen[str]:
 
 
 def _read_workers(program: subprocess.Popen[str], count: int) -> list[list[str]]:
-    """The process and the scratch folder of each worker, told once they are at work."""
+    """The process and the temporary folder of each busy worker."""
     assert program.stdout is not None
     return [program.stdout.readline().split() for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""Compiler processes: reused, run side by side, and never the end of the process that asked."""
+"""Compiler processes: reused, parallel, and isolated from the calling process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shared_pool() -> Iterator[pool._Pool]:
 
 @pytest.fixture(autouse=True)
 def workers(shared_pool: pool._Pool) -> Iterator[pool._Pool]:
-    """A pool with one idle worker or none, which must be at rest when the test ends."""
+    """A pool with at most one idle worker, which must be idle at the end of the test."""
     yield shared_pool
     assert soon(lambda: not shared_pool.busy)
     _bury(shared_pool, keep=1)

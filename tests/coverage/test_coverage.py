@@ -1,4 +1,4 @@
-"""Judging PyTorch's op samples: verdicts mean what they say, and a slice of the ops has no failure.
+"""Coverage of PyTorch's op samples: verdicts are correct, and a slice of the ops has no failure.
 
 The whole tables are `make coverage` and `make exports`.
 """

@@ -1,4 +1,4 @@
-"""Bad input and bad luck under torch.compile: a clear error or a fallback, never a wrong number."""
+"""Invalid input and failures under torch.compile: a clear error or a fallback."""
 
 from __future__ import annotations
 

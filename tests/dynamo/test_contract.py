@@ -1,4 +1,4 @@
-"""Compiled functions leave behind what eager ones do: values, strides, aliases, gradients."""
+"""Compiled functions match eager: values, strides, aliases, mutations and gradients."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def test_autocast_matches_eager() -> None:
 
 
 class Doubled(torch.autograd.Function):
-    """A gradient that is not the derivative, so that one sees which was used."""
+    """A gradient other than the derivative, to detect which is used."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Two processes train as one does: DDP and FSDP2 around compiled code, collectives in PyTorch."""
+"""DDP and FSDP2 around compiled code; collectives fall back to PyTorch."""
 
 from __future__ import annotations
 

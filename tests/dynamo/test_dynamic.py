@@ -1,4 +1,4 @@
-"""One compiled function serves many sizes, and is right for each of them."""
+"""One compiled function supports many sizes, and is correct for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 def serves(
     function: Any, shapes: Sequence[Shape], *, needs_grad: bool = True, **options: Any
 ) -> int:
-    """Check the function on inputs of these shapes; gives how many graphs were compiled."""
+    """Check the function on inputs of these shapes; return the number of compiled graphs."""
     call = compiled(function, **options)
     rescued = turbine.counters()["rescued_calls"]
     with records.collect() as heard:

@@ -1,4 +1,4 @@
-"""`turbine.explain` says what became of a function, and `turbine.counters` adds it up."""
+"""`turbine.explain` reports the compilation of a function, `turbine.counters` the totals."""
 
 from __future__ import annotations
 

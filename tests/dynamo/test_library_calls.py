@@ -1,4 +1,4 @@
-"""Calls that torch.compile leaves to PyTorch's library, for measurements that are fixed."""
+"""Calls that torch.compile leaves to PyTorch's library, with fixed measurements."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def compiled(function: Callable[..., Any], choice: str, **options: Any) -> Any:
 def fix_seconds(
     patch: pytest.MonkeyPatch, compiled_seconds: float, library_seconds: float
 ) -> list[str]:
-    """Let a million operations take so long; gives the kinds that are asked about."""
+    """Fix the time of a million operations; return the measured kinds."""
     asked: list[str] = []
 
     def measure_once(kind: str, make: Callable[[], Example]) -> Seconds:

@@ -1,4 +1,4 @@
-"""Splitting graphs: few parts, no cycles, and the order of what has effects. No compiler."""
+"""Partitioning of graphs: few parts, no cycles, effects in order. No compiler."""
 
 from __future__ import annotations
 

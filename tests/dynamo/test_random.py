@@ -1,4 +1,4 @@
-"""Random numbers under torch.compile: PyTorch's generator, in PyTorch's order."""
+"""Random numbers under torch.compile match eager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models train as they do in eager PyTorch: the same loss at every step, and it goes down."""
+"""Models train as in eager PyTorch: the same loss at every step, and it decreases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Expressions of sizes against whole numbers: what is proven holds for every value."""
+"""Size expressions: values, and soundness of proofs, against brute force."""
 
 from __future__ import annotations
 

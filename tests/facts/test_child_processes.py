@@ -1,4 +1,4 @@
-"""Jobs in child processes: each has an answer, whatever it does to its process."""
+"""Jobs in child processes: each returns a result, even if its process crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options: an argument over `config.set` over the environment, each checked where it is set."""
+"""Options: arguments override `config.set`, which overrides the environment."""
 
 from __future__ import annotations
 

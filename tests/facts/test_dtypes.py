@@ -1,4 +1,4 @@
-"""THE dtype table agrees with torch, numpy and IREE, row by row."""
+"""The dtype table matches torch, numpy and IREE."""
 
 from __future__ import annotations
 

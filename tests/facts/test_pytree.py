@@ -1,4 +1,4 @@
-"""Trees, signatures and sizes: plain data that says how a program is called."""
+"""Pytrees, signatures and size expressions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Place(Point):
 
 @dataclass
 class Box:
-    """The last field has a default, which is not what None means."""
+    """The last field has a default other than None."""
 
     low: Any
     high: Any = None

@@ -1,4 +1,4 @@
-"""Imports under the names of iree-turbine give modules of Turbine's, or say what there is."""
+"""Imports of iree-turbine names return our modules, or explain what replaced them."""
 
 from __future__ import annotations
 

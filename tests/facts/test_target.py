@@ -1,4 +1,4 @@
-"""Targets: a spelling in, drivers and compiler flags out, and the real CPU behind "cpu"."""
+"""Targets: drivers, compiler flags, and the CPU of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fuzzer: its programs are repeatable, its findings are real, small and run as scripts."""
+"""The fuzzer: programs are deterministic, findings are real, shrunk, and run as scripts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of a call that share memory: inputs are read as they were before it, wherever it runs."""
+"""Arguments that share memory: inputs are read before the call writes, in every mode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Views = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @tk.gen.kernel(N // B, blocks={B: 2})
 def add_reversed_(x: tkl.InputBuffer[N, T], y: tkl.InOutBuffer[N, T]) -> None:
-    """Programs read what others write where x and y are one tensor."""
+    """Programs read elements that others write if x and y are one tensor."""
     start = tkl.program_id(0) * B
     tile = tkl.load(x, (N - B - start,), (B,))
     tkl.store(y, (start,), tile + tkl.load(y, (start,), (B,)))

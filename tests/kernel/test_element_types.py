@@ -1,4 +1,4 @@
-"""Every element type of the language in the interpreter, against numpy."""
+"""Every dtype of the language in the interpreter, against numpy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def samples(dtype: Dtype, seed: int = 0) -> Array:
 def computed(
     function: Callable[..., Any], gives: Dtype, *operands: tuple[Array, Dtype], size: Any = N
 ) -> Array:
-    """What a kernel gives for arrays, read as a tile that sticks out of them."""
+    """Run a kernel on arrays, loaded as a tile that extends beyond them."""
 
     def kernel(**buffers):  # type: ignore[no-untyped-def]
         target = buffers.pop("target")

@@ -1,4 +1,4 @@
-"""Every mistake in a kernel has a message: the fact in the user's symbols, the line, what to do."""
+"""Errors in kernels: what failed in the user's symbols, the line, and how to fix it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Body = Callable[[Any, Any], Any]
 
 
 def raised(run: Callable[[], Any]) -> errors.KernelError:
-    """The error, which names a line of this file and says what to do."""
+    """The error, which must name a line of this file and have a hint."""
     with pytest.raises(errors.KernelError) as caught:
         run()
     assert caught.value.where is not None

@@ -1,4 +1,4 @@
-"""What help() and editors show of the kernel language and of kernels."""
+"""help() and editors show signatures and docstrings of the language and of kernels."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_docstring_examples_run_and_match_their_output(
 
 
 def body_of(source: str) -> Callable[..., None]:
-    """A kernel whose body is an example, and prints what it shows."""
+    """A kernel whose body is an example, with prints of the commented values."""
 
     def kernel(unused: tkl.TemporaryBuffer[1, tkl.i32]) -> None:
         run(source, lambda value: None if value is None else tkl.print(value))

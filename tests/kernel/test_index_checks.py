@@ -1,4 +1,4 @@
-"""Indices that come from data are checked: the first bad one is reported, edges are not."""
+"""Loaded indices are checked: the first bad one is reported, edges are not."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def sparse_product(
     x: tkl.InputBuffer[M, tkl.f32],
     y: tkl.OutputBuffer[M, tkl.f32],
 ) -> None:
-    """A matrix in rows of loaded lengths: what its loop counts comes from data as well."""
+    """A ragged matrix: the loop bounds are loaded too."""
     i = tkl.program_id(0)
     first, end = tkl.load(starts, (i,)), tkl.load(starts, (i + 1,))
 

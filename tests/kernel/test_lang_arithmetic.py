@@ -1,4 +1,4 @@
-"""Counts go in steps, and what arithmetic refuses."""
+"""Steps of arange, and errors of arithmetic."""
 
 import pytest
 import torch

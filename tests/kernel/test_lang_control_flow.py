@@ -1,4 +1,4 @@
-"""Loops and branches over tiles with lanes that hold no value, in the interpreter."""
+"""Loops and branches over tiles with masked-off lanes, in the interpreter."""
 
 from __future__ import annotations
 

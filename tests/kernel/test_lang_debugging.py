@@ -1,4 +1,4 @@
-"""Prints, assertions and stops in the interpreter."""
+"""Prints, assertions and breakpoints in the interpreter."""
 
 from __future__ import annotations
 

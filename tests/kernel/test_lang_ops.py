@@ -1,7 +1,7 @@
 """Every op of the language, interpreted and compiled, against PyTorch: one table.
 
-The rows of tests/kernel/op_table.py are put into one kernel for each dtype; their tiles stick out
-of the buffers, except in the sample "whole". Ops that need buffers, a grid or a message are in
+The rows of tests/kernel/op_table.py are put into one kernel for each dtype; their tiles extend
+beyond the buffers, except in the sample "whole". Ops that need buffers, a grid or a message are in
 programs, below.
 """
 
@@ -116,7 +116,7 @@ def test_ops_match_pytorch_in_every_dtype(sample: str) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel that uses some ops, its arguments, and what comes of a call."""
+    """A kernel that uses some ops, its arguments, and the expected results."""
 
     ops: tuple[Any, ...]
     kernel: tk.Kernel

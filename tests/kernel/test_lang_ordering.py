@@ -1,4 +1,4 @@
-"""Sorting and top-k in the interpreter, and where few are asked for in compiled code."""
+"""Sort and top-k in the interpreter, and small top-k in compiled code."""
 
 from __future__ import annotations
 

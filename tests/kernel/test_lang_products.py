@@ -1,4 +1,4 @@
-"""Products of a matrix and a vector, which are summed along memory."""
+"""Matrix-vector products, which are vectorized along the contraction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers: the composed generator against one in plain Python, and published vectors."""
+"""Random numbers against Philox in plain Python and published vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions of tiles that stick out of their buffers, in the interpreter."""
+"""Reductions of tiles that extend beyond their buffers, in the interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scans and reductions by a function, in the interpreter."""
+"""Scans and reductions with a user function, in the interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lanes that a mask removes are masked off as those outside a buffer: as numpy.ma has it."""
+"""Masked lanes behave like lanes out of bounds, as in numpy.ma."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def both_ways(kernel: Any, *args: Any) -> list[tuple[Tensor, ...]]:
 
 
 def assert_equal(results: list[tuple[Tensor, ...]], *expected: Any) -> None:
-    """Both gave what numpy.ma says; elements that it masks are left as they were."""
+    """Check both results against numpy.ma; masked elements are not written."""
     for given in results:
         for result, wanted in zip(given, expected, strict=True):
             np.testing.assert_allclose(result.numpy(), ma.filled(wanted, KEPT), rtol=1e-5)
 
 
 def masked_numbers(seed: int, *shape: int) -> tuple[Tensor, Tensor, Any]:
-    """Small numbers, which of them are live, some rows and columns all dead, and both as ma."""
+    """Small numbers, a mask with some full rows and columns, and both as numpy.ma."""
     rng = np.random.default_rng(seed)
     values = rng.integers(-4, 5, shape).astype(np.float32)
     live = rng.random(shape) < 0.6

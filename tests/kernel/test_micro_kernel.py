@@ -1,4 +1,4 @@
-"""The product of two tiles, of which there may be less than the tile, is torch's."""
+"""Register-tiled matmuls of partial tiles match torch."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def extents_of(case: Case, part: Callable[[int], int]) -> list[int]:
 
 
 def inputs(case: Case, extents: list[int]) -> list[Tensor]:
-    """Small numbers, around them what must not be read."""
+    """Small numbers, surrounded by values that must not be read."""
     random = torch.Generator().manual_seed(sum(case.sizes))
     dtype = DTYPES[case.element]
     (m, n, k), shapes = extents, case.shapes()

@@ -1,4 +1,4 @@
-"""Outputs that hold a number before a kernel runs."""
+"""Outputs with an initial value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any size, any tile, any element type: the interpreter, compiled code and torch agree."""
+"""Interpreter, compiled code and torch agree for any size, block size and dtype."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = sorted(set(DTYPES) - {"index"})
 
 @pytest.fixture(autouse=True, scope="module")
 def guard_pages() -> Iterator[None]:
-    """Arguments lie between guard pages."""
+    """Put arguments between guard pages."""
     with config.override(guard=True):
         yield
 
@@ -47,7 +47,7 @@ def numbers(seed: int, *shape: int, dtype: Dtype = tkl.f32) -> Tensor:
 
 
 def agree(kernel: Any, args: tuple[Any, ...], *expected: Tensor, tolerance: float = 0.0) -> None:
-    """What the interpreter and compiled code give is what is expected."""
+    """Check the interpreter and compiled code against the expected results."""
     for run in (kernel.interpret, kernel):
         given = run(*args)
         results = given if isinstance(given, tuple) else (given,)

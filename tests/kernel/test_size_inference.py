@@ -1,4 +1,4 @@
-"""Sizes of a kernel from the shapes of its arguments, in whatever order they are declared."""
+"""Sizes of a kernel are inferred from argument shapes, in any order of declaration."""
 
 from __future__ import annotations
 

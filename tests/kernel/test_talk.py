@@ -1,6 +1,6 @@
-"""The kernels of the talk that TK comes from, and the names under which they were written.
+"""The kernels of the talk that introduced TK, and its names.
 
-Listings are as they were shown, but for slips in their indices and imports.
+Listings are those of the talk, except for fixed indices and imports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A kernel is compiled for one target, however it is called: vectors are as wide as its CPU's."""
+"""Kernels use the vector width of the target, in every way of compiling them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Product(nn.Module):
 
 
 def lanes_of_products(text: str) -> set[int]:
-    """How many lanes the vectors have that a module multiplies and adds."""
+    """The vector lengths of fma ops in a module."""
     sums = re.findall(r"(?:math\.fma|vector\.fma|llvm\.intr\.fma).*?vector<(\d+)xf32>", text)
     return set(map(int, sums))
 

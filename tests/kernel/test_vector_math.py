@@ -1,4 +1,4 @@
-"""Functions that kernels write as ops agree with PyTorch's, to the last digits and at the edges."""
+"""Math functions of kernels match PyTorch to a few ulp, and at special values."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_exp2_of_integers_is_exact() -> None:
 
 
 def _units(got: Tensor, expected: Tensor) -> Tensor:
-    """Distances in units in the last place of what is expected; infinite where kinds differ."""
+    """Errors in ulp of the expected values; inf where only one is nan or infinite."""
     info = torch.finfo(got.dtype)
     rounded = expected.to(got.dtype)
     exponent = torch.frexp(rounded.abs().clamp(info.tiny, info.max))[1].double() - 1.0
@@ -164,7 +164,7 @@ def _bases_and_exponents(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @cache
 def _results() -> dict[str, Tensor]:
-    """What each kernel gives, all of them made by one program."""
+    """The results of all functions, computed by one program."""
     cases = {f"{name}_{element}_{lanes}": (name, element, lanes) for name, element, lanes in CASES}
     arguments = {key: _arguments(name, element) for key, (name, element, _) in cases.items()}
     program = Launchable.jit_compile(_module(cases, arguments))

@@ -1,4 +1,4 @@
-"""Views of tiles: the interpreter, compiled code and torch agree, whatever is put in a row.
+"""Views of tiles: the interpreter, compiled code and torch agree on chains of views.
 
 Random chains of views run by `VIEW_CHAINS_SEED=7 pytest tests/kernel/test_views.py`.
 """
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Chain:
-    """A tensor that went through views, which of its lanes are valid, and how to do it in TK."""
+    """A tensor after a chain of views, its valid lanes, and the chain in TK."""
 
     value: Tensor
     valid: Tensor

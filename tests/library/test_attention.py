@@ -1,4 +1,4 @@
-"""Attention: where a kernel takes the place of two matmuls and a softmax, and what it gives."""
+"""Attention kernels: which patterns they replace, and that they match PyTorch."""
 
 from __future__ import annotations
 

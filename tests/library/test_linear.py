@@ -1,4 +1,4 @@
-"""Products with packed weights: where kernels take the place of ops, and what they give."""
+"""Matmul kernels with packed weights: which ops they replace, and that they match PyTorch."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_ops_are_not_replaced_on_other_targets() -> None:
 
 
 class Changing(nn.Module):
-    """Products with what is not the same in every call: state and an argument."""
+    """Matmuls with state and with an argument instead of a weight."""
 
     state: Tensor
 
@@ -131,7 +131,7 @@ def test_other_matmuls_are_not_replaced(model: nn.Module, args: tuple[Tensor, ..
 
 @pytest.fixture
 def kernels_here(monkeypatch: pytest.MonkeyPatch) -> Target:
-    """This machine's target, on which kernels are used whatever it is."""
+    """This machine's target, with kernels enabled."""
     target = host.default_target()
     monkeypatch.setattr(linear_module, "FASTER_ON", {target.vector_bytes})
     return target

@@ -1,4 +1,4 @@
-"""Norms and softmax of rows: where kernels take their place, and what they give."""
+"""Layer norm and softmax kernels: which ops they replace, and that they match PyTorch."""
 
 from __future__ import annotations
 

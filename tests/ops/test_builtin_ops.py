@@ -1,4 +1,4 @@
-"""The ops of `turbine.ops`: their numbers in every front door, gradients, and what they refuse."""
+"""The ops of `turbine.ops`: results in every mode, gradients, and errors."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_another_offset_does_not_recompile() -> None:
 
 
 class Placed(nn.Module):
-    """Every mark there is, and a trace behind each kind."""
+    """Every marker, each followed by a trace."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = ops.transfer_to_logical_device("1", x) + 1

@@ -1,4 +1,4 @@
-"""What cannot be a custom op, or a call of one, is refused with the reason."""
+"""Invalid custom ops and invalid calls are rejected with a reason."""
 
 from __future__ import annotations
 

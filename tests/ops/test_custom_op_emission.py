@@ -1,4 +1,4 @@
-"""Ops with IR of their own, by builders and by texts, compute what it says in every form."""
+"""Custom ops with MLIR emissions, from builders and templates, agree in every mode."""
 
 from __future__ import annotations
 

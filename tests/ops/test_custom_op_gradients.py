@@ -1,4 +1,4 @@
-"""Gradients, vmap and torch.func's transforms go through custom ops."""
+"""Gradients, vmap and torch.func transforms of custom ops."""
 
 from __future__ import annotations
 

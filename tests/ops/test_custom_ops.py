@@ -1,4 +1,4 @@
-"""Custom ops give what their functions say: eager, under torch.compile, and in artifacts."""
+"""Custom ops agree with their functions: eager, under torch.compile, and in artifacts."""
 
 from __future__ import annotations
 

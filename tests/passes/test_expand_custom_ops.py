@@ -1,4 +1,4 @@
-"""Custom ops are expanded from functions and libraries that fit."""
+"""Custom ops are expanded from functions and libraries."""
 
 from __future__ import annotations
 

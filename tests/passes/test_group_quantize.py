@@ -1,4 +1,4 @@
-"""Linear layers compute with weights of a few bits."""
+"""Group quantization of linear layers."""
 
 from __future__ import annotations
 

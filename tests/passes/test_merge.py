@@ -1,4 +1,4 @@
-"""Merged modules: names, collisions, and what was merged in computes."""
+"""Merged modules: names, collisions and results."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_conflicting_module_attributes_are_rejected() -> None:
 
 @pytest.mark.run
 def test_merged_functions_match_the_reference(tmp_path: Path) -> None:
-    """The entry point calls what was merged in."""
+    """The entry point calls the merged function."""
     library = """
         func.func private @add_one(%x: tensor<4xf32>) -> tensor<4xf32> {
           %one = arith.constant dense<1.0> : tensor<4xf32>

@@ -1,4 +1,4 @@
-"""`turbine opt`: passes in order, files of text and bytecode, and what is wrong with them."""
+"""`turbine opt`: order of passes, text and bytecode files, and errors."""
 
 from __future__ import annotations
 

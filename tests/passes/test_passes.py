@@ -1,4 +1,4 @@
-"""Transforms of IR: metadata, matching and rewriting, and names of iree-turbine."""
+"""Passes on IR: metadata, matchers, rewrites, and names of iree-turbine."""
 
 from __future__ import annotations
 

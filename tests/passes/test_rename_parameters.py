@@ -1,4 +1,4 @@
-"""Renamed parameters: names, refusals, and weights that follow."""
+"""Renamed parameters: names, errors, and binding of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The API shows itself: names, signatures and docstrings are where help() and editors look."""
+"""The public API is visible to help(), dir() and editors."""
 
 from __future__ import annotations
 

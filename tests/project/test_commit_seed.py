@@ -1,4 +1,4 @@
-"""Slices of sweeps follow the commit: the same one for a commit, and all of a sweep in a few."""
+"""Slices of sweeps are derived from the commit."""
 
 from __future__ import annotations
 

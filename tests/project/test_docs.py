@@ -1,4 +1,4 @@
-"""Pages made from code say what the code says, and paths the docs name exist."""
+"""Generated pages are up to date, and code and paths in the docs are valid."""
 
 from __future__ import annotations
 

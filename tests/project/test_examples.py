@@ -1,4 +1,4 @@
-"""The examples, the README's code and the benchmarks do what they say."""
+"""Examples, the README's code and benchmarks run."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_training_works_without_tqdm_and_reports_missing_tensorboard(
 def benchmark(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """Runs a benchmark in an empty folder and gives what it prints."""
+    """Runs a benchmark in an empty folder and returns its output."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.chdir(tmp_path)
 
@@ -185,7 +185,7 @@ def test_the_readme_example_runs_as_written(
 
 @pytest.fixture
 def figures(benchmark: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Measures rows in this process, and gives the table that is printed."""
+    """Measures rows in this process and returns the printed table."""
     models = importlib.import_module("models")
 
     def measure(name: str, options: Namespace) -> Any:

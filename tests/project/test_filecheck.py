@@ -1,4 +1,4 @@
-"""Each file in filecheck/ makes some text; CHECK lines in the same file say what it holds."""
+"""Each file in filecheck/ prints text that its CHECK lines describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports under turbine/ point down the house: source texts in, violations out."""
+"""Imports under turbine/ point to lower layers."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _is_placed(path: str) -> bool:
 
 
 def _room(name: str) -> str:
-    """The room a dotted name lives in; what is in no room is a name of the top package."""
+    """The package of a dotted name; other names belong to the top package."""
     first = f"{name}.".split(".")[1]
     room = LOOSE.get(first, first)
     return room if room in FLOOR_OF or room == ZOO else ROOF

@@ -1,4 +1,4 @@
-"""What a new user gets wrong: a snippet in; what failed, where and how to fix it out."""
+"""Errors for common user mistakes: what failed, where, and how to fix it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every model of the zoo compiles, and its numbers are those of eager PyTorch."""
+"""Every model of the zoo compiles and matches eager PyTorch."""
 
 from __future__ import annotations
 

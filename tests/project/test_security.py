@@ -1,4 +1,4 @@
-"""What docs/security.md promises about files of strangers, one test a promise."""
+"""The promises of docs/security.md about untrusted files, one test for each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONES = torch.ones(2, 4)
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file of an entry in a cache of its own."""
+    """The file of an entry in a new cache."""
     monkeypatch.setattr(cache, "_warned", False)
     with config.override(cache_dir=tmp_path / "cache"):
         cache.write(cache.key_of(["a"]), ENTRY)

@@ -1,4 +1,4 @@
-"""Files that are cut, changed or something else: an error, no crash and no wrong number.
+"""Truncated, corrupted and foreign files: an error, no crash and no wrong result.
 
 Every test of random damage takes its number from `amount`, 1,000 of each kind under `--soak`.
 """
@@ -47,7 +47,7 @@ def expected(folder: Path) -> Tensor:
 
 
 def outcome(path: Path, expected: Tensor) -> str:
-    """What loading and calling a file gives: "right", "wrong", or the error's name."""
+    """The outcome of loading and calling a file: "right", "wrong", or the error's name."""
     try:
         found = turbine.load(path)(ONES)
     except (errors.ArtifactError, errors.ParameterError) as error:
@@ -90,7 +90,7 @@ def test_trailing_bytes_are_ignored(folder: Path, expected: Tensor, tmp_path: Pa
 
 
 def regions(path: Path) -> dict[str, range]:
-    """Where the parts of an artifact lie in its file."""
+    """The ranges of the parts of an artifact in its file."""
     contents = container.open_file(path)
     _, _, length, _ = container._HEADER.unpack_from(contents.data)
     start = container._HEADER.size
@@ -224,7 +224,7 @@ VALUES = {"weight": torch.arange(12.0).reshape(3, 4), "bias": torch.arange(3.0)}
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same weights in each format, and what artifact reads them."""
+    """The same weights in each format, and the artifact that reads them."""
     folder = tmp_path_factory.mktemp("archives")
     files = {suffix: folder / f"weights{suffix}" for suffix in READERS}
     safetensors.save_file(VALUES, files[".safetensors"])
@@ -376,7 +376,7 @@ def test_a_manifest_of_another_type_is_rejected(manifest: object, tmp_path: Path
 
 
 def write_manifest(path: Path, manifest: object) -> None:
-    """A file with a header that fits its manifest, and nothing behind it."""
+    """Write a file with a valid header and this manifest, and nothing else."""
     text = json.dumps(manifest).encode()
     header = container._HEADER.pack(
         container.MAGIC, container.FORMAT, len(text), hashlib.sha256(text).digest()

@@ -1,4 +1,4 @@
-"""kill -9 at any point of a compile, a cache write or a save: what is read afterwards is whole."""
+"""kill -9 during a compile, a cache write or a save leaves only whole files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_killed_process_leaves_only_whole_files(tmp_path: Path, amount: Amount
 
 
 def _check_entries() -> None:
-    """Every visible entry is whole, and holds what was written under its key."""
+    """Check that every visible entry is whole and belongs to its key."""
     for listing in cache.listings():
         entry = cache.read(listing.key)
         assert entry is not None
@@ -74,7 +74,7 @@ def _check_entries() -> None:
 
 
 def _check_a_compile_is_kept() -> None:
-    """No lock is left: the next process compiles, and finds what it compiled."""
+    """Check that no lock is left: the next process compiles and then hits the cache."""
     source = b"func.func @after() { return }"
     for cached in (False, True):
         compiled = pipeline.compile_ir(source, target.parse("cpu:generic"), strategy="plain-O0")

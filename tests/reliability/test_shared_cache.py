@@ -1,4 +1,4 @@
-"""Two processes and a full disk on one cache folder: all compiles, and nothing is read wrong."""
+"""Two processes share a cache folder on a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads that compile, run, export and load at once: no fault and no wrong number."""
+"""Concurrent compiles, calls, exports and loads return correct results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = range(2, 10)
 
 
 class Mixer:
-    """What the threads do; each action compares what it gets with PyTorch."""
+    """Actions of the threads; each compares its result with PyTorch."""
 
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Archives of three formats: what is written is read, by us and by others, in little memory."""
+"""Archives of three formats: round trips, other tools, and memory use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments and their sizes are held to the signature, and a wrong one is named."""
+"""Arguments are checked against the signature, and an invalid one is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The artifact file: what it holds, how it is saved, moved, loaded and given other weights."""
+"""The artifact file: contents, saving, moving, loading and replacing weights."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def saved(artifact: turbine.Artifact, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def archived(output: ExportOutput, tmp_path: Path) -> Path:
-    """An artifact whose weights lie in weights/net.irpa beside it."""
+    """An artifact with weights in weights/net.irpa."""
     (tmp_path / "weights").mkdir()
     path = tmp_path / "net.turbine"
     output.compile(path, archive=tmp_path / "weights" / "net.irpa")
@@ -68,7 +68,7 @@ def archived(output: ExportOutput, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """No test leaves a draft of a file behind."""
+    """Check that no temporary file is left."""
     yield
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
 

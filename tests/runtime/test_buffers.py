@@ -1,4 +1,4 @@
-"""Tensors and arrays become IREE buffers and come back, in place where that is possible."""
+"""Tensors and arrays are converted to IREE buffers and back, without a copy if possible."""
 
 from __future__ import annotations
 

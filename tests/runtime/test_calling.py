@@ -1,4 +1,4 @@
-"""Calls of compiled programs: what comes back is right, and is the caller's own."""
+"""Calls of compiled programs return correct results that the caller owns."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_aliased_results_of_the_program_are_copied() -> None:
 
 
 def test_a_single_result_is_owned_by_the_caller() -> None:
-    """The plainest program there is gives back its argument."""
+    """A program that returns its argument."""
     artifact = compiled(lambda x: x.view(-1), torch.zeros(4, 4))
     x = torch.arange(16.0).reshape(4, 4)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Archives that are cut, changed or absurd are refused or read within their bounds."""
+"""Truncated and corrupted archives are rejected or read in bounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OTHERS = re.compile("unpack|codec|delimiter|Expecting|buffer of|index out|is not
 
 
 def outcome(path: Path, data: bytes) -> str:
-    """What reading everything in a file gives: "read", or the error's name."""
+    """The outcome of reading a whole file: "read", or the error's name."""
     path.write_bytes(data)
     try:
         for _, entry in ParameterArchive(path).items():

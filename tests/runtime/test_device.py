@@ -1,4 +1,4 @@
-"""Devices are found by URI and torch device, can be current, and share memory with tensors."""
+"""Devices: lookup by URI and torch device, the current device, and shared memory."""
 
 from __future__ import annotations
 

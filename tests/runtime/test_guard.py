@@ -1,4 +1,4 @@
-"""Guard pages: accesses outside of arguments and results are caught, and nothing else changes."""
+"""Guard pages detect out-of-bounds accesses to arguments and results."""
 
 from __future__ import annotations
 

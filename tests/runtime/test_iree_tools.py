@@ -1,4 +1,4 @@
-"""IREE's own command line tools take what turbine saves, and give the same numbers."""
+"""IREE's command line tools read our files and compute the same results."""
 
 from __future__ import annotations
 

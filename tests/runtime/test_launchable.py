@@ -1,4 +1,4 @@
-"""Programs without a signature are called correctly or refused, from threads and after forks."""
+"""Launchable: programs without a signature, arguments, outputs, threads and forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters outside the code: scopes, other archives, and those that do not fit."""
+"""External parameters: scopes, replaced archives, and mismatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles: every dispatch with its time, its lines and its work."""
+"""Profiles: time, source lines and work of each dispatch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbine.runtime.profiler import Profile, profile
 
 
 class Model(nn.Module):
-    """A product of known size, and arguments of several kinds."""
+    """A matmul of known size, and arguments of several kinds."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a program keeps between calls, and what it writes into its caller's tensors."""
+"""State between calls, and mutation of the caller's tensors."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_batch_norm_statistics_match_eager() -> None:
 
 
 class Memory(nn.Module):
-    """Give back the last input, the sum of all and the buffer that holds it."""
+    """Returns the last input, the sum of all inputs and the buffer."""
 
     last: Tensor
     total: Tensor
@@ -218,7 +218,7 @@ def test_arguments_are_checked_before_buffers_are_written_in_place() -> None:
 
 
 class Writes(nn.Module):
-    """Exchange x and y, add one to z, and return what x was."""
+    """Swap x and y, add one to z, and return the old x."""
 
     def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         before = x.clone()

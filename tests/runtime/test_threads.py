@@ -1,4 +1,4 @@
-"""How many threads a compiled program runs on, and which of PyTorch's it lets go."""
+"""The number of threads of a compiled program, and idle threads of PyTorch."""
 
 from __future__ import annotations
 

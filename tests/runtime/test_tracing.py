@@ -1,4 +1,4 @@
-"""What kernels do is kept in a folder, whoever runs them, and `turbine trace` shows it."""
+"""Traces of kernels and calls in a folder, and `turbine trace`."""
 
 from __future__ import annotations
 

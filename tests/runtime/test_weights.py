@@ -1,4 +1,4 @@
-"""Weights of every dtype and size keep their bits, wherever they are put."""
+"""Weights of every dtype and size keep their bits in every storage option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, fork and spawn at any time: no worker process is left, and compiles go on."""
+"""Ctrl-C, SIGTERM, fork and spawn at any time leave no worker, and later compiles work."""
 
 from __future__ import annotations
 

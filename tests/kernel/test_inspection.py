@@ -1,4 +1,4 @@
-"""What a kernel shows of itself: text of every stage, explanations, and checks of its code."""
+"""Inspection of kernels: text of every stage, `tk.explain` and `tk.check`."""
 
 from __future__ import annotations
 

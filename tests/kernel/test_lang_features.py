@@ -1,4 +1,4 @@
-"""Blocks are counted, outputs start with a number, and names for types and results are told."""
+"""Block counts, initial values of outputs, dtype symbols, loops and optional arguments."""
 
 from typing import Any, Optional
 
