@@ -3,7 +3,8 @@
 - `turbine.aot.export(model, args=(x,)).compile()` gives an artifact: one file, called like a model.
 - `turbine.load(path)` opens one; it needs neither the model nor the compiler.
 - `torch.compile(model, backend="turbine")` compiles in place, for inference and training;
-  `turbine.explain(model, x)` says what became of each part.
+  `turbine.explain(model, x)` says what became of each part, `turbine.profile(model, x)` what takes
+  the time.
 - `turbine.ops.custom_op` declares an op, compiled on its first call.
 - `turbine.kernel` is TK, the kernel language; its ops are in `turbine.kernel.lang`.
 - `turbine.config` holds the options, `turbine.errors` every error.
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from turbine import runtime as runtime
     from turbine.dynamo import counters as counters
     from turbine.dynamo import explain as explain
+    from turbine.dynamo import profile as profile
     from turbine.runtime.artifact import Artifact as Artifact
     from turbine.runtime.artifact import load as load
 
@@ -36,6 +38,7 @@ _NAMES = {
     "load": "turbine.runtime.artifact",
     "counters": "turbine.dynamo",
     "explain": "turbine.dynamo",
+    "profile": "turbine.dynamo",
 }
 
 

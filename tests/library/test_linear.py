@@ -137,11 +137,22 @@ def kernels_here(monkeypatch: pytest.MonkeyPatch) -> Target:
     return target
 
 
-@pytest.mark.parametrize("rows", [1, 200])
-def test_artifacts_match_eager(kernels_here: Target, rows: int) -> None:
-    model, x = TwoProducts().eval(), torch.randn(rows, 64)
-    artifact = turbine.aot.export(model, args=(x,)).compile()
-    torch.testing.assert_close(artifact(x), model(x).detach())
+@pytest.mark.parametrize(
+    ("rows", "dtype"), [(1, torch.float32), (200, torch.float32), (33, torch.float16)]
+)
+def test_artifacts_match_eager(kernels_here: Target, rows: int, dtype: torch.dtype) -> None:
+    model, x = TwoProducts().eval().to(dtype), torch.randn(rows, 64).to(dtype)
+    exported = turbine.aot.export(model, args=(x,))
+    assert placed(exported.program, kernels_here) is not None
+    torch.testing.assert_close(exported.compile()(x), model(x).detach())
+
+
+def test_narrow_matmuls_are_widened() -> None:
+    model, x = TwoProducts().eval().half(), torch.randn(24, 64).half()
+    found = placed(exported(model, x))
+    assert found is not None
+    assert count(found, linear.op.op) == 2
+    torch.testing.assert_close(run(found, model, x), model(x).detach())
 
 
 def test_artifacts_support_a_dynamic_number_of_rows(kernels_here: Target) -> None:

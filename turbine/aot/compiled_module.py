@@ -54,7 +54,7 @@ class InstanceInfo:
     class_info: ClassInfo
     lowered: Lowered
     signatures: Mapping[str, Signature]
-    mflop: float
+    load: float
     weights: str
 
 
@@ -274,7 +274,7 @@ def build(
         lowered = importer.finish(trace.weights, trace.target)
     mlir_context.verify(module)
     signatures = {function.name: function.signature for function in functions}
-    return InstanceInfo(info, lowered, signatures, trace.mflop, place)
+    return InstanceInfo(info, lowered, signatures, trace.load, place)
 
 
 def _declare(trace: Trace, info: ClassInfo) -> None:

@@ -146,7 +146,7 @@ def _export_module(instance: CompiledModule) -> ExportOutput:
     """The export of an instance."""
     info = CompiledModule.get_info(instance)
     return ExportOutput(
-        {name: Exported(signature, info.mflop) for name, signature in info.signatures.items()},
+        {name: Exported(signature, info.load) for name, signature in info.signatures.items()},
         info.lowered,
         info.class_info.export_name,
         provenance.of(instance),

@@ -47,7 +47,7 @@ class Trace:
     names: dict[str, str] = field(default_factory=dict)  # symbol -> what has it
     limits: Mapping[str, Range] = field(default_factory=dict)  # of the procedure's named sizes
     conditions: list[str] = field(default_factory=list)  # on those, that every call has to meet
-    mflop: float = 0.0
+    load: float = 0.0
     _known: dict[tuple[Any, ...], Weight] = field(default_factory=dict)
 
     def claim(self, name: str, owner: str) -> None:
@@ -89,7 +89,7 @@ class Trace:
 
         There is one for each tensor, by names not taken.
         """
-        self.mflop += work.mflop(program.graph.graph)
+        self.load += work.load(program.graph.graph)
         weights = {
             placeholder: self._adopt(weight, prefix)
             for placeholder, weight in program.weights.items()

@@ -27,7 +27,7 @@ from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import Lowered, lower_all
 from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
-from turbine.mlir import devices, function
+from turbine.mlir import devices, elementwise, function
 from turbine.mlir.ir import Operation
 from turbine.packed_weights import QuantizationReport
 from turbine.passes import Pass
@@ -45,13 +45,13 @@ class Exported:
     """One entry point: its signature, and its captured program if it has one."""
 
     signature: Signature
-    mflop: float = 0.0
+    load: float = 0.0  # on one core, as capture/work.py measures it
     program: Program | None = None
 
     @staticmethod
     def of(program: Program) -> Exported:
         """The entry point of a captured program."""
-        return Exported(program.signature, work.mflop(program.graph.graph), program)
+        return Exported(program.signature, work.load(program.graph.graph), program)
 
     @property
     def example(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -203,6 +203,7 @@ class ExportOutput:
         chosen = replace(chosen, devices=devices.count(ready.lowered.module))
         ready.verify()
         module = devices.with_known_devices(ready.lowered.module, chosen.devices)
+        module = elementwise.use_formulas(module)
         source = mlir_context.to_bytecode(module)
         captured = {
             f"{name}.py": entry.program.text
@@ -295,7 +296,7 @@ class ExportOutput:
             "target": asdict(compiled.target),
             "strategy": compiled.strategy,
             "functions": {name: e.signature.to_json() for name, e in self.entry_points.items()},
-            "mflop": max(entry.mflop for entry in self.entry_points.values()),
+            "load": max(entry.load for entry in self.entry_points.values()),
             "archives": dict.fromkeys(scopes, archive),
             "weights": [asdict(weight) for weight in declared],
             "state": [asdict(_to_constant(weight)) for weight in self.lowered.state],

@@ -21,6 +21,20 @@ def mflop(graph: fx.Graph) -> float:
     return sum(_flop(node) for node in graph.nodes if node.op == "call_function") / 1e6
 
 
+def load(graph: fx.Graph) -> float:
+    """How long a call takes on one core, in millions of operations of a matmul.
+
+    Most programs do little with each element that they read: a byte takes as long as some
+    operations.
+    """
+    ends = [node for node in graph.nodes if node.op in ("placeholder", "output")]
+    inside = {value for node in ends for value in (node, *node.all_input_nodes)}
+    return mflop(graph) + _OPERATIONS_OF_A_BYTE * megabytes(inside)
+
+
+_OPERATIONS_OF_A_BYTE = 4
+
+
 def megabytes(nodes: Iterable[fx.Node]) -> float:
     """Millions of bytes of the nodes' values, at the example's sizes."""
     values = (node.meta.get("val") for node in nodes)
@@ -36,7 +50,22 @@ def _flop(node: fx.Node) -> float:
     if not isinstance(value, torch.Tensor):
         return 0
     inner = _INNER.get(node.target)
-    return count_elements(value) * (2 * inner(node) if inner is not None else 1)
+    if inner is not None:
+        return count_elements(value) * 2 * inner(node)
+    packet = getattr(node.target, "overloadpacket", None)
+    count = count_elements(_operand(node, 0) if packet in _REDUCTIONS else value)
+    return count * (_FORMULA_SIZE if packet in _FORMULAS else 1)
+
+
+_REDUCTIONS = {
+    getattr(aten, name) for name in "sum mean prod amax amin argmax argmin all any".split()
+}
+# Functions that take many operations for one element.
+_FORMULAS = {
+    getattr(aten, name)
+    for name in "exp exp2 expm1 log log1p log2 tanh sigmoid erf erfc sin cos gelu _softmax".split()
+}
+_FORMULA_SIZE = 20
 
 
 def _arguments(node: fx.Node) -> list[Any]:

@@ -99,7 +99,7 @@ def _text(contents: Container) -> str:
         "target": f"{target.text} {target.architecture}".strip(),
         "features": target.features,
         "driver": _driver(manifest),
-        "work": f"{manifest['mflop']:.4g} Mflop",
+        "work": f"{_load(manifest):.4g} Mflop on one core",
         "strategy": manifest["strategy"],
         "weights": f"{len(weights)}, {bytes_text(total)}" if weights else "in the code",
         "archive": ", ".join(map(str, _archives(contents))),
@@ -149,7 +149,13 @@ def _driver(manifest: dict[str, Any]) -> str:
     """The driver that `Artifact.driver` would choose, also for an artifact of another machine."""
     from turbine.runtime import device
 
-    return device.driver_for(Target(**manifest["target"]), manifest["mflop"])
+    return device.driver_for(Target(**manifest["target"]), device.load_of(manifest))
+
+
+def _load(manifest: dict[str, Any]) -> float:
+    from turbine.runtime import device
+
+    return device.load_of(manifest)
 
 
 def _archives(contents: Container) -> list[Path]:

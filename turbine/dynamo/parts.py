@@ -6,9 +6,9 @@ import logging
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,7 @@ class PartModule(torch.nn.Module):
         self.mflop = work.mflop(part.graph.graph)
         self.megabytes = work.megabytes((*part.inputs, *part.results))
         self._target = targets.parse(config.current().target)
-        self.driver = device.driver_for(self._target, self.mflop)
+        self.driver = device.driver_for(self._target, work.load(part.graph.graph))
         self.compiled: Compiled | None = None
         self._fixed = fixed
         self._replace = replace
@@ -83,6 +83,20 @@ class PartModule(torch.nn.Module):
                 with _progress(self.ops.total()):
                     self._call = self._finish()
         return self._call
+
+    @contextmanager
+    def calling(self, call: Call) -> Iterator[None]:
+        """Call this instead for a while."""
+        own, self._call = self._call, call
+        try:
+            yield
+        finally:
+            self._call = own
+
+    def flat_arguments(self, args: Sequence[Any]) -> list[Any]:
+        """Arguments as the compiled code takes them: axes in the order of memory."""
+        pairs = zip(self._inputs, args, strict=True)
+        return [arg if slot.order is None else arg.permute(slot.order) for slot, arg in pairs]
 
     def _begin(self) -> Pending | errors.TurbineError:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from textwrap import indent
@@ -79,9 +79,17 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CompileR
     >>> report.left
     ()
     """
-    function = function._orig_mod if isinstance(function, _OPTIMIZED) else function
     breaks = torch._dynamo.utils.counters["graph_break"]
     before = Counter(breaks)
+    _, graphs = compile_anew(function, args, kwargs)
+    return CompileReport(tuple(map(_graph_report, graphs)), dict(Counter(breaks) - before))
+
+
+def compile_anew(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Callable[..., Any], list[GraphRecord]]:
+    """Compile a function and call it once; returns the compiled function and its graphs."""
+    function = function._orig_mod if isinstance(function, _OPTIMIZED) else function
     with records.collect() as heard:
         # A new backend function, otherwise Dynamo would reuse code from its cache.
         anew = torch.compile(function, backend=partial(backend))
@@ -89,7 +97,7 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CompileR
             anew(*args, **kwargs)
     for graph in heard:
         _wait(graph)
-    return CompileReport(tuple(map(_graph_report, heard)), dict(Counter(breaks) - before))
+    return anew, heard
 
 
 _OPTIMIZED = torch._dynamo.eval_frame.OptimizedModule
@@ -141,7 +149,7 @@ _LEFT_HEAD = ("in PyTorch", "times", "where", "why")
 
 
 def _part_row(index: int, part: PartReport) -> tuple[str, ...]:
-    mostly = ", ".join(f"{_short(op)} {n}" for op, n in Counter(part.ops).most_common(3))
+    mostly = most_common(part.ops)
     seconds = f"{part.seconds:.1f} s{' (cached)' if part.cached else ''}"
     count = str(sum(part.ops.values()))
     sizes = (f"{part.mflop:.1f}", f"{part.megabytes:.2f}")
@@ -151,6 +159,11 @@ def _part_row(index: int, part: PartReport) -> tuple[str, ...]:
 def _left_rows(left: Sequence[LeftOp]) -> Iterable[tuple[str, ...]]:
     for op, count in Counter(left).most_common():
         yield (_short(op.op), str(count), op.where or "unknown", op.reason)
+
+
+def most_common(ops: Mapping[str, int]) -> str:
+    """The three ops that occur most often, as text."""
+    return ", ".join(f"{_short(op)} {n}" for op, n in Counter(ops).most_common(3))
 
 
 def _short(op: str) -> str:

@@ -47,6 +47,9 @@ FASTER_ON = {64}
 # Columns of a panel in vectors: with eight rows they fill the registers.
 _PANEL_VECTORS = 3
 _FLOAT_BYTES = 4
+# Dtypes of x and the weight. Narrow ones are widened, weights when an artifact is loaded: sums
+# are in f32, as in PyTorch.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Smaller matmuls do not pay for a kernel.
 _LEAST_COLUMNS, _LEAST_DEPTH = 32, 32
 
@@ -76,7 +79,7 @@ class Linear:
     def is_worth_it(self) -> bool:
         """Whether the kernel supports the operands, and they are large enough."""
         x, weight = (operand.meta["val"] for operand in self.operands)
-        if x.dtype != torch.float32:
+        if x.dtype not in _DTYPES:
             return False
         if self.bias is not None and self.bias.meta["val"].shape != weight.shape[1:]:
             return False
@@ -94,6 +97,7 @@ class Linear:
         depth, columns = weight.meta["val"].shape
         panels = -(-columns // width)
         rest = panels * width - columns
+        x, weight = (_convert(one, torch.float32, node) for one in (x, weight))
         padded = emit(graph, aten.constant_pad_nd.default, weight, [0, rest], beside=node)
         split = emit(graph, aten.view.default, padded, [depth, panels, width], beside=node)
         turned = emit(graph, aten.permute.default, split, [1, 0, 2], beside=node)
@@ -101,7 +105,15 @@ class Linear:
             graph, aten.clone.default, turned, memory_format=torch.contiguous_format, beside=node
         )
         bias = self.bias or emit(graph, aten.full.default, [columns], 0.0, beside=node)
-        return emit(graph, linear.op.op, x, packed, bias, beside=node)
+        bias = _convert(bias, torch.float32, node)
+        result = emit(graph, linear.op.op, x, packed, bias, beside=node)
+        return _convert(result, node.meta["val"].dtype, node)
+
+
+def _convert(node: fx.Node, dtype: torch.dtype, place: fx.Node) -> fx.Node:
+    if node.meta["val"].dtype == dtype:
+        return node
+    return emit(place.graph, aten._to_copy.default, node, dtype=dtype, beside=place)
 
 
 def find(program: Program) -> Iterator[Linear]:

@@ -1,16 +1,14 @@
-"""Emissions of ops that the torch dialect lacks or does slowly: their arguments, and ours."""
+"""Emissions of ops that the torch dialect lacks: the arguments of an emission, and ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
-import torch
-
 from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS
-from turbine.mlir import elementwise, grouped_product
+from turbine.mlir import grouped_product
 from turbine.mlir.grouped_product import Call
 from turbine.mlir.ir import Location, Module, Type, Value
 from turbine.packed_weights import Grouping
@@ -75,30 +73,6 @@ def emit_grouped_rows(site: Site) -> Value:
 EMITTED["turbine::grouped_product"] = emit_grouped_product
 EMITTED["turbine::grouped_rows"] = emit_grouped_rows
 KEEP_OPERANDS.update(EMITTED)
-
-
-# Ops of PyTorch, and the formula of mlir/vector_math.py that is faster than IREE's code for f32.
-FORMULAS = {
-    "aten::exp": "exp",
-    "aten::exp2": "exp2",
-    "aten::expm1": "expm1",
-    "aten::log": "log",
-    "aten::log1p": "log1p",
-    "aten::tanh": "tanh",
-    "aten::sigmoid": "sigmoid",
-    "aten::erf": "erf",
-}
-
-
-def rule_of(op: str, operands: Sequence[Any]) -> Rule | None:
-    """The emission of an op on such operands; None for those that the torch dialect has."""
-    if op in FORMULAS and operands[0].dtype == torch.float32:
-        return partial(_emit_formula, FORMULAS[op])
-    return EMITTED.get(op)
-
-
-def _emit_formula(name: str, site: Site) -> Value:
-    return elementwise.apply(name, site.arguments[0], site.location)
 
 
 def _call(site: Site) -> Call:

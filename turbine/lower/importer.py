@@ -21,7 +21,7 @@ from torch import fx
 
 from turbine import config, dtypes, errors
 from turbine.capture.crossed_reads import UNFUSED
-from turbine.capture.nodes import value_of
+from turbine.capture.declared_ops import EMITTED
 from turbine.capture.program import Devices, Region, Weight
 from turbine.lower import emission
 from turbine.lower.emission import TargetQuery
@@ -322,7 +322,7 @@ class _Body(GraphNodeImporter):
         self, loc: Location, node: fx.Node, concrete_target: Any = None
     ) -> None:
         target: Any = node.target if concrete_target is None else concrete_target
-        rule = emission.rule_of(target.name(), [*map(value_of, node.args)])
+        rule = EMITTED.get(target.name())
         if rule is not None:
             self._emit(rule, loc, node, target)
         elif target is torch.ops.aten._assert_async.msg:

@@ -15,6 +15,7 @@ from turbine.dump import dump
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import lower
 from turbine.mlir import context as mlir_context
+from turbine.mlir import elementwise
 from turbine.mlir.ir import Module
 from turbine.signature import Slot
 from turbine.target import Target
@@ -63,6 +64,7 @@ def lower_graph(
     region = Region(graph, tuple(passed), tuple(output.args[0]), weights)
     module = lower(region, TargetQuery(resolve), locate=locate).module
     mlir_context.verify(module)
+    module = elementwise.use_formulas(module)
     text = partial(mlir_context.to_text, module, large_elements_limit=_SHOWN_ELEMENTS)
     dump(name, {"captured.py": partial(_code, graph), "lowered.mlir": text})
     slots = [slot for slot, name in zip(inputs, names, strict=True) if name in passed]

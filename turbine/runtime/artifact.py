@@ -56,14 +56,14 @@ class Artifact:
             _check_devices(self.target.devices, contents.source)
             _check_iree(self.manifest["provenance"]["iree-base-compiler"], contents.source)
             contents.check(CODE)
-            self.driver = device.driver_for(self.target, self.manifest["mflop"])
+            self.driver = device.driver_for(self.target, device.load_of(self.manifest))
             self._weights = Weights(contents, weights)
             self._executable = Executable(
                 contents.bytes_of(CODE),
                 self.driver,
                 partial(_bind, self.target, self._weights),
                 device_count=self.target.devices,
-                needs_cores=device.is_long(self.driver, self.manifest["mflop"]),
+                needs_cores=device.is_long(self.driver, device.load_of(self.manifest)),
                 state=[state_functions(index) for index, _ in enumerate(self.manifest["state"])],
             )
             self.functions = {

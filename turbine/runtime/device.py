@@ -316,12 +316,21 @@ def _uri_of_torch(torch_device: torch.device | str) -> str | None:
     return driver if driver is None or kind == "cpu" else f"{driver}://{number or 0}"
 
 
-def driver_for(wanted: Target, mflop: float) -> str:
-    """Run small programs on the calling thread, large ones on as many as PyTorch uses."""
+def driver_for(wanted: Target, load: float) -> str:
+    """Run small programs on the calling thread, large ones on as many as PyTorch uses.
+
+    `load` is about how many million operations of a matmul take as long.
+    """
     if wanted.kind != "cpu":
         return wanted.drivers[0]
-    is_small = mflop < config.current().sync_limit_mflop
+    is_small = load < config.current().sync_limit_mflop
     return SYNC if is_small or thread_count() == 1 else TASK
+
+
+def load_of(manifest: Mapping[str, Any]) -> float:
+    """The load of an artifact's call; older ones have their operations alone."""
+    load: float = manifest["load"] if "load" in manifest else manifest["mflop"]
+    return load
 
 
 def thread_count() -> int:
@@ -330,13 +339,13 @@ def thread_count() -> int:
     return len(os.sched_getaffinity(0)) if torch is None else int(torch.get_num_threads())
 
 
-def is_long(driver: str, mflop: float) -> bool:
+def is_long(driver: str, load: float) -> bool:
     """Whether a call takes so long, about a millisecond, that all cores should be free for it."""
-    return driver == TASK and mflop >= _LONG_MFLOP * thread_count()
+    return driver == TASK and load >= _LONG * thread_count()
 
 
 # The work that a core does in about a millisecond.
-_LONG_MFLOP = 100
+_LONG = 100
 
 
 def device(uri: str, ordinal: int = 0) -> Any:

@@ -10,8 +10,8 @@ import math
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,8 +19,7 @@ from typing import Any
 import iree.runtime as iree
 
 from turbine import dtypes, errors
-from turbine.runtime.artifact import Artifact, Function
-from turbine.signature import Input
+from turbine.runtime.artifact import Artifact
 from turbine.tables import table
 
 _TOOLS = Path(iree.__file__).parents[1] / "_runtime_libs"
@@ -155,32 +154,39 @@ def profile(
         )
     called = artifact.function(function)
     with tempfile.TemporaryDirectory(prefix="turbine-profile-") as folder:
+        code, *archives = artifact.save_vmfb(Path(folder) / "program.vmfb")
         leaves = called.signature.leaves(args, kwargs or {})
-        seconds, events = _observe(artifact, called, leaves, calls, Path(folder))
+        pairs = zip(called.signature.inputs, leaves, strict=True)
+        given = [leaf for spec, leaf in pairs if spec.kind != "constant"]
+        weights = dict(zip(artifact._weights.scopes, archives, strict=True))
+        run = Run(code, artifact.driver, called.name, given, weights)
+        seconds, events = observe(run, calls, Path(folder))
     described = {one["name"]: one for one in artifact.manifest.get("dispatches", [])}
-    rows = _rows([event for event in events if not event.is_at_load], calls, described)
+    rows = rows_of(events, calls, described)
     return Profile(called.name, calls, seconds * 1e3, tuple(rows), tuple(events))
 
 
-def _observe(
-    artifact: Artifact,
-    called: Function,
-    leaves: Sequence[Any],
-    calls: int,
-    folder: Path,
-) -> tuple[float, list[Event]]:
-    """The seconds of a call, and what happened in all of them."""
-    code, *archives = artifact.save_vmfb(folder / "program.vmfb")
-    scopes = artifact._weights.scopes
+@dataclass(frozen=True)
+class Run:
+    """A function of a program in a file, and the arguments to call it with: tensors and numbers."""
+
+    code: Path
+    driver: str
+    function: str
+    args: Sequence[Any]
+    weights: Mapping[str, Path] = field(default_factory=dict)  # an archive for each scope
+
+
+def observe(run: Run, calls: int, folder: Path) -> tuple[float, list[Event]]:
+    """The seconds of a call, and what happened in all of them; `folder` is for files between."""
     recorded, exported = folder / "events.ireeprof", folder / "events.jsonl"
-    pairs = zip(called.signature.inputs, leaves, strict=True)
     printed = _run(
         "iree-benchmark-module",
-        f"--module={code}",
-        *(f"--parameters={scope}={path}" for scope, path in zip(scopes, archives, strict=True)),
-        f"--device={artifact.driver}",
-        f"--function={called.name}",
-        *_inputs(pairs, folder),
+        f"--module={run.code}",
+        *(f"--parameters={scope}={path}" for scope, path in run.weights.items()),
+        f"--device={run.driver}",
+        f"--function={run.function}",
+        *_inputs(run.args, folder),
         f"--benchmark_min_time={calls}x",
         f"--device_profiling_mode={_MODES}",
         f"--device_profiling_output={recorded}",
@@ -208,25 +214,23 @@ def _run(tool: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def _inputs(pairs: Iterable[tuple[Input, Any]], folder: Path) -> list[str]:
+def _inputs(args: Sequence[Any], folder: Path) -> list[str]:
     """Arguments as the tools take them: numbers in the text, tensors in files."""
     given = []
-    for place, (spec, leaf) in enumerate(pairs):
-        if spec.kind == "constant":
+    for place, argument in enumerate(args):
+        if isinstance(argument, int | float):
+            given.append(f"--input={int(argument) if isinstance(argument, bool) else argument}")
             continue
-        if spec.kind != "tensor":
-            given.append(f"--input={int(leaf) if isinstance(leaf, bool) else leaf}")
-            continue
-        row = dtypes.from_torch_name(spec.dtype)
         path = folder / f"{place}.bin"
-        path.write_bytes(_raw_bytes(leaf))
-        sizes = "".join(f"{size}x" for size in leaf.shape)
-        given.append(f"--input={sizes}{_element(row)}=@{path}")
+        path.write_bytes(_raw_bytes(argument))
+        sizes = "".join(f"{size}x" for size in argument.shape)
+        given.append(f"--input={sizes}{_element(argument)}=@{path}")
     return given
 
 
-def _element(row: dtypes.Dtype) -> str:
+def _element(tensor: Any) -> str:
     """How the tools spell an element type; a truth value is a byte."""
+    row = dtypes.from_torch_name(str(tensor.dtype).removeprefix("torch."))
     return "i8" if row.kind == "bool" else row.mlir
 
 
@@ -256,11 +260,11 @@ def _read_events(lines: Iterable[str]) -> list[Event]:
     ]
 
 
-def _rows(events: Sequence[Event], calls: int, described: dict[str, dict[str, Any]]) -> list[Row]:
-    """A row for each dispatch; the median of its runs stands for all of them."""
+def rows_of(events: Iterable[Event], calls: int, described: Mapping[str, Any]) -> list[Row]:
+    """A row for each dispatch of a call; the median of its runs stands for all of them."""
     runs: dict[str, list[Event]] = {}
     for event in events:
-        if event.kind == "dispatch":
+        if event.kind == "dispatch" and not event.is_at_load:
             runs.setdefault(event.name, []).append(event)
     times = {
         name: median(one.end - one.start for one in found) * len(found) / calls

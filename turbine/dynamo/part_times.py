@@ -1,0 +1,207 @@
+"""Profile a function under torch.compile: what its compiled parts and its PyTorch ops take."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import torch
+
+from turbine import errors
+from turbine.dynamo.parts import PartModule
+from turbine.dynamo.report import compile_anew, most_common
+from turbine.lower.importer import DEFAULT_NAME, user_line
+from turbine.runtime import profiler
+from turbine.tables import table
+
+
+@dataclass(frozen=True)
+class PartProfile:
+    """A compiled part: how often a call runs it, and the time of its dispatches."""
+
+    graph: str  # "forward", "backward" or "inference"
+    ops: dict[str, int]
+    lines: tuple[str, ...]  # of the user's code that most ops come from
+    count: float
+    milliseconds: float  # in one call, all runs together
+    dispatches: tuple[profiler.Row, ...]
+
+
+@dataclass(frozen=True)
+class OpProfile:
+    """An op that runs in PyTorch."""
+
+    name: str
+    count: float
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class CompiledProfile:
+    """Where the time of a compiled function goes; print it to read it."""
+
+    milliseconds: float  # a call, from outside
+    parts: tuple[PartProfile, ...]  # those that take longest first
+    ops: tuple[OpProfile, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def profile(
+    function: Callable[..., Any], *args: Any, calls: int = 10, **kwargs: Any
+) -> CompiledProfile:
+    """Compile a function or model anew, call it, and time its parts and its PyTorch ops.
+
+    Args:
+        function: a function, a module, or the result of torch.compile.
+        args: positional arguments of the calls.
+        calls: how many calls to time; each part's dispatches are timed as often.
+        kwargs: keyword arguments of the calls.
+
+    Artifacts have `turbine.runtime.profiler.profile` and `turbine profile`.
+
+    >>> import torch, turbine
+    >>> report = turbine.profile(torch.nn.Softplus(), torch.ones(64, 64), calls=2)
+    >>> [part.count for part in report.parts]
+    [1.0]
+    """
+    if calls < 1:
+        raise errors.ArgumentError(f"cannot profile {calls} calls", hint="use 1 or more")
+    compiled, graphs = compile_anew(function, args, kwargs)
+    compiled(*args, **kwargs)
+    with ExitStack() as stack:
+        watches = [
+            stack.enter_context(_watch(part, graph.kind))
+            for graph in graphs
+            for part in graph.parts
+            if isinstance(part, PartModule) and part.compiled is not None
+        ]
+        seconds = _seconds_of(lambda: compiled(*args, **kwargs), calls)
+        ops = _time_ops(lambda: compiled(*args, **kwargs), calls)
+    parts = [watch.report(calls) for watch in watches if watch.args is not None]
+    parts.sort(key=lambda part: -part.milliseconds)
+    return CompiledProfile(1e3 * seconds, tuple(parts), tuple(ops))
+
+
+@dataclass
+class _Watch:
+    """Times the calls of a part, and keeps the arguments of one."""
+
+    part: PartModule
+    graph: str
+    count: int = 0
+    seconds: float = 0.0
+    args: Sequence[Any] | None = field(default=None)
+
+    def report(self, calls: int) -> PartProfile:
+        # Calls were counted twice: while they were timed, and while PyTorch's profiler ran.
+        count, seconds = self.count / (2 * calls), self.seconds / (2 * calls)
+        assert self.args is not None
+        rows = _time_dispatches(self.part, self.args, calls)
+        ops, lines = dict(self.part.ops), _lines_of(self.part)
+        return PartProfile(self.graph, ops, lines, count, 1e3 * seconds, tuple(rows))
+
+
+def _lines_of(part: PartModule) -> tuple[str, ...]:
+    places = Counter(map(user_line, part.eager.graph.nodes))
+    return tuple(place for place, _ in places.most_common(4) if place is not None)[:3]
+
+
+@contextmanager
+def _watch(part: PartModule, graph: str) -> Iterator[_Watch]:
+    watch, call = _Watch(part, graph), part.wait()
+
+    def timed(args: Sequence[Any]) -> Sequence[Any]:
+        watch.args = args
+        watch.count += 1
+        started = time.perf_counter()
+        with torch.profiler.record_function(_PART):
+            results = call(args)
+        watch.seconds += time.perf_counter() - started
+        return results
+
+    with part.calling(timed):
+        yield watch
+
+
+_PART = "a compiled part"
+
+
+def _seconds_of(call: Callable[[], object], calls: int) -> float:
+    started = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - started) / calls
+
+
+def _time_ops(call: Callable[[], object], calls: int) -> list[OpProfile]:
+    """The ops that PyTorch itself runs, those that take longest first."""
+    with _quiet_kineto(), torch.autograd.profiler.profile(use_kineto=False) as seen:
+        for _ in range(calls):
+            call()
+    found = [
+        OpProfile(one.key, one.count / calls, one.self_cpu_time_total / 1e3 / calls)
+        for one in seen.key_averages()
+        if one.key.startswith("aten::")
+    ]
+    return sorted(found, key=lambda op: -op.milliseconds)
+
+
+@contextmanager
+def _quiet_kineto() -> Iterator[None]:
+    """Keep the library of PyTorch's profiler from printing when it starts."""
+    before = os.environ.get(_KINETO)
+    os.environ[_KINETO] = before or "99"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_KINETO]
+
+
+_KINETO = "KINETO_LOG_LEVEL"
+
+
+def _time_dispatches(part: PartModule, args: Sequence[Any], calls: int) -> list[profiler.Row]:
+    assert part.compiled is not None
+    with tempfile.TemporaryDirectory(prefix="turbine-profile-") as folder:
+        code = Path(folder) / "part.vmfb"
+        code.write_bytes(part.compiled.data)
+        run = profiler.Run(code, part.driver, DEFAULT_NAME, part.flat_arguments(args))
+        _, events = profiler.observe(run, calls, Path(folder))
+    return profiler.rows_of(events, calls, {})
+
+
+_SHOWN = 5  # dispatches of a part, and ops
+
+
+def _lines(report: CompiledProfile) -> Iterator[str]:
+    inside = sum(part.milliseconds for part in report.parts)
+    yield (
+        f"{report.milliseconds:.3g} ms a call, {inside:.3g} ms of it in {len(report.parts)} "
+        "compiled parts"
+    )
+    for part in report.parts:
+        yield f"part of the {part.graph} graph: {part.milliseconds:.3g} ms in {part.count:g} runs"
+        yield f"  mostly {most_common(part.ops)}"
+        if part.lines:
+            yield f"  at {', '.join(part.lines)}"
+        shown = part.dispatches[:_SHOWN]
+        cells = [[row.name, f"{row.count:g}", f"{row.milliseconds:.3f}"] for row in shown]
+        yield indent(table([["dispatch", "runs", "ms"], *cells], right=(1, 2)), "  ")
+        if rest := len(part.dispatches) - len(shown):
+            yield f"  and {rest} more dispatches"
+    ops = report.ops[:_SHOWN]
+    if ops:
+        yield "in PyTorch"
+        cells = [[op.name, f"{op.count:g}", f"{op.milliseconds:.3f}"] for op in ops]
+        yield indent(table([["op", "runs", "ms"], *cells], right=(1, 2)), "  ")
