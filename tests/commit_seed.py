@@ -1,4 +1,4 @@
-"""The seed of a test run: what is checked out in, a number out.
+"""The seed of a test run, derived from the commit.
 
 A run of the same commit sees the same slices and random programs, the next commit sees others.
 """

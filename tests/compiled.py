@@ -19,7 +19,7 @@ Make = Callable[[], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """All a call leaves behind that a caller can see."""
+    """All effects of a call that a caller can see."""
 
     results: Any
     arguments: tuple[Any, ...]  # after the call

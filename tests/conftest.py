@@ -1,4 +1,4 @@
-"""What every test stands on: a compile cache that goes when the session ends, and slices of sweeps.
+"""Fixtures of all tests: a compile cache for the session, and slices of sweeps.
 
 `@pytest.mark.sweep(3)` on a test with many parameters keeps three of them, and
 `pytestmark = pytest.mark.sweep(12)` twelve tests of a file, chosen by the seed of the run;
@@ -100,7 +100,7 @@ def drawn(request: pytest.FixtureRequest, seed: int) -> Drawn:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not in a sweep's slice; a worker's long files go first."""
+    """Deselect tests outside of a sweep's slice; long files run first."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.path.stem not in LONG)
     sweeps: dict[str, list[pytest.Item]] = {}

@@ -1,4 +1,4 @@
-"""Ops that tests declare, taken back after each test."""
+"""Declare ops in tests, and remove them after each test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work in a forked child: a function in, what it gives there out."""
+"""Run a function in a forked child and return its result."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT = 60
 
 
 def in_child(work: Callable[[], str]) -> str:
-    """What `work` gives in a forked child, which must not hang."""
+    """The result of `work` in a forked child, which must not hang."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

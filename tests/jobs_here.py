@@ -1,4 +1,4 @@
-"""Jobs of `turbine coverage` and `turbine fuzz` in this process: children take long to start."""
+"""Run jobs of `turbine coverage` and `turbine fuzz` in this process: children start slowly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers known only at run time compute what Python's do, or the call fails."""
+"""Scalar arithmetic at run time matches Python, or the call fails."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def is_same(found: Any, wanted: Any) -> bool:
 
 
 def fits_python(operation: Callable[..., Any], numbers: Sequence[Any]) -> bool:
-    """Whether Python can be asked in reasonable time, and gives a result of one kind."""
+    """Whether Python computes the result in reasonable time, with one type."""
     if operation is operator.lshift:
         return bool(abs(numbers[1]) < 10**4)
     if operation is UNARY["power_of_two"] and isinstance(numbers[0], int):
@@ -168,7 +168,7 @@ def disagreements(
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
-def test_two_numbers_compute_as_pythons_do(kinds: tuple[str, str]) -> None:
+def test_binary_ops_match_python(kinds: tuple[str, str]) -> None:
     functions = operations(*kinds)
     artifact = compiled({name: binary(function, *kinds) for name, function in functions.items()})
     samples = list(itertools.product(*(SAMPLES[kind] for kind in kinds)))
@@ -183,7 +183,7 @@ def test_two_numbers_compute_as_pythons_do(kinds: tuple[str, str]) -> None:
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_one_number_computes_as_pythons_do(kind: str) -> None:
+def test_unary_ops_match_python(kind: str) -> None:
     artifact = compiled({name: unary(function, kind) for name, function in UNARY.items()})
     bits = 32 if kind in ("bool", "int32") else 64
     samples = [(number,) for number in SAMPLES[kind]]
@@ -232,7 +232,7 @@ def conversions() -> turbine.Artifact:
 
 
 @pytest.mark.parametrize("number", CONVERTED)
-def test_a_float64_becomes_the_nearest_float32(
+def test_float64_rounds_to_the_nearest_float32(
     number: float, conversions: turbine.Artifact
 ) -> None:
     with numpy.errstate(over="ignore"):
@@ -240,25 +240,25 @@ def test_a_float64_becomes_the_nearest_float32(
     assert repr(conversions.from_float64(number)) == repr((wanted, bool(number)))
 
 
-def test_a_float_becomes_an_int_by_leaving_out_its_fraction(conversions: turbine.Artifact) -> None:
+def test_floats_are_truncated_to_ints(conversions: turbine.Artifact) -> None:
     for number in (-2.9, -0.5, 0.3, 2.5, 2.0**31 - 1, -(2.0**31)):
         assert conversions.ints(number) == (int(number),) * 3
     assert conversions.from_float32(-2.75) == (-2, -2, -2.75)
 
 
 @pytest.mark.parametrize("number", [2.0**31, -(2.0**31) - 1, 1e300, math.inf, math.nan])
-def test_a_float_that_is_no_such_int_fails(number: float, conversions: turbine.Artifact) -> None:
+def test_floats_out_of_range_of_ints_fail(number: float, conversions: turbine.Artifact) -> None:
     with pytest.raises(errors.RunError, match=r"a float64 that is no int32 at .*test_arithmetic"):
         conversions.ints(number)
 
 
 @pytest.mark.parametrize("number", I64)
-def test_an_int_becomes_the_nearest_float(number: int, conversions: turbine.Artifact) -> None:
+def test_ints_round_to_the_nearest_float(number: int, conversions: turbine.Artifact) -> None:
     wanted = float(numpy.int64(number).astype(numpy.float32)), float(number), bool(number)
     assert conversions.from_int64(number) == wanted
 
 
-def test_an_int_keeps_its_value_or_fails(conversions: turbine.Artifact) -> None:
+def test_int_conversions_are_exact_or_fail(conversions: turbine.Artifact) -> None:
     assert conversions.narrowed(-(2**31)) == -(2**31)
     assert conversions.through_int64(-(2**31)) == -(2.0**31)
     with pytest.raises(errors.RunError, match="a int64 that is no int32"):
@@ -266,11 +266,11 @@ def test_an_int_keeps_its_value_or_fails(conversions: turbine.Artifact) -> None:
 
 
 @pytest.mark.parametrize(("a", "b"), [(3, 2.5), (-1, 2.5), (2, 2.0), (0, -0.5)])
-def test_one_of_two_numbers_is_chosen(a: int, b: float, conversions: turbine.Artifact) -> None:
+def test_select_returns_one_of_two_numbers(a: int, b: float, conversions: turbine.Artifact) -> None:
     assert conversions.chosen(a, b) == (min(a, b), max(a, b), a if a > 0 else b)
 
 
-def test_float32_numbers_compute_in_float32(conversions: turbine.Artifact) -> None:
+def test_float32_arithmetic_rounds_to_float32(conversions: turbine.Artifact) -> None:
     for a, b in [(7.5, -2.0), (-0.1, 0.3), (1e15, 3.0)]:
         x, y = numpy.float32(a), numpy.float32(b)
         wanted = (x + y, x - y, x * y, x // y, x % y, x**2, abs(x), -x, x >= y)
@@ -283,7 +283,7 @@ def refused(body: Callable[[Any], Any], kind: str, match: str) -> None:
     assert "test_arithmetic.py:" in (caught.value.where or "")
 
 
-def test_what_cannot_be_computed_is_refused_with_its_line() -> None:
+def test_unsupported_arithmetic_names_the_line() -> None:
     refused(lambda a: a & 1, "float64", "`and` of a float")
     refused(lambda a: a << 1, "float64", "`<<` of a float")
     refused(operator.invert, "bool", "`~` of a bool")

@@ -1,4 +1,4 @@
-"""Procedural modules: their entry points, classes and artifacts do what PyTorch does."""
+"""CompiledModule: entry points, subclasses and artifacts match PyTorch."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def decoder(decoder_file: Path) -> turbine.Artifact:
     return turbine.load(decoder_file)
 
 
-def test_a_procedure_computes_what_pytorch_does_for_every_size(decoder: turbine.Artifact) -> None:
+def test_procedures_match_pytorch_for_every_size(decoder: turbine.Artifact) -> None:
     reference = Reference()
     for size in (3, 1, 5, 2, 1):
         x = torch.randn(size, 8)
@@ -140,7 +140,7 @@ def test_two_loads_of_one_file_share_no_state(decoder_file: Path) -> None:
     assert counts == [1, 2, 1, 3]
 
 
-def test_a_number_that_is_no_such_number_is_refused(decoder: turbine.Artifact) -> None:
+def test_invalid_numbers_are_rejected(decoder: turbine.Artifact) -> None:
     for wrong in (1.5, "1", True, 2**63, torch.ones(1)):
         with pytest.raises(errors.ArgumentError, match="count"):
             decoder.state["count"] = wrong
@@ -157,7 +157,7 @@ def test_a_procedure_calls_procedures(decoder: turbine.Artifact) -> None:
     assert (count, decoder.two()) == (2, 2.0)
 
 
-def test_a_call_takes_numpy_arrays_and_keywords(decoder: turbine.Artifact) -> None:
+def test_calls_take_numpy_arrays_and_keywords(decoder: turbine.Artifact) -> None:
     x = numpy.ones((2, 8), "float32")
     found = decoder.step(scale=3, x=x)["y"]
     assert isinstance(found, numpy.ndarray)
@@ -172,17 +172,17 @@ def test_programs_are_entry_points_or_private(decoder: turbine.Artifact) -> None
     assert sorted(decoder.functions) == ["head", "one", "program", "run", "step", "two"]
 
 
-def test_the_range_of_a_program_holds_in_a_procedure(decoder: turbine.Artifact) -> None:
+def test_ranges_of_a_program_are_checked_in_procedures(decoder: turbine.Artifact) -> None:
     with pytest.raises(errors.RunError, match="is over 64"):
         decoder.head(torch.ones(65, 8))
 
 
-def test_weights_are_in_the_file_once(decoder: turbine.Artifact) -> None:
+def test_weights_are_stored_once(decoder: turbine.Artifact) -> None:
     assert len(decoder.weight_names) == len(set(decoder.weight_names))
     assert {"params.weight", "params.bias", "weight", "bias"} <= set(decoder.weight_names)
 
 
-def test_a_signature_reads_as_it_was_written(decoder: turbine.Artifact) -> None:
+def test_signatures_print_as_declared(decoder: turbine.Artifact) -> None:
     text = decoder.step.signature.text()
     assert text == "(x: float32[x_0, 8], scale: float32) -> (float32[x_0, 4], index)"
 
@@ -250,7 +250,7 @@ def test_programs_and_procedures_share_the_state_of_a_model() -> None:
 # Classes.
 
 
-def test_a_subclass_inherits_replaces_and_calls_what_it_replaces() -> None:
+def test_subclasses_inherit_and_override_procedures() -> None:
     class Base(CompiledModule):
         total = export_global(torch.zeros(2), mutable=True)
 

@@ -1,4 +1,4 @@
-"""Programs over several devices: where arguments and weights are said to be, and that they run."""
+"""Programs on several devices: placement of arguments and weights, and execution."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_arguments_and_weights_are_placed_in_ir(output: aot.ExportOutput) -> Non
 
 @pytest.mark.run
 @pytest.mark.parametrize("limit", [0.0, 1e9], ids=["local-task", "local-sync"])
-def test_a_program_over_two_devices_computes_what_pytorch_does(
+def test_programs_on_two_devices_match_pytorch(
     limit: float, halves: Halves, output: aot.ExportOutput, tmp_path: Path
 ) -> None:
     halves.calls.zero_()
@@ -72,12 +72,12 @@ def test_a_program_over_two_devices_computes_what_pytorch_does(
 
 
 @pytest.mark.run
-def test_a_device_may_hold_weights_alone(halves: Halves) -> None:
+def test_a_device_may_hold_only_weights(halves: Halves) -> None:
     layer = halves.second
     torch.testing.assert_close(aot.export(layer, args=(X,)).compile()(X), layer(X))
 
 
-def test_a_device_that_is_not_there_is_named(output: aot.ExportOutput) -> None:
+def test_a_missing_device_is_named(output: aot.ExportOutput) -> None:
     artifact = output.compile(target="cuda:sm_80")
     with pytest.raises(errors.ArtifactTargetError, match="cuda"):
         artifact.check_runs_here()
@@ -87,7 +87,7 @@ def test_packed_weights_stay_on_their_device(output: aot.ExportOutput) -> None:
     assert f"@second.weight.scales {{stream.affinity = {SECOND}}}" in aot.quantize(output).text()
 
 
-def test_a_weight_on_a_device_is_no_constant(halves: Halves) -> None:
+def test_weights_on_a_device_are_not_constants(halves: Halves) -> None:
     text = aot.export(halves, args=(X, Y), weights="inline").text()
     assert f"@second.weight {{stream.affinity = {SECOND}}}" in text
     assert "@first.weight" not in text
@@ -138,6 +138,6 @@ def test_programs_of_a_builder_are_placed() -> None:
     assert f"{{iree.abi.affinity = {SECOND}}}" in aot.export(builder).text()
 
 
-def test_a_place_that_is_no_argument_is_refused(halves: Halves) -> None:
+def test_an_unknown_argument_position_is_rejected(halves: Halves) -> None:
     with pytest.raises(errors.ExportError, match="places argument 2, but there are 2"):
         aot.export(halves, args=(X, Y), arg_device={2: DeviceAffinity(1)})

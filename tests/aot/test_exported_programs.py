@@ -1,4 +1,4 @@
-"""Exports of programs that PyTorch runs: nothing in a tensor, constants, numbers first, strides."""
+"""Exported programs match eager: empty tensors, constants, scalars, strides and dynamic sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _agrees(program: Program, *args: Tensor, dynamic: Any = None, sizes: Any = (
         torch.testing.assert_close(artifact(*given), program(*given), rtol=0, atol=0)
 
 
-def test_nothing_is_scattered() -> None:
+def test_scatters_of_no_elements_match_eager() -> None:
     none = torch.zeros(2, 0, dtype=torch.int64)
 
     def scatter(x: Tensor) -> tuple[Tensor, ...]:
@@ -43,7 +43,7 @@ def test_nothing_is_scattered() -> None:
     _agrees(scatter, torch.randn(4, 3))
 
 
-def test_nothing_is_ordered_padded_or_multiplied() -> None:
+def test_sort_pad_and_matmul_of_no_elements_match_eager() -> None:
     def program(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return (
             torch.cummax(x, 0)[0],
@@ -63,7 +63,7 @@ def test_nothing_is_ordered_padded_or_multiplied() -> None:
     _agrees(program, *args, dynamic=({0: D}, {0: D}), sizes=[other])
 
 
-def test_constants_are_folded_as_pytorch_computes_them() -> None:
+def test_constant_folding_matches_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         three = torch.full_like(x, 3.0)
         whole = three.to(torch.int64)
@@ -74,14 +74,14 @@ def test_constants_are_folded_as_pytorch_computes_them() -> None:
     _agrees(program, torch.randn(5), dynamic=({0: D},), sizes=[(torch.randn(3),)])
 
 
-def test_constants_are_folded_behind_infinity() -> None:
+def test_remainders_of_padded_float16_match_eager() -> None:
     def program(x: Tensor) -> Tensor:
         return torch.remainder(F.pad(x, (-1, 1, 2, 0)), 1)
 
     _agrees(program, torch.randn(5, 1, dtype=torch.float16))
 
 
-def test_bytes_are_filled() -> None:
+def test_uint8_fills_match_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         filled = torch.full((3,), 200, dtype=torch.uint8)
         wrapped = x.masked_fill(x > 1, -3)
@@ -90,7 +90,7 @@ def test_bytes_are_filled() -> None:
     _agrees(program, torch.tensor([1, 3, 200], dtype=torch.uint8))
 
 
-def test_a_fill_that_is_written_and_read() -> None:
+def test_fills_that_are_written_and_read_match_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, Tensor]:
         never = x < x
         some = never.clone()
@@ -105,7 +105,7 @@ def test_a_fill_that_is_written_and_read() -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
-def test_numbers_come_first(dtype: torch.dtype) -> None:
+def test_numbers_may_precede_tensors(dtype: torch.dtype) -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         small = x.clamp(1, 5) if dtype != torch.bool else x.to(torch.int64) + 1
         return (
@@ -123,13 +123,13 @@ def test_numbers_come_first(dtype: torch.dtype) -> None:
     _agrees(program, torch.tensor([0, 1, 3, 100]).to(dtype))
 
 
-def test_powers_of_integers() -> None:
+def test_powers_of_integers_match_eager() -> None:
     a = torch.tensor([3, -1, -1, 1, 2, 0, 7, 12, -2])
     b = torch.tensor([41, -3, -2, -5, -1, 0, 63, 18, 64])
     _agrees(lambda a, b: a**b, a, b)
 
 
-def test_divisors_of_integers() -> None:
+def test_gcd_and_lcm_match_eager() -> None:
     def program(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         return torch.gcd(a, b), torch.lcm(a, b)
 
@@ -138,7 +138,7 @@ def test_divisors_of_integers() -> None:
     _agrees(program, a, b)
 
 
-def test_arithmetic_on_sizes() -> None:
+def test_arithmetic_on_sizes_matches_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         marked = x.clone()
         marked.diagonal().fill_(-1.5)  # the shorter of two sizes
@@ -148,7 +148,7 @@ def test_arithmetic_on_sizes() -> None:
     _agrees(program, torch.randn(3, 6), dynamic=({1: D},), sizes=sizes)
 
 
-def test_what_was_scattered_is_padded() -> None:
+def test_pads_of_scatters_match_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         index = torch.tensor([1, 1])
         put = x.index_put((index,), torch.tensor(2.0))
@@ -157,7 +157,7 @@ def test_what_was_scattered_is_padded() -> None:
     _agrees(program, torch.randn(4), dynamic=({0: D},), sizes=[(torch.randn(9),)])
 
 
-def test_what_was_padded_is_read_by_index() -> None:
+def test_gathers_of_pads_match_eager() -> None:
     def program(x: Tensor) -> Tensor:
         return F.pad(x, (2, 2, 1, -2), value=1)[[-2, -1, 1], ..., -3]
 
@@ -167,7 +167,7 @@ def test_what_was_padded_is_read_by_index() -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("scale", [2, 0.5])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area"])
-def test_a_dynamic_size_is_scaled(mode: str, scale: float) -> None:
+def test_interpolation_of_dynamic_sizes_matches_eager(mode: str, scale: float) -> None:
     def program(x: Tensor) -> Tensor:
         return F.interpolate(x, scale_factor=scale, mode=mode)
 
@@ -177,7 +177,7 @@ def test_a_dynamic_size_is_scaled(mode: str, scale: float) -> None:
         torch.testing.assert_close(artifact(x), program(x), rtol=1e-5, atol=1e-5)
 
 
-def test_bools_and_numbers_have_an_order() -> None:
+def test_comparisons_of_bools_and_numbers_match_eager() -> None:
     def program(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
         marked = x > 0
         single = x[0].half() == x[:1].half().float() * 1.0001
@@ -189,7 +189,7 @@ def test_bools_and_numbers_have_an_order() -> None:
         _agrees(program, x, torch.tensor([-2, -1, 2, 1]).to(dtype))
 
 
-def test_a_row_times_a_matrix_of_dynamic_width() -> None:
+def test_a_row_times_a_matrix_of_dynamic_width_matches_eager() -> None:
     def program(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
         product = x @ y
         spread = z.index_put((torch.tensor([-2]),), x @ y)
@@ -201,21 +201,21 @@ def test_a_row_times_a_matrix_of_dynamic_width() -> None:
         torch.testing.assert_close(call(*args), program(*args))
 
 
-def test_norms_along_axes_of_one_element() -> None:
+def test_norms_along_axes_of_size_1_match_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         return torch.linalg.vector_norm(x, 2, -1), torch.linalg.vector_norm(x, 3, (-3, -1))
 
     _agrees(program, torch.tensor([[[-1.0], [2.0]]]))
 
 
-def test_an_only_window() -> None:
+def test_a_single_window_matches_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         return x.unfold(0, 6, 2), (x * 2).unfold(0, 5, 3), x.t().unfold(-1, 7, 1)
 
     _agrees(program, torch.randn(7, 3))
 
 
-def test_large_numbers_in_a_row_of_dynamic_length() -> None:
+def test_large_numbers_in_a_row_of_dynamic_length_match_eager() -> None:
     def program(x: Tensor) -> Tensor:
         return torch.logcumsumexp(x, -1)
 
@@ -225,7 +225,7 @@ def test_large_numbers_in_a_row_of_dynamic_length() -> None:
         torch.testing.assert_close(call(x), program(x))
 
 
-def test_strides() -> None:
+def test_strides_match_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         y = x.clone()
         y.as_strided((2, 2), (4, 1), 1).add_(1)
@@ -243,7 +243,7 @@ def test_strides() -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("write", ["scatter_add", "index_put", "index_fill"])
-def test_a_part_of_what_was_written_is_read_by_index_and_padded(write: str) -> None:
+def test_gathers_and_pads_of_written_slices_match_eager(write: str) -> None:
     ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
         "scatter_add": lambda x, i: x.scatter_add(0, i, torch.ones(1, 1)),
         "index_put": lambda x, i: x.index_put((i[0],), torch.ones(1, 3)),
@@ -259,7 +259,7 @@ def test_a_part_of_what_was_written_is_read_by_index_and_padded(write: str) -> N
         _agrees(program, torch.randn(16, 3), torch.tensor([[3]]))
 
 
-def test_several_indices_of_dynamic_length() -> None:
+def test_several_indices_of_dynamic_length_match_eager() -> None:
     def program(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, ...]:
         rows = torch.arange(x.shape[0])
         return x[rows, i], x[i, j], x[:, i, j], x[i, :, j], x[i, j, i.unsqueeze(1)]
@@ -275,7 +275,7 @@ def test_several_indices_of_dynamic_length() -> None:
         artifact(x, torch.full_like(i, 6), j)  # in range of the axes as one
 
 
-def test_a_size_that_pytorch_fixed_late() -> None:
+def test_late_specialized_sizes_are_checked() -> None:
     def program(x: Tensor) -> Tensor:
         return torch.cat([x, x * 2]).unbind()[-1]
 
@@ -284,7 +284,7 @@ def test_a_size_that_pytorch_fixed_late() -> None:
         artifact(torch.randn(3))
 
 
-def test_floats_of_sizes() -> None:
+def test_floats_of_sizes_match_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         larger = F.interpolate(x, scale_factor=1.7)
         return larger, F.scaled_dot_product_attention(larger, larger, larger)
@@ -296,7 +296,7 @@ def test_floats_of_sizes() -> None:
         torch.testing.assert_close(artifact(x), program(x))
 
 
-def test_tensors_without_axes() -> None:
+def test_zero_dim_tensors_match_eager() -> None:
     def program(x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
         scans = x.all(0), n.any(0), x.cumprod(0), n.cumsum(0), x.nonzero(), (n - n).nonzero()
         means = x.softmax(0), x.log_softmax(0), x.var(0, correction=0), x.std(0, correction=0)
@@ -305,7 +305,7 @@ def test_tensors_without_axes() -> None:
     _agrees(program, torch.tensor(2.0), torch.tensor(3))
 
 
-def test_masked_scatter() -> None:
+def test_masked_scatter_matches_eager() -> None:
     def program(x: Tensor, mask: Tensor, source: Tensor) -> tuple[Tensor, ...]:
         return x.masked_scatter(mask > 0, source), x.masked_scatter(mask[0] > 0, source)
 
@@ -323,7 +323,7 @@ def _masked(source: int) -> tuple[Tensor, ...]:
     return torch.zeros(7), torch.ones(7, dtype=torch.bool), torch.ones(source)
 
 
-def test_complex_numbers() -> None:
+def test_complex_numbers_match_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         return x.conj() * 2, x.exp(), x.reciprocal(), F.silu(x)
 
@@ -333,7 +333,7 @@ def test_complex_numbers() -> None:
     torch.testing.assert_close(found, program(x), atol=1e-30, rtol=2e-6)
 
 
-def test_integers_that_cancel_beside_another_sum() -> None:
+def test_sums_of_cancelling_integers_match_eager() -> None:
     def program(n: Tensor) -> tuple[Tensor, ...]:
         return n.median(-1)[0], (n == n.sum(-1, keepdim=True)) & (
             (n >= n).sum(-1, keepdim=True) > 9
@@ -345,5 +345,5 @@ def test_integers_that_cancel_beside_another_sum() -> None:
     _agrees(program, *argument(3), dynamic=({0: D},), sizes=[argument(7)])
 
 
-def test_nothing_of_dynamic_size_is_reshaped() -> None:
+def test_reshapes_of_empty_dynamic_tensors_match_eager() -> None:
     _agrees(torch.isin, torch.ones(0, 2), torch.ones(3), dynamic=({1: D}, {0: D}))

@@ -1,4 +1,4 @@
-"""Several entry points over one module share its weights and state, and can be saved and moved."""
+"""FxProgramsBuilder: entry points share weights and state, and can be saved and moved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turbine.cli.main import main
 
 
 class Reader(nn.Module):
-    """Keeps the sum of what it was fed, and answers with its weights tied."""
+    """Accumulates its inputs, and has tied weights."""
 
     total: Tensor
 
@@ -66,7 +66,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def agrees(artifact: turbine.Artifact, model: Reader) -> None:
-    """Entry points called in turn give what the module does."""
+    """Check that entry points called in sequence match the module."""
     for tokens in (torch.tensor([1, 2]), torch.arange(16)):
         torch.testing.assert_close(artifact.feed(tokens), model.feed(tokens))
         scale = torch.tensor(2.0)
@@ -78,25 +78,25 @@ def test_entry_points_are_called_by_name_and_share_state(file: Path, model: Read
     agrees(turbine.load(file), model)
 
 
-def test_exporting_leaves_the_module_as_it_was(model: Reader) -> None:
+def test_exporting_does_not_change_the_module(model: Reader) -> None:
     built(model)
     assert model.total.sum() == 0
     assert "forward" not in vars(model)
 
 
-def test_a_tensor_is_held_once(file: Path) -> None:
+def test_shared_tensors_are_stored_once(file: Path) -> None:
     artifact = turbine.load(file)
     sizes = [weight["length"] for weight in artifact.manifest["weights"]]
     assert sizes.count(16 * 8 * 4) == 1  # tied, and used by both
 
 
-def test_constants_of_one_name_are_told_apart(file: Path, model: Reader) -> None:
+def test_constants_of_one_name_are_distinguished(file: Path, model: Reader) -> None:
     """PyTorch calls the lifted constant of either program the same."""
     artifact = turbine.load(file)
     assert torch.equal(artifact.answer(scale=torch.zeros(())), torch.full((16,), 3.0))
 
 
-def test_state_is_of_one_load(file: Path) -> None:
+def test_loads_do_not_share_state(file: Path) -> None:
     first, second = turbine.load(file), turbine.load(file)
     first.feed(torch.tensor([1, 2]))
     assert second.state["total"].sum() == 0
@@ -104,7 +104,7 @@ def test_state_is_of_one_load(file: Path) -> None:
     assert first.state["total"].sum() == 0
 
 
-def test_one_has_to_say_which_entry_point(file: Path) -> None:
+def test_an_entry_point_must_be_named(file: Path) -> None:
     artifact = turbine.load(file)
     with pytest.raises(errors.ArgumentError, match="2 entry points"):
         artifact(torch.arange(3))
@@ -152,13 +152,13 @@ def test_quantized_entry_points_share_packed_weights(model: Reader) -> None:
 # Bad input.
 
 
-def test_two_programs_of_one_name_are_refused(model: Reader) -> None:
+def test_duplicate_program_names_are_rejected(model: Reader) -> None:
     builder = built(model)
     with pytest.raises(errors.ExportError, match="there is a program 'feed' already"):
         builder.export_program(lambda module, x: x, args=(torch.ones(2),), name="feed")
 
 
-def test_what_pytorch_cannot_export_names_the_function(model: Reader) -> None:
+def test_export_errors_name_the_function(model: Reader) -> None:
     def doubtful(module: Reader, x: Tensor) -> Tensor:
         return x if x.sum() > 0 else -x
 
@@ -166,7 +166,7 @@ def test_what_pytorch_cannot_export_names_the_function(model: Reader) -> None:
         FxProgramsBuilder(model).export_program(doubtful, args=(torch.ones(2),))
 
 
-def test_no_programs_are_refused(tmp_path: Path) -> None:
+def test_an_empty_builder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(errors.ExportError, match="no program to export"):
         turbine.aot.export(FxPrograms())
     with pytest.raises(errors.ExportError, match="no program to save"):
@@ -207,6 +207,6 @@ def test_ir_may_be_imported_before_it_is_compiled(model: Reader) -> None:
 
 
 @pytest.mark.parametrize("name", ["reset", "state", "a b", "1x", "_a b", ""])
-def test_names_that_an_artifact_cannot_have_are_refused(model: Reader, name: str) -> None:
+def test_invalid_program_names_are_rejected(model: Reader, name: str) -> None:
     with pytest.raises(errors.ExportError, match=r"name|hidden"):
         FxProgramsBuilder(model).export_program(lambda m, x: x, args=(torch.ones(1),), name=name)

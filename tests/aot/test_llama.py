@@ -1,4 +1,4 @@
-"""The Llama example writes what PyTorch does, and its benchmark prints what it says."""
+"""The Llama example matches PyTorch, and its benchmark prints its table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def exported(small: Decoder) -> ExportOutput:
     return export(small, SMALL)
 
 
-def test_llama_writes_what_pytorch_does(
+def test_llama_generates_the_text_of_pytorch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(generate, "TINY", replace(TINY, layers=1))
@@ -42,7 +42,7 @@ def test_llama_writes_what_pytorch_does(
     assert "64 of 64 tokens are the same" in capsys.readouterr().out
 
 
-def test_a_quantized_llama_scores_much_as_the_whole_one(
+def test_a_quantized_llama_scores_close_to_the_original(
     small: Decoder, exported: ExportOutput
 ) -> None:
     artifact = turbine.aot.quantize(exported, bits=8, group_size=32).compile()
@@ -53,7 +53,7 @@ def test_a_quantized_llama_scores_much_as_the_whole_one(
     )
 
 
-def test_a_llama_whose_weights_file_lacks_some_is_refused(
+def test_incomplete_llama_weights_are_rejected(
     tmp_path: Path, small: Decoder, exported: ExportOutput
 ) -> None:
     archive = tmp_path / "half.safetensors"
@@ -63,7 +63,7 @@ def test_a_llama_whose_weights_file_lacks_some_is_refused(
     assert not (tmp_path / "llama.turbine").exists()
 
 
-def test_the_decode_benchmark_prints_a_row_for_a_kind_of_weights(
+def test_the_decode_benchmark_prints_a_row_for_each_kind_of_weights(
     exported: ExportOutput, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = {SMALL: exported}

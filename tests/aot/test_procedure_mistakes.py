@@ -1,4 +1,4 @@
-"""Mistakes in procedural modules are named, with their line."""
+"""Errors in procedural modules name the line."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_named_with_its_line(name: str) -> None:
+def test_errors_name_the_line(name: str) -> None:
     body, match = MISTAKES[name]
     error = refused(
         match=match,
@@ -103,24 +103,24 @@ def test_a_mistake_is_named_with_its_line(name: str) -> None:
     assert "test_procedure_mistakes.py:" in (error.where or "")
 
 
-def test_name_collisions_list_both() -> None:
+def test_name_collisions_name_both_members() -> None:
     one, two = export_global(torch.ones(2), name="x"), export_global(1, name="x")
     refused(match="wrong.a and the global wrong.b are both named 'x'", a=one, b=two)
     clash = export_global(torch.ones(2), name="run")
     refused(match="global wrong.a and the procedure Wrong.run", a=clash, run=procedure(None))
 
 
-def test_a_name_that_the_artifact_has_is_refused() -> None:
+def test_names_of_artifact_attributes_are_rejected() -> None:
     refused(
         match="in wrong, 'reset' would be hidden by `reset` of the artifact", reset=procedure(None)
     )
 
 
-def test_a_parameter_of_which_nothing_is_known_is_named() -> None:
+def test_a_parameter_without_a_type_is_named() -> None:
     refused(match="of the parameter 'x' of procedure 'run'", run=lambda self, x: x)
 
 
-def test_attributes_of_globals_that_clash_are_refused() -> None:
+def test_conflicting_attributes_of_globals_are_rejected() -> None:
     with pytest.raises(errors.ProcedureError, match="both external and uninitialized"):
         export_global(AbstractTensor(2), mutable=True, external=True, uninitialized=True)
     with pytest.raises(errors.ProcedureError, match="has to be mutable"):
@@ -131,12 +131,12 @@ def test_attributes_of_globals_that_clash_are_refused() -> None:
     refused(match="'x' has sizes that are not known", x=named)
 
 
-def test_options_that_mean_nothing_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(errors.ProcedureError, match=r"Wrong is given options=3"):
         CompiledModule.create_from_dict("Wrong", {}, options=3)  # type: ignore[arg-type]
 
 
-def test_values_of_the_program_are_not_at_hand_outside() -> None:
+def test_values_are_rejected_outside_of_their_procedure() -> None:
     instance = CompiledModule.create_from_dict("Small", {"x": export_global(1)})()
     with pytest.raises(errors.ProcedureError, match="the global 'x' was used outside"):
         _ = instance.x

@@ -1,4 +1,4 @@
-"""Numbers, tensors and state inside procedures: what they compute and share."""
+"""Scalars, tensors and state inside procedures."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def numbers() -> turbine.Artifact:
 
 
 @pytest.mark.parametrize("pair", [(7, 2), (-7, 2), (7, -2), (-7, -2), (6, 3)])
-def test_numbers_compute_as_pythons_do(pair: tuple[int, int], numbers: turbine.Artifact) -> None:
+def test_numbers_match_python(pair: tuple[int, int], numbers: turbine.Artifact) -> None:
     a, b = pair
     expected = a + b, a - b, a * b, a // b, a % b, a / b, -a, 7 // a, 7 - a, a + 1.5
     assert numbers.ints(a, b) == expected
@@ -89,18 +89,18 @@ def test_numbers_compute_as_pythons_do(pair: tuple[int, int], numbers: turbine.A
     assert numbers.orders(a, b) == (a == b, a != b, a < b, a <= b, a > b, a >= b, *logic)
 
 
-def test_a_division_by_zero_fails_with_the_line(numbers: turbine.Artifact) -> None:
+def test_a_division_by_zero_names_the_line(numbers: turbine.Artifact) -> None:
     with pytest.raises(errors.RunError, match=r"division by zero at .*test_procedure_values.py"):
         numbers.ints(1, 0)
 
 
-def test_numbers_of_every_kind_pass(numbers: turbine.Artifact) -> None:
+def test_numbers_of_every_kind_are_arguments_and_results(numbers: turbine.Artifact) -> None:
     found = numbers.kinds(-5, 3, 2.5, True)
     assert found == (-4, 6, 1.25, True, -2, 7.5, True, 2)
     assert [type(value) for value in found[:4]] == [int, int, float, bool]
 
 
-def test_numbers_are_state(numbers: turbine.Artifact) -> None:
+def test_numbers_may_be_state(numbers: turbine.Artifact) -> None:
     numbers.reset()
     assert [numbers.keep(), numbers.keep()] == [(2.5, 2, False, 7), (3.5, 4, True, 7)]
     assert dict(numbers.state) == {"f": 3.5, "flag": True, "i": 4}
@@ -108,7 +108,7 @@ def test_numbers_are_state(numbers: turbine.Artifact) -> None:
     assert numbers.state["f"] == 1.0
 
 
-def test_example_values_stand_for_their_types(numbers: turbine.Artifact) -> None:
+def test_example_values_declare_types(numbers: turbine.Artifact) -> None:
     found = numbers.examples(5, 0.5, torch.full((2, 3), 2.0))
     torch.testing.assert_close(found, torch.full((2, 3), 10.5))
 
@@ -227,7 +227,7 @@ def tensors() -> turbine.Artifact:
     return aot.export(Tensors).compile()
 
 
-def test_an_update_leaves_its_argument_alone(tensors: turbine.Artifact) -> None:
+def test_updates_do_not_change_their_argument(tensors: turbine.Artifact) -> None:
     x, part = torch.zeros(3, 5), torch.ones(2, 2)
     found = tensors.update(x, part, 1, 2)
     assert not x.any()
@@ -235,13 +235,13 @@ def test_an_update_leaves_its_argument_alone(tensors: turbine.Artifact) -> None:
     assert torch.equal(found, x)
 
 
-def test_a_part_that_is_the_whole_argument_is_not_written(tensors: turbine.Artifact) -> None:
+def test_updates_of_a_whole_slice_do_not_change_their_argument(tensors: turbine.Artifact) -> None:
     x = torch.zeros(2, 3)
     assert tensors.whole(x).flatten().tolist() == [7, 7, 0, 0, 0, 0]
     assert not x.any()
 
 
-def test_an_update_of_a_weight_leaves_the_weight_alone(tensors: turbine.Artifact) -> None:
+def test_updates_of_a_weight_do_not_change_the_weight(tensors: turbine.Artifact) -> None:
     for _ in range(2):
         changed, weight = tensors.changed()
         assert torch.equal(weight, HEAD.weight.detach())
@@ -249,7 +249,7 @@ def test_an_update_of_a_weight_leaves_the_weight_alone(tensors: turbine.Artifact
         assert torch.equal(changed[:, 1:], weight[:, 1:])
 
 
-def test_constants_of_a_jittable_are_told_apart(tensors: turbine.Artifact) -> None:
+def test_constants_of_jittables_are_distinguished(tensors: turbine.Artifact) -> None:
     found = tensors.constants(torch.zeros(2))
     assert [float(value[0]) for value in found] == [0, 1, 0]
 
@@ -260,7 +260,7 @@ def test_an_update_out_of_range_fails(start: tuple[int, int], tensors: turbine.A
         tensors.update(torch.zeros(3, 5), torch.ones(1, 2), *start)
 
 
-def test_builtins_do_what_pytorch_does(
+def test_builtins_match_pytorch(
     tensors: turbine.Artifact, capfd: pytest.CaptureFixture[str]
 ) -> None:
     x = torch.arange(24.0).reshape(2, 3, 4)
@@ -285,7 +285,7 @@ def test_state_shares_no_memory_with_arguments_and_results(tensors: turbine.Arti
     assert first[:, 0].tolist() == [1, 1, 2, 1]
 
 
-def test_unknown_sizes_that_have_to_agree_are_checked(tensors: turbine.Artifact) -> None:
+def test_dynamic_sizes_that_must_agree_are_checked(tensors: turbine.Artifact) -> None:
     x = torch.randn(1, 8)
     torch.testing.assert_close(tensors.sum(x, x), x + x)
     torch.testing.assert_close(tensors.same(x, x), x + x)
@@ -295,7 +295,7 @@ def test_unknown_sizes_that_have_to_agree_are_checked(tensors: turbine.Artifact)
         tensors.same(torch.ones(3, 8), torch.ones(2, 8))
 
 
-def test_arguments_and_results_are_nested(tensors: turbine.Artifact) -> None:
+def test_arguments_and_results_may_be_nested(tensors: turbine.Artifact) -> None:
     a, b = torch.ones(2), torch.arange(2.0)
     first, second, pair = tensors.nested({"a": a, "b": (b, 4)})
     torch.testing.assert_close(first["sum"], a + b)
@@ -320,12 +320,12 @@ def test_a_jittable_may_close_over_modules_and_tensors(tensors: turbine.Artifact
     assert sizes == (6, 5)
 
 
-def test_a_tensor_that_a_jittable_writes_is_written(tensors: turbine.Artifact) -> None:
+def test_mutations_in_a_jittable_update_the_tensor(tensors: turbine.Artifact) -> None:
     assert tensors.in_place() is None
     assert (tensors.state["cache"] == 3).all()
 
 
-def test_a_value_of_another_size_is_refused_before_the_call(tensors: turbine.Artifact) -> None:
+def test_values_of_the_wrong_size_are_rejected_before_the_call(tensors: turbine.Artifact) -> None:
     for entry in (tensors.put, tensors.put_through):
         with pytest.raises(errors.ArgumentError, match=r"'x' has size 4 along axis 0.* == 2"):
             entry(torch.ones(4))
@@ -333,17 +333,17 @@ def test_a_value_of_another_size_is_refused_before_the_call(tensors: turbine.Art
         assert tensors.state["blank"].tolist() == [5, 5]
 
 
-def test_uninitialized_state_is_set(tensors: turbine.Artifact) -> None:
+def test_uninitialized_state_can_be_set(tensors: turbine.Artifact) -> None:
     tensors.state["blank"] = torch.ones(2)
     assert torch.equal(tensors.state["blank"], torch.ones(2))
 
 
-def test_external_globals_have_scopes_and_mapped_names(tensors: turbine.Artifact) -> None:
+def test_external_globals_have_scopes_and_renamed_keys(tensors: turbine.Artifact) -> None:
     rows = {row["key"]: row["scope"] for row in tensors.manifest["weights"]}
     assert rows["GIVEN.WEIGHT"] == rows["GIVEN.BIAS"] == "head"
 
 
-def test_outside_of_a_procedure_a_jittable_is_pytorch() -> None:
+def test_jittables_run_in_pytorch_outside_of_procedures() -> None:
     assert torch.equal(Tensors.add(torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
 
 
@@ -378,7 +378,7 @@ def growing() -> turbine.Artifact:
     return aot.export(Growing).compile()
 
 
-def test_a_global_may_get_another_size_with_each_value(growing: turbine.Artifact) -> None:
+def test_globals_may_change_their_size(growing: turbine.Artifact) -> None:
     growing.reset()
     assert growing.state["rows"].shape == (0, 4)
     total = torch.empty(0, 4)
@@ -399,7 +399,7 @@ def test_a_global_may_get_another_size_with_each_value(growing: turbine.Artifact
     assert growing.state["rows"].shape == (0, 4)
 
 
-def test_a_global_of_any_size_shares_no_memory_with_a_caller(growing: turbine.Artifact) -> None:
+def test_globals_of_dynamic_size_do_not_alias_callers(growing: turbine.Artifact) -> None:
     x = torch.ones(64, 4)
     growing.put(x)
     growing.write()

@@ -1,4 +1,4 @@
-"""What tests/capture/rule_table.py is written with: dtypes, operands, rows and arguments."""
+"""Building blocks of tests/capture/rule_table.py: dtypes, operands, rows and arguments."""
 
 from __future__ import annotations
 

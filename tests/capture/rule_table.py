@@ -1,4 +1,4 @@
-"""ATen ops, what they are called on, and in which dtypes: a row for each rule, and for its corners.
+"""ATen ops with arguments and dtypes: a row for each rule and its corner cases.
 
 tests/capture/test_rule_table.py runs them. A new rule is a row here.
 """

@@ -1,4 +1,4 @@
-"""Rows of tests/capture/rule_table.py for what models' layers and their gradients call."""
+"""Rows of tests/capture/rule_table.py for layers of models and their gradients."""
 
 from __future__ import annotations
 

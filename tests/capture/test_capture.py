@@ -1,4 +1,4 @@
-"""What capture makes of arguments, names and models it cannot take."""
+"""Capture: arguments, names, and models that cannot be captured."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_unsupported_ops_are_all_named_with_the_users_line() -> None:
 
 
 @pytest.mark.parametrize("bad", [torch.sin, "model", None])
-def test_something_that_is_no_module_is_refused(bad: object) -> None:
+def test_values_other_than_modules_are_rejected(bad: object) -> None:
     with pytest.raises(turbine.errors.ExportError, match=r"nn\.Module"):
         turbine.aot.export(bad, args=(torch.ones(3),))  # type: ignore[arg-type]
 
@@ -87,7 +87,7 @@ class Chooses(torch.nn.Module):
         return y * 2, z
 
 
-def test_only_the_branch_that_cond_chooses_runs() -> None:
+def test_only_the_taken_branch_of_cond_runs() -> None:
     model, x, index = Chooses(), torch.linspace(-1.0, 1.0, 6).reshape(2, 3), torch.tensor([1, 0])
     artifact = turbine.aot.export(model, args=(x, index, torch.tensor(2))).compile()
     for divisor in (2, 0):

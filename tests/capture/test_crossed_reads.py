@@ -1,4 +1,4 @@
-"""A value that one op reads at two places at once is computed before any of it is read."""
+"""A value that one op reads at two different indices is materialized first."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ FUNCTIONS: dict[str, Function] = {
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_pair(name: str) -> None:
+def test_a_value_combined_with_its_transpose_matches_eager(name: str) -> None:
     x = torch.randn(64, 8)
     found = under_torch_compile(FUNCTIONS[name])(x)
     torch.testing.assert_close(found, FUNCTIONS[name](x), rtol=1e-4, atol=1e-4)
 
 
-def test_every_pair_of_a_dynamic_number() -> None:
+def test_a_value_combined_with_its_transpose_matches_eager_for_dynamic_sizes() -> None:
     artifact = compiled(FUNCTIONS["sum"], torch.randn(5, 3), dynamic_shapes=(({0: Dim.AUTO},),))
     for size in (5, 70):
         x = torch.randn(size, 3)
@@ -64,12 +64,12 @@ def test_every_pair_of_a_dynamic_number() -> None:
         lambda x: torch.arange(4)[:, None] * torch.arange(4) + x.sum(),
     ],
 )
-def test_what_is_read_at_one_place_is_left_to_be_fused(function: Function) -> None:
+def test_values_read_at_one_index_are_fused(function: Function) -> None:
     graph = make_fx(function, tracing_mode="fake")(torch.randn(4, 4)).graph
     assert not find_crossed_reads(graph)
 
 
-def test_paths_that_cross_many_times_are_found_in_no_time() -> None:
+def test_deep_graphs_are_analyzed_quickly() -> None:
     def function(x: Tensor) -> Tensor:
         x = x @ x
         for _ in range(60):

@@ -1,4 +1,4 @@
-"""Indices out of range fail as in eager PyTorch; nothing outside a tensor is read or written."""
+"""Indices out of range fail as in eager PyTorch; no access is out of bounds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def test_an_index_out_of_range_of_a_tensor_without_elements() -> None:
+def test_an_index_into_an_empty_tensor_is_an_error() -> None:
     x, good, bad = torch.zeros(33, 0), torch.tensor([3]), torch.tensor([33])
     artifact = compiled(lambda x, i: x.index_select(0, i), x, good)
     assert artifact(x, good).shape == (1, 0)
@@ -64,7 +64,7 @@ FROM_START_ONLY = {
 @pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")  # in beta, PyTorch says
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", CASES)
-def test_an_index_out_of_range_is_an_error_and_the_program_goes_on(case: str) -> None:
+def test_an_index_out_of_range_is_an_error_and_later_calls_work(case: str) -> None:
     good = torch.tensor([1, 0, 9])
     artifact = compiled(CASES[case], good)
     torch.testing.assert_close(artifact(good), CASES[case](good))
@@ -142,7 +142,7 @@ def test_an_index_into_an_empty_axis_is_an_error() -> None:
         output.compile()(torch.ones(0), torch.tensor([-1, -1]))
 
 
-def test_an_index_into_a_tensor_of_any_size_is_checked() -> None:
+def test_indices_into_dynamic_sizes_are_checked() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
             return x[i]
@@ -157,7 +157,7 @@ def test_an_index_into_a_tensor_of_any_size_is_checked() -> None:
         artifact(torch.arange(7.0), torch.tensor([7, 0]))
 
 
-def test_sizes_the_trace_took_for_granted_are_asked_for() -> None:
+def test_sizes_assumed_by_the_trace_are_checked() -> None:
     class Pairs(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x.view(-1, 2)
@@ -169,7 +169,7 @@ def test_sizes_the_trace_took_for_granted_are_asked_for() -> None:
         artifact(torch.ones(7))
 
 
-def test_positions_made_by_the_model_are_not_checked() -> None:
+def test_positions_computed_by_the_model_are_not_checked() -> None:
     text = turbine.aot.export(
         Fn(lambda x: x + TABLE[torch.arange(3)].sum()), args=(torch.ones(3),)
     ).text()
@@ -188,21 +188,21 @@ MASKED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", MASKED)
-def test_writes_by_mask(name: str) -> None:
+def test_writes_with_a_mask_match_eager(name: str) -> None:
     x, mask = torch.randn(4, 3), torch.tensor([True, False, True, True])
     expected = MASKED[name](x, mask)
     function = torch.compile(MASKED[name], backend="turbine", dynamic=name != "elements")
     torch.testing.assert_close(function(x, mask), expected, rtol=0, atol=0)
 
 
-def test_an_index_that_fills_nothing_is_not_looked_at() -> None:
+def test_indices_of_empty_writes_are_not_checked() -> None:
     agrees(
         lambda x, i: x.index_fill(0, i, 1), lambda: (torch.randn(2, 0), torch.tensor([5])), ops=0
     )
 
 
-def test_a_write_to_every_row_of_a_dynamic_number() -> None:
-    """It covers the whole tensor, which the compiler took for no write at all."""
+def test_a_write_to_a_dynamic_number_of_rows_matches_eager() -> None:
+    """The write covers the whole tensor; the compiler dropped it."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
         y = x[:, [2, 12, 9]].clone()

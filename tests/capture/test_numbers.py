@@ -1,4 +1,4 @@
-"""Arithmetic is PyTorch's in its corners: constants, nan, zeros, infinities, bytes, long rows."""
+"""Corner cases of arithmetic match eager: constants, nan, zeros, infinities, uint8, long rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def pairs(values: Sequence[float], dtype: torch.dtype) -> tuple[torch.Tensor, to
     return torch.tensor(first, dtype=dtype), torch.tensor(second, dtype=dtype)
 
 
-def test_remainders_by_a_narrower_number_of_no_axes() -> None:
+def test_remainders_by_a_narrower_scalar_match_eager() -> None:
     """The compiler did not come to an end: its reciprocal asserts, so no loop of it is unused."""
     x, y = torch.randn(3, dtype=torch.float64), torch.tensor(0.75, dtype=torch.float16)
     found = torch.compile(torch.fmod, backend="turbine")(x, y)
@@ -51,7 +51,7 @@ def test_remainders_by_a_narrower_number_of_no_axes() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_a_number_that_is_narrowed_and_widened_is_rounded(dtype: torch.dtype) -> None:
+def test_a_narrowing_and_widening_cast_rounds(dtype: torch.dtype) -> None:
     functions: dict[str, Function] = {
         "converted": lambda x, _: x.to(dtype).float() == x,
         "promoted": lambda x, _: x.to(dtype) == x,
@@ -63,24 +63,24 @@ def test_a_number_that_is_narrowed_and_widened_is_rounded(dtype: torch.dtype) ->
     assert wrong(functions, x[5], x[5]) == []
 
 
-def test_bits_of_a_number_without_axes() -> None:
+def test_bitwise_ops_on_scalars_match_eager() -> None:
     x = torch.tensor(2.5)
     assert wrong({"bits": lambda x, _: (x * 2).view(torch.int32)}, x, x) == []
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")
-def test_a_variance_without_degrees_of_freedom() -> None:
+def test_a_variance_without_degrees_of_freedom_matches_eager() -> None:
     x = torch.tensor([[0.0, 1.0, 2.0, INF], [-1e-30, 1.0, NAN, 1.0]])
     functions: dict[str, Function] = {"var": lambda x, _: x.var(0, correction=2)}
     assert wrong(functions, x, x) == []
 
 
-def test_a_deviation_whose_square_underflows() -> None:
+def test_a_deviation_whose_square_underflows_matches_eager() -> None:
     x = torch.tensor([[1e-30, 2.0], [-1e-30, 3.0], [0.0, 5.0]])
     assert wrong({"std": lambda x, _: x.std(0)}, x, x) == []
 
 
-def test_integers_that_floats_do_not_have() -> None:
+def test_integers_not_representable_as_floats_are_exact() -> None:
     large = [2**63 - 1, -(2**62) - 5, 2**53 + 1, -(2**53) - 1, 12345678901234567, 2**24 + 1, -7, 1]
     a, b = (torch.tensor(side) for side in zip(*itertools.product(large, large), strict=True))
     functions: dict[str, Function] = {
@@ -106,7 +106,7 @@ def test_large_integers_are_rounded_before_a_function_of_them() -> None:
     assert wrong(functions, n, n) == []
 
 
-def test_constants_that_are_moved_and_added_up() -> None:
+def test_constants_that_are_shifted_and_added_match_eager() -> None:
     """The compiler reduced them once instead of once per element."""
     functions: dict[str, Function] = {
         "flipped": lambda x, _: torch.full((3, 6), 6.0).flip(1).sum(1),
@@ -120,7 +120,7 @@ def test_constants_that_are_moved_and_added_up() -> None:
         bad(torch.tensor([1, 6]))
 
 
-def test_bytes_between_numbers_that_are_converted_first() -> None:
+def test_uint8_between_converted_numbers_matches_eager() -> None:
     found = compiled(lambda x: x + torch.linspace(-2, 2, 7, dtype=torch.uint8), torch.zeros(7))
     assert found(torch.zeros(7)).tolist() == [254, 212, 170, 128, 86, 44, 2]
 
@@ -130,7 +130,7 @@ LARGE = [0.5, 3.0, -7.25, 1e-35, 12345.678, 1.6e6, 1e9, 3e12, -1e25, 3e38, INF, 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_large_numbers(dtype: torch.dtype) -> None:
+def test_large_numbers_match_eager(dtype: torch.dtype) -> None:
     """Remainders are exact for any quotient, where eager's vectors have nan for some."""
     a, b = pairs(LARGE, dtype)
 
@@ -160,7 +160,7 @@ NUMBERS = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
-def test_constants_fold_to_what_they_mean(dtype: torch.dtype) -> None:
+def test_constant_folding_matches_eager(dtype: torch.dtype) -> None:
     """The compiler folds 3.0 < 0 to true, and 3.0 + -2 to 1.8e19, of a constant and an int."""
     numbers = [0, 3, -2, 2.5]
 
@@ -177,7 +177,7 @@ def test_constants_fold_to_what_they_mean(dtype: torch.dtype) -> None:
     assert all(map(same, found, calculated(x)))
 
 
-def test_a_result_of_torch_sort_keeps_its_type() -> None:
+def test_results_of_torch_sort_keep_their_type() -> None:
     x = torch.randn(4)
     assert type(compiled(torch.sort, x)(x)) is torch.return_types.sort
 
@@ -198,7 +198,7 @@ def _products_of_normalized_rows(*pairs: torch.Tensor) -> tuple[torch.Tensor, ..
 
 
 @pytest.mark.sweep(1)
-def test_batched_products_of_normalized_rows_of_any_count(drawn: Drawn) -> None:
+def test_batched_matmuls_of_normalized_rows_match_eager(drawn: Drawn) -> None:
     """Data tiling of IREE 3.13 gets 3, 7, 15 and 31 rows wrong, in all batches but the first."""
     counts = [*drawn((3, 7, 15, 31), 2), *drawn((1, 8, 20, 33), 1)]
     pairs = [t for rows in counts for t in (torch.randn(3, rows, 24), torch.randn(3, 24, 40))]
@@ -207,7 +207,7 @@ def test_batched_products_of_normalized_rows_of_any_count(drawn: Drawn) -> None:
     torch.testing.assert_close(found, _products_of_normalized_rows(*pairs), rtol=1e-5, atol=1e-3)
 
 
-def test_products_of_a_row_or_column_whose_elements_lie_apart() -> None:
+def test_matmuls_of_strided_rows_and_columns_match_eager() -> None:
     """Data tiling of IREE 3.13 reads the elements beside it."""
 
     def products(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -222,7 +222,7 @@ def test_products_of_a_row_or_column_whose_elements_lie_apart() -> None:
     torch.testing.assert_close(compiled(products, x, y)(x, y), products(x, y))
 
 
-def test_batched_products_of_a_dynamic_count_of_rows() -> None:
+def test_batched_matmuls_of_a_dynamic_number_of_rows_match_eager() -> None:
     x, y = torch.randn(3, 8, 24), torch.randn(3, 24, 40)
     shapes = {"args": ({1: Dim("rows", max=64)}, None)}
     artifact = compiled(_products_of_normalized_rows, x, y, dynamic_shapes=shapes)
@@ -232,7 +232,7 @@ def test_batched_products_of_a_dynamic_count_of_rows() -> None:
         torch.testing.assert_close(artifact(x, y), expected, rtol=1e-5, atol=1e-3)
 
 
-def test_constants_fold_under_torch_compile() -> None:
+def test_constant_folding_matches_eager_under_torch_compile() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x * torch.full((2,), 3.0).lt(0) + torch.full((2,), 0.5) ** torch.full((), 2.0)
 

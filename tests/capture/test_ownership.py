@@ -1,4 +1,4 @@
-"""Compiled code leaves its arguments as they were, also where an op could work in place."""
+"""Compiled code does not overwrite its arguments, even if an op could work in place."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
-def test_arguments_are_kept(dtype: torch.dtype) -> None:
+def test_arguments_are_not_overwritten(dtype: torch.dtype) -> None:
     x = torch.arange(64).flip(0).view(8, 8).to(dtype)
     before = x.clone()
     artifact = compiled(lambda x: tuple(f(x) for f in FUNCTIONS.values()), x)
@@ -39,7 +39,7 @@ def test_arguments_are_kept(dtype: torch.dtype) -> None:
         torch.testing.assert_close(tuple(ours), tuple(theirs), msg=name)
 
 
-def test_a_view_of_an_argument_whose_size_is_another_expression_is_not_written() -> None:
+def test_views_of_arguments_with_derived_sizes_are_not_overwritten() -> None:
     def program(x: torch.Tensor) -> Any:
         padded = F.pad(x, (1, 0), mode="circular")
         ahead = F.pad(padded, (0, 1), mode="reflect")  # PyTorch runs some of it, between two parts
@@ -54,7 +54,7 @@ def test_a_view_of_an_argument_whose_size_is_another_expression_is_not_written()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
-def test_a_copy_that_is_written_is_not_the_one_that_is_read(dtype: torch.dtype) -> None:
+def test_written_copies_do_not_alias_read_ones(dtype: torch.dtype) -> None:
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         copied = x.clone()
         copied.narrow(0, 0, 1).copy_(copied.narrow(0, 2, 1))

@@ -1,4 +1,4 @@
-"""Pooling gives eager's numbers: padding, ceil_mode, indices, nan and gradients."""
+"""Pooling matches eager: padding, ceil_mode, indices, nan and gradients."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POOLS: tuple[Callable[[Tensor], Any], ...] = (
 
 
 @pytest.mark.sweep(1)
-def test_a_dynamic_batch(drawn: Drawn) -> None:
+def test_dynamic_batches_match_eager(drawn: Drawn) -> None:
     pools = drawn(POOLS, 2)
 
     def pool(x: Tensor) -> tuple[Any, ...]:
@@ -48,7 +48,7 @@ def test_a_dynamic_batch(drawn: Drawn) -> None:
 
 
 @pytest.mark.sweep(1)
-def test_a_dynamic_length(drawn: Drawn) -> None:
+def test_dynamic_lengths_match_eager(drawn: Drawn) -> None:
     def pool(x: Tensor) -> tuple[Any, ...]:
         return F.adaptive_max_pool1d(x, 3, return_indices=True), F.max_pool1d(x, 3, 2, 1)
 
@@ -60,7 +60,7 @@ def test_a_dynamic_length(drawn: Drawn) -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_elements_behind_an_only_window_are_left_out(dynamic: bool) -> None:
+def test_elements_after_a_single_window_are_ignored(dynamic: bool) -> None:
     def slide(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         half = F.conv2d(x.half(), weight.half(), None, 4, 1)
         return F.max_pool2d(x, 2), F.avg_pool2d(x, 2), F.conv2d(x, weight, None, 2), half.float()
@@ -71,7 +71,7 @@ def test_elements_behind_an_only_window_are_left_out(dynamic: bool) -> None:
     agrees(slide, make, dynamic=dynamic, tolerance=2e-3)
 
 
-def test_a_count_of_windows_that_is_fixed_late() -> None:
+def test_a_number_of_windows_specialized_late_matches_eager() -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
         lower = torch.tril(x.unflatten(-2, (1, -1)))
         return lower[:, :, -3], *F.max_pool2d(lower, (3, 2), return_indices=True)
@@ -79,7 +79,7 @@ def test_a_count_of_windows_that_is_fixed_late() -> None:
     agrees(program, lambda: (torch.randn(33, 3),), dynamic=True)
 
 
-def test_a_count_of_windows_that_broadcasting_fixes() -> None:
+def test_a_number_of_windows_specialized_by_broadcasting_matches_eager() -> None:
     def program(x: Tensor) -> Tensor:
         return x * F.max_pool2d(x, (2, 2), (2, 3), (0, 1), 2, True)
 
@@ -88,7 +88,7 @@ def test_a_count_of_windows_that_broadcasting_fixes() -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_gradients(dynamic: bool) -> None:
+def test_gradients_match_eager(dynamic: bool) -> None:
     def pool(x: Tensor) -> Tensor:
         wide = F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False)
         largest = F.max_pool2d(x, 2, ceil_mode=True), F.adaptive_max_pool2d(x, (3, 4))
@@ -99,7 +99,7 @@ def test_gradients(dynamic: bool) -> None:
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_rewrites_are_the_same_pooling(data: st.DataObject) -> None:
+def test_rewrites_are_equivalent_to_pooling(data: st.DataObject) -> None:
     axes = data.draw(st.integers(2, 3))
 
     def each(low: int, high: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Packed weights give what their unpacked values give, are small, and stay packed at run time."""
+"""Packed weights compute like their unpacked values, are small, and stay packed at run time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def eager(output: ExportOutput, *args: Tensor) -> Any:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("shape", [(5, 64), (3, 50), (1, 1), (4, 31)])
 @pytest.mark.parametrize("size", [0.05, 1e-30, 1e30])
-def test_unpacked_weights_are_near_the_weights(
+def test_unpacked_weights_approximate_the_weights(
     bits: int, shape: tuple[int, int], size: float
 ) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * size
@@ -46,7 +46,7 @@ def test_unpacked_weights_are_near_the_weights(
     assert relative_error(packed.unpacked(), weight) < {4: 0.13, 8: 0.005}[bits]
 
 
-def test_integers_that_fit_are_packed_exactly() -> None:
+def test_representable_integers_are_packed_exactly() -> None:
     weight = (torch.arange(64) % 16 - 8).float().reshape(2, 32)
     packed = grouped_product.pack(weight, 4, 16)
     assert packed.values.shape == (2, 2, 8)
@@ -96,7 +96,7 @@ class Forms(nn.Module):
 @pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 16), (4, 10), (8, 7), (8, 1000)])
-def test_every_form_of_product(bits: int, group_size: int) -> None:
+def test_every_form_of_matmul_is_quantized(bits: int, group_size: int) -> None:
     x = torch.randn(3, 48)
     small = turbine.aot.quantize(Forms(), args=(x,), bits=bits, group_size=group_size)
     assert small.quantization is not None
@@ -107,7 +107,7 @@ def test_every_form_of_product(bits: int, group_size: int) -> None:
 
 
 @pytest.mark.run
-def test_layers_right_after_one_another_are_packed() -> None:
+def test_consecutive_layers_are_packed() -> None:
     model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 32))
     x = torch.randn(2, 64)
     small = turbine.aot.quantize(model, args=(x,))
@@ -117,7 +117,7 @@ def test_layers_right_after_one_another_are_packed() -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.parametrize("bits", [4, 8])
-def test_any_number_of_rows(bits: int) -> None:
+def test_any_number_of_rows_is_supported(bits: int) -> None:
     model = nn.Linear(100, 700)
     batch = {"x": {0: torch.export.Dim("batch")}}
     small = turbine.aot.quantize(
@@ -132,7 +132,7 @@ def test_any_number_of_rows(bits: int) -> None:
 
 
 class Turned(nn.Module):
-    """A layer on inputs whose elements lie in another order, which is a batch to PyTorch."""
+    """A layer on permuted inputs, which PyTorch treats as a batch."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def unpacked(output: ExportOutput, layer: nn.Linear) -> nn.Linear:
 @pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_weights_of_other_dtypes(dtype: torch.dtype) -> None:
+def test_weights_of_other_dtypes_are_packed(dtype: torch.dtype) -> None:
     model, x = nn.Linear(64, 40).to(dtype), torch.randn(2, 64).to(dtype)
     small = turbine.aot.quantize(model, args=(x,), bits=8)
     (theirs,) = eager(small, x)
@@ -169,7 +169,7 @@ def test_weights_of_other_dtypes(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.run
-def test_rows_far_apart_in_size_are_each_exact() -> None:
+def test_rows_of_different_magnitude_are_accurate() -> None:
     model = nn.Linear(64, 32, bias=False)
     x = torch.randn(4, 64) * torch.tensor([1e-30, 1.0, 1e20, 0.0])[:, None]
     small = turbine.aot.quantize(model, args=(x,))
@@ -207,7 +207,7 @@ class Lookups(nn.Module):
 @pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.int64, 4), (torch.int32, 8)])
-def test_rows_are_looked_up_by_any_index(dtype: torch.dtype, bits: int) -> None:
+def test_embedding_lookups_take_any_index(dtype: torch.dtype, bits: int) -> None:
     args = (torch.tensor([[0, 39, 7], [-1, -40, 3]], dtype=dtype), torch.randn(1, 24))
     small = turbine.aot.quantize(Lookups(), args=args, bits=bits, group_size=16)
     assert small.quantization is not None
@@ -215,13 +215,13 @@ def test_rows_are_looked_up_by_any_index(dtype: torch.dtype, bits: int) -> None:
     assert_alike(small.compile()(*args), eager(small, *args), ROUNDING)
 
 
-def test_a_weight_without_elements_is_kept() -> None:
+def test_empty_weights_are_not_packed() -> None:
     small = turbine.aot.quantize(Fn(lambda x: x @ torch.ones(0, 4)), args=(torch.ones(2, 0),))
     assert small.quantization is not None
     assert not small.quantization.layers
 
 
-def test_the_given_export_stays_as_it_was() -> None:
+def test_quantization_does_not_change_the_given_export() -> None:
     output = turbine.aot.export(nn.Linear(64, 32), args=(torch.ones(1, 64),))
     text, code, weights = output.text(), output.program.text(), dict(output.program.weights)
     turbine.aot.quantize(output)
@@ -231,7 +231,7 @@ def test_the_given_export_stays_as_it_was() -> None:
     assert output.quantization is None
 
 
-def test_the_report_has_a_weight_in_its_own_shape() -> None:
+def test_the_report_has_the_original_shape_of_a_weight() -> None:
     class Product(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -245,7 +245,7 @@ def test_the_report_has_a_weight_in_its_own_shape() -> None:
     assert [layer.shape for layer in report.layers] == [(64, 32)]
 
 
-def test_the_report_tells_bytes_and_errors() -> None:
+def test_the_report_has_bytes_and_errors() -> None:
     model = nn.Linear(64, 32)
     report = turbine.aot.quantize(model, args=(torch.ones(1, 64),)).quantization
     assert report is not None
@@ -277,14 +277,14 @@ def test_patterns_choose_layers(blocks: ExportOutput) -> None:
     assert why["0.attention_norm.weight"] == "not the weight of a matmul"
 
 
-def test_a_module_that_uses_a_tied_weight_names_it_too() -> None:
+def test_patterns_match_every_module_of_a_tied_weight() -> None:
     example = decoder.gpt2(length=4, vocab=32, dim=32, layers=1, heads=2)
     kept = turbine.aot.quantize(example.model, args=example.args, exclude=["lm_head"]).quantization
     assert kept is not None
     assert "tokens.weight" in {row.name for row in kept.kept}
 
 
-def test_a_weight_that_is_not_finite_is_kept() -> None:
+def test_weights_that_are_not_finite_are_not_packed() -> None:
     model = nn.Linear(4, 4)
     with torch.no_grad():
         model.weight[0, 0] = torch.inf
@@ -305,7 +305,7 @@ def test_a_weight_that_is_not_finite_is_kept() -> None:
         ({"dynamic_shapes": {}}, "exported already"),
     ],
 )
-def test_bad_input_is_refused(
+def test_invalid_input_is_rejected(
     blocks: ExportOutput, options: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(errors.ConfigError, match=complaint):
@@ -313,7 +313,7 @@ def test_bad_input_is_refused(
 
 
 @pytest.mark.run
-def test_an_artifact_shrinks(tmp_path: Path) -> None:
+def test_quantized_artifacts_are_smaller(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(512, 1408), nn.SiLU(), nn.Linear(1408, 512))
     x = torch.randn(1, 512)
@@ -327,7 +327,7 @@ def test_an_artifact_shrinks(tmp_path: Path) -> None:
     assert_alike(artifact(x), eager(small, x)[0], 1e-5)
 
 
-def test_other_targets_get_code_for_them() -> None:
+def test_quantized_exports_compile_for_other_targets() -> None:
     small = turbine.aot.quantize(nn.Linear(64, 32), args=(torch.ones(1, 64),))
     assert "stream.executable" in small.text()
     artifact = small.compile(target="cuda:sm_80")
@@ -368,7 +368,7 @@ def test_weights_are_not_unpacked_in_memory(tmp_path: Path, rows: int) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_row_with_inf_is_nan_and_the_others_are_right(bits: int) -> None:
+def test_a_row_with_inf_is_nan_and_others_are_unaffected(bits: int) -> None:
     layer = nn.Linear(64, 6, bias=False).requires_grad_(False)
     x = torch.randn(3, 64)
     small = turbine.aot.quantize(layer, args=(x,), bits=bits).compile()
@@ -383,7 +383,7 @@ def test_a_row_with_inf_is_nan_and_the_others_are_right(bits: int) -> None:
 CUDA = TargetQuery(lambda: target.parse("cuda"))
 
 
-def test_transforms_last_when_the_target_changes() -> None:
+def test_transforms_are_kept_for_other_targets() -> None:
     layer = nn.Linear(64, 6, bias=False)
     small = turbine.aot.quantize(layer, args=(torch.ones(1, 64),), bits=8)
     renamed = small.transform(RenameParameters({"weight.packed": "packed"}))
@@ -447,7 +447,7 @@ def test_procedures_compute_with_packed_weights(several: ExportOutput) -> None:
     assert_alike(artifact.again(x[:1]), y[:1], 1e-5)
 
 
-def test_packed_weights_of_a_compiled_module_are_there_once(several: ExportOutput) -> None:
+def test_packed_weights_of_a_compiled_module_are_stored_once(several: ExportOutput) -> None:
     report = several.quantization
     assert report is not None
     names = {layer.name for layer in report.layers}
@@ -473,7 +473,7 @@ def test_an_export_of_a_compiled_module_is_quantized_by_patterns() -> None:
         turbine.aot.quantize(plain, include=["heads"])
 
 
-def test_a_quantized_compiled_module_gets_code_for_other_targets(several: ExportOutput) -> None:
+def test_quantized_compiled_modules_compile_for_other_targets(several: ExportOutput) -> None:
     assert "stream.executable" in several.text()
     other = several.lowered_for(CUDA)
     assert "stream.executable" not in other.text()

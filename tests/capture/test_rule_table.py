@@ -31,7 +31,7 @@ aten = torch.ops.aten
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_rule_gives_what_its_op_gives(dtype: torch.dtype) -> None:
+def test_rules_match_their_ops(dtype: torch.dtype) -> None:
     wrong = []
     for row in rows_of(dtype):
         args, expected = _arguments(row, dtype), _expected(row, dtype)
@@ -43,7 +43,7 @@ def test_a_rule_gives_what_its_op_gives(dtype: torch.dtype) -> None:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_compiled_ops_give_what_pytorch_gives(dtype: torch.dtype, drawn: Drawn) -> None:
+def test_compiled_ops_match_pytorch(dtype: torch.dtype, drawn: Drawn) -> None:
     rows = drawn(rows_of(dtype), 16)
     leaves, tree = torch_pytree.tree_flatten([_arguments(row, dtype) for row in rows])
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -1,6 +1,6 @@
-"""Decompositions under dynamic and empty sizes, in scopes, and to the last digits.
+"""Decompositions: dynamic and empty sizes, scopes and accuracy.
 
-Each op by itself is in test_rule_table.py.
+Single ops are in test_rule_table.py.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Function = Callable[[torch.Tensor], torch.Tensor]
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_strided_convolution_down_to_one_pixel(size: int, dims: int) -> None:
+def test_strided_convolutions_down_to_one_pixel_match_eager(size: int, dims: int) -> None:
     layer = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}[dims](3, 4, 3, 2, 1)
     x = torch.randn(2, 3, *[size] * dims)
     found = turbine.aot.export(layer, args=(x,)).compile()(x)
@@ -38,7 +38,7 @@ def test_strided_convolution_down_to_one_pixel(size: int, dims: int) -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_a_transposed_convolution_of_each_channel_alone(dtype: torch.dtype) -> None:
+def test_depthwise_transposed_convolutions_match_eager(dtype: torch.dtype) -> None:
     weight, bias = torch.randn(6, 1, 3, 2, dtype=dtype), torch.randn(6, dtype=dtype)
     x = torch.randn(2, 6, 5, 4, dtype=dtype)
 
@@ -52,7 +52,7 @@ def test_a_transposed_convolution_of_each_channel_alone(dtype: torch.dtype) -> N
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_convolution_rewrites_are_the_same_convolution(data: st.DataObject) -> None:
+def test_convolution_rewrites_are_equivalent(data: st.DataObject) -> None:
     axes, groups = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 2))
     transposed = data.draw(st.booleans())
 
@@ -79,7 +79,7 @@ def test_convolution_rewrites_are_the_same_convolution(data: st.DataObject) -> N
     torch.testing.assert_close(found, torch.ops.aten.convolution(*arguments))
 
 
-def test_a_user_decomposition_holds_inside_its_scope_only() -> None:
+def test_user_decompositions_apply_inside_their_scope_only() -> None:
     x = torch.rand(4)
     doubled = {torch.ops.aten.relu.default: lambda x: x * 2}
     with turbine.aot.extend_aot_decompositions(add_ops=doubled):
@@ -116,7 +116,7 @@ def test_linspace_counts_from_the_nearer_end() -> None:
     )
 
 
-def test_lerp_of_transposed_tensors() -> None:
+def test_lerp_of_transposed_tensors_matches_eager() -> None:
     def lerp(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         ends = [(x, y), (x.t(), y), (x, y.t()), (x.t(), y.t()), (y[0], x.t())]
         return [torch.lerp(start, end, 0.3) for start, end in ends]
@@ -135,14 +135,14 @@ REDUCTIONS: dict[str, Function] = {
 }
 
 
-def test_a_reduction_of_nothing_can_be_reduced() -> None:
+def test_reductions_of_empty_axes_can_be_reduced_again() -> None:
     def reduced(x: torch.Tensor) -> dict[str, torch.Tensor]:
         return {name: reduce(x).sum(-1) for name, reduce in REDUCTIONS.items()}
 
     agrees(reduced, lambda: (torch.randn(0, 3),), ops=0)
 
 
-def test_any_and_all_along_several_axes_or_none() -> None:
+def test_any_and_all_along_several_or_no_axes_match_eager() -> None:
     def reduced(*tensors: torch.Tensor) -> list[torch.Tensor]:
         axes: list[list[int]] = [[0, 2], [1], []]
         found = [(x.any(axis), x.all(axis)) for x in tensors for axis in axes]
@@ -153,7 +153,7 @@ def test_any_and_all_along_several_axes_or_none() -> None:
     torch.testing.assert_close(compiled(reduced, *args)(*args), reduced(*args))
 
 
-def test_a_write_to_no_elements_of_a_dynamic_batch() -> None:
+def test_an_empty_write_to_a_dynamic_batch_matches_eager() -> None:
     def double_none(x: torch.Tensor) -> torch.Tensor:
         y = x.clone()
         y[:, 1::2] *= 2
@@ -165,7 +165,7 @@ def test_a_write_to_no_elements_of_a_dynamic_batch() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_logcumsumexp_of_nothing(dynamic: bool) -> None:
+def test_logcumsumexp_of_an_empty_tensor_matches_eager(dynamic: bool) -> None:
     agrees(
         lambda x: torch.logcumsumexp(x, 0), lambda: (torch.randn(0, 4, 2),), dynamic=dynamic, ops=0
     )
@@ -184,8 +184,6 @@ CONSTANTS: dict[str, Function] = {
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("constant", CONSTANTS.values(), ids=CONSTANTS)
-def test_integers_that_the_compiler_folds_are_reduced_once_each(
-    constant: Function, dynamic: bool
-) -> None:
+def test_constant_integers_are_reduced_correctly(constant: Function, dynamic: bool) -> None:
     x = torch.randint(-9, 10, (3, 7))
     agrees(lambda x: constant(x).sum(-1), lambda: (x,), dynamic=dynamic, ops=0)

@@ -1,4 +1,4 @@
-"""Small sizes that PyTorch leaves out of a trace are taken where eager PyTorch does the same."""
+"""Sizes 0 and 1, which PyTorch excludes from traces, are accepted if eager behaves the same."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def exported(name: str) -> tuple[Function, turbine.aot.ExportOutput]:
 @pytest.mark.run
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_sizes_give_what_eager_gives_or_are_refused(name: str) -> None:
+def test_small_sizes_match_eager_or_are_rejected(name: str) -> None:
     _, shapes, least = PROGRAMS[name]
     model, output = exported(name)
     artifact = output.compile()
@@ -101,7 +101,7 @@ NAMED: dict[str, tuple[Callable[..., Tensor], int]] = {
 @pytest.mark.run
 @pytest.mark.filterwarnings("ignore:std():UserWarning")
 @pytest.mark.parametrize("name", NAMED)
-def test_small_sizes_under_a_named_dim_are_right_or_refused(name: str) -> None:
+def test_small_sizes_of_a_named_dim_are_correct_or_rejected(name: str) -> None:
     function, least = NAMED[name]
     model = Function(function)
     rows = ({0: Dim("rows")},)
@@ -128,7 +128,7 @@ OF_TWO: dict[str, tuple[Callable[..., Tensor], int]] = {
 @pytest.mark.run
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", OF_TWO)
-def test_small_sizes_of_two_named_dims_are_right_or_refused(name: str) -> None:
+def test_small_sizes_of_two_named_dims_are_correct_or_rejected(name: str) -> None:
     function, least = OF_TWO[name]
     model = Function(function)
     sizes = ({0: Dim("batch"), 1: Dim("length")},)
@@ -142,7 +142,7 @@ def test_small_sizes_of_two_named_dims_are_right_or_refused(name: str) -> None:
                 artifact(x)
 
 
-def test_a_size_that_is_refused_is_named_by_argument_and_axis() -> None:
+def test_rejected_sizes_are_named_by_argument_and_axis() -> None:
     _, output = exported("squeeze")
     artifact = output.compile()
     with pytest.raises(errors.ArgumentError, match="'arg0' has size 1 along axis 0, which is out"):
@@ -152,7 +152,7 @@ def test_a_size_that_is_refused_is_named_by_argument_and_axis() -> None:
         artifact(torch.ones(2, 4))
 
 
-def test_a_range_of_a_user_is_kept() -> None:
+def test_user_ranges_are_kept() -> None:
     rows = Dim("rows", min=3, max=9)
     program = capture(
         Function(lambda x: x[::2]), (torch.ones(6, 4),), dynamic_shapes=(({0: rows},),)
@@ -161,7 +161,7 @@ def test_a_range_of_a_user_is_kept() -> None:
     assert (limits.minimum, limits.maximum) == (3, 9)
 
 
-def test_a_jittable_takes_small_sizes() -> None:
+def test_jittables_accept_small_sizes() -> None:
     class Halves(CompiledModule):
         def run(self, x=AbstractTensor(None, 4)):
             return self.half(x)
@@ -180,7 +180,7 @@ def test_a_jittable_takes_small_sizes() -> None:
 @pytest.mark.run
 @pytest.mark.filterwarnings("ignore:std():UserWarning")
 @pytest.mark.parametrize("name", NAMED)
-def test_small_sizes_in_a_jittable_are_right_or_refused(name: str) -> None:
+def test_small_sizes_in_a_jittable_are_correct_or_rejected(name: str) -> None:
     function, least = NAMED[name]
     compute = jittable(function, function_name="compute")
 
@@ -207,7 +207,7 @@ def test_small_sizes_in_a_jittable_are_right_or_refused(name: str) -> None:
             torch.testing.assert_close(artifact.held(), function(x), equal_nan=True)
 
 
-def test_saved_programs_take_the_sizes_of_unsaved_ones(tmp_path: Path) -> None:
+def test_saved_programs_accept_the_same_sizes(tmp_path: Path) -> None:
     root = nn.Linear(4, 3)
     builder = aot.FxProgramsBuilder(root)
 
@@ -238,11 +238,11 @@ def test_saved_programs_take_the_sizes_of_unsaved_ones(tmp_path: Path) -> None:
         ("Ne((n//300), 1)", False),
     ],
 )
-def test_only_conditions_against_small_sizes_are_doubted(condition: str, is_small: bool) -> None:
+def test_only_guards_against_small_sizes_are_rechecked(condition: str, is_small: bool) -> None:
     assert small_sizes.is_about_small_sizes(condition, "n") == is_small
 
 
-def test_an_example_of_zeros_tells_as_much_as_others() -> None:
+def test_small_sizes_are_checked_for_examples_of_zeros() -> None:
     function, _ = NAMED["a branch"]
     rows = ({0: Dim("rows")},)
     exported = aot.export(Function(function), args=(torch.zeros(3, 4),), dynamic_shapes=(rows,))

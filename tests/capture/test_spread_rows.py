@@ -1,4 +1,4 @@
-"""Matmuls with a single row or column that is copied from elements which lie apart."""
+"""Matmuls with a single row or column of strided elements."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Products(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_every_element_of_the_row_is_read(name: str) -> None:
+def test_strided_rows_are_read_completely(name: str) -> None:
     x, y = torch.randn(33, 7), torch.randn(33, 9)
     model = Products(ROWS[name])
     artifact = turbine.aot.export(model, args=(x, y)).compile(strategy="tiled")
     torch.testing.assert_close(artifact(x, y), model(x, y))
 
 
-def test_sizes_may_vary() -> None:
+def test_dynamic_shapes_are_supported() -> None:
     x, y = torch.randn(33, 7), torch.randn(33, 9)
     model = Products(ROWS["times one"])
     rows = torch.export.Dim("rows", min=2)

@@ -1,4 +1,4 @@
-"""The `turbine` command: words in; stdout, stderr and an exit code out."""
+"""The `turbine` command: arguments, stdout, stderr and exit codes."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def compiled(turbine: Turbine) -> Callable[[str], str]:
 
 
 def shell(*words: str, before: str = "", **settings: Any) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own, after a line of Python."""
+    """Run the command in a child process, after a line of Python."""
     code = f"{before}\nimport sys\nfrom turbine.cli.main import main\nsys.exit(main())"
     command = [sys.executable, "-c", code, *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **settings)
@@ -160,9 +160,7 @@ def test_the_module_runs_as_a_command() -> None:
     assert subprocess.run(command, capture_output=True, text=True).stdout.startswith("turbine ")
 
 
-def test_the_examples_in_the_help_texts_run(
-    turbine: Turbine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_in_help_texts_run(turbine: Turbine, monkeypatch: pytest.MonkeyPatch) -> None:
     answer_here(monkeypatch)
     assert turbine("compile", "turbine.zoo:lenet", "-o", "lenet.mlir").code == 0
     with config.override(trace_dir="traces"):
@@ -213,7 +211,7 @@ def test_an_interrupt_is_exit_code_130(turbine: Turbine) -> None:
     assert (answer.code, answer.out) == (130, "")
 
 
-def test_a_reader_that_left_is_no_traceback(compiled: Callable[[str], str]) -> None:
+def test_a_closed_pipe_prints_no_traceback(compiled: Callable[[str], str]) -> None:
     command = [sys.executable, "-m", "turbine.cli.main", "inspect", compiled("example")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -250,7 +248,7 @@ def test_options_come_from_the_signature() -> None:
 
 
 @pytest.mark.parametrize("name", ["example", "two", "three", "mapping", "instance", "bare"])
-def test_compile_takes_every_form_of_factory(turbine: Turbine, name: str) -> None:
+def test_compile_accepts_every_form_of_factory(turbine: Turbine, name: str) -> None:
     inputs = ["--input", "2x3xf32"] if name in ("bare", "instance") else []
     answer = turbine("compile", f"cli_models:{name}", "-o", f"{name}.mlir", *inputs)
     assert (answer.code, answer.out) == (0, f"{name}.mlir\n")
@@ -276,7 +274,7 @@ def test_compile_takes_every_form_of_factory(turbine: Turbine, name: str) -> Non
         ("cli_models:bare", "Affine takes (x), 0 inputs given"),
     ],
 )
-def test_a_bad_factory_is_explained(turbine: Turbine, factory: str, told: str) -> None:
+def test_an_invalid_factory_is_explained(turbine: Turbine, factory: str, told: str) -> None:
     answer = turbine("compile", factory, "-o", "x.turbine")
     assert (answer.code, answer.out) == (1, "")
     assert told in answer.err.partition("error: ")[2]
@@ -297,7 +295,7 @@ def test_a_bad_factory_is_explained(turbine: Turbine, factory: str, told: str) -
         ("-o x.turbine --input 2x3xf32", "cli_models:two returns its own inputs"),
     ],
 )
-def test_a_bad_option_of_compile_is_explained(turbine: Turbine, words: str, told: str) -> None:
+def test_an_invalid_option_of_compile_is_explained(turbine: Turbine, words: str, told: str) -> None:
     answer = turbine("compile", "cli_models:two", *words.split())
     assert (answer.code, answer.out) == (1, "")
     assert answer.err.partition("error: ")[2].startswith(told)
@@ -318,14 +316,14 @@ def test_compile_prints_every_file_it_writes(turbine: Turbine) -> None:
     assert [Path(name).stat().st_size > 0 for name in written] == [True] * 4
 
 
-def test_code_for_another_machine_is_written(turbine: Turbine) -> None:
+def test_compile_writes_code_for_another_target(turbine: Turbine) -> None:
     words = ["-o", "gpu.turbine", "--target", "cuda:sm_80"]
     answer = turbine("compile", "cli_models:two", *words)
     assert (answer.code, answer.out) == (0, "gpu.turbine\n")
     assert json.loads(turbine("inspect", "gpu.turbine", "--json").out)["driver"] == "cuda"
 
 
-def test_a_model_in_training_mode_is_noted(turbine: Turbine) -> None:
+def test_compile_notes_a_model_in_training_mode(turbine: Turbine) -> None:
     answer = turbine("compile", "cli_models:training", "-o", "t.mlir")
     assert answer.code == 0
     assert "note: the model is in training mode" in answer.err
@@ -340,7 +338,7 @@ def results(answer: Answer) -> list[dict[str, Any]]:
     return found
 
 
-def test_run_takes_a_file_and_saves_the_result(
+def test_run_reads_a_file_and_saves_the_result(
     turbine: Turbine, compiled: Callable[[str], str]
 ) -> None:
     numpy.save("x.npy", numpy.full((2, 3), 4, numpy.float32))
@@ -350,7 +348,7 @@ def test_run_takes_a_file_and_saves_the_result(
     assert numpy.load("y.npy").tolist() == [expected(4)] * 2
 
 
-def test_run_takes_several_inputs_and_fills_constants(
+def test_run_takes_several_inputs_and_constants(
     turbine: Turbine, compiled: Callable[[str], str]
 ) -> None:
     words = shlex.split("--input 2x3xf32=5 --input 2x3xf32=2 --input 2x3xf32=10 --json")
@@ -360,7 +358,7 @@ def test_run_takes_several_inputs_and_fills_constants(
     assert flag == {"name": "result['flag']", "value": True}
 
 
-def test_run_takes_an_npz_by_name(turbine: Turbine, compiled: Callable[[str], str]) -> None:
+def test_run_reads_an_npz_by_name(turbine: Turbine, compiled: Callable[[str], str]) -> None:
     full = {name: numpy.full((2, 3), value, numpy.float32) for name, value in PAIR.items()}
     numpy.savez("inputs.npz", **full)  # type: ignore[arg-type]
     answer = turbine("run", compiled("three"), "--input", "inputs.npz", "--json")
@@ -370,7 +368,7 @@ def test_run_takes_an_npz_by_name(turbine: Turbine, compiled: Callable[[str], st
 PAIR = {"scale": 10.0, "second": 2.0, "first": 5.0}
 
 
-def test_run_reads_bfloat16_that_numpy_saved(
+def test_run_reads_bfloat16_saved_by_numpy(
     turbine: Turbine, compiled: Callable[[str], str]
 ) -> None:
     numpy.save("b.npy", numpy.full((2, 3), 1.5, ml_dtypes.bfloat16))
@@ -381,7 +379,7 @@ def test_run_reads_bfloat16_that_numpy_saved(
         assert saved["arr_0"].view(ml_dtypes.bfloat16).tolist() == [[4.5] * 3] * 2
 
 
-def test_run_makes_inputs_up_and_they_stay_the_same(
+def test_run_generates_deterministic_inputs(
     turbine: Turbine, compiled: Callable[[str], str]
 ) -> None:
     first, second = (turbine("run", compiled("dynamic"), "--json") for _ in range(2))
@@ -389,9 +387,7 @@ def test_run_makes_inputs_up_and_they_stay_the_same(
     assert first == second
 
 
-def test_run_shows_inputs_that_were_written(
-    turbine: Turbine, compiled: Callable[[str], str]
-) -> None:
+def test_run_shows_mutated_inputs(turbine: Turbine, compiled: Callable[[str], str]) -> None:
     answer = turbine("run", compiled("writes"), "--input", "2x3xf32=1", "--json")
     shown = {result["name"]: result["values"] for result in results(answer)}
     assert shown == {"result": [[4.0] * 3] * 2, "x (written)": [[2.0] * 3] * 2}
@@ -402,7 +398,9 @@ def test_json_of_odd_floats_is_valid(turbine: Turbine, compiled: Callable[[str],
     assert results(answer)[0]["values"] == [["-Infinity"] * 3] * 2
 
 
-def test_run_sizes_dynamic_inputs_as_told(turbine: Turbine, compiled: Callable[[str], str]) -> None:
+def test_run_takes_sizes_of_dynamic_inputs(
+    turbine: Turbine, compiled: Callable[[str], str]
+) -> None:
     path = compiled("dynamic")
     (symbol,) = json.loads(turbine("inspect", path, "--json").out)["functions"]["main"]["symbols"]
     answer = turbine("run", path, "--size", f"{symbol}=5", "--json")
@@ -427,7 +425,7 @@ def test_run_sizes_dynamic_inputs_as_told(turbine: Turbine, compiled: Callable[[
         ("--output a.npy --output b.npy", "too many --output files: files=2 tensors=1"),
     ],
 )
-def test_bad_input_of_run_is_explained(
+def test_invalid_input_of_run_is_explained(
     turbine: Turbine, compiled: Callable[[str], str], words: str, told: str
 ) -> None:
     answer = turbine("run", compiled("example"), *words.split())
@@ -436,7 +434,7 @@ def test_bad_input_of_run_is_explained(
 
 
 @pytest.mark.parametrize("verb", ["run", "bench", "inspect"])
-def test_what_is_no_artifact_is_refused(turbine: Turbine, verb: str) -> None:
+def test_files_that_are_not_artifacts_are_rejected(turbine: Turbine, verb: str) -> None:
     assert "error: cannot open absent.turbine" in turbine(verb, "absent.turbine").err
     answer = turbine(verb, "cli_models.py")
     assert (answer.code, answer.out) == (1, "")
@@ -463,9 +461,7 @@ def test_bench_prints_figures(turbine: Turbine, compiled: Callable[[str], str]) 
     assert "seconds=-1.0" in turbine("bench", compiled("example"), "--seconds", "-1").err
 
 
-def test_inspect_shows_what_an_artifact_is(
-    turbine: Turbine, compiled: Callable[[str], str]
-) -> None:
+def test_inspect_describes_an_artifact(turbine: Turbine, compiled: Callable[[str], str]) -> None:
     answer = turbine("inspect", compiled("dynamic"), "--verify")
     assert answer.code == 0
     for line in (
@@ -480,7 +476,7 @@ def test_inspect_shows_what_an_artifact_is(
     assert " 2 to 8\n" in answer.out
 
 
-def test_inspect_finds_damage(turbine: Turbine, compiled: Callable[[str], str]) -> None:
+def test_inspect_finds_corruption(turbine: Turbine, compiled: Callable[[str], str]) -> None:
     whole = Path(compiled("example")).read_bytes()
     Path("damaged.turbine").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     answer = turbine("inspect", "damaged.turbine", "--verify")
@@ -489,7 +485,7 @@ def test_inspect_finds_damage(turbine: Turbine, compiled: Callable[[str], str]) 
     assert turbine("inspect", "damaged.turbine").code == 0
 
 
-def test_inspect_finds_an_archive_that_is_gone(turbine: Turbine) -> None:
+def test_inspect_finds_a_missing_archive(turbine: Turbine) -> None:
     turbine("compile", "cli_models:two", "-o", "gone.turbine", "--archive", "gone.irpa")
     assert turbine("inspect", "gone.turbine", "--verify").code == 0
     Path("gone.irpa").unlink()
@@ -520,7 +516,7 @@ def test_cache_lists_and_clears(turbine: Turbine, tmp_path: Path) -> None:
     assert turbine("cache", *elsewhere).out.startswith("0 kept, 0 B of 4.0 GiB in ")
 
 
-def test_doctor_says_what_fails(turbine: Turbine) -> None:
+def test_doctor_reports_failures(turbine: Turbine) -> None:
     findings = turbine("doctor", "--json", "--set", "cache_dir=/dev/null/cache", "--set", "cache=0")
     failed = [finding["name"] for finding in json.loads(findings.out) if not finding["ok"]]
     assert findings.code == 1
@@ -540,7 +536,7 @@ class Terminal(io.StringIO):
     ("stream", "written"),
     [(Terminal(), "\r\x1b[Kwaiting ... 0 s\r\x1b[K"), (io.StringIO(), "waiting ... 0 s\n")],
 )
-def test_progress_speaks_late_and_cleans_up(stream: io.StringIO, written: str) -> None:
+def test_progress_is_printed_late_and_erased(stream: io.StringIO, written: str) -> None:
     with contextlib.redirect_stderr(stream), progress.progress("waiting", delay=0.02):
         while not stream.getvalue():
             time.sleep(0.01)
@@ -553,7 +549,7 @@ def test_progress_is_silent_when_quick() -> None:
     assert stream.getvalue() == ""
 
 
-def test_quantities_read_well() -> None:
+def test_quantities_are_formatted() -> None:
     sizes = [tables.bytes_text(n) for n in (0, 1023, 1536, 5 * 2**20, 2**42)]
     assert sizes == ["0 B", "1023 B", "1.5 KiB", "5.0 MiB", "4096.0 GiB"]
     ages = [tables.age_text(s) for s in (-1, 59, 60, 7200, 200000)]

@@ -1,4 +1,4 @@
-"""Names of iree-turbine whose form differs from ours do what they did, on our tables."""
+"""Names of iree-turbine with another signature than ours work as before."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from turbine.runtime import Device
 
 
 @pytest.mark.parametrize("row", dtypes.TABLE, ids=lambda row: row.name)
-def test_dtypes_are_columns_of_our_table(row: dtypes.Dtype) -> None:
+def test_dtype_tables_match_ours(row: dtypes.Dtype) -> None:
     with context.new_context():
         assert str(conversions.TORCH_DTYPE_TO_IREE_TYPE[row.torch]()) == row.mlir
     assert int(conversions.dtype_to_element_type(row.torch)) == row.hal
@@ -43,7 +43,7 @@ def test_dtypes_are_columns_of_our_table(row: dtypes.Dtype) -> None:
     assert conversions.SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE[signed] == row.torch
 
 
-def test_quantized_dtypes_have_the_types_of_their_elements() -> None:
+def test_quantized_dtypes_map_to_their_storage_types() -> None:
     with context.new_context():
         assert str(conversions.TORCH_DTYPE_TO_IREE_TYPE[torch.quint8]()) == "i8"
     assert conversions.TORCH_DTYPE_TO_IREE_TYPE_ASM[torch.qint8] == "i8"
@@ -56,16 +56,16 @@ def test_quantized_dtypes_have_the_types_of_their_elements() -> None:
         assert conversions.dtype_to_element_type(dtype) == HalElementType.OPAQUE_8
 
 
-def test_integers_without_a_sign_are_signed_ones() -> None:
+def test_signless_integers_map_to_signed_ones() -> None:
     assert conversions.IREE_TYPE_ASM_TO_TORCH_DTYPE["i8"] == torch.int8
 
 
-def test_a_dtype_without_a_row_is_an_error_under_its_old_name() -> None:
+def test_an_unsupported_dtype_is_an_error() -> None:
     with pytest.raises(exceptions.UnknownDTypeError):
         conversions.dtype_to_element_type(torch.bits8)
 
 
-def test_shapes_are_written_as_iree_writes_them() -> None:
+def test_shapes_are_formatted_as_in_iree() -> None:
     write = conversions.torch_dtyped_shape_to_iree_format
     assert write(torch.ones(2, 3, dtype=torch.bfloat16)) == "2x3xbf16"
     assert write((), torch.int64) == "i64"
@@ -76,7 +76,7 @@ def test_shapes_are_written_as_iree_writes_them() -> None:
 # Decompositions
 
 
-def test_adding_the_default_decompositions_changes_nothing() -> None:
+def test_adding_default_decompositions_is_a_no_op() -> None:
     listed = decompositions.DEFAULT_DECOMPOSITIONS
     before = turbine.aot.current_aot_decompositions()
     with turbine.aot.extend_aot_decompositions(add_ops=listed) as table:
@@ -84,7 +84,7 @@ def test_adding_the_default_decompositions_changes_nothing() -> None:
         assert table == before
 
 
-def test_a_function_is_functional_afterwards() -> None:
+def test_functionalization_removes_mutations() -> None:
     def f(x: Tensor) -> Tensor:
         y = x.clone()
         y[0].add_(1)
@@ -118,7 +118,7 @@ if __name__ == "__main__":
 
 
 def build(folder: Path, result: str, kinds: str) -> dict[str, str]:
-    """The files that a build in this process writes, or what it said where it failed."""
+    """The files that a build in this process writes, or its error."""
     talk = io.StringIO()
     try:
         module = load_build_module(build_file(folder, result, kinds, out_of_process=False))
@@ -138,7 +138,7 @@ def written(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in folder.rglob("*.mlir")}
 
 
-def test_a_build_as_a_command_exports_out_of_process(tmp_path: Path) -> None:
+def test_the_build_command_exports_out_of_process(tmp_path: Path) -> None:
     file = build_file(tmp_path, "ExportOutput", "one", out_of_process=True)
     command = [sys.executable, str(file), "--output-dir", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -146,14 +146,14 @@ def test_a_build_as_a_command_exports_out_of_process(tmp_path: Path) -> None:
     assert "module @relu" in written(tmp_path)["model.mlir"]
 
 
-def test_a_build_writes_what_a_function_exports(tmp_path: Path) -> None:
+def test_the_build_command_writes_the_export(tmp_path: Path) -> None:
     files = build(tmp_path, "ExportOutput", "one")
     assert files.keys() == {"model.mlir"}
     assert "module @relu" in files["model.mlir"]
     assert "!torch.vtensor<[7],f32>" in files["model.mlir"]
 
 
-def test_a_build_writes_a_file_for_each_export(tmp_path: Path) -> None:
+def test_the_build_command_writes_a_file_for_each_export(tmp_path: Path) -> None:
     pair = "tuple[ExportOutput, ExportOutput]"
     files = build(tmp_path, pair, "two")
     assert files.keys() == {"model_0.mlir", "model_1.mlir"}
@@ -164,7 +164,7 @@ def test_a_build_writes_a_file_for_each_export(tmp_path: Path) -> None:
     ("result", "told"),
     [("int", "annotated to return"), ("tuple[ExportOutput, ExportOutput]", "were announced")],
 )
-def test_a_build_tells_of_other_results(tmp_path: Path, result: str, told: str) -> None:
+def test_the_build_command_rejects_other_results(tmp_path: Path, result: str, told: str) -> None:
     assert told in build(tmp_path, result, "one")["error"]
 
 
@@ -186,7 +186,7 @@ TENSORS = [
 
 
 @pytest.mark.parametrize("tensor", TENSORS, ids=lambda t: f"{tuple(t.shape)} {t.dtype}")
-def test_a_raw_tensor_is_read_as_it_was_written(tmp_path: Path, tensor: Tensor) -> None:
+def test_raw_tensors_round_trip(tmp_path: Path, tensor: Tensor) -> None:
     (text,) = tools.iree_tool_prepare_input_args([tensor], file_path_prefix=tmp_path / "x")
     assert text.endswith(f"=@{tmp_path / 'x0.bin'}")
     read = tools.read_raw_tensor(text)
@@ -194,7 +194,7 @@ def test_a_raw_tensor_is_read_as_it_was_written(tmp_path: Path, tensor: Tensor) 
     assert torch.equal(read.to(torch.complex64), tensor.to(torch.complex64))
 
 
-def test_a_raw_tensor_of_another_size_is_an_error(tmp_path: Path) -> None:
+def test_a_raw_tensor_of_the_wrong_size_is_an_error(tmp_path: Path) -> None:
     tools.write_raw_tensor(torch.ones(2), tmp_path / "x.bin")
     with pytest.raises(errors.ArgumentError, match="has 8 bytes"):
         tools.read_raw_tensor(f"3xf32=@{tmp_path / 'x.bin'}")
@@ -202,7 +202,7 @@ def test_a_raw_tensor_of_another_size_is_an_error(tmp_path: Path) -> None:
         tools.read_raw_tensor("3xf32")
 
 
-def test_files_are_named_in_one_way(tmp_path: Path) -> None:
+def test_file_names_or_a_prefix_are_required(tmp_path: Path) -> None:
     with pytest.raises(errors.ArgumentError, match="one of file_paths and file_path_prefix"):
         tools.iree_tool_prepare_input_args([torch.ones(1)])
     with pytest.raises(errors.ArgumentError, match="1 tensors and 0 file_paths"):
@@ -215,7 +215,7 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.run
-def test_iree_run_module_takes_the_files(tmp_path: Path) -> None:
+def test_iree_run_module_reads_raw_tensors(tmp_path: Path) -> None:
     x = torch.linspace(-1, 1, 4)
     args = (x, torch.tensor([True, False, True, False]), torch.tensor([0, 200, 0, 255]).byte())
     turbine.aot.export(Mixed(), args=args).compile(tmp_path / "mixed.vmfb")
@@ -254,12 +254,14 @@ def test_debug_flags_are_read_from_their_option() -> None:
         ("log_level=loud", "log level 'loud'"),
     ],
 )
-def test_a_wrong_debug_flag_is_an_error(text: str, complaint: str) -> None:
+def test_an_invalid_debug_flag_is_an_error(text: str, complaint: str) -> None:
     with pytest.raises(errors.ConfigError, match=complaint):
         debugging.DebugFlags.parse(text)
 
 
-def test_a_traced_tensor_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traced_tensors_are_written_to_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(debugging.flags, "runtime_trace_dir", str(tmp_path))
     debugging.trace_tensor_callback("x", torch.ones(2))
     assert numpy.load(tmp_path / "x.npy").tolist() == [1, 1]
@@ -276,7 +278,7 @@ func.func @main(%a: !torch.vtensor<[3],f32>, %b: !torch.vtensor<[3],f32>)
 
 
 @pytest.mark.parametrize("name", ["main", "main$async"])
-def test_a_function_is_invoked_with_and_without_fences(name: str) -> None:
+def test_sync_and_async_functions_are_invoked(name: str) -> None:
     device, x = Device("local-task"), torch.arange(3.0)
     code = pipeline.compile_ir(MUL.encode(), target.parse("cpu")).data
     module = iree.VmModule.copy_buffer(device.vm_instance, code)
@@ -292,7 +294,7 @@ def test_a_function_is_invoked_with_and_without_fences(name: str) -> None:
     assert (moved_on, device.export_torch_tensor(view, x).tolist()) == (2.5, [0, 1, 4])
 
 
-def test_loggers_talk_when_the_flags_say_so() -> None:
+def test_debug_flags_set_log_levels() -> None:
     program = (
         "from turbine import config; config.set(debug='log_level=info')\n"
         "from turbine.compat.logging import aot_logger\n"

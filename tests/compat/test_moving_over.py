@@ -1,4 +1,4 @@
-"""Scripts written for iree-turbine run with nothing changed but what is installed."""
+"""Scripts written for iree-turbine run unchanged."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_globals_without_a_scope_are_in_the_scope_model() -> None:
 # Programs
 
 
-def test_a_private_program_is_called_with_the_elements_of_its_list() -> None:
+def test_private_programs_take_list_elements_as_arguments() -> None:
     builder = aot.FxProgramsBuilder(nn.Linear(4, 2))
 
     @builder.export_program(args=([X, X],), kwargs={"scale": torch.ones(3, 1)})
@@ -74,7 +74,7 @@ def test_a_private_program_is_called_with_the_elements_of_its_list() -> None:
     assert set(artifact.functions) == {"flat", "nested"}
 
 
-def test_programs_are_targets_of_an_export() -> None:
+def test_fx_programs_have_targets() -> None:
     builder = aot.FxProgramsBuilder(nn.Linear(4, 2))
 
     @builder.export_program(args=(X,), arg_device={0: aot.DeviceAffinity(1)})
@@ -107,7 +107,7 @@ class Repeat(nn.Module):
 SIZES = {"x": {0: Dim("n", min=2, max=8)}, "y": {0: Dim("m", min=2, max=64)}}
 
 
-def test_shape_expressions_are_imported_where_they_are_asked_for() -> None:
+def test_shape_expressions_are_imported_on_request() -> None:
     example = (torch.ones(4), torch.ones(5))
     plain = aot.export(Repeat(), args=example, dynamic_shapes=SIZES)
     assert "torch.symbolic_int" not in str(plain.mlir_module)
@@ -139,7 +139,7 @@ def test_shape_expressions_are_an_option_of_a_class() -> None:
 # Globals
 
 
-def test_declared_globals_stand_in_signatures() -> None:
+def test_declared_globals_may_be_used_in_signatures() -> None:
     head = nn.Linear(4, 2)
 
     class Module(aot.CompiledModule):
@@ -187,7 +187,7 @@ def test_an_exported_module_is_an_op() -> None:
 
 
 @pytest.mark.parametrize("root", ["iree.turbine", "shark_turbine"])
-def test_a_module_does_not_replace_what_has_its_name(root: str) -> None:
+def test_modules_do_not_shadow_functions_of_the_same_name(root: str) -> None:
     ops = importlib.import_module(f"{root}.ops")
     module = importlib.import_module(f"{root}.ops.insert_slice")
     assert ops.insert_slice is module.insert_slice
@@ -198,7 +198,7 @@ def test_a_module_does_not_replace_what_has_its_name(root: str) -> None:
     assert builtins.jittable is jittable.jittable is aot.jittable
 
 
-def test_values_of_procedures_have_the_types_of_the_old_module() -> None:
+def test_procedure_values_have_the_iree_turbine_types() -> None:
     seen = []
 
     class Module(aot.CompiledModule):
@@ -277,7 +277,7 @@ def select_an_int() -> None:
         (lambda: aot.ImportPhase.parse("nowhere"), ValueError),
     ],
 )
-def test_errors_are_those_that_old_scripts_catch(act, caught) -> None:
+def test_errors_are_caught_by_iree_turbine_handlers(act, caught) -> None:
     with pytest.raises(caught) as raised:
         act()
     assert isinstance(raised.value, errors.TurbineError)
@@ -318,7 +318,7 @@ def quantize(weight: str, initializer: str = "") -> str:
     return str(module)
 
 
-def test_weights_without_a_value_are_quantized() -> None:
+def test_weights_without_an_initial_value_are_quantized() -> None:
     text = quantize("")
     assert "util.global private @weight.packed : tensor<64x2x64xi8>" in text
     assert "util.global private @weight.scales : tensor<64x2xf32>" in text

@@ -1,4 +1,4 @@
-"""Kernels written for iree-turbine: slices of buffers, blocks of fewer axes, outputs with sizes."""
+"""Kernels written for iree-turbine: slices of buffers, blocks of lower rank, passed outputs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kernel", "expected"), CASES, ids=["rows", "columns", "fewer axes"])
-def test_parts_of_buffers_are_read_and_written(
+def test_slices_of_buffers_are_read_and_written(
     kernel: Any, expected: Callable[[Tensor], Tensor]
 ) -> None:
     x = torch.arange(15.0).reshape(5, 3)
@@ -66,7 +66,7 @@ def test_a_number_is_stored_along_a_slice() -> None:
     assert torch.equal(y, torch.full((3, 5), 1.5))
 
 
-def test_a_slice_with_a_step_is_refused() -> None:
+def test_a_slice_with_a_step_is_rejected() -> None:
     @tk.gen.thread(M)
     def skip(x: tkl.InputBuffer[M, N, tkl.f32], y: tkl.OutputBuffer[M, N, tkl.f32]) -> None:
         y[tkl.program_id(0), :] = x[tkl.program_id(0), ::2]
@@ -75,7 +75,7 @@ def test_a_slice_with_a_step_is_refused() -> None:
         skip(torch.ones(2, 4), torch.ones(2, 4))
 
 
-def test_a_tile_that_does_not_fit_a_slice_is_refused() -> None:
+def test_a_tile_of_another_shape_than_the_slice_is_rejected() -> None:
     @tk.gen.thread(M)
     def spill(x: tkl.InputBuffer[M, N, tkl.f32], y: tkl.OutputBuffer[M, N, tkl.f32]) -> None:
         y[tkl.program_id(0), 0:2] = x[tkl.program_id(0), 0:3]
@@ -85,7 +85,7 @@ def test_a_tile_that_does_not_fit_a_slice_is_refused() -> None:
 
 
 @pytest.mark.parametrize("size", [4, 10])
-def test_sizes_are_those_of_the_outputs_that_are_passed(size: int) -> None:
+def test_sizes_are_inferred_from_passed_outputs(size: int) -> None:
     @tk.gen.thread(N // B)
     def count(y: tkl.OutputBuffer[N, tkl.i64]) -> None:
         start = tkl.program_id(0) * B
@@ -101,7 +101,7 @@ def test_sizes_are_those_of_the_outputs_that_are_passed(size: int) -> None:
         assert run().eq(-1).all()
 
 
-def test_sizes_are_solved_for_where_an_output_has_an_expression() -> None:
+def test_sizes_are_inferred_from_expressions_of_outputs() -> None:
     @tk.gen.thread(1)
     def fill(y: tkl.OutputBuffer[2 * N + 1, tkl.f32]) -> None:
         tkl.store(y, (0,), tkl.constant((N,), tkl.f32, 1.0))
@@ -114,7 +114,7 @@ def test_sizes_are_solved_for_where_an_output_has_an_expression() -> None:
         fill(torch.zeros(4))
 
 
-def test_numbers_are_indices() -> None:
+def test_index_objects_support_arithmetic() -> None:
     five = tkl.Index(5)
     assert [int(str(n)) for n in (five + 1, 3 - five, five * 2, five // 2)] == [6, -2, 10, 2]
 
@@ -129,6 +129,6 @@ def test_numbers_are_indices() -> None:
 
 
 @pytest.mark.parametrize("name", ["i4", "f4e2m1fn", "f6e2m3fn", "f8e8m0fnu"])
-def test_element_types_without_kernels_have_names(name: str) -> None:
-    with pytest.raises(errors.KernelError, match=f"tkl.{name}, which kernels do not compute with"):
+def test_unsupported_dtypes_have_names(name: str) -> None:
+    with pytest.raises(errors.KernelError, match=f"tkl.{name}, which kernels do not support"):
         tkl.InputBuffer[M, getattr(tkl, name)]

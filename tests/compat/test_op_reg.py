@@ -1,4 +1,4 @@
-"""Ops declared by classes, as users of iree-turbine write them, are PyTorch ops."""
+"""CustomOp classes of iree-turbine are PyTorch ops."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class printed(CustomOp):
 
 
 def registered(op: Any) -> CustomOp:
-    """The object behind an op."""
+    """The CustomOp instance of an op."""
     return ALL_CUSTOM_OP_REGS[op.default.name().replace("::", ".")]
 
 
@@ -187,21 +187,21 @@ def pointwise(op: Any, ksel: KernelSelection) -> None:
 # Calls on tensors
 
 
-def test_an_op_is_called_as_one_of_pytorchs() -> None:
+def test_ops_are_called_like_pytorch_ops() -> None:
     x, y = torch.randn(3, 4), torch.randn(3, 4)
     assert cast(Any, add) is OPS.add
     torch.testing.assert_close(OPS.add(x, y), x + y)
     assert OPS.add(x.to("meta"), y.to("meta")).shape == (3, 4)
 
 
-def test_a_tied_argument_is_written() -> None:
+def test_tied_arguments_are_mutated() -> None:
     x, old = torch.randn(5), torch.randn(5)
     new = old.clone()
     assert OPS.add_to(x, new) is None
     torch.testing.assert_close(new, x + old)
 
 
-def test_an_op_that_writes_takes_arguments_by_name() -> None:
+def test_mutating_ops_take_keyword_arguments() -> None:
     @CustomOp.register(library=LIBRARY)
     class fill_(CustomOp):
         signature = "fill_(Tensor(a!) x, *, float number) -> ()"
@@ -221,7 +221,7 @@ def test_an_op_that_writes_takes_arguments_by_name() -> None:
     assert torch.equal(x, torch.full([3], 1.5))
 
 
-def test_an_optional_tensor_may_be_left_out() -> None:
+def test_optional_tensors_may_be_omitted() -> None:
     x, w, bias = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
     torch.testing.assert_close(OPS.linear(x, None, w), x @ w)
     torch.testing.assert_close(OPS.linear(x, bias, w), x @ w + bias)
@@ -235,12 +235,12 @@ def test_results_may_be_none(wanted: list[bool]) -> None:
         assert result is None or torch.equal(result, value)
 
 
-def test_lists_and_numbers_reach_the_code() -> None:
+def test_lists_and_numbers_are_passed_to_the_emission() -> None:
     parts = [torch.randn(6) for _ in range(3)]
     torch.testing.assert_close(OPS.total(parts, 3, [1, 2]), expected_total(parts, 3, [1, 2]))
 
 
-def test_an_int_that_is_an_argument_does_not_compile_again() -> None:
+def test_int_arguments_do_not_recompile() -> None:
     kernels = kernels_of(OPS.total)
     parts = [torch.randn(90) for _ in range(2)]
     OPS.total(parts, 50, [1])
@@ -250,7 +250,7 @@ def test_an_int_that_is_an_argument_does_not_compile_again() -> None:
     assert len(kernels) == count
 
 
-def test_code_serves_other_sizes_unless_they_are_specialized() -> None:
+def test_dynamic_shapes_do_not_recompile_unless_specialized() -> None:
     kernels = kernels_of(OPS.linear)
     w = torch.randn(8, 9)
     OPS.linear(torch.randn(20, 8), None, w)
@@ -261,12 +261,12 @@ def test_code_serves_other_sizes_unless_they_are_specialized() -> None:
     assert len(kernels) == count + 1
 
 
-def test_a_string_is_part_of_the_code(capfd: pytest.CaptureFixture[str]) -> None:
+def test_string_arguments_are_constants(capfd: pytest.CaptureFixture[str]) -> None:
     OPS.printed("the key", torch.tensor([1.5]))
     assert "the key" in capfd.readouterr().err
 
 
-def test_eager_execute_takes_the_call_unless_it_declines() -> None:
+def test_eager_execute_overrides_the_call_unless_it_declines() -> None:
     @CustomOp.register(library=LIBRARY)
     class viewed(CustomOp):
         signature = "viewed(Tensor x) -> Tensor"
@@ -288,7 +288,7 @@ def test_eager_execute_takes_the_call_unless_it_declines() -> None:
     assert torch.equal(OPS.viewed(vector), 2 * vector)
 
 
-def test_eager_execute_may_write() -> None:
+def test_eager_execute_may_mutate_arguments() -> None:
     @CustomOp.register(library=LIBRARY)
     class doubled_(CustomOp):
         signature = "doubled_(Tensor(a!) x) -> ()"
@@ -307,7 +307,7 @@ def test_eager_execute_may_write() -> None:
     assert torch.equal(x, torch.full([3], 2.0))
 
 
-def test_a_kernel_of_ones_own_takes_the_place_that_is_left() -> None:
+def test_a_user_kernel_may_be_registered_for_a_dispatch_key() -> None:
     @CustomOp.register(library=LIBRARY, register_impl=False)
     class mine(CustomOp):
         signature = "mine(Tensor x) -> Tensor"
@@ -322,7 +322,7 @@ def test_a_kernel_of_ones_own_takes_the_place_that_is_left() -> None:
     assert torch.equal(OPS.mine(torch.zeros(2)), torch.full([2], 7.0))
 
 
-def test_a_selection_is_dispatched_to_its_op() -> None:
+def test_selections_are_dispatched_to_their_op() -> None:
     x = torch.randn(3, 4)
     ksel = registered(OPS.add).make_selection([x, x])
     assert ksel.spec_key.startswith("op_reg_test.add::default(tensor[2:torch.float32]<[3, 4]>")
@@ -343,7 +343,7 @@ def test_a_selection_is_dispatched_to_its_op() -> None:
     ],
     ids=["add", "add_to", "linear", "total", "halves"],
 )
-def test_opcheck_is_content(op: Any, args: tuple[Any, ...]) -> None:
+def test_opcheck_passes(op: Any, args: tuple[Any, ...]) -> None:
     torch.library.opcheck(op.default, args)
 
 
@@ -363,12 +363,12 @@ class Model(nn.Module):
 
 
 def meaning(model: Model, x: torch.Tensor) -> torch.Tensor:
-    """What the model computes, in PyTorch's own ops."""
+    """The model with PyTorch's own ops."""
     hidden = (x @ model.weight).sum(1)
     return expected_total([hidden, 2 * hidden], x.shape[0], [1])
 
 
-def test_ops_are_compiled_whole() -> None:
+def test_ops_compile_without_graph_breaks() -> None:
     model, x = Model(), torch.randn(5, 4)
     compiled = torch.compile(model, backend="turbine", fullgraph=True, dynamic=True)
     torch.testing.assert_close(compiled(x), meaning(model, x))
@@ -389,7 +389,7 @@ def test_ops_are_exported_with_dynamic_sizes() -> None:
 # Mistakes
 
 
-def test_every_argument_is_asked_for_once_and_as_what_it_is() -> None:
+def test_arguments_are_selected_once_with_the_declared_type() -> None:
     x = torch.ones(2)
 
     def twice(op: Any, ksel: KernelSelection) -> None:
@@ -420,7 +420,7 @@ def test_every_argument_is_asked_for_once_and_as_what_it_is() -> None:
             failing(select)(x, x)
 
 
-def test_results_have_to_be_what_was_declared() -> None:
+def test_results_must_match_the_declaration() -> None:
     x = torch.ones(2)
 
     def integers(op: Any, ksel: KernelSelection, kb: KernelBuilder) -> None:
@@ -458,7 +458,7 @@ def test_an_error_in_generate_names_its_line() -> None:
     assert caught.value.where.startswith(__file__)
 
 
-def test_a_value_that_is_not_there_is_named() -> None:
+def test_an_argument_without_a_value_in_the_ir_is_named() -> None:
     def select(op: Any, ksel: KernelSelection) -> None:
         ksel.return_tensor(ksel.arg_tensor(0).t)
         ksel.attr_int(1)
@@ -470,7 +470,7 @@ def test_a_value_that_is_not_there_is_named() -> None:
         failing(select, generate, "Tensor x, int k")(torch.ones(2), 3)
 
 
-def test_a_fault_in_a_template_shows_its_lines() -> None:
+def test_template_errors_show_the_lines() -> None:
     def generate(op: Any, ksel: KernelSelection, kb: KernelBuilder) -> None:
         FORMAT.inline_template_function(kb, "broken", "f")
 
@@ -478,12 +478,12 @@ def test_a_fault_in_a_template_shows_its_lines() -> None:
         failing(pointwise, generate)(torch.ones(2), torch.ones(2))
 
 
-def test_a_template_that_is_not_there_is_named_with_those_there_are() -> None:
+def test_an_unknown_template_lists_the_valid_ones() -> None:
     with pytest.raises(errors.CustomOpError, match=r"unknown template 'ad'; valid: .*add_format"):
         FORMAT.render("ad")
 
 
-def test_names_are_unique_or_refused() -> None:
+def test_duplicate_names_are_made_unique_or_rejected() -> None:
     one, other = failing(pointwise), failing(pointwise)
     assert one.default.name() != other.default.name()
     with pytest.raises(errors.CustomOpError, match="op_reg_test::add exists already"):
@@ -545,7 +545,7 @@ class linear(CustomOp):
     assert "call @f_" in context.to_text(expanded)
 
 
-def test_an_instance_expands_what_was_merged_into_it() -> None:
+def test_instances_expand_merged_modules() -> None:
     procedure = {"run": lambda self, x=aot.AbstractTensor(2): x}
     instance = aot.CompiledModule.create_from_dict("Small", procedure)()
     module = aot.CompiledModule.get_mlir_module(instance)
@@ -561,13 +561,13 @@ def test_a_table_of_ops_expands_only_its_own() -> None:
     assert "torch.operator" in context.to_text(module)
 
 
-def test_a_size_that_is_specialized_has_to_be_known() -> None:
+def test_specialized_sizes_must_be_static() -> None:
     text = OPERATORS.replace("[?,4]", "[?,?]")
     with pytest.raises(errors.CustomOpError, match=r"axis -1 .* known only at run time"):
         ExpandCustomOpsPass(context.parse(text)).run()
 
 
-def test_an_operator_that_writes_needs_a_result_for_it() -> None:
+def test_mutating_operators_need_a_result_for_each_mutation() -> None:
     of = "!torch.vtensor<[3],f32>"
     text = f"""
     func.func @main(%x: {of}) -> {of} {{
@@ -585,7 +585,7 @@ def test_an_operator_that_writes_needs_a_result_for_it() -> None:
         ExpandCustomOpsPass(context.parse(lost)).run()
 
 
-def test_a_kernel_is_built_as_a_function_by_itself() -> None:
+def test_kernels_are_built_as_standalone_functions() -> None:
     op = registered(OPS.add)
     kb = FreeFuncKernelBuilder.create_module(op.make_selection([torch.ones(2), torch.ones(2)]))
     with kb.context, kb.ip, kb.ip.block.owner.location:
@@ -594,7 +594,7 @@ def test_a_kernel_is_built_as_a_function_by_itself() -> None:
     assert "func.func @add(%arg0: tensor<2xf32>" in context.to_text(kb.module)
 
 
-def test_descriptors_say_what_code_depends_on() -> None:
+def test_descriptors_have_static_sizes_and_mlir_types() -> None:
     arg = TensorArg(torch.empty(2, 3, dtype=torch.int8))
     arg.specialize_dims(-1)
     assert (arg.spec_dims, arg.mlir_type_asm) == ([None, 3], "tensor<?x3xi8>")

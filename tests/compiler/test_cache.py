@@ -1,4 +1,4 @@
-"""The disk cache: whole entries or none, whoever writes, is killed, or damages them."""
+"""The disk cache: entries are whole or missing, despite concurrent, killed and faulty writers."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ def _names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_an_entry_comes_back_as_it_was_written() -> None:
+def test_entries_round_trip() -> None:
     cache.write(_key("a"), ENTRY)
     assert cache.read(_key("a")) == ENTRY
 
 
-def test_a_key_never_written_is_not_there() -> None:
+def test_an_unknown_key_is_missing() -> None:
     assert cache.read(_key("a")) is None
 
 
-def test_writing_again_replaces() -> None:
+def test_writing_again_replaces_an_entry() -> None:
     cache.write(_key("a"), ENTRY)
     cache.write(_key("a"), Entry(b"new", {}))
     assert cache.read(_key("a")) == Entry(b"new", {})
 
 
-def test_parts_of_a_key_do_not_run_together() -> None:
+def test_parts_of_a_key_are_delimited() -> None:
     assert cache.key_of(["ab", "c"]) != cache.key_of(["a", "bc"]) != cache.key_of(["abc"])
 
 
@@ -96,7 +96,7 @@ def test_the_key_changes_with_each_ingredient(
     assert CHANGES[ingredient](monkeypatch) != before
 
 
-def test_no_part_of_the_key_says_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_does_not_contain_host(monkeypatch: pytest.MonkeyPatch) -> None:
     real = host.resolve(parse("cpu"))
     keys: dict[str, list[str]] = {}
     key_of = cache.key_of
@@ -131,7 +131,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_entry_is_gone_and_can_be_written_again(damage: str) -> None:
+def test_a_corrupted_entry_is_missing_and_can_be_rewritten(damage: str) -> None:
     cache.write(_key("a"), ENTRY)
     path = _path("a")
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
@@ -142,13 +142,13 @@ def test_a_damaged_entry_is_gone_and_can_be_written_again(damage: str) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damaged_entries_can_be_listed(damage: str) -> None:
+def test_corrupted_entries_are_listed(damage: str) -> None:
     cache.write(_key("a"), ENTRY)
     _path("a").write_bytes(DAMAGE[damage](_path("a").read_bytes()))
     assert [item.key for item in cache.listings()] == [_key("a")]
 
 
-def test_a_damaged_entry_is_compiled_again() -> None:
+def test_a_corrupted_entry_is_recompiled() -> None:
     source = b"func.func @f() { return }"
     first = pipeline.compile_ir(source, parse("cpu:generic"), strategy="plain-O0")
     paths = config.current().cache_dir.glob("*/*.entry")
@@ -173,14 +173,14 @@ def _present(names: str) -> str:
     return "".join(name for name in names if _key(name) in kept)
 
 
-def test_the_least_recently_used_go_first() -> None:
+def test_least_recently_used_entries_are_evicted_first() -> None:
     _fill("abcd")
     with config.override(cache_limit_mb=2):
         cache.write(_key("e"), Entry(bytes(MIB // 2), {}))
     assert _present("abcde") == "cde"
 
 
-def test_reading_an_entry_keeps_it() -> None:
+def test_reading_an_entry_protects_it_from_eviction() -> None:
     _fill("abcd")
     assert cache.read(_key("a")) is not None
     with config.override(cache_limit_mb=2):
@@ -189,7 +189,7 @@ def test_reading_an_entry_keeps_it() -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 1, 2, 3])
-def test_the_limit_holds_after_every_write(folder: Path, limit: int) -> None:
+def test_the_size_limit_holds_after_every_write(folder: Path, limit: int) -> None:
     with config.override(cache_limit_mb=limit):
         for name in "abcdef":
             cache.write(_key(name), Entry(bytes(MIB // 2), {}))
@@ -214,7 +214,7 @@ def test_failed_ir_counts_towards_the_limit(folder: Path) -> None:
     assert _present("a") == "a"
 
 
-def test_an_entry_that_another_process_evicted_counts_as_gone(
+def test_an_entry_evicted_by_another_process_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _fill("abcd")
@@ -230,7 +230,7 @@ def test_an_entry_that_another_process_evicted_counts_as_gone(
     assert _present("abcd") == "bcd"
 
 
-def test_clear_removes_all_and_counts_entries(folder: Path) -> None:
+def test_clear_removes_and_counts_all_entries(folder: Path) -> None:
     _fill("ab", size=10)
     cache.failed_folder().mkdir()
     (cache.failed_folder() / "x.mlirbc").write_bytes(b"x")
@@ -238,7 +238,7 @@ def test_clear_removes_all_and_counts_entries(folder: Path) -> None:
     assert _names(folder) == []
 
 
-def test_listings_tell_what_is_kept_most_recent_first() -> None:
+def test_listings_are_sorted_by_last_use() -> None:
     _fill("ab", size=10)
     cache.write(_key("c"), ENTRY)
     listed = cache.listings()
@@ -247,7 +247,7 @@ def test_listings_tell_what_is_kept_most_recent_first() -> None:
     assert listed[0].size == _path("c").stat().st_size
 
 
-def test_what_killed_writers_left_goes_when_it_is_old(folder: Path) -> None:
+def test_old_files_of_killed_writers_are_removed(folder: Path) -> None:
     cache.write(_key("a"), ENTRY)
     shelf = _path("a").parent
     (shelf / ".writing-old").write_bytes(b"part")
@@ -268,7 +268,7 @@ while True:
 """
 
 
-def test_readers_see_whole_entries_while_one_is_written_over_and_over() -> None:
+def test_readers_see_whole_entries_during_writes() -> None:
     with _python(WRITER, "7") as process:
         while cache.read(_key("a")) is None:
             assert process.poll() is None
@@ -291,7 +291,7 @@ def test_killed_writers_leave_whole_entries_or_none(folder: Path) -> None:
         assert found is None or len(found.data) == 4 * MIB
 
 
-def test_a_writer_killed_before_the_end_leaves_nothing_visible(folder: Path) -> None:
+def test_a_killed_writer_leaves_nothing_visible(folder: Path) -> None:
     killed_at = "import os, signal; os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)"
     with _python(killed_at + WRITER, "1") as process:
         assert process.wait(60) == -signal.SIGKILL
@@ -316,7 +316,7 @@ print(wrong)
 
 
 @pytest.mark.parametrize(("limit_mb", "kept"), [(100, 5), (1, 4)])
-def test_eight_processes_share_the_same_five_keys(folder: Path, limit_mb: int, kept: int) -> None:
+def test_eight_processes_share_five_keys(folder: Path, limit_mb: int, kept: int) -> None:
     env = {"TURBINE_CACHE_LIMIT_MB": str(limit_mb)}
     processes = [_python(SHARER, str(number), **env) for number in range(8)]
     answers = [process.communicate(timeout=60) for process in processes]
@@ -334,7 +334,7 @@ def _python(script: str, *words: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_folder_that_cannot_be_made_costs_one_warning(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_warns_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with config.override(cache_dir=tmp_path / "file" / "cache"):
         with pytest.warns(RuntimeWarning, match="cannot write its cache"):
@@ -345,7 +345,7 @@ def test_a_folder_that_cannot_be_made_costs_one_warning(tmp_path: Path) -> None:
         assert cache.clear() == 0
 
 
-def test_a_read_only_folder_still_gives_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_folder_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:
     cache.write(_key("a"), ENTRY)
 
     def refuse(*_: object, **__: object) -> None:
@@ -359,7 +359,7 @@ def test_a_read_only_folder_still_gives_its_entries(monkeypatch: pytest.MonkeyPa
     cache.write(_key("b"), ENTRY)  # a second warning would be an error
 
 
-def test_compiling_works_where_nothing_can_be_kept(tmp_path: Path) -> None:
+def test_compilation_works_without_a_writable_cache(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with config.override(cache_dir=tmp_path / "file"), warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -371,9 +371,7 @@ def test_compiling_works_where_nothing_can_be_kept(tmp_path: Path) -> None:
     assert [w.category for w in told] == [RuntimeWarning]
 
 
-def test_a_full_disk_leaves_no_part_of_an_entry(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
+def test_a_full_disk_leaves_no_partial_entry(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -397,7 +395,7 @@ print([cache.read(cache.key_of([name])) is not None for name in ("a", "b", "smal
 """
 
 
-def test_a_write_the_system_cuts_short_leaves_no_part_of_an_entry(folder: Path) -> None:
+def test_a_short_write_leaves_no_partial_entry(folder: Path) -> None:
     out, _ = _python(FULL).communicate(timeout=60)
     assert out.splitlines() == ["1 True", "[False, False, True]"]
     assert len(_names(folder)) == 1

@@ -1,4 +1,4 @@
-"""Compiling: strategies in order, the cache around them, one error when none works."""
+"""Compilation: strategies in order, the cache, and one error if all fail."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def _names(rows: tuple[Strategy, ...]) -> list[str]:
 
 
 @with_strategies(WORKS, WORKS_TOO)
-def test_the_first_strategy_is_used_when_it_works(table: None) -> None:
+def test_the_first_working_strategy_is_used(table: None) -> None:
     assert pipeline.compile_ir(SOURCE, CPU).strategy == "works"
 
 
 @with_strategies(REFUSED, WORKS)
-def test_a_refused_flag_leads_to_the_next_strategy(table: None) -> None:
+def test_a_rejected_flag_leads_to_the_next_strategy(table: None) -> None:
     compiled = pipeline.compile_ir(SOURCE, CPU)
     assert compiled.strategy == "works"
     assert compiled.seconds > 0
@@ -83,7 +83,7 @@ def test_a_timeout_leads_to_the_next_strategy(monkeypatch: pytest.MonkeyPatch, t
 
 
 @with_strategies(REFUSED, CRASHES)
-def test_when_all_fail_one_error_names_all_and_the_ir(table: None, folder: Path) -> None:
+def test_if_all_strategies_fail_one_error_lists_them_and_the_ir(table: None, folder: Path) -> None:
     with pytest.raises(errors.CompileError) as caught:
         pipeline.compile_ir(SOURCE, CPU)
     error = caught.value
@@ -97,13 +97,13 @@ def test_when_all_fail_one_error_names_all_and_the_ir(table: None, folder: Path)
 
 
 @with_strategies(CRASHES)
-def test_an_error_has_the_kind_of_its_reason(table: None) -> None:
+def test_the_error_type_matches_the_reason(table: None) -> None:
     with pytest.raises(errors.CompilerCrash, match="Unknown CUDA target"):
         pipeline.compile_ir(SOURCE, CPU)
 
 
 @with_strategies(REFUSED)
-def test_failed_ir_goes_where_dump_says(table: None, tmp_path: Path) -> None:
+def test_failed_ir_is_written_to_the_dump_folder(table: None, tmp_path: Path) -> None:
     with (
         config.override(dump=tmp_path / "dump"),
         pytest.raises(errors.CompileError, match=str(tmp_path / "dump")),
@@ -114,7 +114,7 @@ def test_failed_ir_goes_where_dump_says(table: None, tmp_path: Path) -> None:
 
 
 @with_strategies(REFUSED)
-def test_an_error_is_told_where_no_ir_can_be_kept(table: None, tmp_path: Path) -> None:
+def test_errors_are_reported_if_the_ir_cannot_be_written(table: None, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with config.override(dump=tmp_path / "file"), pytest.raises(errors.CompileError) as caught:
         pipeline.compile_ir(SOURCE, CPU)
@@ -129,7 +129,7 @@ def test_a_named_strategy_is_the_only_one_tried(table: None) -> None:
 
 
 @with_strategies(WORKS, WORKS_TOO)
-def test_an_argument_wins_over_the_strategy_option(table: None) -> None:
+def test_an_argument_overrides_the_strategy_option(table: None) -> None:
     with config.override(strategy="works-too"):
         assert pipeline.compile_ir(SOURCE, CPU).strategy == "works-too"
         assert pipeline.compile_ir(SOURCE, CPU, strategy="works").strategy == "works"
@@ -147,12 +147,12 @@ def test_every_kind_of_target_has_strategies(kind: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", strategies.TABLE, ids=lambda row: row.name)
-def test_the_compiler_takes_every_flag(strategy: Strategy) -> None:
+def test_the_compiler_accepts_every_flag(strategy: Strategy) -> None:
     assert pipeline.compile_ir(SOURCE, CPU, strategy=strategy.name).strategy == strategy.name
 
 
 @with_strategies(WORKS, REFUSED, WORKS_TOO)
-def test_tune_keeps_the_fastest_of_those_that_compile(table: None) -> None:
+def test_tune_keeps_the_fastest_strategy(table: None) -> None:
     seconds = {"works": 2.0, "works-too": 1.0}
     measured: list[str] = []
 
@@ -168,7 +168,7 @@ def test_tune_keeps_the_fastest_of_those_that_compile(table: None) -> None:
 
 
 @with_strategies(REFUSED, CRASHES)
-def test_tune_tells_all_when_none_compiles(table: None) -> None:
+def test_tune_lists_all_failures(table: None) -> None:
     with pytest.raises(errors.CompileError, match="tried: refused, crashes"):
         pipeline.compile_ir(SOURCE, CPU, strategy="tune", measure=lambda _: 0.0)
 
@@ -178,14 +178,16 @@ def test_tune_without_anything_to_time_is_an_error() -> None:
         pipeline.compile_ir(SOURCE, CPU, strategy="tune")
 
 
-def test_in_process_gives_the_same_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_process_compilation_matches_and_starts_no_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     there = pipeline.compile_ir(SOURCE, CPU, use_cache=False)
     monkeypatch.setattr(pool, "begin", None)
     here = pipeline.compile_ir(SOURCE, CPU, use_cache=False, in_process=True)
     assert here.data == there.data
 
 
-def test_without_the_cache_nothing_is_read_or_kept() -> None:
+def test_without_the_cache_nothing_is_read_or_written() -> None:
     runs = [pipeline.compile_ir(SOURCE, CPU, use_cache=False) for _ in range(2)]
     assert not any(run.cached for run in runs)
     assert [item for item in cache.listings() if "strategy" in item.facts] == []
@@ -247,7 +249,7 @@ print([compiled.cached for compiled in found], len(pool._pool.all_workers()))
 """
 
 
-def test_a_new_process_finds_the_code_and_starts_no_compiler(tmp_path: Path, folder: Path) -> None:
+def test_a_new_process_hits_the_cache_without_a_compiler(tmp_path: Path, folder: Path) -> None:
     model = _load(tmp_path / "model.py", MODEL)(0)
     turbine.aot.export(model, args=(torch.ones(2, 4),)).compile()
     said = subprocess.run(
@@ -264,9 +266,7 @@ def test_a_new_process_finds_the_code_and_starts_no_compiler(tmp_path: Path, fol
 @pytest.mark.parametrize(
     ("weights", "cached"), [("inline", [False, True, False]), ("external", [False, True, True])]
 )
-def test_code_is_shared_by_models_that_compute_the_same(
-    tmp_path: Path, weights: str, cached: list[bool]
-) -> None:
+def test_equal_models_share_code(tmp_path: Path, weights: str, cached: list[bool]) -> None:
     here = _load(tmp_path / "here.py", MODEL)
     there = _load(tmp_path / "there.py", "\n\n# further down\n" + MODEL)
     models = [here(0), there(0), here(1)]
@@ -296,7 +296,7 @@ def _compile(model: torch.nn.Module, weights: str) -> Compiled:
     )
 
 
-def test_loops_that_take_too_much_are_not_fused() -> None:
+def test_fusions_with_too_many_buffers_fall_back_to_isolated_ops() -> None:
     class Sum(torch.nn.Module):
         def forward(self, *xs: torch.Tensor) -> torch.Tensor:
             return sum(xs)  # type: ignore[return-value]

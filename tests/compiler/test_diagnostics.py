@@ -1,4 +1,4 @@
-"""Compiler messages as data: recorded texts and real failures in, reason and place out."""
+"""Compiler messages are parsed to a reason and a location."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RECORDED = {
 
 
 @pytest.mark.parametrize("case", RECORDED)
-def test_places_are_found_in_recorded_messages(case: str) -> None:
+def test_locations_are_parsed_from_recorded_messages(case: str) -> None:
     text, places, where = RECORDED[case]
     diagnostic = parse(ERROR, text)
     assert (diagnostic.places, diagnostic.where) == (places, where)
@@ -130,7 +130,7 @@ FAILING = {
 
 
 @pytest.mark.parametrize("case", FAILING)
-def test_every_failing_call_is_an_outcome_with_its_reason(case: str) -> None:
+def test_every_failure_has_a_reason(case: str) -> None:
     source, flags, until, reason = FAILING[case]
     outcome = session.run(session.Request(source, flags, until))
     assert outcome.data is None
@@ -139,7 +139,7 @@ def test_every_failing_call_is_an_outcome_with_its_reason(case: str) -> None:
     assert reason in first.message
 
 
-def test_one_exception_lists_the_ops_the_line_and_the_ir() -> None:
+def test_the_exception_lists_ops_line_and_ir() -> None:
     with pytest.raises(errors.UnsupportedOpInIR) as caught:
         pipeline.compile_ir(TWO_UNKNOWN, target.parse("cpu:generic"), strategy="plain-O0")
     error = caught.value
@@ -149,7 +149,7 @@ def test_one_exception_lists_the_ops_the_line_and_the_ir() -> None:
     assert "tried: plain-O0; the IR is in " in str(error.hint)
 
 
-def test_a_good_program_has_no_diagnostics() -> None:
+def test_a_valid_program_has_no_diagnostics() -> None:
     outcome = session.run(session.Request(b"func.func @f() { return }", FLAGS))
     assert outcome.data is not None
     assert outcome.diagnostics == ()

@@ -1,4 +1,4 @@
-"""A linker that does not start: one clear error, and PyTorch under torch.compile."""
+"""A linker that does not start: one clear error, and a fallback under torch.compile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_linker_is_where_iree_looks_for_it() -> None:
     assert session.find_linker().exists()
 
 
-def test_an_export_names_the_linker_and_the_remedy(linker: Path) -> None:
+def test_export_errors_name_the_linker_and_the_fix(linker: Path) -> None:
     exported = turbine.aot.export(nn.Linear(4, 4), args=(torch.ones(2, 4),))
     with pytest.raises(errors.LinkerError, match="linker cannot be started") as caught:
         exported.compile()
@@ -36,7 +36,7 @@ def test_an_export_names_the_linker_and_the_remedy(linker: Path) -> None:
     assert f"chmod +x {linker}" in str(caught.value.hint)
 
 
-def test_torch_compile_warns_and_runs_the_model_in_pytorch(linker: Path) -> None:
+def test_torch_compile_warns_and_falls_back(linker: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x.sin() + 1) * x - 2
 

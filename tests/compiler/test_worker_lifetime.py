@@ -1,4 +1,4 @@
-"""Compiler processes end with the program that started them, however it ends."""
+"""Compiler processes exit with the program that started them."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_workers_do_not_outlive_a_killed_parent(lines: str, count: int) -> None:
     _assert_gone(held)
 
 
-def test_workers_end_with_the_program() -> None:
+def test_workers_exit_with_the_program() -> None:
     with _program("invoke.run(SMALL)\nprint_busy(1, 0)") as program:
         held = _read_workers(program, 1)
         assert program.communicate(timeout=60) == ("", "")
@@ -105,7 +105,7 @@ compile_and_tell("parent")
 """
 
 
-def test_a_forked_child_has_workers_of_its_own() -> None:
+def test_a_forked_child_starts_its_own_workers() -> None:
     with _program(FORK) as program:
         out, said = program.communicate(timeout=60)
     assert said == ""
@@ -126,7 +126,7 @@ def _program(lines: str) -> subprocess.Popen[str]:
 
 
 def _read_workers(program: subprocess.Popen[str], count: int) -> list[list[str]]:
-    """The process and the scratch folder of each worker, told once they are at work."""
+    """The process and the temporary folder of each busy worker."""
     assert program.stdout is not None
     return [program.stdout.readline().split() for _ in range(count)]
 

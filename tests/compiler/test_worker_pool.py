@@ -1,4 +1,4 @@
-"""Compiler processes: reused, run side by side, and never the end of the process that asked."""
+"""Compiler processes: reused, parallel, and isolated from the calling process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shared_pool() -> Iterator[pool._Pool]:
 
 @pytest.fixture(autouse=True)
 def workers(shared_pool: pool._Pool) -> Iterator[pool._Pool]:
-    """A pool with one idle worker or none, which must be at rest when the test ends."""
+    """A pool with at most one idle worker, which must be idle at the end of the test."""
     yield shared_pool
     assert soon(lambda: not shared_pool.busy)
     _bury(shared_pool, keep=1)
@@ -90,7 +90,7 @@ def test_a_worker_is_reused(workers: pool._Pool) -> None:
     assert _idle_pid(workers) == first
 
 
-def test_a_program_that_fails_does_not_cost_the_worker(workers: pool._Pool) -> None:
+def test_a_failed_compile_keeps_the_worker(workers: pool._Pool) -> None:
     outcome = invoke.run(Request(b"not MLIR", FLAGS))
     assert outcome.data is None
     first = _idle_pid(workers)
@@ -99,7 +99,7 @@ def test_a_program_that_fails_does_not_cost_the_worker(workers: pool._Pool) -> N
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_in_process_starts_no_worker_and_gives_the_same(workers: pool._Pool) -> None:
+def test_in_process_compilation_matches_and_starts_no_worker(workers: pool._Pool) -> None:
     here = invoke.run(SMALL, in_process=True)
     assert workers.all_workers() == []
     assert here.data == invoke.run(SMALL, in_process=False).data
@@ -117,14 +117,14 @@ def test_a_crash_is_an_error_and_the_next_compile_works(workers: pool._Pool) -> 
     assert _is_ok(invoke.run(SMALL))
 
 
-def test_a_crash_of_the_compiler_itself_tells_its_last_words() -> None:
+def test_a_compiler_crash_reports_its_last_output() -> None:
     # IREE 3.13 reads through a null pointer after it has said what is wrong.
     request = Request(SMALL.source, target.parse("cuda:bogus").flags)
     with pytest.raises(errors.CompilerCrash, match="Unknown CUDA target 'bogus'"):
         invoke.run(request)
 
 
-def test_the_words_of_an_earlier_compile_are_not_those_of_a_crash(workers: pool._Pool) -> None:
+def test_a_crash_does_not_report_output_of_earlier_compiles(workers: pool._Pool) -> None:
     invoke.run(Request(b"not MLIR", FLAGS))
     with pool.begin(SLOW) as job:
         os.kill(_at_work(job).process.pid, signal.SIGKILL)
@@ -162,7 +162,7 @@ def test_a_timeout_may_be_infinite() -> None:
     assert _is_ok(invoke.run(SMALL, timeout=math.inf))
 
 
-def test_a_worker_that_does_not_read_a_large_request_is_a_timeout(workers: pool._Pool) -> None:
+def test_a_worker_that_does_not_read_times_out(workers: pool._Pool) -> None:
     invoke.run(SMALL)
     pid = _idle_pid(workers)
     os.kill(pid, signal.SIGSTOP)
@@ -172,7 +172,7 @@ def test_a_worker_that_does_not_read_a_large_request_is_a_timeout(workers: pool.
     assert soon(lambda: not exists(pid))
 
 
-def test_a_worker_that_dies_while_it_is_sent_a_request_is_a_crash(workers: pool._Pool) -> None:
+def test_a_worker_that_dies_during_a_request_is_a_crash(workers: pool._Pool) -> None:
     invoke.run(SMALL)
     pid = _idle_pid(workers)
     os.kill(pid, signal.SIGSTOP)
@@ -194,7 +194,7 @@ sys.exit(3)
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_a_worker_that_dies_in_its_answer_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_during_a_response_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     def spawn(pipe: Connection, log: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", HALF_AN_ANSWER, str(pipe.fileno())]
         return subprocess.Popen(command, pass_fds=[pipe.fileno()], start_new_session=True)
@@ -204,7 +204,7 @@ def test_a_worker_that_dies_in_its_answer_is_a_crash(monkeypatch: pytest.MonkeyP
         invoke.run(SMALL)
 
 
-def test_what_python_raises_in_the_worker_is_an_outcome(workers: pool._Pool) -> None:
+def test_python_exceptions_in_the_worker_are_outcomes(workers: pool._Pool) -> None:
     broken = Request(SMALL.source, (5,))  # type: ignore[arg-type]
     outcome = invoke.run(broken)
     assert outcome.data is None
@@ -224,7 +224,7 @@ threading.Thread(target=talk, daemon=True).start()
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_what_the_worker_prints_does_not_disturb_the_answers(
+def test_output_of_the_worker_does_not_corrupt_responses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(NOISE)
@@ -235,7 +235,7 @@ def test_what_the_worker_prints_does_not_disturb_the_answers(
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_modules_in_the_working_folder_do_not_replace_those_of_the_worker(
+def test_modules_in_the_working_directory_do_not_shadow_the_worker(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("struct", "logging", "turbine", "iree"):
@@ -245,7 +245,7 @@ def test_modules_in_the_working_folder_do_not_replace_those_of_the_worker(
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_a_worker_inherits_no_files(workers: pool._Pool, tmp_path: Path) -> None:
+def test_workers_inherit_no_file_descriptors(workers: pool._Pool, tmp_path: Path) -> None:
     with open(tmp_path / "mine", "w") as mine, socket.create_server(("127.0.0.1", 0)) as server:
         os.set_inheritable(mine.fileno(), True)
         os.set_inheritable(server.fileno(), True)
@@ -256,7 +256,7 @@ def test_a_worker_inherits_no_files(workers: pool._Pool, tmp_path: Path) -> None
     assert sum("socket" in name for name in targets) == 1  # its own pipe
 
 
-def test_what_a_worker_starts_does_not_inherit_its_pipe(workers: pool._Pool) -> None:
+def test_children_of_workers_do_not_inherit_the_pipe(workers: pool._Pool) -> None:
     invoke.run(SMALL)
     process = Path(f"/proc/{_idle_pid(workers)}")
     [pipe] = [link for link in (process / "fd").iterdir() if "socket" in os.readlink(link)]
@@ -273,7 +273,9 @@ time.sleep(60)
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_the_linker_ends_with_its_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_linker_is_killed_with_its_worker(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     def spawn(pipe: Connection, log: IO[bytes], folder: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", WITH_A_LINKER, str(tmp_path)]
         return subprocess.Popen(command, pass_fds=[pipe.fileno()], start_new_session=True)
@@ -289,7 +291,7 @@ def test_the_linker_ends_with_its_worker(monkeypatch: pytest.MonkeyPatch, tmp_pa
 # From "Python does not start" to "the compiler does not load".
 @pytest.mark.parametrize("megabytes", [10, 100, 300])
 @pytest.mark.usefixtures("no_workers")
-def test_too_little_memory_is_an_error_and_more_of_it_helps(megabytes: int) -> None:
+def test_too_low_a_memory_limit_is_an_error(megabytes: int) -> None:
     host.resolve.cache_clear()
     with (
         config.override(compile_memory_mb=megabytes, cache=False),
@@ -307,7 +309,7 @@ def test_a_crash_under_a_memory_limit_names_the_limit() -> None:
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_the_memory_limit_follows_the_option_on_a_living_worker(workers: pool._Pool) -> None:
+def test_changes_of_the_memory_limit_apply_to_running_workers(workers: pool._Pool) -> None:
     for megabytes in (0, 20_000, 10_000, 0):
         with config.override(compile_memory_mb=megabytes):
             assert _is_ok(invoke.run(SMALL))
@@ -316,13 +318,13 @@ def test_the_memory_limit_follows_the_option_on_a_living_worker(workers: pool._P
         assert line.split()[3] == (str(megabytes * 2**20) if megabytes else "unlimited")
 
 
-def test_two_jobs_run_side_by_side(workers: pool._Pool) -> None:
+def test_two_jobs_run_in_parallel(workers: pool._Pool) -> None:
     with config.override(compile_workers=2), pool.begin(SLOW) as one, pool.begin(SLOW) as two:
         pids = {_at_work(one).process.pid, _at_work(two).process.pid}
     assert len(pids) == 2
 
 
-def test_two_threads_compile_at_once() -> None:
+def test_two_threads_compile_concurrently() -> None:
     outcomes: list[Outcome] = []
     threads = [
         threading.Thread(target=lambda: outcomes.append(invoke.run(SMALL))) for _ in range(4)
@@ -335,7 +337,7 @@ def test_two_threads_compile_at_once() -> None:
     assert all(map(_is_ok, outcomes))
 
 
-def test_waiting_for_a_free_worker_does_not_count_as_compiling(workers: pool._Pool) -> None:
+def test_waiting_for_a_worker_does_not_count_towards_the_timeout(workers: pool._Pool) -> None:
     with config.override(compile_workers=1), pool.begin(SLOW) as first:
         _at_work(first)
         with pool.begin(SMALL) as second:
@@ -351,7 +353,7 @@ def test_waiting_for_a_free_worker_does_not_count_as_compiling(workers: pool._Po
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_a_job_abandoned_in_the_queue_takes_no_worker(workers: pool._Pool) -> None:
+def test_a_cancelled_job_in_the_queue_takes_no_worker(workers: pool._Pool) -> None:
     with config.override(compile_workers=1), pool.begin(SLOW) as first:
         _at_work(first)
         with pool.begin(SMALL) as second:
@@ -362,7 +364,7 @@ def test_a_job_abandoned_in_the_queue_takes_no_worker(workers: pool._Pool) -> No
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_a_worker_that_cannot_start_is_an_error_that_leaves_nothing(
+def test_a_worker_that_cannot_start_is_an_error(
     monkeypatch: pytest.MonkeyPatch, workers: pool._Pool, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -379,7 +381,7 @@ def test_a_worker_that_cannot_start_is_an_error_that_leaves_nothing(
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_a_folder_for_temporary_files_is_needed(
+def test_a_temporary_folder_is_required(
     monkeypatch: pytest.MonkeyPatch, workers: pool._Pool
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
@@ -389,7 +391,7 @@ def test_a_folder_for_temporary_files_is_needed(
 
 
 @pytest.mark.usefixtures("no_workers")
-def test_an_interrupt_at_any_moment_leaves_the_pool_in_order(
+def test_an_interrupt_at_any_moment_keeps_the_pool_usable(
     monkeypatch: pytest.MonkeyPatch, workers: pool._Pool
 ) -> None:
     monkeypatch.setattr(pool, "_start", _StandIn)

@@ -1,4 +1,4 @@
-"""Requests to the compiler, quick and slow, and waiting for what they start."""
+"""Quick and slow compile requests, and helpers that wait for their processes."""
 
 from __future__ import annotations
 

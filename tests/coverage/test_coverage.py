@@ -1,4 +1,4 @@
-"""Judging PyTorch's op samples: verdicts mean what they say, and a slice of the ops has no failure.
+"""Coverage of PyTorch's op samples: verdicts are correct, and a slice of the ops has no failure.
 
 The whole tables are `make coverage` and `make exports`.
 """
@@ -74,13 +74,13 @@ def test_a_view_is_free() -> None:
     assert _judge(lambda x: x.view(2, 3)) == Verdict(FREE)
 
 
-def test_an_op_without_code_falls_back_and_says_why() -> None:
+def test_unsupported_ops_fall_back_with_a_reason() -> None:
     verdict = _judge(torch.nonzero)
     assert verdict.status == FALLS_BACK
     assert "aten.nonzero" in verdict.reason
 
 
-def test_code_around_such_an_op_is_compiled_in_part() -> None:
+def test_ops_around_a_fallback_are_partly_compiled() -> None:
     verdict = _judge(lambda x: ((x + 1) * 2 - x.exp()).nonzero())
     assert verdict.status == PARTLY
 
@@ -90,7 +90,7 @@ def test_random_numbers_are_not_compared() -> None:
     assert _judge(torch.rand_like) == Verdict(RANDOM)
 
 
-def test_what_pytorch_does_not_trace_does_not_count() -> None:
+def test_ops_that_pytorch_cannot_trace_are_not_counted() -> None:
     assert _judge(lambda x: torch.allclose(x, x)).status == NOT_TRACED
 
 
@@ -126,7 +126,7 @@ def test_strides_are_compared() -> None:
     assert compare_types([x], [x.t().contiguous().t()], strides=False) is None
 
 
-def test_forms_hold_the_same_elements() -> None:
+def test_forms_have_equal_elements() -> None:
     x = torch.complex(torch.arange(6.0), -torch.arange(6.0)).reshape(2, 3)
     for form in forms.FORMS:
         (y,) = forms.apply(form, (x.clone(),), 0)
@@ -135,7 +135,7 @@ def test_forms_hold_the_same_elements() -> None:
             torch.testing.assert_close(y, x)
 
 
-def test_forms_are_what_they_are_called() -> None:
+def test_forms_have_the_layout_of_their_name() -> None:
     x = torch.zeros(2, 3, dtype=torch.complex64)
     made = {form: forms.apply(form, x.clone(), 0) for form in forms.FORMS}
     assert made["transposed"].stride() == (1, 2)
@@ -146,7 +146,7 @@ def test_forms_are_what_they_are_called() -> None:
     assert made["dynamic"]._dynamo_weak_dynamic_indices
 
 
-def test_a_form_that_changes_nothing_is_not_tried() -> None:
+def test_forms_that_change_nothing_are_skipped() -> None:
     row, number = torch.ones(3), torch.ones(())
     applied = {form for form in forms.FORMS if forms.can_apply(form, (row, 1))}
     assert applied == {"spread", "expanded", "negated", "mixed", "dynamic"}
@@ -160,7 +160,7 @@ def test_forms_of_arguments_compile(form: str) -> None:
     assert judge_case(case).status == COMPILED
 
 
-def test_a_failure_in_a_form_counts_and_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_in_a_form_is_reported_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def judge(case: Case, undefined: bool, *, training: bool) -> Verdict:
         return Verdict(COMPILED) if case.form is None else Verdict(FAILS, "why")
 
@@ -173,7 +173,7 @@ def _overwritten(x: torch.Tensor) -> torch.Tensor:
     return x.index_put((torch.tensor([1, 3]),), torch.zeros(2))
 
 
-def test_an_argument_that_changes_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mutated_argument_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _judge(_overwritten).status == COMPILED
     monkeypatch.setattr(ownership, "keep_arguments", lambda graph, names: None)
     verdict = _judge(_overwritten)
@@ -185,7 +185,7 @@ def test_an_export_is_compiled(dynamic: bool) -> None:
     assert _judge_export(torch.exp, dynamic=dynamic) == Verdict(COMPILED)
 
 
-def test_an_export_with_an_op_without_code_is_unsupported() -> None:
+def test_an_export_with_an_unsupported_op_is_unsupported() -> None:
     verdict = _judge_export(lambda x: torch.linalg.svd(x.view(2, 3)))
     assert verdict.status == UNSUPPORTED
     assert "_linalg_svd" in verdict.reason
@@ -215,7 +215,7 @@ def test_an_export_that_does_not_write_its_argument_fails(monkeypatch: pytest.Mo
     assert _judge_export(lambda x: x.add_(1)).status == FAILS
 
 
-def test_what_torch_export_does_not_trace_does_not_count() -> None:
+def test_ops_that_torch_export_cannot_trace_are_not_counted() -> None:
     verdict = _judge_export(lambda x: torch.allclose(x, x))
     assert verdict.status == NOT_TRACED
     assert "torch.export" in verdict.reason
@@ -225,7 +225,7 @@ def test_random_numbers_of_exports_are_not_compared() -> None:
     assert _judge_export(torch.rand_like) == Verdict(RANDOM)
 
 
-def test_an_export_with_no_op_fused_is_listed() -> None:
+def test_exports_without_fusion_are_listed() -> None:
     with config.override(strategy="isolated"):
         verdict = _judge_export(lambda x: x.exp() + 1)
     assert verdict == Verdict(COMPILED, "only by strategy isolated")
@@ -234,7 +234,7 @@ def test_an_export_with_no_op_fused_is_listed() -> None:
     assert "| only by strategy isolated | 1 | `exp` |" in to_page(judged, exported.FRONT_DOOR)
 
 
-def test_an_op_is_as_good_as_its_worst_sample() -> None:
+def test_the_verdict_of_an_op_is_that_of_its_worst_sample() -> None:
     verdicts = [Verdict(COMPILED), Verdict(FALLS_BACK, "why"), Verdict(NOT_TRACED)]
     assert combine(verdicts) == Verdict(FALLS_BACK, "why")
     assert combine([Verdict(NOT_TRACED), Verdict(COMPILED)]).status == COMPILED
@@ -242,7 +242,7 @@ def test_an_op_is_as_good_as_its_worst_sample() -> None:
     assert combine([Verdict(RANDOM), Verdict(FAILS, "why")]).status == FAILS
 
 
-def test_the_share_counts_what_pytorch_traces() -> None:
+def test_the_share_counts_traceable_ops_only() -> None:
     statuses = [COMPILED, FREE, FALLS_BACK, RANDOM, NOT_TRACED, NO_GRADIENT]
     assert share(Verdict(status) for status in statuses) == 0.5
 
@@ -267,7 +267,7 @@ def test_the_page_of_the_docs_is_as_written() -> None:
 
 
 @pytest.mark.parametrize("door", [make_front_door(), exported.FRONT_DOOR], ids=lambda d: d.title)
-def test_a_page_reads_as_it_was_written(door: FrontDoor) -> None:
+def test_pages_round_trip(door: FrontDoor) -> None:
     ops = ["add", "fft.fft", "linalg.inv", "nn.functional.relu", "view"]
     statuses = itertools.cycle(door.statuses)
     explained = {status for found in door.explained.values() for status in found}
@@ -305,7 +305,7 @@ def _add_reason(verdicts: list[Verdict], statuses: Sequence[str], reason: str) -
     verdicts[place] = Verdict(old.status, "; ".join(filter(None, (old.reason, reason))))
 
 
-def test_a_slice_depends_on_the_seed_alone() -> None:
+def test_slices_depend_on_the_seed_only() -> None:
     names = [str(n) for n in range(50)]
     assert sweep.shuffle(names, 1) == sweep.shuffle(names, 1)
     assert sweep.shuffle(names, 1) != sweep.shuffle(names, 2)
@@ -321,7 +321,7 @@ def judged(seed: int) -> list[Judged]:
         return list(sweep.sweep(names, make_front_door(chosen), seed=seed, samples=1))
 
 
-def test_an_op_that_raises_is_a_failure_of_its_op(judged: list[Judged]) -> None:
+def test_an_exception_fails_its_op_only(judged: list[Judged]) -> None:
     first, second, *_ = judged
     assert first.name == "no such op"
     assert first.fails
@@ -329,7 +329,7 @@ def test_an_op_that_raises_is_a_failure_of_its_op(judged: list[Judged]) -> None:
     assert not second.fails
 
 
-def test_an_op_that_takes_too_long_is_a_failure() -> None:
+def test_a_timeout_is_a_failure() -> None:
     (judged,) = sweep.sweep(["view"], make_front_door(), limit=0.01)
     assert "took longer" in judged.verdicts["forward"].reason
 
@@ -354,7 +354,7 @@ def test_no_export_of_a_slice_fails(judged_exports: list[Judged]) -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", BROKEN_EXPORTS)
-def test_an_export_that_is_known_to_fail_does(name: str) -> None:
+def test_known_failing_exports_fail(name: str) -> None:
     verdicts = exported.judge(samples.ops()[name], samples=1)
     reasons = [verdict.reason for verdict in verdicts.values() if verdict.status == FAILS]
     assert reasons, "it is fixed: drop its row of BROKEN_EXPORTS"
@@ -399,7 +399,7 @@ def test_an_unknown_op_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no op has" in capsys.readouterr().err
 
 
-def test_missing_samples_are_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_op_samples_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
     monkeypatch.setitem(sys.modules, "torch.testing._internal.common_methods_invocations", None)

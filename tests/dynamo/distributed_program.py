@@ -1,4 +1,4 @@
-"""What every process of test_distributed.py runs: each job, and its outcomes into a file."""
+"""The program that each process of test_distributed.py runs."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def main(folder: Path) -> None:
 
 
 def outcome(job: Callable[[], Any]) -> Any:
-    """What a job gave, how many parts were compiled for it, and which ops were left."""
+    """The result of a job, its number of compiled parts, and its fallbacks."""
     with records.collect() as heard:
         result = job()
     parts = [part for record in heard for part in record.parts]

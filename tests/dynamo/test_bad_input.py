@@ -1,4 +1,4 @@
-"""Bad input and bad luck under torch.compile: a clear error or a fallback, never a wrong number."""
+"""Invalid input and failures under torch.compile: a clear error or a fallback."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_new_process(code: str, cache: Path, **environment: str) -> subprocess.Com
     )
 
 
-def test_the_backends_are_found_without_importing_turbine(tmp_path: Path) -> None:
+def test_backends_are_registered_without_importing_turbine(tmp_path: Path) -> None:
     done = in_new_process(
         """
         import sys, torch
@@ -73,18 +73,18 @@ def test_options_are_checked(given: Any, mode: str | None, words: list[str]) -> 
     assert all(word in str(caught.value) for word in words)
 
 
-def test_a_bad_option_reaches_the_user_of_torch_compile() -> None:
+def test_invalid_options_of_torch_compile_are_reported() -> None:
     with pytest.raises(Exception, match="stratgy") as caught:
         compiled(work, options={"stratgy": "auto"})(torch.ones(3))
     assert "ConfigError" in repr(caught.value)
 
 
-def test_options_and_modes_that_are_right() -> None:
+def test_valid_options_and_modes_are_accepted() -> None:
     assert options.check({"cache": False}, "default") == {"cache": False}
     assert options.check(None, "max-autotune") == {"strategy": "tune"}
 
 
-def test_a_model_that_raises_raises_the_same() -> None:
+def test_exceptions_of_the_model_are_propagated() -> None:
     def function(x: Tensor) -> Tensor:
         if x.shape[0] == 3:
             raise KeyError("three")
@@ -94,7 +94,7 @@ def test_a_model_that_raises_raises_the_same() -> None:
         compiled(function)(torch.ones(3))
 
 
-def test_an_index_out_of_range_is_pytorchs_error() -> None:
+def test_an_index_out_of_range_raises_the_error_of_pytorch() -> None:
     look_up = compiled(lambda table, index: table[index] * 2)
     table = torch.randn(4, 2)
     same(look_up(table, torch.tensor([3, 0])), table[[3, 0]] * 2)
@@ -103,18 +103,18 @@ def test_an_index_out_of_range_is_pytorchs_error() -> None:
     same(look_up(table, torch.tensor([-1, 1])), table[[-1, 1]] * 2)
 
 
-def test_shapes_that_do_not_fit_are_pytorchs_error() -> None:
+def test_shape_mismatches_raise_the_error_of_pytorch() -> None:
     with pytest.raises(RuntimeError, match="broadcast"):
         compiled(lambda x, y: x + y)(torch.ones(3), torch.ones(4))
 
 
-def test_meta_tensors_stay_meta() -> None:
+def test_meta_tensors_are_supported() -> None:
     result = compiled(work)(torch.ones(3, device="meta"))
     assert result.is_meta
     assert result.shape == (3,)
 
 
-def test_sparse_tensors() -> None:
+def test_sparse_tensors_match_eager() -> None:
     sparse = torch.eye(3).to_sparse()
     result = compiled(lambda x: torch.sparse.mm(sparse, x) * 2 + x)(torch.ones(3, 2))
     same(result, torch.full((3, 2), 3.0))
@@ -134,7 +134,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     return asked
 
 
-def test_what_never_compiles_runs_in_pytorch(no_compiler: list[int]) -> None:
+def test_unsupported_ops_fall_back(no_compiler: list[int]) -> None:
     with records.collect() as heard:
         agrees(work, lambda: (torch.randn(4, requires_grad=True),), ops=0)
     assert no_compiler
@@ -142,7 +142,7 @@ def test_what_never_compiles_runs_in_pytorch(no_compiler: list[int]) -> None:
     assert len(heard[0].left) == 4
 
 
-def test_a_fault_of_our_own_runs_in_pytorch(
+def test_internal_faults_fall_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def stumble(*_: Any, **__: Any) -> Any:
@@ -156,7 +156,7 @@ def test_a_fault_of_our_own_runs_in_pytorch(
     assert "our mistake" in caplog.text
 
 
-def test_code_that_fails_each_time_it_runs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_always_fails_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
     def fail(self: Any, args: Any) -> Any:
@@ -173,7 +173,7 @@ def test_code_that_fails_each_time_it_runs_is_given_up(monkeypatch: pytest.Monke
     assert turbine.counters()["rescued_calls"] - before == parts.MAX_RESCUES
 
 
-def test_refusals_are_remembered_by_the_next_process(
+def test_compile_failures_are_cached_across_processes(
     no_compiler: list[int], tmp_path: Path
 ) -> None:
     x = torch.randn(3)
@@ -211,13 +211,11 @@ def test_refusals_are_remembered_by_the_next_process(
     ],
     ids=repr,
 )
-def test_only_what_would_fail_again_is_remembered(
-    error: errors.TurbineError, lasting: bool
-) -> None:
+def test_only_deterministic_failures_are_cached(error: errors.TurbineError, lasting: bool) -> None:
     assert failure_cache.is_lasting(error) is lasting
 
 
-def test_a_compiler_without_memory_is_survived_and_not_held_against_it(
+def test_out_of_memory_in_the_compiler_falls_back_and_is_not_cached(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TURBINE_CACHE_DIR", str(tmp_path))
@@ -226,7 +224,7 @@ def test_a_compiler_without_memory_is_survived_and_not_held_against_it(
     agrees(work, lambda: (x,), ops=4)
 
 
-def test_two_threads_compile_at_once() -> None:
+def test_two_threads_compile_concurrently() -> None:
     results: dict[int, Tensor] = {}
 
     def run(size: int) -> None:
@@ -274,7 +272,7 @@ FORK = """
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("pending", [True, False], ids=["compile pending", "after a call"])
-def test_fork(pending: bool, tmp_path: Path) -> None:
+def test_compiled_code_runs_after_fork(pending: bool, tmp_path: Path) -> None:
     done = in_new_process(FORK.replace("PENDING", str(pending)), tmp_path)
     assert done.returncode == 0, done.stderr
 
@@ -305,7 +303,7 @@ def test_data_loader_workers_call_compiled_code() -> None:
         assert torch.equal(item, work(torch.full((3,), float(index))))
 
 
-def test_ctrl_c_while_compiling(tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_compilation(tmp_path: Path) -> None:
     code = """
         import os, signal, threading, time, torch, turbine
         def work(x):
@@ -333,7 +331,7 @@ def test_ctrl_c_while_compiling(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stderr
 
 
-def test_a_long_recurrent_layer_runs_in_pytorch() -> None:
+def test_long_recurrent_layers_fall_back() -> None:
     layer = torch.nn.GRU(2, 3, batch_first=True)
     report = turbine.explain(layer, torch.randn(1, 300, 2))
     assert report.ops_compiled == 0
@@ -342,7 +340,7 @@ def test_a_long_recurrent_layer_runs_in_pytorch() -> None:
     }
 
 
-def test_what_cannot_be_traced_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_untraceable_functions_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise ValueError("no such luck")
 

@@ -1,4 +1,4 @@
-"""Compiled functions leave behind what eager ones do: values, strides, aliases, gradients."""
+"""Compiled functions match eager: values, strides, aliases, mutations and gradients."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _set_quietly(x: Tensor) -> Tensor:
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", MUTATIONS)
-def test_mutation_of_inputs(case: str) -> None:
+def test_input_mutations_match_eager(case: str) -> None:
     agrees(*MUTATIONS[case], ops=0)
 
 
@@ -85,12 +85,12 @@ ALIASES: dict[str, tuple[Any, Make]] = {
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", ALIASES)
-def test_results_that_alias(case: str) -> None:
+def test_result_aliases_match_eager(case: str) -> None:
     agrees(*ALIASES[case])
 
 
 @pytest.mark.parametrize("case", ["an input", "a view of an input", "a view of a result"])
-def test_a_result_that_aliases_can_be_written_to(case: str) -> None:
+def test_aliased_results_can_be_written(case: str) -> None:
     def write(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(x: Tensor) -> Any:
             results = function(x)
@@ -105,7 +105,7 @@ def test_a_result_that_aliases_can_be_written_to(case: str) -> None:
     same(outcome(write(compiled(function)), make), outcome(write(function), make))
 
 
-def test_a_result_that_a_rule_makes_a_view_can_be_written_to() -> None:
+def test_results_decomposed_to_views_can_be_written() -> None:
     def call(function: Any, x: Tensor) -> Tensor:
         result: Tensor = function(x)
         return result.mul_(3)
@@ -153,7 +153,7 @@ LAYOUTS: dict[str, tuple[Any, Make]] = {
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", LAYOUTS)
-def test_layouts(case: str) -> None:
+def test_layouts_match_eager(case: str) -> None:
     agrees(*LAYOUTS[case])
 
 
@@ -191,7 +191,7 @@ GRADIENTS: dict[str, tuple[Any, Make]] = {
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("case", GRADIENTS)
-def test_gradients(case: str) -> None:
+def test_gradients_match_eager(case: str) -> None:
     agrees(*GRADIENTS[case])
 
 
@@ -201,7 +201,7 @@ DTYPES += [torch.uint8, torch.bool, torch.complex64]
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_dtypes(dtype: torch.dtype) -> None:
+def test_dtypes_match_eager(dtype: torch.dtype) -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return torch.where(x == y, x, y * y), x.to(
             torch.float32 if dtype.is_floating_point else dtype
@@ -214,15 +214,15 @@ def test_dtypes(dtype: torch.dtype) -> None:
     agrees(function, make, ops=0 if dtype.is_complex else 2)
 
 
-def test_tensors_without_elements() -> None:
+def test_empty_tensors_match_eager() -> None:
     agrees(lambda x: x * 2 + 1, lambda: (grad(0, 3),), ops=0)
 
 
-def test_a_function_without_tensors_in_its_result() -> None:
+def test_functions_may_return_no_tensors() -> None:
     agrees(lambda x: (x.shape[0], None, "name", 2.5), lambda: (plain(3),), ops=0)
 
 
-def test_no_grad_inside_and_outside() -> None:
+def test_no_grad_matches_eager() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad():
             y = x * 2
@@ -233,18 +233,18 @@ def test_no_grad_inside_and_outside() -> None:
         agrees(function, lambda: (grad(3),))
 
 
-def test_inference_mode() -> None:
+def test_inference_mode_matches_eager() -> None:
     with torch.inference_mode():
         agrees(lambda x: (x * 2, (x * 2).t()), lambda: (plain(3, 4),))
 
 
-def test_inference_tensors_as_inputs_outside_of_inference_mode() -> None:
+def test_inference_tensors_are_accepted_outside_of_inference_mode() -> None:
     with torch.inference_mode():
         x = plain(3)
     agrees(lambda x: x * 2, lambda: (x,))
 
 
-def test_autocast() -> None:
+def test_autocast_matches_eager() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
 
     def function(x: Tensor) -> Any:
@@ -257,7 +257,7 @@ def test_autocast() -> None:
 
 
 class Doubled(torch.autograd.Function):
-    """A gradient that is not the derivative, so that one sees which was used."""
+    """A gradient other than the derivative, to detect which is used."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -268,12 +268,12 @@ class Doubled(torch.autograd.Function):
         return gradient * 7
 
 
-def test_custom_autograd_functions() -> None:
+def test_custom_autograd_functions_match_eager() -> None:
     apply: Any = Doubled.apply
     agrees(lambda x: apply(x) * 2, lambda: (grad(3),))
 
 
-def test_higher_derivatives_are_refused_by_pytorch_itself() -> None:
+def test_higher_derivatives_are_rejected_by_pytorch() -> None:
     x = grad(3)
     (first,) = torch.autograd.grad(compiled(lambda x: x * x * x)(x).sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
@@ -299,7 +299,7 @@ def test_gradients_accumulate_over_calls() -> None:
     assert torch.equal(x.grad, torch.full((3,), 4.0))
 
 
-def test_a_graph_kept_can_be_gone_through_twice() -> None:
+def test_retained_graphs_support_two_backward_passes() -> None:
     x = grad(3)
     result = compiled(lambda x: (x * x).sum())(x)
     result.backward(retain_graph=True)
@@ -323,12 +323,12 @@ def shift(x: Tensor) -> None:
     x += 100
 
 
-def test_custom_ops_run_in_pytorch() -> None:
+def test_foreign_custom_ops_fall_back() -> None:
     (graph,) = agrees(lambda x: shifted(x * 2 * x + 1) * 2 * x + 1, lambda: (plain(3),), ops=6)
     assert [op.op for op in graph.left] == ["turbine_tests.shifted.default"]
 
 
-def test_custom_ops_that_write_to_their_argument() -> None:
+def test_mutating_custom_ops_match_eager() -> None:
     def function(x: Tensor) -> tuple[Tensor, Tensor]:
         before = x * 2
         y = x * 3
@@ -352,11 +352,11 @@ def test_effects_happen_in_order(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out.split() == ["before", "between", "after"] * 2
 
 
-def test_tensors_made_inside() -> None:
+def test_factory_functions_match_eager() -> None:
     agrees(lambda x: (x * torch.tensor(3.0), torch.tensor([1, 2])), lambda: (grad(3),))
 
 
-def test_control_flow_on_values() -> None:
+def test_data_dependent_control_flow_matches_eager() -> None:
     def function(x: Tensor) -> Any:
         y = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
         return y * y * 2 + 1
@@ -372,7 +372,7 @@ def test_control_flow_on_values() -> None:
     agrees(looped, lambda: (plain(3),), ops=0)
 
 
-def test_checkpointed_functions() -> None:
+def test_checkpointed_functions_match_eager() -> None:
     def function(x: Tensor) -> Tensor:
         inner = torch.utils.checkpoint.checkpoint(
             lambda x: torch.relu(x * 2) * x, x, use_reentrant=False
@@ -396,7 +396,7 @@ OVERWRITING: dict[str, Any] = {
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", OVERWRITING)
-def test_arguments_that_are_only_read_keep_their_values(case: str) -> None:
+def test_read_only_arguments_are_not_changed(case: str) -> None:
     agrees(OVERWRITING[case], lambda: (plain(4, 4),), ops=0)
 
 
@@ -417,7 +417,7 @@ WRONG: dict[str, tuple[Any, Tensor]] = {
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", WRONG)
-def test_special_values(case: str) -> None:
+def test_special_values_match_eager(case: str) -> None:
     function, x = WRONG[case]
     agrees(function, lambda: (x,), ops=0)
 
@@ -462,7 +462,7 @@ class Pair(torch.Tensor):
         return torch_pytree.tree_map(Pair, side("first"), side("second"))
 
 
-def test_tensor_subclasses_that_are_made_of_tensors() -> None:
+def test_wrapper_tensor_subclasses_match_eager() -> None:
     def function(x: Any) -> Any:
         return x * 2 + 1
 
@@ -484,7 +484,7 @@ CHANGES: dict[str, Callable[[torch.nn.Linear], Any]] = {
 }
 
 
-def test_changed_weights_are_seen_by_the_next_call() -> None:
+def test_weight_updates_are_visible_to_the_next_call() -> None:
     model = torch.nn.Linear(3, 3).requires_grad_(False)
     call = compiled(model)
     x = plain(2, 3)
@@ -494,7 +494,7 @@ def test_changed_weights_are_seen_by_the_next_call() -> None:
         same(call(x), model(x))
 
 
-def test_views_of_weights_are_made_once() -> None:
+def test_views_of_weights_are_cached() -> None:
     model = torch.nn.Linear(3, 3).requires_grad_(False)
     with records.collect() as heard:
         call = compiled(model)
@@ -508,7 +508,7 @@ def test_views_of_weights_are_made_once() -> None:
     assert all(tensor_call.known[index][1] is view for index, view in before.items())
 
 
-def test_nothing_is_held_after_backward() -> None:
+def test_backward_frees_saved_tensors() -> None:
     function = compiled(lambda x: torch.relu(x * 2) * x)
     x = grad(4)
     result = function(x)

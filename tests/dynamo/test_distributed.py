@@ -1,4 +1,4 @@
-"""Two processes train as one does: DDP and FSDP2 around compiled code, collectives in PyTorch."""
+"""DDP and FSDP2 around compiled code; collectives fall back to PyTorch."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _end(session: int) -> None:
 
 
 @pytest.mark.parametrize("job", ["replicated", "sharded"])
-def test_two_processes_train_as_one_does(outcomes: Outcomes, job: str) -> None:
+def test_two_processes_train_like_one(outcomes: Outcomes, job: str) -> None:
     model = distributed_program.net()
     expected_losses, expected_weights = distributed_program.train(model, model, rank=0, world=1)
     shares = [rank[job][0][0] for rank in outcomes]
@@ -76,7 +76,7 @@ def test_both_directions_are_compiled_in_every_process(outcomes: Outcomes, job: 
         assert left == []
 
 
-def test_a_collective_inside_a_graph_is_left_to_pytorch(outcomes: Outcomes) -> None:
+def test_collectives_inside_a_graph_fall_back(outcomes: Outcomes) -> None:
     for rank in outcomes:
         (found, expected), parts, left = rank["collectives"]
         torch.testing.assert_close(found, expected)
@@ -84,7 +84,7 @@ def test_a_collective_inside_a_graph_is_left_to_pytorch(outcomes: Outcomes) -> N
         assert {op.split(".")[0] for op in left} == {"_c10d_functional"}
 
 
-def test_collectives_start_in_the_order_of_the_program() -> None:
+def test_collectives_start_in_program_order() -> None:
     # Processes that split their graphs differently would otherwise wait for one another.
     graph = fx.Graph()
     x = graph.placeholder("x")

@@ -1,4 +1,4 @@
-"""One compiled function serves many sizes, and is right for each of them."""
+"""One compiled function supports many sizes, and is correct for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 def serves(
     function: Any, shapes: Sequence[Shape], *, needs_grad: bool = True, **options: Any
 ) -> int:
-    """Check the function on inputs of these shapes; gives how many graphs were compiled."""
+    """Check the function on inputs of these shapes; return the number of compiled graphs."""
     call = compiled(function, **options)
     rescued = turbine.counters()["rescued_calls"]
     with records.collect() as heard:
@@ -42,11 +42,11 @@ def small(x: Tensor) -> Tensor:
     return torch.relu(x) * 2 + x
 
 
-def test_dynamic_from_the_start_compiles_once_for_all_batches() -> None:
+def test_dynamic_true_compiles_once_for_all_batch_sizes() -> None:
     assert serves(small, [(4, 3), (7, 3), (2, 3), (33, 3)], dynamic=True) == 2
 
 
-def test_the_second_shape_makes_a_size_dynamic() -> None:
+def test_a_second_shape_makes_a_size_dynamic() -> None:
     # The first size as it is, then every other one; forward and backward each time.
     assert serves(small, [(4, 3), (7, 3), (2, 3), (33, 3)]) == 4
 
@@ -61,11 +61,11 @@ def test_a_size_marked_dynamic_compiles_once() -> None:
     assert len(heard) == 1
 
 
-def test_sizes_zero_and_one() -> None:
+def test_sizes_0_and_1_match_eager() -> None:
     serves(small, [(4, 3), (1, 3), (0, 3)], dynamic=True)
 
 
-def test_two_dynamic_sizes_and_the_results_of_arithmetic_on_them() -> None:
+def test_arithmetic_on_two_dynamic_sizes_matches_eager() -> None:
     def function(x: Tensor) -> Any:
         mixed = torch.softmax(x @ x.transpose(1, 2), -1) @ x
         return mixed, x.shape[0] * 2 + x.shape[1], mixed.mean(0) / x.shape[0]
@@ -73,7 +73,7 @@ def test_two_dynamic_sizes_and_the_results_of_arithmetic_on_them() -> None:
     assert serves(function, [(2, 3, 4), (3, 5, 4), (5, 2, 4)], dynamic=True) == 2
 
 
-def test_ints_as_arguments_become_dynamic() -> None:
+def test_int_arguments_become_dynamic() -> None:
     def function(x: Tensor, count: int) -> Tensor:
         return x[:count] * count + 1
 
@@ -85,7 +85,7 @@ def test_ints_as_arguments_become_dynamic() -> None:
     assert len(heard) <= 3
 
 
-def test_channels_last_images_of_many_sizes() -> None:
+def test_channels_last_images_of_many_sizes_match_eager() -> None:
     call = compiled(small, dynamic=True)
     for size in (5, 6, 9):
         x = torch.randn(2, 3, size, 4).to(memory_format=torch.channels_last)
@@ -105,7 +105,7 @@ RESHAPES: dict[str, tuple[Callable[[Any], Any], Shape, Shape]] = {
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("case", RESHAPES)
-def test_reshapes_of_dynamic_sizes(case: str) -> None:
+def test_reshapes_of_dynamic_sizes_match_eager(case: str) -> None:
     after, *shapes = RESHAPES[case]
 
     def function(x: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def test_embeddings_train_with_dynamic_batches() -> None:
     assert turbine.counters()["rescued_calls"] == rescued
 
 
-def test_a_size_that_depends_on_values() -> None:
+def test_data_dependent_sizes_match_eager() -> None:
     def function(x: Tensor) -> Tensor:
         chosen = x[x > 0]
         return chosen * 2 * chosen + 1
@@ -162,7 +162,7 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_gradients_that_start_from_one_fill_do_not_share_it(name: str) -> None:
+def test_gradients_do_not_alias_a_shared_fill(name: str) -> None:
     f = GRADIENTS[name]
     function = torch.compile(f, backend="turbine", dynamic=True)
     x = torch.randn(7, requires_grad=True)
@@ -177,7 +177,7 @@ PARTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def test_parts_of_tensors_are_read_at_their_indices() -> None:
+def test_gathers_of_slices_match_eager() -> None:
     def f(x: Tensor) -> list[Tensor]:
         return [part(x)[torch.tensor([2, 0, -1])] for part in PARTS.values()]
 
@@ -186,7 +186,7 @@ def test_parts_of_tensors_are_read_at_their_indices() -> None:
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_write_does_not_change_what_it_reads(dynamic: bool) -> None:
+def test_writes_do_not_change_their_operands(dynamic: bool) -> None:
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         total, moved = x.sum(1), x.sum(1)
         total[2:5] = total[0:3] * 2
@@ -198,7 +198,7 @@ def test_a_write_does_not_change_what_it_reads(dynamic: bool) -> None:
     torch.testing.assert_close(function(x), f(x), rtol=0, atol=0)
 
 
-def test_a_roll_of_dynamic_sizes_leaves_no_remainders_in_sizes() -> None:
+def test_roll_of_dynamic_sizes_has_no_modulo_sizes() -> None:
     rule = current_training_decompositions()[torch.ops.aten.roll.default]
     traced = make_fx(lambda x: rule(x, [-2, 1], [0, 1]), tracing_mode="symbolic")(torch.ones(5, 7))
     sizes = {str(size) for node in traced.graph.nodes for size in _sizes(node)}
@@ -210,6 +210,6 @@ def _sizes(node: fx.Node) -> Sequence[Any]:
     return value.shape if isinstance(value, Tensor) else ()
 
 
-def test_a_roll_serves_shifts_beyond_its_size() -> None:
+def test_roll_supports_shifts_larger_than_the_size() -> None:
     shapes = [(4, 3), (9, 5), (2, 7)]
     assert serves(lambda x: x.roll((5, -3), (0, 1)) * 2, shapes, dynamic=True) == 2

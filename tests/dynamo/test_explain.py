@@ -1,4 +1,4 @@
-"""`turbine.explain` says what became of a function, and `turbine.counters` adds it up."""
+"""`turbine.explain` reports the compilation of a function, `turbine.counters` the totals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_forward_and_backward_are_graphs(report: CompileReport) -> None:
     assert [graph.kind for graph in report.graphs] == ["forward", "backward"]
 
 
-def test_ops_left_have_a_reason_and_the_users_line(report: CompileReport) -> None:
+def test_fallbacks_have_a_reason_and_a_source_line(report: CompileReport) -> None:
     (left,) = (op for op in report.graphs[0].left if op.op == "aten.linalg_cholesky_ex.default")
     lines = Path(__file__).read_text().splitlines()
     line = next(k for k, text in enumerate(lines) if text.endswith("# has no lowering"))
@@ -38,14 +38,14 @@ def test_ops_left_have_a_reason_and_the_users_line(report: CompileReport) -> Non
     assert left.reason
 
 
-def test_ops_of_backward_graphs_point_at_the_forward_line(report: CompileReport) -> None:
+def test_backward_ops_have_the_forward_line(report: CompileReport) -> None:
     assert any("triangular" in op.op for op in report.graphs[1].left)
     for op in report.graphs[1].left:
         assert op.where is not None
         assert "test_explain.py" in op.where
 
 
-def test_parts_say_how_and_how_long(report: CompileReport) -> None:
+def test_parts_have_a_strategy_and_a_compile_time(report: CompileReport) -> None:
     first, second = report.graphs[0].parts
     assert first.ops == {"aten.mul.Tensor": 2, "aten.add.Tensor": 1}
     assert first.strategy != ""
@@ -55,7 +55,7 @@ def test_parts_say_how_and_how_long(report: CompileReport) -> None:
     assert report.graphs[0].ops_compiled == 6
 
 
-def test_the_text_tells_all_of_it(report: CompileReport) -> None:
+def test_the_text_has_all_of_the_report(report: CompileReport) -> None:
     text = str(report)
     for word in (
         "2 graphs",
@@ -70,7 +70,7 @@ def test_the_text_tells_all_of_it(report: CompileReport) -> None:
         assert word in text
 
 
-def test_a_second_time_comes_from_the_cache(report: CompileReport) -> None:
+def test_a_second_compile_hits_the_cache(report: CompileReport) -> None:
     before = turbine.counters()
     again = turbine.explain(mixed, torch.eye(3, requires_grad=True))
     after = turbine.counters()
@@ -82,7 +82,7 @@ def test_a_second_time_comes_from_the_cache(report: CompileReport) -> None:
     assert after["ops_in_pytorch"] - before["ops_in_pytorch"] == len(again.left)
 
 
-def test_graph_breaks_are_told() -> None:
+def test_graph_breaks_are_reported() -> None:
     def broken(x: Tensor) -> Tensor:
         y = x * 2
         torch._dynamo.graph_break()
@@ -93,13 +93,13 @@ def test_graph_breaks_are_told() -> None:
     assert sum(report.breaks.values()) == 1
 
 
-def test_a_compiled_model_is_explained_as_the_model_itself() -> None:
+def test_explain_unwraps_compiled_models() -> None:
     model = torch.nn.Linear(3, 3).eval()
     report = turbine.explain(torch.compile(model, backend="turbine"), torch.ones(2, 3))
     assert report.left == ()
 
 
-def test_what_autograd_adds_has_the_line_of_its_neighbour() -> None:
+def test_ops_added_by_autograd_have_the_line_of_a_neighbour() -> None:
     graph = fx.Graph()
     x = graph.placeholder("x")
     known = graph.call_function(torch.ops.aten.relu.default, (x,))
@@ -109,7 +109,7 @@ def test_what_autograd_adds_has_the_line_of_its_neighbour() -> None:
     assert _place(fx.Graph().placeholder("alone")) is None
 
 
-def test_dump_writes_the_stages_of_every_part(tmp_path: Path) -> None:
+def test_dump_writes_every_stage_of_every_part(tmp_path: Path) -> None:
     options: dict[str, Any] = {"dump": tmp_path}
     torch.compile(lambda x: x.sin() * x + 1, backend="turbine", options=options)(torch.ones(3))
     written = sorted(path.name.partition("_")[2] for path in tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Calls that torch.compile leaves to PyTorch's library, for measurements that are fixed."""
+"""Calls that torch.compile leaves to PyTorch's library, with fixed measurements."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def compiled(function: Callable[..., Any], choice: str, **options: Any) -> Any:
 def fix_seconds(
     patch: pytest.MonkeyPatch, compiled_seconds: float, library_seconds: float
 ) -> list[str]:
-    """Let a million operations take so long; gives the kinds that are asked about."""
+    """Fix the time of a million operations; return the measured kinds."""
     asked: list[str] = []
 
     def measure_once(kind: str, make: Callable[[], Example]) -> Seconds:
@@ -63,7 +63,7 @@ def mlp() -> nn.Module:
     return nn.Sequential(*layers).requires_grad_(False)
 
 
-def test_the_faster_side_makes_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_faster_side_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(128, 64)
     with turbine.config.override(library_calls="auto"):
         asked = fix_seconds(monkeypatch, 3e-3, 1e-3)
@@ -80,14 +80,14 @@ def test_the_faster_side_makes_the_call(monkeypatch: pytest.MonkeyPatch) -> None
     assert "library calls" not in str(quick)
 
 
-def test_a_call_that_saves_too_little_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_save_too_little_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     with turbine.config.override(library_calls="auto"):
         fix_seconds(monkeypatch, 3e-3, 1e-3)
         report = turbine.explain(lambda x: (x @ x).relu() + 1, torch.randn(16, 16))
     assert not report.left  # 8,192 operations: 25 us against 8
 
 
-def test_a_weight_that_many_steps_multiply_by_stays_in_compiled_code(
+def test_weights_reused_by_many_steps_stay_in_compiled_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fix_seconds(monkeypatch, 1.0, 1e-3)
@@ -107,7 +107,7 @@ def test_a_weight_that_many_steps_multiply_by_stays_in_compiled_code(
 @pytest.mark.parametrize(
     ("seconds", "is_left"), [((inf, 1e-3), True), ((1e-3, inf), False), ((inf, inf), False)]
 )
-def test_what_could_not_be_measured(
+def test_calls_that_cannot_be_measured_have_a_default(
     seconds: tuple[float, float], is_left: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fix_seconds(monkeypatch, *seconds)
@@ -116,7 +116,7 @@ def test_what_could_not_be_measured(
     assert any(op.is_chosen for op in report.left) == is_left
 
 
-def test_kinds_tell_what_decides_about_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_distinguish_what_affects_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = fix_seconds(monkeypatch, 1.0, 0.0)
 
     def calls(x: torch.Tensor, y: torch.Tensor, image: torch.Tensor) -> list[torch.Tensor]:
@@ -180,7 +180,7 @@ class Network(nn.Module):
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_training_step_with_library_calls_is_eagers(dynamic: bool) -> None:
+def test_training_steps_with_library_calls_match_eager(dynamic: bool) -> None:
     torch.manual_seed(0)
     model, images = Network(), torch.randn(3, 3, 6, 6)
     again = Network()
@@ -199,7 +199,7 @@ def test_a_training_step_with_library_calls_is_eagers(dynamic: bool) -> None:
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=TOLERANCE, msg=name)
 
 
-def test_an_example_is_measured_once(
+def test_each_kind_is_measured_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.setattr(calibration, "KNOWN", {})
@@ -228,14 +228,14 @@ def test_an_example_is_measured_once(
     assert len(made) == 1
 
 
-def test_an_example_that_fails_leaves_the_call_to_the_compiler() -> None:
+def test_calls_whose_measurement_fails_are_compiled() -> None:
     def fail() -> Example:
         raise RuntimeError("not implemented for 'Half'")
 
     assert calibration.measure("a kind", fail) == Seconds(1.0, inf, inf)
 
 
-def test_a_choice_holds_for_graphs_that_are_compiled_later() -> None:
+def test_choices_apply_to_later_graphs() -> None:
     """An op that was left whole has not met the rules that keep IREE from miscompiling it."""
     x = torch.randn(2, 3, 6, 6, requires_grad=True)
     weight = torch.randn(4, 3, 3, 3)
@@ -250,6 +250,6 @@ def test_a_choice_holds_for_graphs_that_are_compiled_later() -> None:
     )
 
 
-def test_a_choice_that_is_none_is_refused() -> None:
+def test_an_unknown_choice_is_rejected() -> None:
     with pytest.raises(errors.ConfigError, match=r"library_calls 'sometimes'; valid: always, auto"):
         backend_options.check({"library_calls": "sometimes"}, None)

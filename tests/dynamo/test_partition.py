@@ -1,4 +1,4 @@
-"""Splitting graphs: few parts, no cycles, and the order of what has effects. No compiler."""
+"""Partitioning of graphs: few parts, no cycles, effects in order. No compiler."""
 
 from __future__ import annotations
 
@@ -47,21 +47,21 @@ def three(x: Tensor) -> Tensor:
     return torch.exp(x * 2) + 1
 
 
-def test_all_that_compiles_is_one_part() -> None:
+def test_compilable_ops_form_one_part() -> None:
     result = split(lambda x, y: (three(x) + three(y),))
     assert outside(result) == ["part_0"]
 
 
-def test_a_single_op_is_a_part_if_it_is_all_there_is() -> None:
+def test_a_graph_of_one_op_is_a_part() -> None:
     assert outside(split(lambda x, y: (x + y,))) == ["part_0"]
 
 
-def test_one_op_in_the_middle_makes_two_parts() -> None:
+def test_a_fallback_in_the_middle_makes_two_parts() -> None:
     result = split(lambda x, y: (three(torch.erf(three(x))),), aten.erf.default)
     assert outside(result) == ["part_0", "aten.erf.default", "part_1"]
 
 
-def test_branches_beside_an_op_of_pytorchs_make_no_more_parts() -> None:
+def test_branches_beside_a_fallback_add_no_parts() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor]:
         left = torch.erf(three(x))
         return (three(left) + three(y),)
@@ -69,7 +69,7 @@ def test_branches_beside_an_op_of_pytorchs_make_no_more_parts() -> None:
     assert len(split(function, aten.erf.default).parts) == 2
 
 
-def test_a_diamond_through_pytorch_makes_no_cycle() -> None:
+def test_a_diamond_around_a_fallback_makes_no_cycle() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor]:
         start = three(x)
         # One part with both sides of this op would wait for itself.
@@ -79,7 +79,7 @@ def test_a_diamond_through_pytorch_makes_no_cycle() -> None:
     assert outside(result) == ["part_0", "aten.erf.default", "part_1"]
 
 
-def test_many_independent_ops_of_pytorchs_make_two_parts() -> None:
+def test_many_independent_fallbacks_make_two_parts() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor]:
         total = three(x)
         for index in range(5):
@@ -89,18 +89,18 @@ def test_many_independent_ops_of_pytorchs_make_two_parts() -> None:
     assert len(split(function, aten.erf.default).parts) <= 2
 
 
-def test_lone_cheap_ops_stay_with_pytorch() -> None:
+def test_isolated_cheap_ops_fall_back() -> None:
     result = split(lambda x, y: (torch.erf(x * 2) + 1,), aten.erf.default)
     assert result.parts == {}
     assert outside(result) == ["aten.mul.Tensor", "aten.erf.default", "aten.add.Tensor"]
 
 
-def test_nothing_compiles() -> None:
+def test_graphs_of_fallbacks_have_no_parts() -> None:
     result = split(lambda x, y: (x * 2,), aten.mul.Tensor)
     assert result.parts == {}
 
 
-def test_views_are_made_on_both_sides() -> None:
+def test_views_are_duplicated_in_parts_and_fallbacks() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         square = three(x).view(2, 2).t()
         return (torch.erf(square), torch.exp(square) * square + 1)
@@ -114,12 +114,12 @@ def test_views_are_made_on_both_sides() -> None:
     assert [n.target for n in result.outer.graph.nodes].count(aten.t.default) == 1
 
 
-def test_results_that_are_inputs_views_or_constants() -> None:
+def test_results_may_be_inputs_views_or_constants() -> None:
     result = split(lambda x, y: (x, y.view(2, 2), three(x), torch.zeros(2)))
     assert outside(result).count("part_0") == 1
 
 
-def test_ops_with_several_results_keep_them_together() -> None:
+def test_ops_with_several_results_are_not_split() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         value, index = torch.max(three(x), 0)
         return (torch.erf(value), index, three(value))
@@ -130,7 +130,7 @@ def test_ops_with_several_results_keep_them_together() -> None:
     assert all(node.target is not aten.max.dim for node in part.results)
 
 
-def test_results_of_pytorchs_ops_with_several_results() -> None:
+def test_parts_use_results_of_multi_output_fallbacks() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         value, index = torch.max(three(x), 0)
         return (three(value), index)
@@ -139,7 +139,7 @@ def test_results_of_pytorchs_ops_with_several_results() -> None:
     assert outside(result) == ["part_0", "aten.max.dim", "part_1"]
 
 
-def test_random_numbers_are_drawn_in_the_order_of_the_program() -> None:
+def test_random_numbers_are_drawn_in_program_order() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor]:
         # Nothing but order ties the second draw to the first, which needs a part.
         first = torch.bernoulli(torch.sigmoid(three(x)))
@@ -151,7 +151,7 @@ def test_random_numbers_are_drawn_in_the_order_of_the_program() -> None:
     assert drawn == ["aten.bernoulli.default", "aten.rand.default"]
 
 
-def test_reads_stay_before_the_writes_they_came_before() -> None:
+def test_reads_stay_before_later_writes() -> None:
     def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         before = three(y)
         y.add_(10)
@@ -162,14 +162,14 @@ def test_reads_stay_before_the_writes_they_came_before() -> None:
     assert steps.index("part_0") < steps.index("aten.add_.Tensor") < steps.index("part_1")
 
 
-def test_a_cut_makes_two_parts_of_one() -> None:
+def test_a_cut_splits_a_part() -> None:
     result = split(lambda x, y: (three(three(three(x))),), cut=4)
     first, second = result.parts.values()
     assert len(ops_of(first.graph.graph)) == 4
     assert len(ops_of(second.graph.graph)) == 5
 
 
-def test_values_die_after_their_last_use() -> None:
+def test_values_are_freed_after_their_last_use() -> None:
     result = split(lambda x, y: (three(torch.erf(three(x))),), aten.erf.default)
     code = result.outer.code
     assert "erf = None" in code
@@ -193,7 +193,7 @@ def value_node(dtype: torch.dtype = torch.float32, **facts: Any) -> fx.Node:
     ],
     ids=["device", "dtype"],
 )
-def test_obstacles_of_values(node: fx.Node, reason: str) -> None:
+def test_unsupported_values_have_an_obstacle(node: fx.Node, reason: str) -> None:
     assert reason in (support.obstacle(node) or "")
 
 
@@ -209,10 +209,10 @@ def test_obstacles_of_values(node: fx.Node, reason: str) -> None:
     ],
     ids=str,
 )
-def test_obstacles_of_ops(op: Any, reason: str) -> None:
+def test_unsupported_ops_have_an_obstacle(op: Any, reason: str) -> None:
     node = fx.Graph().call_function(op, ())
     assert reason in (support.obstacle(node) or "")
 
 
-def test_what_compiles_has_no_obstacle() -> None:
+def test_supported_ops_have_no_obstacle() -> None:
     assert support.obstacle(value_node()) is None

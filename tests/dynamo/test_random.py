@@ -1,4 +1,4 @@
-"""Random numbers under torch.compile: PyTorch's generator, in PyTorch's order."""
+"""Random numbers under torch.compile match eager."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CASES: dict[str, Any] = {
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", CASES)
-def test_numbers_are_those_of_eager_pytorch(case: str) -> None:
+def test_random_numbers_match_eager(case: str) -> None:
     agrees(CASES[case], lambda: (torch.randn(4, requires_grad=True),), ops=0)
 
 
-def test_forward_and_backward_drop_the_same() -> None:
+def test_forward_and_backward_use_the_same_dropout_mask() -> None:
     drop = compiled(lambda x: torch.nn.functional.dropout(x * 2 * x, 0.5))
     x = torch.ones(64, requires_grad=True)
     result = drop(x)
@@ -37,7 +37,7 @@ def test_forward_and_backward_drop_the_same() -> None:
     assert 0 < int((result != 0).sum()) < 64
 
 
-def test_one_seed_gives_the_same_run_twice_and_another_call_gives_another() -> None:
+def test_a_seed_reproduces_a_run_and_calls_differ() -> None:
     draw = compiled(lambda x: torch.rand_like(x) * 2 + x)
     x = torch.zeros(4)
     torch.manual_seed(3)
@@ -47,7 +47,7 @@ def test_one_seed_gives_the_same_run_twice_and_another_call_gives_another() -> N
     assert not torch.equal(first, second)
 
 
-def test_compiling_does_not_draw() -> None:
+def test_compilation_does_not_advance_the_generator() -> None:
     def state_after(call: Any) -> Tensor:
         torch.manual_seed(5)
         call(torch.ones(4))

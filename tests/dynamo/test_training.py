@@ -1,4 +1,4 @@
-"""Models train as they do in eager PyTorch: the same loss at every step, and it goes down."""
+"""Models train as in eager PyTorch: the same loss at every step, and it decreases."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ RUNS: tuple[tuple[str, str, float, str], ...] = (
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize(("name", "optimizer", "rate", "schedule"), RUNS)
-def test_the_loss_curve_is_that_of_eager(
+def test_the_loss_curve_matches_eager(
     name: str, optimizer: str, rate: float, schedule: str
 ) -> None:
     def run(**compiled: bool) -> list[float]:
@@ -68,7 +68,7 @@ def test_the_loss_curve_is_that_of_eager(
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_compiled_optimizer_step_gives_the_weights_of_eager(optimizer: str) -> None:
+def test_a_compiled_optimizer_step_matches_eager(optimizer: str) -> None:
     def trained(**compiled: bool) -> dict[str, torch.Tensor]:
         task = TINY_TASKS["rnn"]()
         # A rate that is a tensor is read by the compiled step; a number would be compiled in.

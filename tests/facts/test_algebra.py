@@ -1,4 +1,4 @@
-"""Expressions of sizes against whole numbers: what is proven holds for every value."""
+"""Size expressions: values, and soundness of proofs, against brute force."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ quick = settings(max_examples=40, deadline=None, derandomize=True, database=None
 
 @quick
 @given(PAIRS)
-def test_an_expression_has_the_value_of_what_it_was_written_as(pair: Pair) -> None:
+def test_expressions_evaluate_like_python(pair: Pair) -> None:
     for values in SOME:
         assert pair.expr.evaluate(values) == pair.of(values)
 
 
 @quick
 @given(PAIRS, PAIRS)
-def test_substituting_an_expression_is_substituting_its_value(pair: Pair, put: Pair) -> None:
+def test_substitution_preserves_values(pair: Pair, put: Pair) -> None:
     substituted = pair.expr.substitute({DATA: put.expr})
     for values in SOME[::2]:
         inner = {**values, DATA: put.of(values)}
@@ -123,12 +123,12 @@ def test_substituting_an_expression_is_substituting_its_value(pair: Pair, put: P
 
 @quick
 @given(PAIRS, PAIRS)
-def test_sums_are_equal_in_whatever_order_they_are_written(one: Pair, other: Pair) -> None:
+def test_addition_is_commutative(one: Pair, other: Pair) -> None:
     assert one.expr + other.expr == other.expr + one.expr
     assert (one.expr - other.expr) + other.expr == one.expr
 
 
-def test_products_of_counters_of_one_name_are_equal_in_either_order() -> None:
+def test_multiplication_of_counters_of_one_name_is_commutative() -> None:
     one, other = algebra.quotient(_expr(LOOP), 2), algebra.quotient(_expr(INNER), 2)
     assert one * other == other * one
 
@@ -142,7 +142,7 @@ def test_equal_expressions_have_equal_values(one: Pair, other: Pair) -> None:
 
 @quick
 @given(PAIRS)
-def test_no_value_is_outside_the_bounds_that_are_found(pair: Pair) -> None:
+def test_values_are_within_inferred_bounds(pair: Pair) -> None:
     lowest, highest = algebra.least(pair.expr, RANGES), algebra.greatest(pair.expr, RANGES)
     for values in SOME:
         assert lowest.evaluate(values) <= pair.of(values) <= highest.evaluate(values)
@@ -150,41 +150,41 @@ def test_no_value_is_outside_the_bounds_that_are_found(pair: Pair) -> None:
 
 @settings(quick, max_examples=200)
 @given(PAIRS)
-def test_what_is_proven_never_negative_is_not(pair: Pair) -> None:
+def test_is_never_negative_is_sound(pair: Pair) -> None:
     if algebra.is_never_negative(pair.expr, RANGES):
         assert all(pair.of(values) >= 0 for values in WORLDS)
 
 
 @quick
 @given(PAIRS, st.sampled_from([-3, -2, -1, 1, 2, 5]))
-def test_division_by_a_number_rounds_down(pair: Pair, by: int) -> None:
+def test_division_rounds_down(pair: Pair, by: int) -> None:
     divided = algebra.quotient(pair.expr, by)
     for values in SOME:
         assert divided.evaluate(values) == pair.of(values) // by
 
 
-def test_a_block_of_any_size_is_proven_not_to_begin_before_its_buffer() -> None:
+def test_blocks_are_proven_to_start_inside_their_buffer() -> None:
     ranges = {PROGRAM: Interval(algebra.ZERO, algebra.ceiling(_expr(A), _expr(B)) - 1)}
     assert algebra.is_never_negative(_expr(PROGRAM) * _expr(B), ranges)
 
 
-def test_whole_blocks_are_proven_to_end_inside() -> None:
+def test_whole_blocks_are_proven_to_end_inside_their_buffer() -> None:
     size = _expr(A) * 4
     ranges = {PROGRAM: Interval(algebra.ZERO, algebra.ceiling(size, 4) - 1)}
     assert algebra.is_never_negative(size - (_expr(PROGRAM) * 4 + 4), ranges)
 
 
-def test_a_loop_from_zero_is_proven_not_negative() -> None:
+def test_counters_of_loops_from_zero_are_proven_nonnegative() -> None:
     ranges = {LOOP: Interval(algebra.ZERO, _expr(B) - 1)}
     assert algebra.is_never_negative(_expr(LOOP) * _expr(A), ranges)
     assert algebra.is_never_negative(_expr(B) - 1 - _expr(LOOP), ranges)
 
 
-def test_nothing_is_proven_of_computed_numbers() -> None:
+def test_data_dependent_numbers_have_no_proofs() -> None:
     assert not algebra.is_never_negative(_expr(DATA), {})
     assert not algebra.is_never_negative(_expr(DATA) + _expr(A), {})
 
 
-def test_nothing_is_proven_of_a_loop_that_begins_below_zero() -> None:
+def test_counters_of_loops_from_negative_numbers_have_no_proofs() -> None:
     ranges = {LOOP: Interval(algebra.as_expr(-1), _expr(B))}
     assert not algebra.is_never_negative(_expr(LOOP), ranges)

@@ -1,4 +1,4 @@
-"""Jobs in child processes: each has an answer, whatever it does to its process."""
+"""Jobs in child processes: each returns a result, even if its process crashes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def start() -> Callable[[str], str]:
     return answer
 
 
-def test_a_crash_is_the_answer_to_its_own_job() -> None:
+def test_a_crash_fails_only_its_own_job() -> None:
     jobs = ["one", "exit", "two", "raise", "hang", "three"]
     answers = dict(run_jobs(start, jobs, count=2, limit=5.0, lifetime=2))
     assert answers == {

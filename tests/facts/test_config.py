@@ -1,4 +1,4 @@
-"""Options: an argument over `config.set` over the environment, each checked where it is set."""
+"""Options: arguments override `config.set`, which overrides the environment."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def _clean_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "_settings", {})
 
 
-def test_defaults_are_in_force_when_nothing_is_set() -> None:
+def test_defaults_apply_if_nothing_is_set() -> None:
     assert config.current() == config.Config()
 
 
 @pytest.mark.parametrize("name", config.OPTIONS)
-def test_every_option_says_what_it_does(name: str) -> None:
+def test_every_option_is_documented(name: str) -> None:
     assert len(config.OPTIONS[name].metadata["doc"].split()) >= 4
 
 
@@ -56,18 +56,18 @@ def test_environment_is_parsed_by_type(
 
 
 @pytest.mark.parametrize("name", config.OPTIONS)
-def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_an_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(f"TURBINE_{name.upper()}", "")
     assert config.current() == config.Config()
 
 
-def test_set_wins_over_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_overrides_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURBINE_STRATEGY", "plain")
     config.set(strategy="tiled")
     assert config.current().strategy == "tiled"
 
 
-def test_override_wins_over_set_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_override_overrides_set_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURBINE_CACHE", "1")
     config.set(cache=True)
     with config.override(cache=False):
@@ -77,7 +77,7 @@ def test_override_wins_over_set_and_environment(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("argument", [True, False])
-def test_argument_wins_over_all(monkeypatch: pytest.MonkeyPatch, argument: bool) -> None:
+def test_an_argument_overrides_all_else(monkeypatch: pytest.MonkeyPatch, argument: bool) -> None:
     monkeypatch.setenv("TURBINE_IN_PROCESS", str(not argument))
     monkeypatch.setattr(pool, "begin", lambda request: "in a worker")
     with config.override(in_process=not argument):
@@ -106,7 +106,7 @@ BAD: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), BAD)
-def test_a_bad_value_is_refused_where_it_is_set(name: str, value: object) -> None:
+def test_invalid_values_are_rejected(name: str, value: object) -> None:
     with pytest.raises(errors.ConfigError, match=f"option {name}=") as caught:
         config.set(**{name: value})
     assert caught.value.hint == config.OPTIONS[name].metadata["doc"]
@@ -114,7 +114,9 @@ def test_a_bad_value_is_refused_where_it_is_set(name: str, value: object) -> Non
 
 
 @pytest.mark.parametrize(("name", "value"), [b for b in BAD if isinstance(b[1], str)])
-def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_an_invalid_variable_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
     monkeypatch.setenv(f"TURBINE_{name.upper()}", value)
     with pytest.raises(errors.ConfigError, match=f"TURBINE_{name.upper()}='{value}'"):
         config.current()
@@ -128,7 +130,7 @@ def test_an_unknown_option_lists_the_nearest_first(take: Any) -> None:
     assert all(name in caught.value.fact for name in config.OPTIONS)
 
 
-def test_nothing_is_set_when_one_of_several_is_bad() -> None:
+def test_an_invalid_value_leaves_all_options_unchanged() -> None:
     with pytest.raises(errors.ConfigError):
         config.set(cache=False, compile_workers=0)
     assert config.current().cache is True
@@ -146,13 +148,13 @@ def test_overrides_nest() -> None:
     ]
 
 
-def test_override_ends_with_an_exception() -> None:
+def test_override_is_undone_by_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), config.override(strategy="a"):
         _ = 1 / 0
     assert config.current().strategy == "auto"
 
 
-def test_overlapping_overrides_of_two_threads_do_not_meet() -> None:
+def test_overrides_are_thread_local() -> None:
     entered, left = threading.Event(), threading.Event()
     seen: list[str] = []
 
@@ -174,7 +176,7 @@ def test_overlapping_overrides_of_two_threads_do_not_meet() -> None:
     assert config.current().strategy == "auto"
 
 
-def test_set_is_seen_by_other_threads() -> None:
+def test_set_applies_to_all_threads() -> None:
     config.set(strategy="plain")
     seen: list[str] = []
     thread = threading.Thread(target=lambda: seen.append(config.current().strategy))

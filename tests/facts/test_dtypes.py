@@ -1,4 +1,4 @@
-"""THE dtype table agrees with torch, numpy and IREE, row by row."""
+"""The dtype table matches torch, numpy and IREE."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ HAL = {
 each_row = pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
 
 
-def test_each_element_type_has_one_row() -> None:
+def test_each_dtype_has_one_row() -> None:
     assert [row.name for row in TABLE] == list(HAL)
 
 
 @each_row
-def test_hal_code_is_the_one_of_iree(row: Dtype) -> None:
+def test_hal_codes_match_iree(row: Dtype) -> None:
     assert row.hal == int(runtime.HalElementType.__members__[HAL[row.name]])
 
 
@@ -56,12 +56,12 @@ def test_numpy_dtype_finds_its_row(row: Dtype) -> None:
 
 
 @each_row
-def test_sizes_agree(row: Dtype) -> None:
+def test_item_sizes_match_torch_and_numpy(row: Dtype) -> None:
     assert row.itemsize == row.torch.itemsize == row.numpy.itemsize
 
 
 @each_row
-def test_kind_is_the_one_of_torch(row: Dtype) -> None:
+def test_kinds_match_torch(row: Dtype) -> None:
     signed = row.kind in ("int", "float", "complex")
     expected = (row.kind == "float", row.kind == "complex")
     assert (row.torch.is_floating_point, row.torch.is_complex) == expected
@@ -70,7 +70,7 @@ def test_kind_is_the_one_of_torch(row: Dtype) -> None:
 
 
 @each_row
-def test_bytes_mean_the_same_in_torch_and_numpy(row: Dtype) -> None:
+def test_torch_and_numpy_decode_the_same_bytes_alike(row: Dtype) -> None:
     ones = torch.ones(3).to(row.torch)
     raw = ones.view(torch.uint8).numpy().tobytes()
     assert numpy.frombuffer(raw, row.numpy).tolist() == [1, 1, 1]
@@ -81,7 +81,7 @@ def test_every_spelling_finds_its_row(row: Dtype) -> None:
     assert dtypes.from_spelling(row.name) is dtypes.from_spelling(row.torch_mlir) is row
 
 
-def test_a_plain_integer_spelling_is_signed() -> None:
+def test_signless_integers_are_signed() -> None:
     assert [dtypes.from_spelling(f"i{bits}").name for bits in (8, 16, 32, 64)] == [
         "int8",
         "int16",

@@ -1,4 +1,4 @@
-"""Trees, signatures and sizes: plain data that says how a program is called."""
+"""Pytrees, signatures and size expressions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Place(Point):
 
 @dataclass
 class Box:
-    """The last field has a default, which is not what None means."""
+    """The last field has a default other than None."""
 
     low: Any
     high: Any = None
@@ -64,7 +64,7 @@ VALUES: list[tuple[Tree, Any, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("tree", "value", "leaves"), VALUES, ids=[str(v[1]) for v in VALUES])
-def test_a_value_is_taken_apart_and_put_together(tree: Tree, value: Any, leaves: list[Any]) -> None:
+def test_flatten_and_unflatten_round_trip(tree: Tree, value: Any, leaves: list[Any]) -> None:
     assert pytree.flatten(tree, value) == leaves
     rebuilt = pytree.unflatten(tree, leaves)
     assert rebuilt == value
@@ -72,22 +72,22 @@ def test_a_value_is_taken_apart_and_put_together(tree: Tree, value: Any, leaves:
 
 
 @pytest.mark.parametrize("tree", [row[0] for row in VALUES], ids=[str(v[1]) for v in VALUES])
-def test_a_tree_survives_json(tree: Tree) -> None:
+def test_trees_round_trip_through_json(tree: Tree) -> None:
     assert Tree.from_json(json.loads(json.dumps(tree.to_json()))) == tree
 
 
-def test_order_of_keys_is_that_of_the_export() -> None:
+def test_dict_keys_keep_the_order_of_the_export() -> None:
     tree = Tree("dict", (LEAF, LEAF), ("b", "a"))
     assert pytree.flatten(tree, {"a": 1, "b": 2}) == [2, 1]
     assert list(pytree.unflatten(tree, [2, 1])) == ["b", "a"]
 
 
-def test_a_key_that_json_would_change_is_refused() -> None:
+def test_keys_that_json_would_change_are_rejected() -> None:
     with pytest.raises(errors.ExportError, match=r"a dict with the keys \[\(1, 2\)\]"):
         Tree("dict", (LEAF,), ((1, 2),)).to_json()  # type: ignore[arg-type]
 
 
-def test_paths_are_spelled_as_a_user_would() -> None:
+def test_paths_are_python_expressions() -> None:
     tree = Tree("dict", (Tree("list", (POINT, LEAF)), LEAF), ("ids", 3))
     assert pytree.paths(tree, "batch") == [
         "batch['ids'][0].x",
@@ -115,12 +115,12 @@ WRONG: list[tuple[Tree, Any, str]] = [
 
 
 @pytest.mark.parametrize(("tree", "value", "message"), WRONG, ids=[str(row[1]) for row in WRONG])
-def test_another_structure_is_refused_with_its_place(tree: Tree, value: Any, message: str) -> None:
+def test_a_structure_mismatch_names_the_path(tree: Tree, value: Any, message: str) -> None:
     with pytest.raises(errors.ArgumentError, match=message):
         pytree.flatten(tree, value, "v")
 
 
-def test_a_dict_of_fields_does_for_a_record() -> None:
+def test_a_dict_of_fields_is_accepted_for_a_dataclass() -> None:
     assert pytree.flatten(POINT, {"y": 2, "x": 1}) == [1, 2]
     assert pytree.flatten(BOX, {"low": 1, "high": None}) == [1]
 
@@ -128,7 +128,7 @@ def test_a_dict_of_fields_does_for_a_record() -> None:
 @pytest.mark.parametrize(
     "type_path", ["no.such.module:Point", f"{__name__}:NoSuchClass", "os:path.no", "json:"]
 )
-def test_a_record_whose_class_is_gone_is_a_dict(type_path: str) -> None:
+def test_a_dataclass_without_its_class_is_a_dict(type_path: str) -> None:
     gone = replace(POINT, type_path=type_path)
     assert pytree.unflatten(gone, [1, 2]) == {"x": 1, "y": 2}
     assert pytree.flatten(gone, {"x": 1, "y": 2}) == [1, 2]
@@ -165,11 +165,11 @@ SIGNATURE = Signature(
 )
 
 
-def test_a_signature_survives_json() -> None:
+def test_signatures_round_trip_through_json() -> None:
     assert Signature.from_json(json.loads(json.dumps(SIGNATURE.to_json()))) == SIGNATURE
 
 
-def test_a_signature_reads_as_one_line() -> None:
+def test_signatures_print_as_one_line() -> None:
     assert SIGNATURE.text() == (
         "(x: float32[n, 2], pair[0]: int8[2*n], pair[1]: None, count: int n, mode: 'fast') "
         "-> (uint8[3], size n, 1.5, float64)"
@@ -185,7 +185,7 @@ def test_a_signature_reads_as_one_line() -> None:
         ((), {"mode": "fast", "count": 1, "pair": ("p", "q"), "x": "x"}),
     ],
 )
-def test_arguments_arrive_by_position_or_by_name(
+def test_arguments_are_passed_by_position_or_by_name(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     assert SIGNATURE.leaves(args, kwargs) == ["x", "p", "q", 1, "fast"]
@@ -207,7 +207,7 @@ def test_missing_extra_and_repeated_arguments_are_listed(
         SIGNATURE.leaves(args, kwargs)
 
 
-def test_a_range_holds_its_ends() -> None:
+def test_ranges_include_both_ends() -> None:
     assert [Range(1, 3).holds(n) for n in range(5)] == [False, True, True, True, False]
     assert Range(1, None).holds(10**18)
 
@@ -233,14 +233,14 @@ def test_a_range_holds_its_ends() -> None:
         ("a + c", None),
     ],
 )
-def test_a_size_is_computed_from_symbols(dim: dims.Dim, size: int | None) -> None:
+def test_size_expressions_are_evaluated(dim: dims.Dim, size: int | None) -> None:
     assert dims.evaluate(dim, {"a": 10, "b": 3}) == size
 
 
 @pytest.mark.parametrize(
     "text", ["a +", "f(a)", "a if b else c", "__import__('os')", "a.b", "1 < a < 3"]
 )
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_size_expressions_are_rejected(text: str) -> None:
     with pytest.raises(errors.ArtifactError, match="size expression"):
         dims.evaluate(text, {"a": 1})
 
@@ -264,7 +264,7 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         ("n + m", 9, 9, None),
     ],
 )
-def test_a_size_settles_its_symbol_where_it_can(
+def test_size_expressions_are_solved_for_one_symbol(
     dim: str, size: int, expected: int | None, bound: int | None
 ) -> None:
     symbols: dict[str, int] = {}
@@ -272,7 +272,7 @@ def test_a_size_settles_its_symbol_where_it_can(
     assert symbols.get("n") == bound
 
 
-def test_a_size_is_held_to_symbols_that_are_known() -> None:
+def test_size_expressions_are_checked_against_known_symbols() -> None:
     symbols = {"n": 4}
     assert dims.match("2*n", 7, symbols) == 8
     assert dims.match("n + m", 9, symbols) == 9
@@ -292,11 +292,11 @@ def test_a_size_is_held_to_symbols_that_are_known() -> None:
         ("a < c", True),
     ],
 )
-def test_a_condition_on_sizes_is_decided(condition: str, held: bool) -> None:
+def test_conditions_on_sizes_are_evaluated(condition: str, held: bool) -> None:
     assert dims.holds(condition, {"a": 10, "b": 3}) is held
 
 
-def test_names_of_functions_are_not_names_of_sizes() -> None:
+def test_function_names_are_not_symbols() -> None:
     assert dims.names("Max(a, 2*b)") == ["a", "b"]
     assert dims.names(3) == []
 
@@ -327,7 +327,7 @@ def nest_arguments() -> tuple[Any, ...]:
     return Box(ones, None, None), {"pair": [ones, 2 * ones], "unused": 3 * ones}
 
 
-def test_nests_go_through_a_file(nest_file: Path) -> None:
+def test_nested_arguments_round_trip_through_a_file(nest_file: Path) -> None:
     expected = Nest()(*nest_arguments())
     found = turbine.load(nest_file)(*nest_arguments())
     assert type(found["box"]) is Box
@@ -335,13 +335,13 @@ def test_nests_go_through_a_file(nest_file: Path) -> None:
     assert list(found["list"][1][1]) == ["z", "a"]
 
 
-def test_a_field_that_was_none_may_not_become_a_tensor(nest_file: Path) -> None:
+def test_a_field_exported_as_none_rejects_a_tensor(nest_file: Path) -> None:
     box, tree = nest_arguments()
     with pytest.raises(errors.ArgumentError, match=r"box has the wrong keys.*extra=\['high'\]"):
         turbine.load(nest_file)(replace(box, high=torch.ones(2)), tree)
 
 
-def test_without_its_class_a_result_is_a_dict(
+def test_a_result_without_its_class_is_a_dict(
     nest_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(sys.modules[__name__], "Box")
@@ -361,7 +361,7 @@ class Pairs(nn.Module):
         return Point(point.y + 1, point.x)
 
 
-def test_namedtuples_go_through_a_model() -> None:
+def test_namedtuples_are_arguments_and_results() -> None:
     point = Point(torch.zeros(2), torch.ones(2))
     found = turbine.aot.export(Pairs(), args=(point,)).compile()(point)
     assert type(found) is Point

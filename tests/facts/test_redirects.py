@@ -1,4 +1,4 @@
-"""Imports under the names of iree-turbine give modules of Turbine's, or say what there is."""
+"""Imports of iree-turbine names return our modules, or explain what replaced them."""
 
 from __future__ import annotations
 
@@ -143,19 +143,19 @@ def python(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize(("old", "new"), redirects.MOVED.items())
-def test_every_row_gives_our_module(root: str, old: str, new: str) -> None:
+def test_every_row_imports_our_module(root: str, old: str, new: str) -> None:
     assert importlib.import_module(f"{root}.{old}") is importlib.import_module(new)
 
 
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("old", NAMES)
-def test_names_are_where_they_were(root: str, old: str) -> None:
+def test_old_modules_have_their_public_names(root: str, old: str) -> None:
     module = importlib.import_module(f"{root}.{old}")
     assert [name for name in NAMES[old].split() if not hasattr(module, name)] == []
 
 
 @pytest.mark.parametrize("ours", redirects.OLD_NAMES)
-def test_old_names_are_found_on_first_use(ours: str) -> None:
+def test_old_modules_are_imported_lazily(ours: str) -> None:
     module = importlib.import_module(ours)
     for name, home in redirects.OLD_NAMES[ours].items():
         assert name in dir(module)
@@ -167,7 +167,7 @@ def test_old_names_are_found_on_first_use(ours: str) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_every_statement_that_imports_works() -> None:
+def test_every_form_of_import_works() -> None:
     scope: dict[str, object] = {}
     exec(
         "import iree.turbine.aot\n"
@@ -185,17 +185,17 @@ def test_every_statement_that_imports_works() -> None:
     assert scope["conversions"] is conversions
 
 
-def test_a_star_import_brings_modules_below() -> None:
+def test_a_star_import_includes_submodules() -> None:
     scope: dict[str, object] = {}
     exec("from shark_turbine.aot import *", scope)
     assert {"export", "ParameterArchive", "decompositions"} <= scope.keys()
 
 
-def test_our_modules_without_a_row_are_below_the_old_name() -> None:
+def test_modules_without_a_row_are_importable_under_the_old_package() -> None:
     assert importlib.import_module("iree.turbine.aot.output") is sys.modules["turbine.aot.output"]
 
 
-def test_our_modules_keep_their_own_names() -> None:
+def test_redirected_modules_keep_their_names() -> None:
     for old in redirects.MOVED:
         importlib.import_module(f"iree.turbine.{old}")
     for new in redirects.MOVED.values():
@@ -204,7 +204,7 @@ def test_our_modules_keep_their_own_names() -> None:
         assert (sys.modules[new].__name__, spec.name) == (new, new)
 
 
-def test_classes_are_pickled_under_our_names_and_read_under_the_old_ones() -> None:
+def test_classes_pickle_under_new_names_and_unpickle_under_old_ones() -> None:
     peer = importlib.import_module("iree.turbine.aot.tensor_traits")
     text = pickle.dumps(peer.ExternalTensorTrait("a", "b"), protocol=0)
     assert b"turbine.capture.traits" in text
@@ -212,14 +212,14 @@ def test_classes_are_pickled_under_our_names_and_read_under_the_old_ones() -> No
     assert pickle.loads(old) == turbine.aot.ExternalTensorTrait("a", "b")
 
 
-def test_installing_twice_is_installing_once() -> None:
+def test_installation_is_idempotent() -> None:
     importlib.import_module("iree.turbine")
     before = list(sys.meta_path)
     redirects.install("iree.turbine")
     assert sys.meta_path == before
 
 
-def test_a_fresh_interpreter_needs_no_preparation() -> None:
+def test_redirects_work_in_a_new_process() -> None:
     program = (
         "from iree.turbine.support.conversions import TORCH_DTYPE_TO_IREE_TYPE\n"
         "import sys, turbine.compat.conversions as ours\n"
@@ -230,7 +230,7 @@ def test_a_fresh_interpreter_needs_no_preparation() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-def test_another_package_of_the_name_wins_where_it_is_first(tmp_path: Path) -> None:
+def test_a_real_package_earlier_on_the_path_takes_precedence(tmp_path: Path) -> None:
     theirs = tmp_path / "iree" / "turbine" / "aot"
     theirs.mkdir(parents=True)
     (theirs.parent / "__init__.py").touch()
@@ -249,7 +249,7 @@ def test_another_package_of_the_name_wins_where_it_is_first(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("old", redirects.ABSENT)
-def test_a_path_that_is_not_there_says_why(root: str, old: str) -> None:
+def test_a_removed_module_gives_the_reason(root: str, old: str) -> None:
     with pytest.raises(ModuleNotFoundError) as caught:
         importlib.import_module(f"{root}.{old}")
     assert f"no module named '{root}.{old.partition('.')[0]}" in str(caught.value)
@@ -258,13 +258,13 @@ def test_a_path_that_is_not_there_says_why(root: str, old: str) -> None:
 
 @pytest.mark.parametrize("root", ROOTS)
 @pytest.mark.parametrize("old", ["aot.support.utils", "aot.nothing", "kernel._support.context"])
-def test_an_unknown_path_names_the_nearest(root: str, old: str) -> None:
+def test_an_unknown_module_suggests_the_nearest(root: str, old: str) -> None:
     with pytest.raises(errors.UnknownModule, match=f"no module named '{root}.{old}'.*") as caught:
         importlib.import_module(f"{root}.{old}")
     assert "nearest: " in str(caught.value)
 
 
-def test_a_path_below_one_that_is_not_there_has_its_reason() -> None:
+def test_a_submodule_of_a_removed_module_gives_its_reason() -> None:
     finder = redirects.Redirects("iree.turbine")
     with pytest.raises(errors.UnknownModule, match="iree-org/wave") as caught:
         finder.find_spec("iree.turbine.kernel.wave.compile", None)
@@ -275,23 +275,23 @@ def test_a_path_below_one_that_is_not_there_has_its_reason() -> None:
     ("old", "nearest"),
     [("aot.parms", "aot.params"), ("importers.irr", "importers.ir"), ("dynama", "dynamo")],
 )
-def test_a_path_that_nobody_knows_names_the_nearest(old: str, nearest: str) -> None:
+def test_an_unknown_package_suggests_the_nearest(old: str, nearest: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=rf"'shark_turbine\.{old}'") as caught:
         importlib.import_module(f"shark_turbine.{old}")
     assert f"nearest: shark_turbine.{nearest}, " in str(caught.value)
 
 
-def test_a_from_import_of_nothing_says_so_too() -> None:
+def test_a_from_import_of_an_unknown_name_gives_the_reason() -> None:
     with pytest.raises(ImportError, match=r"no module named 'shark_turbine\.nothing'"):
         exec("from shark_turbine import nothing")
 
 
-def test_no_row_contradicts_another() -> None:
+def test_rows_are_consistent() -> None:
     assert not redirects.MOVED.keys() & redirects.ABSENT.keys()
 
 
 @pytest.mark.parametrize("old", redirects.MOVED)
-def test_an_old_name_hides_no_module_of_ours(old: str) -> None:
+def test_old_names_shadow_no_module(old: str) -> None:
     package, _, rest = old.partition(".")
     ours = redirects.MOVED.get(package, "turbine.compat")
     hidden = find_spec(f"{ours}.{rest.partition('.')[0]}") if rest else None
@@ -311,12 +311,12 @@ def test_a_pass_runs_as_a_program_under_its_old_path(tmp_path: Path) -> None:
     assert "@main" in output.read_text()
 
 
-def test_the_package_is_a_program() -> None:
+def test_the_old_package_runs_as_a_module() -> None:
     ended = python("-m", "turbine", "--version")
     assert (ended.returncode, ended.stdout) == (0, f"turbine {turbine.__version__}\n")
 
 
-def test_the_backend_has_the_names_that_users_know() -> None:
+def test_the_backend_is_registered_under_its_old_names() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     backends = project["entry-points"]["torch_dynamo_backends"]
     assert dict.fromkeys(("turbine", "turbine_cpu", "iree_turbine"), "turbine.dynamo:backend") == (
@@ -324,5 +324,5 @@ def test_the_backend_has_the_names_that_users_know() -> None:
     )
 
 
-def test_the_package_of_iree_is_shared() -> None:
+def test_the_iree_namespace_package_is_shared() -> None:
     assert not (ROOT / "iree" / "__init__.py").exists()

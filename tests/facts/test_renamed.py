@@ -23,6 +23,6 @@ def test_old_names_warn_and_work() -> None:
         assert turbine.runtime.tracing is run_trace
 
 
-def test_other_names_are_missing() -> None:
+def test_unknown_names_raise_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = turbine.mlir.nothing

@@ -1,4 +1,4 @@
-"""Targets: a spelling in, drivers and compiler flags out, and the real CPU behind "cpu"."""
+"""Targets: drivers, compiler flags, and the CPU of this machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ func.func @f(%a: tensor<16x16xf32>, %b: tensor<16x16xf32>, %c: tensor<16x16xf32>
 
 
 @pytest.mark.parametrize(("spelling", "text", "flags"), SPELLINGS)
-def test_a_spelling_gives_drivers_and_flags(
+def test_a_target_string_maps_to_driver_and_flags(
     spelling: str, text: str, flags: tuple[str, ...]
 ) -> None:
     parsed = target.parse(spelling)
@@ -70,7 +70,7 @@ def test_cpu_resolves_to_a_real_model_and_its_features() -> None:
     assert target.missing_features(found) == []
 
 
-def test_generic_asks_less_of_a_cpu_than_this_one_has() -> None:
+def test_generic_requires_fewer_features_than_this_cpu() -> None:
     generic = host.resolve(target.parse("cpu:generic"))
     this = host.resolve(target.parse("cpu"))
     assert generic.chip == "generic"
@@ -78,12 +78,12 @@ def test_generic_asks_less_of_a_cpu_than_this_one_has() -> None:
     assert set(filter(None, generic.features.split(","))) < set(this.features.split(","))
 
 
-def test_resolving_a_resolved_target_changes_nothing() -> None:
+def test_resolution_is_idempotent() -> None:
     found = host.resolve(target.parse("cpu"))
     assert host.resolve(found) == found
 
 
-def test_the_cpu_is_asked_for_once_and_then_read_from_the_cache(
+def test_cpu_detection_is_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     host.resolve.cache_clear()
@@ -93,7 +93,7 @@ def test_the_cpu_is_asked_for_once_and_then_read_from_the_cache(
     assert host.resolve(target.parse("cpu")) == first
 
 
-def test_another_machine_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_detection_is_cached_per_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     host.resolve(target.parse("cpu"))
     host.resolve.cache_clear()
     monkeypatch.setattr(target, "host_fingerprint", lambda: "another machine with the same home")
@@ -113,7 +113,7 @@ OTHER_MACHINE = b"""
 """
 
 
-def test_resolving_with_the_cache_off_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolution_without_the_cache_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "read", None)
     monkeypatch.setattr(cache, "write", None)
     host.resolve.cache_clear()
@@ -122,7 +122,7 @@ def test_resolving_with_the_cache_off_keeps_nothing(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("spelling", ["cpu:bogus", "cuda:bogus", "cuda:sm_90", "hip:bogus"])
-def test_a_chip_the_compiler_does_not_know_is_an_unknown_target(spelling: str) -> None:
+def test_an_unknown_chip_is_rejected(spelling: str) -> None:
     with pytest.raises(errors.UnknownTarget, match=spelling.partition(":")[2]) as caught:
         host.resolve(target.parse(spelling))
     assert spelling.partition(":")[0] in str(caught.value.hint)
@@ -146,7 +146,7 @@ HALF = {
 
 
 @pytest.mark.parametrize("architecture", HALF)
-def test_features_this_machine_lacks_are_named(
+def test_missing_cpu_features_are_listed(
     monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
     shown, wanted, missing = HALF[architecture]
@@ -155,7 +155,7 @@ def test_features_this_machine_lacks_are_named(
     assert target.missing_features(Target("cpu", "any", wanted, architecture)) == missing
 
 
-def test_other_kinds_ask_nothing_of_this_cpu() -> None:
+def test_gpu_targets_require_no_cpu_features() -> None:
     assert target.missing_features(Target("cuda", "sm_80", "+avx512f")) == []
 
 
@@ -163,7 +163,7 @@ def test_other_kinds_ask_nothing_of_this_cpu() -> None:
     ("machine", "architecture"),
     [("x86_64", "x86_64"), ("AMD64", "x86_64"), ("arm64", "aarch64"), ("aarch64", "aarch64")],
 )
-def test_architecture_is_spelled_as_llvm_does(
+def test_architectures_are_llvm_names(
     monkeypatch: pytest.MonkeyPatch, machine: str, architecture: str
 ) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
@@ -183,7 +183,7 @@ flags\t\t: {flags}
     ("change", "same"),
     [({"clock": 999}, True), ({"model": 8}, False), ({"flags": "sse"}, False)],
 )
-def test_fingerprint_follows_the_model_and_features_only(
+def test_the_fingerprint_depends_on_cpu_and_features_only(
     monkeypatch: pytest.MonkeyPatch, change: dict[str, object], same: bool
 ) -> None:
     facts: dict[str, object] = {"number": 0, "model": 7, "clock": 100, "flags": "sse avx"}
@@ -201,7 +201,7 @@ def _fingerprint(monkeypatch: pytest.MonkeyPatch, facts: dict[str, object]) -> s
 
 
 @pytest.mark.parametrize("spelling", ["cuda:sm_80", "hip:gfx942", "vulkan"])
-def test_a_matmul_compiles_for_a_gpu_that_is_not_here(spelling: str) -> None:
+def test_a_matmul_compiles_for_an_absent_gpu(spelling: str) -> None:
     compiled = pipeline.compile_ir(MATMUL, target.parse(spelling), use_cache=False)
     assert compiled.target == target.parse(spelling)
     assert GPU_CODE[compiled.target.kind] in compiled.data

@@ -1,4 +1,4 @@
-"""The fuzzer: its programs are repeatable, its findings are real, small and run as scripts."""
+"""The fuzzer: programs are deterministic, findings are real, shrunk, and run as scripts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_random_programs_agree_with_eager(seed: int) -> None:
 
 
 @pytest.mark.parametrize("generate", [random_model, random_kernel])
-def test_a_seed_gives_the_same_program_each_time(generate: Callable[[int], Case]) -> None:
+def test_programs_are_deterministic_for_a_seed(generate: Callable[[int], Case]) -> None:
     for seed in range(5):
         assert generate(seed) == generate(seed)
     assert len({generate(seed).program.function_code() for seed in range(5)}) > 3
@@ -59,13 +59,13 @@ def example(code: str, mode: str = COMPILE, **kwargs: Any) -> Case:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("mode", [COMPILE, COMPILE_DYNAMIC, EXPORT, EXPORT_DYNAMIC])
-def test_a_script_runs_by_itself_and_agrees_where_the_case_does(mode: str) -> None:
+def test_scripts_run_standalone_and_reproduce_the_outcome(mode: str) -> None:
     case = example("v1 = v0 + x1", mode, other_size=None if mode in (COMPILE, EXPORT) else 5)
     assert checking.check(case) == AGREES
     exec(compile(script(case, "nothing"), "script", "exec"), {"__name__": "script"})
 
 
-def test_the_script_of_a_kernel_runs_by_itself() -> None:
+def test_kernel_scripts_run_standalone() -> None:
     exec(compile(script(random_kernel(3), "nothing"), "script", "exec"), {"__name__": "script"})
 
 
@@ -83,7 +83,7 @@ def test_a_wrong_answer_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "not close" in problem
 
 
-def test_an_answer_where_eager_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_where_eager_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     def forgiving(graph: fx.GraphModule, _: Any) -> Callable[..., Any]:
         return lambda *args: [torch.zeros(())]
 
@@ -103,7 +103,7 @@ def fail_where_flipped() -> Callable[[Case], tuple[Case, Outcome]]:
     return answer
 
 
-def test_a_failing_case_is_made_small() -> None:
+def test_failing_cases_are_shrunk() -> None:
     case = example("v1 = v0 + x1.flip(0)", COMPILE_DYNAMIC, other_size=5)
     small, problem = shrink(case, "flipped", fail_where_flipped, seconds=60)
     assert problem == "flipped"
@@ -113,7 +113,7 @@ def test_a_failing_case_is_made_small() -> None:
     assert small.other_size is None
 
 
-def test_rounding_is_explained_and_errors_are_not() -> None:
+def test_rounding_is_tolerated_and_errors_are_not() -> None:
     # A difference of nearly equal numbers has few digits; the same error in a sum is one.
     steps = (Step("v0", "v0 = (x0 + 1e4) - 1e4", ("x0",)),)
     case = Case(RandomProgram(0, (Input((8,)),), steps, ("v0",), FRAME), COMPILE)

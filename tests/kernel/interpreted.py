@@ -1,4 +1,4 @@
-"""Kernels for tests: a plain function, its grid and tensors in, what it writes out."""
+"""Run a plain function as a kernel in the interpreter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def interpreted(
     blocks: dict[str, int] | None = None,
     **args: Any,
 ) -> dict[str, Tensor]:
-    """The outputs of a kernel's function, by name; what is in-out is changed."""
+    """The outputs of a kernel's function, by name; in-out arguments are updated."""
     made = traced(function, grid, **args)
     known = {Symbol(name): size for name, size in (blocks or {}).items()}
     sizes = size_inference.bind_sizes(signature.parse(function), args, known)

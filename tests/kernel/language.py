@@ -1,4 +1,4 @@
-"""What a kernel calls: the ops and functions of the language, by name."""
+"""The ops and functions of the kernel language, by name."""
 
 from __future__ import annotations
 

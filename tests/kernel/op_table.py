@@ -1,4 +1,4 @@
-"""Ops of the language that take tiles: how they are called, on what, and what they mean in PyTorch.
+"""Ops of the language on tiles: calls, arguments and the equivalent in PyTorch.
 
 tests/kernel/test_lang_ops.py runs them. A new op is a row here, or a program there.
 """

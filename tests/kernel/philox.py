@@ -1,4 +1,4 @@
-"""Philox 4x32-10 in plain Python, and the uniform numbers made of its words."""
+"""Philox 4x32-10 in plain Python, and its uniform numbers."""
 
 from __future__ import annotations
 

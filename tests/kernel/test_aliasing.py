@@ -1,4 +1,4 @@
-"""Tensors of a call that share memory: inputs are read as they were before it, wherever it runs."""
+"""Arguments that share memory: inputs are read before the call writes, in every mode."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Views = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @tk.gen.kernel(N // B, blocks={B: 2})
 def add_reversed_(x: tkl.InputBuffer[N, T], y: tkl.InOutBuffer[N, T]) -> None:
-    """Programs read what others write where x and y are one tensor."""
+    """Programs read elements that others write if x and y are one tensor."""
     start = tkl.program_id(0) * B
     tile = tkl.load(x, (N - B - start,), (B,))
     tkl.store(y, (start,), tile + tkl.load(y, (start,), (B,)))
@@ -72,14 +72,14 @@ def changed(call: Callable[..., Any], views: Views) -> list[float]:
 
 
 @pytest.mark.parametrize(("name", "views"), BOTH, ids=NAMES)
-def test_an_input_is_read_as_it_was_before_the_call(name: str, views: Views) -> None:
+def test_inputs_are_read_before_aliased_writes(name: str, views: Views) -> None:
     wanted = changed(add_in_pytorch, views)
     assert changed(add_reversed_, views) == wanted
     assert changed(add_reversed_.interpret, views) == wanted
     assert changed(lambda x, y: add_reversed_(x.detach().requires_grad_(), y), views) == wanted
 
 
-def test_a_large_call_that_runs_on_all_cores() -> None:
+def test_inputs_are_read_before_aliased_writes_on_all_cores() -> None:
     z, kernel = torch.randn(2**18), add_reversed_.using(B=256)
     wanted = z + z.view(-1, 256).flip(0).reshape(-1)
     kernel(z, z)
@@ -102,7 +102,7 @@ class Several(nn.Module):
         return a, b, c
 
 
-def test_compiled_and_exported_programs_read_what_eager_ones_do() -> None:
+def test_compiled_and_exported_programs_match_eager_on_aliased_tensors() -> None:
     wanted = [whole() for _ in TRACED]
     results = Several()(*wanted)
     compiled = torch.compile(Several(), backend="turbine", fullgraph=True)
@@ -114,7 +114,7 @@ def test_compiled_and_exported_programs_read_what_eager_ones_do() -> None:
             assert torch.equal(one, other)
 
 
-def test_views_of_open_sizes() -> None:
+def test_views_of_dynamic_sizes_match_eager() -> None:
     def odd_and_even(z: Tensor) -> Tensor:
         add_reversed_(z, z)
         write_two_(z[::2], z[1::2])
@@ -129,7 +129,7 @@ def test_views_of_open_sizes() -> None:
 
 
 @pytest.mark.parametrize(("name", "views"), BOTH, ids=NAMES)
-def test_in_outs_that_share_memory_are_refused_and_others_are_not(name: str, views: Views) -> None:
+def test_only_aliased_in_out_buffers_are_rejected(name: str, views: Views) -> None:
     def in_pytorch(x: Tensor, y: Tensor) -> None:
         x.add_(1)
         y.mul_(2)
@@ -142,7 +142,7 @@ def test_in_outs_that_share_memory_are_refused_and_others_are_not(name: str, vie
             changed(call, views)
 
 
-def test_in_outs_that_share_memory_are_refused_while_a_program_is_traced() -> None:
+def test_aliased_in_out_buffers_are_rejected_during_tracing() -> None:
     class Wrong(nn.Module):
         def forward(self, z: Tensor) -> Tensor:
             write_two_(z[1:9], z[2:10])
@@ -155,7 +155,7 @@ def test_in_outs_that_share_memory_are_refused_while_a_program_is_traced() -> No
         turbine.aot.export(Wrong(), args=(whole(),))
 
 
-def test_elements_of_an_in_out_that_share_memory_are_refused() -> None:
+def test_in_out_buffers_with_overlapping_elements_are_rejected() -> None:
     windows = torch.ones(5).as_strided((4, 2), (1, 1))
     assert overlaps_itself(torch_buffers.layout(windows))
     assert not overlaps_itself(torch_buffers.layout(windows.T.contiguous()[:, ::2].T))
@@ -165,7 +165,7 @@ def test_elements_of_an_in_out_that_share_memory_are_refused() -> None:
         add_reversed_.interpret(torch.ones(4), torch.ones(1).expand(4))
 
 
-def test_an_artifact_refuses_an_argument_that_it_writes_and_reads_by_another() -> None:
+def test_artifacts_reject_inputs_that_alias_in_out_buffers() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
             y.add_(1)
@@ -183,7 +183,7 @@ def test_an_artifact_refuses_an_argument_that_it_writes_and_reads_by_another() -
     assert z[1::2].tolist() == (whole()[1::2] + 1).tolist()
 
 
-def test_layouts_share_memory_where_their_elements_do() -> None:
+def test_overlap_matches_brute_force() -> None:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(low: int, high: int) -> int:
@@ -210,7 +210,7 @@ def test_layouts_share_memory_where_their_elements_do() -> None:
     assert min(both) > 50
 
 
-def test_layouts_are_those_of_tensors_and_arrays() -> None:
+def test_overlap_of_strided_tensors_and_arrays_is_exact() -> None:
     z = torch.arange(24, dtype=torch.bfloat16).view(4, 6)
     for one, other, shared in ((z[:, :3], z[:, 3:], False), (z.T[1], z[2], True)):
         assert aliasing.share_memory(one, other) is shared

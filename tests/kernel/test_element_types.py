@@ -1,4 +1,4 @@
-"""Every element type of the language in the interpreter, against numpy."""
+"""Every dtype of the language in the interpreter, against numpy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def samples(dtype: Dtype, seed: int = 0) -> Array:
 def computed(
     function: Callable[..., Any], gives: Dtype, *operands: tuple[Array, Dtype], size: Any = N
 ) -> Array:
-    """What a kernel gives for arrays, read as a tile that sticks out of them."""
+    """Run a kernel on arrays, loaded as a tile that extends beyond them."""
 
     def kernel(**buffers):  # type: ignore[no-untyped-def]
         target = buffers.pop("target")
@@ -128,7 +128,7 @@ OF_INTEGERS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("op", OF_INTEGERS)
 @pytest.mark.parametrize("name", INTEGERS)
-def test_integers_are_computed_as_numpy_does(name: str, op: str) -> None:
+def test_integer_arithmetic_matches_numpy(name: str, op: str) -> None:
     function, expected = OF_INTEGERS[op]
     dtype = INTEGERS[name]
     x, y = samples(dtype), samples(dtype, 1)
@@ -154,7 +154,7 @@ OF_FLOATS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("op", OF_FLOATS)
 @pytest.mark.parametrize("name", FLOATS)
-def test_floats_are_rounded_as_their_type_is(name: str, op: str) -> None:
+def test_float_results_are_rounded_to_their_dtype(name: str, op: str) -> None:
     function, expected = OF_FLOATS[op]
     dtype = FLOATS[name]
     x, y = samples(dtype), samples(dtype, 1)
@@ -173,7 +173,7 @@ COMPARISONS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("op", COMPARISONS)
 @pytest.mark.parametrize("name", TYPES)
-def test_every_type_is_compared_as_numpy_does(name: str, op: str) -> None:
+def test_comparisons_match_numpy(name: str, op: str) -> None:
     function, expected = COMPARISONS[op]
     dtype = TYPES[name]
     x, y = samples(dtype), samples(dtype, 1)
@@ -182,7 +182,7 @@ def test_every_type_is_compared_as_numpy_does(name: str, op: str) -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_reductions_of_every_type_are_as_numpys(name: str) -> None:
+def test_reductions_match_numpy(name: str) -> None:
     dtype = NUMBERS[name]
     x = samples(dtype)
     summed = dtype if dtype.kind == "float" else TYPES["i64"]
@@ -199,7 +199,7 @@ def test_reductions_of_every_type_are_as_numpys(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INTEGERS)
-def test_extremes_of_no_integers_are_the_outermost_numbers(name: str) -> None:
+def test_max_and_min_of_no_integers_are_the_dtype_limits(name: str) -> None:
     dtype = INTEGERS[name]
     x, limits = samples(dtype)[:0], np.iinfo(dtype.numpy)
     largest = computed(lambda x: tkl.max(x, 0), dtype, (x, dtype), size=1)
@@ -209,7 +209,7 @@ def test_extremes_of_no_integers_are_the_outermost_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("source", TYPES)
 @pytest.mark.parametrize("target", TYPES)
-def test_casts_keep_numbers_that_fit(source: str, target: str) -> None:
+def test_casts_keep_representable_numbers(source: str, target: str) -> None:
     one, other = TYPES[source], TYPES[target]
     x = np.array([0, 1, 5, 7, 0, 2], object).astype(np.float32).astype(one.numpy)
     same(computed(lambda x: x.to(other), other, (x, one)), x.astype(other.numpy))
@@ -225,7 +225,7 @@ def test_casts_of_integers_keep_the_low_bits(source: str, target: str) -> None:
 
 @pytest.mark.parametrize("target", ["f32", "f64"])
 @pytest.mark.parametrize("source", INTEGERS)
-def test_large_integers_become_the_nearest_float(source: str, target: str) -> None:
+def test_large_integers_round_to_the_nearest_float(source: str, target: str) -> None:
     one, other = INTEGERS[source], TYPES[target]
     x = samples(one)
     same(computed(lambda x: x.to(other), other, (x, one)), x.astype(other.numpy))
@@ -243,7 +243,7 @@ def test_a_bitcast_keeps_the_bits(source: str, target: str) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_every_type_can_be_moved_about(name: str) -> None:
+def test_every_dtype_supports_shape_ops(name: str) -> None:
     dtype = TYPES[name]
     x, y = samples(dtype), samples(dtype, 1)
 
@@ -255,7 +255,7 @@ def test_every_type_can_be_moved_about(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_a_loop_carries_every_type(name: str) -> None:
+def test_loops_carry_every_dtype(name: str) -> None:
     dtype = TYPES[name]
     x = samples(dtype)
 
@@ -267,7 +267,7 @@ def test_a_loop_carries_every_type(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_other_values_fill_lanes_outside(name: str) -> None:
+def test_other_fills_masked_lanes(name: str) -> None:
     dtype = NUMBERS[name]
 
     def kernel(x, y):  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""What help() and editors show of the kernel language and of kernels."""
+"""help() and editors show signatures and docstrings of the language and of kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_ops_of_the_language_have_signatures_and_docstrings() -> None:
 
 
 @pytest.mark.parametrize("name", OPS)
-def test_the_example_of_a_docstring_runs_and_gives_what_it_says(
+def test_docstring_examples_run_and_match_their_output(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "breakpointhook", lambda: None)
@@ -53,7 +53,7 @@ def test_the_example_of_a_docstring_runs_and_gives_what_it_says(
 
 
 def body_of(source: str) -> Callable[..., None]:
-    """A kernel whose body is an example, and prints what it shows."""
+    """A kernel whose body is an example, with prints of the commented values."""
 
     def kernel(unused: tkl.TemporaryBuffer[1, tkl.i32]) -> None:
         run(source, lambda value: None if value is None else tkl.print(value))
@@ -77,7 +77,7 @@ def results_of(source: str) -> list[str]:
     return [line.partition("  # ")[2] for line in source.splitlines() if "  # " in line]
 
 
-def test_a_kernel_shows_what_its_caller_passes() -> None:
+def test_kernels_have_the_signature_of_a_call() -> None:
     @tk.gen.kernel()
     def add_rows(
         x: tkl.InputBuffer[M, N, tkl.f32],

@@ -1,4 +1,4 @@
-"""Indices that come from data are checked: the first bad one is reported, edges are not."""
+"""Loaded indices are checked: the first bad one is reported, edges are not."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ MESSAGE = (
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_bad_index_is_reported_by_both_ways_to_run(name: str) -> None:
+def test_bad_indices_are_reported_by_interpreter_and_compiled_code(name: str) -> None:
     kernel, good, bad, wanted = CASES[name]
     for run in (kernel.interpret, kernel):
         assert torch.equal(run(*good), wanted(*good))
@@ -99,7 +99,7 @@ def test_a_bad_index_is_reported_by_both_ways_to_run(name: str) -> None:
         assert torch.equal(run(*good), wanted(*good))
 
 
-def test_the_line_is_the_one_that_reads() -> None:
+def test_the_error_names_the_line_of_the_load() -> None:
     with pytest.raises(
         errors.KernelError, match="negative ones do not count from the end"
     ) as caught:
@@ -146,7 +146,7 @@ def sparse_product(
     x: tkl.InputBuffer[M, tkl.f32],
     y: tkl.OutputBuffer[M, tkl.f32],
 ) -> None:
-    """A matrix in rows of loaded lengths: what its loop counts comes from data as well."""
+    """A ragged matrix: the loop bounds are loaded too."""
     i = tkl.program_id(0)
     first, end = tkl.load(starts, (i,)), tkl.load(starts, (i + 1,))
 
@@ -165,7 +165,7 @@ def sparse_product(
         ([0, 2, 3], [0, 2, 1], r"index 2 is out of range for axis 0 of x, which has size 2"),
     ],
 )
-def test_what_a_loop_with_loaded_limits_counts_is_checked(
+def test_counters_of_loops_with_loaded_bounds_are_checked(
     starts: list[int], columns: list[int], message: str
 ) -> None:
     values, x = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 10.0])
@@ -176,7 +176,7 @@ def test_what_a_loop_with_loaded_limits_counts_is_checked(
             run(torch.tensor(starts), torch.tensor(columns), values, x)
 
 
-def test_the_first_of_many_programs_is_named() -> None:
+def test_the_error_names_the_first_program() -> None:
     ids = torch.zeros(4000, dtype=torch.int64)
     ids[2501], ids[3999], ids[777] = 12, 13, 14
     for run in (take.interpret, take):
@@ -204,7 +204,7 @@ def excused(
     tkl.store(strided, (0,), tkl.load(table, (2 * tkl.arange(B),)))
 
 
-def test_masks_others_and_edges_are_no_bad_indices() -> None:
+def test_masked_and_edge_indices_are_not_errors() -> None:
     ids = torch.tensor([1, -1, 2, 99])
     for run in (excused.interpret, excused):
         masked, other, unchecked, shifted, strided = run(torch.arange(4.0), ids, 2)
@@ -215,7 +215,7 @@ def test_masks_others_and_edges_are_no_bad_indices() -> None:
 
 
 @pytest.mark.parametrize("strict", [None, True])
-def test_indices_that_count_are_checked_if_that_is_asked_for(strict: bool | None) -> None:
+def test_computed_indices_are_checked_with_check_true(strict: bool | None) -> None:
     @tk.gen.kernel(1, blocks={B: 8})
     def counted(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[B, tkl.f32].filled(-7)) -> None:
         tkl.store(y, (0,), tkl.load(x, (tkl.arange(B),), check=strict))
@@ -228,7 +228,7 @@ def test_indices_that_count_are_checked_if_that_is_asked_for(strict: bool | None
             run(torch.zeros(2))
 
 
-def test_checks_can_be_left_out_of_all_kernels() -> None:
+def test_checks_can_be_disabled_by_an_option() -> None:
     @tk.gen.kernel(M)
     def get(
         x: tkl.InputBuffer[N, T],
@@ -241,7 +241,7 @@ def test_checks_can_be_left_out_of_all_kernels() -> None:
         assert get(TABLE, torch.tensor([1, 99])).tolist() == [1, -7]
 
 
-def test_a_check_is_true_false_or_none() -> None:
+def test_invalid_values_of_check_are_rejected() -> None:
     @tk.gen.kernel(1)
     def asked(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
         tkl.store(y, (0,), tkl.load(x, (0,), (N,), check="yes"))  # type: ignore[arg-type]

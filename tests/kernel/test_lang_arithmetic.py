@@ -1,4 +1,4 @@
-"""Counts go in steps, and what arithmetic refuses."""
+"""Steps of arange, and errors of arithmetic."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ N = tkl.sym.N
 
 
 @pytest.mark.parametrize("limits", [(2, 8, 2), (0, 7, 3), (9, 0, -4), (5, 5, 2)])
-def test_counts_go_in_steps(limits: tuple[int, int, int]) -> None:
+def test_arange_has_steps(limits: tuple[int, int, int]) -> None:
     wanted = torch.arange(*limits)
 
     def kernel(y: tkl.OutputBuffer[len(wanted), tkl.i64]) -> None:
@@ -21,7 +21,7 @@ def test_counts_go_in_steps(limits: tuple[int, int, int]) -> None:
     assert torch.equal(interpreted(kernel, (1,), {})["y"], wanted)
 
 
-def test_a_clamp_without_bounds_is_refused() -> None:
+def test_clamp_without_bounds_is_rejected() -> None:
     def kernel(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
         tkl.store(y, (0,), tkl.clamp(tkl.load(x, (0,), (N,))))
 
@@ -29,7 +29,7 @@ def test_a_clamp_without_bounds_is_refused() -> None:
         interpreted(kernel, (1,), {}, x=torch.ones(2))
 
 
-def test_a_quotient_that_is_no_count_says_what_is() -> None:
+def test_true_division_of_sizes_suggests_floor_division() -> None:
     with pytest.raises(errors.KernelError, match="write N // 4") as raised:
         tk.gen.kernel(N / 4)
     assert raised.value.where is not None

@@ -22,7 +22,7 @@ ATOMICS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("kind", ATOMICS)
 @pytest.mark.parametrize("block", [2, 4])
-def test_programs_change_one_block_together(kind: str, block: int) -> None:
+def test_programs_accumulate_into_one_block(kind: str, block: int) -> None:
     atomic, together = ATOMICS[kind]
 
     def kernel(x: tkl.InputBuffer[M, N, tkl.f32], y: tkl.InOutBuffer[N, tkl.f32]) -> None:
@@ -37,7 +37,7 @@ def test_programs_change_one_block_together(kind: str, block: int) -> None:
     assert torch.equal(y, expected)
 
 
-def test_an_atomic_gives_what_was_there_before() -> None:
+def test_atomics_return_the_old_values() -> None:
     def kernel(
         x: tkl.InputBuffer[N, tkl.i64],
         y: tkl.OutputBuffer[2, tkl.i64].filled(10),
@@ -51,7 +51,7 @@ def test_an_atomic_gives_what_was_there_before() -> None:
     assert outputs["old"].tolist() == [10, 10, 11, 12, 14]
 
 
-def test_an_atomic_on_one_element_gives_a_number() -> None:
+def test_an_atomic_on_one_element_returns_a_scalar() -> None:
     def kernel(x: tkl.InputBuffer[N, tkl.i64], y: tkl.InOutBuffer[1, tkl.i64]) -> None:
         ticket = tkl.atomic_add(y, (0,), 2)
         assert ticket.type.rank == 0
@@ -61,7 +61,7 @@ def test_an_atomic_on_one_element_gives_a_number() -> None:
     assert y.tolist() == [11]
 
 
-def test_lanes_outside_and_where_the_mask_does_not_hold_change_nothing() -> None:
+def test_masked_off_lanes_change_nothing() -> None:
     def kernel(x: tkl.InputBuffer[N, tkl.i64], y: tkl.InOutBuffer[3, tkl.i64]) -> None:
         bins = tkl.load(x, (0,), (8,))
         tkl.atomic_add(y, (bins,), 1, mask=bins != 1, check=False)
@@ -74,7 +74,7 @@ def test_lanes_outside_and_where_the_mask_does_not_hold_change_nothing() -> None
 
 @pytest.mark.parametrize("kind", ATOMICS)
 @pytest.mark.parametrize("name", sorted(DTYPES.keys() - {"bool", "index"}))
-def test_every_type_can_be_changed(name: str, kind: str) -> None:
+def test_atomics_support_every_dtype(name: str, kind: str) -> None:
     atomic, together = ATOMICS[kind]
 
     def kernel(x: tkl.InputBuffer[N, T], y: tkl.InOutBuffer[1, T]) -> None:
@@ -91,7 +91,7 @@ def test_every_type_can_be_changed(name: str, kind: str) -> None:
     assert y.to(torch.float32).tolist() == wide.tolist()
 
 
-def test_the_larger_of_two_numbers_of_u64_is_kept() -> None:
+def test_atomic_max_of_u64_is_unsigned() -> None:
     def kernel(x: tkl.InputBuffer[1, tkl.u64], y: tkl.InOutBuffer[1, tkl.u64]) -> None:
         tkl.atomic_max(y, (0,), tkl.load(x, (0,), (1,)))
 
@@ -119,12 +119,14 @@ def run_with_store(first_stores: bool) -> None:
 
 
 @pytest.mark.parametrize("first_stores", [False, True])
-def test_a_store_beside_an_atomic_of_another_program_is_reported(first_stores: bool) -> None:
+def test_a_store_to_an_element_with_atomics_of_another_program_is_reported(
+    first_stores: bool,
+) -> None:
     with pytest.raises(errors.KernelError, match="two programs store to one element of y"):
         run_with_store(first_stores)
 
 
-def test_a_program_may_store_where_only_its_own_atomics_were() -> None:
+def test_a_program_may_store_after_its_own_atomics() -> None:
     def kernel(x: tkl.InputBuffer[N, tkl.i32], y: tkl.OutputBuffer[N, tkl.i32].filled(0)) -> None:
         i = tkl.program_id(0)
         tkl.atomic_add(y, (i,), 1)
@@ -149,23 +151,23 @@ def refused(type: Any, message: str) -> None:
         interpreted(kernel, (), x=one, y=y, z=one)
 
 
-def test_an_output_that_is_not_filled_is_refused() -> None:
+def test_an_uninitialized_output_is_rejected() -> None:
     refused(tkl.OutputBuffer[1, tkl.i32], r"y, which is uninitialized[\s\S]*filled\(0\)")
 
 
-def test_an_input_is_refused() -> None:
+def test_an_input_is_rejected() -> None:
     refused(tkl.InputBuffer[1, tkl.i32], "tkl.atomic_add to y, which is an input")
 
 
-def test_a_temporary_is_refused() -> None:
+def test_a_temporary_is_rejected() -> None:
     refused(tkl.TemporaryBuffer[1, tkl.i32], "which belongs to one program")
 
 
-def test_bools_are_refused() -> None:
+def test_bools_are_rejected() -> None:
     refused(tkl.InOutBuffer[1, tkl.bool], "which holds bools")
 
 
-def test_a_tile_of_too_many_axes_is_refused() -> None:
+def test_a_tile_of_too_many_axes_is_rejected() -> None:
     def kernel(y: tkl.InOutBuffer[N, tkl.i32]) -> None:
         tkl.atomic_add(y, (0,), tkl.zeros((2, 2), tkl.i32))
 

@@ -1,4 +1,4 @@
-"""Loops and branches over tiles with lanes that hold no value, in the interpreter."""
+"""Loops and branches over tiles with masked-off lanes, in the interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.kernel.interpreted import interpreted
 N = tkl.sym.N
 
 
-def test_a_loop_may_yield_a_tile_that_was_masked_around_it() -> None:
+def test_loops_may_return_tiles_masked_outside_of_them() -> None:
     def kernel(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
         tile = tkl.load(x, (0,), (8,), mask=tkl.arange(8) % 2 == 0)
         zeros = tkl.zeros((8,), tkl.f32)
@@ -22,7 +22,7 @@ def test_a_loop_may_yield_a_tile_that_was_masked_around_it() -> None:
 
 
 @pytest.mark.parametrize("size", [2, 5])
-def test_branches_may_scan_and_sort(size: int) -> None:
+def test_branches_may_contain_scans_and_sorts(size: int) -> None:
     def kernel(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
         tile = tkl.load(x, (0,), (8,))
         tkl.store(y, (0,), tkl.cond(N > 3, lambda: tkl.cumsum(tile, 0), lambda: tkl.sort(tile)))

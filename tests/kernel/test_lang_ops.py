@@ -1,7 +1,7 @@
 """Every op of the language, interpreted and compiled, against PyTorch: one table.
 
-The rows of tests/kernel/op_table.py are put into one kernel for each dtype; their tiles stick out
-of the buffers, except in the sample "whole". Ops that need buffers, a grid or a message are in
+The rows of tests/kernel/op_table.py are put into one kernel for each dtype; their tiles extend
+beyond the buffers, except in the sample "whole". Ops that need buffers, a grid or a message are in
 programs, below.
 """
 
@@ -93,14 +93,14 @@ def results_of(sample: str, backend: str) -> dict[Row, tuple[Tensor, ...]]:
         for row in rows_of(sample)
     ],
 )
-def test_an_op_gives_what_pytorch_gives(row: Row, sample: str, backend: str) -> None:
+def test_ops_match_pytorch(row: Row, sample: str, backend: str) -> None:
     expected = row.on_tensors(SAMPLES[sample])
     torch.testing.assert_close(results_of(sample, backend)[row], expected, equal_nan=True)
 
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("sample", OTHERS)
-def test_ops_give_what_pytorch_gives_in_every_dtype(sample: str) -> None:
+def test_ops_match_pytorch_in_every_dtype(sample: str) -> None:
     for row, backend in product(rows_of(sample), BACKENDS):
         actual, expected = results_of(sample, backend)[row], row.on_tensors(SAMPLES[sample])
         torch.testing.assert_close(
@@ -116,7 +116,7 @@ def test_ops_give_what_pytorch_gives_in_every_dtype(sample: str) -> None:
 
 @dataclass(frozen=True)
 class Program:
-    """A kernel that uses some ops, its arguments, and what comes of a call."""
+    """A kernel that uses some ops, its arguments, and the expected results."""
 
     ops: tuple[Any, ...]
     kernel: tk.Kernel
@@ -224,7 +224,7 @@ PROGRAMS = {
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_gives_what_pytorch_gives(
+def test_programs_match_pytorch(
     name: str, backend: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = PROGRAMS[name]

@@ -1,4 +1,4 @@
-"""Sorting and top-k in the interpreter, and where few are asked for in compiled code."""
+"""Sort and top-k in the interpreter, and small top-k in compiled code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
 
 
-def test_sorting_along_the_first_axis_leaves_rows_outside_at_the_end() -> None:
+def test_sorting_along_the_first_axis_moves_masked_rows_to_the_end() -> None:
     x = torch.tensor([[3.0, 1.0], [1.0, 2.0], [2.0, 0.0]])
 
     def kernel(x: tkl.InputBuffer[M, N, T], y: tkl.OutputBuffer[M, N, T]) -> None:
@@ -56,7 +56,7 @@ def test_sorting_along_the_first_axis_leaves_rows_outside_at_the_end() -> None:
         *(torch.float16, torch.bfloat16, torch.float64, torch.float8_e5m2),
     ],
 )
-def test_every_type_is_sorted(dtype: torch.dtype) -> None:
+def test_every_dtype_is_sorted(dtype: torch.dtype) -> None:
     x = torch.tensor([[5, 0, 120, 7, 1]]).to(dtype)
     values, places = sorted_rows(tkl.sort_with_indices, x, 6)
     wide = x.to(torch.float64)
@@ -64,14 +64,14 @@ def test_every_type_is_sorted(dtype: torch.dtype) -> None:
     same(wide.gather(1, places), wide.sort(1).values)
 
 
-def test_large_numbers_of_u64_are_sorted_after_small_ones() -> None:
+def test_u64_is_sorted_as_unsigned() -> None:
     x = torch.tensor([[2**64 - 1, 1, 2**63, 5, 2**63 - 1]], dtype=torch.uint64)
     values, places = sorted_rows(tkl.sort_with_indices, x, 5)
     assert values.tolist() == [[1, 5, 2**63 - 1, 2**63, 2**64 - 1]]
     assert places.tolist() == [[1, 3, 4, 2, 0]]
 
 
-def test_lanes_that_are_masked_go_to_the_end_and_are_not_stored() -> None:
+def test_masked_lanes_go_to_the_end_and_are_not_stored() -> None:
     def kernel(x: tkl.InputBuffer[N, T], y: tkl.OutputBuffer[N, T].filled(-1)) -> None:
         tile = tkl.load(x, (0,), (BN,), mask=tkl.arange(BN) % 2 == 0)
         tkl.store(y, (0,), tkl.sort(tile, descending=True))
@@ -80,7 +80,7 @@ def test_lanes_that_are_masked_go_to_the_end_and_are_not_stored() -> None:
     assert y.tolist() == [6, 5, 4, 1, -1, -1, -1]
 
 
-def test_lanes_before_the_buffer_go_to_the_end_too() -> None:
+def test_lanes_before_the_buffer_go_to_the_end() -> None:
     def kernel(x: tkl.InputBuffer[N, T], y: tkl.OutputBuffer[N, T].filled(-1)) -> None:
         tkl.store(y, (0,), tkl.sort(tkl.load(x, (-2,), (4,))))
 
@@ -111,13 +111,13 @@ def test_compiled_topk_is_the_start_of_a_stable_sort(count: int) -> None:
     same(places, 2 * expected.indices[:, :count])
 
 
-def test_topk_of_fewer_elements_leaves_the_rest() -> None:
+def test_topk_of_too_few_elements_masks_off_the_rest() -> None:
     def kernel(x: tkl.InputBuffer[N, T], y: tkl.OutputBuffer[4, T].filled(-1)) -> None:
         tkl.store(y, (0,), tkl.topk(tkl.load(x, (0,), (8,)), 4)[0])
 
     assert interpreted(kernel, (), x=torch.tensor([2, 5]))["y"].tolist() == [5, 2, -1, -1]
 
 
-def test_topk_of_more_elements_than_a_tile_has_is_refused() -> None:
-    with pytest.raises(errors.KernelError, match="there are no 9 elements among 8"):
+def test_topk_larger_than_the_tile_is_rejected() -> None:
+    with pytest.raises(errors.KernelError, match="k=9 is larger than the axis, 8"):
         sorted_rows(lambda x: tkl.topk(tkl.zeros((2, 8), tkl.f32), 9), ROWS, 8)

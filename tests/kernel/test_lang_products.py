@@ -1,4 +1,4 @@
-"""Products of a matrix and a vector, which are summed along memory."""
+"""Matrix-vector products, which are vectorized along the contraction."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def of_evens(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "columns"), [(5, 70), (4, 27), (3, 1)])
-def test_a_matrix_times_a_column_takes_lanes_with_a_value(
+def test_a_matrix_times_a_column_skips_masked_lanes(
     rows: int, columns: int, dtype: torch.dtype
 ) -> None:
     a, x = torch.randn(rows, columns).to(dtype), torch.randn(columns).to(dtype)
@@ -50,7 +50,7 @@ def row_times_rows(
 
 
 @pytest.mark.parametrize("columns", [1, 3, 64, 70])
-def test_a_row_times_a_transposed_matrix(columns: int) -> None:
+def test_a_row_times_a_transposed_matrix_matches_torch(columns: int) -> None:
     x, a = (
         torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((columns,), (6, columns))
     )

@@ -1,4 +1,4 @@
-"""Random numbers: the composed generator against one in plain Python, and published vectors."""
+"""Random numbers against Philox in plain Python and published vectors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VECTORS = [
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), VECTORS)
-def test_the_generator_gives_the_known_answers(
+def test_philox_matches_known_answers(
     counter: list[int], key: list[int], answer: list[int]
 ) -> None:
     def kernel(c: tkl.InputBuffer[4, tkl.i64], y: tkl.OutputBuffer[4, tkl.u32]) -> None:
@@ -67,18 +67,18 @@ SEEDS = [0, 42, 2**40 + 5, -7]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_bits_are_the_first_word_of_seed_and_offset(seed: int) -> None:
+def test_random_bits_are_the_first_philox_word(seed: int) -> None:
     offsets = torch.tensor([0, 1, 2, 1000, 2**31, 2**32 - 1, 2**32, 2**50 + 3, -1])
     bits = numbers(tkl.random_bits, tkl.u32, seed, offsets)
     assert bits.tolist() == [words(seed, offset)[0] for offset in offsets.tolist()]
 
 
-def test_an_offset_of_32_bits_is_one_word() -> None:
+def test_a_32_bit_offset_is_one_word() -> None:
     bits = numbers(tkl.random_bits, tkl.u32, 3, torch.tensor([-1, 5], dtype=torch.int32))
     assert bits.tolist() == [words(3, WORD)[0], words(3, 5)[0]]
 
 
-def test_a_seed_of_python_gives_what_one_that_is_passed_gives() -> None:
+def test_python_and_argument_seeds_agree() -> None:
     seed = 2**40 + 5
     offsets = torch.arange(20)
     passed = numbers(tkl.random_bits, tkl.u32, seed, offsets)
@@ -86,13 +86,13 @@ def test_a_seed_of_python_gives_what_one_that_is_passed_gives() -> None:
     assert torch.equal(passed.view(torch.int32), known.view(torch.int32))
 
 
-def test_uniform_numbers_are_made_of_the_bits() -> None:
+def test_rand_is_computed_from_the_bits() -> None:
     expected = [uniform(words(42, offset)[0]) for offset in range(40)]
     assert numbers(tkl.rand, tkl.f32, 42, torch.arange(40)).tolist() == [*map(float, expected)]
 
 
 @pytest.mark.parametrize("word", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
-def test_uniform_numbers_are_from_0_to_below_1(word: int) -> None:
+def test_rand_is_in_0_to_1(word: int) -> None:
     def kernel(x: tkl.InputBuffer[1, tkl.i64], y: tkl.OutputBuffer[1, tkl.f32]) -> None:
         tkl.store(y, (0,), random.to_uniform(tkl.load(x, (0,), (1,))))
 
@@ -100,28 +100,28 @@ def test_uniform_numbers_are_from_0_to_below_1(word: int) -> None:
     assert 0.0 <= value < 1.0
 
 
-def test_many_normal_numbers_have_mean_0_and_deviation_1() -> None:
+def test_randn_has_mean_0_and_deviation_1() -> None:
     actual = numbers(tkl.randn, tkl.f32, 1, torch.arange(20000), 20000)
     assert abs(actual.mean()) < 0.03
     assert abs(actual.std() - 1) < 0.03
 
 
-def test_random_integers_of_nothing_are_refused() -> None:
+def test_randint_of_an_empty_range_is_rejected() -> None:
     with pytest.raises(errors.KernelError, match=r"tkl.randint from 3 to below 3"):
         numbers(lambda s, o: tkl.randint(s, o, 3, 3), tkl.i64, 5, torch.arange(4))
 
 
-def test_a_seed_that_is_a_tile_is_refused() -> None:
+def test_a_tile_as_seed_is_rejected() -> None:
     with pytest.raises(errors.KernelError, match=r"tkl.rand: the seed is a tile"):
         numbers(lambda _, offset: tkl.rand(offset, offset), tkl.f32, 5, torch.arange(4))
 
 
-def test_an_offset_that_is_a_float_is_refused() -> None:
-    with pytest.raises(errors.KernelError, match=r"tkl.rand: the offset is of f32"):
+def test_a_float_offset_is_rejected() -> None:
+    with pytest.raises(errors.KernelError, match=r"tkl.rand: the offset has dtype f32"):
         numbers(lambda seed, offset: tkl.rand(seed, offset * 0.5), tkl.f32, 5, torch.arange(4))
 
 
-def test_a_seed_and_an_offset_may_be_single_numbers() -> None:
+def test_seed_and_offset_may_be_scalars() -> None:
     def kernel(x: tkl.InputBuffer[N, tkl.i64], y: tkl.OutputBuffer[N, tkl.u32]) -> None:
         place = tkl.program_id(0)
         tkl.store(y, (place,), tkl.random_bits(place, place))

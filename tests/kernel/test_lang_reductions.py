@@ -1,4 +1,4 @@
-"""Reductions of tiles that stick out of their buffers, in the interpreter."""
+"""Reductions of tiles that extend beyond their buffers, in the interpreter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_reduction_of_the_first_axis_keeps_the_bounds_of_the_second() -> None:
 
 
 @pytest.mark.parametrize("function", [tkl.argmax, tkl.argmin])
-def test_the_place_of_an_extreme_is_a_lane_that_holds_a_value(function: Any) -> None:
+def test_argmax_and_argmin_skip_masked_lanes(function: Any) -> None:
     def kernel(x: tkl.InputBuffer[N, tkl.i32], y: tkl.OutputBuffer[1, tkl.i64].filled(-7)) -> None:
         tile = tkl.load(x, (0,), (8,), mask=tkl.arange(8) > 1)
         tkl.store(y, (0,), function(tile))

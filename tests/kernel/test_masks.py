@@ -1,4 +1,4 @@
-"""Lanes that a mask removes are masked off as those outside a buffer: as numpy.ma has it."""
+"""Masked lanes behave like lanes out of bounds, as in numpy.ma."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def both_ways(kernel: Any, *args: Any) -> list[tuple[Tensor, ...]]:
 
 
 def assert_equal(results: list[tuple[Tensor, ...]], *expected: Any) -> None:
-    """Both gave what numpy.ma says; elements that it masks are left as they were."""
+    """Check both results against numpy.ma; masked elements are not written."""
     for given in results:
         for result, wanted in zip(given, expected, strict=True):
             np.testing.assert_allclose(result.numpy(), ma.filled(wanted, KEPT), rtol=1e-5)
 
 
 def masked_numbers(seed: int, *shape: int) -> tuple[Tensor, Tensor, Any]:
-    """Small numbers, which of them are live, some rows and columns all dead, and both as ma."""
+    """Small numbers, a mask with some full rows and columns, and both as numpy.ma."""
     rng = np.random.default_rng(seed)
     values = rng.integers(-4, 5, shape).astype(np.float32)
     live = rng.random(shape) < 0.6
@@ -62,7 +62,7 @@ def rows(
 
 
 @pytest.mark.parametrize("columns", [1, 5, 33])
-def test_rows_that_a_mask_removes_are_left_as_they_were(columns: int) -> None:
+def test_masked_rows_are_not_written(columns: int) -> None:
     x = torch.arange(9.0 * columns).reshape(9, columns) % 11 - 5
     live = torch.tensor([True, False, True, True, False, False, False, False, True])
     dead = ~live.numpy()
@@ -96,7 +96,7 @@ def reductions(
 @pytest.mark.parametrize(
     ("shape", "of_mask"), [((8, 16), (8, 16)), ((5, 9), (8, 16)), ((8, 16), (6, 13))]
 )
-def test_masks_that_are_read_reduce_as_in_numpy(
+def test_loaded_masks_reduce_as_in_numpy_ma(
     shape: tuple[int, int], of_mask: tuple[int, int]
 ) -> None:
     x, live, _ = masked_numbers(3, 8, 16)
@@ -117,13 +117,13 @@ def test_masks_that_are_read_reduce_as_in_numpy(
     )
 
 
-def test_a_tile_of_which_a_mask_leaves_nothing_is_not_stored() -> None:
+def test_a_fully_masked_tile_is_not_stored() -> None:
     x, live, _ = masked_numbers(3, 8, 16)
     for given in both_ways(reductions, x, torch.zeros_like(live)):
         assert all(torch.equal(result, torch.full_like(result, KEPT)) for result in given)
 
 
-def test_rows_without_elements_give_the_neutral_element() -> None:
+def test_empty_rows_reduce_to_the_neutral_element() -> None:
     nothing = torch.zeros(5, 0)
     (total, most, *_) = rows(nothing, torch.tensor([True, False, True, True, True]))
     assert total.tolist() == [0, KEPT, 0, 0, 0]
@@ -153,7 +153,7 @@ def products(
 
 
 @pytest.mark.parametrize(("m", "k", "n"), [(4, 16, 8), (3, 13, 7), (4, 1, 1)])
-def test_products_skip_masked_lanes_as_numpy_does(m: int, k: int, n: int) -> None:
+def test_dot_skips_masked_lanes_as_in_numpy_ma(m: int, k: int, n: int) -> None:
     a, live_a, held_a = masked_numbers(5, m, k)
     b, live_b, held_b = masked_numbers(6, k, n)
     live_a[0, 0] = live_b[0, 0] = True
@@ -193,7 +193,7 @@ def attention(
 
 
 @pytest.mark.parametrize("size", [4, 11, 16])
-def test_masked_keys_of_an_attention_have_no_weight(size: int) -> None:
+def test_masked_keys_of_attention_have_zero_weight(size: int) -> None:
     generator = torch.Generator().manual_seed(size)
     q, k, v = (torch.randn(n, 8, generator=generator) for n in (6, size, size))
     live = torch.arange(size) % 3 == 1
@@ -223,7 +223,7 @@ def single(
     tkl.store(filled, (i,), tkl.load(x, (i,), mask=tkl.load(live, (i,)), other=50))
 
 
-def test_a_condition_that_is_masked_off_does_not_hold_and_a_limit_has_no_turns() -> None:
+def test_masked_conditions_are_false_and_masked_bounds_skip_the_loop() -> None:
     x, live = torch.tensor([3, 3, 0, 5]), torch.tensor([True, False, True, True])
     for given in both_ways(single, x, live):
         assert [result.tolist() for result in given] == [[1, 2, 2, 1], [3, 0, 0, 5], [3, 50, 0, 5]]

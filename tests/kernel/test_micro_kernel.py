@@ -1,4 +1,4 @@
-"""The product of two tiles, of which there may be less than the tile, is torch's."""
+"""Register-tiled matmuls of partial tiles match torch."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def alloca(w: Writer, kind: str) -> str:
 
 
 @pytest.mark.parametrize("name", EXTENTS)
-def test_a_product_of_the_extents_is_added(multiply: Launchable, name: str) -> None:
+def test_the_matmul_of_the_extents_is_accumulated(multiply: Launchable, name: str) -> None:
     extents = [extents_of(case, EXTENTS[name]) for case in CASES]
     arguments = [x for case, valid in zip(CASES, extents, strict=True) for x in inputs(case, valid)]
     expected = [
@@ -172,7 +172,7 @@ def extents_of(case: Case, part: Callable[[int], int]) -> list[int]:
 
 
 def inputs(case: Case, extents: list[int]) -> list[Tensor]:
-    """Small numbers, around them what must not be read."""
+    """Small numbers, surrounded by values that must not be read."""
     random = torch.Generator().manual_seed(sum(case.sizes))
     dtype = DTYPES[case.element]
     (m, n, k), shapes = extents, case.shapes()

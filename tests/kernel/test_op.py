@@ -110,11 +110,11 @@ def compiled(function: Function, **options: Any) -> Function:
         (shifted_gemm, "tk::f(Tensor a, Tensor b, Tensor? bias=None) -> (Tensor)"),
     ],
 )
-def test_a_schema_says_what_a_kernel_takes_and_gives(kernel: tk.Kernel, text: str) -> None:
+def test_schemas_describe_arguments_and_results(kernel: tk.Kernel, text: str) -> None:
     assert schema_text(kernel.signature, "f") == text
 
 
-def test_defaults_that_others_follow_are_not_in_the_schema() -> None:
+def test_defaults_before_required_arguments_are_not_in_the_schema() -> None:
     @tk.gen.kernel(1)
     def mixed(
         bias: tkl.InputBuffer[4, tkl.f32] | None,
@@ -137,7 +137,7 @@ def numbered() -> tk.Kernel:
     return name
 
 
-def test_kernels_of_one_name_have_ops_of_their_own_that_outlive_them() -> None:
+def test_kernels_of_one_name_have_separate_ops_that_outlive_them() -> None:
     first, second = numbered(), numbered()
     assert [first.op.schema.qualified, second.op.schema.qualified] == ["tk::name_1", "tk::name_2"]
     program = torch.export.export(Fn(first), (torch.zeros(4),))
@@ -146,7 +146,7 @@ def test_kernels_of_one_name_have_ops_of_their_own_that_outlive_them() -> None:
     assert_close(program.module()(torch.zeros(4)), torch.ones(4))
 
 
-def test_a_model_that_holds_a_kernel_is_copied_and_pickled() -> None:
+def test_models_that_hold_a_kernel_can_be_copied_and_pickled() -> None:
     model = Fn(softmax_rows)
     assert copy.deepcopy(model).function is softmax_rows
     assert pickle.loads(pickle.dumps(model)).function is softmax_rows
@@ -175,7 +175,7 @@ def test_a_kernel_writes_to_the_callers_tensor(call: Function) -> None:
         assert_close(total, expected)
 
 
-def test_the_op_is_interpreted_where_kernels_are() -> None:
+def test_the_op_runs_in_the_interpreter_if_the_option_is_set() -> None:
     softmax_rows.op(X)
     compiles = softmax_rows.explain_recompiles()
     with turbine.config.override(interpret=True):
@@ -184,14 +184,14 @@ def test_the_op_is_interpreted_where_kernels_are() -> None:
     assert softmax_rows.explain_recompiles() == compiles
 
 
-def test_tensors_on_other_devices_are_refused() -> None:
+def test_tensors_on_other_devices_are_rejected() -> None:
     run = softmax_rows.op.core.eager
     with pytest.raises(errors.KernelError, match="softmax_rows was called with tensors on meta"):
         run(X.to("meta"))
 
 
 @pytest.mark.parametrize("by", ["call", "op"])
-def test_a_call_that_does_not_fit_is_refused_with_and_without_data(by: str) -> None:
+def test_invalid_calls_are_rejected_with_real_and_fake_tensors(by: str) -> None:
     call = shifted_gemm if by == "call" else shifted_gemm.op
     for device in ("cpu", "meta"):
         a, b = torch.ones(3, 4, device=device), torch.ones(5, 6, device=device)
@@ -223,12 +223,12 @@ def test_vmap_calls_the_kernel_for_each_element() -> None:
 # torch.compile
 
 
-def test_a_kernel_is_part_of_one_graph() -> None:
+def test_torch_compile_captures_a_kernel_in_one_graph() -> None:
     fresh = softmax_rows.using()
     assert_close(compiled(lambda x: fresh(2 * x) + 1)(X), (2 * X).softmax(-1) + 1)
 
 
-def test_code_for_sizes_that_vary_serves_them_all() -> None:
+def test_dynamic_shapes_do_not_recompile() -> None:
     graphs = []
 
     def count(graph: Any, examples: Any) -> Any:
@@ -257,7 +257,7 @@ def test_compiled_code_writes_to_the_callers_tensor() -> None:
         assert torch.equal(part, given)
 
 
-def test_a_value_that_is_written_is_still_what_it_was_before() -> None:
+def test_values_captured_before_a_mutation_are_kept() -> None:
     def twice(x: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
         total = x + 1
         before = total * 2
@@ -268,7 +268,7 @@ def test_a_value_that_is_written_is_still_what_it_was_before() -> None:
     assert_close(compiled(twice)(x, part), (2 * x + 2, x + 3))
 
 
-def test_a_call_that_does_not_fit_names_the_users_symbols_while_it_is_traced() -> None:
+def test_invalid_calls_in_a_trace_name_the_symbols() -> None:
     function = torch.compile(shifted_gemm, backend="eager", dynamic=True, fullgraph=True)
     with pytest.raises(Exception, match=r"K is .* from axis 1 of a and .* from axis 0 of b"):
         function(torch.ones(3, 4), torch.ones(5, 6))
@@ -277,7 +277,7 @@ def test_a_call_that_does_not_fit_names_the_users_symbols_while_it_is_traced() -
 # Exports
 
 
-def test_exported_programs_keep_sizes_open() -> None:
+def test_exported_programs_support_dynamic_shapes() -> None:
     rows, columns = Dim("rows"), Dim("columns")
     program = torch.export.export(
         Fn(softmax_rows), (X,), dynamic_shapes=(({0: rows, 1: columns},),), strict=False
@@ -290,7 +290,7 @@ def test_exported_programs_keep_sizes_open() -> None:
         assert_close(program.module()(x), x.softmax(-1))
 
 
-def test_sizes_are_solved_and_computed_from_others() -> None:
+def test_sizes_are_inferred_from_expressions() -> None:
     half = Dim("half")
     artifact = aot.export(
         Fn(lambda x: pairs(x)), args=(torch.ones(6),), dynamic_shapes=(({0: 2 * half},),)
@@ -302,7 +302,7 @@ def test_sizes_are_solved_and_computed_from_others() -> None:
         assert_close(pairs(x), expected)
 
 
-def test_a_size_that_a_kernel_specializes_is_part_of_a_graph() -> None:
+def test_specialized_sizes_specialize_the_graph() -> None:
     fixed = tk.Kernel(softmax_rows.function, softmax_rows.grid, specialize=[N])
     function = torch.compile(fixed, backend="eager", fullgraph=True, dynamic=True)
     for shape in ((3, 4), (5, 4), (5, 6)):
@@ -318,7 +318,7 @@ def raised(by: float) -> tk.Kernel:
     return shift
 
 
-def test_kernels_of_one_name_and_sizes_of_all_kinds_are_in_one_artifact() -> None:
+def test_one_artifact_holds_kernels_of_one_name_and_all_kinds_of_sizes() -> None:
     one, other = raised(1), raised(2)
     function = Fn(lambda x: (one(x), other(x), one(x.T), one(other(x)), softmax_rows(x.T)))
     artifact = aot.export(function, args=(X,)).compile()
@@ -336,7 +336,7 @@ class Net(torch.nn.Module):
         return softmax_rows(self.linear(x))
 
 
-def test_an_artifact_runs_where_there_are_no_kernels(tmp_path: Path) -> None:
+def test_artifacts_run_without_the_kernels(tmp_path: Path) -> None:
     model, a = Net(), torch.ones(64, 64)
     exported = aot.export(model, args=(a,))
     assert "flow.dispatch" in str(exported.mlir_module)
@@ -440,7 +440,7 @@ def test_opcheck_passes_with_gradients() -> None:
     torch.library.opcheck(layernorm.op.op, args)
 
 
-def test_torch_func_takes_gradients_of_kernels() -> None:
+def test_torch_func_differentiates_kernels() -> None:
     weight = torch.rand(4)
     ours = torch.func.grad(lambda x: (layernorm(x, weight)[0] ** 3).sum())
     layer_norm = torch.nn.functional.layer_norm
@@ -448,7 +448,7 @@ def test_torch_func_takes_gradients_of_kernels() -> None:
     assert_close(ours(X), theirs(X), rtol=1e-4, atol=1e-4)
 
 
-def test_a_kernel_is_the_gradient_of_another() -> None:
+def test_kernels_may_be_gradients_of_kernels() -> None:
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, w: layernorm(x, w)[0], (x, weight))
@@ -481,7 +481,7 @@ def losses(prepare: Function) -> Tensor:
     return torch.stack(found)
 
 
-def test_models_of_kernels_are_trained_alike_everywhere() -> None:
+def test_models_with_kernels_train_alike_in_every_mode() -> None:
     def reference(model: Trained) -> Function:
         def step(x: Tensor) -> Any:
             inner = model.into(x)
@@ -522,19 +522,19 @@ def save_factor(ctx: Any, inputs: Any, output: Any) -> None:
         (lambda c, grad: (grad * c.by, None), {"setup_context": save_factor}),
     ],
 )
-def test_a_function_is_the_gradient_of_a_kernel(backward: Any, options: Any) -> None:
+def test_functions_may_be_gradients_of_kernels(backward: Any, options: Any) -> None:
     x = torch.ones(4, requires_grad=True)
     (grad,) = torch.autograd.grad(differentiable(backward, **options)(x).sum(), x)
     assert_close(grad, torch.full((4,), 3.0))
 
 
-def test_a_kernel_without_a_gradient_says_so() -> None:
+def test_a_missing_gradient_is_an_error() -> None:
     result = differentiable(None)(torch.ones(4, requires_grad=True))
     with pytest.raises(errors.KernelError, match=r"scaled has no gradient(.|\n)*register_backward"):
         result.sum().backward()
 
 
-def test_a_missing_gradient_under_torch_compile_is_one_error_and_nothing_else(
+def test_a_missing_gradient_under_torch_compile_is_a_single_error(
     capfd: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
     recwarn: pytest.WarningsRecorder,
@@ -551,7 +551,7 @@ def test_a_missing_gradient_under_torch_compile_is_one_error_and_nothing_else(
     assert not torch.is_anomaly_enabled()
 
 
-def test_gradients_that_do_not_fit_are_refused() -> None:
+def test_invalid_gradients_are_rejected() -> None:
     with pytest.raises(errors.KernelError, match="takes an unknown value of the call 'grad_z'"):
         differentiable(lambda grad_z: grad_z)
     with pytest.raises(errors.KernelError, match=r"gives an unknown gradient .* 'grad_weight'"):
@@ -574,13 +574,13 @@ def shown(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> No
     tkl.store(y, (start,), tile)
 
 
-def test_prints_are_shown_under_compile(capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_work_under_torch_compile(capsys: pytest.CaptureFixture[str]) -> None:
     function = compiled(lambda x: shown(2 * x) + 1)
     for x in (torch.ones(2), torch.zeros(2)):
         assert_close(function(x), 2 * x + 1)
         assert capsys.readouterr().out.endswith(f"program (0,): [{2 * x[0]:g} {2 * x[1]:g} . .]\n")
 
 
-def test_an_export_of_a_kernel_that_prints_is_warned_of() -> None:
+def test_exporting_a_kernel_that_prints_warns() -> None:
     with pytest.warns(UserWarning, match="kernel shown prints, and exported programs do not"):
         aot.export(Fn(shown), args=(torch.ones(2),))

@@ -1,4 +1,4 @@
-"""Outputs that hold a number before a kernel runs."""
+"""Outputs with an initial value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import turbine.kernel.lang as tkl
 N = tkl.sym.N
 
 
-def test_outputs_filled_alike_have_memory_of_their_own() -> None:
+def test_equally_filled_outputs_do_not_alias() -> None:
     @tk.gen.kernel(N // 2)
     def halves(
         x: tkl.InputBuffer[N, tkl.f32],

@@ -1,4 +1,4 @@
-"""Any size, any tile, any element type: the interpreter, compiled code and torch agree."""
+"""Interpreter, compiled code and torch agree for any size, block size and dtype."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = sorted(set(DTYPES) - {"index"})
 
 @pytest.fixture(autouse=True, scope="module")
 def guard_pages() -> Iterator[None]:
-    """Arguments lie between guard pages."""
+    """Put arguments between guard pages."""
     with config.override(guard=True):
         yield
 
@@ -47,7 +47,7 @@ def numbers(seed: int, *shape: int, dtype: Dtype = tkl.f32) -> Tensor:
 
 
 def agree(kernel: Any, args: tuple[Any, ...], *expected: Tensor, tolerance: float = 0.0) -> None:
-    """What the interpreter and compiled code give is what is expected."""
+    """Check the interpreter and compiled code against the expected results."""
     for run in (kernel.interpret, kernel):
         given = run(*args)
         results = given if isinstance(given, tuple) else (given,)
@@ -80,7 +80,7 @@ def mixed(
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", NAMES)
-def test_elements_of_every_type_are_compared_and_chosen(name: str) -> None:
+def test_comparisons_and_where_match_torch(name: str) -> None:
     dtype = DTYPES[name]
     for size, seed in ((0, 0), (21, 1), (40, 2)):
         x, y = numbers(seed, size, dtype=dtype), numbers(seed + 9, size, dtype=dtype)
@@ -103,7 +103,7 @@ def shifted(
 
 @few
 @given(SIZES, SIZES, st.sampled_from((0, 1, -1, 3, -9, 100, -100)), SEEDS)
-def test_blocks_may_begin_anywhere(size: int, count: int, by: int, seed: int) -> None:
+def test_blocks_at_any_offset_match_torch(size: int, count: int, by: int, seed: int) -> None:
     x = numbers(seed, size)
     places = torch.arange(count) + by
     inside = (places >= 0) & (places < size)
@@ -129,7 +129,9 @@ def strided(
 
 @few
 @given(SIZES, SIZES, st.sampled_from((0, 1, 2, -1, 2**60)), st.sampled_from((0, -3, 5)), SEEDS)
-def test_gathers_take_what_is_there(size: int, count: int, step: int, by: int, seed: int) -> None:
+def test_gathers_mask_off_out_of_bounds_indices(
+    size: int, count: int, step: int, by: int, seed: int
+) -> None:
     x = numbers(seed, size)
     places = torch.arange(count) * step + by
     inside = (places >= 0) & (places < size)
@@ -152,7 +154,7 @@ def scattered(
 
 @few
 @given(SIZES, SIZES, SEEDS)
-def test_scatters_write_what_is_there(size: int, count: int, seed: int) -> None:
+def test_scatters_skip_out_of_bounds_indices(size: int, count: int, seed: int) -> None:
     x = numbers(seed, size)
     generator = torch.Generator().manual_seed(seed)
     places = torch.randperm(size + 4, generator=generator)[:size] * 2 - 3
@@ -181,7 +183,7 @@ TURNED = [
 
 @few
 @given(st.sampled_from(TURNED), st.sampled_from(SHAPES), SEEDS)
-def test_tiles_of_any_shape_cover_tensors_of_any(
+def test_any_block_size_covers_any_tensor(
     kernel: Any, shape: tuple[int, int, int], seed: int
 ) -> None:
     x = numbers(seed, *shape[:2])
@@ -210,7 +212,7 @@ def reduced(
 
 @few
 @given(SIZES, SIZES, SEEDS)
-def test_rows_of_any_length_are_reduced(rows: int, columns: int, seed: int) -> None:
+def test_reductions_of_any_length_match_torch(rows: int, columns: int, seed: int) -> None:
     x = numbers(seed, rows, columns)
     most = x.amax(1) if columns else torch.full((rows,), float("-inf"))
     if columns:
@@ -273,7 +275,9 @@ PRODUCTS = [
 
 @few
 @given(st.sampled_from((0, 1)), st.sampled_from(SHAPES), SEEDS)
-def test_products_of_any_size(which: int, shape: tuple[int, int, int], seed: int) -> None:
+def test_matmuls_of_any_size_match_torch(
+    which: int, shape: tuple[int, int, int], seed: int
+) -> None:
     (rows, columns, depth), kernel = shape, PRODUCTS[which]
     dtype = (tkl.f32, tkl.f16)[which]
     a, b = numbers(seed, rows, depth, dtype=dtype), numbers(seed + 1, columns, depth, dtype=dtype)
@@ -301,7 +305,7 @@ VIEWS: list[Callable[[Tensor], Tensor]] = [
 
 @few
 @given(st.sampled_from(VIEWS), st.sampled_from((1, 6, 17)), st.sampled_from((1, 9)), SEEDS)
-def test_views_are_changed_in_place(
+def test_in_out_views_are_updated_in_place(
     view: Callable[[Tensor], Tensor], rows: int, columns: int, seed: int
 ) -> None:
     base = numbers(seed, rows, columns)
@@ -331,7 +335,7 @@ def converted(
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("to", NAMES)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_type_becomes_every_other(name: str, to: str) -> None:
+def test_casts_between_all_dtypes_match_torch(name: str, to: str) -> None:
     dtype, other = DTYPES[name], DTYPES[to]
     x = numbers(3, 77, dtype=dtype)
     if dtype.kind == "float" and other.kind == "uint":
@@ -342,7 +346,7 @@ def test_every_type_becomes_every_other(name: str, to: str) -> None:
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", FLOAT8)
-def test_floats_of_eight_bits_are_rounded_as_torch_does(name: str) -> None:
+def test_eight_bit_floats_round_as_in_torch(name: str) -> None:
     dtype = DTYPES[name].torch
     halves = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.float16)
     bits = torch.randint(-(2**31), 2**31, (9999,), generator=torch.Generator().manual_seed(0))
@@ -355,7 +359,7 @@ def test_floats_of_eight_bits_are_rounded_as_torch_does(name: str) -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", FLOAT8)
-def test_floats_of_eight_bits_are_read_as_torch_does(name: str) -> None:
+def test_eight_bit_floats_convert_as_in_torch(name: str) -> None:
     x = torch.arange(256, dtype=torch.uint8).view(DTYPES[name].torch)
     assert_close(converted(x, torch.empty(256)), x.float())
 
@@ -387,7 +391,7 @@ def expression(choose: random.Random, depth: int) -> Callable[[Any, Any, Any], A
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(40))
-def test_expressions_mean_what_they_mean_in_torch(seed: int) -> None:
+def test_random_expressions_match_torch(seed: int) -> None:
     choose = random.Random(seed)
     compute, dtype = expression(choose, 4), DTYPES[choose.choice(("f32", "i32", "i64", "f64"))]
 
@@ -419,6 +423,6 @@ def first_of_next_row(
     tkl.store(y, (i,), tkl.reshape(tkl.argmin(row, axis=1), (1,)))
 
 
-def test_a_reduction_of_a_row_behind_the_buffer_reads_nothing() -> None:
+def test_a_reduction_beyond_the_buffer_reads_nothing() -> None:
     x = numbers(0, 16, 2)
     assert torch.equal(first_of_next_row(x), first_of_next_row.interpret(x))

@@ -1,4 +1,4 @@
-"""Sizes of a kernel from the shapes of its arguments, in whatever order they are declared."""
+"""Sizes of a kernel are inferred from argument shapes, in any order of declaration."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def in_pytorch(q: Tensor, k: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("groups", [1, 2, 4])
-def test_a_product_of_sizes_may_come_before_its_factor(groups: int) -> None:
+def test_a_product_of_sizes_may_precede_its_factor(groups: int) -> None:
     q, k = torch.randn(2 * groups, 3, 5), torch.randn(2, 3, 5)
     torch.testing.assert_close(add_groups(q, k), in_pytorch(q, k))
     torch.testing.assert_close(add_groups.interpret(q, k), in_pytorch(q, k))
 
 
-def test_a_product_of_sizes_in_programs_with_open_sizes() -> None:
+def test_products_of_sizes_are_inferred_in_dynamic_programs() -> None:
     class Model(nn.Module):
         def forward(self, q: Tensor, k: Tensor) -> Tensor:
             result: Tensor = add_groups(q, k)
@@ -79,7 +79,7 @@ def test_errors_name_the_argument_the_axis_the_expression_and_the_value() -> Non
     assert open_.using(GR=4)(torch.ones(8, 3, 5)).tolist() == [15.0, 15.0]
 
 
-def test_the_factor_of_a_symbol() -> None:
+def test_slope_is_the_factor_of_a_symbol() -> None:
     a, b = symbol("A"), symbol("B")
     (of,) = a.symbols
     assert slope(a * b * 3 + b, of) == b * 3

@@ -1,6 +1,6 @@
-"""The kernels of the talk that TK comes from, and the names under which they were written.
+"""The kernels of the talk that introduced TK, and its names.
 
-Listings are as they were shown, but for slips in their indices and imports.
+Listings are those of the talk, except for fixed indices and imports.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def test_flash_attention() -> None:
     torch.testing.assert_close(result, expected, rtol=1e-2, atol=1e-2)
 
 
-def test_a_kernel_in_a_model_is_run_eagerly_and_exported() -> None:
+def test_a_kernel_in_a_model_runs_eagerly_and_exported() -> None:
     model, a = NN(), torch.randn(64, 64)
     with torch.no_grad():
         expected = softmax_of_two(model.linear(a))
@@ -139,7 +139,7 @@ def test_a_kernel_in_a_model_is_run_eagerly_and_exported() -> None:
     torch.testing.assert_close(compiled(a), expected)
 
 
-def test_the_traced_graph_can_be_seen() -> None:
+def test_the_traced_graph_is_printed() -> None:
     text = softmax.text("fx")
     for line in (
         "input: InputBuffer[M, K, f32]",
@@ -159,7 +159,7 @@ def double(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> N
     tkl.store(y, (start,), 2 * tkl.load(x, (start,), (BLOCK_N,)))
 
 
-def test_a_thread_in_a_test_context_prints_its_code_and_runs_nothing(capsys: Any) -> None:
+def test_a_thread_in_a_test_context_prints_its_code_without_running(capsys: Any) -> None:
     y = torch.zeros(10)
     with tk.gen.TestLaunchContext({BLOCK_N: 4, M: 7}):
         double(torch.ones(10), y)
@@ -169,7 +169,7 @@ def test_a_thread_in_a_test_context_prints_its_code_and_runs_nothing(capsys: Any
     assert "arith.constant 4 : index" in printed
 
 
-def test_a_thread_writes_to_the_outputs_it_is_given() -> None:
+def test_a_thread_writes_to_passed_outputs() -> None:
     y, z = torch.zeros(10), torch.zeros(10)
     double(torch.ones(10), y)
     with DebugLaunchContext():
@@ -177,27 +177,27 @@ def test_a_thread_writes_to_the_outputs_it_is_given() -> None:
     assert (y.tolist(), z.tolist()) == ([2] * 10, [2] * 10)
 
 
-def test_a_thread_without_its_outputs_says_what_it_takes() -> None:
+def test_a_thread_without_outputs_is_an_error() -> None:
     with pytest.raises(errors.KernelError, match="double takes x, y, and was given 1 arguments"):
         double(torch.ones(10))
     with pytest.raises(errors.KernelError, match=r"the output y is \[10\], and was given \[3\]"):
         double(torch.ones(10), torch.zeros(3))
 
 
-def test_a_context_for_modules_says_what_to_do_instead() -> None:
+def test_a_module_context_suggests_the_replacement() -> None:
     with pytest.raises(errors.KernelError, match="not launched into a module") as caught:
         AOTLaunchContext(None, {})
     assert "turbine.aot.export" in str(caught.value)
 
 
-def test_types_with_address_spaces() -> None:
+def test_buffer_types_accept_address_spaces() -> None:
     here = tkl.AddressSpace.GLOBAL_MEMORY
     assert tkl.InputBuffer[M, here, tkl.f16] == tkl.InputBuffer[M, tkl.f16]
     with pytest.raises(errors.KernelError, match=r"is in AddressSpace\.SHARED_MEMORY"):
         tkl.InputBuffer[M, tkl.AddressSpace.SHARED_MEMORY, tkl.f16]
 
 
-def test_a_grid_by_its_own_name() -> None:
+def test_grids_are_written_as_tkl_grid() -> None:
     @tk.gen.kernel(*tkl.Grid[M])
     def copy(x: tkl.InputBuffer[M, tkl.f32], y: tkl.OutputBuffer[M, tkl.f32]) -> None:
         row: tkl.Index = tkl.program_id(0)
@@ -207,7 +207,7 @@ def test_a_grid_by_its_own_name() -> None:
     assert copy.interpret(torch.ones(3)).tolist() == [1, 1, 1]
 
 
-def test_debugging_is_interpreting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_mode_is_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not tk.DEBUG
     monkeypatch.setenv("TURBINE_INTERPRET", "1")
     assert tk.is_debug()

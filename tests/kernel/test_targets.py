@@ -1,4 +1,4 @@
-"""A kernel is compiled for one target, however it is called: vectors are as wide as its CPU's."""
+"""Kernels use the vector width of the target, in every way of compiling them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Product(nn.Module):
 
 
 def lanes_of_products(text: str) -> set[int]:
-    """How many lanes the vectors have that a module multiplies and adds."""
+    """The vector lengths of fma ops in a module."""
     sums = re.findall(r"(?:math\.fma|vector\.fma|llvm\.intr\.fma).*?vector<(\d+)xf32>", text)
     return set(map(int, sums))
 
@@ -69,7 +69,7 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("wide")
-def test_every_way_to_compile_a_kernel_uses_the_vectors_of_the_target(tmp_path: Path) -> None:
+def test_every_compilation_path_uses_the_vector_width_of_the_target(tmp_path: Path) -> None:
     fresh, expected = gemm.using(BK=16), A @ B
     with config.override(dump=str(tmp_path), cache=False):
         torch.testing.assert_close(fresh(A, B), expected, atol=1e-4, rtol=1e-4)
@@ -85,13 +85,13 @@ def test_every_way_to_compile_a_kernel_uses_the_vectors_of_the_target(tmp_path: 
     assert launched == [fresh.text("mlir")]
 
 
-def test_text_is_for_the_configured_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_uses_the_configured_target(monkeypatch: pytest.MonkeyPatch) -> None:
     for chosen, lanes in ((AVX512, 16), (AVX2, 8), (SSE, 4)):
         monkeypatch.setattr(host, "default_target", partial(replace, chosen))
         assert max(lanes_of_products(gemm.text("mlir", A, B))) == lanes
 
 
-def test_an_export_is_emitted_again_for_another_cpu() -> None:
+def test_exports_are_emitted_again_for_another_cpu() -> None:
     output = turbine.aot.export(Product(), args=(A,))
     renamed = output.transform(RenameParameters({"b": "weight"}))
     for chosen, lanes in ((AVX512, 16), (AVX2, 8), (SSE, 4)):
@@ -132,13 +132,13 @@ def test_an_unresolved_cpu_has_no_vector_width() -> None:
     assert replace(resolved, devices=2).code_facts == resolved.code_facts
 
 
-def test_kernels_are_refused_for_gpus() -> None:
+def test_gpu_targets_are_rejected() -> None:
     output = turbine.aot.export(Product(), args=(A,))
     with pytest.raises(errors.UnsupportedOp, match=r"kernel gemm is compiled for cuda:sm_80"):
         output.lowered_for(TargetQuery(lambda: target.parse("cuda")))
 
 
-def test_the_work_of_a_kernel_counts_in_programs() -> None:
+def test_exports_count_the_work_of_kernels() -> None:
     a, b = torch.randn(512, 512), torch.randn(512, 512)
 
     class Large(nn.Module):
@@ -151,7 +151,7 @@ def test_the_work_of_a_kernel_counts_in_programs() -> None:
     assert output.entry_points["main"].load > 2
 
 
-def test_the_peak_is_measured_with_arithmetic_as_wide_as_the_vectors() -> None:
+def test_the_peak_is_measured_with_full_width_vectors() -> None:
     limits = peaks.peaks()
     assert limits.operations >= 1e9 * limits.cores
     for chosen, lanes in ((AVX512, 16), (AVX2, 8)):

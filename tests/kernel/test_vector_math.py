@@ -1,4 +1,4 @@
-"""Functions that kernels write as ops agree with PyTorch's, to the last digits and at the edges."""
+"""Math functions of kernels match PyTorch to a few ulp, and at special values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CASES += [(name, element, 0) for name in SHORT for element in DTYPES]
 
 
 @pytest.mark.parametrize(("name", "element", "lanes"), CASES)
-def test_function_is_right_to_the_last_digits(name: str, element: str, lanes: int) -> None:
+def test_functions_are_accurate_to_a_few_ulp(name: str, element: str, lanes: int) -> None:
     arguments = _arguments(name, element)
     got = _results()[f"{name}_{element}_{lanes}"]
     expected = REFERENCES[name](*(x.double() for x in arguments))
@@ -61,7 +61,7 @@ def test_function_is_right_to_the_last_digits(name: str, element: str, lanes: in
 
 
 @pytest.mark.parametrize("name", [name for name in REFERENCES if name not in ("cos", "pow")])
-def test_zero_has_the_sign_it_has_in_torch(name: str) -> None:
+def test_signs_of_zero_match_torch(name: str) -> None:
     (x,) = _arguments(name, "f32")
     zeros = x == 0.0
     got, expected = _results()[f"{name}_f32_16"][zeros], REFERENCES[name](x[zeros])
@@ -70,7 +70,7 @@ def test_zero_has_the_sign_it_has_in_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["tanh", "erf"])
 @pytest.mark.parametrize("element", DTYPES)
-def test_function_that_ends_at_one_gets_there(name: str, element: str) -> None:
+def test_functions_saturate_at_one(name: str, element: str) -> None:
     (x,) = _arguments(name, element)
     large = x.abs() > 20.0
     got = _results()[f"{name}_{element}_{LANES[element]}"]
@@ -79,7 +79,7 @@ def test_function_that_ends_at_one_gets_there(name: str, element: str) -> None:
 
 @pytest.mark.parametrize("name", ["exp", "exp2"])
 @pytest.mark.parametrize("element", DTYPES)
-def test_exponentials_end_at_zero_and_infinity(name: str, element: str) -> None:
+def test_exponentials_saturate_at_zero_and_infinity(name: str, element: str) -> None:
     (x,) = _arguments(name, element)
     got = _results()[f"{name}_{element}_{LANES[element]}"]
     assert torch.equal(got[x < -1100.0], torch.zeros_like(got[x < -1100.0]))
@@ -88,7 +88,7 @@ def test_exponentials_end_at_zero_and_infinity(name: str, element: str) -> None:
 
 @pytest.mark.parametrize("name", ["sin", "cos"])
 @pytest.mark.parametrize("element", DTYPES)
-def test_sines_of_huge_numbers_stay_between_minus_one_and_one(name: str, element: str) -> None:
+def test_sines_of_huge_numbers_are_bounded(name: str, element: str) -> None:
     (x,) = _arguments(name, element)
     got = _results()[f"{name}_{element}_{LANES[element]}"]
     assert torch.equal(got.abs() <= 1.0, x.isfinite())
@@ -98,14 +98,14 @@ def test_every_function_is_tested() -> None:
     assert set(FUNCTIONS) == set(REFERENCES)
 
 
-def test_exp2_of_whole_numbers_is_exact() -> None:
+def test_exp2_of_integers_is_exact() -> None:
     (x,) = _arguments("exp2", "f32")
     whole = (x == x.round()) & (x.abs() < 126)
     assert torch.equal(_results()["exp2_f32_16"][whole], torch.exp2(x[whole].double()).float())
 
 
 def _units(got: Tensor, expected: Tensor) -> Tensor:
-    """Distances in units in the last place of what is expected; infinite where kinds differ."""
+    """Errors in ulp of the expected values; inf where only one is nan or infinite."""
     info = torch.finfo(got.dtype)
     rounded = expected.to(got.dtype)
     exponent = torch.frexp(rounded.abs().clamp(info.tiny, info.max))[1].double() - 1.0
@@ -164,7 +164,7 @@ def _bases_and_exponents(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @cache
 def _results() -> dict[str, Tensor]:
-    """What each kernel gives, all of them made by one program."""
+    """The results of all functions, computed by one program."""
     cases = {f"{name}_{element}_{lanes}": (name, element, lanes) for name, element, lanes in CASES}
     arguments = {key: _arguments(name, element) for key, (name, element, _) in cases.items()}
     program = Launchable.jit_compile(_module(cases, arguments))

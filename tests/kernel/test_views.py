@@ -1,4 +1,4 @@
-"""Views of tiles: the interpreter, compiled code and torch agree, whatever is put in a row.
+"""Views of tiles: the interpreter, compiled code and torch agree on chains of views.
 
 Random chains of views run by `VIEW_CHAINS_SEED=7 pytest tests/kernel/test_views.py`.
 """
@@ -25,7 +25,7 @@ CHAINS = 6  # in one kernel
 LONGEST, MOST_AXES, MOST_LANES = 6, 4, 96
 
 
-def test_a_reshaped_tile_that_is_transposed_has_its_lanes_in_order() -> None:
+def test_transpose_of_a_reshape_matches_torch() -> None:
     @tk.gen.kernel(1, blocks={BM: 4})
     def columns(x: tkl.InputBuffer[BM, 2, tkl.f32], y: tkl.OutputBuffer[2, BM, tkl.f32]) -> None:
         tile = tkl.load(x, (0, 0), (BM, 2))
@@ -34,7 +34,7 @@ def test_a_reshaped_tile_that_is_transposed_has_its_lanes_in_order() -> None:
     assert columns(torch.arange(8.0).reshape(4, 2)).tolist() == [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-def test_a_part_of_a_reshaped_tile_is_read_along_any_axis() -> None:
+def test_slices_of_a_reshape_match_torch() -> None:
     @tk.gen.kernel(1)
     def firsts(x: tkl.InputBuffer[4, 2, tkl.f32], y: tkl.OutputBuffer[4, 1, 1, 1, tkl.f32]) -> None:
         tile = tkl.reshape(tkl.load(x, (0, 0), (4, 2)), (4, 1, 1, 2))
@@ -59,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Chain:
-    """A tensor that went through views, which of its lanes are valid, and how to do it in TK."""
+    """A tensor after a chain of views, its valid lanes, and the chain in TK."""
 
     value: Tensor
     valid: Tensor

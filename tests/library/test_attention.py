@@ -1,4 +1,4 @@
-"""Attention: where a kernel takes the place of two matmuls and a softmax, and what it gives."""
+"""Attention kernels: which patterns they replace, and that they match PyTorch."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CASES)
-def test_a_kernel_gives_what_pytorch_gives(name: str) -> None:
+def test_attention_matches_pytorch(name: str) -> None:
     function, args, kernel = CASES[name]
     exported = turbine.aot.export(Function(function), args=args)
     found = placed(exported.program)
@@ -135,7 +135,7 @@ def test_a_kernel_gives_what_pytorch_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("function", [sdpa, causal], ids=["plain", "causal"])
-def test_sizes_may_be_dynamic(function: Callable[..., Tensor]) -> None:
+def test_dynamic_shapes_are_supported(function: Callable[..., Tensor]) -> None:
     sizes = {0: Dim("batch", min=1, max=9), 2: Dim("length", min=2, max=999)}
     shapes = ((sizes, sizes, sizes),)
     exported = turbine.aot.export(
@@ -147,7 +147,7 @@ def test_sizes_may_be_dynamic(function: Callable[..., Tensor]) -> None:
         torch.testing.assert_close(artifact(*args), function(*args))
 
 
-def test_scores_that_overflow_are_nan_as_in_pytorch() -> None:
+def test_overflowing_scores_are_nan_as_in_pytorch() -> None:
     q, k, v = heads(1, 2, 8, 16)
     q[0, 0, 3] = INF
     v[0, 1, 5] = float("nan")
@@ -186,7 +186,7 @@ def bias_has_more_axes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         bias_has_more_axes,
     ],
 )
-def test_what_is_not_attention_stays(function: Callable[..., Tensor]) -> None:
+def test_other_patterns_are_not_replaced(function: Callable[..., Tensor]) -> None:
     args = *heads(2, 3, 12, 16), torch.randn(2, 3, 12, 12)
     exported = turbine.aot.export(Function(function), args=args)
     assert kernels_in(placed(exported.program)) == []
@@ -202,6 +202,6 @@ def test_what_is_not_attention_stays(function: Callable[..., Tensor]) -> None:
     ],
     ids=["one query", "many features", "float64", "GPU"],
 )
-def test_other_attention_stays(args: tuple[Tensor, ...], target: Target) -> None:
+def test_unsupported_attention_is_not_replaced(args: tuple[Tensor, ...], target: Target) -> None:
     exported = turbine.aot.export(Function(sdpa), args=args)
     assert kernels_in(placed(exported.program, target)) == []

@@ -1,4 +1,4 @@
-"""Products with packed weights: where kernels take the place of ops, and what they give."""
+"""Matmul kernels with packed weights: which ops they replace, and that they match PyTorch."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def run(program: Program, model: nn.Module, *args: Tensor) -> Tensor:
     ("rows", "depth", "columns", "width"),
     [(1, 37, 48, 48), (8, 64, 50, 12), (64, 40, 12, 12), (149, 33, 70, 32)],
 )
-def test_the_kernel_multiplies_with_panels(rows: int, depth: int, columns: int, width: int) -> None:
+def test_the_kernel_matches_torch(rows: int, depth: int, columns: int, width: int) -> None:
     x, weight, bias = (
         torch.randn(shape) for shape in ((rows, depth), (depth, columns), (columns,))
     )
@@ -77,14 +77,14 @@ def test_the_kernel_multiplies_with_panels(rows: int, depth: int, columns: int, 
     torch.testing.assert_close(linear.interpret(x, packed, bias), expected)
 
 
-def test_panels_are_read_where_they_are() -> None:
+def test_panels_are_read_in_place() -> None:
     linear(torch.randn(16, 64), torch.randn(4, 64, 48), torch.randn(192))
     plan = linear.text("plan")
     assert "b in place" in plan
     assert "b packed" not in plan
 
 
-def test_kernels_take_the_place_of_products_with_weights() -> None:
+def test_matmuls_with_weights_are_replaced() -> None:
     model = TwoProducts()
     x = torch.randn(24, 64)
     program = exported(model, x)
@@ -96,14 +96,14 @@ def test_kernels_take_the_place_of_products_with_weights() -> None:
     torch.testing.assert_close(run(found, model, x), model(x))
 
 
-def test_other_targets_keep_their_ops() -> None:
+def test_ops_are_not_replaced_on_other_targets() -> None:
     program = exported(TwoProducts(), torch.randn(24, 64))
     assert placed(program, NEON) is None
     assert placed(program, targets.parse("cuda:sm_80")) is None
 
 
 class Changing(nn.Module):
-    """Products with what is not the same in every call: state and an argument."""
+    """Matmuls with state and with an argument instead of a weight."""
 
     state: Tensor
 
@@ -125,13 +125,13 @@ class Changing(nn.Module):
     ],
     ids=["not constant", "few columns", "float64"],
 )
-def test_other_products_stay(model: nn.Module, args: tuple[Tensor, ...]) -> None:
+def test_other_matmuls_are_not_replaced(model: nn.Module, args: tuple[Tensor, ...]) -> None:
     assert placed(exported(model, *args)) is None
 
 
 @pytest.fixture
 def kernels_here(monkeypatch: pytest.MonkeyPatch) -> Target:
-    """This machine's target, on which kernels are used whatever it is."""
+    """This machine's target, with kernels enabled."""
     target = host.default_target()
     monkeypatch.setattr(linear_module, "FASTER_ON", {target.vector_bytes})
     return target
@@ -140,9 +140,7 @@ def kernels_here(monkeypatch: pytest.MonkeyPatch) -> Target:
 @pytest.mark.parametrize(
     ("rows", "dtype"), [(1, torch.float32), (200, torch.float32), (33, torch.float16)]
 )
-def test_artifacts_give_what_the_model_gives(
-    kernels_here: Target, rows: int, dtype: torch.dtype
-) -> None:
+def test_artifacts_match_eager(kernels_here: Target, rows: int, dtype: torch.dtype) -> None:
     model, x = TwoProducts().eval().to(dtype), torch.randn(rows, 64).to(dtype)
     exported = turbine.aot.export(model, args=(x,))
     assert placed(exported.program, kernels_here) is not None
@@ -157,7 +155,7 @@ def test_narrow_matmuls_are_widened() -> None:
     torch.testing.assert_close(run(found, model, x), model(x).detach())
 
 
-def test_artifacts_take_any_number_of_rows(kernels_here: Target) -> None:
+def test_artifacts_support_a_dynamic_number_of_rows(kernels_here: Target) -> None:
     model, rows = TwoProducts().eval(), torch.export.Dim("rows", min=2)
     exported = turbine.aot.export(model, args=(torch.randn(24, 64),), dynamic_shapes=({0: rows},))
     assert placed(exported.program, kernels_here) is not None
@@ -167,7 +165,7 @@ def test_artifacts_take_any_number_of_rows(kernels_here: Target) -> None:
         torch.testing.assert_close(artifact(x), model(x).detach())
 
 
-def test_no_weight_is_packed_in_a_call(kernels_here: Target) -> None:
+def test_weights_are_packed_once(kernels_here: Target) -> None:
     found = placed(exported(TwoProducts(), torch.randn(24, 64)), kernels_here)
     assert found is not None
     lowered = lower_all({"main": found}, TargetQuery(lambda: kernels_here))

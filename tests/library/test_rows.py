@@ -1,4 +1,4 @@
-"""Norms and softmax of rows: where kernels take their place, and what they give."""
+"""Layer norm and softmax kernels: which ops they replace, and that they match PyTorch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def count(program: Program, *ops: object) -> int:
 
 
 @pytest.mark.parametrize("columns", [1, 33, 1000])
-def test_rows_are_as_exact_as_those_of_pytorch(columns: int) -> None:
+def test_results_are_as_accurate_as_pytorch(columns: int) -> None:
     x = torch.randn(3, 5, columns) * 100 + 1000
     weight, bias = torch.randn(2, columns).unbind(0)
     exact = F.layer_norm(x.double(), (columns,), weight.double(), bias.double(), 1e-5)
@@ -70,7 +70,7 @@ def test_softmax_of_infinities_and_nans() -> None:
 
 @pytest.mark.parametrize("shape", [(64,), (7, 64), (2, 7, 64), (2, 3, 5, 64)])
 @pytest.mark.parametrize("affine", [True, False])
-def test_kernels_take_the_place_of_whole_norms(shape: tuple[int, ...], affine: bool) -> None:
+def test_whole_layer_norms_are_replaced(shape: tuple[int, ...], affine: bool) -> None:
     program = exported(Rows(affine=affine), torch.randn(shape))
     found = placed(program)
     assert count(found, layer_norm.op.op) == 4
@@ -80,13 +80,13 @@ def test_kernels_take_the_place_of_whole_norms(shape: tuple[int, ...], affine: b
 
 
 @pytest.mark.parametrize("shape", [(64,), (2, 3, 5, 64)])
-def test_artifacts_give_what_the_model_gives(shape: tuple[int, ...]) -> None:
+def test_artifacts_match_eager(shape: tuple[int, ...]) -> None:
     model, x = Rows().eval(), torch.randn(shape)
     artifact = turbine.aot.export(model, args=(x,)).compile()
     torch.testing.assert_close(artifact(x), model(x).detach())
 
 
-def test_sizes_may_vary() -> None:
+def test_dynamic_shapes_are_supported() -> None:
     model, (batch, length) = Rows().eval(), torch.export.dims("batch", "length", min=2)
     sizes = ({0: batch, 1: length},)
     out = turbine.aot.export(model, args=(torch.randn(2, 7, 64),), dynamic_shapes=sizes)
@@ -118,7 +118,7 @@ class Function(nn.Module):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_others_stay(name: str) -> None:
+def test_other_ops_are_not_replaced(name: str) -> None:
     function, x = OTHERS[name]
     program = exported(Function(function), x)
     assert count(placed(program), layer_norm.op.op, softmax.op.op) == 0

@@ -1,4 +1,4 @@
-"""The ops of `turbine.ops`: their numbers in every front door, gradients, and what they refuse."""
+"""The ops of `turbine.ops`: results in every mode, gradients, and errors."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Every(nn.Module):
 @pytest.mark.run
 @pytest.mark.sweep(4)
 @names
-def test_a_call_in_eager_mode_gives_the_right_numbers(name: str) -> None:
+def test_eager_calls_match_the_reference(name: str) -> None:
     args = SAMPLES[name].tensors(torch.float64)
     before = [tensor.clone() for tensor in args]
     close(name, SAMPLES[name].call(*args, *SAMPLES[name].rest), args)
@@ -193,7 +193,7 @@ def test_a_call_in_eager_mode_gives_the_right_numbers(name: str) -> None:
 
 
 @pytest.mark.run
-def test_under_torch_compile_all_of_it_is_compiled() -> None:
+def test_torch_compile_compiles_the_whole_op() -> None:
     dtypes = zip(SAMPLES.items(), cycle(HALVES), strict=False)
     arguments = {name: sample.tensors(dtype) for (name, sample), dtype in dtypes}
     with records.collect() as heard:
@@ -205,7 +205,7 @@ def test_under_torch_compile_all_of_it_is_compiled() -> None:
 
 @pytest.mark.run
 @pytest.mark.sweep(1)
-def test_an_export_serves_other_sizes_than_it_was_made_for(drawn: Drawn) -> None:
+def test_exports_support_dynamic_shapes(drawn: Drawn) -> None:
     names = drawn(SAMPLES, 3)
     arguments = {name: SAMPLES[name].tensors(torch.float32) for name in names}
     open_sizes = {name: _open(SAMPLES[name]) for name in names}
@@ -236,7 +236,7 @@ def _larger(sample: Sample, args: Sequence[Tensor], by: int) -> tuple[Tensor, ..
 
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", {sample.op: name for name, sample in SAMPLES.items()}.values())
-def test_opcheck_finds_nothing(name: str) -> None:
+def test_opcheck_passes(name: str) -> None:
     sample = SAMPLES[name]
     args = [tensor.requires_grad_() for tensor in sample.tensors(torch.float64)]
     rest = TAKEN_APART if name == "quantized_matmul" else sample.rest
@@ -246,14 +246,14 @@ def test_opcheck_finds_nothing(name: str) -> None:
 @pytest.mark.run
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", [name for name in SAMPLES if name != "quantized_matmul"])
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
+def test_gradients_match_finite_differences(name: str) -> None:
     sample = SAMPLES[name]
     args = [tensor.requires_grad_() for tensor in sample.tensors(torch.float64)]
     assert torch.autograd.gradcheck(lambda *a: sample.call(*a, *sample.rest), args, fast_mode=True)
 
 
 @pytest.mark.run
-def test_the_gradient_of_a_quantized_product_reaches_x() -> None:
+def test_a_quantized_matmul_has_a_gradient_for_x() -> None:
     x, weight = torch.randn(3, 37, requires_grad=True), torch.randn(3, 7)
     ops.quantized_matmul(x, PACKED).backward(weight)
     assert x.grad is not None
@@ -261,7 +261,7 @@ def test_the_gradient_of_a_quantized_product_reaches_x() -> None:
 
 
 @pytest.mark.run
-def test_tables_of_large_positions_have_all_their_digits() -> None:
+def test_rotary_tables_are_accurate_for_large_positions() -> None:
     positions = torch.tensor([0, 3, 8191, 1_000_000])
     angles = positions.double()[:, None] * 500000.0 ** (-torch.arange(0, 6, 2).double() / 6)
     for found, expected in zip(
@@ -271,7 +271,7 @@ def test_tables_of_large_positions_have_all_their_digits() -> None:
 
 
 @pytest.mark.run
-def test_rows_that_see_nothing_and_tensors_without_elements() -> None:
+def test_fully_masked_rows_and_empty_tensors() -> None:
     q, k, none = torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.zeros(2, 0, 4)
     hidden = torch.tensor([[True], [False], [True]]).expand(3, 5)
     seen = ops.attention(q, k, k, hidden)
@@ -283,7 +283,7 @@ def test_rows_that_see_nothing_and_tensors_without_elements() -> None:
 
 
 @pytest.mark.run
-def test_a_mask_and_causal_hide_together() -> None:
+def test_mask_and_causal_are_combined() -> None:
     q, k = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
     past = torch.ones(3, 5, dtype=torch.bool).tril()
     mask = torch.randn(3, 5).masked_fill(torch.rand(3, 5) > 0.7, float("-inf"))
@@ -300,7 +300,7 @@ def test_a_mask_and_causal_hide_together() -> None:
         (("hwc", "chwf", "fwh"), (6, 5, 4), (4, 3, 2, 3)),  # one image
     ],
 )
-def test_any_layout_is_a_sum_over_windows(
+def test_convolutions_of_any_layout_match_the_reference(
     layouts: tuple[str, str, str], x: Sequence[int], w: Sequence[int]
 ) -> None:
     xl, wl, ol = layouts
@@ -319,7 +319,7 @@ def test_any_layout_is_a_sum_over_windows(
 
 
 @pytest.mark.run
-def test_a_slice_at_another_offset_is_no_new_code() -> None:
+def test_another_offset_does_not_recompile() -> None:
     src, dst = torch.randn(2, 3), torch.randn(9, 3)
     ops.insert_slice(src, dst, [4, 0], [1, 1])
     kernels = vars(ops.insert_slice)["launcher"].kernels
@@ -334,7 +334,7 @@ def test_a_slice_at_another_offset_is_no_new_code() -> None:
 
 
 class Placed(nn.Module):
-    """Every mark there is, and a trace behind each kind."""
+    """Every marker, each followed by a trace."""
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = ops.transfer_to_logical_device("1", x) + 1
@@ -355,7 +355,7 @@ def sent() -> Iterator[list[tuple[str, Tensor]]]:
 
 
 @pytest.mark.run
-def test_an_export_keeps_marks_and_runs_on_the_devices_there_are(
+def test_exports_keep_markers_and_run_on_available_devices(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     x = torch.arange(6.0).reshape(2, 3)
@@ -379,7 +379,7 @@ def test_an_export_keeps_marks_and_runs_on_the_devices_there_are(
 
 
 @pytest.mark.run
-def test_a_trace_is_sent_once_a_call_in_the_order_of_the_program(
+def test_traces_are_emitted_once_a_call_in_program_order(
     sent: list[tuple[str, Tensor]],
 ) -> None:
     def traced(x: Tensor) -> Tensor:
@@ -420,11 +420,11 @@ MARKS = {
 
 
 @pytest.mark.parametrize("op", MARKS, ids=str)
-def test_opcheck_finds_nothing_in_marks(op: Any) -> None:
+def test_opcheck_passes_for_markers(op: Any) -> None:
     torch.library.opcheck(op, (*MARKS[op], torch.randn(3, 4).t().requires_grad_()))
 
 
-def test_a_mark_in_eager_mode_is_a_copy_with_a_gradient() -> None:
+def test_markers_in_eager_mode_are_differentiable_copies() -> None:
     x = torch.randn(3, 4, requires_grad=True)
     y = ops.compute_barrier_end(ops.transfer_to_logical_device("0", x))
     y.backward(torch.ones(3, 4))
@@ -512,7 +512,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], Sequence[str]]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_refused_says_what_and_why(what: str) -> None:
+def test_invalid_calls_are_rejected_with_a_reason(what: str) -> None:
     call, words = REFUSED[what]
     refused(call, *words)
 

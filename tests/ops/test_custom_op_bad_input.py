@@ -1,4 +1,4 @@
-"""What cannot be a custom op, or a call of one, is refused with the reason."""
+"""Invalid custom ops and invalid calls are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from turbine.ops.declared_op import DECLARED
         (lambda x: x, "schema must be a str, not a function"),
     ],
 )
-def test_a_schema_that_cannot_be_is_refused(schema: Any, message: str) -> None:
+def test_invalid_schemas_are_rejected(schema: Any, message: str) -> None:
     with pytest.raises(errors.CustomOpError, match=message):
         ops.custom_op(schema)
 
 
-def test_a_name_is_declared_once_and_free_when_removed() -> None:
+def test_names_are_unique_and_reusable_after_removal() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x + 1)
     with pytest.raises(errors.CustomOpError, match="test::f exists already"):
         declare("f(Tensor x) -> Tensor", lambda x: x + 2)
@@ -51,13 +51,13 @@ def test_a_name_is_declared_once_and_free_when_removed() -> None:
     torch.testing.assert_close(declare("f(Tensor x) -> Tensor", lambda x: x + 2)(X), X + 2)
 
 
-def test_a_model_that_holds_an_op_is_copied_and_pickled() -> None:
+def test_models_that_hold_an_op_can_be_copied_and_pickled() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x + 1)
     assert copy.deepcopy([op]) == [op]
     assert pickle.loads(pickle.dumps(op)) is op
 
 
-def test_a_function_that_does_not_take_the_arguments_is_refused() -> None:
+def test_functions_with_other_parameters_are_rejected() -> None:
     with pytest.raises(errors.CustomOpError, match="missing a required argument: 'z'"):
         declare("f(Tensor x) -> Tensor", lambda y, z: y)
     assert "test::f" not in DECLARED
@@ -71,7 +71,7 @@ def test_a_function_that_does_not_take_the_arguments_is_refused() -> None:
         (lambda x: x @ x, r"its function raised RuntimeError: .*\(3x4 and 3x4\)"),
     ],
 )
-def test_a_function_that_fails_or_gives_something_else_is_named(given: Any, message: str) -> None:
+def test_functions_that_raise_or_return_other_types_are_named(given: Any, message: str) -> None:
     op = declare("f(Tensor x) -> Tensor", given)
     with pytest.raises(errors.CustomOpError, match=f"test::f: {message}"):
         op(X)
@@ -95,7 +95,7 @@ def _raise(*_: Any) -> Any:
         (lambda b, x, y: b.call(ADD, x, y, name="sub"), "unknown function of its text 'sub'"),
     ],
 )
-def test_an_emission_that_does_not_fit_is_named(emit: Any, message: str) -> None:
+def test_invalid_emissions_are_named(emit: Any, message: str) -> None:
     op = add_op()
     op.register_emission(emit)
     with pytest.raises(errors.CustomOpError, match=f"test::add: {message}"):
@@ -120,7 +120,7 @@ def _call_with_one(builder: Any, x: Any, y: Any) -> Any:
         (_call_with_one, "# one value for two\n", "its types are (tensor<?x?xf32>, "),
     ],
 )
-def test_an_emission_that_does_not_fit_is_shown(emit: Any, line: str, hint: str) -> None:
+def test_invalid_emissions_are_printed(emit: Any, line: str, hint: str) -> None:
     op = add_op()
     op.register_emission(emit)
     with pytest.raises(errors.CustomOpError) as caught:
@@ -132,7 +132,7 @@ def test_an_emission_that_does_not_fit_is_shown(emit: Any, line: str, hint: str)
     assert caught.value.hint.startswith(hint)
 
 
-def test_an_emission_of_other_sizes_than_the_shape_rule_says_is_named() -> None:
+def test_emissions_that_contradict_the_shape_rule_are_named() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x.new_empty(x.shape[0] + 1))
     op.register_emission(lambda builder, x: x)
     with pytest.raises(errors.CustomOpError, match=r"returned shape \[4\], .* says \[5\]"):
@@ -164,7 +164,7 @@ def test_an_emission_of_other_sizes_than_the_shape_rule_says_is_named() -> None:
         ("chalk", ADD, "unknown template engine 'chalk'; valid: format, jinja", None),
     ],
 )
-def test_a_template_that_cannot_be_is_refused_at_once(
+def test_invalid_templates_are_rejected_at_declaration(
     engine: str | None, text: str, message: str, where: str | None
 ) -> None:
     op = declare("add(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y)
@@ -176,7 +176,7 @@ def test_a_template_that_cannot_be_is_refused_at_once(
     assert "test::add" not in declared_ops.EMITTED
 
 
-def test_a_template_that_fails_leaves_the_emission_before_it_in_place() -> None:
+def test_a_rejected_template_keeps_the_previous_emission() -> None:
     op = add_op()
     op.register_emission(lambda builder, x, y: arith.addf(x, y), keeps_operands=True)
     with pytest.raises(errors.CustomOpError, match="expected"):
@@ -196,14 +196,14 @@ def test_a_template_that_fails_leaves_the_emission_before_it_in_place() -> None:
         ("module {}", "unknown function of its text 'add'"),
     ],
 )
-def test_a_text_is_compared_with_the_schema_at_once(text: str, message: str) -> None:
+def test_templates_are_checked_against_the_schema_at_declaration(text: str, message: str) -> None:
     op = declare("add(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y)
     with pytest.raises(errors.CustomOpError, match=message):
         op.register_template(text)
     torch.testing.assert_close(op(X, Y), X + Y)
 
 
-def test_an_emission_that_does_not_take_the_arguments_is_refused_at_once() -> None:
+def test_emissions_with_other_parameters_are_rejected_at_declaration() -> None:
     op = declare("add(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y)
     with pytest.raises(errors.CustomOpError, match="its emission does not take the arguments"):
         op.register_emission(lambda builder, x: x)
@@ -228,7 +228,7 @@ def test_a_static_argument_that_does_not_exist_is_named() -> None:
         declare("f(Tensor x) -> Tensor", lambda x: x, static={"z": True})
 
 
-def test_an_argument_that_is_written_may_be_another_one_too() -> None:
+def test_mutated_arguments_may_alias_others() -> None:
     def twice(x: Tensor, y: Tensor) -> None:
         x.add_(1)
         x.mul_(y)
@@ -239,7 +239,7 @@ def test_an_argument_that_is_written_may_be_another_one_too() -> None:
     assert both.tolist() == [9.0] * 3
 
 
-def test_ir_reads_what_shares_memory_with_a_written_argument_as_it_was() -> None:
+def test_emissions_read_aliases_of_mutated_arguments_before_the_write() -> None:
     op = declare("f(Tensor(a!) x, Tensor y) -> ()", lambda x, y: None)
     op.register_emission(lambda builder, x, y: y)
     both = torch.arange(4.0)
@@ -247,7 +247,7 @@ def test_ir_reads_what_shares_memory_with_a_written_argument_as_it_was() -> None
     assert both.tolist() == [1.0, 2.0, 3.0, 3.0]
 
 
-def test_written_arguments_of_ir_that_share_memory_are_refused() -> None:
+def test_mutated_arguments_of_emissions_must_not_alias() -> None:
     op = declare("f(Tensor(a!) x, Tensor(b!) y) -> ()", lambda x, y: None)
     op.register_emission(lambda builder, x, y: [y, x])
     both = torch.arange(4.0)
@@ -257,7 +257,7 @@ def test_written_arguments_of_ir_that_share_memory_are_refused() -> None:
     assert both.tolist() == [1.0, 0.0, 3.0, 2.0]
 
 
-def test_a_gradient_for_an_op_that_writes_is_refused() -> None:
+def test_gradients_of_mutating_ops_are_rejected() -> None:
     op = declare("f(Tensor(a!) x, Tensor y) -> Tensor", write)
     with pytest.raises(errors.CustomOpError, match="test::f mutates arguments"):
         op.register_autograd(lambda ctx, grad: (grad, None))

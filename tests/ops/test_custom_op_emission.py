@@ -1,4 +1,4 @@
-"""Ops with IR of their own, by builders and by texts, compute what it says in every form."""
+"""Custom ops with MLIR emissions, from builders and templates, agree in every mode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fill_op() -> ops.DeclaredOp:
     )
 
 
-def test_an_emission_by_builders_is_the_same_in_every_form() -> None:
+def test_builder_emissions_agree_in_every_mode() -> None:
     op = declare(
         "f(Tensor x, Tensor[] ys, bool negate=False) -> (Tensor, Tensor)",
         lambda x, ys, negate: (torch.empty_like(x), torch.empty_like(x)),
@@ -62,7 +62,7 @@ def test_an_emission_by_builders_is_the_same_in_every_form() -> None:
     torch.library.opcheck(op.op, (X, [X, Y], True))
 
 
-def test_an_emission_gives_lists_among_several_results() -> None:
+def test_emissions_may_return_lists() -> None:
     op = declare(
         "f(Tensor x) -> (Tensor[], Tensor, Tensor[])",
         lambda x: ([torch.empty_like(x)] * 2, torch.empty_like(x), [torch.empty_like(x)]),
@@ -84,7 +84,7 @@ def test_an_emission_gives_lists_among_several_results() -> None:
     assert_alike(forms[3](X), X + X - X * X, ROUNDING)
 
 
-def test_an_op_that_writes_has_an_emission_of_new_values() -> None:
+def test_emissions_of_mutating_ops_return_the_new_values() -> None:
     op = declare("f(Tensor(a!) x, Tensor y) -> ()", lambda x, y: None)
     op.register_emission(lambda builder, x, y: arith.AddFOp(x, y).result)
     x = X.clone()
@@ -92,7 +92,7 @@ def test_an_op_that_writes_has_an_emission_of_new_values() -> None:
     torch.testing.assert_close(x, X + Y)
 
 
-def test_a_text_is_the_op_in_every_form() -> None:
+def test_template_emissions_agree_in_every_mode() -> None:
     op = add_op()
     op.register_template(ADD)
     torch.testing.assert_close(op(X, Y), X + Y)
@@ -113,7 +113,7 @@ func.func @insert(%x: tensor<?xf32>, %y: tensor<?xf32>) -> tensor<?xf32> {
 """
 
 
-def test_an_emission_cannot_change_what_the_caller_passed() -> None:
+def test_emissions_do_not_write_to_arguments() -> None:
     op = declare("insert(Tensor x, Tensor y) -> Tensor", lambda x, y: torch.empty_like(x))
     op.register_template(INSERT)
     forms: list[Any] = [
@@ -128,7 +128,7 @@ def test_an_emission_cannot_change_what_the_caller_passed() -> None:
 
 
 @pytest.mark.parametrize("engine", ["format", "jinja"])
-def test_placeholders_are_types_and_numbers(engine: str) -> None:
+def test_placeholders_are_replaced_by_types_and_numbers(engine: str) -> None:
     op = fill_op()
     text = FILL
     if engine == "jinja":
@@ -150,7 +150,7 @@ func.func @f(%x: {x}) -> {x} {{
 
 
 @pytest.mark.parametrize("engine", ["format", "jinja"])
-def test_small_and_large_floats_fill_placeholders(engine: str) -> None:
+def test_float_placeholders_keep_their_precision(engine: str) -> None:
     op = declare("f(Tensor x, float by) -> Tensor", lambda x, by: torch.empty_like(x))
     in_jinja = SCALE.replace("{by}", "{{{{ by * 1 }}}}").format(x="tensor<f32>")
     text = SCALE if engine == "format" else in_jinja

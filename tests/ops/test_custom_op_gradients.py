@@ -1,4 +1,4 @@
-"""Gradients, vmap and torch.func's transforms go through custom ops."""
+"""Gradients, vmap and torch.func transforms of custom ops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.declared import leave_no_ops as leave_no_ops
 from turbine import errors
 
 
-def test_a_gradient_is_derived_twice() -> None:
+def test_second_derivatives_are_supported() -> None:
     op = declare("f(Tensor x, Tensor[] ys, float a) -> (Tensor, Tensor)", _two)
     x, y = X.double().requires_grad_(), Y.double().requires_grad_()
 
@@ -30,7 +30,7 @@ def _two(x: Tensor, ys: list[Tensor], a: float) -> tuple[Tensor, Tensor]:
     return x.sin() * ys[0] * a, (ys[0] > 2.5).to(torch.int32)
 
 
-def test_a_gradient_under_torch_compile_is_that_of_eager() -> None:
+def test_gradients_under_torch_compile_match_eager() -> None:
     op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: (x * y).exp())
     grads = []
     for function in (op.op, torch.compile(op.op, backend="turbine", fullgraph=True)):
@@ -41,7 +41,7 @@ def test_a_gradient_under_torch_compile_is_that_of_eager() -> None:
     torch.testing.assert_close(grads[0], Y * (X * Y).exp())
 
 
-def test_a_given_backward_is_used() -> None:
+def test_a_custom_backward_is_used() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x * 2)
     op.register_autograd(
         lambda ctx, grad: grad * ctx.saved_tensors[0],
@@ -52,7 +52,7 @@ def test_a_given_backward_is_used() -> None:
     torch.testing.assert_close(x.grad, X)
 
 
-def test_vmap_goes_through_the_batch_and_takes_a_rule() -> None:
+def test_vmap_uses_a_loop_or_a_custom_rule() -> None:
     op = declare("f(Tensor x, Tensor y, float a=2.0) -> Tensor", lambda x, y, a: (x * y).sum() * a)
     torch.testing.assert_close(torch.vmap(op.op)(X, Y), (X * Y).sum(1) * 2)
     torch.testing.assert_close(
@@ -62,14 +62,14 @@ def test_vmap_goes_through_the_batch_and_takes_a_rule() -> None:
     assert torch.vmap(op.op)(X, Y).tolist() == [5.0] * 3
 
 
-def test_transforms_of_torch_func_go_through() -> None:
+def test_torch_func_transforms_are_supported() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: (x**3).sum())
     found = torch.func.vmap(torch.func.grad(op.op))(X)
     torch.testing.assert_close(found, 3 * X**2)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own
-def test_forward_mode_goes_through_and_an_emission_refuses_it() -> None:
+def test_forward_mode_works_for_functions_and_is_rejected_for_emissions() -> None:
     op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: x * y)
     add = add_op()
     add.register_template(ADD)
@@ -85,7 +85,7 @@ def test_forward_mode_goes_through_and_an_emission_refuses_it() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own
-def test_a_given_backward_is_used_by_torch_func() -> None:
+def test_a_custom_backward_is_used_by_torch_func() -> None:
     op = declare("f(Tensor x, Tensor[] ys, float a) -> Tensor", lambda x, ys, a: x * ys[0] * a)
     op.register_autograd(
         lambda ctx, grad: (grad * 10 * ctx.saved_tensors[0], [None], None),
@@ -104,7 +104,7 @@ def _summed(call: Any, x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
-def test_vmap_over_nothing_and_over_an_op_that_writes() -> None:
+def test_vmap_over_an_empty_batch_and_over_a_mutating_op() -> None:
     op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: x.sum() * y)
     assert torch.vmap(op, in_dims=(0, None))(X[:0], Y).shape == (0, 3, 4)
     written = declare("g(Tensor(a!) x, Tensor y) -> Tensor", write)
@@ -113,7 +113,7 @@ def test_vmap_over_nothing_and_over_an_op_that_writes() -> None:
     torch.testing.assert_close(x, X + Y)
 
 
-def test_a_gradient_goes_through_what_is_written() -> None:
+def test_gradients_flow_through_mutations() -> None:
     op = declare("f(Tensor(a!) x, Tensor y) -> Tensor", write)
     x, y = torch.zeros(3, 4), Y.clone().requires_grad_()
     op(x, y)

@@ -1,4 +1,4 @@
-"""Custom ops give what their functions say: eager, under torch.compile, and in artifacts."""
+"""Custom ops agree with their functions: eager, under torch.compile, and in artifacts."""
 
 from __future__ import annotations
 
@@ -114,7 +114,9 @@ KINDS: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
 
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_is_the_same_in_every_form(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_every_argument_type_agrees_in_every_mode(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     schema, function, args = KINDS[kind]
     op = declare(schema, function)
     expected_args = copy.deepcopy(args)
@@ -133,7 +135,7 @@ def test_a_kind_is_the_same_in_every_form(kind: str, caplog: pytest.LogCaptureFi
     torch.library.opcheck(op.op, copy.deepcopy(args))
 
 
-def test_numbers_dtypes_and_keywords_are_the_same_in_every_form() -> None:
+def test_numbers_dtypes_and_keywords_agree_in_every_mode() -> None:
     op = declare(
         "f(Tensor x, int n, float a, bool b, str s, ScalarType d, *, float k=2.0) -> Tensor",
         lambda x, n, a, b, s, d, *, k: numbers(x, n, a, b, s, d, k),
@@ -154,7 +156,7 @@ def test_numbers_dtypes_and_keywords_are_the_same_in_every_form() -> None:
     torch.library.opcheck(op.op, given, {"k": 4.0})
 
 
-def test_results_are_contiguous_and_their_own_in_every_form() -> None:
+def test_results_are_contiguous_and_unaliased_in_every_mode() -> None:
     op = declare("f(Tensor x) -> (Tensor, Tensor)", lambda x: (x.t(), x))
     for form in (op.op, torch.compile(op.op, backend="turbine", fullgraph=True)):
         turned, same = form(X)
@@ -162,7 +164,7 @@ def test_results_are_contiguous_and_their_own_in_every_form() -> None:
         assert same.data_ptr() != X.data_ptr()
 
 
-def test_importing_turbine_is_enough() -> None:
+def test_declared_ops_are_torch_ops_in_a_new_process() -> None:
     program = """
 import torch, turbine
 @turbine.ops.custom_op("fresh::add(Tensor x, Tensor y, float alpha=1.0) -> Tensor")
@@ -177,7 +179,7 @@ print(torch.ops.fresh.add(torch.ones(2), torch.ones(2), alpha=2).tolist())
 # Whole programs
 
 
-def test_a_procedure_uses_ops_with_sizes_that_vary() -> None:
+def test_procedures_use_ops_with_dynamic_shapes() -> None:
     scaled = declare("f(Tensor[] xs, int times) -> Tensor", lambda xs, times: sum(xs) * times)
     added = add_op()
     added.register_template(ADD)
@@ -197,7 +199,7 @@ def test_a_procedure_uses_ops_with_sizes_that_vary() -> None:
         assert_alike(artifact.run(X[:rows], Y[:rows]), (2 * X + Y)[:rows] * 3, ROUNDING)
 
 
-def test_saved_programs_and_artifacts_need_no_op(tmp_path: Path) -> None:
+def test_saved_programs_and_artifacts_do_not_need_the_op(tmp_path: Path) -> None:
     op = declare("f(Tensor x) -> Tensor", write_inside)
     builder = aot.FxProgramsBuilder(Fn(op.op))
 
@@ -220,14 +222,14 @@ def kernel_count(op: ops.DeclaredOp) -> int:
     return len(op.core.launcher.kernels)
 
 
-def test_a_new_size_does_not_compile_again() -> None:
+def test_a_new_size_does_not_recompile() -> None:
     op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y)
     for rows in (2, 3, 5, 8):
         torch.testing.assert_close(op(X[:1].expand(rows, 4), Y[0]), X[:1].expand(rows, 4) + Y[0])
     assert kernel_count(op) == 1
 
 
-def test_a_static_axis_compiles_for_each_size() -> None:
+def test_a_static_axis_recompiles_for_each_size() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x * x.shape[1], static={"x": [-1]})
     for rows, columns in ((2, 3), (3, 3), (3, 5)):
         x = torch.ones(rows, columns)
@@ -235,7 +237,7 @@ def test_a_static_axis_compiles_for_each_size() -> None:
     assert kernel_count(op) == 2
 
 
-def test_a_branch_on_a_size_gets_code_for_both_sides() -> None:
+def test_a_branch_on_a_size_specializes() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x * 2 if x.shape[0] > 3 else x + 1)
     for size in (2, 3, 4, 9, 2):
         x = torch.ones(size)
@@ -243,7 +245,7 @@ def test_a_branch_on_a_size_gets_code_for_both_sides() -> None:
     assert kernel_count(op) == 2
 
 
-def test_numbers_that_are_equal_and_not_the_same_have_code_of_their_own() -> None:
+def test_equal_numbers_of_different_types_specialize() -> None:
     op = declare(
         "f(Tensor x, float a) -> Tensor", lambda x, a: torch.copysign(x, torch.full((), a))
     )
@@ -251,7 +253,7 @@ def test_numbers_that_are_equal_and_not_the_same_have_code_of_their_own() -> Non
         torch.testing.assert_close(op(X, value), torch.copysign(X, torch.tensor(value)))
 
 
-def test_strided_and_shifted_arguments_are_read_as_they_are() -> None:
+def test_strided_and_offset_arguments_are_read_in_place() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x + 1)
     storage = torch.arange(40.0)
     for x in (storage[1:13].reshape(3, 4), storage[::2], X.t(), storage[3:4].expand(5)):
@@ -262,7 +264,7 @@ def test_strided_and_shifted_arguments_are_read_as_they_are() -> None:
 # PyTorch where the compiler gives up
 
 
-def test_what_does_not_compile_runs_in_pytorch(caplog: pytest.LogCaptureFixture) -> None:
+def test_ops_that_do_not_compile_fall_back(caplog: pytest.LogCaptureFixture) -> None:
     op = declare("f(Tensor x) -> Tensor", torch.linalg.eigvals)
     x = torch.tensor([[2.0, 1.0], [0.0, 3.0]])
     with caplog.at_level(logging.WARNING):
@@ -270,7 +272,7 @@ def test_what_does_not_compile_runs_in_pytorch(caplog: pytest.LogCaptureFixture)
     assert "test::f runs in PyTorch" in caplog.text
 
 
-def test_a_function_that_cannot_be_traced_runs_in_pytorch(
+def test_functions_that_cannot_be_traced_fall_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x * 2 if x.sum() > 0 else x * 3)
@@ -279,7 +281,7 @@ def test_a_function_that_cannot_be_traced_runs_in_pytorch(
     assert "test::f runs in PyTorch: tracing it failed" in caplog.text
 
 
-def test_a_tensor_that_the_function_holds_may_change() -> None:
+def test_captured_tensors_may_change() -> None:
     held = torch.ones(4)
     op = declare("f(Tensor x) -> Tensor", lambda x: x + held)
     for _ in range(3):
@@ -288,7 +290,7 @@ def test_a_tensor_that_the_function_holds_may_change() -> None:
         held.mul_(2)
 
 
-def test_random_numbers_are_those_of_pytorch() -> None:
+def test_random_numbers_match_pytorch() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x + torch.rand_like(x))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
@@ -300,7 +302,7 @@ def test_random_numbers_are_those_of_pytorch() -> None:
 # Threads
 
 
-def test_calls_from_four_threads_give_their_own_results() -> None:
+def test_concurrent_calls_return_their_own_results() -> None:
     op = declare("f(Tensor x, float a) -> Tensor", lambda x, a: x * a + x.shape[0])
     wrong: list[Any] = []
 
@@ -320,7 +322,7 @@ def test_calls_from_four_threads_give_their_own_results() -> None:
     assert not wrong
 
 
-def test_a_child_process_calls_an_op_that_its_parent_called() -> None:
+def test_a_forked_child_can_call_ops_of_its_parent() -> None:
     op = declare("f(Tensor x) -> Tensor", lambda x: x * 2)
     op(X)
     assert in_child(lambda: str(torch.equal(op(X), X * 2))) == "True"

@@ -1,4 +1,4 @@
-"""Exports that several files transform."""
+"""Exports shared by tests of passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""IR and models that tests of passes share."""
+"""IR and models shared by tests of passes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def parse(text: str = TWO) -> Module:
 
 
 def refusal(passes: Sequence[Pass], text: str = TWO) -> str:
-    """What the error says; the module must be as it was."""
+    """The error message; the module must be unchanged."""
     module = parse(text)
     before = str(module)
     with pytest.raises(errors.TransformError) as caught:

@@ -1,4 +1,4 @@
-"""Custom ops are expanded from functions and libraries that fit."""
+"""Custom ops are expanded from functions and libraries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def multiplied(
         (lambda: ExpandCustomOps(library=parse(LIBRARY)), 60),
     ],
 )
-def test_an_expanded_op_computes(
+def test_expanded_ops_match_the_reference(
     custom: ExportOutput, expand: Callable[[], Pass], factor: int
 ) -> None:
     with pytest.raises(errors.UnsupportedOp):
@@ -58,7 +58,7 @@ def test_an_expanded_op_computes(
         ),
     ],
 )
-def test_a_library_that_does_not_fit_is_refused(
+def test_an_incompatible_library_is_rejected(
     custom: ExportOutput, old: str, new: str, told: str
 ) -> None:
     before = custom.text()

@@ -1,4 +1,4 @@
-"""Linear layers compute with weights of a few bits."""
+"""Group quantization of linear layers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_packed_weights_are_small(exported: ExportOutput) -> None:
 
 
 @pytest.mark.parametrize("dtype", [numpy.float32, numpy.float16, numpy.float64])
-def test_rounding_errs_by_half_a_step_inside_and_keeps_zero(dtype: Any) -> None:
+def test_rounding_errors_are_at_most_half_a_step_and_zero_is_exact(dtype: Any) -> None:
     weight = torch.from_numpy(numpy.random.default_rng(0).normal(size=(3, 37)).astype(dtype))
     weight[0, :16] = 0
     weight[1, 4] = 0
@@ -91,7 +91,7 @@ def test_a_row_shorter_than_a_group_is_one_group(bits: int, size: int) -> None:
     assert scales.shape == (2, 1)
 
 
-def test_a_weight_that_is_also_a_table_stays(layers: Layers) -> None:
+def test_a_weight_that_is_also_an_embedding_is_kept(layers: Layers) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -173,5 +173,5 @@ func.func @main(%x: !torch.vtensor<[2,32],f32>) {
         ),
     ],
 )
-def test_what_cannot_be_quantized_is_refused(text: str, told: str) -> None:
+def test_unsupported_weights_are_rejected(text: str, told: str) -> None:
     assert refusal([GroupQuantize()], text).startswith(told)

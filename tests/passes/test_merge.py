@@ -1,4 +1,4 @@
-"""Merged modules: names, collisions, and what was merged in computes."""
+"""Merged modules: names, collisions and results."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ from turbine.passes import Merge, Merger, run_passes
         ),
     ],
 )
-def test_collisions_are_refused(source: str, renames: dict[str, str], told: str) -> None:
+def test_name_collisions_are_rejected(source: str, renames: dict[str, str], told: str) -> None:
     assert refusal([Merge(parse(source), renames)]).startswith(told)
 
 
-def test_a_merger_that_refuses_has_moved_nothing() -> None:
+def test_a_failed_merge_changes_nothing() -> None:
     target = parse()
     with target.context:
         source = context.parse(
@@ -64,7 +64,7 @@ def test_a_merger_that_refuses_has_moved_nothing() -> None:
     assert (str(source), str(target)) == before
 
 
-def test_a_merger_translates_names_and_swaps_them() -> None:
+def test_a_merger_renames_and_swaps_names() -> None:
     target = parse()
     source = context.parse(
         """
@@ -83,7 +83,7 @@ def test_a_merger_translates_names_and_swaps_them() -> None:
     assert not list(source.body.operations)
 
 
-def test_modules_that_disagree_about_an_attribute_are_refused() -> None:
+def test_conflicting_module_attributes_are_rejected() -> None:
     told = refusal(
         [Merge(parse("module attributes {util.x = 1} {}"))],
         f"module attributes {{util.x = 2}} {{{TWO}}}",
@@ -95,8 +95,8 @@ def test_modules_that_disagree_about_an_attribute_are_refused() -> None:
 
 
 @pytest.mark.run
-def test_a_merged_function_computes(tmp_path: Path) -> None:
-    """The entry point calls what was merged in."""
+def test_merged_functions_match_the_reference(tmp_path: Path) -> None:
+    """The entry point calls the merged function."""
     library = """
         func.func private @add_one(%x: tensor<4xf32>) -> tensor<4xf32> {
           %one = arith.constant dense<1.0> : tensor<4xf32>

@@ -1,4 +1,4 @@
-"""`turbine opt`: passes in order, files of text and bytecode, and what is wrong with them."""
+"""`turbine opt`: order of passes, text and bytecode files, and errors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ BROKEN = "module {\n  func.func @f() {\n    foo.bar\n  }\n}"
         (TWO, ("--group-quantize", "group-size=0"), "cannot make groups of group_size=0"),
     ],
 )
-def test_opt_says_what_is_wrong_and_writes_nothing(
+def test_opt_reports_errors_and_writes_nothing(
     opt: Opt, text: str, words: tuple[str, ...], told: str
 ) -> None:
     Path("bad.mlir").write_text(text)

@@ -1,4 +1,4 @@
-"""Transforms of IR: metadata, matching and rewriting, and names of iree-turbine."""
+"""Passes on IR: metadata, matchers, rewrites, and names of iree-turbine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from turbine.passes import AddMetadata
 
 
 @pytest.mark.run
-def test_metadata_is_found_at_run_time(tmp_path: Path) -> None:
+def test_metadata_is_readable_at_run_time(tmp_path: Path) -> None:
     output = turbine.aot.export(nn.ReLU(), args=(torch.ones(2),))
     transformed = output.transform(AddMetadata("main", {"author": "me", "batch": 2}))
     transformed.compile(tmp_path / "x.vmfb")
@@ -39,7 +39,7 @@ def test_metadata_is_found_at_run_time(tmp_path: Path) -> None:
     assert {"author": "me", "batch": "2"}.items() <= found.items()
 
 
-def test_metadata_for_a_function_that_is_not_there_is_refused() -> None:
+def test_metadata_for_an_unknown_function_is_rejected() -> None:
     told = refusal([AddMetadata("mian", {"a": "b"})])
     assert told == "unknown function 'mian'; valid: main, helper"
 
@@ -61,7 +61,7 @@ def test_children_are_matched_in_loops_but_not_in_other_modules() -> None:
     assert len(matchers.match_children(functions, calls)) == 1
 
 
-def test_a_load_knows_its_global_and_sees_through_a_conversion() -> None:
+def test_global_loads_are_matched_through_conversions() -> None:
     module = parse(LINEAR)
     linear: matchers.NamedOpMatcher[Any] = matchers.NamedOpMatcher("torch.aten.linear")
     (match,) = matchers.match_children(module, linear)
@@ -72,7 +72,7 @@ def test_a_load_knows_its_global_and_sees_through_a_conversion() -> None:
     assert matchers.GlobalLoadMatcher()(match.op.operands[0]) is None
 
 
-def test_patterns_that_never_settle_are_refused() -> None:
+def test_nonterminating_patterns_are_rejected() -> None:
     module = parse(LINEAR)
 
     def again(op: Operation) -> Sequence[Value] | None:
@@ -85,7 +85,7 @@ def test_patterns_that_never_settle_are_refused() -> None:
 # Names of the peer
 
 
-def test_passes_run_under_the_names_of_the_peer() -> None:
+def test_passes_run_under_their_iree_turbine_names() -> None:
     module = parse()
     RenameParametersPass(
         module.operation, rename_map={("model", "a"): ("s", "x"), "absent": "y"}
@@ -99,7 +99,7 @@ def test_passes_run_under_the_names_of_the_peer() -> None:
     assert parameters.by_global(module) == {"a": Parameter("s", "x")}
 
 
-def test_group_quantization_under_the_name_of_the_peer() -> None:
+def test_group_quantization_runs_under_its_iree_turbine_name() -> None:
     module = parse(LINEAR)
     MMGroupQuantRewriterPass(module.operation, group_size=32).run()
     assert "tensor<8x1x16xi8>" in str(module)

@@ -1,4 +1,4 @@
-"""Renamed parameters: names, refusals, and weights that follow."""
+"""Renamed parameters: names, errors, and binding of weights."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from turbine.passes import Merge, RenameParameters, run_passes
 @pytest.mark.parametrize(
     ("scope", "key"), [("model", "c"), (None, "a"), ("", ""), ("a::b", "c::d"), ("s", "<é, {}>")]
 )
-def test_names_of_parameters_survive_odd_characters(scope: str | None, key: str) -> None:
+def test_parameter_names_may_have_odd_characters(scope: str | None, key: str) -> None:
     module = run_passes(parse(), [RenameParameters({"a": (scope, key)})])
     for form in (context.to_bytecode(module), context.to_text(module)):
         assert parameters.by_global(context.parse(form))["a"] == Parameter(scope, key)
 
 
 @pytest.mark.parametrize("key", ['a"b', "a\\b", "a\nb"])
-def test_names_that_do_not_survive_are_refused(key: str) -> None:
+def test_names_that_iree_cannot_read_back_are_rejected(key: str) -> None:
     assert refusal([RenameParameters({"a": key})]).startswith("a parameter cannot be named")
 
 
-def test_settings_of_a_parameter_stay_when_it_is_renamed() -> None:
+def test_renaming_keeps_the_settings_of_a_parameter() -> None:
     text = 'util.global private @a = #flow.parameter.named<"m"::"a", {x = 1 : i64}> : tensor<4xf32>'
     module = parse(text)
     RenameParameters({"a": "b"}).run(module)
@@ -55,11 +55,11 @@ def test_names_can_be_swapped() -> None:
         ({"aa": "b"}, "unknown parameter 'aa'; valid: "),
     ],
 )
-def test_renames_that_cannot_be_are_refused(renames: dict[Any, Any], told: str) -> None:
+def test_invalid_renames_are_rejected(renames: dict[Any, Any], told: str) -> None:
     assert refusal([RenameParameters(renames)]).startswith(told)
 
 
-def test_a_callback_that_makes_names_equal_is_refused() -> None:
+def test_a_callback_that_creates_duplicates_is_rejected() -> None:
     assert "two parameters" in refusal([RenameParameters(callback=lambda scope, key: "same")])
 
 
@@ -84,7 +84,7 @@ def test_an_artifact_binds_weights_of_two_scopes(exported: ExportOutput, layers:
     torch.testing.assert_close(artifact(X), layers(X))
 
 
-def test_parameters_that_come_without_values_are_refused(exported: ExportOutput) -> None:
+def test_parameters_without_values_are_rejected(exported: ExportOutput) -> None:
     text = 'util.global private @new = #flow.parameter.named<"model"::"new"> : tensor<4xf32>'
     with pytest.raises(errors.ParameterError, match="no value for parameter model::new"):
         exported.transform(Merge(parse(text)))

@@ -1,4 +1,4 @@
-"""The API shows itself: names, signatures and docstrings are where help() and editors look."""
+"""The public API is visible to help(), dir() and editors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.tiny
 DOORS = {"aot", "kernel", "ops", "passes", "runtime", "load", "explain", "config", "errors"}
 
 
-def test_dir_lists_the_doors_and_nothing_else_of_ours() -> None:
+def test_dir_lists_public_names_only() -> None:
     listed = dir(turbine)
     assert set(listed) >= DOORS
     assert all(hasattr(turbine, name) for name in listed)
@@ -24,7 +24,7 @@ def test_dir_lists_the_doors_and_nothing_else_of_ours() -> None:
 
 
 @pytest.mark.parametrize("name", ["compile", "export"])
-def test_what_lies_elsewhere_is_named(name: str) -> None:
+def test_missing_names_suggest_their_module(name: str) -> None:
     with pytest.raises(AttributeError, match=r"turbine\.aot\.export"):
         getattr(turbine, name)
 
@@ -45,6 +45,6 @@ def test_every_parameter_is_documented(function: Any) -> None:
     assert not [name for name in parameters if f"{name}:" not in text]
 
 
-def test_types_are_published() -> None:
+def test_the_package_is_typed() -> None:
     assert (Path(turbine.__file__).parent / "py.typed").exists()
     assert (Path(turbine.kernel.lang.__file__).with_suffix(".pyi")).exists()

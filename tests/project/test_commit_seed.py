@@ -1,4 +1,4 @@
-"""Slices of sweeps follow the commit: the same one for a commit, and all of a sweep in a few."""
+"""Slices of sweeps are derived from the commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _git(folder: Path, *command: str) -> str:
     return answer.stdout
 
 
-def test_the_seed_is_of_the_commit(tmp_path: Path) -> None:
+def test_the_seed_is_derived_from_the_commit(tmp_path: Path) -> None:
     _git(tmp_path, "init", "-q")
     _git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
     first = commit_seed(tmp_path)
@@ -38,16 +38,16 @@ def test_without_a_commit_the_seed_is_fixed(
     assert commit_seed() == parse_seed(FALLBACK)
 
 
-def test_a_slice_is_the_same_for_a_seed_and_another_for_the_next() -> None:
+def test_slices_depend_on_the_seed() -> None:
     assert draw_slice("pages", PAGES, 6, 1) == draw_slice("pages", PAGES, 6, 1)
     assert draw_slice("pages", PAGES, 6, 1) != draw_slice("pages", PAGES, 6, 2)
     assert draw_slice("pages", PAGES, 99, 1) == PAGES
 
 
-def test_a_few_commits_run_the_whole_sweep() -> None:
+def test_a_few_seeds_cover_the_whole_sweep() -> None:
     drawn = [set(draw_slice("pages", PAGES, 6, seed)) for seed in range(10)]
     assert set().union(*drawn) == set(PAGES)
 
 
-def test_the_seed_of_a_run_is_the_one_it_prints(seed: int, pytestconfig: pytest.Config) -> None:
+def test_the_seed_option_is_the_printed_seed(seed: int, pytestconfig: pytest.Config) -> None:
     assert pytestconfig.getoption("--seed") == seed

@@ -1,4 +1,4 @@
-"""Pages made from code say what the code says, and paths the docs name exist."""
+"""Generated pages are up to date, and code and paths in the docs are valid."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[2]
         ("layout_picture", "docs/layout.svg"),
     ],
 )
-def test_what_is_made_from_code_is_up_to_date(script: str, made: str) -> None:
+def test_generated_pages_are_up_to_date(script: str, made: str) -> None:
     page = runpy.run_path(str(ROOT / "docs" / f"{script}.py"))["page"]()
     assert (ROOT / made).read_text() == page, f"run: python docs/{script}.py"
 
 
-def test_layout_names_every_room_of_the_house() -> None:
+def test_layout_lists_every_package() -> None:
     text = (ROOT / "docs" / "layout.md").read_text()
     here = {p.name + "/" for p in (ROOT / "turbine").iterdir() if (p / "__init__.py").exists()}
     loose = {p.name for p in (ROOT / "turbine").glob("*.py")} - {"__init__.py", "version.py"}
@@ -39,7 +39,7 @@ def test_layout_names_every_room_of_the_house() -> None:
     assert not missing
 
 
-def test_layout_leads_to_files_and_functions_that_exist() -> None:
+def test_layout_names_existing_files_and_functions() -> None:
     text = (ROOT / "docs" / "layout.md").read_text()
     rows = re.search(r"^## Where is it\?\n(.*?)^## ", text, re.M | re.S)
     assert rows is not None
@@ -66,9 +66,7 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
     "index export torch_compile parameters transforms quantization devices moving_over "
     "compiled_module runtime custom_ops builtin_ops kernels".split(),
 )
-def test_the_code_of_a_page_runs(
-    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_in_the_docs_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / f"{page}.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)

@@ -1,4 +1,4 @@
-"""The examples, the README's code and the benchmarks do what they say."""
+"""Examples, the README's code and benchmarks run."""
 
 from __future__ import annotations
 
@@ -41,25 +41,27 @@ def test_quickstart_prints_a_row_per_model(
     assert [line.split()[0] for line in table] == ["model", "resnet18", "gpt2"]
 
 
-def test_quickstart_fails_when_a_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quickstart_fails_on_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["quickstart.py", "--tiny"])
     monkeypatch.setattr(quickstart, "run", lambda name, *_: quickstart.Row(name, 1e-3, 1, 1, 1))
     assert quickstart.main() == 1
 
 
-def test_a_custom_op_is_the_same_in_every_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_custom_op_example_agrees_in_every_mode(capsys: pytest.CaptureFixture[str]) -> None:
     assert custom_op.main() == 0
     assert capsys.readouterr().out.count("same as PyTorch") == 4
 
 
-def test_dynamic_batch_takes_every_size_in_range(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_dynamic_batch_example_accepts_every_size_in_range(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert dynamic_batch.main() == 0
     printed = capsys.readouterr().out
     assert printed.count("same as PyTorch") == 3
     assert "size 65 along axis 0, which is out of range" in printed
 
 
-def test_an_artifact_runs_without_torch(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_numpy_example_runs_without_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert no_torch.main() == 0
     assert "without torch" in capsys.readouterr().out
 
@@ -72,7 +74,7 @@ def _examples_import_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_examples_import_each_other")
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["lenet", "gpt", "recommender", "contrastive", "distributed"])
-def test_training_examples_make_the_loss_fall(
+def test_training_examples_reduce_the_loss(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--steps", "6", "--quiet"]
@@ -99,7 +101,7 @@ def test_training_logs_every_step(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("_examples_import_each_other")
-def test_training_goes_on_without_tqdm_and_says_when_tensorboard_is_missing(
+def test_training_works_without_tqdm_and_reports_missing_tensorboard(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "tqdm", None)
@@ -115,7 +117,7 @@ def test_training_goes_on_without_tqdm_and_says_when_tensorboard_is_missing(
 def benchmark(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """Runs a benchmark in an empty folder and gives what it prints."""
+    """Runs a benchmark in an empty folder and returns its output."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     monkeypatch.chdir(tmp_path)
 
@@ -149,7 +151,7 @@ KERNELS = sorted(path.stem for path in (ROOT / "examples" / "kernels").glob("*.p
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", KERNELS)
-def test_a_kernel_is_the_same_as_pytorch(
+def test_kernel_examples_match_pytorch(
     name: str,
     request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
@@ -167,7 +169,7 @@ def test_a_kernel_is_the_same_as_pytorch(
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_an_example_of_a_kernel_is_short(name: str) -> None:
+def test_kernel_examples_are_short(name: str) -> None:
     assert (ROOT / "examples" / "kernels" / f"{name}.py").read_text().count("\n") < 60
 
 
@@ -183,7 +185,7 @@ def test_the_readme_example_runs_as_written(
 
 @pytest.fixture
 def figures(benchmark: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Measures rows in this process, and gives the table that is printed."""
+    """Measures rows in this process and returns the printed table."""
     models = importlib.import_module("models")
 
     def measure(name: str, options: Namespace) -> Any:
@@ -194,7 +196,7 @@ def figures(benchmark: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> C
     return partial(benchmark, "models", "--tiny", "--seconds", "0", "--output", "figures.json")
 
 
-def test_the_benchmark_prints_the_worst_row_first_and_keeps_earlier_ones(
+def test_the_benchmark_sorts_rows_and_keeps_earlier_ones(
     figures: Callable[..., str],
 ) -> None:
     figures("--rows", "mlp", "--systems", "artifact")
@@ -215,7 +217,7 @@ def test_the_benchmark_prints_the_worst_row_first_and_keeps_earlier_ones(
     assert "mlp" in Path("figures.svg").read_text()
 
 
-def test_a_wrong_answer_is_a_failure_of_the_benchmark(
+def test_a_wrong_result_fails_the_benchmark(
     figures: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     systems = importlib.import_module("systems")

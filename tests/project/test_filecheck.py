@@ -1,4 +1,4 @@
-"""Each file in filecheck/ makes some text; CHECK lines in the same file say what it holds."""
+"""Each file in filecheck/ prints text that its CHECK lines describe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_filecheck(case: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filecheck
-def test_a_wrong_check_line_is_noticed(tmp_path: Path) -> None:
+def test_a_wrong_check_line_fails(tmp_path: Path) -> None:
     checks, printed = tmp_path / "checks.txt", tmp_path / "printed.txt"
     checks.write_text("# CHECK: torch.aten.mm\n")
     printed.write_text("torch.aten.add\n")

@@ -1,4 +1,4 @@
-"""Imports under turbine/ point down the house: source texts in, violations out."""
+"""Imports under turbine/ point to lower layers."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _is_placed(path: str) -> bool:
 
 
 def _room(name: str) -> str:
-    """The room a dotted name lives in; what is in no room is a name of the top package."""
+    """The package of a dotted name; other names belong to the top package."""
     first = f"{name}.".split(".")[1]
     room = LOOSE.get(first, first)
     return room if room in FLOOR_OF or room == ZOO else ROOF
@@ -307,7 +307,7 @@ def test_a_downward_import_is_not_reported(path: str, text: str) -> None:
     assert violations({f"turbine/{path}": text}) == []
 
 
-def test_torch_is_found_behind_another_file() -> None:
+def test_indirect_imports_of_torch_are_found() -> None:
     house = {
         "turbine/mlir/__init__.py": "from turbine.mlir.add import add as add",
         "turbine/mlir/add.py": "import torch",
@@ -318,7 +318,7 @@ def test_torch_is_found_behind_another_file() -> None:
     ]
 
 
-def test_a_room_that_is_not_in_the_table_is_reported() -> None:
+def test_unknown_packages_are_reported() -> None:
     assert violations({"turbine/attic/x.py": ""}) == [
         "turbine/attic/x.py:1 has no floor (add it to FLOORS)"
     ]

@@ -1,4 +1,4 @@
-"""What a new user gets wrong: a snippet in; what failed, where and how to fix it out."""
+"""Errors for common user mistakes: what failed, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -413,7 +413,7 @@ MISTAKES = {
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_explained(name: str) -> None:
+def test_errors_name_cause_place_and_fix(name: str) -> None:
     mistake = MISTAKES[name]
     with pytest.raises(mistake.kind) as raised:
         mistake.call()
@@ -442,7 +442,7 @@ class Training(nn.Module):
         return self.kept(self.layers(x))  # type: ignore[no-any-return]
 
 
-def test_training_mode_is_warned_of_with_the_modules_it_changes() -> None:
+def test_exporting_in_training_mode_warns_with_the_modules() -> None:
     with pytest.warns(errors.TrainingModeWarning) as caught:
         _export(Training())
     (warning,) = caught
@@ -452,15 +452,15 @@ def test_training_mode_is_warned_of_with_the_modules_it_changes() -> None:
     assert warning.filename == __file__
 
 
-def test_evaluation_mode_is_not_warned_of() -> None:
+def test_exporting_in_evaluation_mode_does_not_warn() -> None:
     _export(Training().eval())
 
 
-def test_dropout_that_is_asked_for_in_evaluation_mode_is_not_warned_of() -> None:
+def test_explicit_dropout_in_evaluation_mode_does_not_warn() -> None:
     _export(Fn(lambda x: nn.functional.dropout(x, 0.5, True)).eval())
 
 
-def test_the_inverse_of_a_matrix_is_exported_with_its_check() -> None:
+def test_the_inverse_of_a_matrix_is_exported_with_its_singularity_check() -> None:
     x = torch.randn(2, 3, 3, generator=torch.Generator().manual_seed(0))
     inverse = compiled(torch.linalg.inv, x)
     torch.testing.assert_close(inverse(x), torch.linalg.inv(x))
@@ -475,5 +475,5 @@ def _masked(x: Tensor) -> tuple[Tensor, ...]:
     return y, columns, x[x > 9], torch.masked_select(x, x[0] > -0.5)
 
 
-def test_elements_under_a_mask_are_exported() -> None:
+def test_boolean_indexing_is_exported() -> None:
     torch.testing.assert_close(compiled(_masked, X)(X), _masked(X))

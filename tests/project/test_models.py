@@ -1,4 +1,4 @@
-"""Every model of the zoo compiles, and its numbers are those of eager PyTorch."""
+"""Every model of the zoo compiles and matches eager PyTorch."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_odd_model(name: str, weights: str) -> None:
 
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["mlp", "bert", "gpt2", "llama", "transformer_encoder"])
-def test_one_artifact_serves_many_batch_sizes(name: str) -> None:
+def test_one_artifact_supports_many_batch_sizes(name: str) -> None:
     example = TINY[name]()
     batch = torch.export.Dim("batch", max=64)
     shapes = {k: {0: batch} for k in ("input_ids", "attention_mask", "token_type_ids")}
@@ -70,14 +70,14 @@ def test_one_artifact_serves_many_batch_sizes(name: str) -> None:
         compare_with_eager(artifact, sized, 1e-5)
 
 
-def test_strict_export_gives_the_same_numbers() -> None:
+def test_strict_export_matches_eager() -> None:
     layers = torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU()
     example = Example(torch.nn.Sequential(*layers).eval(), (torch.randn(3, 8),))
     output = turbine.aot.export(example.model, args=example.args, strict_export=True)
     compare_with_eager(output.compile(), example, 1e-5)
 
 
-def test_exported_program_is_taken_as_it_is() -> None:
+def test_exported_programs_are_accepted() -> None:
     example = TINY["mlp"]()
     program = torch.export.export(example.model, example.args)
     compare_with_eager(turbine.aot.export(program).compile(), example, 1e-5)

@@ -1,4 +1,4 @@
-"""What docs/security.md promises about files of strangers, one test a promise."""
+"""The promises of docs/security.md about untrusted files, one test for each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONES = torch.ones(2, 4)
 
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file of an entry in a cache of its own."""
+    """The file of an entry in a new cache."""
     monkeypatch.setattr(cache, "_warned", False)
     with config.override(cache_dir=tmp_path / "cache"):
         cache.write(cache.key_of(["a"]), ENTRY)
@@ -54,7 +54,7 @@ PLACES: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.parametrize("mode", [0o020, 0o002], ids=["group", "others"])
 @pytest.mark.parametrize("place", PLACES)
-def test_what_others_may_write_in_the_cache_is_not_read(place: str, mode: int, kept: Path) -> None:
+def test_cache_entries_writable_by_others_are_ignored(place: str, mode: int, kept: Path) -> None:
     changed = PLACES[place](kept)
     changed.chmod(changed.stat().st_mode | mode)
     with pytest.warns(RuntimeWarning, match=r"does not read its cache: .* by other users; remove"):
@@ -63,7 +63,7 @@ def test_what_others_may_write_in_the_cache_is_not_read(place: str, mode: int, k
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_belongs_to_another_user_is_not_read(
+def test_cache_entries_of_other_users_are_ignored(
     place: str, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if os.geteuid() == 0:
@@ -74,14 +74,14 @@ def test_what_belongs_to_another_user_is_not_read(
         assert cache.read(cache.key_of(["a"])) is None
 
 
-def test_nothing_is_written_to_a_cache_that_others_may_write(kept: Path) -> None:
+def test_nothing_is_written_to_a_cache_writable_by_others(kept: Path) -> None:
     kept.parent.parent.chmod(0o777)
     with pytest.warns(RuntimeWarning, match="can be written by other users"):
         cache.write(cache.key_of(["b"]), ENTRY)
     assert list(kept.parent.parent.glob("*/*")) == [kept]
 
 
-def test_a_cache_is_made_for_us_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_the_cache_folder_is_private_for_any_umask(tmp_path: Path) -> None:
     before = os.umask(0o002)
     try:
         with config.override(cache_dir=tmp_path / "new" / "cache"):
@@ -93,14 +93,14 @@ def test_a_cache_is_made_for_us_alone_whatever_the_umask(tmp_path: Path) -> None
     assert {path.stat().st_mode & 0o077 for path in made} == {0}
 
 
-def test_what_root_wrote_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_entries_of_root_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     status = os.stat_result((0o100644, 0, 0, 1, 0, 0, 0, 0, 0, 0))
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     assert permissions.problem(status) is None
 
 
 @pytest.mark.parametrize("place", ["code", "folder"])
-def test_code_in_a_folder_that_others_may_write_is_refused(place: str, tmp_path: Path) -> None:
+def test_code_in_a_folder_writable_by_others_is_rejected(place: str, tmp_path: Path) -> None:
     source = "func.func @main(%x: tensor<2xf32>) -> tensor<2xf32> { return %x : tensor<2xf32> }"
     folder, device = tmp_path / "code", Device("local-sync")
     with device:
@@ -153,7 +153,7 @@ CLASSES = ("planted:Record", "subprocess:Popen", "os:system", "builtins:exec", "
 
 
 @pytest.mark.parametrize("type_path", CLASSES)
-def test_a_class_that_a_file_names_is_neither_imported_nor_called(
+def test_classes_named_in_a_file_are_neither_imported_nor_called(
     type_path: str, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "planted.py").write_text(PLANTED)
@@ -172,7 +172,7 @@ def test_a_class_that_a_file_names_is_neither_imported_nor_called(
     assert not (tmp_path / "planted.py.ran").exists()
 
 
-def test_a_record_without_its_class_has_fields_and_items() -> None:
+def test_dataclasses_without_their_class_have_fields_and_items() -> None:
     tree = Tree("record", (LEAF, LEAF), ("loss", "logits"), "not.imported:Output")
     found = pytree.unflatten(tree, [1, 2])
     assert (found.loss, found["logits"]) == (1, 2)
@@ -195,12 +195,12 @@ EXPRESSIONS = (
 
 
 @pytest.mark.parametrize("text", EXPRESSIONS, ids=lambda text: str(text)[:30])
-def test_a_size_is_an_expression_of_whole_numbers_and_nothing_else(text: str) -> None:
+def test_size_expressions_are_integer_arithmetic_only(text: str) -> None:
     with pytest.raises(errors.ArtifactError):
         dims.evaluate(text, {"n": 2})
 
 
-def test_a_manifest_nested_without_end_is_refused(tmp_path: Path) -> None:
+def test_a_deeply_nested_manifest_is_rejected(tmp_path: Path) -> None:
     text = b"[" * 100_000 + b"]" * 100_000
     header = container._HEADER.pack(
         container.MAGIC, container.FORMAT, len(text), hashlib.sha256(text).digest()
@@ -211,7 +211,7 @@ def test_a_manifest_nested_without_end_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("devices", [0, -1, 10**9, "1", 1.5, None], ids=repr)
-def test_a_senseless_number_of_devices_is_refused(
+def test_an_invalid_number_of_devices_is_rejected(
     devices: object, artifact: Path, tmp_path: Path
 ) -> None:
     changed = rewrite(
@@ -229,7 +229,7 @@ GENERATES = ROOT / "turbine" / "fuzz"
 MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml", "joblib"}
 
 
-def test_no_file_of_ours_evaluates_text_or_reads_pickles() -> None:
+def test_the_package_uses_neither_eval_nor_pickle() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in ("turbine", "shark_turbine", "iree")
@@ -270,7 +270,7 @@ def _name(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else ""
 
 
-def test_a_pickle_for_a_numpy_input_is_refused(tmp_path: Path) -> None:
+def test_pickled_numpy_inputs_are_rejected(tmp_path: Path) -> None:
     numpy.save(tmp_path / "x.npy", numpy.array([object()]), allow_pickle=True)
     with pytest.raises(errors.ArgumentError, match="allow_pickle=False"):
         arguments.load_file(str(tmp_path / "x.npy"))

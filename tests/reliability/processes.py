@@ -1,4 +1,4 @@
-"""Programs in processes of their own: started, killed, and what they leave behind."""
+"""Start, kill and inspect child processes."""
 
 from __future__ import annotations
 

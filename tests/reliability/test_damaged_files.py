@@ -1,4 +1,4 @@
-"""Files that are cut, changed or something else: an error, no crash and no wrong number.
+"""Truncated, corrupted and foreign files: an error, no crash and no wrong result.
 
 Every test of random damage takes its number from `amount`, 1,000 of each kind under `--soak`.
 """
@@ -47,7 +47,7 @@ def expected(folder: Path) -> Tensor:
 
 
 def outcome(path: Path, expected: Tensor) -> str:
-    """What loading and calling a file gives: "right", "wrong", or the error's name."""
+    """The outcome of loading and calling a file: "right", "wrong", or the error's name."""
     try:
         found = turbine.load(path)(ONES)
     except (errors.ArtifactError, errors.ParameterError) as error:
@@ -64,7 +64,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 # Cut off.
 
 
-def test_a_file_cut_anywhere_is_refused(
+def test_truncated_artifacts_are_rejected(
     folder: Path, expected: Tensor, tmp_path: Path, amount: Amount
 ) -> None:
     whole = (folder / "one.turbine").read_bytes()
@@ -80,7 +80,7 @@ def test_a_file_cut_anywhere_is_refused(
     assert outcome(path, expected) == "right"
 
 
-def test_bytes_after_the_end_do_no_harm(folder: Path, expected: Tensor, tmp_path: Path) -> None:
+def test_trailing_bytes_are_ignored(folder: Path, expected: Tensor, tmp_path: Path) -> None:
     path = tmp_path / "long.turbine"
     path.write_bytes((folder / "one.turbine").read_bytes() + b"rubbish")
     assert outcome(path, expected) == "right"
@@ -90,7 +90,7 @@ def test_bytes_after_the_end_do_no_harm(folder: Path, expected: Tensor, tmp_path
 
 
 def regions(path: Path) -> dict[str, range]:
-    """Where the parts of an artifact lie in its file."""
+    """The ranges of the parts of an artifact in its file."""
     contents = container.open_file(path)
     _, _, length, _ = container._HEADER.unpack_from(contents.data)
     start = container._HEADER.size
@@ -107,12 +107,12 @@ def regions(path: Path) -> dict[str, range]:
 PARTS = ["header", "manifest", "code", "weight:weight", "weight:bias"]
 
 
-def test_the_parts_are_all_there_is(folder: Path) -> None:
+def test_the_parts_cover_the_whole_file(folder: Path) -> None:
     assert list(regions(folder / "one.turbine")) == PARTS
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_changed_bit_is_noticed(
+def test_a_flipped_bit_is_detected(
     part: str, folder: Path, expected: Tensor, tmp_path: Path, amount: Amount
 ) -> None:
     whole = (folder / "one.turbine").read_bytes()
@@ -125,7 +125,7 @@ def test_a_changed_bit_is_noticed(
     assert outcomes <= {"ArtifactError", "ArtifactVersionError"}
 
 
-def test_a_changed_bit_between_the_parts_does_no_harm(
+def test_a_flipped_bit_in_padding_is_harmless(
     folder: Path, expected: Tensor, tmp_path: Path
 ) -> None:
     whole = (folder / "one.turbine").read_bytes()
@@ -137,9 +137,7 @@ def test_a_changed_bit_between_the_parts_does_no_harm(
         assert outcome(path, expected) == "right"
 
 
-def test_damaged_weights_are_not_noticed_by_those_who_do_not_want_to_know(
-    folder: Path, tmp_path: Path, expected: Tensor
-) -> None:
+def test_checksums_can_be_skipped(folder: Path, tmp_path: Path, expected: Tensor) -> None:
     whole = (folder / "one.turbine").read_bytes()
     first = regions(folder / "one.turbine")["weight:bias"].start
     path = tmp_path / "changed.turbine"
@@ -149,7 +147,7 @@ def test_damaged_weights_are_not_noticed_by_those_who_do_not_want_to_know(
     assert outcome(path, expected) == "ArtifactError"
 
 
-def test_after_damage_is_reported_every_call_reports_it(folder: Path, tmp_path: Path) -> None:
+def test_every_call_reports_corruption(folder: Path, tmp_path: Path) -> None:
     whole = (folder / "one.turbine").read_bytes()
     first = regions(folder / "one.turbine")["weight:bias"].start
     path = tmp_path / "changed.turbine"
@@ -162,7 +160,7 @@ def test_after_damage_is_reported_every_call_reports_it(folder: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("version", [0, 1, 3, 2**32 - 1])
-def test_another_format_version_is_refused(version: int, folder: Path, tmp_path: Path) -> None:
+def test_another_format_version_is_rejected(version: int, folder: Path, tmp_path: Path) -> None:
     whole = (folder / "one.turbine").read_bytes()
     path = tmp_path / "future.turbine"
     path.write_bytes(whole[:8] + struct.pack("<I", version) + whole[12:])
@@ -173,7 +171,7 @@ def test_another_format_version_is_refused(version: int, folder: Path, tmp_path:
 # Archives.
 
 
-def test_an_archive_cut_anywhere_is_refused(
+def test_truncated_archives_are_rejected(
     folder: Path, expected: Tensor, tmp_path: Path, amount: Amount
 ) -> None:
     whole = (folder / "two.irpa").read_bytes()
@@ -188,7 +186,7 @@ def test_an_archive_cut_anywhere_is_refused(
     assert outcome(tmp_path / "two.turbine", expected) == "right"
 
 
-def test_a_changed_bit_of_an_archive_never_changes_the_numbers(
+def test_a_flipped_bit_of_an_archive_never_changes_results(
     folder: Path, expected: Tensor, tmp_path: Path, amount: Amount
 ) -> None:
     whole = (folder / "two.irpa").read_bytes()
@@ -202,7 +200,7 @@ def test_a_changed_bit_of_an_archive_never_changes_the_numbers(
     assert outcomes <= {"ParameterError", "right"}
 
 
-def test_a_cut_archive_given_at_load_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_truncated_archive_passed_to_load_is_rejected(folder: Path, tmp_path: Path) -> None:
     whole = (folder / "two.irpa").read_bytes().rstrip(b"\0")
     for length in range(0, len(whole), 20):
         (tmp_path / "cut.irpa").write_bytes(whole[:length])
@@ -210,7 +208,7 @@ def test_a_cut_archive_given_at_load_is_refused(folder: Path, tmp_path: Path) ->
             turbine.load(folder / "one.turbine", weights=tmp_path / "cut.irpa")
 
 
-def test_what_is_no_archive_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_archives_are_rejected(folder: Path, tmp_path: Path) -> None:
     for suffix in READERS:
         path = tmp_path / f"text{suffix}"
         for text in ("", "not an archive", "not an archive" * 1000, "\0" * 5000):
@@ -226,7 +224,7 @@ VALUES = {"weight": torch.arange(12.0).reshape(3, 4), "bias": torch.arange(3.0)}
 
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same weights in each format, and what artifact reads them."""
+    """The same weights in each format, and the artifact that reads them."""
     folder = tmp_path_factory.mktemp("archives")
     files = {suffix: folder / f"weights{suffix}" for suffix in READERS}
     safetensors.save_file(VALUES, files[".safetensors"])
@@ -266,7 +264,7 @@ def read_values(path: Path) -> dict[str, bytes] | None:
 
 
 @pytest.mark.parametrize("suffix", READERS)
-def test_a_damaged_archive_is_refused_or_read_within_its_bounds(
+def test_corrupted_archives_are_rejected_or_read_in_bounds(
     suffix: str, archives: dict[str, Path], tmp_path: Path, amount: Amount
 ) -> None:
     whole = archives[suffix].read_bytes()
@@ -291,7 +289,7 @@ def is_splat(value: bytes) -> bool:
 # Entries of the compile cache.
 
 
-def test_a_damaged_cache_entry_is_compiled_again(tmp_path: Path, amount: Amount) -> None:
+def test_a_corrupted_cache_entry_is_recompiled(tmp_path: Path, amount: Amount) -> None:
     key, chance = cache.key_of(["a"]), random.Random(0)
     entry = cache.Entry(chance.randbytes(5000), {"strategy": "plain", "seconds": 0.5})
     with turbine.config.override(cache_dir=tmp_path / "cache"):
@@ -304,7 +302,7 @@ def test_a_damaged_cache_entry_is_compiled_again(tmp_path: Path, amount: Amount)
             assert cache.read(key) == (entry if data == whole else None)
 
 
-def test_an_entry_under_the_name_of_another_is_not_read(tmp_path: Path) -> None:
+def test_a_misnamed_cache_entry_is_ignored(tmp_path: Path) -> None:
     with turbine.config.override(cache_dir=tmp_path / "cache"):
         for name in "ab":
             cache.write(cache.key_of([name]), cache.Entry(name.encode(), {}))
@@ -316,7 +314,7 @@ def test_an_entry_under_the_name_of_another_is_not_read(tmp_path: Path) -> None:
 # Not artifacts.
 
 
-def test_what_is_no_artifact_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_artifacts_are_rejected(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "other"
     for data in (b"", b"short", b"not an artifact " * 1000, b"\0" * 10_000, b"\x7fELF" * 4096):
         path.write_bytes(data)
@@ -325,17 +323,17 @@ def test_what_is_no_artifact_is_refused(folder: Path, tmp_path: Path) -> None:
         assert caught.value.where == str(path)
 
 
-def test_a_folder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(errors.ArtifactError, match=r"cannot open .*: Is a directory"):
         turbine.load(tmp_path)
 
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(errors.ArtifactError, match=r"cannot open .*: No such file"):
         turbine.load(tmp_path / "no.turbine")
 
 
-def test_a_huge_manifest_length_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_huge_manifest_length_is_rejected(folder: Path, tmp_path: Path) -> None:
     whole = (folder / "one.turbine").read_bytes()
     path = tmp_path / "huge.turbine"
     path.write_bytes(whole[:12] + struct.pack("<Q", 2**64 - 1) + whole[20:])
@@ -361,7 +359,7 @@ SENSELESS = {
 
 
 @pytest.mark.parametrize("name", SENSELESS)
-def test_a_senseless_manifest_is_refused(name: str, folder: Path, tmp_path: Path) -> None:
+def test_invalid_sections_are_rejected(name: str, folder: Path, tmp_path: Path) -> None:
     manifest = container.open_file(folder / "one.turbine").manifest
     path = tmp_path / "odd.turbine"
     write_manifest(path, {**manifest, "sections": SENSELESS[name]})
@@ -370,7 +368,7 @@ def test_a_senseless_manifest_is_refused(name: str, folder: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("manifest", [None, 3, "text", [], {}], ids=repr)
-def test_a_manifest_that_is_no_manifest_is_refused(manifest: object, tmp_path: Path) -> None:
+def test_a_manifest_of_another_type_is_rejected(manifest: object, tmp_path: Path) -> None:
     path = tmp_path / "odd.turbine"
     write_manifest(path, manifest)
     with pytest.raises(errors.ArtifactError):
@@ -378,7 +376,7 @@ def test_a_manifest_that_is_no_manifest_is_refused(manifest: object, tmp_path: P
 
 
 def write_manifest(path: Path, manifest: object) -> None:
-    """A file with a header that fits its manifest, and nothing behind it."""
+    """Write a file with a valid header and this manifest, and nothing else."""
     text = json.dumps(manifest).encode()
     header = container._HEADER.pack(
         container.MAGIC, container.FORMAT, len(text), hashlib.sha256(text).digest()

@@ -1,4 +1,4 @@
-"""kill -9 at any point of a compile, a cache write or a save: what is read afterwards is whole."""
+"""kill -9 during a compile, a cache write or a save leaves only whole files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ for number in range(start, start + 1000):
 
 
 @pytest.mark.run
-def test_a_killed_process_leaves_nothing_that_is_read_wrong(tmp_path: Path, amount: Amount) -> None:
+def test_a_killed_process_leaves_only_whole_files(tmp_path: Path, amount: Amount) -> None:
     torch.manual_seed(0)
     whole, saved = tmp_path / "whole.turbine", tmp_path / "saved.turbine"
     model, ones = nn.Linear(4, 3), torch.ones(2, 4)
@@ -64,7 +64,7 @@ def test_a_killed_process_leaves_nothing_that_is_read_wrong(tmp_path: Path, amou
 
 
 def _check_entries() -> None:
-    """Every visible entry is whole, and holds what was written under its key."""
+    """Check that every visible entry is whole and belongs to its key."""
     for listing in cache.listings():
         entry = cache.read(listing.key)
         assert entry is not None
@@ -74,14 +74,14 @@ def _check_entries() -> None:
 
 
 def _check_a_compile_is_kept() -> None:
-    """No lock is left: the next process compiles, and finds what it compiled."""
+    """Check that no lock is left: the next process compiles and then hits the cache."""
     source = b"func.func @after() { return }"
     for cached in (False, True):
         compiled = pipeline.compile_ir(source, target.parse("cpu:generic"), strategy="plain-O0")
         assert compiled.cached is cached
 
 
-def test_what_a_killed_save_left_goes_when_it_is_old(tmp_path: Path) -> None:
+def test_old_temporary_files_of_killed_saves_are_removed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     path = tmp_path / "model.turbine"
     artifact = turbine.aot.export(nn.Linear(4, 3), args=(torch.ones(2, 4),)).compile()

@@ -1,4 +1,4 @@
-"""Calls, loads and recompiles by the thousand: the process does not grow."""
+"""Thousands of calls, loads and recompiles do not leak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two processes and a full disk on one cache folder: all compiles, and nothing is read wrong."""
+"""Two processes share a cache folder on a full disk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ sys.stdout.write(f"{len(told)} {kinds}\\n")
 """
 
 
-def test_two_processes_work_on_a_cache_whose_disk_is_full(tmp_path: Path, amount: Amount) -> None:
+def test_two_processes_share_a_cache_on_a_full_disk(tmp_path: Path, amount: Amount) -> None:
     folder, small = tmp_path / "disk" / "cache", _can_mount(tmp_path)
     (tmp_path / "disk").mkdir()
     script = tmp_path / "sharer.py"

@@ -1,4 +1,4 @@
-"""Threads that compile, run, export and load at once: no fault and no wrong number."""
+"""Concurrent compiles, calls, exports and loads return correct results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = range(2, 10)
 
 
 class Mixer:
-    """What the threads do; each action compares what it gets with PyTorch."""
+    """Actions of the threads; each compares its result with PyTorch."""
 
     def __init__(self, folder: Path) -> None:
         torch.manual_seed(0)
@@ -88,7 +88,7 @@ MIXES = {"export": [*ANY, Mixer.export], "torch.compile": [*ANY, Mixer.torch_com
 
 @pytest.mark.run
 @pytest.mark.parametrize("mix", MIXES)
-def test_threads_that_mix_everything_get_right_numbers(
+def test_concurrent_compiles_exports_and_loads_return_correct_results(
     mix: str, tmp_path: Path, amount: Amount
 ) -> None:
     mixer, actions = Mixer(tmp_path), MIXES[mix]

@@ -1,4 +1,4 @@
-"""Programs that several files call."""
+"""Programs shared by tests of the runtime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def plus() -> turbine.Artifact:
 
 @pytest.fixture(scope="module")
 def fixed() -> turbine.Artifact:
-    """x + 2y of one shape, with one result: what most calls look like. It was called before."""
+    """x + 2y of static shape with one result, a typical call; already called once."""
     x = torch.zeros(6, 5)
     artifact = compiled(lambda x, y: x + 2 * y, x, x.clone())
     artifact(x, x)

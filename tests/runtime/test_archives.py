@@ -1,4 +1,4 @@
-"""Archives of three formats: what is written is read, by us and by others, in little memory."""
+"""Archives of three formats: round trips, other tools, and memory use."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_every_dtype_round_trips(row: dtypes.Dtype, tmp_path: Path) -> None:
 
 
 @ROWS
-def test_iree_reads_the_bytes_we_write(row: dtypes.Dtype, tmp_path: Path) -> None:
+def test_iree_reads_our_archives(row: dtypes.Dtype, tmp_path: Path) -> None:
     state = {name: random_bits(shape, row.torch) for name, shape in SHAPES.items()}
     index = iree.ParameterIndex()
     index.load(str(save(tmp_path / "all.irpa", state)))
@@ -66,7 +66,7 @@ def test_conjugate_and_negative_views_are_saved_by_value(tmp_path: Path) -> None
     assert found["negative"].tolist() == [-2, 4]
 
 
-def test_metadata_are_those_of_other_tools(tmp_path: Path) -> None:
+def test_metadata_matches_other_tools(tmp_path: Path) -> None:
     path = save(tmp_path / "one.irpa", {"x": torch.zeros(2, 3, dtype=torch.bfloat16)})
     index = iree.ParameterIndex()
     index.load(str(path))
@@ -88,7 +88,7 @@ def test_metadata_are_those_of_other_tools(tmp_path: Path) -> None:
 
 
 @ROWS
-def test_metadata_describe_the_dtype_as_torch_does(row: dtypes.Dtype) -> None:
+def test_metadata_names_the_torch_dtype(row: dtypes.Dtype) -> None:
     text = irpa.metadata(Entry("x", memoryview(b""), row.name, (0,))).partition(":")[2]
     facts = json.loads(text)["dtype_desc"]
     assert facts == {
@@ -100,7 +100,7 @@ def test_metadata_describe_the_dtype_as_torch_does(row: dtypes.Dtype) -> None:
     }
 
 
-def test_archives_that_iree_writes_are_read(tmp_path: Path) -> None:
+def test_archives_written_by_iree_are_read(tmp_path: Path) -> None:
     """With its own writer, an entry of a dtype we do not know, and one without metadata."""
     index = iree.ParameterIndex()
     data = numpy.arange(6, dtype=numpy.float32)
@@ -118,7 +118,7 @@ def test_archives_that_iree_writes_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", safetensors_file.DTYPES.values())
-def test_safetensors_are_read_as_the_package_writes_them(name: str, tmp_path: Path) -> None:
+def test_safetensors_files_are_read(name: str, tmp_path: Path) -> None:
     dtype = dtypes.from_torch_name(name).torch
     state = {key: random_bits(shape, dtype) for key, shape in SHAPES.items()}
     save_file(state, tmp_path / "all.safetensors", metadata={"format": "pt"})
@@ -133,14 +133,14 @@ def test_plain_gguf_tensors_are_read(name: str, tmp_path: Path) -> None:
     assert same_bits(found["a.weight"], state["a.weight"])
 
 
-def test_brain_floats_of_gguf_are_read(tmp_path: Path) -> None:
+def test_gguf_bfloat16_is_read(tmp_path: Path) -> None:
     value = torch.randn(4, 32)
     found = tensors(save_gguf(tmp_path / "b.gguf", {"b": value}, {"b": "BF16"}))
     assert same_bits(found["b"], value.bfloat16())
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_quantized_blocks_become_numbers_or_stay_blocks(kind: str, tmp_path: Path) -> None:
+def test_gguf_blocks_are_dequantized_or_kept(kind: str, tmp_path: Path) -> None:
     value = torch.randn(3, 2, 64)
     blocks = gguf.quantize(value.numpy(), gguf.GGMLQuantizationType[kind])
     entry = dict(
@@ -155,7 +155,7 @@ def test_quantized_blocks_become_numbers_or_stay_blocks(kind: str, tmp_path: Pat
 # Building and reading.
 
 
-def test_a_module_is_saved_with_tied_and_without_fleeting_tensors(tmp_path: Path) -> None:
+def test_save_keeps_tied_and_skips_nonpersistent_tensors(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64))
     model[1].weight = model[0].weight
     model.register_buffer("kept", torch.arange(3))
@@ -167,14 +167,14 @@ def test_a_module_is_saved_with_tied_and_without_fleeting_tensors(tmp_path: Path
     assert (tmp_path / "m.irpa").stat().st_size < 1.5 * 64 * 32 * 4
 
 
-def test_a_name_without_a_suffix_gets_one(tmp_path: Path) -> None:
+def test_the_suffix_is_added_to_file_names(tmp_path: Path) -> None:
     aot.save_module_parameters(tmp_path / "model.v1", nn.Linear(2, 2))
     assert [path.name for path in tmp_path.iterdir()] == ["model.v1.irpa"]
     with pytest.raises(errors.ParameterError, match=r"archive type to write '\.safetensors'"):
         aot.save_module_parameters(tmp_path / "m.safetensors", nn.Linear(2, 2))
 
 
-def test_an_index_is_one_of_iree(tmp_path: Path) -> None:
+def test_an_index_is_an_iree_parameter_index(tmp_path: Path) -> None:
     builder = ParameterArchiveBuilder()
     builder.add_tensor("x", torch.arange(3, dtype=torch.int16))
     builder.add_blob("y", b"bytes")
@@ -187,7 +187,7 @@ def test_an_index_is_one_of_iree(tmp_path: Path) -> None:
         }
 
 
-def test_a_name_is_added_once(tmp_path: Path) -> None:
+def test_duplicate_names_are_rejected(tmp_path: Path) -> None:
     builder = ParameterArchiveBuilder()
     builder.add_tensor("x", torch.ones(1))
     with pytest.raises(errors.ParameterError, match="added twice: x"):
@@ -199,21 +199,21 @@ def test_a_name_is_added_once(tmp_path: Path) -> None:
         archive.load(tmp_path / "x.irpa")
 
 
-def test_archives_add_up(tmp_path: Path) -> None:
+def test_archives_can_be_concatenated(tmp_path: Path) -> None:
     archive = ParameterArchive(save(tmp_path / "1.irpa", {"x": torch.zeros(1)}))
     archive.load(save(tmp_path / "2.irpa", {"y": torch.ones(1)}), mmap=False)
     assert {key: entry.as_tensor().item() for key, entry in archive.items()} == {"x": 0, "y": 1}
 
 
 @pytest.mark.parametrize("writable", [False, True])
-def test_only_a_writable_archive_writes_to_its_file(writable: bool, tmp_path: Path) -> None:
+def test_only_writable_archives_change_their_file(writable: bool, tmp_path: Path) -> None:
     path = save(tmp_path / "x.irpa", {"x": torch.zeros(3)})
     found = dict(ParameterArchive(path, writable=writable).items())
     found["x"].as_tensor().fill_(1)
     assert tensors(path)["x"].tolist() == [float(writable)] * 3
 
 
-def test_senseless_ways_to_open_are_refused(tmp_path: Path) -> None:
+def test_invalid_open_modes_are_rejected(tmp_path: Path) -> None:
     path = save(tmp_path / "x.irpa", {"x": torch.zeros(3)})
     for options in ({"readable": False}, {"mmap": False, "writable": True}):
         with pytest.raises(errors.ConfigError, match="cannot open an archive with"):
@@ -249,12 +249,12 @@ def test_a_repeated_value_is_read_as_a_tensor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", UNSAVABLE)
-def test_what_has_no_bytes_is_refused(name: str) -> None:
+def test_unsavable_tensors_are_rejected(name: str) -> None:
     with pytest.raises(errors.ParameterError, match="x cannot be saved"):
         ParameterArchiveBuilder().add_tensor("x", UNSAVABLE[name]())
 
 
-def test_what_is_no_tensor_is_refused() -> None:
+def test_invalid_arguments_are_rejected() -> None:
     builder: Any = ParameterArchiveBuilder()
     mistakes: dict[str, Callable[[], Any]] = {
         "q is a list, expected a tensor": lambda: builder.add_tensor("q", [1, 2]),
@@ -267,7 +267,7 @@ def test_what_is_no_tensor_is_refused() -> None:
             add()
 
 
-def test_a_parameter_without_a_value_is_refused() -> None:
+def test_uninitialized_parameters_are_rejected() -> None:
     with pytest.raises(errors.ParameterError, match="weight has no value yet"):
         ParameterArchiveBuilder().add_module(nn.LazyLinear(3))
 
@@ -335,7 +335,7 @@ for path in sys.argv[1:]:
 """
 
 
-def test_an_archive_of_a_gibibyte_takes_little_memory(tmp_path: Path) -> None:
+def test_large_archives_are_written_and_read_in_little_memory(tmp_path: Path) -> None:
     sparse = {".irpa": sparse_irpa, ".safetensors": sparse_safetensors, ".gguf": sparse_gguf}
     for suffix, write in sparse.items():
         write(tmp_path / f"large{suffix}")
@@ -348,7 +348,7 @@ def test_an_archive_of_a_gibibyte_takes_little_memory(tmp_path: Path) -> None:
     assert max(grown) < 50
 
 
-def test_entries_lie_in_the_mapped_file(tmp_path: Path) -> None:
+def test_entries_are_memory_mapped(tmp_path: Path) -> None:
     for suffix, write in WRITERS.items():
         path = tmp_path / f"x{suffix}"
         write(path, {"x": torch.ones(4, 32), "y": torch.ones(3)})
@@ -357,7 +357,7 @@ def test_entries_lie_in_the_mapped_file(tmp_path: Path) -> None:
         assert len(owners) == 1
 
 
-def test_elements_at_odd_addresses_are_read(tmp_path: Path) -> None:
+def test_unaligned_tensors_are_read(tmp_path: Path) -> None:
     text = b'{"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'
     for padding in range(4):
         path = tmp_path / f"{padding}.safetensors"

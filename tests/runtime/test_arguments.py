@@ -1,4 +1,4 @@
-"""Arguments and their sizes are held to the signature, and a wrong one is named."""
+"""Arguments are checked against the signature, and an invalid one is named."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_argument_is_named(
+def test_an_invalid_argument_is_named(
     name: str, picky: turbine.Artifact, right: dict[str, Any]
 ) -> None:
     change, message = WRONG[name]
@@ -93,23 +93,27 @@ def test_too_many_arguments_are_counted(picky: turbine.Artifact, right: dict[str
         picky(x, pair, x, scale=scale, mode=mode)
 
 
-def test_an_argument_given_twice_is_named(picky: turbine.Artifact, right: dict[str, Any]) -> None:
+def test_a_duplicate_argument_is_named(picky: turbine.Artifact, right: dict[str, Any]) -> None:
     with pytest.raises(errors.ArgumentError, match=r"given twice=\['x'\]"):
         picky(right["x"], **right)
 
 
-def test_position_and_keyword_mean_the_same(picky: turbine.Artifact, right: dict[str, Any]) -> None:
+def test_positional_and_keyword_arguments_are_equivalent(
+    picky: turbine.Artifact, right: dict[str, Any]
+) -> None:
     x, pair, scale, mode = right.values()
     assert torch.equal(picky(x, pair, scale=scale, mode=mode), FOURS)
     assert torch.equal(picky(x, pair=pair, mode=mode, scale=scale), FOURS)
     assert torch.equal(picky(mode=mode, scale=scale, pair=pair, x=x), FOURS)
 
 
-def test_a_list_does_for_a_tuple(picky: turbine.Artifact, right: dict[str, Any]) -> None:
+def test_a_list_is_accepted_for_a_tuple(picky: turbine.Artifact, right: dict[str, Any]) -> None:
     assert torch.equal(picky(**{**right, "pair": list(right["pair"])}), FOURS)
 
 
-def test_a_tensor_without_memory_is_refused(picky: turbine.Artifact, right: dict[str, Any]) -> None:
+def test_tensors_without_storage_are_rejected(
+    picky: turbine.Artifact, right: dict[str, Any]
+) -> None:
     freed = torch.ones(2, 3)
     freed.untyped_storage().resize_(0)
     with pytest.raises(errors.ArgumentError, match="'x' has no memory"):
@@ -119,7 +123,7 @@ def test_a_tensor_without_memory_is_refused(picky: turbine.Artifact, right: dict
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")
-def test_a_plain_call_refuses_what_any_other_does(fixed: turbine.Artifact) -> None:
+def test_the_fast_path_rejects_invalid_arguments(fixed: turbine.Artifact) -> None:
     x = torch.ones(6, 5)
     freed = torch.ones(6, 5)
     freed.untyped_storage().resize_(0)
@@ -147,7 +151,7 @@ def test_a_plain_call_refuses_what_any_other_does(fixed: turbine.Artifact) -> No
     assert torch.equal(fixed(x, x), 3 * x)
 
 
-def test_a_call_unlike_the_last_is_checked_and_right(plus: turbine.Artifact) -> None:
+def test_the_fast_path_rechecks_changed_arguments(plus: turbine.Artifact) -> None:
     x = torch.randn(6, 5)
     negated = torch._neg_view(torch.randn(6, 5))
     alike = [(x, x), (x[:4], x[:4]), (x, negated), (negated, x), (x.T.contiguous().T, x)]
@@ -158,7 +162,7 @@ def test_a_call_unlike_the_last_is_checked_and_right(plus: turbine.Artifact) -> 
             plus(a, b[:3])
 
 
-def test_a_constant_is_the_same_only_if_it_is_spelled_the_same() -> None:
+def test_constants_are_compared_by_type_and_value() -> None:
     constants = (0.0, 1, True, float("nan"))
     x = torch.ones(2)
     artifact = compiled(lambda x, a, b, c, d: x + a + b + c, x, *constants)
@@ -181,36 +185,36 @@ def coarse_and_fine() -> turbine.Artifact:
 
 
 @pytest.mark.parametrize("length", [2, 7, 128])
-def test_every_size_in_range_is_taken(length: int, coarse_and_fine: turbine.Artifact) -> None:
+def test_sizes_in_range_are_accepted(length: int, coarse_and_fine: turbine.Artifact) -> None:
     coarse, fine = torch.ones(2, length, 4), torch.ones(2, 2 * length, 4)
     expected = ODD["dynamic_sequence"]().model(coarse, fine).detach()
     assert_alike(coarse_and_fine(coarse, fine), expected, 1e-6)
 
 
 @pytest.mark.parametrize("length", [1, 129])
-def test_a_size_out_of_range_is_refused(length: int, coarse_and_fine: turbine.Artifact) -> None:
+def test_sizes_out_of_range_are_rejected(length: int, coarse_and_fine: turbine.Artifact) -> None:
     with pytest.raises(errors.ArgumentError, match="which is out of range") as caught:
         coarse_and_fine(torch.ones(2, length, 4), torch.ones(2, 2 * length, 4))
     assert f"argument 'coarse' has size {length} along axis 1" in str(caught.value)
 
 
-def test_a_size_must_follow_from_those_it_depends_on(coarse_and_fine: turbine.Artifact) -> None:
+def test_derived_sizes_are_checked(coarse_and_fine: turbine.Artifact) -> None:
     with pytest.raises(errors.ArgumentError, match=r"'fine' has size 11 along axis 1.*= 10"):
         coarse_and_fine(torch.ones(2, 5, 4), torch.ones(2, 11, 4))
 
 
-def test_the_number_of_dims_is_checked_where_sizes_vary(coarse_and_fine: turbine.Artifact) -> None:
+def test_ranks_are_checked_for_dynamic_shapes(coarse_and_fine: turbine.Artifact) -> None:
     with pytest.raises(errors.ArgumentError, match="'coarse' has 2 dims"):
         coarse_and_fine(torch.ones(2, 4), torch.ones(2, 10, 4))
 
 
 @pytest.mark.parametrize(("first", "second"), [(7, 8), (7, 1), (1, 7), (0, 1)])
-def test_a_shared_size_must_agree(first: int, second: int, plus: turbine.Artifact) -> None:
+def test_shared_sizes_must_agree(first: int, second: int, plus: turbine.Artifact) -> None:
     with pytest.raises(errors.ArgumentError, match=f"'arg1' has size {second} along axis 0"):
         plus(torch.ones(first, 5), torch.ones(second, 5))
 
 
-def test_a_batch_of_nothing_gives_nothing(plus: turbine.Artifact) -> None:
+def test_an_empty_batch_returns_an_empty_result(plus: turbine.Artifact) -> None:
     assert plus(torch.ones(0, 5), torch.ones(0, 5)).shape == (0, 5)
     assert plus(*numpy.ones((2, 0, 5), "float32")).shape == (0, 5)
 
@@ -220,7 +224,7 @@ class Halves(nn.Module):
         return x.reshape(-1, 2).sum(1), x.shape[0] // 2
 
 
-def test_a_size_known_only_by_a_multiple_is_solved_for() -> None:
+def test_sizes_are_solved_from_multiples() -> None:
     half = Dim("half", min=2, max=50)
     shapes = {"x": {0: 2 * half}}
     artifact = turbine.aot.export(Halves(), args=(torch.ones(10),), dynamic_shapes=shapes).compile()
@@ -234,7 +238,7 @@ def test_a_size_known_only_by_a_multiple_is_solved_for() -> None:
         artifact(torch.ones(102))
 
 
-def test_what_the_trace_took_for_granted_of_sizes_is_checked(plus: turbine.Artifact) -> None:
+def test_guards_of_the_trace_are_checked(plus: turbine.Artifact) -> None:
     name = plus.signature.inputs[0].shape[0]
     conditions = (f"Eq(Mod({name}, 2), 0)", f"{name} <= 100")
     signature = replace(plus.signature, conditions=conditions)
@@ -252,7 +256,7 @@ class FirstOnes(nn.Module):
         return x[:count] + count, count * 2
 
 
-def test_run_time_ints_are_checked() -> None:
+def test_int_arguments_are_checked_at_run_time() -> None:
     shapes = {"x": None, "count": Dim.DYNAMIC}
     artifact = turbine.aot.export(
         FirstOnes(), args=(torch.zeros(10), 3), dynamic_shapes=shapes
@@ -273,7 +277,7 @@ def test_run_time_ints_are_checked() -> None:
 # Failures.
 
 
-def test_after_a_failure_at_run_time_the_next_call_works(picky: turbine.Artifact) -> None:
+def test_a_call_after_a_runtime_error_works(picky: turbine.Artifact) -> None:
     entry = picky.functions["main"].entry
     with pytest.raises(errors.RunError, match="the compiled program failed"):
         entry.invoke(iree.VmVariantList(1), 1)

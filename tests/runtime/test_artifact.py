@@ -1,4 +1,4 @@
-"""The artifact file: what it holds, how it is saved, moved, loaded and given other weights."""
+"""The artifact file: contents, saving, moving, loading and replacing weights."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def saved(artifact: turbine.Artifact, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def archived(output: ExportOutput, tmp_path: Path) -> Path:
-    """An artifact whose weights lie in weights/net.irpa beside it."""
+    """An artifact with weights in weights/net.irpa."""
     (tmp_path / "weights").mkdir()
     path = tmp_path / "net.turbine"
     output.compile(path, archive=tmp_path / "weights" / "net.irpa")
@@ -68,7 +68,7 @@ def archived(output: ExportOutput, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """No test leaves a draft of a file behind."""
+    """Check that no temporary file is left."""
     yield
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
 
@@ -90,14 +90,14 @@ def edited(path: Path, **changes: Any) -> Path:
 # What it holds.
 
 
-def test_one_file_holds_everything(artifact: turbine.Artifact, tmp_path: Path) -> None:
+def test_an_artifact_is_a_single_file(artifact: turbine.Artifact, tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     artifact.save(tmp_path / "alone" / "net.turbine")
     assert_right(turbine.load(tmp_path / "alone" / "net.turbine"))
     assert os.listdir(tmp_path / "alone") == ["net.turbine"]
 
 
-def test_the_manifest_says_what_the_program_is(saved: Path, output: ExportOutput) -> None:
+def test_the_manifest_describes_the_program(saved: Path, output: ExportOutput) -> None:
     manifest = container.open_file(saved).manifest
     assert (manifest["name"], list(manifest["functions"])) == ("net", ["main"])
     assert manifest["target"]["architecture"] == target.host_architecture()
@@ -121,7 +121,7 @@ def test_repr_shows_signature_and_target(artifact: turbine.Artifact) -> None:
     assert repr(artifact).startswith("<turbine artifact net(x: float32[batch, 4]) -> float32")
 
 
-def test_the_umask_decides_who_may_read(artifact: turbine.Artifact, tmp_path: Path) -> None:
+def test_the_umask_applies_to_saved_files(artifact: turbine.Artifact, tmp_path: Path) -> None:
     before = os.umask(0o027)
     try:
         artifact.save(tmp_path / "net.turbine")
@@ -157,7 +157,7 @@ class Table(nn.Module):
         return found
 
 
-def test_weights_are_mapped_and_not_read_when_loading(tmp_path: Path) -> None:
+def test_loading_maps_weights_without_reading_them(tmp_path: Path) -> None:
     model = Table(50_000, 1000)
     path = tmp_path / "table.turbine"
     turbine.aot.export(model, args=(torch.tensor([0, 1]),)).compile(path)
@@ -184,7 +184,7 @@ print(loading, resident() - before, row.sum())
     assert float(answer[2]) == 2000
 
 
-def test_weights_are_compared_with_their_checksums_once(
+def test_checksums_of_weights_are_verified_once(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[str] = []
@@ -220,7 +220,7 @@ def test_weights_are_bound_once(saved: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert bound == ["model"]
 
 
-def test_a_copy_over_a_loaded_file_does_not_disturb_it(
+def test_replacing_a_loaded_file_does_not_affect_calls(
     saved: Path, artifact: turbine.Artifact
 ) -> None:
     loaded = turbine.load(saved)
@@ -232,13 +232,13 @@ def test_a_copy_over_a_loaded_file_does_not_disturb_it(
 # Machines and versions it does not fit.
 
 
-def test_an_artifact_for_another_architecture_is_refused(saved: Path) -> None:
+def test_an_artifact_for_another_architecture_is_rejected(saved: Path) -> None:
     facts = {**container.open_file(saved).manifest["target"], "architecture": "riscv64"}
     with pytest.raises(errors.ArtifactTargetError, match="compiled for riscv64, this machine is"):
         turbine.load(edited(saved, target=facts))
 
 
-def test_an_artifact_for_a_larger_cpu_is_refused(
+def test_an_artifact_that_needs_missing_cpu_features_is_rejected(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts = container.open_file(saved).manifest["target"]
@@ -250,33 +250,33 @@ def test_an_artifact_for_a_larger_cpu_is_refused(
     assert "cpu:generic" in str(caught.value)
 
 
-def test_an_artifact_for_an_absent_driver_is_refused(saved: Path) -> None:
+def test_an_artifact_for_an_absent_driver_is_rejected(saved: Path) -> None:
     facts = {**container.open_file(saved).manifest["target"], "kind": "hip", "chip": "gfx942"}
     with pytest.raises(errors.ArtifactTargetError, match="driver"):
         turbine.load(edited(saved, target=facts))
 
 
-def test_an_artifact_of_another_iree_is_refused(saved: Path) -> None:
+def test_an_artifact_of_another_iree_is_rejected(saved: Path) -> None:
     facts = {**container.open_file(saved).manifest["provenance"], "iree-base-compiler": "3.12.1"}
     with pytest.raises(errors.ArtifactVersionError, match=r"compiled by IREE 3\.12\.1"):
         turbine.load(edited(saved, provenance=facts))
 
 
-def test_code_that_iree_cannot_read_is_refused(saved: Path) -> None:
+def test_code_that_iree_cannot_read_is_rejected(saved: Path) -> None:
     contents = container.open_file(saved)
     container.save(saved, contents.manifest, [("code", b"not a module" * 1000)])
     with pytest.raises(errors.ArtifactVersionError, match="could not load the program"):
         turbine.load(edited(saved, weights=[]))
 
 
-def test_an_entry_point_that_is_not_there_is_refused(saved: Path) -> None:
+def test_an_unknown_entry_point_is_rejected(saved: Path) -> None:
     functions = container.open_file(saved).manifest["functions"]
     with pytest.raises(errors.ArtifactError, match="unknown entry point 'mian'; valid: main"):
         turbine.load(edited(saved, functions={"mian": functions["main"]}))
 
 
 @pytest.mark.parametrize("key", ["target", "functions", "weights", "provenance", "state"])
-def test_a_manifest_that_lacks_something_is_refused(key: str, saved: Path) -> None:
+def test_an_incomplete_manifest_is_rejected(key: str, saved: Path) -> None:
     contents = container.open_file(saved)
     sections = [(name, contents.bytes_of(name)) for name in contents.sections]
     manifest = {k: v for k, v in contents.manifest.items() if k != key}
@@ -286,12 +286,12 @@ def test_a_manifest_that_lacks_something_is_refused(key: str, saved: Path) -> No
 
 
 @pytest.mark.parametrize("key", ["target", "functions", "weights", "provenance", "state"])
-def test_a_manifest_with_nonsense_in_it_is_refused(key: str, saved: Path) -> None:
+def test_an_invalid_manifest_is_rejected(key: str, saved: Path) -> None:
     with pytest.raises(errors.ArtifactError, match="the manifest is invalid"):
         turbine.load(edited(saved, **{key: 3}))
 
 
-def test_a_weight_that_is_not_in_the_file_is_noticed_when_loading(saved: Path) -> None:
+def test_missing_weights_are_reported_by_load(saved: Path) -> None:
     contents = container.open_file(saved)
     container.save(saved, contents.manifest, [("code", contents.bytes_of("code"))])
     with pytest.raises(errors.ArtifactError, match=r"weight:first\.weight"):
@@ -301,7 +301,7 @@ def test_a_weight_that_is_not_in_the_file_is_noticed_when_loading(saved: Path) -
 # Saving that goes wrong.
 
 
-def test_a_folder_that_does_not_exist_is_told_before_compiling(
+def test_a_missing_output_folder_fails_before_compilation(
     output: ExportOutput, artifact: turbine.Artifact, tmp_path: Path
 ) -> None:
     path = tmp_path / "no" / "net.turbine"
@@ -316,20 +316,22 @@ def test_a_folder_that_does_not_exist_is_told_before_compiling(
         output.compile(tmp_path / "net.turbine", archive=path.with_suffix(".irpa"))
 
 
-def test_a_folder_in_the_way_is_reported(artifact: turbine.Artifact, tmp_path: Path) -> None:
+def test_saving_over_a_folder_is_an_error(artifact: turbine.Artifact, tmp_path: Path) -> None:
     (tmp_path / "net.turbine").mkdir()
     with pytest.raises(errors.ArtifactError, match=r"cannot write .*: Is a directory"):
         artifact.save(tmp_path / "net.turbine")
 
 
-def test_a_name_that_is_too_long_is_reported(artifact: turbine.Artifact, tmp_path: Path) -> None:
+def test_a_file_name_that_is_too_long_is_an_error(
+    artifact: turbine.Artifact, tmp_path: Path
+) -> None:
     artifact.save(tmp_path / ("n" * 255))
     with pytest.raises(errors.ArtifactError, match=r"cannot write .*: File name too long"):
         artifact.save(tmp_path / ("n" * 256))
 
 
 @pytest.mark.parametrize("failing_write", range(1, 7))
-def test_a_failed_write_leaves_the_old_file_whole(
+def test_a_failed_write_leaves_the_old_file_intact(
     failing_write: int, saved: Path, artifact: turbine.Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = saved.read_bytes()
@@ -387,7 +389,7 @@ except errors.ArtifactError as error:
 @pytest.mark.parametrize(
     "save", ["save(sys.argv[1])", "save_vmfb(sys.argv[1].replace('turbine', 'vmfb'))"]
 )
-def test_a_file_that_may_not_grow_leaves_the_old_one_whole(save: str, tmp_path: Path) -> None:
+def test_a_file_size_limit_leaves_the_old_file_intact(save: str, tmp_path: Path) -> None:
     path = tmp_path / "table.turbine"
     turbine.aot.export(Table(1000, 100), args=(torch.tensor([0, 1]),)).compile(path)
     before = path.read_bytes()
@@ -422,7 +424,7 @@ artifact.save(sys.argv[1])
 """
 
 
-def test_a_killed_save_leaves_the_old_file_whole(saved: Path) -> None:
+def test_a_killed_save_leaves_the_old_file_intact(saved: Path) -> None:
     before = saved.read_bytes()
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(saved)], stdout=subprocess.PIPE, text=True
@@ -450,14 +452,14 @@ def save_bytes(path: Path, state: dict[str, Tensor]) -> None:
     builder.save(path)
 
 
-def test_weights_in_an_archive_are_not_in_the_artifact(archived: Path) -> None:
+def test_external_weights_are_not_in_the_artifact(archived: Path) -> None:
     contents = container.open_file(archived)
     assert list(contents.sections) == ["code"]
     assert contents.manifest["archives"] == {"model": os.path.join("weights", "net.irpa")}
     assert_right(turbine.load(archived))
 
 
-def test_artifact_and_archive_load_from_anywhere(
+def test_artifact_and_archive_load_from_any_working_directory(
     archived: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir("/")
@@ -474,7 +476,7 @@ def test_artifact_and_archive_move_together(archived: Path, tmp_path: Path) -> N
     assert_right(turbine.load(moved / "net.turbine"))
 
 
-def test_other_weights_change_the_numbers_without_compiling(
+def test_weights_are_replaced_without_recompilation(
     archived: Path, saved: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other.irpa"
@@ -485,7 +487,7 @@ def test_other_weights_change_the_numbers_without_compiling(
         assert_right(turbine.load(path))
 
 
-def test_safetensors_hold_weights_too(saved: Path, tmp_path: Path) -> None:
+def test_weights_are_loaded_from_safetensors(saved: Path, tmp_path: Path) -> None:
     state = Net(1).state_dict()
     header, data = {}, b""
     for name, value in state.items():
@@ -534,20 +536,20 @@ def test_a_parameter_of_another_size_is_named(saved: Path, tmp_path: Path) -> No
         turbine.load(saved, weights=path)
 
 
-def test_an_unknown_kind_of_archive_is_named(saved: Path, output: ExportOutput) -> None:
+def test_an_unknown_archive_format_is_named(saved: Path, output: ExportOutput) -> None:
     with pytest.raises(errors.ParameterError, match=r"unknown archive type '\.zip'; valid: "):
         turbine.load(saved, weights="weights.zip")
     with pytest.raises(errors.ParameterError, match=r"unknown archive type '\.zip'; valid: "):
         output.compile(saved, archive=saved.with_suffix(".zip"))
 
 
-def test_an_archive_needs_an_artifact_that_names_it(output: ExportOutput, tmp_path: Path) -> None:
+def test_an_archive_needs_save_to(output: ExportOutput, tmp_path: Path) -> None:
     for place in (None, tmp_path / "net.vmfb"):
         with pytest.raises(errors.ConfigError, match="archive= needs save_to="):
             output.compile(place, archive=tmp_path / "net.irpa")
 
 
-def test_an_archive_of_another_model_is_noticed(archived: Path) -> None:
+def test_an_archive_of_another_model_is_rejected(archived: Path) -> None:
     state = Net(1).state_dict()
     archive = archived.parent / "weights" / "net.irpa"
     save_bytes(archive, state)
@@ -556,7 +558,7 @@ def test_an_archive_of_another_model_is_noticed(archived: Path) -> None:
         artifact(ONES)
 
 
-def test_a_new_archive_does_not_disturb_a_loaded_artifact(archived: Path) -> None:
+def test_replacing_an_archive_does_not_affect_a_loaded_artifact(archived: Path) -> None:
     loaded = turbine.load(archived)
     other = turbine.aot.export(Net(1), args=(ONES,))
     other.compile(archived, archive=archived.parent / "weights" / "net.irpa")
@@ -564,7 +566,7 @@ def test_a_new_archive_does_not_disturb_a_loaded_artifact(archived: Path) -> Non
     assert_right(turbine.load(archived), seed=1)
 
 
-def test_weights_for_a_program_that_takes_none_are_refused(tmp_path: Path) -> None:
+def test_weights_for_a_program_without_parameters_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "net.turbine"
     turbine.aot.export(Net(), args=(ONES,), weights="inline").compile(path)
     with pytest.raises(errors.ParameterError, match="has its weights in its code"):
@@ -572,7 +574,7 @@ def test_weights_for_a_program_that_takes_none_are_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942", "vulkan"])
-def test_code_for_another_machine_is_written_and_refuses_to_run_here(
+def test_cross_compiled_artifacts_are_saved_and_rejected_by_load(
     target: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "other.turbine"

@@ -1,4 +1,4 @@
-"""Tensors and arrays become IREE buffers and come back, in place where that is possible."""
+"""Tensors and arrays are converted to IREE buffers and back, without a copy if possible."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bits(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("row", dtypes.TABLE, ids=lambda row: row.name)
-def test_tensor_of_every_dtype_travels_in_place(
+def test_tensors_of_every_dtype_are_shared_without_a_copy(
     row: Dtype, shape: tuple[int, ...], device: Any
 ) -> None:
     tensor = random_tensor(row, shape)
@@ -62,7 +62,7 @@ def test_tensor_of_every_dtype_travels_in_place(
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("row", dtypes.TABLE, ids=lambda row: row.name)
-def test_array_of_every_dtype_travels_in_place(
+def test_arrays_of_every_dtype_are_shared_without_a_copy(
     row: Dtype, shape: tuple[int, ...], device: Any
 ) -> None:
     array = bits(random_tensor(row, shape)).numpy().view(row.numpy).reshape(shape)
@@ -76,7 +76,7 @@ def test_array_of_every_dtype_travels_in_place(
 
 
 @pytest.mark.parametrize("name", ["uint8", "uint16", "uint32", "uint64"])
-def test_result_without_a_sign_takes_the_one_of_the_signature(name: str, device: Any) -> None:
+def test_signless_results_take_the_dtype_of_the_signature(name: str, device: Any) -> None:
     row = dtypes.from_torch_name(name)
     largest = int(torch.iinfo(row.torch).max)
     expected = torch.tensor([largest, largest - 1, 0, 1], dtype=row.torch)
@@ -151,13 +151,13 @@ ODD_TENSORS = [
 
 
 @pytest.mark.parametrize("make", ODD_TENSORS, ids=lambda make: make.__name__)
-def test_tensor_of_any_layout_arrives_whole(make: Callable[[], Tensor], device: Any) -> None:
+def test_tensors_of_any_layout_are_read_correctly(make: Callable[[], Tensor], device: Any) -> None:
     tensor = make()
     view = torch_buffers.to_view(device, tensor, F32, [])
     assert torch.equal(torch_buffers.from_view(device, view, F32), tensor)
 
 
-def test_conjugated_tensor_arrives_whole(device: Any) -> None:
+def test_conjugated_tensors_are_read_correctly(device: Any) -> None:
     tensor = torch.tensor([1 + 2j, 3 - 4j], dtype=torch.complex64).conj()
     assert tensor.is_conj()
     view = torch_buffers.to_view(device, tensor, C64, [])
@@ -184,7 +184,7 @@ ODD_ARRAYS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 @pytest.mark.parametrize("name", ODD_ARRAYS)
-def test_array_of_any_layout_arrives_whole(name: str, device: Any) -> None:
+def test_arrays_of_any_layout_are_read_correctly(name: str, device: Any) -> None:
     array = ODD_ARRAYS[name]()
     view = numpy_buffers.to_view(device, array, F32, [])
     found = numpy_buffers.from_view(device, view, F32)
@@ -238,7 +238,7 @@ REFUSED: list[tuple[Callable[[], Tensor], str]] = [
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
 @pytest.mark.parametrize(("make", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
-def test_tensor_that_cannot_be_shared_is_refused(
+def test_unsupported_tensors_are_rejected(
     make: Callable[[], Tensor], reason: str, device: Any
 ) -> None:
     tensor = make()
@@ -247,13 +247,13 @@ def test_tensor_that_cannot_be_shared_is_refused(
 
 
 @pytest.mark.parametrize("dtype", [">f4", "float64", "object", "V4"])
-def test_array_of_another_dtype_is_refused(dtype: str, device: Any) -> None:
+def test_unsupported_array_dtypes_are_rejected(dtype: str, device: Any) -> None:
     array = numpy.zeros(4, dtype)
     assert numpy_buffers.to_view(device, array, F32, []) is None
     assert "expected float32" in numpy_buffers.problem(array, F32)
 
 
-def test_writable_memory_is_told_from_memory_that_is_not() -> None:
+def test_read_only_memory_is_detected() -> None:
     assert torch_buffers.is_writable(transposed())
     assert not torch_buffers.is_writable(expanded())
     assert torch_buffers.is_writable(expanded()[:, :0])
@@ -261,7 +261,7 @@ def test_writable_memory_is_told_from_memory_that_is_not() -> None:
     assert not numpy_buffers.is_writable(read_only())
 
 
-def test_imported_memory_lives_as_long_as_the_buffer(device: Any) -> None:
+def test_buffers_keep_imported_memory_alive(device: Any) -> None:
     fp8 = dtypes.from_torch_name("float8_e5m2")
     views = []
     for i in range(8):
@@ -282,7 +282,7 @@ def test_imported_memory_lives_as_long_as_the_buffer(device: Any) -> None:
         assert (found[4 * i + 3].view(fp8.torch).float() == i).all()
 
 
-def test_iree_takes_memory_of_the_alignment_we_know_and_no_less(device: Any) -> None:
+def test_iree_requires_the_alignment_we_use(device: Any) -> None:
     raw = numpy.zeros(4 * ALIGNMENT, numpy.uint8)
     aligned = raw[-raw.ctypes.data % ALIGNMENT :]
     device.from_dlpack_capsule(aligned[:ALIGNMENT].__dlpack__())

@@ -1,4 +1,4 @@
-"""Calls of compiled programs: what comes back is right, and is the caller's own."""
+"""Calls of compiled programs return correct results that the caller owns."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def zeros_and_ones(row: dtypes.Dtype) -> Tensor:
 # Memory: results are the caller's own, arguments and weights are not touched.
 
 
-def test_a_tensor_reaches_the_program_and_returns_without_a_copy(
+def test_arguments_and_results_are_not_copied(
     every_dtype: turbine.Artifact,
 ) -> None:
     tensors = [zeros_and_ones(row) for row in dtypes.TABLE]
@@ -82,7 +82,7 @@ def test_a_returned_array_is_a_copy_with_its_dtype(every_dtype: turbine.Artifact
         assert not numpy.shares_memory(result, array)
 
 
-def test_results_that_share_memory_in_the_program_do_not_outside() -> None:
+def test_aliased_results_of_the_program_are_copied() -> None:
     def function(x: Tensor) -> tuple[Tensor, ...]:
         y = x + 1
         return y[2:], y, y, y[:2], x, x.view(-1), x[1:].T, x
@@ -98,8 +98,8 @@ def test_results_that_share_memory_in_the_program_do_not_outside() -> None:
         assert torch.equal(x, torch.arange(16.0).reshape(4, 4))
 
 
-def test_one_result_is_the_callers_own_too() -> None:
-    """The plainest program there is gives back its argument."""
+def test_a_single_result_is_owned_by_the_caller() -> None:
+    """A program that returns its argument."""
     artifact = compiled(lambda x: x.view(-1), torch.zeros(4, 4))
     x = torch.arange(16.0).reshape(4, 4)
     for _ in range(3):
@@ -154,7 +154,7 @@ def test_a_result_outlives_the_artifact_and_other_calls(
     del rubbish
 
 
-def test_an_artifact_is_freed_with_its_last_reference(
+def test_an_artifact_is_freed_after_its_last_reference(
     plus: turbine.Artifact, tmp_path: Path
 ) -> None:
     plus.save(tmp_path / "plus.turbine")
@@ -172,7 +172,7 @@ def test_an_artifact_is_freed_with_its_last_reference(
     assert torch.equal(result, 3 * ones)
 
 
-def test_calls_hold_no_memory(plus: turbine.Artifact) -> None:
+def test_calls_do_not_leak_memory(plus: turbine.Artifact) -> None:
     x = torch.zeros(100_000, 5)
     unaligned = torch.zeros(500_001)[1:].reshape(x.shape)
     plus(x, unaligned)
@@ -222,7 +222,7 @@ def test_one_result_has_the_dtype_of_the_signature(name: str) -> None:
         assert_alike(artifact(x), x.flip(0), 0)
 
 
-def test_conjugated_and_negated_views_are_read_as_they_look(every_dtype: turbine.Artifact) -> None:
+def test_lazily_conjugated_and_negated_views_are_resolved(every_dtype: turbine.Artifact) -> None:
     tensors = {row.name: zeros_and_ones(row) for row in dtypes.TABLE}
     values = torch.complex(torch.arange(16.0), torch.ones(16))
     tensors["complex64"], tensors["float32"] = values.conj(), values.conj().imag
@@ -244,7 +244,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_layout_of_an_argument_does_not_matter(
+def test_arguments_of_any_layout_are_accepted(
     name: str, plus: turbine.Artifact, fixed: turbine.Artifact
 ) -> None:
     values = torch.arange(30.0).reshape(6, 5)
@@ -258,14 +258,14 @@ def test_layout_of_an_argument_does_not_matter(
     assert torch.equal(x.detach(), before)
 
 
-def test_one_torch_argument_makes_torch_results(plus: turbine.Artifact) -> None:
+def test_results_are_tensors_if_an_argument_is(plus: turbine.Artifact) -> None:
     x = torch.ones(6, 5)
     assert isinstance(plus(x.numpy(), x), Tensor)
     assert isinstance(plus(x, x.numpy()), Tensor)
     assert isinstance(plus(x.numpy(), x.numpy()), numpy.ndarray)
 
 
-def test_a_program_without_arguments_gives_tensors() -> None:
+def test_results_without_arguments_are_tensors() -> None:
     assert torch.equal(compiled(lambda: torch.arange(3) + 1)(), torch.tensor([1, 2, 3]))
 
 
@@ -273,7 +273,7 @@ def test_a_program_without_arguments_gives_tensors() -> None:
 
 
 @pytest.mark.parametrize("driver", [devices.TASK, devices.SYNC])
-def test_every_thread_gets_its_own_numbers(
+def test_concurrent_calls_return_their_own_results(
     driver: str, plus: turbine.Artifact, tmp_path: Path
 ) -> None:
     plus.save(tmp_path / "plus.turbine")
@@ -295,7 +295,7 @@ def test_every_thread_gets_its_own_numbers(
         assert list(pool.map(work, range(THREADS))) == [2 * CALLS] * THREADS
 
 
-def test_no_increment_of_a_counter_is_lost() -> None:
+def test_concurrent_state_updates_are_not_lost() -> None:
     example = ODD["counter"]()
     artifact = turbine.aot.export(example.model, args=example.args).compile()
     zeros = torch.zeros(3, 4)

@@ -1,4 +1,4 @@
-"""Archives that are cut, changed or absurd are refused or read within their bounds."""
+"""Truncated and corrupted archives are rejected or read in bounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OTHERS = re.compile("unpack|codec|delimiter|Expecting|buffer of|index out|is not
 
 
 def outcome(path: Path, data: bytes) -> str:
-    """What reading everything in a file gives: "read", or the error's name."""
+    """The outcome of reading a whole file: "read", or the error's name."""
     path.write_bytes(data)
     try:
         for _, entry in ParameterArchive(path).items():
@@ -48,7 +48,9 @@ def outcome(path: Path, data: bytes) -> str:
 
 
 @pytest.mark.parametrize("suffix", READERS)
-def test_a_cut_archive_is_refused(suffix: str, whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_truncated_archive_is_rejected(
+    suffix: str, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     path, data = tmp_path / f"cut{suffix}", whole[suffix]
     end = len(data.rstrip(b"\0"))
     assert outcome(path, data) == "read"
@@ -57,7 +59,9 @@ def test_a_cut_archive_is_refused(suffix: str, whole: dict[str, bytes], tmp_path
 
 
 @pytest.mark.parametrize("suffix", READERS)
-def test_a_changed_byte_does_no_harm(suffix: str, whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_a_corrupted_byte_is_detected_or_harmless(
+    suffix: str, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     path, data, chance = tmp_path / f"changed{suffix}", whole[suffix], random.Random(0)
     outcomes = set()
     for _ in range(500):
@@ -69,7 +73,9 @@ def test_a_changed_byte_does_no_harm(suffix: str, whole: dict[str, bytes], tmp_p
 
 
 @pytest.mark.parametrize("suffix", READERS)
-def test_absurd_numbers_are_refused(suffix: str, whole: dict[str, bytes], tmp_path: Path) -> None:
+def test_absurd_header_numbers_are_rejected(
+    suffix: str, whole: dict[str, bytes], tmp_path: Path
+) -> None:
     path, data = tmp_path / f"absurd{suffix}", whole[suffix]
     outcomes = set()
     for number in (2**64 - 1, 2**63, 2**62 + 7, 2**40, 2**32 - 1):
@@ -101,7 +107,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_a_senseless_safetensors_header_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_invalid_safetensors_header_is_rejected(name: str, tmp_path: Path) -> None:
     text = HEADERS[name].encode()
     path = tmp_path / "odd.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text + b"\0" * 8)
@@ -110,7 +116,7 @@ def test_a_senseless_safetensors_header_is_refused(name: str, tmp_path: Path) ->
     assert caught.value.where == str(path)
 
 
-def test_a_failed_save_leaves_the_old_archive(
+def test_a_failed_save_keeps_the_old_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = save(tmp_path / "x.irpa", {"x": torch.zeros(3)})

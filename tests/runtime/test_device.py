@@ -1,4 +1,4 @@
-"""Devices are found by URI and torch device, can be current, and share memory with tensors."""
+"""Devices: lookup by URI and torch device, the current device, and shared memory."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def test_a_uri_gives_one_device(uri: str) -> None:
     assert device.dump_device_info().splitlines()[0] == f"uri: {uri}"
 
 
-def test_the_example_of_the_module_is_true() -> None:
+def test_the_docstring_example_runs() -> None:
     assert doctest.testmod(devices).failed == 0
 
 
 @pytest.mark.parametrize("uri", ["nope", "nope://0", "", "://"])
-def test_an_unknown_driver_is_refused_with_those_there_are(uri: str) -> None:
+def test_an_unknown_driver_lists_the_valid_ones(uri: str) -> None:
     with pytest.raises(errors.DeviceError, match=r"unknown driver .*local-sync, local-task"):
         Device(uri)
 
 
 @pytest.mark.parametrize("uri", ["local-task://7", "local-sync://default"])
-def test_a_path_that_leads_nowhere_is_refused(uri: str) -> None:
+def test_an_unknown_device_path_is_rejected(uri: str) -> None:
     with pytest.raises(errors.DeviceError, match=f"{uri}' has no device here"):
         Device(uri)
 
 
 @pytest.mark.parametrize("driver", ["cuda", "hip", "vulkan"])
-def test_a_driver_without_hardware_is_refused(driver: str) -> None:
+def test_a_driver_without_a_device_is_rejected(driver: str) -> None:
     try:
         devices.driver(driver).query_available_devices()
     # The library may be there, and find no hardware.
@@ -57,14 +57,14 @@ def test_a_driver_without_hardware_is_refused(driver: str) -> None:
         pytest.skip(f"this machine has a {driver} driver; one without it refuses")
 
 
-def test_a_device_is_made_from_one_thing() -> None:
+def test_a_device_takes_either_a_uri_or_a_state() -> None:
     with pytest.raises(errors.ArgumentError, match="one of uri and device_state"):
         Device()
     with pytest.raises(errors.ArgumentError, match="one of uri and device_state"):
         Device("local-task", device_state=DeviceState(driver="local-task"))
 
 
-def test_a_state_of_ones_own_makes_a_device_of_its_own() -> None:
+def test_a_custom_state_creates_a_new_device() -> None:
     state = DeviceState(driver="local-sync", enumerated_info={"name": "mine"})
     device = Device(device_state=state)
     assert device is not Device("local-sync")
@@ -78,7 +78,7 @@ def test_flags_compile_for_the_device() -> None:
     assert Device("local-task").compile_target_flags == target.parse("cpu").flags
 
 
-def test_devices_that_run_the_same_code_have_one_type() -> None:
+def test_devices_of_one_target_have_equal_type_keys() -> None:
     sync, task = (Device(uri) for uri in LOCAL)
     assert sync.type_cache_key == task.type_cache_key
     assert sync.get_type_key_hash() == task.get_type_key_hash()
@@ -94,13 +94,13 @@ def test_the_cpu_runs_on_all_cores() -> None:
     assert devices.find("local-sync") is Device("local-sync")
 
 
-def test_a_torch_device_without_a_driver_is_none_or_an_error() -> None:
+def test_an_unsupported_torch_device_is_none_or_an_error() -> None:
     assert lookup_device_from_torch(torch.device("meta")) is None
     with pytest.raises(errors.ArgumentError, match=r"unknown torch device 'meta'; valid: .*cpu"):
         get_device_from_torch(torch.device("meta"))
 
 
-def test_a_device_is_not_made_unless_asked_for() -> None:
+def test_lookup_without_create_returns_none() -> None:
     assert lookup_device_from_torch(torch.device("cuda", 7), create=False) is None
 
 
@@ -118,7 +118,7 @@ def test_the_innermost_device_is_current() -> None:
         Device.current()
 
 
-def test_devices_are_cleared_in_reverse_order() -> None:
+def test_devices_must_be_cleared_in_reverse_order() -> None:
     sync, task = (Device(uri) for uri in LOCAL)
     assert sync.set() is sync
     task.set()
@@ -130,7 +130,7 @@ def test_devices_are_cleared_in_reverse_order() -> None:
         sync.clear()
 
 
-def test_each_thread_has_a_current_device_of_its_own() -> None:
+def test_the_current_device_is_thread_local() -> None:
     seen = []
     with Device("local-sync"):
         thread = threading.Thread(target=lambda: seen.append(devices.current_or_none()))
@@ -143,7 +143,7 @@ def test_each_thread_has_a_current_device_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("uri", LOCAL)
-def test_a_tensor_comes_back_in_the_same_memory(uri: str) -> None:
+def test_tensors_are_imported_and_exported_without_a_copy(uri: str) -> None:
     device, tensor = Device(uri), torch.arange(6.0).reshape(2, 3)
     back = device.export_torch_tensor(device.import_torch_tensor(tensor), tensor)
     assert back.data_ptr() == tensor.data_ptr()
@@ -158,19 +158,19 @@ COPIED: list[Callable[[], torch.Tensor]] = [
 
 
 @pytest.mark.parametrize("make", COPIED, ids=["strided", "not aligned", "conjugated"])
-def test_what_iree_cannot_take_is_copied(make: Callable[[], torch.Tensor]) -> None:
+def test_tensors_that_iree_cannot_import_are_copied(make: Callable[[], torch.Tensor]) -> None:
     device, tensor = Device("local-sync"), make()
     back = device.export_torch_tensor(device.import_torch_tensor(tensor), tensor)
     assert back.data_ptr() != tensor.data_ptr()
     assert torch.equal(back, tensor)
 
 
-def test_tensors_that_are_not_in_memory_are_refused() -> None:
+def test_tensors_without_host_memory_are_rejected() -> None:
     with pytest.raises(errors.ArgumentError, match="is on device meta, expected cpu"):
         Device("local-sync").import_torch_tensor(torch.ones(2, device="meta"))
 
 
-def test_a_buffer_is_not_taken_for_one_of_another_size() -> None:
+def test_export_checks_shape_and_item_size() -> None:
     device = Device("local-sync")
     view = device.import_torch_tensor(torch.ones(2, 3))
     for wrong in (torch.ones(3, 2), torch.ones(2, 3, dtype=torch.float64)):

@@ -1,4 +1,4 @@
-"""Guard pages: accesses outside of arguments and results are caught, and nothing else changes."""
+"""Guard pages detect out-of-bounds accesses to arguments and results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turbine.signature import StoredResult
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 100, 4096, 5000])
-def test_fenced_memory_ends_at_a_page_and_is_aligned(size: int) -> None:
+def test_guarded_memory_ends_at_a_page_and_is_aligned(size: int) -> None:
     fenced = guard.fence(size)
     assert fenced.data.nbytes == size
     assert fenced.memory.ctypes.data % numpy_buffers.ALIGNMENT == 0
@@ -34,13 +34,13 @@ def test_fenced_memory_ends_at_a_page_and_is_aligned(size: int) -> None:
 
 
 @pytest.mark.parametrize(("place", "offset"), [(-1, -1), (100, 100), (101, 101)])
-def test_a_write_beside_the_data_is_found(place: int, offset: int) -> None:
+def test_writes_next_to_the_data_are_detected(place: int, offset: int) -> None:
     fenced = guard.fence(100)
     fenced.memory[fenced.start + place] = 0
     assert fenced.damage() == offset
 
 
-def test_an_access_behind_the_page_ends_the_process() -> None:
+def test_an_access_beyond_the_page_faults() -> None:
     script = (
         "import ctypes; from turbine.runtime import guard; f = guard.fence(64)\n"
         "ctypes.string_at(f.data.ctypes.data + 64, 1)"
@@ -49,7 +49,7 @@ def test_an_access_behind_the_page_ends_the_process() -> None:
     assert ended.returncode < 0
 
 
-def test_a_call_that_writes_outside_of_an_argument_is_reported() -> None:
+def test_out_of_bounds_writes_to_arguments_are_reported() -> None:
     def invoke(arguments: Any, _: int) -> Any:
         view = arguments.get_as_object(0, iree.HalBufferView)
         array = numpy_buffers.from_view(None, view, from_torch_name("float32"))
@@ -67,7 +67,7 @@ def test_a_call_that_writes_outside_of_an_argument_is_reported() -> None:
         guard.guard_calls(invoke, lambda: hal)(arguments, 0)
 
 
-def test_guarded_calls_give_the_same_answers() -> None:
+def test_guarded_calls_return_the_same_results() -> None:
     def f(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
         y.add_(1)
         return torch.relu(x @ y)[i]
@@ -81,7 +81,7 @@ def test_guarded_calls_give_the_same_answers() -> None:
             torch.testing.assert_close(ours, theirs)
 
 
-def test_results_of_a_fixed_size_lie_between_guard_pages(tmp_path: Path) -> None:
+def test_results_of_static_shape_are_between_guard_pages(tmp_path: Path) -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
             y = x.relu()
@@ -101,7 +101,7 @@ def test_results_of_a_fixed_size_lie_between_guard_pages(tmp_path: Path) -> None
     torch.testing.assert_close(turbine.load(tmp_path / "guarded.turbine")(x), Model()(x))
 
 
-def test_results_of_other_sizes_are_among_them() -> None:
+def test_results_of_dynamic_shape_are_mixed_with_guarded_ones() -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         return [y + 1, x + 1, y.sum(), x.sum(0)]
 
@@ -114,7 +114,7 @@ def test_a_result_that_is_an_argument_keeps_its_memory() -> None:
         agrees(lambda x: x.reshape(-1), lambda: (torch.ones(3, 1).expand(3, 4),), dynamic=True)
 
 
-def test_a_call_that_writes_outside_of_a_result_is_reported() -> None:
+def test_out_of_bounds_writes_to_results_are_reported() -> None:
     def invoke(arguments: Any, _: int) -> Any:
         view = arguments.get_as_object(0, iree.HalBufferView)
         ctypes.memset(_address(view) - 1, 0, 1)
@@ -132,7 +132,7 @@ def _address(view: Any) -> int:
     return int(array.ctypes.data)
 
 
-def test_memory_that_nobody_wrote_is_not_zero() -> None:
+def test_uninitialized_memory_is_poisoned() -> None:
     with config.override(guard=True):
         hal = device.device("local-sync")
     kind = iree.MemoryType.HOST_LOCAL | iree.MemoryType.DEVICE_VISIBLE

@@ -1,4 +1,4 @@
-"""IREE's own command line tools take what turbine saves, and give the same numbers."""
+"""IREE's command line tools read our files and compute the same results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def assert_same(found: tuple[Tensor, Tensor]) -> None:
     assert torch.equal(found[1], count)
 
 
-def test_run_module_takes_a_vmfb_and_its_weights(external: ExportOutput, tmp_path: Path) -> None:
+def test_iree_run_module_runs_a_vmfb_with_external_weights(
+    external: ExportOutput, tmp_path: Path
+) -> None:
     artifact = external.compile(tmp_path / "net.vmfb")
     assert_same(artifact(X, torch.tensor([3])))
     assert {path.name for path in tmp_path.iterdir()} == {"net.vmfb", "net.irpa"}
@@ -82,13 +84,13 @@ def test_run_module_takes_a_vmfb_and_its_weights(external: ExportOutput, tmp_pat
     assert_same(found)
 
 
-def test_run_module_takes_a_vmfb_that_holds_its_weights(tmp_path: Path) -> None:
+def test_iree_run_module_runs_a_vmfb_with_embedded_weights(tmp_path: Path) -> None:
     exported("inline").compile(tmp_path / "net.vmfb")
     assert [path.name for path in tmp_path.iterdir()] == ["net.vmfb"]
     assert_same(run_module(tmp_path, f"--module={tmp_path / 'net.vmfb'}"))
 
 
-def test_an_artifact_with_an_archive_can_be_taken_apart(
+def test_vmfb_and_weights_are_extracted_from_an_artifact(
     external: ExportOutput, tmp_path: Path
 ) -> None:
     artifact = external.compile(tmp_path / "net.turbine", archive=tmp_path / "weights.irpa")
@@ -104,7 +106,7 @@ def test_an_artifact_with_an_archive_can_be_taken_apart(
 
 
 @pytest.mark.parametrize("suffix", [".mlir", ".mlirbc"])
-def test_iree_compile_takes_the_saved_ir(
+def test_iree_compile_compiles_saved_ir(
     suffix: str, external: ExportOutput, tmp_path: Path
 ) -> None:
     external.save_mlir(tmp_path / f"net{suffix}")
@@ -126,7 +128,7 @@ def test_iree_compile_takes_the_saved_ir(
     assert_same(found)
 
 
-def test_dump_parameters_reads_the_archive_as_we_do(external: ExportOutput, tmp_path: Path) -> None:
+def test_iree_dump_parameters_reads_our_archives(external: ExportOutput, tmp_path: Path) -> None:
     external.compile(tmp_path / "net.turbine", archive=tmp_path / "net.irpa")
     listing = tool("iree-dump-parameters", f"--parameters=model={tmp_path / 'net.irpa'}")
     entries = open_archive(tmp_path / "net.irpa").entries
@@ -137,7 +139,7 @@ def test_dump_parameters_reads_the_archive_as_we_do(external: ExportOutput, tmp_
     assert all(name in listing for name in entries)
 
 
-def test_we_read_the_archives_that_iree_writes(external: ExportOutput, tmp_path: Path) -> None:
+def test_archives_written_by_iree_are_read(external: ExportOutput, tmp_path: Path) -> None:
     """Converted, and with one repeated value in place of data."""
     external.compile(tmp_path / "net.turbine", archive=tmp_path / "net.irpa")
     before = {k: bytes(v.data) for k, v in open_archive(tmp_path / "net.irpa").entries.items()}

@@ -1,4 +1,4 @@
-"""Programs without a signature are called correctly or refused, from threads and after forks."""
+"""Launchable: programs without a signature, arguments, outputs, threads and forks."""
 
 from __future__ import annotations
 
@@ -135,22 +135,22 @@ def sources(folder: Path) -> dict[str, Callable[[], Launchable]]:
 
 
 @pytest.mark.parametrize("uri", [None, "cpu", "local-sync", "local-task"])
-def test_a_program_runs_wherever_it_comes_from(tmp_path: Path, uri: str | None) -> None:
+def test_programs_run_from_every_kind_of_source(tmp_path: Path, uri: str | None) -> None:
     for name, make in sources(tmp_path).items():
         assert torch.equal(make()(X, X + 1, device=uri), X * (X + 1)), name
 
 
-def test_the_example_of_the_class_is_true() -> None:
+def test_the_docstring_example_runs() -> None:
     assert doctest.testmod(launch).failed == 0
 
 
 @pytest.mark.parametrize("entry_point", ["main$async", "main"])
 @pytest.mark.parametrize("source", [MUL, TORCH_MUL], ids=["builtin", "torch"])
-def test_names_with_and_without_fences_give_one_answer(source: str, entry_point: str) -> None:
+def test_sync_and_async_entry_points_return_the_same(source: str, entry_point: str) -> None:
     assert torch.equal(shared(source, entry_point)(X, X), X * X)
 
 
-def test_a_function_that_is_there_only_with_fences_is_waited_for() -> None:
+def test_async_only_functions_are_awaited() -> None:
     from turbine.compiler import host, invoke, session
 
     flags = (*host.resolve(target.parse("cpu")).flags, "--iree-execution-model=async-external")
@@ -161,14 +161,16 @@ def test_a_function_that_is_there_only_with_fences_is_waited_for() -> None:
         assert torch.equal(launchable(X, X), X * X)
 
 
-def test_a_folder_is_not_read_for_another_source(tmp_path: Path) -> None:
+def test_a_cache_folder_is_not_used_for_another_source(tmp_path: Path) -> None:
     add = MUL.replace("mulf", "addf")
     assert torch.equal(Launchable.jit_compile(MUL, file_cache_dir=tmp_path)(X, X), X * X)
     assert torch.equal(Launchable.jit_compile(add, file_cache_dir=tmp_path)(X, X), X + X)
     assert torch.equal(Launchable.from_file_cache_only(tmp_path)(X, X), X + X)
 
 
-def test_a_filled_folder_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_populated_cache_folder_needs_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Launchable.jit_compile(MUL, file_cache_dir=tmp_path).preload("local-sync")
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
     filled = Launchable.jit_compile(MUL, file_cache_dir=tmp_path)
@@ -177,7 +179,7 @@ def test_a_filled_folder_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.M
         Launchable.jit_compile(TORCH_MUL, file_cache_dir=tmp_path).preload("cpu")
 
 
-def test_damage_in_a_folder_is_found(tmp_path: Path) -> None:
+def test_a_corrupted_cache_folder_is_detected(tmp_path: Path) -> None:
     Launchable.jit_compile(MUL, file_cache_dir=tmp_path).preload("cpu")
     (file,) = tmp_path.glob("*.vmfb")
     whole = file.read_bytes()
@@ -188,7 +190,7 @@ def test_damage_in_a_folder_is_found(tmp_path: Path) -> None:
     assert file.read_bytes() == whole
 
 
-def test_an_empty_folder_and_none_are_errors(tmp_path: Path) -> None:
+def test_missing_sources_are_errors(tmp_path: Path) -> None:
     with pytest.raises(errors.ArtifactError, match="no code for <turbine device local-task>"):
         Launchable.from_file_cache_only(tmp_path).preload("cpu")
     with pytest.raises(errors.ArgumentError, match="no folder at"):
@@ -201,12 +203,12 @@ def test_an_empty_folder_and_none_are_errors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_sizes_may_vary_where_the_program_lets_them(rows: int) -> None:
+def test_dynamic_shapes_are_supported(rows: int) -> None:
     x = torch.rand(rows, 3)
     assert torch.equal(shared(TORCH_MUL)(x, x), x * x)
 
 
-def test_arrays_give_arrays_and_torch_wins() -> None:
+def test_results_are_arrays_unless_an_argument_is_a_tensor() -> None:
     array = X.numpy()
     result = shared(MUL)(array, array)
     assert type(result) is numpy.ndarray
@@ -214,18 +216,18 @@ def test_arrays_give_arrays_and_torch_wins() -> None:
     assert torch.equal(shared(MUL)(array, X), X * X)
 
 
-def test_strided_tensors_count_by_their_elements() -> None:
+def test_strided_tensors_are_read_by_element() -> None:
     assert torch.equal(
         shared(MUL)(X.t().contiguous().t(), torch.arange(7.0)[1:].view(2, 3)), X * (X + 1)
     )
 
 
-def test_numbers_arrive_as_what_the_program_takes() -> None:
+def test_python_numbers_are_converted_to_the_declared_type() -> None:
     assert shared(NUMBERS)(1, 2**40, 3, 0.1) == [0.1, 2**40, 3.0, 1]
     assert shared(NUMBERS)(numpy.int8(-1), True, numpy.float32(0.5), 2) == [2.0, 1, 0.5, -1]
 
 
-def test_results_come_in_order_with_numbers_among_them() -> None:
+def test_results_keep_their_order_and_include_numbers() -> None:
     x, s = torch.tensor([1, -2, 3], dtype=torch.int8), torch.ones(3)
     first, number, second = shared(SEVERAL, "pair")(x, s)
     assert (number, first.dtype, second.dtype) == (7, torch.int8, torch.float32)
@@ -234,7 +236,7 @@ def test_results_come_in_order_with_numbers_among_them() -> None:
     assert shared(SEVERAL, "nothing")(x) is None
 
 
-def test_a_result_is_never_the_memory_of_an_argument() -> None:
+def test_results_never_alias_arguments() -> None:
     x, s = torch.tensor([1, -2, 3], dtype=torch.int8), torch.ones(3)
     _, _, second = shared(SEVERAL, "pair")(x, s)
     second.fill_(9)
@@ -265,19 +267,19 @@ REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
 
 
 @pytest.mark.parametrize(("source", "args", "reason"), REFUSED)
-def test_a_bad_argument_is_refused(source: str, args: tuple[Any, ...], reason: str) -> None:
+def test_a_bad_argument_is_rejected(source: str, args: tuple[Any, ...], reason: str) -> None:
     with pytest.raises(errors.ArgumentError) as caught:
         shared(source)(*args)
     assert reason in caught.value.fact
 
 
-def test_an_unknown_entry_point_is_refused_with_those_there_are() -> None:
+def test_an_unknown_entry_point_lists_the_valid_ones() -> None:
     for name in ("pear", "__init"):
         with pytest.raises(errors.ArgumentError, match=r"unknown entry point '\w+'; valid: .*pair"):
             shared(SEVERAL, name).preload("cpu")
 
 
-def test_what_is_not_a_program_is_refused() -> None:
+def test_invalid_programs_are_rejected() -> None:
     for damaged in (b"", b"no code", code(MUL)[:1000], bytes(5000)):
         with pytest.raises(errors.ArtifactError):
             Launchable.from_bytes(damaged)
@@ -290,14 +292,14 @@ def test_what_is_not_a_program_is_refused() -> None:
 
 
 @pytest.mark.parametrize("place", [0.1, 0.3, 0.5, 0.7, 0.9])
-def test_a_changed_byte_is_noticed(place: float) -> None:
+def test_a_corrupted_program_is_rejected(place: float) -> None:
     damaged = bytearray(code(MUL))
     damaged[int(place * len(damaged))] ^= 0x10
     with pytest.raises(errors.ArtifactError, match=r"damaged|could not load"):
         Launchable.from_bytes(bytes(damaged))
 
 
-def test_an_unknown_device_is_refused() -> None:
+def test_an_unknown_device_is_rejected() -> None:
     with pytest.raises(errors.DeviceError, match="unknown driver 'nope'"):
         shared(MUL)(X, X, device="nope")
     with pytest.raises(errors.ArgumentError, match="unknown torch device 'meta'"):
@@ -323,7 +325,7 @@ def test_results_are_copied_to_outputs(source: str) -> None:
     assert torch.equal(out, X * X)
 
 
-def test_a_program_compiled_so_writes_to_an_output_itself() -> None:
+def test_programs_with_output_storage_write_outputs_directly() -> None:
     out = torch.zeros(2, 3)
     address = out.data_ptr()
     assert shared(STORAGE)(X, outputs=[out]) is out
@@ -350,7 +352,7 @@ def test_an_output_may_be_an_argument(source: str) -> None:
     assert torch.equal(x, X + X if source is STORAGE else X * X)
 
 
-def test_outputs_hold_tensors_among_numbers() -> None:
+def test_outputs_may_mix_tensors_and_numbers() -> None:
     x, s = torch.tensor([200, 1, 3], dtype=torch.uint8), torch.ones(3)
     outputs = [torch.zeros(3, dtype=torch.uint8), torch.zeros(3)]
     first, number, second = shared(SEVERAL, "pair")(x, s, outputs=outputs)
@@ -368,7 +370,7 @@ BAD_OUTPUTS: list[tuple[list[Any], str]] = [
 
 
 @pytest.mark.parametrize(("outputs", "reason"), BAD_OUTPUTS, ids=[row[1] for row in BAD_OUTPUTS])
-def test_a_bad_output_is_refused(outputs: list[Any], reason: str) -> None:
+def test_a_bad_output_is_rejected(outputs: list[Any], reason: str) -> None:
     with pytest.raises(errors.ArgumentError) as caught:
         shared(MUL)(X, X, outputs=outputs)
     assert reason in caught.value.fact
@@ -385,7 +387,7 @@ def archive(tmp_path: Path) -> Path:
     return tmp_path / "w.irpa"
 
 
-def test_parameters_come_from_archives_indices_and_providers(archive: Path) -> None:
+def test_parameters_are_loaded_from_archives_indices_and_providers(archive: Path) -> None:
     index = iree.ParameterIndex()
     index.load(str(archive))
     forms: list[Any] = [
@@ -402,7 +404,7 @@ def test_parameters_come_from_archives_indices_and_providers(archive: Path) -> N
         assert torch.equal(launchable(), torch.arange(3.0))
 
 
-def test_parameters_that_are_missing_are_an_error(archive: Path) -> None:
+def test_missing_parameters_are_an_error(archive: Path) -> None:
     with pytest.raises(errors.ParameterError, match="none are given for scope 'model'"):
         Launchable.from_bytes(code(WEIGHT), parameter_providers=archive)()
     with pytest.raises(errors.ParameterError, match="no parameters are given"):
@@ -426,7 +428,7 @@ def test_state_is_kept_between_calls_and_reset() -> None:
     assert counter(ones)[0] == 1
 
 
-def test_a_bad_argument_does_not_cost_the_state() -> None:
+def test_an_invalid_argument_keeps_the_state() -> None:
     counter = Launchable.from_bytes(code(COUNTER))
     counter(torch.ones(2))
     with pytest.raises(errors.ArgumentError):
@@ -456,7 +458,7 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 
 @pytest.mark.parametrize("uri", ["local-sync", "local-task"])
-def test_four_threads_get_their_own_answers(uri: str) -> None:
+def test_concurrent_calls_return_their_own_results(uri: str) -> None:
     launchable, seen = observed(TORCH_MUL)
 
     def work(number: int) -> None:
@@ -471,7 +473,7 @@ def test_four_threads_get_their_own_answers(uri: str) -> None:
     assert seen == [uri]
 
 
-def test_four_threads_count_together() -> None:
+def test_concurrent_state_updates_are_not_lost() -> None:
     counter = Launchable.from_bytes(code(COUNTER))
     seen: list[float] = []
 
@@ -484,7 +486,7 @@ def test_four_threads_count_together() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("uri", ["local-sync", "local-task"])
-def test_a_forked_child_calls_what_its_parent_made(uri: str) -> None:
+def test_a_forked_child_can_call_programs_of_its_parent(uri: str) -> None:
     launchable = Launchable.from_bytes(code(MUL))
     array = X.numpy()
     expected = (array * array).tolist()
@@ -493,7 +495,7 @@ def test_a_forked_child_calls_what_its_parent_made(uri: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_does_not_lose_state_silently() -> None:
+def test_state_in_a_forked_child_is_an_error() -> None:
     counter = Launchable.from_bytes(code(COUNTER))
     ones = numpy.ones(2, "float32")
     counter(ones)
@@ -513,7 +515,7 @@ def test_a_forked_child_does_not_lose_state_silently() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_during_loading_leaves_no_lock_behind() -> None:
+def test_a_fork_during_loading_leaves_no_lock_held() -> None:
     entered, leave = threading.Event(), threading.Event()
     module = iree.VmModule.copy_buffer(get_vm_instance(), code(MUL))
 
@@ -534,7 +536,7 @@ def test_a_fork_during_loading_leaves_no_lock_behind() -> None:
     assert answer == str((array * array).tolist())
 
 
-def test_arrays_run_where_there_is_no_torch(tmp_path: Path) -> None:
+def test_arrays_work_without_torch(tmp_path: Path) -> None:
     (tmp_path / "mul.vmfb").write_bytes(code(MUL))
     program = """
     import sys

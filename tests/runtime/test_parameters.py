@@ -1,4 +1,4 @@
-"""Parameters outside the code: scopes, other archives, and those that do not fit."""
+"""External parameters: scopes, replaced archives, and mismatches."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def scoped_output() -> ExportOutput:
     return aot.export(model, args=(X,), weights="inline")
 
 
-def test_weights_may_be_repeated_values(compiled: Path, tmp_path: Path) -> None:
+def test_splat_entries_are_accepted_as_weights(compiled: Path, tmp_path: Path) -> None:
     other = Net()
     index = iree.ParameterIndex()
     for name, tensor in other.state_dict().items():
@@ -67,7 +67,7 @@ def test_weights_may_be_repeated_values(compiled: Path, tmp_path: Path) -> None:
 # Marks.
 
 
-def test_marked_parameters_have_a_scope_and_a_prefix(scoped: Path) -> None:
+def test_externalized_parameters_have_a_scope_and_a_prefix(scoped: Path) -> None:
     artifact = turbine.load(scoped)
     declared = [(w["name"], w["scope"], w["key"]) for w in artifact.manifest["weights"]]
     assert declared == [
@@ -79,7 +79,7 @@ def test_marked_parameters_have_a_scope_and_a_prefix(scoped: Path) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_marks_outlive_an_export(strict: bool) -> None:
+def test_export_keeps_externalization_marks(strict: bool) -> None:
     model = Net()
     aot.externalize_module_parameters(model, external_scope="s")
     exported = torch.export.export(model, (X,), strict=strict)
@@ -87,14 +87,14 @@ def test_marks_outlive_an_export(strict: bool) -> None:
     assert '#flow.parameter.named<"s"::"first.weight">' in text
 
 
-def test_a_mark_goes_with_its_tensor_and_not_with_copies() -> None:
+def test_marks_belong_to_the_tensor_and_not_to_copies() -> None:
     tensor = torch.ones(3)
     ExternalTensorTrait("s", "n").set(tensor)
     assert ExternalTensorTrait.get(tensor) == ExternalTensorTrait("s", "n")
     assert ExternalTensorTrait.get(tensor.clone()) is None
 
 
-def test_two_weights_of_one_name_are_refused() -> None:
+def test_two_weights_of_one_name_are_rejected() -> None:
     model = Net()
     for layer in (model.first, model.second):
         aot.externalize_module_parameters(layer, external_scope="s")
@@ -118,7 +118,7 @@ class Cache(nn.Module):
         return self.rows.sum()
 
 
-def test_marked_state_starts_from_the_archive_and_leaves_it_alone(tmp_path: Path) -> None:
+def test_externalized_state_starts_from_the_archive_without_writing_it(tmp_path: Path) -> None:
     model, ones = Cache(), torch.ones(1, 8)
     aot.externalize_module_parameters(model, external_scope="s")
     output = aot.export(model, args=(torch.tensor([0]), ones))
@@ -134,13 +134,13 @@ def test_marked_state_starts_from_the_archive_and_leaves_it_alone(tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
-def test_unmarked_state_stays_in_the_code() -> None:
+def test_state_without_a_mark_is_embedded() -> None:
     artifact = aot.export(nn.BatchNorm1d(32), args=(X,)).compile()
     assert artifact.weight_names == ["weight", "bias"]
 
 
 @pytest.mark.parametrize("suffix", READERS)
-def test_another_archive_changes_the_numbers_without_compiling(
+def test_archives_are_replaced_without_recompilation(
     suffix: str, compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(pipeline, "compile_ir")
@@ -152,7 +152,9 @@ def test_another_archive_changes_the_numbers_without_compiling(
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0"])
-def test_gguf_becomes_what_the_program_declares(kind: str, compiled: Path, tmp_path: Path) -> None:
+def test_gguf_weights_are_converted_to_the_declared_dtype(
+    kind: str, compiled: Path, tmp_path: Path
+) -> None:
     other = Net(1)
     kinds = dict.fromkeys(["first.weight", "second.weight"], kind)
     path = save_gguf(tmp_path / "q.gguf", other.state_dict(), kinds)
@@ -161,7 +163,7 @@ def test_gguf_becomes_what_the_program_declares(kind: str, compiled: Path, tmp_p
     torch.testing.assert_close(found, other(X).detach())
 
 
-def test_a_half_precision_program_takes_blocks(half: Path, tmp_path: Path) -> None:
+def test_gguf_blocks_are_dequantized_to_float16(half: Path, tmp_path: Path) -> None:
     kinds = dict.fromkeys(["first.weight", "second.weight"], "Q8_0")
     path = save_gguf(tmp_path / "q.gguf", Net(1).state_dict(), kinds)
     found = turbine.load(half, weights=path)(X.half())
@@ -170,7 +172,7 @@ def test_a_half_precision_program_takes_blocks(half: Path, tmp_path: Path) -> No
     torch.testing.assert_close(found, model(X.half()).detach(), rtol=5e-3, atol=5e-3)
 
 
-def test_numbers_that_do_not_fit_are_refused(half: Path, tmp_path: Path) -> None:
+def test_values_out_of_range_of_the_dtype_are_rejected(half: Path, tmp_path: Path) -> None:
     state = {**Net().state_dict(), "first.bias": torch.full((64,), 1e6)}
     artifact = turbine.load(half, weights=save_gguf(tmp_path / "large.gguf", state))
     message = r"first\.bias \(float32\[64\]\) has numbers too large for float16"
@@ -178,7 +180,7 @@ def test_numbers_that_do_not_fit_are_refused(half: Path, tmp_path: Path) -> None
         artifact(X.half())
 
 
-def test_scopes_are_swapped_one_by_one(scoped: Path, tmp_path: Path) -> None:
+def test_archives_are_replaced_per_scope(scoped: Path, tmp_path: Path) -> None:
     model, other = Net(), Net(1)
     aot.save_module_parameters(tmp_path / "a.irpa", other.first, prefix="part")
     swapped = turbine.load(scoped, weights={"a": tmp_path / "a.irpa"})
@@ -190,9 +192,7 @@ def test_scopes_are_swapped_one_by_one(scoped: Path, tmp_path: Path) -> None:
     assert [file.name for file in written] == ["net.vmfb", "net.a.irpa", "net.b.irpa"]
 
 
-def test_one_archive_does_not_stand_for_two_weights_of_one_name(
-    scoped: Path, tmp_path: Path
-) -> None:
+def test_one_archive_is_ambiguous_for_two_weights_of_one_name(scoped: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.ParameterError, match=r"'a' and 'b' both have a 'part\.weight'"):
         scoped_output().compile(tmp_path / "net.turbine", archive=tmp_path / "net.irpa")
     assert list(tmp_path.iterdir()) == []
@@ -203,7 +203,7 @@ def test_one_archive_does_not_stand_for_two_weights_of_one_name(
         turbine.load(scoped, weights={"c": tmp_path / "a.irpa"})
 
 
-def test_one_archive_serves_scopes_whose_names_differ(tmp_path: Path) -> None:
+def test_one_archive_serves_scopes_with_distinct_names(tmp_path: Path) -> None:
     model = Net()
     aot.externalize_module_parameters(model.first, prefix="first")
     output = aot.export(model, args=(X,))
@@ -262,7 +262,7 @@ def test_a_wrong_dtype_is_named(suffix: str, dtype: str, compiled: Path, tmp_pat
         turbine.load(compiled, weights=tmp_path / f"odd{suffix}")
 
 
-def test_a_program_of_integers_takes_no_blocks(tmp_path: Path) -> None:
+def test_integer_programs_reject_gguf_blocks(tmp_path: Path) -> None:
     path = save_gguf(tmp_path / "q.gguf", {"x": torch.randn(4, 32)}, {"x": "Q8_0"})
     declared = Declared("x", "model", "x", "int32", (4, 32), 4 * 32 * 4)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Profiles: every dispatch with its time, its lines and its work."""
+"""Profiles: time, source lines and work of each dispatch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turbine.runtime.profiler import Profile, profile
 
 
 class Model(nn.Module):
-    """A product of known size, and arguments of several kinds."""
+    """A matmul of known size, and arguments of several kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def report(artifact: Artifact) -> Profile:
     return profile(artifact, ARGS, calls=CALLS)
 
 
-def test_the_time_of_dispatches_is_within_that_of_a_call(report: Profile) -> None:
+def test_dispatch_times_sum_to_at_most_the_call_time(report: Profile) -> None:
     inside = sum(row.milliseconds for row in report.rows)
     assert inside > 0
     assert sum(row.share for row in report.rows) == pytest.approx(1)
@@ -57,14 +57,14 @@ def test_the_time_of_dispatches_is_within_that_of_a_call(report: Profile) -> Non
     assert all(row.count >= 1 for row in report.rows)
 
 
-def test_rows_name_the_lines_of_the_model(report: Profile) -> None:
+def test_rows_name_source_lines(report: Profile) -> None:
     lines = {line for row in report.rows for line in row.lines}
     files = {line.rpartition(":")[0] for line in lines}
     assert files == {__file__}
     assert len(lines) == 2
 
 
-def test_products_have_rates(report: Profile) -> None:
+def test_matmuls_have_throughput(report: Profile) -> None:
     (product,) = (row for row in report.rows if "mmt4d" in row.name or "matmul" in row.name)
     assert product.gflops == pytest.approx(2 * 16 * 64 * 32 / (1e6 * product.milliseconds))
     assert product.gflops is not None
@@ -80,7 +80,7 @@ def test_a_trace_has_every_event(report: Profile, tmp_path: Path) -> None:
     assert {row.name for row in report.rows} <= {event["name"] for event in events}
 
 
-def test_artifacts_without_descriptions_have_times_alone() -> None:
+def test_artifacts_without_debug_info_have_times_only() -> None:
     bare = turbine.aot.export(Model().eval(), args=ARGS).compile()
     report = profile(bare, ARGS, calls=1)
     assert report.rows
@@ -103,7 +103,7 @@ def test_the_command_prints_a_table(
     assert json.loads(capsys.readouterr().out)["rows"]
 
 
-def test_mistakes_are_named(
+def test_invalid_usage_is_an_error(
     artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(errors.ArgumentError, match="cannot profile 0 calls"):

@@ -1,4 +1,4 @@
-"""What a program keeps between calls, and what it writes into its caller's tensors."""
+"""State between calls, and mutation of the caller's tensors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_counter_counts_and_starts_again_after_reset(counter_file: Path) -> No
     assert [count(artifact) for _ in range(2)] == [1, 2]
 
 
-def test_reset_before_the_first_call_does_no_harm(counter_file: Path) -> None:
+def test_reset_before_the_first_call_is_allowed(counter_file: Path) -> None:
     artifact = turbine.load(counter_file)
     artifact.reset()
     assert count(artifact) == 1
@@ -60,7 +60,7 @@ def test_two_loads_of_one_file_share_no_state(counter_file: Path) -> None:
     assert [count(first), count(first), count(second), count(first)] == [1, 2, 1, 3]
 
 
-def test_state_stays_out_of_the_file(counter_file: Path, tmp_path: Path) -> None:
+def test_calls_do_not_write_state_to_the_file(counter_file: Path, tmp_path: Path) -> None:
     artifact = turbine.load(counter_file)
     count(artifact)
     artifact.save(tmp_path / "copy.turbine")
@@ -68,7 +68,7 @@ def test_state_stays_out_of_the_file(counter_file: Path, tmp_path: Path) -> None
     assert count(turbine.load(counter_file)) == 1
 
 
-def test_a_refused_argument_does_not_count(counter_file: Path) -> None:
+def test_a_rejected_call_does_not_change_the_state(counter_file: Path) -> None:
     artifact = turbine.load(counter_file)
     count(artifact)
     with pytest.raises(errors.ArgumentError):
@@ -81,7 +81,7 @@ def test_the_manifest_names_the_state(counter_file: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
-def test_batch_statistics_follow_those_of_eager() -> None:
+def test_batch_norm_statistics_match_eager() -> None:
     example = ODD["batchnorm_train"]()
     artifact = turbine.aot.export(example.model, args=example.args).compile()
     model = ODD["batchnorm_train"]().model
@@ -93,7 +93,7 @@ def test_batch_statistics_follow_those_of_eager() -> None:
 
 
 class Memory(nn.Module):
-    """Give back the last input, the sum of all and the buffer that holds it."""
+    """Returns the last input, the sum of all inputs and the buffer."""
 
     last: Tensor
     total: Tensor
@@ -165,7 +165,7 @@ def notes() -> turbine.Artifact:
 
 
 @pytest.mark.parametrize("where", FAILURES)
-def test_state_is_what_it_was_before_a_call_that_fails(where: str, notes: turbine.Artifact) -> None:
+def test_a_failed_call_does_not_change_the_state(where: str, notes: turbine.Artifact) -> None:
     notes.reset()
     assert notes.write(ONES, 3) == 1
     for _ in range(2):
@@ -178,7 +178,7 @@ def test_state_is_what_it_was_before_a_call_that_fails(where: str, notes: turbin
     assert torch.equal(notes.read(ROWS), torch.cat([2 * ONES, ONES]))
 
 
-def test_reset_after_a_call_that_fails_forgets_its_state(notes: turbine.Artifact) -> None:
+def test_reset_after_a_failed_call_restores_the_initial_state(notes: turbine.Artifact) -> None:
     notes.write(ONES, 3)
     with pytest.raises(errors.RunError):
         notes.read(torch.tensor([0, 100]))
@@ -218,7 +218,7 @@ def test_arguments_are_checked_before_buffers_are_written_in_place() -> None:
 
 
 class Writes(nn.Module):
-    """Exchange x and y, add one to z, and return what x was."""
+    """Swap x and y, add one to z, and return the old x."""
 
     def forward(self, x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         before = x.clone()
@@ -244,7 +244,7 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_a_written_tensor_is_changed_in_place(name: str, writes: turbine.Artifact) -> None:
+def test_mutated_tensors_are_updated_in_place(name: str, writes: turbine.Artifact) -> None:
     x, y, z = (torch.arange(24.0).reshape(4, 6) + start for start in (0, 100, 200))
     ours = [LAYOUTS[name](value) for value in (x, y, z)]
     addresses = [tensor.data_ptr() for tensor in ours]
@@ -256,7 +256,7 @@ def test_a_written_tensor_is_changed_in_place(name: str, writes: turbine.Artifac
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_written_array_is_changed_in_place(order: Any, writes: turbine.Artifact) -> None:
+def test_mutated_arrays_are_updated_in_place(order: Any, writes: turbine.Artifact) -> None:
     x, y, z = (numpy.arange(24, dtype="float32").reshape(4, 6) + start for start in (0, 100, 200))
     ours = [value.copy(order) for value in (x, y, z)]
     found = writes(*ours)
@@ -265,14 +265,14 @@ def test_a_written_array_is_changed_in_place(order: Any, writes: turbine.Artifac
         assert (array == expected).all()
 
 
-def test_a_result_is_not_the_written_argument(writes: turbine.Artifact) -> None:
+def test_results_do_not_alias_mutated_arguments(writes: turbine.Artifact) -> None:
     x, y, z = torch.ones(4, 6), torch.zeros(4, 6), torch.zeros(4, 6)
     found = writes(x, y, z)
     found.fill_(9)
     assert [float(tensor[0, 0]) for tensor in (x, y, z)] == [0, 1, 1]
 
 
-def test_memory_that_cannot_be_written_is_refused_before_the_call(
+def test_read_only_memory_is_rejected_before_the_call(
     writes: turbine.Artifact,
 ) -> None:
     x = torch.zeros(4, 6)
@@ -297,7 +297,7 @@ def linear_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("driver", [devices.SYNC, devices.TASK])
 @pytest.mark.parametrize("called", [True, False], ids=["called", "not called"])
-def test_a_forked_child_uses_what_its_parent_loaded(
+def test_a_forked_child_can_call_artifacts_of_its_parent(
     driver: str, called: bool, linear_file: Path
 ) -> None:
     with turbine.config.override(sync_limit_mflop=1.0 if driver == devices.SYNC else 0.0):
@@ -317,7 +317,7 @@ def test_a_forked_child_uses_what_its_parent_loaded(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_does_not_lose_state_silently(counter_file: Path) -> None:
+def test_state_in_a_forked_child_is_an_error(counter_file: Path) -> None:
     artifact = turbine.load(counter_file)
     zeros = ZEROS.numpy()
     artifact(zeros)
@@ -369,7 +369,7 @@ EXITS = {
 
 @pytest.mark.parametrize("name", EXITS)
 @pytest.mark.parametrize("driver", [devices.SYNC, devices.TASK])
-def test_the_process_ends_quietly(name: str, driver: str, linear_file: Path) -> None:
+def test_the_process_exits_without_output(name: str, driver: str, linear_file: Path) -> None:
     program = f"""
 import sys, numpy
 from turbine.runtime import executable
@@ -405,7 +405,7 @@ def test_state_is_read_and_set_by_name(counter_file: Path) -> None:
     assert turbine.load(counter_file).state["count"] == 0
 
 
-def test_state_refuses_other_names_and_types(counter_file: Path) -> None:
+def test_set_state_rejects_unknown_names_and_types(counter_file: Path) -> None:
     artifact = turbine.load(counter_file)
     with pytest.raises(errors.StateError, match="unknown state 'cuont'; valid: count"):
         artifact.state["cuont"]

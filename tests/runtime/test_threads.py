@@ -1,4 +1,4 @@
-"""How many threads a compiled program runs on, and which of PyTorch's it lets go."""
+"""The number of threads of a compiled program, and idle threads of PyTorch."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ def run(script: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_programs_run_on_as_many_threads_as_pytorch() -> None:
+def test_programs_use_the_thread_count_of_pytorch() -> None:
     cores = len(os.sched_getaffinity(0))
     assert run(WORKERS.format(count=1)) == ["local-sync", "1"]
     assert run(WORKERS.format(count=cores))[1] == str(cores)
 
 
-def test_waiting_threads_of_openmp_end_and_start_again() -> None:
+def test_idle_openmp_threads_are_stopped_and_restarted() -> None:
     assert run(RELEASE) == ["1", "1"]
 
 
 @pytest.mark.parametrize(("mflop", "expected"), [(1e6, True), (1, False)])
-def test_only_long_calls_need_all_cores(mflop: float, expected: bool) -> None:
+def test_only_long_calls_use_all_cores(mflop: float, expected: bool) -> None:
     assert device.is_long(device.TASK, mflop) is expected
     assert not device.is_long(device.SYNC, mflop)

@@ -1,4 +1,4 @@
-"""What kernels do is kept in a folder, whoever runs them, and `turbine trace` shows it."""
+"""Traces of kernels and calls in a folder, and `turbine trace`."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def calls(folder: Path) -> list[dict[str, Any]]:
 # Kernels and calls
 
 
-def test_nothing_is_written_or_asked_for_without_a_folder() -> None:
+def test_without_a_folder_nothing_is_written_or_computed() -> None:
     asked: list[str] = []
     assert run_trace.folder() is None
     assert run_trace.kernel("scale", lambda: asked.append("ir") or "", b"code") is None  # type: ignore[func-returns-value]
     assert asked == []
 
 
-def test_a_kernel_is_its_ir_and_its_code(folder: Path) -> None:
+def test_a_traced_kernel_has_ir_and_code(folder: Path) -> None:
     assert run_trace.kernel("turbine::scale/1.5", lambda: "module {}", b"code") is not None
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert files == {
@@ -61,7 +61,7 @@ def test_a_kernel_is_its_ir_and_its_code(folder: Path) -> None:
     }
 
 
-def test_a_kernel_of_the_same_name_has_files_of_its_own(folder: Path) -> None:
+def test_kernels_of_one_name_have_separate_files(folder: Path) -> None:
     first, again, other = (run_trace.kernel("scale", None, code) for code in (b"a", b"a", b"b"))
     assert first == again == folder / "scale"
     assert other is not None
@@ -69,7 +69,7 @@ def test_a_kernel_of_the_same_name_has_files_of_its_own(folder: Path) -> None:
     assert sorted(path.read_bytes() for path in folder.iterdir()) == [b"a", b"b"]
 
 
-def test_a_call_is_a_line(folder: Path) -> None:
+def test_each_call_is_one_line(folder: Path) -> None:
     label = run_trace.kernel("scale", None, b"code")
     assert label is not None
     args = [torch.ones(2, 3), numpy.ones(4, "int8"), 5, 2.5, torch.ones((), dtype=torch.bfloat16)]
@@ -79,7 +79,7 @@ def test_a_call_is_a_line(folder: Path) -> None:
     assert row["args"] == ["float32[2, 3]", "int8[4]", "int", "float", "bfloat16[]"]
 
 
-def test_calls_are_logged_where_the_kernel_was_loaded(tmp_path: Path, folder: Path) -> None:
+def test_calls_are_logged_to_the_folder_at_load_time(tmp_path: Path, folder: Path) -> None:
     label = run_trace.kernel("scale", None, b"code")
     assert label is not None
     with config.override(trace_dir=tmp_path / "other"):
@@ -91,7 +91,7 @@ def test_calls_are_logged_where_the_kernel_was_loaded(tmp_path: Path, folder: Pa
     assert not (tmp_path / "other").exists()
 
 
-def test_threads_and_processes_write_whole_lines(folder: Path) -> None:
+def test_concurrent_writers_do_not_interleave_lines(folder: Path) -> None:
     program = """
     import sys, threading
     from pathlib import Path
@@ -118,7 +118,7 @@ def test_threads_and_processes_write_whole_lines(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == files
 
 
-def test_a_folder_that_cannot_be_written_stops_nothing(
+def test_an_unwritable_folder_does_not_fail_calls(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -145,7 +145,7 @@ def test_a_launchable_is_traced(folder: Path) -> None:
     assert all(0 < row["ms"] < 10_000 for row in rows)
 
 
-def test_the_old_flag_names_the_folder(tmp_path: Path) -> None:
+def test_the_iree_turbine_flag_sets_the_folder(tmp_path: Path) -> None:
     with config.override(debug=f"-asserts, runtime_trace_dir={tmp_path},log_level=info"):
         assert run_trace.folder() == tmp_path
         assert debugging.flags.runtime_trace_dir == str(tmp_path)
@@ -153,7 +153,7 @@ def test_the_old_flag_names_the_folder(tmp_path: Path) -> None:
             assert run_trace.folder() == tmp_path / "option"
 
 
-def test_the_old_tracer_keeps_kernels(folder: Path) -> None:
+def test_the_iree_turbine_tracer_writes_kernels(folder: Path) -> None:
     assert run_trace.tracer.enabled
     name = run_trace.tracer.save_jit_kernel_artifacts(
         cache_key="a::b", module_asm=b"module {}", binary=memoryview(b"code")
@@ -171,7 +171,7 @@ def test_tensors_of_one_key_are_numbered(folder: Path) -> None:
     assert [numpy.load(folder / name).tolist() for name in names] == [[0, 0], [1, 1], [2, 2]]
 
 
-def test_tensors_of_every_kind_are_kept(folder: Path) -> None:
+def test_tensors_of_every_dtype_are_written(folder: Path) -> None:
     run_trace.trace_tensor("strided", torch.arange(6).reshape(2, 3).t())
     run_trace.trace_tensor("conjugated", torch.tensor([1 + 2j]).conj())
     run_trace.trace_tensor("array", numpy.arange(3))
@@ -188,7 +188,7 @@ def test_without_a_folder_tensors_are_logged(caplog: pytest.LogCaptureFixture) -
     assert [record.message for record in caplog.records] == ["x: tensor([1., 1.])"]
 
 
-def test_a_callback_receives_tensors_instead(folder: Path) -> None:
+def test_a_callback_replaces_files(folder: Path) -> None:
     seen: list[str] = []
     before = run_trace.set_tensor_callback(lambda key, tensor: seen.append(key))
     run_trace.trace_tensor("ours", torch.ones(2))
@@ -231,7 +231,7 @@ def test_the_table_has_a_row_for_each_kernel(
     ]
 
 
-def test_the_kernels_as_json(traced: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_are_printed_as_json(traced: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", str(traced), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["kernels"][0] == {
@@ -244,9 +244,7 @@ def test_the_kernels_as_json(traced: Path, capsys: pytest.CaptureFixture[str]) -
     }
 
 
-def test_lines_that_are_no_calls_are_left_out(
-    traced: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_lines_are_skipped(traced: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (traced / run_trace.CALLS).open("ab") as file:
         file.write(b'{"kernel": "slow", "args": 5}\n[]\n\xff\n{"kernel": "sl')
     assert main(["trace", str(traced), "--json"]) == 0

@@ -1,4 +1,4 @@
-"""Weights of every dtype and size keep their bits, wherever they are put."""
+"""Weights of every dtype and size keep their bits in every storage option."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_tied_weights_are_stored_once() -> None:
     assert len(output.compile().weight_names) == 1
 
 
-def test_an_unknown_place_for_weights_lists_the_places() -> None:
+def test_an_unknown_weights_option_lists_the_valid_ones() -> None:
     with pytest.raises(turbine.errors.ConfigError, match="external, global, inline"):
         turbine.aot.export(torch.nn.Linear(2, 2), args=(torch.ones(1, 2),), weights="cloud")
 
 
-def test_a_target_may_be_named_as_iree_names_it(tmp_path: Path) -> None:
+def test_iree_names_of_targets_are_accepted(tmp_path: Path) -> None:
     output = turbine.aot.export(torch.nn.ReLU(), args=(torch.ones(2),))
     output.compile(tmp_path / "relu.vmfb", target_backends="llvm-cpu")
     assert (tmp_path / "relu.vmfb").stat().st_size

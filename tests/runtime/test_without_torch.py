@@ -63,7 +63,7 @@ def run(folder: Path, program: str) -> str:
     return ended.stdout
 
 
-def test_torch_is_really_absent(folder: Path) -> None:
+def test_torch_cannot_be_imported(folder: Path) -> None:
     program = """
     try:
         import torch
@@ -73,7 +73,7 @@ def test_torch_is_really_absent(folder: Path) -> None:
     assert run(folder, program) == "absent\n"
 
 
-def test_what_needs_torch_says_so(folder: Path) -> None:
+def test_functions_that_need_torch_raise_an_error(folder: Path) -> None:
     program = """
     for name in ("aot", "ops", "kernel", "dynamo"):
         try:
@@ -89,7 +89,7 @@ def test_what_needs_torch_says_so(folder: Path) -> None:
     assert run(folder, program) == 4 * line + "MissingExtra\n"
 
 
-def test_numbers_are_those_of_torch(folder: Path) -> None:
+def test_results_match_torch(folder: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     x = torch.linspace(-1, 1, 8).reshape(2, 4)
@@ -107,7 +107,7 @@ def test_numbers_are_those_of_torch(folder: Path) -> None:
     torch.testing.assert_close(found, model(x).detach())
 
 
-def test_nested_arguments_and_results_keep_their_shape(folder: Path) -> None:
+def test_nested_arguments_and_results_keep_their_structure(folder: Path) -> None:
     program = """
     artifact = turbine.load(folder + "nested_tree.turbine")
     ones = numpy.ones((3, 4), "float32")
@@ -126,7 +126,7 @@ def test_nested_arguments_and_results_keep_their_shape(folder: Path) -> None:
     ]
 
 
-def test_state_and_written_arrays_work(folder: Path) -> None:
+def test_state_and_mutated_arrays_work(folder: Path) -> None:
     program = """
     counter = turbine.load(folder + "counter.turbine")
     zeros = numpy.zeros((3, 4), "float32")
@@ -138,7 +138,7 @@ def test_state_and_written_arrays_work(folder: Path) -> None:
     assert run(folder, program) == "[1, 2, 3]\n2.0 1.0\n"
 
 
-def test_every_dtype_passes(folder: Path) -> None:
+def test_every_dtype_is_supported(folder: Path) -> None:
     program = """
     from turbine import dtypes
     artifact = turbine.load(folder + "dtypes.turbine")

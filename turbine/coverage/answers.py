@@ -1,4 +1,4 @@
-"""Run a case and compare: a case and a function in, what a call changes and how it differs out."""
+"""Run a case and compare its answer with the expected one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from turbine.coverage import forms
 from turbine.coverage.samples import Case, set_seed
 
-# A result that eager itself only gives to so many digits may differ by this many times as much.
+# A result may differ by this many times the rounding error of eager.
 _TIMES_EAGERS_ERROR = 3.0
 _REASON_LENGTH = 200
 
@@ -164,5 +164,5 @@ def first_line(error: BaseException) -> str:
     """What an error says, in short."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # Dynamo names the backend first and what it raised next.
-    told = lines[1:] if lines and lines[0].endswith(" raised:") else lines
-    return told[0][:_REASON_LENGTH] if told else type(error).__name__
+    relevant = lines[1:] if lines and lines[0].endswith(" raised:") else lines
+    return relevant[0][:_REASON_LENGTH] if relevant else type(error).__name__

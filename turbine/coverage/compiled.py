@@ -1,4 +1,4 @@
-"""Judge ops under torch.compile: an op in, what the backend makes of it out.
+"""Judge ops under torch.compile.
 
 The answer of compiled code is compared with eager's: values, dtypes, shapes and strides, with the
 arguments as they are and in other forms: views, expanded or negated ones, with a dynamic size.
@@ -63,7 +63,7 @@ _LEGEND = (
 
 
 def make_front_door(forms: Sequence[str] = ()) -> FrontDoor:
-    """torch.compile, with each sample again in each of the forms."""
+    """torch.compile, with each sample in each of the forms."""
     return FrontDoor(
         partial(judge, forms=tuple(forms)),
         WAYS,
@@ -137,7 +137,7 @@ def _attempt(
     heard: list[GraphRecord],
     fullgraph: bool = True,
 ) -> tuple[str | None, bool]:
-    """What is wrong with the answer of compiled code, and whether it drew random numbers."""
+    """The problem of compiled code, if any, and whether it drew random numbers."""
     torch._dynamo.reset()
     dynamic = None if case.form == "dynamic" else False
     function = torch.compile(case.function, backend=compiler, fullgraph=fullgraph, dynamic=dynamic)
@@ -164,7 +164,7 @@ def _is_as_traced(case: Case, found: Sequence[Any]) -> bool:
         args, kwargs = pytree.tree_map_only(torch.Tensor, mode.from_tensor, copied)
         try:
             traced = case.function(*args, **kwargs)
-        except Exception:  # an op that has none
+        except Exception:  # an op without a meta function
             return False
     return compare_types(found, pytree.tree_leaves(traced)) is None
 
@@ -172,7 +172,7 @@ def _is_as_traced(case: Case, found: Sequence[Any]) -> bool:
 def _unless_torch_fails_too(
     case: Case, run: Run, expected: Answer, undefined: bool, problem: str
 ) -> Verdict:
-    """A failure; but what `aot_eager` cannot do either is left to eager PyTorch, so look again."""
+    """A failure, unless `aot_eager` fails too; then compare again with graph breaks."""
     theirs, _ = _attempt(case, run, expected, "aot_eager", undefined, [])
     if theirs is None:
         return Verdict(FAILS, problem)
@@ -194,7 +194,7 @@ def _judge_graphs(graphs: Sequence[GraphRecord], *, was_rescued: bool) -> Verdic
     compiled = sum(p.ops.total() for g in graphs for p in g.parts if p.compiled is not None)
     reasons = {f"{op.op}: {op.reason}" for graph in graphs for op in graph.left}
     if was_rescued:
-        reasons.add("a call failed in compiled code and was done again")
+        reasons.add("a call failed in compiled code and ran in PyTorch")
     if reasons:
         return Verdict(PARTLY if compiled else FALLS_BACK, "; ".join(sorted(reasons)))
     return Verdict(COMPILED if compiled else FREE)

@@ -1,4 +1,4 @@
-"""Judge ops as exports: an op in, what ahead-of-time compilation makes of it out.
+"""Judge ops as exports.
 
 The tensors of a sample are the arguments of the exported program; everything else is a constant in
 it. The answer of the artifact is compared with eager's: values, dtypes and shapes.
@@ -99,7 +99,7 @@ def _compile(case: Case, dynamic: bool) -> Artifact:
 
 
 def _trace(case: Case, dynamic: bool) -> Callable[..., Any]:
-    """The same by PyTorch alone."""
+    """Export with PyTorch only."""
     tensors, shapes = _example(case, dynamic)
     model = _Model(case).eval()
     with warnings.catch_warnings():
@@ -136,7 +136,7 @@ def _compare(
 def _unless_torch_fails_too(
     case: Case, dynamic: bool, expected: Answer, is_random: bool, problem: str
 ) -> Verdict:
-    """A failure; but not of ours where torch.export raises or gives a wrong answer."""
+    """A failure, unless torch.export raises or gives a wrong answer too."""
     try:
         theirs = _compare(case, _trace(case, dynamic), expected, is_random)
     except Exception as error:

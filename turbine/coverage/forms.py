@@ -1,4 +1,4 @@
-"""Other forms of the same argument: a tensor in, one with equal elements laid out otherwise out.
+"""Convert arguments to other forms: equal elements in another layout.
 
 An op must not depend on how its arguments lie in memory, nor on which sizes were known when it was
 compiled.
@@ -18,13 +18,13 @@ Form = Callable[[Tensor, random.Random], Tensor]
 
 
 def transpose(x: Tensor, chance: random.Random) -> Tensor:
-    """The first axis is the one whose elements lie side by side."""
+    """Make the first axis contiguous."""
     order = list(reversed(range(x.dim())))
     return x.permute(order).contiguous().permute(order)
 
 
 def make_strided(x: Tensor, chance: random.Random) -> Tensor:
-    """Every second element of a longer row, from the second on; what lies between is poison."""
+    """Every second element of a longer row; the elements between are poison."""
     if x.dim() == 0:
         row = _poison(x, [3])
         return row[1].copy_(x)
@@ -38,17 +38,17 @@ def _poison(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def expand(x: Tensor, chance: random.Random) -> Tensor:
-    """One slice along an axis, as often as there were slices; it has stride 0."""
+    """Repeat one slice along an axis with stride 0."""
     return x.narrow(_long_axis(x, chance), 0, 1).clone().expand(x.shape)
 
 
 def negate(x: Tensor, chance: random.Random) -> Tensor:
-    """The negated elements, to be negated when they are read."""
+    """A lazily negated view."""
     return torch._neg_view(-x)
 
 
 def conjugate(x: Tensor, chance: random.Random) -> Tensor:
-    """The conjugates, to be conjugated when they are read."""
+    """A lazily conjugated view."""
     return x.conj().resolve_conj().conj()
 
 

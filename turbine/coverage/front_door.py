@@ -1,4 +1,4 @@
-"""A way to compile ops, as sweeps and reports see it: how ops are judged, and what may come out."""
+"""A way to compile ops, for sweeps and reports."""
 
 from __future__ import annotations
 

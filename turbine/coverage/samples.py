@@ -62,7 +62,7 @@ def _name(op: Any) -> str:
 
 
 def is_uninitialized(op: Any) -> bool:
-    """Whether the results of an op are memory as it was."""
+    """Whether the results of an op are uninitialized."""
     return op.name in _UNINITIALIZED
 
 

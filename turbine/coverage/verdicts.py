@@ -1,4 +1,4 @@
-"""What becomes of an op: verdicts of its samples in, one for the op out."""
+"""Verdicts of samples, combined to a verdict of an op."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_GRADIENT = "no gradient"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of an op, run in one way, and why it is not better."""
+    """The status of an op, and the reason for it."""
 
     status: str
     reason: str = ""
@@ -41,7 +41,7 @@ class Judged:
 
 
 def combine(verdicts: Sequence[Verdict], empty: str = NOT_TRACED) -> Verdict:
-    """The worst of those that count, with every reason; one that draws makes all of it random."""
+    """The worst verdict, with every reason; one random sample makes the op random."""
     counted = [verdict for verdict in verdicts if verdict.status in _ORDER]
     random_ones = [verdict for verdict in verdicts if verdict.status == RANDOM]
     if random_ones and not any(verdict.status == FAILS for verdict in counted):

@@ -1,4 +1,4 @@
-"""A random program with the way it is compiled, and what came of it."""
+"""A random program, how it is compiled, and the outcome."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Case:
     mode: str
     other_size: int | None = None
     raises: bool = False  # eager PyTorch refuses the arguments
-    guard: bool = False  # arguments and results lie between guard pages
-    library_calls: str = "never"  # the option: "always" makes other parts of a program
+    guard: bool = False  # arguments and results are between guard pages
+    library_calls: str = "never"  # the option: "always" partitions programs differently
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: `problem` is None where the answers agree."""
+    """The outcome of a case: `problem` is None if the answers agree."""
 
     problem: str | None = None
     refused: str | None = None  # why there was nothing to compare

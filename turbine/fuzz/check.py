@@ -41,12 +41,12 @@ class Answer:
 
 
 def check(case: Case) -> Outcome:
-    """Run a case in its mode. What PyTorch's own tracing gets wrong is refused, not a problem."""
+    """Run a case in its mode. Failures of PyTorch's own tracing are skipped, not problems."""
     with warnings.catch_warnings(), _settings(case):
         warnings.simplefilter("ignore")
         try:
             case.program.function()
-        except Exception as error:  # a smaller program need not be valid
+        except Exception as error:  # a shrunk program may be invalid
             return Outcome(refused=_first_line(error))
         return _CHECKS[case.mode](case)
 
@@ -78,7 +78,7 @@ def _try_backend(case: Case, compiler: Any) -> Outcome:
 
 
 def _programs(case: Case) -> list[RandomProgram]:
-    """The program, once more for what is kept between calls, and with the other size."""
+    """The program twice, for state between calls, and with the other size."""
     others = [] if case.other_size is None else [case.program.resize(case.other_size)]
     return [case.program, case.program, *others]
 
@@ -133,7 +133,7 @@ def _run(
         return Answer(results, [], arguments)
     results = list(function(*arguments))
     ends = [result for result in results if result.requires_grad]
-    # The same weights for every way of computing the results.
+    # The same output gradients for every mode.
     starts = [torch.linspace(-1, 1, end.numel()).reshape(end.shape).to(end.dtype) for end in ends]
     gradients = torch.autograd.grad(ends, trained, starts, allow_unused=True) if ends else ()
     detached = [argument.detach() for argument in arguments]
@@ -141,12 +141,12 @@ def _run(
 
 
 def sample_answers(program: RandomProgram, function: Callable[..., Any]) -> list[list[Any]]:
-    """Answers that are as good as eager's: with rounding noise, in float64, without subnormals."""
+    """Equally valid answers: with rounding noise, in float64, without subnormals."""
     samples = []
     for seed in range(tolerance.NOISY_RUNS):
         with tolerance.Noise(seed):
             samples.append(_run(program, function).tensors())
-    with suppress(Exception):  # dtypes that do not go together any more
+    with suppress(Exception):  # dtypes that no longer promote
         samples.append(_run(program, function, tolerance.widen).tensors())
     if torch.set_flush_denormal(True):
         try:
@@ -182,7 +182,7 @@ def _check_export(case: Case) -> Outcome:
     except Exception as error:
         return _unless_export_fails_too(program, function, shapes, error)
     for other in _programs(replace(case, program=program)):
-        # Sizes that the program was not traced for are refused by name.
+        # Sizes outside of the traced range raise ArgumentError.
         exempt = () if other is program else (errors.ArgumentError,)
         outcome = _compare(other, function, artifact, raises=case.raises, exempt=exempt)
         if outcome != AGREES:

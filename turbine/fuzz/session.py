@@ -1,4 +1,4 @@
-"""Fuzz for a while: a seed in, failing cases made small out."""
+"""Fuzz for some time, and yield shrunk failing cases."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def fuzz(
     shrink_seconds: float = 60.0,
     tally: Tally | None = None,
 ) -> Iterator[Finding]:
-    """Run random programs in child processes and yield those that fail, made small.
+    """Run random programs in child processes and yield the failing ones, shrunk.
 
     Args:
         seed: of the sequence of programs; the same seed gives the same programs.

@@ -1,4 +1,4 @@
-"""Make a failing case small: a case in, the smallest that still fails out."""
+"""Shrink a failing case to the smallest that still fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def shrink(
 
 
 class _Search:
-    """The best case so far; candidates come from it anew each time it gets better."""
+    """The best case so far; candidates are derived from it."""
 
     def __init__(self, case: Case, problem: str, end: float) -> None:
         self.best = case

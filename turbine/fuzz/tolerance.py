@@ -1,4 +1,4 @@
-"""Compare answers with as much difference as rounding explains, and no more.
+"""Compare answers up to the difference that rounding explains.
 
 Where plain tolerances do not hold, the program runs again in eager PyTorch with noise of a few
 units in the last place after each op. An element may differ as much as these runs do.

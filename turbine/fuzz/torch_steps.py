@@ -81,7 +81,7 @@ def convert(s: Scope) -> str:
     )
     name, dtype = s.pick(), s.one_of(dtypes)
     if s.values[name].is_floating_point() and not dtype.startswith(("float", "bfloat", "bool")):
-        # Floats out of the range of an integer convert as each CPU likes.
+        # Conversion of a float out of the range of an integer depends on the CPU.
         low = 0 if dtype == "uint8" else -100
         return f"$ = torch.nan_to_num({name}).clamp({low}, 100).to(torch.{dtype})"
     return f"$ = {name}.to(torch.{dtype})"
@@ -476,7 +476,7 @@ def combine(s: Scope) -> str:
 
 
 def pair(s: Scope) -> str:
-    """Every element of a reduction with every other, or with what is at another place."""
+    """Combine each element of a reduction with another one."""
     x = s.pick_rank(1)
     axis = s.axis(x)
     reduced = s.one_of(("sum({})", "amax({})", "cumsum({})", "float().mean({})", "argmin({})"))

@@ -1,4 +1,4 @@
-"""Attention without the matrix of scores: blocks of keys, a running maximum and a running sum."""
+"""Flash attention: blocks of keys with a running maximum and a running sum."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from turbine.target import Target
 
 aten = torch.ops.aten
 
-B, H, S, T, D = tkl.symbols("B H S T D")  # batch, heads, queries, keys, and what a head has of each
-E = tkl.sym.E  # of a value
-MB, MH = tkl.symbols("MB MH")  # of a mask: 1, or those of the scores
+B, H, S, T, D = tkl.symbols("B H S T D")  # batch, heads, queries, keys, head size
+E = tkl.sym.E  # head size of values
+MB, MH = tkl.symbols("MB MH")  # batch and heads of a mask: 1, or those of the scores
 BM, BN = tkl.symbols("BM BN")
 f32 = tkl.f32
 
@@ -33,7 +33,7 @@ def _attend(
     queries = tkl.load(q, (batch, head, row, 0), (None, None, BM, D))
     start = tkl.full((BM,), -math.inf, f32), tkl.zeros((BM,), f32), tkl.zeros((BM, E), f32)
 
-    last = tkl.minimum(row + BM, T) if is_causal else T  # no query sees a key behind it
+    last = tkl.minimum(row + BM, T) if is_causal else T  # keys after the query are masked
 
     @tkl.for_loop(0, last // BN, init_args=[*start])
     def blocks(j: Any, largest: Any, total: Any, sums: Any) -> Any:
@@ -51,7 +51,7 @@ def _attend(
             query, key = row + tkl.arange(BM), j * BN + tkl.arange(BN)
             scores = tkl.where(query[:, None] >= key[None, :], scores, -math.inf)
         new = tkl.maximum(largest, tkl.max(scores, axis=1))
-        origin = tkl.where(new == -math.inf, 0.0, new)  # of rows that see no key yet
+        origin = tkl.where(new == -math.inf, 0.0, new)  # for rows whose keys are all masked so far
         weights, shrink = tkl.exp2(scores - origin[:, None]), tkl.exp2(largest - origin)
         total = total * shrink + tkl.sum(weights, axis=1)
         return new, total, tkl.dot(weights, values, sums * shrink[:, None])
@@ -67,13 +67,13 @@ Y = tkl.OutputBuffer[B, H, S, E, f32]
 
 @tk.gen.kernel(S // BM, H, B)
 def attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
-    """softmax(scale * q @ k) @ v; keys come transposed, as a matmul takes them."""
+    """softmax(scale * q @ k) @ v; k is transposed."""
     _attend(q, k, v, None, y, scale, if_hidden)
 
 
 @tk.gen.kernel(S // BM, H, B)
 def causal_attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
-    """The same where a query sees the keys up to its own place."""
+    """Attention with a causal mask."""
     _attend(q, k, v, None, y, scale, if_hidden, is_causal=True)
 
 
@@ -87,7 +87,7 @@ def biased_attention(
     scale: f32,
     if_hidden: f32,
 ) -> None:
-    """The same with a bias that is added to the scores."""
+    """Attention with a bias that is added to the scores."""
     _attend(q, k, v, bias, y, scale, if_hidden)
 
 
@@ -101,30 +101,30 @@ def masked_attention(
     scale: f32,
     if_hidden: f32,
 ) -> None:
-    """The same with keys that rows do not see."""
+    """Attention with a boolean mask, True for hidden keys."""
     _attend(q, k, v, hidden, y, scale, if_hidden)
 
 
-# With fewer queries a program reads keys and values for little.
+# With fewer queries, loading keys and values does not pay.
 _LEAST_QUERIES = 4
 _MOST_FEATURES = 256
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Two matmuls around a softmax."""
+    """A match: two matmuls around a softmax."""
 
-    node: fx.Node  # the second one, in as many axes as the scores
+    node: fx.Node  # the second matmul, with the rank of the scores
     query: fx.Node
     key: fx.Node  # transposed
     value: fx.Node
     mask: fx.Node | None  # added, or True for keys that are hidden
     scale: float
-    if_hidden: float  # what a row that sees no key is divided by: 0 gives nan, 1 gives 0
+    if_hidden: float  # divisor of rows without keys: 0 gives nan, 1 gives 0
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the kernel takes such operands, and there is enough to do."""
+        """Whether the kernel supports the operands, and they are large enough."""
         q, v = self.query.meta["val"], self.value.meta["val"]
         if any(value.dtype != torch.float32 for value in (q, v)):
             return False
@@ -138,15 +138,15 @@ class Attention:
         return True
 
     def replace(self, target: Target) -> fx.Node:
-        """Call the kernel; gives the result."""
+        """Call the kernel; return the result."""
         graph, rank = self.node.graph, self.node.meta["val"].ndim
-        q, k, v = (_in_four_axes(self.node, one) for one in (self.query, self.key, self.value))
+        q, k, v = (_to_rank_4(self.node, one) for one in (self.query, self.key, self.value))
         numbers = self.scale, self.if_hidden
         if self.mask is None or _is_causal(self.mask):
             kernel = attention if self.mask is None else causal_attention
             result = emit(graph, kernel.op.op, q, k, v, *numbers, beside=self.node)
         else:
-            mask = _whole_rows(self.node, _in_four_axes(self.node, self.mask), q, k)
+            mask = _expand_mask(self.node, _to_rank_4(self.node, self.mask), q, k)
             kernel = biased_attention if _is_bias(self.mask) else masked_attention
             result = emit(graph, kernel.op.op, q, k, v, mask, *numbers, beside=self.node)
         for _ in range(4 - rank):
@@ -155,7 +155,7 @@ class Attention:
 
 
 def find(program: Program) -> Iterator[Attention]:
-    """The attentions of a program, whether written by PyTorch or by hand."""
+    """Find attention, of PyTorch or written by hand."""
     for node in program.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
         found = _match(node)
         if found is not None and found.is_worth_it:
@@ -164,7 +164,7 @@ def find(program: Program) -> Iterator[Attention]:
 
 @dataclass(frozen=True)
 class _Scores:
-    """What a softmax is of: a matmul, scaled and masked."""
+    """The operand of a softmax: a matmul, scaled and masked."""
 
     matmul: fx.Node
     scale: float = 1.0
@@ -177,18 +177,20 @@ def _match(softmax: fx.Node) -> Attention | None:
     rank = scores.meta["val"].ndim
     if is_widened or rank not in (3, 4) or axis not in (-1, rank - 1):
         return None
-    found = _scores(scores)
-    weights = _rows_that_see(softmax, scores)
+    found = _match_scores(scores)
+    weights = _match_zeroed_rows(softmax, scores)
     if found is None or (found.mask is not None and found.mask.meta["val"].ndim > rank):
         return None
-    left = _forward(weights or softmax)
+    left = _last_view(weights or softmax)
     product = _only_user(left)
     if product is None or product.target is not aten.bmm.default or product.args[0] is not left:
         return None
     leading = scores.meta["val"].shape[:-2]
     factors = *found.matmul.args, product.args[1]
-    operands = [one for factor in factors if (one := _backward(factor, leading)) is not None]
-    result = _forward(product)
+    operands = [
+        one for factor in factors if (one := _base_with_leading(factor, leading)) is not None
+    ]
+    result = _last_view(product)
     if len(operands) < len(factors) or not _has_leading(result, leading):
         return None
     query, key, value = operands
@@ -196,65 +198,65 @@ def _match(softmax: fx.Node) -> Attention | None:
     return Attention(result, query, key, value, found.mask, found.scale, if_hidden)
 
 
-def _scores(node: fx.Node) -> _Scores | None:
-    """The matmul that a node is of, if it is scaled first and masked last."""
+def _match_scores(node: fx.Node) -> _Scores | None:
+    """Match a matmul that is scaled first and masked last."""
     if node.target is aten.add.Tensor and not node.kwargs:
         for matmul, bias in (node.args, node.args[::-1]):
             if isinstance(matmul, fx.Node) and isinstance(bias, fx.Node) and _is_bias(bias):
-                found = _unmasked(matmul)
-                if found is not None and _same(matmul, node):
+                found = _match_scaled(matmul)
+                if found is not None and _has_same_shape(matmul, node):
                     return replace(found, mask=bias)
         return None
     if node.target is aten.where.self:
         hidden, filler, rest = node.args
         assert isinstance(hidden, fx.Node)
         assert isinstance(rest, fx.Node)
-        found = _unmasked(rest)
-        if found is None or not _is_number(filler, -math.inf) or not _same(rest, node):
+        found = _match_scaled(rest)
+        if found is None or not _is_number(filler, -math.inf) or not _has_same_shape(rest, node):
             return None
         return replace(found, mask=hidden)
-    return _unmasked(node)
+    return _match_scaled(node)
 
 
-def _unmasked(node: Any) -> _Scores | None:
+def _match_scaled(node: Any) -> _Scores | None:
     scale = 1.0
     if node.target in (aten.mul.Tensor, aten.div.Tensor) and isinstance(node.args[1], float | int):
         factor = float(node.args[1])
         scale = factor if node.target is aten.mul.Tensor else 1.0 / factor if factor else math.nan
         node = node.args[0]
-    matmul = _source(node)
+    matmul = _view_base(node)
     if matmul.target is not aten.bmm.default or math.isnan(scale):
         return None
     return _Scores(matmul, scale)
 
 
-def _rows_that_see(softmax: fx.Node, scores: fx.Node) -> fx.Node | None:
-    """The weights where rows that see no key have none, as capture/rules/attention.py writes it."""
+def _match_zeroed_rows(softmax: fx.Node, scores: fx.Node) -> fx.Node | None:
+    """The `where` that zeroes rows without keys, as capture/rules/attention.py emits it."""
     user = _only_user(softmax)
     if user is None or user.target is not aten.where.self or user.args[2] is not softmax:
         return None
-    is_blind, zero, _ = user.args
-    assert isinstance(is_blind, fx.Node)
-    if not _is_number(zero, 0.0) or is_blind.target is not aten.all.dim:
+    is_all_masked, zero, _ = user.args
+    assert isinstance(is_all_masked, fx.Node)
+    if not _is_number(zero, 0.0) or is_all_masked.target is not aten.all.dim:
         return None
-    is_hidden = is_blind.args[0]
+    is_hidden = is_all_masked.args[0]
     assert isinstance(is_hidden, fx.Node)
     if is_hidden.target is not aten.eq.Scalar or is_hidden.args != (scores, -math.inf):
         return None
-    return user if is_blind.args[1:] == (-1, True) else None
+    return user if is_all_masked.args[1:] == (-1, True) else None
 
 
-# Views of the leading axes: matmuls have them as one, scores as two.
+# Views of the leading axes: matmuls have one, scores have two.
 
 
-def _source(node: fx.Node) -> fx.Node:
-    """What a node is a view of."""
+def _view_base(node: fx.Node) -> fx.Node:
+    """The base of a view."""
     while _is_leading_view(node):
         node = node.args[0]  # type: ignore[assignment]
     return node
 
 
-def _forward(node: fx.Node) -> fx.Node:
+def _last_view(node: fx.Node) -> fx.Node:
     """The last view of a node, if each has one user."""
     user = _only_user(node)
     while user is not None and _is_leading_view(user):
@@ -262,8 +264,8 @@ def _forward(node: fx.Node) -> fx.Node:
     return node
 
 
-def _backward(node: Any, leading: Any) -> fx.Node | None:
-    """The first view of what a node is a view of that has these axes."""
+def _base_with_leading(node: Any, leading: Any) -> fx.Node | None:
+    """The nearest base of a view that has these leading axes."""
     while not _has_leading(node, leading):
         if not _is_leading_view(node):
             return None
@@ -286,8 +288,8 @@ def _has_leading(node: fx.Node, leading: Any) -> bool:
     return _equal(node.meta["val"].shape[:-2], leading)
 
 
-def _same(one: fx.Node, other: fx.Node) -> bool:
-    """Whether two have one shape: a mask may have more axes than what it masks."""
+def _has_same_shape(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes have one shape: a mask may have more axes than the scores."""
     return _equal(one.meta["val"].shape, other.meta["val"].shape)
 
 
@@ -296,7 +298,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
-    """The user of a node that has one."""
+    """The user of a node, if it is the only one."""
     users = [*node.users]
     return users[0] if len(users) == 1 else None
 
@@ -306,7 +308,7 @@ def _is_bias(node: fx.Node) -> bool:
 
 
 def _is_causal(mask: fx.Node) -> bool:
-    """Whether a mask hides the keys behind a query, as `torch.ones(S, T).tril()` is decomposed."""
+    """Whether a mask is causal, as `torch.ones(S, T).tril()` is decomposed."""
     if mask.target is not aten.bitwise_not.default:
         return False
     (both,) = mask.args
@@ -323,11 +325,11 @@ def _is_causal(mask: fx.Node) -> bool:
     if difference.target is not aten.sub.Tensor or difference.meta["val"].ndim != 2:
         return False
     column, row = difference.args
-    return _counts_along(column, -2) and _counts_along(row, -1)
+    return _is_arange(column, -2) and _is_arange(row, -1)
 
 
-def _counts_along(node: Any, added_axis: int) -> bool:
-    """Whether a node is 0, 1, 2 and so on, with an axis added."""
+def _is_arange(node: Any, added_axis: int) -> bool:
+    """Whether a node is an arange from 0 with an axis added."""
     if node.target is not aten.unsqueeze.default or node.args[1] != added_axis:
         return False
     count = node.args[0]
@@ -336,19 +338,19 @@ def _counts_along(node: Any, added_axis: int) -> bool:
 
 
 def _is_number(node: Any, number: float) -> bool:
-    """Whether a node is a tensor of one number."""
+    """Whether a node is a scalar tensor of this number."""
     is_scalar = isinstance(node, fx.Node) and node.target is aten.scalar_tensor.default
     return is_scalar and node.args[0] == number
 
 
-def _in_four_axes(place: fx.Node, node: fx.Node) -> fx.Node:
+def _to_rank_4(place: fx.Node, node: fx.Node) -> fx.Node:
     for _ in range(4 - node.meta["val"].ndim):
         node = emit(place.graph, aten.unsqueeze.default, node, 0, beside=place)
     return node
 
 
-def _whole_rows(place: fx.Node, mask: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
-    """A mask for every query and every key."""
+def _expand_mask(place: fx.Node, mask: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
+    """Expand a mask to every query and every key."""
     graph = place.graph
     whole = query.meta["val"].shape[2], key.meta["val"].shape[3]
     if _equal(mask.meta["val"].shape[2:], whole):

@@ -1,8 +1,7 @@
 """Matmuls with a weight that is packed once, when an artifact is loaded.
 
-A weight of K rows lies in panels of W columns, each row of a panel after the one before: a program
-reads one panel from its beginning to its end, and rows of x where they are. Sums stay in registers
-for the whole of K.
+A weight of K rows is stored as panels of W columns, each panel row by row: a program reads one
+panel in order, and rows of x in place. Sums stay in registers for all of K.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from turbine.target import Target
 aten = torch.ops.aten
 
 M, K, N = tkl.sym.M, tkl.sym.K, tkl.sym.N
-P, W = tkl.sym.P, tkl.sym.W  # panels, and the columns of each
+P, W = tkl.sym.P, tkl.sym.W  # number of panels, and columns of a panel
 BM = tkl.sym.BM
 f32 = tkl.f32
 
 
-# Blocks of 64 rows: enough of them for many cores, few enough to read the weight seldom.
+# Blocks of 64 rows: enough programs for many cores, and few reads of the weight.
 @tk.gen.kernel(P, M // BM, blocks={BM: 64})
 def linear(
     x: tkl.InputBuffer[M, K, f32],
@@ -43,21 +42,21 @@ def linear(
     tkl.store(y, (row, panel * W), product)
 
 
-# Where the kernel is faster than IREE's own code, by the bytes of a vector register.
+# Vector register sizes in bytes for which the kernel is faster than IREE's code.
 FASTER_ON = {64}
-# A panel's columns, in vectors: with eight rows they fill the registers.
+# Columns of a panel in vectors: with eight rows they fill the registers.
 _PANEL_VECTORS = 3
 _FLOAT_BYTES = 4
-# What x and the weight may be. Narrow ones are widened, weights when an artifact is loaded: sums
+# Dtypes of x and the weight. Narrow ones are widened, weights when an artifact is loaded: sums
 # are in f32, as in PyTorch.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# A matmul with fewer columns, or of shorter rows, is not worth a kernel.
+# Smaller matmuls do not pay for a kernel.
 _LEAST_COLUMNS, _LEAST_DEPTH = 32, 32
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A node that is x @ weight + bias, with a weight that is the same in every call."""
+    """A match: x @ weight + bias with a constant weight."""
 
     node: fx.Node
 
@@ -71,14 +70,14 @@ class Linear:
 
     @property
     def bias(self) -> fx.Node | None:
-        """What is added, if anything is."""
+        """The bias, if there is one."""
         first = self.node.args[0]
         assert isinstance(first, fx.Node)
         return first if len(self.node.args) > len(self.operands) else None
 
     @property
     def is_worth_it(self) -> bool:
-        """Whether the kernel takes such operands, and there is enough to do."""
+        """Whether the kernel supports the operands, and they are large enough."""
         x, weight = (operand.meta["val"] for operand in self.operands)
         if x.dtype not in _DTYPES:
             return False
@@ -88,11 +87,11 @@ class Linear:
         return bool(columns >= _LEAST_COLUMNS and depth >= _LEAST_DEPTH)
 
     def is_faster_on(self, target: Target) -> bool:
-        """Whether the kernel is faster there."""
+        """Whether the kernel is faster on a target."""
         return target.vector_bytes in FASTER_ON
 
     def replace(self, target: Target) -> fx.Node:
-        """Call the kernel instead, on a packed weight; gives the result."""
+        """Call the kernel with a packed weight; return the result."""
         node, graph, (x, weight) = self.node, self.node.graph, self.operands
         width = _PANEL_VECTORS * target.vector_bytes // _FLOAT_BYTES
         depth, columns = weight.meta["val"].shape
@@ -118,7 +117,7 @@ def _convert(node: fx.Node, dtype: torch.dtype, place: fx.Node) -> fx.Node:
 
 
 def find(program: Program) -> Iterator[Linear]:
-    """The matmuls of a program with weights."""
+    """Find matmuls with weights."""
     constant = _constant_nodes(program)
     for node in program.graph.graph.nodes:
         # addmm may scale its operands.
@@ -129,7 +128,7 @@ def find(program: Program) -> Iterator[Linear]:
 
 
 def _constant_nodes(program: Program) -> set[fx.Node]:
-    """What is computed from weights alone, once when an artifact is loaded."""
+    """Nodes that depend on weights only, computed once when an artifact is loaded."""
     fixed = {name for name, weight in program.weights.items() if not weight.mutable}
     constant: set[fx.Node] = set()
     for node in program.graph.graph.nodes:

@@ -1,4 +1,4 @@
-"""Put kernels of the library in place of ops: programs and a target in, programs out."""
+"""Replace ops of programs by kernels of the library."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from turbine.target import Target
 
 
 class Match(Protocol):
-    """What a kernel can take the place of."""
+    """Ops that a kernel can replace."""
 
     @property
     def node(self) -> fx.Node:
-        """The node whose value the kernel gives."""
+        """The node whose value the kernel computes."""
 
     def is_faster_on(self, target: Target) -> bool:
-        """Whether the kernel is faster than IREE's own code there."""
+        """Whether the kernel is faster than IREE's code on a target."""
 
     def replace(self, target: Target) -> fx.Node:
-        """Call the kernel before the node; gives its result."""
+        """Call the kernel before the node; return the result."""
 
 
-# In this order: what attention takes the place of has a softmax.
+# Attention first: it contains a softmax.
 FINDERS = (attention.find, linear.find, rows.find_layer_norms, rows.find_softmaxes)
 
 
 def place_kernels(
     programs: Mapping[str, Program], find_target: Callable[[], Target]
 ) -> dict[str, Program] | None:
-    """The programs with kernels in place of what they are faster than; None if there is nothing.
+    """Replace ops by kernels where these are faster; return None if nothing is replaced.
 
-    The target is only asked for where a program has something to replace.
+    `find_target` is called only if there is a match.
     """
     matches: list[Match] = [
         match for program in programs.values() for find in FINDERS for match in find(program)
@@ -55,7 +55,7 @@ def _with_kernels(program: Program, target: Target) -> Program:
     module = fx.GraphModule(program.graph, copy.deepcopy(graph))
     own = dict(zip(graph.nodes, module.graph.nodes, strict=True))
     for node, twin in own.items():
-        twin.name = node.name  # by which inputs and weights are known
+        twin.name = node.name  # the key of inputs and weights
     copied = replace(program, graph=module)
     replaced: dict[fx.Node, fx.Node] = {}
     for find in FINDERS:
@@ -68,12 +68,12 @@ def _with_kernels(program: Program, target: Target) -> Program:
         module.graph.eliminate_dead_code()
     module.recompile()
 
-    def moved(node: fx.Node) -> fx.Node:
+    def copy_of(node: fx.Node) -> fx.Node:
         twin: fx.Node = own[node]
         return replaced.get(twin, twin)
 
     return replace(
         copied,
-        results=tuple(moved(node) for node in program.results),
-        stores={name: moved(node) for name, node in program.stores.items()},
+        results=tuple(copy_of(node) for node in program.results),
+        stores={name: copy_of(node) for name, node in program.stores.items()},
     )

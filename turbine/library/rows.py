@@ -1,4 +1,4 @@
-"""Norms and softmax of rows: one loop over a row where IREE makes several dispatches."""
+"""Layer norm and softmax of rows: one kernel instead of several dispatches of IREE."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def layer_norm(
     y: tkl.OutputBuffer[A, B, N, f32],
     eps: f32,
 ) -> None:
-    """Rows with mean 0 and variance 1, times a weight, plus a bias."""
+    """Layer norm of each row."""
     place = tkl.program_id(1), tkl.program_id(0), 0
     row = tkl.load(x, place, (None, None, N))
     rough = row - tkl.sum(row) / N
-    centered = rough - tkl.sum(rough) / N  # what the first sum lost
+    centered = rough - tkl.sum(rough) / N  # corrects the rounding of the mean
     scale = tkl.rsqrt(tkl.sum(centered * centered) / N + eps)
     scaled = centered * scale * tkl.load(weight, (0,), (N,)) + tkl.load(bias, (0,), (N,))
     tkl.store(y, place, scaled[None, None])
@@ -49,39 +49,39 @@ def softmax(x: tkl.InputBuffer[A, B, N, f32], y: tkl.OutputBuffer[A, B, N, f32])
     tkl.store(y, place, (numerator / tkl.sum(numerator))[None, None])
 
 
-# Shorter rows are not worth a program each.
+# Shorter rows do not pay for a program.
 _LEAST_COLUMNS = 32
 
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """The last node of a layer norm, as capture/rules/normalization.py writes it."""
+    """A match: a layer norm, as capture/rules/normalization.py emits it."""
 
     node: fx.Node
-    centered: fx.Node  # x without its mean
+    centered: fx.Node  # x minus its mean
     weight: fx.Node | None
     bias: fx.Node | None
     eps: float
 
     @property
     def x(self) -> fx.Node:
-        """What is normalized."""
+        """The operand."""
         x = self.centered.args[0]
         assert isinstance(x, fx.Node)
         return x
 
     def is_faster_on(self, target: Target) -> bool:
-        """On every CPU: IREE makes six dispatches of it."""
+        """On every CPU: IREE needs six dispatches."""
         return True
 
     def replace(self, target: Target) -> fx.Node:
-        """Call the kernel; gives the result."""
+        """Call the kernel; return the result."""
         graph, node = self.node.graph, self.node
         columns = self.x.meta["val"].shape[-1]
         weight = self.weight or emit(graph, aten.full.default, [columns], 1.0, beside=node)
         bias = self.bias or emit(graph, aten.full.default, [columns], 0.0, beside=node)
-        rows = _in_three_axes(node, self.x)
-        return _as_before(node, emit(graph, layer_norm.op.op, rows, weight, bias, self.eps))
+        rows = _to_rank_3(node, self.x)
+        return _restore_shape(node, emit(graph, layer_norm.op.op, rows, weight, bias, self.eps))
 
 
 @dataclass(frozen=True)
@@ -95,15 +95,15 @@ class Softmax:
         return True
 
     def replace(self, target: Target) -> fx.Node:
-        """Call the kernel; gives the result."""
+        """Call the kernel; return the result."""
         x = self.node.args[0]
         assert isinstance(x, fx.Node)
-        rows = _in_three_axes(self.node, x)
-        return _as_before(self.node, emit(self.node.graph, softmax.op.op, rows))
+        rows = _to_rank_3(self.node, x)
+        return _restore_shape(self.node, emit(self.node.graph, softmax.op.op, rows))
 
 
 def find_softmaxes(program: Program) -> Iterator[Softmax]:
-    """The softmaxes of a program that are along contiguous rows."""
+    """Find softmax along contiguous rows."""
     for node in program.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
         x, axis, is_widened = node.args
         rank = x.meta["val"].ndim
@@ -112,15 +112,15 @@ def find_softmaxes(program: Program) -> Iterator[Softmax]:
 
 
 def find_layer_norms(program: Program) -> Iterator[LayerNorm]:
-    """The layer norms of a program, along the last axis."""
+    """Find layer norms along the last axis."""
     for node in program.graph.graph.find_nodes(op="call_function", target=aten.rsqrt.default):
-        found = _layer_norm(node)
+        found = _match_layer_norm(node)
         if found is not None and _has_rows(found.x):
             yield found
 
 
-def _layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
-    """What the reciprocal of a deviation belongs to."""
+def _match_layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
+    """Match the layer norm around an rsqrt."""
     if not _is_of_layer_norm(rsqrt):
         return None
     scaled = _only_user(rsqrt, aten.mul.Tensor)
@@ -134,7 +134,7 @@ def _layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
     last, bias = _next(last, _ADD)
     assert isinstance(eps, float)
     columns = centered.meta["val"].shape[-1]
-    # Of one that is along several axes, the mean has as many fewer.
+    # A layer norm along several axes has a mean of lower rank.
     mean = rsqrt.meta["val"].shape
     fits = [mean == (*centered.meta["val"].shape[:-1], 1)]
     fits += [p.meta["val"].shape == (columns,) for p in (weight, bias) if p is not None]
@@ -145,7 +145,7 @@ _ADD = aten.add.Tensor
 
 
 def _next(node: fx.Node, target: Any) -> tuple[fx.Node, fx.Node | None]:
-    """The next step of the same layer norm and its operand, or the node if there is none."""
+    """The next op of the layer norm and its operand, or the node if there is none."""
     user = _only_user(node, target)
     if user is None or user.args[0] is not node or not isinstance(user.args[1], fx.Node):
         return node, None
@@ -160,12 +160,12 @@ def _only_user(node: fx.Node, target: Any) -> fx.Node | None:
 
 
 def _is_of_layer_norm(node: fx.Node) -> bool:
-    """Whether a rule wrote it for a layer norm; copies of graphs have the op's name alone."""
+    """Whether a rule emitted the node for a layer norm; copied graphs only have the op's name."""
     return str(node.meta.get("original_aten")) == str(aten.native_layer_norm.default)
 
 
 def _has_rows(x: fx.Node) -> bool:
-    """Whether there are rows that a kernel takes: of f32, in up to three axes or of fixed sizes."""
+    """Whether a kernel supports the rows: f32, with at most three axes or static sizes."""
     value = x.meta["val"]
     if value.dtype != torch.float32 or value.ndim == 0:
         return False
@@ -175,7 +175,7 @@ def _has_rows(x: fx.Node) -> bool:
     return len(leading) <= 2 or all(isinstance(size, int) for size in leading)
 
 
-def _in_three_axes(place: fx.Node, x: fx.Node) -> fx.Node:
+def _to_rank_3(place: fx.Node, x: fx.Node) -> fx.Node:
     graph, rank = place.graph, x.meta["val"].ndim
     for _ in range(3 - rank):
         x = emit(graph, aten.unsqueeze.default, x, 0, beside=place)
@@ -186,7 +186,7 @@ def _in_three_axes(place: fx.Node, x: fx.Node) -> fx.Node:
     return x
 
 
-def _as_before(place: fx.Node, y: fx.Node) -> fx.Node:
+def _restore_shape(place: fx.Node, y: fx.Node) -> fx.Node:
     graph, shape = place.graph, place.meta["val"].shape
     for _ in range(3 - len(shape)):
         y = emit(graph, aten.squeeze.dim, y, 0, beside=place)

@@ -34,7 +34,7 @@ Convert = Callable[[Value, Type, Location], Value]
 
 @dataclass(frozen=True)
 class Carrier:
-    """How a dtype is held: `parts` elements of another dtype for each element of it."""
+    """The dtype that stores a dtype: `parts` elements of it for each element."""
 
     dtype: Dtype
     parts: int = 1
@@ -42,7 +42,7 @@ class Carrier:
     back: Convert | None = None
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the carrying tensor."""
+        """The shape of the tensor of the carrier dtype."""
         return shape if self.parts == 1 else (*shape, self.parts)
 
 
@@ -80,7 +80,7 @@ def tensor_type(shape: Sequence[int | None], dtype: Dtype) -> Type:
 
 
 def carrier_type(shape: tuple[int, ...], dtype: Dtype) -> Type:
-    """The type in which a tensor is held."""
+    """The type in which a tensor is stored."""
     held = carrier(dtype)
     return tensor_type(held.shape(shape), held.dtype)
 
@@ -100,13 +100,13 @@ def constant(value: Attribute, location: Location) -> Value:
 
 
 def from_carrier(value: Value, shape: tuple[int, ...], dtype: Dtype, location: Location) -> Value:
-    """The carried value in its own type."""
+    """Convert a value from its carrier type."""
     into = carrier(dtype).into
     return value if into is None else into(value, tensor_type(shape, dtype), location)
 
 
 def to_carrier(value: Value, shape: tuple[int, ...], dtype: Dtype, location: Location) -> Value:
-    """A value in its carrier type."""
+    """Convert a value to its carrier type."""
     back = carrier(dtype).back
     return value if back is None else back(value, carrier_type(shape, dtype), location)
 
@@ -124,7 +124,7 @@ def elements(value: Attribute, dtype: Dtype) -> NDArray[Any]:
 
 
 def _resource_bytes(value: Attribute) -> NDArray[numpy.uint8]:
-    """The bytes of a resource, which IREE has only as text, after four bytes of alignment."""
+    """The bytes of a resource, which IREE exposes as text, after four bytes of alignment."""
     with value.context, Location.unknown():
         holder = Module.create()
         holder.operation.attributes["turbine.value"] = value

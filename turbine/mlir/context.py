@@ -30,7 +30,7 @@ def parse(source: str | bytes, context: Context | None = None) -> Module:
 
 
 def read(path: Path, context: Context | None = None) -> Module:
-    """Parse a file of text or bytecode, whatever it is called."""
+    """Parse a file of text or bytecode, whatever its suffix."""
     try:
         if not path.read_bytes().strip():
             raise errors.CompileError(
@@ -39,14 +39,14 @@ def read(path: Path, context: Context | None = None) -> Module:
         return Module.parseFile(str(path), context or new_context())
     except OSError as error:
         raise errors.CompileError(
-            f"cannot read {path}: {error.strerror}", hint="give a file of MLIR text or bytecode"
+            f"cannot read {path}: {error.strerror}", hint="pass a file of MLIR text or bytecode"
         ) from error
     except MLIRError as error:
         raise _error("the IR does not parse", error) from error
 
 
 def verify(module: Module) -> None:
-    """Raise unless every op of the module is well formed."""
+    """Raise if the module does not verify."""
     try:
         module.operation.verify()
     except MLIRError as error:
@@ -54,7 +54,7 @@ def verify(module: Module) -> None:
 
 
 def _error(fact: str, error: MLIRError) -> errors.CompileError:
-    """The first thing MLIR complains of, with its line and column."""
+    """The first diagnostic of MLIR, with its line and column."""
     first = error.error_diagnostics[0]
     place = _PLACE.search(str(first.location))
     where = None if place is None else f"{place['file']}:{place['line']}:{place['column']}"

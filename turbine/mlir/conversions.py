@@ -21,7 +21,7 @@ _INT32, _INT64, _FLOAT32, _FLOAT64 = (
 
 
 def cast(value: Value, source: Scalar, to: Scalar, location: Location) -> Value:
-    """A number as another kind; a float becomes an int by leaving out its fraction.
+    """Convert a number to another kind; floats are truncated to ints.
 
     An int that is too large loses its upper bits.
     """
@@ -41,7 +41,7 @@ def cast(value: Value, source: Scalar, to: Scalar, location: Location) -> Value:
 
 
 def _from_int64(value: Value, location: Location) -> Value:
-    """An int64 as a float64 by halves, rounded once, in their sum."""
+    """Convert an int64 to float64 in two halves; only their sum is rounded."""
     ints = _Ints(location)
     halves = ints("shr", value, 32), ints("and", value, 2**32 - 1)
     upper, lower = (arith.SIToFPOp(Type.parse("f64"), half, loc=location).result for half in halves)
@@ -51,7 +51,7 @@ def _from_int64(value: Value, location: Location) -> Value:
 
 
 def _to_int64(value: Value, location: Location) -> Value:
-    """A float64 as an int64: its significand, moved by its exponent."""
+    """Convert a float64 to int64: shift its significand by its exponent."""
     ints = _Ints(location)
     bits = _bits(value, _INT64, location)
     significand = ints("or", ints("and", bits, 2**52 - 1), 2**52)
@@ -63,7 +63,7 @@ def _to_int64(value: Value, location: Location) -> Value:
 
 
 def _to_float32(value: Value, location: Location) -> Value:
-    """A float64 rounded to the nearest float32, ties to even."""
+    """Round a float64 to the nearest float32, ties to even."""
     ints = _Ints(location)
     bits = _bits(value, _INT64, location)
     size = ints("and", bits, 2**63 - 1)
@@ -78,13 +78,13 @@ def _to_float32(value: Value, location: Location) -> Value:
     return _bits(whole, _FLOAT32, location)
 
 
-# Bits of float32 numbers, and those of the least float64 that is a normal float32.
+# Bits of float32 numbers, and of the smallest float64 that is a normal float32.
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 _LEAST_NORMAL = (1023 - 126) << 52
 
 
 def _subnormal(size: Value, location: Location) -> Value:
-    """How many of the least float32 a small float64 is; adding a large one rounds to them."""
+    """A small float64 in units of the smallest float32; adding a large number rounds."""
     large = constant(2.0 ** (52 - 149), _FLOAT64, location)
     number = _bits(size, _FLOAT64, location)
     total = _bits(compute("add", number, large, _FLOAT64, location), _INT64, location)
@@ -96,7 +96,7 @@ def _bits(value: Value, to: Scalar, location: Location) -> Value:
 
 
 class _Ints:
-    """Arithmetic of int64 numbers and Python's at a location."""
+    """Arithmetic on int64 values and Python ints at a location."""
 
     def __init__(self, location: Location) -> None:
         self.location = location
@@ -129,7 +129,7 @@ _OPS: dict[tuple[str, str], Any] = {
     ("int64", "float32"): arith.SIToFPOp,
     ("float32", "float64"): arith.ExtFOp,
 }
-# What goes by way of another kind.
+# Conversions through another kind.
 _DETOURS = {
     ("int32", "float64"): _INT64,
     ("index", "float32"): _INT64,

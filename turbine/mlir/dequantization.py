@@ -31,13 +31,13 @@ def dequantize(
 
 
 def transpose(value: Value, shape: tuple[int, int], dtype: Dtype, location: Location) -> Value:
-    """A torch matrix with its axes exchanged, which has some shape."""
+    """Transpose a torch matrix of this shape."""
     with location:
         return _op("permute", [value, _list((1, 0))], shape, dtype)
 
 
 def _integers(of: Grouping, dtype: Dtype, packed: Value, shape: tuple[int, ...]) -> Value:
-    """The integers as floats, in their order."""
+    """Unpack the integers to floats."""
     if of.bits == 8:
         return _torch(_floats(packed, shape, dtype), shape, dtype)
     # Each byte holds one integer of the group's first half and one of its second half.

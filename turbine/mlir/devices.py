@@ -1,4 +1,4 @@
-"""Say on which device values are: ordinals in, attributes of IR out; and count the devices."""
+"""Assign values to devices with attributes of the IR, and count the devices."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from turbine.mlir import rewrites
 from turbine.mlir.flow import unknown_sizes
 from turbine.mlir.matchers import walk
 
-# Where IR names devices, on functions, globals and ops that move tensors.
+# Attributes that name devices, on functions, globals and transfers.
 _PLACES = ("arg_attrs", "res_attrs", "stream.affinity", "target", "iree.abi.affinity")
 _NAME = re.compile(r"#hal\.device\.promise<@__device_(\d+)")
 
 
 def affinity(device: int | str, queues: Sequence[int] | None = None) -> Attribute:
-    """A device by its number or name, to be declared by the flags of the compiler."""
+    """The attribute of a device, which compiler flags declare."""
     chosen = "" if queues is None else f", {list(queues)}"
     return Attribute.parse(f"#hal.device.promise<@__device_{device}{chosen}>")
 
 
 def place_arguments(block: Block, places: Mapping[int, Attribute]) -> None:
-    """Say on which devices a function takes some of its arguments, by their places."""
+    """Assign arguments of a function to devices, by position."""
     if not places:
         return
     each = [
@@ -44,13 +44,13 @@ def place_arguments(block: Block, places: Mapping[int, Attribute]) -> None:
 
 
 def transfer(value: Value, to: Attribute, location: Location) -> Value:
-    """A tensor on a device, moved there if it is on another."""
+    """Transfer a tensor to a device."""
     sizes = unknown_sizes(value, location)
     return flow.TensorTransferOp(value, sizes, to, results=[value.type], loc=location).result
 
 
 def barrier(value: Value, to: Attribute, location: Location) -> Value:
-    """A tensor on a device, after all work before it."""
+    """A tensor on a device, after a barrier."""
     sizes = unknown_sizes(value, location)
     return flow.TensorBarrierOp(value, sizes, to, results=[value.type], loc=location).result
 
@@ -58,15 +58,15 @@ def barrier(value: Value, to: Attribute, location: Location) -> Value:
 def with_known_devices(module: Module, devices: int) -> Module:
     """The module, or a copy without transfers to devices that are missing."""
 
-    def leads_nowhere(op: Operation) -> bool:
+    def is_to_missing_device(op: Operation) -> bool:
         if op.name not in _PLACING:
             return False
         return devices == 1 or _NAME.search(str(op.attributes["target"])) is None
 
-    if not any(leads_nowhere(op) for op in walk(module.operation)):
+    if not any(is_to_missing_device(op) for op in walk(module.operation)):
         return module
     copy = rewrites.clone(module)
-    rewrites.rewrite(copy, [lambda op: [op.operands[0]] if leads_nowhere(op) else None])
+    rewrites.rewrite(copy, [lambda op: [op.operands[0]] if is_to_missing_device(op) else None])
     return copy
 
 
@@ -74,7 +74,7 @@ _PLACING = {flow.TensorTransferOp.OPERATION_NAME, flow.TensorBarrierOp.OPERATION
 
 
 def count(module: Module) -> int:
-    """How many devices the IR speaks of, at least one."""
+    """The number of devices that the IR names, at least one."""
     texts = [
         str(op.attributes[place])
         for op in walk(module.operation)

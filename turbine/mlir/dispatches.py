@@ -1,4 +1,4 @@
-"""Describe the dispatches of a program: IR after IREE's flow phase in, descriptions out."""
+"""Describe the dispatches of a program, from the IR after IREE's flow phase."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MEGA = 1e6
 
 @dataclass
 class Dispatch:
-    """A dispatch by its name, and the work of one call of it, about; None where it is not known."""
+    """A dispatch and the estimated work of a call; None where it is unknown."""
 
     name: str
-    lines: list[str] = field(default_factory=list)  # of the user's code that it computes
+    lines: list[str] = field(default_factory=list)  # of user code
     mflop: float | None = 0.0
     megabytes: float | None = 0.0  # read and written
 
 
 def describe(source: bytes) -> list[Dispatch]:
-    """The dispatches of a program, in the order in which it calls them."""
+    """The dispatches of a program, in call order."""
     module = context.parse(source)
     work = dict(_work_of_functions(module.operation))
     found: dict[str, Dispatch] = {}
@@ -47,7 +47,7 @@ def describe(source: bytes) -> list[Dispatch]:
 
 
 def _line(location: str) -> str | None:
-    """The innermost line of the user's own code; None for IR that was parsed from text."""
+    """The innermost line of user code; None for IR that was parsed from text."""
     places = [f"{file}:{line}" for file, line in _PLACE.findall(location) if file != "-"]
     return errors.user_place(places)
 
@@ -68,7 +68,7 @@ def _bytes(value: Value) -> float | None:
 
 
 def _work_of_functions(module: Operation) -> Iterator[tuple[str, float | None]]:
-    """The work of each function that is dispatched."""
+    """The work of each dispatched function."""
     for op in walk(module):
         if op.name == "func.func":
             counts = [_operations(inner) for inner in walk(op) if inner.name.startswith("linalg.")]
@@ -78,7 +78,7 @@ def _work_of_functions(module: Operation) -> Iterator[tuple[str, float | None]]:
 
 
 def _operations(op: Operation) -> float | None:
-    """How many operations on numbers an op does."""
+    """The number of arithmetic operations of an op."""
     shapes = [v.type for v in op.operands if isinstance(v.type, RankedTensorType)]
     if not all(shape.has_static_shape for shape in shapes):
         return None
@@ -95,7 +95,7 @@ def _operations(op: Operation) -> float | None:
 
 
 def _iterations(op: Operation, shapes: list[Any]) -> float:
-    """How often a loop nest runs its body."""
+    """The number of iterations of a loop nest."""
     sizes: dict[int, int] = {}
     for attribute, shape in zip(op.attributes["indexing_maps"], shapes, strict=False):
         for expression, size in zip(attribute.value.results, shape.shape, strict=True):

@@ -1,4 +1,4 @@
-"""Formulas of vector_math in place of torch ops: what IREE has for these is slower."""
+"""Replace torch ops by formulas of vector_math, which are faster than IREE's code."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ _ELEMENT = "f32"
 
 
 def use_formulas(module: Module) -> Module:
-    """A copy of a module with loops over elements in place of such ops of f32.
-
-    IREE fuses these loops with their neighbours.
-    """
+    """Copy a module, with elementwise loops instead of these ops on f32; IREE fuses the loops."""
     copy = rewrites.clone(module)
     rewrites.rewrite(copy, [_expand])
     return copy

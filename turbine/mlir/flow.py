@@ -1,4 +1,4 @@
-"""Tensors by shape and place: sizes, parts, new ones and traces of them, at the insertion point."""
+"""Emit tensor ops at the insertion point: sizes, slices, new tensors, barriers and traces."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def separate(value: Value, location: Location) -> Value:
 
 
 def cast(value: Value, to: Type, location: Location) -> Value:
-    """The same tensor with more or less known of its sizes."""
+    """Cast a tensor to a type with more or fewer static sizes."""
     return value if value.type == to else tensor.CastOp(to, value, loc=location).result
 
 
 def agree(one: Type, other: Type) -> bool:
-    """Whether values of both types may be one tensor, of which more or less is known."""
+    """Whether two tensor types differ only in which sizes are static."""
     if not isinstance(one, RankedTensorType) or not isinstance(other, RankedTensorType):
         return False
     if one.rank != other.rank or one.element_type != other.element_type:
@@ -63,13 +63,13 @@ def agree(one: Type, other: Type) -> bool:
 
 
 def from_number(value: Value, location: Location) -> Value:
-    """A tensor without axes."""
+    """Convert a number to a 0-d tensor."""
     of = RankedTensorType.get([], value.type)
     return tensor.FromElementsOp(of, [value], loc=location).result
 
 
 def empty(of: Type, sizes: Sequence[Value], location: Location) -> Value:
-    """A tensor of no values in particular; `sizes` are those its type does not say."""
+    """An uninitialized tensor; `sizes` are its dynamic sizes."""
     return flow.TensorEmptyOp(of, sizes, loc=location).result
 
 
@@ -81,11 +81,11 @@ def splat(number: Value, of: Type, sizes: Sequence[Value], location: Location) -
 def reshape(
     value: Value, sizes: Sequence[Value], of: Type, new_sizes: Sequence[Value], location: Location
 ) -> Value:
-    """The same elements in another shape."""
+    """Reshape a tensor."""
     return flow.TensorReshapeOp(of, value, sizes, new_sizes, loc=location).result
 
 
-# A place that is a number of the program, among those that are known.
+# Marks a dynamic index among static ones.
 Places = Sequence[int | Value]
 
 
@@ -97,7 +97,7 @@ def extract(value: Value, starts: Places, lengths: Places, of: Type, location: L
 def update(
     target: Value, starts: Places, part: Value, lengths: Places, location: Location
 ) -> Value:
-    """A tensor with a part of it replaced."""
+    """Replace a slice of a tensor."""
     return tensor.InsertSliceOp(part, target, *_places(starts, lengths), loc=location).result
 
 
@@ -117,7 +117,7 @@ def copy_by(
     sizes: Sequence[Value],
     location: Location,
 ) -> Value:
-    """A copy of a tensor of one axis, made in a larger one.
+    """Copy a tensor of one axis through a larger one.
 
     IREE 3.13 sees through a copy into a tensor of the same size, and through `tensor.insert_slice`.
     """
@@ -132,7 +132,7 @@ def copy_by(
 
 
 def trace(key: str, values: Sequence[Value], sizes: Sequence[Value], location: Location) -> None:
-    """Print tensors where the program runs."""
+    """Trace tensors at run time."""
     flow.TensorTraceOp(key, values, sizes, loc=location)
 
 

@@ -36,7 +36,7 @@ def define(
     *,
     visibility: str = "public",
 ) -> Block:
-    """Add a function and give back its entry block."""
+    """Add a function; return its entry block."""
     signature = FunctionType.get(list(inputs), list(results))
     with location:
         operation = func.FuncOp(name, signature, ip=InsertionPoint(module.body))

@@ -25,12 +25,12 @@ def parameter(scope: str, key: str, of: Type) -> Attribute:
 
 
 def uninitialized_attribute(of: Type) -> Attribute:
-    """No value in particular."""
+    """The attribute of an uninitialized value."""
     return Attribute.parse(f"#util.uninitialized : {of}")
 
 
 def is_uninitialized(initial: Attribute) -> bool:
-    """Whether a global starts from no value in particular."""
+    """Whether a global starts uninitialized."""
     return str(initial).startswith("#util.uninitialized")
 
 
@@ -44,7 +44,7 @@ def define(
     affinity: Attribute | None = None,
     noinline: bool = False,
 ) -> None:
-    """Add a private global at the top of the module, held on a device if that is said.
+    """Add a private global at the top of the module, on a device if one is given.
 
     With `noinline`, what reads it does not get its value put in its place.
     """

@@ -1,12 +1,12 @@
-"""Packed weights in IR: sizes and values in, calls that multiply and look up without unpacking out.
+"""Emit matmuls and row lookups with packed weights, without unpacking them in memory.
 
 Note [Products by digits]
-A weight is an integer of 4 or 8 bits times the scale of its group. To turn each one into a float
-takes longer than to read it. So the other operand is turned into integers instead, once: each row
+A weight is an integer of 4 or 8 bits times the scale of its group. Converting each weight to float
+takes longer than loading it. So the other operand is converted to integers instead, once: each row
 is divided by its largest magnitude and written in three digits of base 256. Digits times weights
 are dot products of bytes, which are exact and for which CPUs have instructions; the sum of a
-group is then scaled as a float. What is lost is what rounding a row to 23 bits of its largest
-magnitude loses; a row that holds inf or nan gives nan.
+group is then scaled as a float. The error is that of rounding a row to 23 bits of its largest
+magnitude; a row with inf or nan becomes nan.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from turbine.packed_weights import Grouping
 
 # Bytes of weights multiplied at once.
 _LANES = 16
-# Past this many weights in a group, sums of bytes times bytes may not fit 32 bits.
+# With more weights in a group, sums of products of bytes may overflow 32 bits.
 _LONGEST = 1 << 18
 # Outputs that one task computes, and that are unpacked together for many rows.
 _TILE = 32
 _BLOCK = 512
-# Up to this many rows, unpacking takes longer than it saves.
+# Up to this many rows, unpacking does not pay.
 _FEW_ROWS = 32
 
 
-Size = int | None  # None where known only at run time
+Size = int | None  # None if dynamic
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def suits_digits(packed: Grouping) -> bool:
 
 
 def _name(packed: Grouping) -> str:
-    """For names of functions, which their sizes make unique."""
+    """A part of function names that is unique for a packing."""
     return f"{packed.outputs}x{packed.columns}_by_{packed.group_size}_of_{packed.bits}_bits"
 
 

@@ -1,11 +1,11 @@
-"""IR of products with packed weights, as templates; grouped_product.py fills them in.
+"""Templates of matmuls with packed weights; grouped_product.py fills them in.
 
 $x, $y, $w and $s are the types of the operand, the result, the packed weight and its scales. A
-byte holds $parts weights: the first lies in its lowest bits, and belongs to the first part of
-its group.
+byte holds $parts weights: the first is in its lowest bits and belongs to the first part of its
+group.
 """
 
-# How every way to multiply starts: the operand gets zeros where the last group has no weights.
+# The start of every variant: pad the operand with zeros to whole groups.
 START = """
 util.func private @$function(%x: $x, %w: $w, %s: $s, %factor: f32) -> $y {
   %c0 = arith.constant 0 : index

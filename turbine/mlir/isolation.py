@@ -1,4 +1,4 @@
-"""Keep the compiler from fusing: a barrier behind each op on tensors."""
+"""Prevent fusion: insert a barrier after each tensor op."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from turbine.mlir import context, flow
 from turbine.mlir.matchers import operation_of, walk
 
 _DIALECTS = ("linalg.", "iree_linalg_ext.", "tensor.")
-# Ops that compute nothing: an uninitialized tensor, and others that keep the order of elements.
+# Ops that compute nothing: uninitialized tensors and reshapes.
 _VIEWS = (
     "linalg.fill",
     "tensor.empty",
@@ -19,12 +19,12 @@ _VIEWS = (
 
 
 def isolate_ops(source: bytes) -> bytes:
-    """A program after IREE's input conversion, with barriers between its ops."""
+    """Insert barriers between the ops of a program after IREE's input conversion."""
     module = context.parse(source)
     ops = [op for op in walk(module.operation) if _computes(op)]
     for tensor in [result for op in ops for result in op.results]:
         if isinstance(tensor.type, RankedTensorType):
-            _put_barrier(tensor)
+            _insert_barrier(tensor)
     return context.to_bytecode(module)
 
 
@@ -32,7 +32,7 @@ def _computes(op: Operation) -> bool:
     return op.name.startswith(_DIALECTS) and op.name not in _VIEWS
 
 
-def _put_barrier(tensor: Value) -> None:
+def _insert_barrier(tensor: Value) -> None:
     op = operation_of(tensor)
     assert op is not None
     before = list(tensor.uses)

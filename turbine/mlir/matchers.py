@@ -1,4 +1,4 @@
-"""Find ops: a module, function or value in, matches of the first matcher that fits out."""
+"""Find ops of a module with matchers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class OpMatchResult:
 
 
 Result = TypeVar("Result", bound=OpMatchResult, covariant=True)
-# What a matcher may be asked about; a value stands for the op that made it.
+# A matcher takes an op, or a value for the op that defines it.
 MaybeOperation: TypeAlias = Value | OpMatchResult | Operation | OpView | None
 
 
 class OpMatcher(ABC, Generic[Result]):
-    """Asks whether an op is of a kind; a subclass says so in `match`.
+    """Decides whether an op matches; a subclass defines `match`.
 
     >>> from turbine.mlir import context, matchers
     >>> module = context.parse("func.func @f() { return }")
@@ -58,7 +58,7 @@ class OpMatcher(ABC, Generic[Result]):
 
 
 class NamedOpMatcher(OpMatcher[Result]):
-    """Matches ops by their names; a subclass may ask more in `match`."""
+    """Matches ops by name; a subclass may refine `match`."""
 
     def __init__(self, *op_names: str) -> None:
         self.op_names = op_names
@@ -143,7 +143,7 @@ class GlobalLoadMatcher(NamedOpMatcher[GlobalLoadResult]):
         self.globals = globals or {}
 
     def match(self, op: Operation) -> GlobalLoadResult | None:
-        """The read behind an op."""
+        """The load that an op reads."""
         if op.name != "util.global.load":
             source = operation_of(op.operands[0])
             return None if source is None else self(source)
@@ -172,7 +172,7 @@ class ConstantIntMatcher(NamedOpMatcher[OpMatchResult]):
 
 @dataclass(frozen=True)
 class Transpose2DResult(OpMatchResult):
-    """An exchange of the two axes of a matrix."""
+    """A transpose of a matrix."""
 
     @property
     def input(self) -> Value:

@@ -17,7 +17,7 @@ _NAMED = re.compile(
     r"(?P<settings>, \{.*\})?> : .*",
     re.DOTALL,
 )
-# IREE writes names without escapes, in text and in bytecode, and cannot read these again.
+# IREE writes names unescaped, in text and in bytecode, and cannot read these back.
 _UNWRITABLE = re.compile(r'["\\\x00-\x1f]')
 
 

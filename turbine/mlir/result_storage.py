@@ -1,4 +1,4 @@
-"""Let a function's caller bring the memory for its results: a finished function, rewritten.
+"""Rewrite a function so that the caller passes the memory of its results.
 
 Each result of a fixed size becomes one more argument, which the function overwrites. Debug mode
 `guard` puts pages around that memory; otherwise IREE allocates results where nobody can.

@@ -15,13 +15,13 @@ from turbine.mlir.matchers import operation_of, walk
 # the old one, at its location, unless the pattern says otherwise.
 Pattern = Callable[[Operation], Sequence[Value] | None]
 _ROUNDS = 100
-# Ops without effects, which go when nobody reads their results.
+# Ops without side effects, erased if their results are unused.
 _PURE = ("torch.aten.", "torch.prim.List", "torch.constant.", "torch_c.", "torch.vtensor.")
 _PURE_NAMES = ("torch.operator", "arith.constant", "util.global.load")
 
 
 def rewrite(module: Module, patterns: Sequence[Pattern]) -> int:
-    """Apply patterns wherever they match, and give the number of ops that were replaced.
+    """Apply patterns wherever they match; return the number of replaced ops.
 
     >>> from turbine.mlir import context, rewrites
     >>> module = context.parse('''
@@ -42,7 +42,7 @@ def rewrite(module: Module, patterns: Sequence[Pattern]) -> int:
         erase_unused(module, replaced)
     raise errors.TransformError(
         f"the patterns still apply after {_ROUNDS} rounds",
-        hint="a pattern must not match what it, or another one, gives",
+        hint="a pattern must not match the result of a pattern",
     )
 
 
@@ -63,7 +63,7 @@ def _apply(op: Operation, patterns: Sequence[Pattern]) -> Sequence[Value] | None
 
 
 def replace(op: Operation, values: Sequence[Value]) -> None:
-    """Let everybody who reads an op's results read these values; the op stays."""
+    """Replace all uses of an op's results; the op stays."""
     if len(values) != len(op.results):
         raise errors.TransformError(
             f"{len(values)} values for the {len(op.results)} results of {op.name}",
@@ -75,14 +75,14 @@ def replace(op: Operation, values: Sequence[Value]) -> None:
 
 def erase_unused(module: Module, ops: Iterable[Operation]) -> None:
     """Erase ops without uses, and the ops that only they used."""
-    reached = _behind(ops)
-    # Readers come after what they read, so one way back through the module is enough.
+    reached = _with_producers(ops)
+    # Uses come after definitions, so one backward walk is enough.
     for op in [op for op in reversed(list(walk(module.operation))) if op in reached]:
         if is_unused(op):
             op.erase()
 
 
-def _behind(ops: Iterable[Operation]) -> set[Operation]:
+def _with_producers(ops: Iterable[Operation]) -> set[Operation]:
     reached: set[Operation] = set()
     waiting = list(ops)
     while waiting:
@@ -95,12 +95,12 @@ def _behind(ops: Iterable[Operation]) -> set[Operation]:
 
 
 def is_pure(op: Operation) -> bool:
-    """Whether an op does nothing but make its results."""
+    """Whether an op has no side effects."""
     return op.name in _PURE_NAMES or (op.name.startswith(_PURE) and not op.name.endswith("_"))
 
 
 def is_unused(op: Operation) -> bool:
-    """Whether nobody reads the results of an op."""
+    """Whether the results of an op are unused."""
     return not any(next(iter(result.uses), None) is not None for result in op.results)
 
 

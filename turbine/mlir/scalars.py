@@ -43,7 +43,7 @@ COMPARISONS = {
 
 
 def attribute(number: bool | int | float, of: Scalar) -> Attribute:
-    """A number as an attribute."""
+    """Convert a number to an attribute."""
     kind = Type.parse(of.mlir)
     if of.python is float:
         return FloatAttr.get(kind, float(number))
@@ -57,7 +57,7 @@ def constant(number: bool | int | float, of: Scalar, location: Location) -> Valu
 
 
 def compute(name: str, left: Value, right: Value, of: Scalar, location: Location) -> Value:
-    """Two numbers of one kind by a row of ARITHMETIC."""
+    """Combine two numbers of one kind by a row of ARITHMETIC."""
     operation = ARITHMETIC[name][of.python is float]
     return operation(left, right, loc=location).result
 
@@ -74,7 +74,7 @@ def compare(name: str, left: Value, right: Value, of: Scalar, location: Location
 
 
 def _compare_floats(name: str, left: Value, right: Value, location: Location) -> Value:
-    """The host takes nan for larger by `oge`, and for equal where `une` decides an assert."""
+    """Work around the host: `oge` is true for nan, and `une` false in an assert."""
     if name == "ge":
         return _compare_floats("le", right, left, location)
     if name == "ne":
@@ -85,7 +85,7 @@ def _compare_floats(name: str, left: Value, right: Value, location: Location) ->
 
 
 def zero_like(value: Value, of: Scalar, location: Location) -> Value:
-    """A zero with the sign of a float; the host has no constant that is a negative zero."""
+    """A zero with the sign of a float; the host has no constant -0.0."""
     kind = SCALARS[f"int{of.bits}"]
     bits = arith.BitcastOp(Type.parse(kind.mlir), value, loc=location).result
     sign = compute("and", bits, constant(-(2 ** (of.bits - 1)), kind, location), kind, location)
@@ -93,16 +93,16 @@ def zero_like(value: Value, of: Scalar, location: Location) -> Value:
 
 
 def select(condition: Value, yes: Value, no: Value, location: Location) -> Value:
-    """One of two values."""
+    """Select one of two values."""
     return arith.SelectOp(condition, yes, no, loc=location).result
 
 
 def unary(name: str, value: Value, location: Location) -> Value:
-    """A float by a row of UNARY."""
+    """Apply a row of UNARY to a float."""
     return UNARY[name](value, loc=location).result
 
 
 def narrow(value: Value, to: Type, of: Scalar, location: Location) -> Value:
-    """A tensor of one kind of number with narrower elements of that kind."""
+    """Convert a tensor to narrower elements of the same kind."""
     operation = arith.TruncFOp if of.python is float else arith.TruncIOp
     return value if value.type == to else operation(to, value, loc=location).result

@@ -1,4 +1,4 @@
-"""Formulas over numbers of a kernel: terms with the operators of Python in, ops of MLIR out."""
+"""Write formulas with Python operators; terms emit MLIR ops."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from turbine.mlir.writer import Value, Writer
 
 @dataclass(frozen=True)
 class Format:
-    """How numbers of a type are laid out in bits, and where functions of them end."""
+    """The layout of a float type, and limits of functions of it."""
 
     bits: str
     width: int
     fraction: int
     bias: int
     tiny: float
-    # Up from the first exp is at least tiny; from the second it overflows.
+    # From the first, exp is at least `tiny`; from the second, it overflows.
     exp_limits: tuple[float, float]
-    # From here on tanh and erf round to one.
+    # From here, tanh and erf round to 1.
     tanh_limit: float
     erf_limit: float
 
     @property
     def one_and_half(self) -> float:
-        """What, added to a small number, leaves its nearest integer in the lowest bits."""
+        """Added to a small number, it leaves the nearest integer in the low bits."""
         return 1.5 * 2.0**self.fraction
 
 
@@ -38,18 +38,18 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Term:
-    """A value that formulas are written with; numbers become constants of its type."""
+    """A value in a formula; Python numbers become constants of its type."""
 
     writer: Writer
     value: Value
 
     @property
     def format(self) -> Format:
-        """The layout of this type of number."""
+        """The format of the element type."""
         return FORMATS[self.value.element]
 
     def like(self, other: Operand) -> Term:
-        """A number as a constant of this type."""
+        """Convert a number to a constant of this type."""
         if isinstance(other, Term):
             return other
         return self._of(self.writer.constant(other, self.value.element, self.value.lanes))
@@ -87,7 +87,7 @@ class Term:
         )
 
     def polynomial(self, coefficients: tuple[float, ...]) -> Term:
-        """Highest power first; Horner's scheme over pairs, a chain of half the length."""
+        """Evaluate a polynomial, highest power first; Horner's scheme over pairs."""
         square, low, high = self * self, coefficients[::-1][0::2], coefficients[::-1][1::2]
         pairs = [self.fma(second, first) for first, second in zip(low, high, strict=False)]
         value = pairs.pop() if len(low) == len(high) else self.like(low[-1])
@@ -96,39 +96,39 @@ class Term:
         return value
 
     def call(self, op: str, *others: Operand) -> Term:
-        """An op of the math or arith dialect."""
+        """Emit an op of the math or arith dialect."""
         if not others:
             return self._of(self.writer.unary(op, self.value))
         return self._of(self.writer.binary(op, self.value, self.like(others[0]).value))
 
     def abs(self) -> Term:
-        """The size."""
+        """The absolute value."""
         return self.call("math.absf")
 
     def signed_as(self, other: Term) -> Term:
-        """The size of this one with the sign of another."""
+        """The absolute value with the sign of another term."""
         return self.call("math.copysign", other)
 
     def is_(self, predicate: str, other: Operand) -> Term:
-        """A comparison by a predicate of arith.cmpf or arith.cmpi."""
+        """Compare with a predicate of arith.cmpf or arith.cmpi."""
         op = "arith.cmpf" if self._is_float else "arith.cmpi"
         return self._of(self.writer.compare(op, predicate, self.value, self.like(other).value))
 
     def where(self, condition: Term, otherwise: Operand) -> Term:
-        """This one where a condition holds, else another."""
+        """Select this term where a condition holds, else another."""
         other = self.like(otherwise).value
         return self._of(self.writer.select(condition.value, self.value, other))
 
     def bits(self) -> Term:
-        """The layout of a float as an integer."""
+        """The bits of a float as an integer."""
         return self._of(self.writer.convert("arith.bitcast", self.value, self.format.bits))
 
     def as_float(self, element: str) -> Term:
-        """The float of these bits."""
+        """The float with these bits."""
         return self._of(self.writer.convert("arith.bitcast", self.value, element))
 
     def to(self, op: str, element: str) -> Term:
-        """A conversion, if the type is not this one already."""
+        """Convert to another element type."""
         if self.value.element == element:
             return self
         return self._of(self.writer.convert(op, self.value, element))

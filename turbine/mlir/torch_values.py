@@ -21,7 +21,7 @@ from turbine import errors
 from turbine.mlir import function
 from turbine.mlir.matchers import operation_of
 
-# Fills a block; gives the values it ends with.
+# Fills a block; returns the values it yields.
 Body = Callable[[Block], Sequence[Value]]
 
 
@@ -115,7 +115,7 @@ _SCALARS = {
 
 
 def _steps(source: Type, to: Type) -> Iterator[tuple[str, Type]]:
-    """Ops from a builtin type to another type, with the types they give."""
+    """The ops that convert a builtin type to another, with their result types."""
     if str(to) in _SCALARS:
         name, builtin = _SCALARS[str(to)]
         if str(source) == builtin:
@@ -142,7 +142,7 @@ def builtin_type(of: Type) -> Type:
 
 
 def tensor_parts(of: Type) -> tuple[list[str], str] | None:
-    """The sizes of a torch tensor, "?" for one that is not known, and the type of its elements."""
+    """The sizes of a torch tensor, "?" for a dynamic one, and its element type."""
     text = str(of)
     if not text.startswith("!torch.vtensor<["):
         return None
@@ -168,6 +168,6 @@ _CONSTANTS = {f"torch.constant.{kind}" for kind in ("int", "float", "bool", "str
 
 
 def none(location: Location) -> Value:
-    """None, as torch ops take it."""
+    """The None of the torch dialect."""
     of = Type.parse("!torch.none", location.context)
     return Operation.create("torch.constant.none", results=[of], loc=location).result

@@ -1,10 +1,10 @@
-"""Functions of real numbers as ops of the arith and math dialects: a value in, a value out.
+"""Math functions as ops of the arith and math dialects.
 
-Each takes f32 or f64, one number or a vector of them, and is right to 2 units in the last place of
-f32 and 4 of f64. What MLIR has is used where it is as accurate and as fast; what it has for the
-exponential, the logarithm, sine and their relatives is neither, and of f64 often missing.
+Each takes f32 or f64, a scalar or a vector, with an error of at most 2 ulp for f32 and 4 for f64.
+MLIR's own ops are used where they are as accurate and fast; its exp, log, sin and related ops are
+not, and often lack f64.
 
-Subnormal numbers count as zero, as compiled code takes them for zero anyway.
+Subnormal numbers count as zero, since compiled code flushes them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Function = Callable[..., Value]
 
 
 def of_values(formula: Callable[..., Term]) -> Function:
-    """A formula over terms as a function of a writer and its values."""
+    """Convert a formula over terms to a function of a writer and values."""
 
     @wraps(formula)
     def function(w: Writer, *operands: Value) -> Value:
@@ -31,7 +31,7 @@ def of_values(formula: Callable[..., Term]) -> Function:
 
 
 def of_op(op: str) -> Function:
-    """An op of one operand that is right as it is."""
+    """A function that is a single op."""
     return lambda w, x: w.unary(op, x)
 
 
@@ -39,20 +39,20 @@ def of_op(op: str) -> Function:
 
 
 def exp(x: Term) -> Term:
-    """2^n exp(r), where x is n log(2) + r."""
+    """2^n exp(r) for x = n log(2) + r."""
     return _exp_of_sum(x, None)
 
 
 def exp2(x: Term) -> Term:
-    """2^n 2^r, where x is n + r; at both limits r is zero, and exponents are those of 0 and inf."""
+    """2^n 2^r for x = n + r; at the limits r is zero and the exponents are those of 0 and inf."""
     limit = float(x.format.bias)
     held = x.call("arith.maximumf", -limit).call("arith.minimumf", limit + 1.0)
-    # What nan has in its bits need not be a nan any more after it was scaled.
+    # Scaling may turn the bits of nan into a number.
     return held.fma(0.0, _exp2_within(held))
 
 
 def expm1(x: Term) -> Term:
-    """2 (2^(n-1) (exp(r) - 1) + 2^(n-1) - 1/2), whose parts stay finite as long as the whole."""
+    """2 (2^(n-1) (exp(r) - 1) + 2^(n-1) - 1/2): no part overflows before the result."""
     held = x.call("arith.maximumf", -40.0).call("arith.minimumf", x.format.exp_limits[1] + 0.1)
     shifted, rest = _reduce_range(held, x.format.bias - 1)
     power = _power_of_two(shifted)
@@ -63,7 +63,7 @@ def expm1(x: Term) -> Term:
 
 
 def tanh(x: Term) -> Term:
-    """An odd polynomial near zero; from there 1 - 2 / (exp(2 x) + 1), where errors shrink."""
+    """An odd polynomial near zero, elsewhere 1 - 2 / (exp(2 x) + 1), which reduces errors."""
     element, size = x.value.element, x.abs()
     square = x * x
     near = (x * square).fma(square.polynomial(fits.TANH_NEAR[element]), x)
@@ -76,7 +76,7 @@ def tanh(x: Term) -> Term:
 
 
 def sigmoid(x: Term) -> Term:
-    """b - b e / (1 + e) of e = exp(-|x|), where b is e or 1: errors of the quotient shrink."""
+    """b - b e / (1 + e) for e = exp(-|x|), where b is e or 1, to reduce errors."""
     falling = x.abs().call("arith.negf").call("arith.maximumf", x.format.exp_limits[0] - 0.6)
     shifted, rest = _reduce_range(falling, x.format.bias)
     # The exponent is zero at the lower end, and so is the power.
@@ -86,7 +86,7 @@ def sigmoid(x: Term) -> Term:
 
 
 def _exp_of_sum(x: Term, tail: Term | None) -> Term:
-    """exp(x), or of x with a small number added to it."""
+    """exp(x + tail)."""
     shifted, rest = _reduce_range(x)
     if tail is not None:
         rest = rest + tail
@@ -95,13 +95,13 @@ def _exp_of_sum(x: Term, tail: Term | None) -> Term:
 
 
 def _exp2_within(x: Term) -> Term:
-    """2^x where that is a normal number, or zero or infinite and x is whole."""
+    """2^x, if that is a normal number, or if it is 0 or inf and x is an integer."""
     shifted = x + x.format.one_and_half
     return _scale(_two_to(x - (shifted - x.format.one_and_half)), shifted)
 
 
 def _reduce_range(x: Term, bias: int = 0) -> tuple[Term, Term]:
-    """The n (in the lowest bits, with a bias) and the r of x = n log(2) + r."""
+    """The n (in the low bits, with a bias) and the r of x = n log(2) + r."""
     high, low = fits.LOG_2[x.value.element]
     offset = x.format.one_and_half + bias
     shifted = x.fma(math.log2(math.e), offset)
@@ -110,28 +110,28 @@ def _reduce_range(x: Term, bias: int = 0) -> tuple[Term, Term]:
 
 
 def _exponential(rest: Term) -> Term:
-    """exp(r) for |r| up to log(2) / 2, whose last step is the only one that rounds much."""
+    """exp(r) for |r| <= log(2) / 2; only the last step rounds much."""
     return rest.fma(rest.polynomial((*fits.EXPONENTIAL[rest.value.element], 1.0)), 1.0)
 
 
 def _two_to(rest: Term) -> Term:
-    """2^r for |r| up to 1/2."""
+    """2^r for |r| <= 1/2."""
     return rest.fma(rest.polynomial(fits.POWER_OF_TWO[rest.value.element]), 1.0)
 
 
 def _power_of_two(shifted: Term) -> Term:
-    """2^n of an n that is in the lowest bits, with the bias of the type."""
+    """2^n for an n in the low bits, with the bias of the format."""
     return (shifted.bits() << shifted.format.fraction).as_float(shifted.value.element)
 
 
 def _scale(x: Term, shifted: Term) -> Term:
-    """x 2^n by adding to the exponent, which has room for an n whose power would overflow."""
+    """x 2^n by adding to the exponent, which also works if 2^n would overflow."""
     exponent = shifted.bits() << x.format.fraction
     return (x.bits() + exponent).as_float(x.value.element)
 
 
 def _saturate(x: Term, value: Term, low: float, high: float) -> Term:
-    """A growing function of x: zero below a limit, infinite from another on, nan of nan."""
+    """Limit a monotonic function: 0 below `low`, inf from `high` on, nan for nan."""
     finite = value.where(x.is_("olt", high), x + math.inf)
     return x.like(0.0).where(x.is_("olt", low), finite)
 
@@ -140,24 +140,24 @@ def _saturate(x: Term, value: Term, low: float, high: float) -> Term:
 
 
 def log(x: Term) -> Term:
-    """n log(2) + log(m), where x is 2^n m."""
+    """n log(2) + log(m) for x = 2^n m."""
     count, fraction = _count_and_fraction(x)
     return _positive(x, _natural(count, _log_near_one(fraction)))
 
 
 def log2(x: Term) -> Term:
-    """n + log(m) / log(2), where x is 2^n m."""
+    """n + log(m) / log(2) for x = 2^n m."""
     count, fraction = _count_and_fraction(x)
     near, (high, low) = _log_near_one(fraction), fits.LOG2_E[x.value.element]
     return _positive(x, near.fma(high, near.fma(low, count)))
 
 
 def log1p(x: Term) -> Term:
-    """The logarithm of the rounded sum, whose m gets back what rounding took."""
+    """The logarithm of the rounded sum 2^n m, with the rounding error added to m."""
     total = x + 1.0
     lost = (x - (total - 1.0)).where(total.is_("olt", 2.0), x.like(1.0) - (total - x))
     count, fraction = _count_and_fraction(total)
-    # 2^-n; of the largest n nothing is lost that counts.
+    # 2^-n; for the largest n the rounding error does not matter.
     places = count.call("arith.minimumf", 100.0) * -1.0 + (x.format.one_and_half + x.format.bias)
     power = (places.bits() << x.format.fraction).as_float(x.value.element)
     value = _natural(count, _log_near_one(lost.fma(power, fraction)))
@@ -165,7 +165,7 @@ def log1p(x: Term) -> Term:
 
 
 def _count_and_fraction(x: Term) -> tuple[Term, Term]:
-    """The n and the m - 1 of x = 2^n m, with m from the root of 1/2 to that of 2."""
+    """The n and the m - 1 of x = 2^n m, with sqrt(1/2) <= m < sqrt(2)."""
     root = _root_bits(x.format)
     moved = x.bits() - root
     fraction = (moved & (2**x.format.fraction - 1)) + root
@@ -174,7 +174,7 @@ def _count_and_fraction(x: Term) -> tuple[Term, Term]:
 
 
 def _log_near_one(f: Term) -> Term:
-    """log(1 + f) = 2 atanh(s) of s = f / (2 + f), as f - f^2/2 + s (f^2/2 + ...)."""
+    """log(1 + f) = 2 atanh(s) for s = f / (2 + f), as f - f^2/2 + s (f^2/2 + ...)."""
     s = f / (f + 2.0)
     square, half = s * s, f * f * 0.5
     rest = square * square.polynomial(fits.LOGARITHM[f.value.element])
@@ -187,14 +187,14 @@ def _natural(count: Term, near: Term) -> Term:
 
 
 def _positive(x: Term, value: Term) -> Term:
-    """What a logarithm is of numbers that are not positive and finite."""
+    """Select the logarithm of inf, nan, zero and negative numbers."""
     value = value.where(x.is_("olt", math.inf), x)
     value = x.like(-math.inf).where(x.is_("olt", x.format.tiny), value)
     return x.like(math.nan).where(x.is_("ult", 0.0), value)
 
 
 def _root_bits(format: Format) -> int:
-    """The bits of the square root of 1/2, up to those that do not matter."""
+    """The bits of sqrt(1/2), about."""
     exponent = (format.bias - 1) << format.fraction
     return exponent + int((math.sqrt(2) - 1) * 2**format.fraction)
 
@@ -203,12 +203,12 @@ def _root_bits(format: Format) -> int:
 
 
 def sin(x: Term) -> Term:
-    """Sine by quadrant."""
+    """Sine, by quadrant."""
     return x.where(x.is_("oeq", 0.0), _by_quadrant(x, 0))
 
 
 def cos(x: Term) -> Term:
-    """Cosine: a sine one quadrant on."""
+    """Cosine: the sine of the next quadrant."""
     return _by_quadrant(x, 1)
 
 
@@ -226,7 +226,7 @@ def _by_quadrant(x: Term, ahead: int) -> Term:
 
 
 def _quadrant_and_rest(x: Term) -> tuple[Term, Term]:
-    """The n (in the lowest bits) and the r of x = n pi/2 + r; those of 0 for what is too large."""
+    """The n (in the low bits) and the r of x = n pi/2 + r; those of 0 if x is too large."""
     held = x.where(x.abs().is_("olt", 2.0**45), x * 0.0)
     shifted = held.fma(2 / math.pi, x.format.one_and_half)
     count, rest = shifted - x.format.one_and_half, held
@@ -239,27 +239,27 @@ def _quadrant_and_rest(x: Term) -> tuple[Term, Term]:
 
 
 def erf(x: Term) -> Term:
-    """The odd function, of a size up to where it rounds to one."""
+    """Error function; |x| is limited to where it rounds to 1."""
     size = x.abs().call("arith.minimumf", x.format.erf_limit)
     return _ERRORS[x.value.element](x, size)
 
 
 def _erf_in_single(x: Term, size: Term) -> Term:
-    """Of t = 4 - 4 erfc(x)^(1/4), a polynomial, t - t^2 / 8 is 2 - 2 erfc(x)^(1/2), and so on.
+    """For the polynomial t = 4 - 4 erfc(x)^(1/4), t - t^2 / 8 is 2 - 2 erfc(x)^(1/2), and so on.
 
-    Near zero this is as exact as t, near one more so: errors of what is missing are squared.
+    Near 0 this is as accurate as t, near 1 more so: each step squares the error of 1 - erf.
     """
-    # t - x by its highest factor: that step need not multiply, and this is a normal number always.
+    # (t - x) / unit: the highest coefficient becomes 1, and the value is never subnormal.
     unit = fits.ERF_ROOT[0]
     beyond = size * size.polynomial(tuple(factor / unit for factor in fits.ERF_ROOT))
     fourth = beyond.fma(unit, size)
-    # Not from `fourth` alone, which is rounded.
+    # From `beyond`, since `fourth` is rounded.
     second = fourth.fma(fourth * (-0.125 / unit), beyond).fma(unit, size)
     return second.fma(second * -0.25, second).signed_as(x)
 
 
 def _erf_in_double(x: Term, size: Term) -> Term:
-    """An odd polynomial near zero; from there one minus a power of two of a polynomial."""
+    """An odd polynomial near zero, elsewhere 1 - 2^p for a polynomial p."""
     near = x.fma((x * x).polynomial(fits.ERF_NEAR), x)
     far = x.like(1.0) - _exp2_within(size.polynomial(fits.ERF_FAR))
     return near.where(size.is_("ult", 0.9), far.signed_as(x))
@@ -269,10 +269,10 @@ def _erf_in_double(x: Term, size: Term) -> Term:
 
 
 def round_to_even(x: Term) -> Term:
-    """Adding and taking away what leaves no room for a fraction; large numbers have none."""
-    size, room = x.abs(), 2.0**x.format.fraction
-    value = ((size + room) - room).signed_as(x)
-    return value.where(size.is_("olt", room), x)
+    """Add and subtract a number that leaves no fraction bits; large numbers are integers."""
+    size, limit = x.abs(), 2.0**x.format.fraction
+    value = ((size + limit) - limit).signed_as(x)
+    return value.where(size.is_("olt", limit), x)
 
 
 # Powers
@@ -287,8 +287,8 @@ def power(x: Term, y: Term) -> Term:
     half = y * 0.5
     odd = whole & half.is_("one", half.call("math.floor"))
     value = size.signed_as(x).where(odd, size)
-    rootless = x.is_("olt", 0.0) & x.is_("ogt", -math.inf) & y.is_("one", y.call("math.floor"))
-    value = x.like(math.nan).where(rootless, value)
+    is_undefined = x.is_("olt", 0.0) & x.is_("ogt", -math.inf) & y.is_("one", y.call("math.floor"))
+    value = x.like(math.nan).where(is_undefined, value)
     of_minus_one = x.is_("oeq", -1.0) & y.abs().is_("oeq", math.inf)
     value = x.like(1.0).where(of_minus_one, value)
     value = x.like(1.0).where(x.is_("oeq", 1.0), value)
@@ -296,12 +296,12 @@ def power(x: Term, y: Term) -> Term:
 
 
 def _product_in_single(x: Term, y: Term) -> tuple[Term, None]:
-    """y log(x), of which f32 needs no more than f64 has."""
+    """y log(x) in f64, which is enough for f32."""
     return y * log(x), None
 
 
 def _product_in_double(x: Term, y: Term) -> tuple[Term, Term]:
-    """y log(x) as the sum of two numbers."""
+    """y log(x) as a sum of two f64."""
     high, low = _log_as_sum(x)
     high = _positive(x, high)
     product = y * high
@@ -310,7 +310,7 @@ def _product_in_double(x: Term, y: Term) -> tuple[Term, Term]:
 
 
 def _log_as_sum(x: Term) -> tuple[Term, Term]:
-    """log(x) to about 66 bits: n log(2) + 2 s + 2/3 s^3 + ..., all but the last exact in two."""
+    """log(x) to about 66 bits: n log(2) + 2 s + 2/3 s^3 + ..., in double-double except the tail."""
     count, f = _count_and_fraction(x)
     s_high, s_low = _quotient(f, f + 2.0, f - ((f + 2.0) - 2.0))
     z_high, z_low = _product(s_high, s_low, s_high, s_low)
@@ -325,7 +325,7 @@ def _log_as_sum(x: Term) -> tuple[Term, Term]:
 
 
 def _quotient(x: Term, y: Term, y_low: Term) -> tuple[Term, Term]:
-    """x / (y + y_low) as the sum of two numbers."""
+    """x / (y + y_low) as a sum of two numbers."""
     high = x / y
     rest = high.fma(y * -1.0, x) - high * y_low
     return high, rest / y
@@ -337,7 +337,7 @@ def _product(x: Term, x_low: Term, y: Term, y_low: Term) -> tuple[Term, Term]:
 
 
 def _sum(x: Term, y: Term, low: Operand) -> tuple[Term, Term]:
-    """x + y + low as the sum of two numbers, whichever is larger."""
+    """x + y + low as a sum of two numbers, in any order of magnitude."""
     high = x + y
     other = high - x
     lost = (x - (high - other)) + (y - other)

@@ -1,7 +1,7 @@
-"""Write a function of memrefs, loops and vectors as text: calls in, lines of MLIR out.
+"""Write MLIR functions of memrefs, loops and vectors as text.
 
-Text is made in a microsecond an op, builders take ten times that. Sizes that are known are Python
-ints and are folded as they are written.
+Text takes a microsecond for each op, builders ten times as long. Static sizes are Python ints, and
+arithmetic on them is folded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the function: its name, its element type, and how many lanes it has (0: one)."""
+    """An SSA value: its name, its element type and its vector length; 0 for a scalar."""
 
     name: str
     element: str
@@ -26,30 +26,30 @@ class Value:
 
     @cached_property
     def type(self) -> str:
-        """As MLIR spells it."""
+        """The MLIR type."""
         return vector_type(self.element, self.lanes)
 
 
 def vector_type(element: str, lanes: int) -> str:
-    """The type of so many elements, or of a single one."""
+    """The type of a vector, or of a scalar for 0 lanes."""
     return f"vector<{lanes}x{element}>" if lanes else element
 
 
 def mangle(name: str) -> str:
-    """A name of a user's in letters that MLIR has."""
+    """Convert a user's name to an MLIR identifier."""
     return "".join(
         letter if letter.isascii() and (letter.isalnum() or letter == "_") else f"${ord(letter):x}"
         for letter in name
     )
 
 
-# A size or an offset: known now, or a value of type index.
+# A size or an offset: a static one, or a value of type index.
 Index = int | Value
 
 
 @dataclass
 class Loop:
-    """A loop that is being written: its counter, what it carries, and what it gives at the end."""
+    """An scf.for: its counter, its carried values and its results."""
 
     counter: Value
     carried: list[Value]
@@ -59,7 +59,7 @@ class Loop:
 
 @dataclass
 class Writer:
-    """The lines of one function so far, and the constants at its top."""
+    """The lines of a function, and the constants at its top."""
 
     lines: list[str] = field(default_factory=list)
     count: int = 0
@@ -70,24 +70,24 @@ class Writer:
     # Lines
 
     def line(self, text: str) -> None:
-        """Write an op that gives nothing."""
+        """Write an op without results."""
         self.lines.append(f"{'  ' * self.depth}{text}")
 
     def emit(self, text: str, element: str, lanes: int = 0) -> Value:
-        """Write an op that gives one value."""
+        """Write an op with one result."""
         value = self.fresh(element, lanes)
         self.line(f"{value} = {text}")
         return value
 
     def fresh(self, element: str, lanes: int = 0) -> Value:
-        """A name that nothing has yet."""
+        """A value with a new name."""
         self.count += 1
         return Value(f"%{self.count}", element, lanes)
 
     # Constants
 
     def constant(self, number: bool | int | float, element: str, lanes: int = 0) -> Value:
-        """A number of an element type, in every lane; defined once, at the top."""
+        """A constant, defined once at the top; a vector for lanes."""
         literal = _literal(number, element)
         if lanes:
             literal = f"dense<{literal}>"
@@ -98,31 +98,31 @@ class Writer:
         if key not in self.constants:
             value = Value(f"%c{len(self.constants)}", element, lanes)
             self.constants[key] = value
-            typed = "" if value.type == "i1" else f" : {value.type}"  # told by true and false
+            typed = "" if value.type == "i1" else f" : {value.type}"  # implied by true and false
             self.top.append(f"{value} = arith.constant {literal}{typed}")
         return self.constants[key]
 
     def steps(self, element: str, lanes: int) -> Value:
-        """0, 1, 2 ... of an integer type."""
+        """The vector 0, 1, 2 ... of an integer type."""
         literal = ", ".join(map(str, range(lanes)))
         return self._at_top(f"dense<[{literal}]>", element, lanes)
 
     def index(self, number: Index) -> Value:
-        """A size as a value."""
+        """Convert a size to a value."""
         return number if isinstance(number, Value) else self.constant(number, "index")
 
-    # Arithmetic of any type, on operands that have the same
+    # Arithmetic on operands of one type
 
     def binary(self, op: str, x: Value, y: Value) -> Value:
-        """An op of two operands, `w.binary("arith.addf", x, y)`."""
+        """Write a binary op: `w.binary("arith.addf", x, y)`."""
         return self.emit(f"{op} {x}, {y} : {x.type}", x.element, x.lanes)
 
     def unary(self, op: str, x: Value) -> Value:
-        """An op of one operand, `w.unary("math.exp", x)`."""
+        """Write a unary op: `w.unary("math.exp", x)`."""
         return self.emit(f"{op} {x} : {x.type}", x.element, x.lanes)
 
     def compare(self, op: str, predicate: str, x: Value, y: Value) -> Value:
-        """`w.compare("arith.cmpf", "olt", x, y)`."""
+        """Write a comparison: `w.compare("arith.cmpf", "olt", x, y)`."""
         return self.emit(f"{op} {predicate}, {x}, {y} : {x.type}", "i1", x.lanes)
 
     def select(self, condition: Value, x: Value, y: Value) -> Value:
@@ -131,19 +131,19 @@ class Writer:
         return self.emit(f"arith.select {condition}, {x}, {y} : {shape}", x.element, x.lanes)
 
     def convert(self, op: str, x: Value, element: str) -> Value:
-        """`w.convert("arith.extf", x, "f32")`."""
+        """Write a conversion: `w.convert("arith.extf", x, "f32")`."""
         to = vector_type(element, x.lanes)
         return self.emit(f"{op} {x} : {x.type} to {to}", element, x.lanes)
 
     def splat(self, x: Value, lanes: int) -> Value:
-        """A number in every lane."""
+        """Broadcast a scalar to a vector."""
         if x.lanes == lanes:
             return x
         return self.emit(
             f"vector.broadcast {x} : {x.type} to {vector_type(x.element, lanes)}", x.element, lanes
         )
 
-    # Arithmetic of sizes and offsets
+    # Arithmetic on sizes and offsets
 
     def add(self, x: Index, y: Index) -> Index:
         """x + y"""
@@ -176,7 +176,7 @@ class Writer:
         return x if y == 1 else self.binary("arith.floordivsi", self.index(x), self.index(y))
 
     def mod(self, x: Index, y: Index) -> Index:
-        """x % y, of y's sign."""
+        """x % y, with the sign of y."""
         return self.sub(x, self.mul(self.floordiv(x, y), y))
 
     def min(self, x: Index, y: Index) -> Index:
@@ -197,7 +197,7 @@ class Writer:
     def loop(
         self, start: Index, stop: Index, step: Index = 1, carried: Sequence[Value] = ()
     ) -> Iterator[Loop]:
-        """Write a loop; in the `with`, set `loop.yielded` to the next values of what it carries."""
+        """Write a loop; in the `with`, set `loop.yielded` to the next carried values."""
         counter = self.fresh("index")
         inner = [self.fresh(value.element, value.lanes) for value in carried]
         results = [self.fresh(value.element, value.lanes) for value in carried]
@@ -217,7 +217,7 @@ class Writer:
 
     @contextmanager
     def branch(self, condition: Value) -> Iterator[None]:
-        """Write what happens only if a condition holds."""
+        """Write an scf.if without results."""
         self.line(f"scf.if {condition} {{")
         self.depth += 1
         yield
@@ -232,7 +232,7 @@ class Writer:
     # Memory
 
     def load(self, memory: str, shape: str, at: Sequence[Index], element: str, lanes: int) -> Value:
-        """Read one element of a memref of this type, or as many that lie next to each other."""
+        """Load an element of a memref, or a vector of contiguous ones."""
         place = ", ".join(str(self.index(i)) for i in at)
         if lanes:
             to = vector_type(element, lanes)
@@ -240,7 +240,7 @@ class Writer:
         return self.emit(f"memref.load {memory}[{place}] : {shape}", element)
 
     def store(self, value: Value, memory: str, shape: str, at: Sequence[Index]) -> None:
-        """Write one element, or as many as the value has lanes."""
+        """Store an element or a vector."""
         place = ", ".join(str(self.index(i)) for i in at)
         if value.lanes:
             self.line(f"vector.store {value}, {memory}[{place}] : {shape}, {value.type}")
@@ -257,7 +257,7 @@ def _literal(number: bool | int | float, element: str) -> str:
         return f"0x{struct.unpack('<I', _pack_single(float(number)))[0]:08X}"
     if element == "f64":
         return f"0x{struct.unpack('<Q', struct.pack('<d', float(number)))[0]:016X}"
-    raise AssertionError(f"constants of {element} are made from those of f32")
+    raise AssertionError(f"constants of {element} are converted from f32")
 
 
 def _pack_single(number: float) -> bytes:

@@ -1,1 +1,1 @@
-"""What runs a kernel: one folder or file a backend."""
+"""Backends that run a kernel: an interpreter and IREE."""

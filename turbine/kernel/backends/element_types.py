@@ -1,4 +1,4 @@
-"""Ops on elements that torch has few kernels for: u16, u32, u64 and floats of eight bits."""
+"""Interpret ops on dtypes that torch has few kernels for: u16, u32, u64 and 8-bit floats."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.types import TileType
 
 
-def call_narrowed(made: Op, args: Sequence[Any], keywords: Mapping[str, Any], types: Any) -> Any:
-    """Call a meaning; where torch has no kernels for a type, in one that it has.
+def call_narrowed(op: Op, args: Sequence[Any], keywords: Mapping[str, Any], types: Any) -> Any:
+    """Call the meaning of an op, in a wider dtype where torch has no kernels.
 
-    Small types are computed in a wider one and cut back. Bits of u64 are those of i64; what asks
-    for their order sees numbers with the first bit flipped, which are in order as i64.
+    Small dtypes are computed in a wider one and narrowed. u64 is computed on its bits as i64; ops
+    that compare see the sign bit flipped, which makes the order of i64 the order of u64.
     """
-    given = {value.dtype for value in _tensors(args)}
-    if made in _ANY_TYPE or given.isdisjoint(_WIDER):
-        return made.meaning(*args, **keywords)
-    if torch.uint64 in given and made in _OF_U64:
-        return _OF_U64[made](*args)
-    flip = _FIRST_BIT if made in _ORDERED else 0
-    result = made.meaning(*(widen(value, flip) for value in args), **keywords)
+    present = {value.dtype for value in _tensors(args)}
+    if op in _ANY_TYPE or present.isdisjoint(_WIDER):
+        return op.meaning(*args, **keywords)
+    if torch.uint64 in present and op in _U64_OPS:
+        return _U64_OPS[op](*args)
+    flip = _SIGN_BIT if op in _ORDERED else 0
+    result = op.meaning(*(widen(value, flip) for value in args), **keywords)
     if isinstance(types, TileType):
-        return _cut_back(result, types.dtype.torch, flip)
+        return _narrow(result, types.dtype.torch, flip)
     pairs = zip(result, types, strict=True)
-    return tuple(_cut_back(one, type.dtype.torch, flip) for one, type in pairs)
+    return tuple(_narrow(one, type.dtype.torch, flip) for one, type in pairs)
 
 
 def _tensors(args: Sequence[Any]) -> list[Tensor]:
@@ -39,7 +39,7 @@ def _tensors(args: Sequence[Any]) -> list[Tensor]:
 
 
 def widen(value: Any, flip: int = 0) -> Any:
-    """A tensor, or a tuple of them, of types that torch has kernels for."""
+    """Convert a tensor, or a tuple of them, to dtypes that torch has kernels for."""
     if isinstance(value, Tensor):
         if value.dtype is torch.uint64:
             return value.view(torch.int64) ^ flip
@@ -49,7 +49,7 @@ def widen(value: Any, flip: int = 0) -> Any:
     return value
 
 
-def _cut_back(value: Tensor, dtype: torch.dtype, flip: int) -> Tensor:
+def _narrow(value: Tensor, dtype: torch.dtype, flip: int) -> Tensor:
     return (value ^ flip).view(dtype) if dtype is torch.uint64 else value.to(dtype)
 
 
@@ -62,8 +62,8 @@ _WIDER = {
     torch.uint32: torch.int64,
     torch.uint64: torch.int64,
 }
-_FIRST_BIT = -(2**63)
-# Ops that torch has for every type, and those that mean the bits a type has.
+_SIGN_BIT = -(2**63)
+# Ops that torch has for every dtype, or that are defined by bits.
 _ANY_TYPE = {casting.to_dtype, casting.bitcast}
 _ORDERED = {
     *(arithmetic.less, arithmetic.less_equal, arithmetic.greater, arithmetic.greater_equal),
@@ -75,9 +75,9 @@ _ORDERED = {
 
 def _divide(function: Any) -> Callable[[Tensor, Tensor], Tensor]:
     def divide(x: Tensor, y: Tensor) -> Tensor:
-        above, below = x.numpy(), y.numpy()
-        result = function(above, np.where(below == 0, np.uint64(1), below))
-        return torch.from_numpy(np.asarray(np.where(below == 0, np.uint64(0), result)))
+        numerator, divisor = x.numpy(), y.numpy()
+        result = function(numerator, np.where(divisor == 0, np.uint64(1), divisor))
+        return torch.from_numpy(np.asarray(np.where(divisor == 0, np.uint64(0), result)))
 
     return divide
 
@@ -89,8 +89,8 @@ def _shift_right(x: Tensor, y: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(np.where(is_shift, shifted, np.uint64(0))))
 
 
-# What depends on the number that the bits of u64 are, otherwise than by order.
-_OF_U64: dict[Op, Callable[..., Tensor]] = {
+# Ops whose result depends on the value of a u64, not only on its bits or its order.
+_U64_OPS: dict[Op, Callable[..., Tensor]] = {
     arithmetic.floordiv: _divide(np.floor_divide),
     arithmetic.mod: _divide(np.remainder),
     arithmetic.shift_right: _shift_right,

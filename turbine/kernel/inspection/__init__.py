@@ -1,1 +1,1 @@
-"""Text, reports and checks of a kernel."""
+"""Print, check and measure kernels."""

@@ -1,4 +1,4 @@
-"""Explain what a call of a kernel comes to: its types, proofs and code, and how fast it is."""
+"""Explain a call of a kernel: its types, bounds, code and speed."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from turbine.tables import bytes_text, table
 
 @dataclass(frozen=True)
 class CallReport:
-    """What a call of a kernel comes to; print it to read it."""
+    """The report of `tk.explain`; print it."""
 
-    typed: str  # the graph, with types and proofs
+    typed: str  # the graph with types and bounds
     grid: tuple[int, ...]
-    sizes: Mapping[str, tuple[int, str]]  # each with where it comes from
-    recompiles: tuple[str, ...]  # what a call may change that needs other code
+    sizes: Mapping[str, tuple[int, str]]  # value and source by name
+    recompiles: tuple[str, ...]  # changes of the arguments that need a recompile
     compile_seconds: float
     stack_bytes: int
     scratch_bytes: int  # of a workgroup
-    seconds: float  # of a call, the median
+    seconds: float  # median of a call
     work: Work
     peaks: Peaks
 
     @property
     def roofline_share(self) -> float:
-        """How near a call is to what this machine could do at best."""
+        """The roofline time of a call as a share of its measured time."""
         return self.work.least_seconds(self.peaks) / self.seconds
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class CallReport:
 
 
 def explain(kernel: Kernel, *args: Any) -> CallReport:
-    """Run a kernel on tensors, and say what its code is made of and how fast it is.
+    """Run a kernel, and report its graph, sizes, code and speed.
 
     >>> import torch, turbine.kernel as tk, turbine.kernel.lang as tkl
     >>> N, B = tkl.sym.N, tkl.sym.B
@@ -63,13 +63,13 @@ def explain(kernel: Kernel, *args: Any) -> CallReport:
     named = kernel.bind_arguments(args, {})
     program, sizes, _ = kernel.resolve_call(named)
     limits = peaks()
-    # A kernel may change what it is given.
+    # A kernel may write to its arguments.
     own = [value.clone() if isinstance(value, Tensor) else value for value in args]
     with config.override(interpret=False):
         seconds = roofline.seconds_of(lambda: kernel(*own))
-    shown = printer.view_for(kernel, args)
-    typed = printer.typed_text(shown)
-    code, facts = printer.code_of(shown)
+    view = printer.view_for(kernel, args)
+    typed = printer.typed_text(view)
+    code, facts = printer.code_of(view)
     compiled = pipeline.compile_ir(code.text.encode(), host.default_target())
     return CallReport(
         typed,
@@ -86,7 +86,7 @@ def explain(kernel: Kernel, *args: Any) -> CallReport:
 
 
 def _source(kernel: Kernel, symbol: Symbol) -> str:
-    """Where a size comes from."""
+    """The source of a size."""
     if symbol.name in kernel.blocks:
         return "given"
     for parameter in kernel.signature.passed:
@@ -98,7 +98,7 @@ def _source(kernel: Kernel, symbol: Symbol) -> str:
 
 
 def _recompiles(kernel: Kernel, program: KernelProgram, facts: Facts) -> Iterator[str]:
-    """What a call may change that needs other code."""
+    """Changes of the arguments that need a recompile."""
     yield from (f"{s} % {facts.divisors[s]} != 0" for s in sorted(facts.used, key=str))
     own = kernel.own_sizes(program)
     yield from sorted(f"another {symbol}" for symbol in facts.known if symbol not in own)
@@ -116,26 +116,26 @@ def _lines(report: CallReport) -> Iterator[str]:
     counts = " x ".join(map(str, report.grid)) or "1"
     yield f"grid: {counts} = {prod(report.grid)} programs"
     rows = [(name, str(value), source) for name, (value, source) in report.sizes.items()]
-    yield indent(table([("size", "is", "from"), *rows], right={1}), "  ")
-    yield f"compiles again for: {', '.join(report.recompiles) or 'nothing'}"
+    yield indent(table([("size", "value", "source"), *rows], right={1}), "  ")
+    yield f"recompiles for: {', '.join(report.recompiles) or 'nothing'}"
     yield f"compiled in {report.compile_seconds:.2f} s"
     yield (
         f"memory of a workgroup: {bytes_text(report.stack_bytes)} on the stack, "
-        f"{bytes_text(report.scratch_bytes)} beside it"
+        f"{bytes_text(report.scratch_bytes)} in the heap"
     )
     work, limits = report.work, report.peaks
     yield indent(table([_HEAD, *_speed_rows(report)], right={1, 2, 3}), "  ")
     yield (
-        f"a call takes {report.seconds * 1e6:.1f} us: {report.roofline_share:.0%} of what this "
-        f"machine could do, where {work.limit(limits)} is the limit"
+        f"a call takes {report.seconds * 1e6:.1f} us: {report.roofline_share:.0%} of the roofline, "
+        f"bound by {work.limit(limits)}"
     )
     yield (
-        f"at most: measured with f32 multiply-adds in registers on {limits.cores} cores, and with "
-        "a copy that no cache holds"
+        f"peaks are measured: f32 fma in registers on {limits.cores} cores, and a copy larger than "
+        "the caches"
     )
 
 
-_HEAD = ("", "of a call", "a second", "at most")
+_HEAD = ("", "per call", "per second", "peak")
 
 
 def _speed_rows(report: CallReport) -> Iterator[tuple[str, ...]]:

@@ -1,9 +1,9 @@
-"""Compare a kernel's code with the interpreter: where they differ, name the op that does first.
+"""Compare compiled code with the interpreter, and find the first op that differs.
 
-Note [Looking at every op]
-The function is traced again, with stores between its ops: what each gives in one program goes to an
-output of its own, with an axis for the turns of each loop around it. Interpreter and code run the
-same graph, so their outputs are compared one by one, in the order of the ops.
+Note [Probes]
+The function is traced again with a store after each op: its value in one program goes to an extra
+output, with an axis for the iterations of each enclosing loop. Interpreter and code run the same
+graph, so these outputs are compared one by one, in the order of the ops.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from turbine.kernel.trace import tracer
 from turbine.kernel.trace.tracer import Buffer, IndexExpr, Tile, Trace, user_line
 from turbine.kernel.trace.types import BufferType, TileType
 
-# How far apart results may be, as a share of the largest number in a tensor: sums are formed in
-# another order.
+# Tolerances relative to the largest number of a tensor: sums are computed in another order.
 TOLERANCES = {
     torch.float64: 1e-9,
     torch.float32: 4e-5,
@@ -43,14 +42,14 @@ TOLERANCES = {
     torch.float8_e4m3fn: 0.125,
     torch.float8_e4m3fnuz: 0.125,
 }
-# Ops that are looked at in one run, and elements that are kept of one.
-_AT_ONCE = 16
+# The most ops probed in one run, and the most elements stored for one.
+_MOST_PROBES = 16
 _MOST_ELEMENTS = 2**24
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """How far interpreter and code are apart in each output; print it to read it."""
+    """The largest difference between interpreter and code for each output; print it."""
 
     kernel: str
     differences: Mapping[str, float]  # by output, as a share of its largest number
@@ -62,7 +61,7 @@ class CheckReport:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first element of a tensor, in order, that differs."""
+    """The first element of a tensor that differs."""
 
     at: tuple[int, ...]
     interpreted: Any
@@ -71,13 +70,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far apart numbers may be; None: by the type of the elements."""
+    """The allowed difference; None: the default for the dtype."""
 
     rtol: float | None
     atol: float | None
 
     def compute_limit(self, expected: Tensor) -> Tensor:
-        """The distance that is allowed, for each element."""
+        """The allowed difference of each element."""
         if not expected.dtype.is_floating_point:
             return torch.zeros(expected.shape, dtype=torch.float64)
         rtol = TOLERANCES[expected.dtype] if self.rtol is None else self.rtol
@@ -89,7 +88,7 @@ class Tolerance:
 def check(
     kernel: Kernel, *args: Any, rtol: float | None = None, atol: float | None = None
 ) -> CheckReport:
-    """Run a kernel in the interpreter and compiled, and compare what it writes.
+    """Run a kernel in the interpreter and compiled, and compare the outputs.
 
     Where they differ, the error names the first op whose value does, with its line, the program
     and both numbers. `rtol` and `atol` are those of the elements' types, unless they are given.
@@ -116,7 +115,7 @@ def check(
 
 
 class _Pair:
-    """What the interpreter and the code give for the same arguments."""
+    """The results of the interpreter and of the code for the same arguments."""
 
     def __init__(
         self,
@@ -132,12 +131,12 @@ class _Pair:
         self.compiled = _run_compiled(program, sizes, key, _copy(named))
 
     def pair(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
-        """The two tensors, and where the kernel wrote them."""
+        """Both tensors, and which elements the kernel wrote."""
         memory: Memory = self.interpreted[name]
         return memory.tensor, self.compiled[name], memory.writer >= 0
 
     def difference(self, name: str) -> Difference | None:
-        """The first element that differs, if one does."""
+        """The first element that differs, if any."""
         expected, actual, is_written = self.pair(name)
         limit = self.tolerance.compute_limit(expected)
         places = torch.nonzero(_differs(expected, actual, limit) & is_written)
@@ -147,7 +146,7 @@ class _Pair:
         return Difference(at, expected[at].item(), actual[at].item())
 
     def distance(self, name: str) -> float:
-        """How far apart they are at most, as a share of the largest number."""
+        """The largest difference, as a share of the largest number."""
         expected, actual, is_written = self.pair(name)
         apart = (expected.to(torch.float64) - actual.to(torch.float64)).abs()
         found = apart[is_written & apart.isfinite()]
@@ -167,7 +166,7 @@ def _differs(expected: Tensor, actual: Tensor, limit: Tensor) -> Tensor:
 
 
 def largest(tensor: Tensor) -> float:
-    """The largest number in a tensor, without its sign."""
+    """The largest absolute value in a tensor."""
     wide = tensor.to(torch.float64).abs()
     finite = wide[wide.isfinite()]
     return float(finite.max()) if finite.numel() else 0.0
@@ -188,52 +187,52 @@ def _run_compiled(
 
 @dataclass(frozen=True)
 class Probe:
-    """An op that is looked at: where its values go, and how many axes of that are turns."""
+    """An op that is probed, and the loops around it."""
 
     op: str
     line: str | None
     type: TileType
-    turns: tuple[tuple[Symbol, Expr, int], ...]  # counters, where they begin, and how many
+    loops: tuple[tuple[Symbol, Expr, int], ...]  # counter, start and number of iterations
 
     @property
     def buffer(self) -> BufferType:
-        """What holds the values of one program."""
-        counts = (as_expr(count) for _, _, count in self.turns)
+        """The output for the values of one program."""
+        counts = (as_expr(count) for _, _, count in self.loops)
         return BufferType("output", (ONE, *counts, *self.type.shape), self.type.dtype)
 
 
 def _first_op(
     kernel: Kernel, pair: _Pair, output: str, found: Difference, number: int
 ) -> errors.KernelError:
-    """The error that names the first op of a program that differs."""
+    """The error for the first op of a program that differs."""
     ids = _ids(pair, number)
     whole = (
         f"{output}{list(found.at)} is {found.interpreted} interpreted, {found.compiled} compiled"
     )
     probes = _probes(kernel, pair, ids)
-    for start in range(0, len(probes), _AT_ONCE):
-        wanted = range(start, min(start + _AT_ONCE, len(probes)))
+    for start in range(0, len(probes), _MOST_PROBES):
+        wanted = range(start, min(start + _MOST_PROBES, len(probes)))
         program = _probe(kernel, pair, probes, wanted, number)
-        looked = _Pair(program, pair.sizes, pair.key, pair.named, pair.tolerance)
+        probed = _Pair(program, pair.sizes, pair.key, pair.named, pair.tolerance)
         for place in wanted:
-            difference = looked.difference(_name(place))
+            difference = probed.difference(_name(place))
             if difference is not None:
                 return _error(kernel, probes[place], difference, ids, whole)
     return errors.KernelError(
         f"{kernel.__name__}: interpreter and compiled code differ in program {ids}: {whole}; "
-        "each of its ops agrees when its value is kept",
+        "each op agrees if its value is stored",
         where=kernel.signature.place,
-        hint="ops that are computed together differ: compare kernel.text('mlir')",
+        hint="the difference is in fused ops: compare kernel.text('mlir')",
     )
 
 
 def _error(
     kernel: Kernel, probe: Probe, found: Difference, ids: tuple[int, ...], whole: str
 ) -> errors.KernelError:
-    turns, lane = found.at[1 : 1 + len(probe.turns)], list(found.at[1 + len(probe.turns) :])
+    iteration, lane = found.at[1 : 1 + len(probe.loops)], list(found.at[1 + len(probe.loops) :])
     counted = [
         f"{s} = {int(first.number or 0) + t}"
-        for (s, first, _), t in zip(probe.turns, turns, strict=True)
+        for (s, first, _), t in zip(probe.loops, iteration, strict=True)
     ]
     during = f", {', '.join(counted)}" if counted else ""
     return errors.KernelError(
@@ -241,16 +240,16 @@ def _error(
         f"{probe.type}: program {ids}{during}, lane {lane} is {found.interpreted} interpreted, "
         f"{found.compiled} compiled; so {whole}",
         where=probe.line,
-        hint="give rtol= and atol= if that is near enough, else it is a bug of the backend",
+        hint="pass rtol= and atol= if the difference is acceptable; otherwise report a bug",
     )
 
 
 def _name(place: int) -> str:
-    return f"looked_at_{place}"
+    return f"probe_{place}"
 
 
 def _ids(pair: _Pair, number: int) -> tuple[int, ...]:
-    """The program of a number along each axis of the grid."""
+    """The index of a program along each axis of the grid."""
     ids: list[int] = []
     for count in reversed(pair.program.grid):
         number, own = divmod(number, count.evaluate(pair.sizes))
@@ -259,7 +258,7 @@ def _ids(pair: _Pair, number: int) -> tuple[int, ...]:
 
 
 def _probes(kernel: Kernel, pair: _Pair, ids: tuple[int, ...]) -> list[Probe]:
-    """Every op that gives a tile, in order."""
+    """A probe for every op whose result is a tile, in order."""
     known = dict(pair.sizes)
     known.update({Symbol(f"program_id({a})", "program", a): i for a, i in enumerate(ids)})
     found: list[Probe] = []
@@ -267,8 +266,8 @@ def _probes(kernel: Kernel, pair: _Pair, ids: tuple[int, ...]) -> list[Probe]:
     def watch(trace: Trace) -> Callable[[str, Tile], None]:
         def note(name: str, tile: Tile) -> None:
             elements = prod(size.evaluate(pair.sizes) for size in tile.type.shape)
-            turns = tuple(_turns(trace, known, _MOST_ELEMENTS // max(elements, 1)))
-            found.append(Probe(name, user_line(), tile.type, turns))
+            loops = tuple(_loops(trace, known, _MOST_ELEMENTS // max(elements, 1)))
+            found.append(Probe(name, user_line(), tile.type, loops))
 
         return note
 
@@ -276,10 +275,10 @@ def _probes(kernel: Kernel, pair: _Pair, ids: tuple[int, ...]) -> list[Probe]:
     return found
 
 
-def _turns(
+def _loops(
     trace: Trace, known: Mapping[Symbol, int], most: int
 ) -> Iterator[tuple[Symbol, Expr, int]]:
-    """The loops around what is traced now whose turns can be counted and kept."""
+    """The enclosing loops whose iterations can be counted and stored."""
     for region in trace.regions:
         if region.counter is None or region.counter not in trace.ranges:
             continue
@@ -299,7 +298,7 @@ def _turns(
 def _probe(
     kernel: Kernel, pair: _Pair, probes: Sequence[Probe], wanted: range, number: int
 ) -> KernelProgram:
-    """The kernel, with stores of what some of its ops give in one program."""
+    """Trace the kernel with stores of the results of some ops in one program."""
     buffers = [Parameter(_name(place), probes[place].buffer) for place in wanted]
     number_of: Expr = as_expr(-number)
     stride = ONE
@@ -317,9 +316,9 @@ def _probe(
                 return
             trace.watch = None
             probe = probes[place]
-            turns = [Expr((((s,), 1),)) - first for s, first, _ in probe.turns]
-            index = [number_of, *turns, *[Expr(())] * tile.type.rank]
-            block = new_axes(tile, 1 + len(turns))
+            iteration = [Expr((((s,), 1),)) - first for s, first, _ in probe.loops]
+            index = [number_of, *iteration, *[Expr(())] * tile.type.rank]
+            block = new_axes(tile, 1 + len(iteration))
             store(given[_name(place)], tuple(map(IndexExpr, index)), block)
             trace.watch = keep
 
@@ -334,7 +333,7 @@ def _retrace(
     watch: Callable[..., Callable[[str, Tile], None]],
     buffers: Sequence[Parameter] = (),
 ) -> KernelProgram:
-    """The kernel traced again, while someone looks on."""
+    """Trace the kernel again with a watch function."""
     signature = replace(kernel.signature, parameters=(*kernel.signature.parameters, *buffers))
 
     def function(**given: Any) -> Any:

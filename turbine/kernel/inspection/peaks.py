@@ -1,12 +1,11 @@
-"""Measure what this machine can do in a second: bytes that are copied, and f32 operations.
+"""Measure the memory bandwidth and the f32 throughput of this machine.
 
 Note [Measured peak]
-The peak is what the cores do where nothing but arithmetic limits them: each runs a loop of
-multiply-adds in registers, as wide as the target's vectors, with more of them under way than
-their latency needs. No clock or count of units is assumed, so the peak holds on any CPU. The
-best of many short runs counts, since others that use the machine can only slow one down. A matrix
-product of PyTorch's is timed too, and counts where it is faster: its library may use
-instructions that the target leaves out.
+Each core runs a loop of fma in registers, as wide as the target's vectors, with enough independent
+chains to hide their latency. No clock rate or number of units is assumed, so this works on any CPU.
+The best of many short runs counts, since other processes can only slow a run down. A matmul of
+PyTorch is timed too and counts if it is faster: its library may use instructions that the target
+does not have.
 """
 
 from __future__ import annotations
@@ -27,33 +26,33 @@ from turbine.runtime.tensor_call import TensorCall
 from turbine.signature import Slot
 from turbine.target import Target
 
-# Multiply-adds that a core has under way, and how often a workgroup repeats them.
-_CHAINS, _TURNS = 12, 50_000
+# Independent fma chains of a core, and iterations of a workgroup.
+_CHAINS, _ITERATIONS = 12, 50_000
 _GROUPS_PER_CORE = 4
 _COPIED, _MULTIPLIED = 2**24, 512
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """What this machine was measured to do in a second."""
+    """Measured peaks of this machine."""
 
-    bandwidth: float  # bytes of memory, read and written
-    operations: float  # of f32; Note [Measured peak]
+    bandwidth: float  # bytes per second, read and written
+    operations: float  # of f32 per second; Note [Measured peak]
     cores: int
 
 
 @cache
 def peaks() -> Peaks:
-    """Measured once: a copy that no cache holds, and arithmetic that waits for no memory."""
+    """Measure the peaks, once in a process."""
     cores = len(os.sched_getaffinity(0))
     source, copied = torch.ones(_COPIED), torch.empty(_COPIED)
     copying = best_seconds(lambda: copied.copy_(source))
-    operations = max(_in_registers(cores), _in_products())
+    operations = max(_measure_fma(cores), _measure_matmul())
     return Peaks(2 * 4 * _COPIED / copying, operations, cores)
 
 
 def best_seconds(call: Callable[[], object], at_most: float = 0.3) -> float:
-    """The shortest time of a call, made for a while."""
+    """The shortest time of repeated calls."""
     call()
     best, total = float("inf"), 0.0
     while total < at_most:
@@ -64,20 +63,20 @@ def best_seconds(call: Callable[[], object], at_most: float = 0.3) -> float:
     return best
 
 
-def _in_products() -> float:
-    """Operations a second of a matrix product of PyTorch's."""
+def _measure_matmul() -> float:
+    """Operations per second of torch.mm."""
     one = torch.ones(_MULTIPLIED, _MULTIPLIED)
     product = torch.empty_like(one)
     return 2 * _MULTIPLIED**3 / best_seconds(lambda: torch.mm(one, one, out=product))
 
 
-def _in_registers(cores: int) -> float:
-    """Operations a second of multiply-adds in registers, on all cores."""
+def _measure_fma(cores: int) -> float:
+    """Operations per second of fma in registers, on all cores."""
     target, groups = host.default_target(), _GROUPS_PER_CORE * cores
     code = pipeline.compile_ir(loop_text(target, groups).encode(), target)
     results = [Slot(dtypes.from_torch_name("float32"))]
     call = TensorCall.load(code.data, TASK, "main", [], results)
-    operations = 2 * _CHAINS * _lanes(target) * _TURNS * groups
+    operations = 2 * _CHAINS * _lanes(target) * _ITERATIONS * groups
     return operations / best_seconds(lambda: call([]))
 
 
@@ -86,7 +85,7 @@ def _lanes(target: Target) -> int:
 
 
 def loop_text(target: Target, groups: int) -> str:
-    """A dispatch whose workgroups repeat independent multiply-adds, and give their sums."""
+    """A dispatch whose workgroups run independent chains of fma and store their sums."""
     vector, places = f"vector<{_lanes(target)}xf32>", range(_CHAINS)
     starts = [f"%start{i} = arith.constant dense<{i}.0> : {vector}" for i in places]
     carried = ", ".join(f"%x{i} = %start{i}" for i in places)
@@ -104,18 +103,18 @@ def loop_text(target: Target, groups: int) -> str:
             "  stream.return %n, %one, %one : index, index, index",
             "}",
             "builtin.module {",
-            "func.func @code(%turns: index, %bound: !stream.binding)"
+            "func.func @code(%iterations: index, %bound: !stream.binding)"
             f" attributes {{{DISPATCH_ATTRIBUTES}}} {{",
             "%workgroup = stream.dispatch.workgroup.id[0] : index",
             "%c0 = arith.constant 0 : index",
             "%c1 = arith.constant 1 : index",
-            "%integer = arith.index_castui %turns : index to i64",
+            "%integer = arith.index_castui %iterations : index to i64",
             "%number = arith.uitofp %integer : i64 to f32",
             f"%one = vector.broadcast %number : f32 to {vector}",
             f"%other = arith.constant dense<0.3> : {vector}",
             f"%out = stream.binding.subspan %bound[%c0] : !stream.binding -> memref<{groups}xf32>",
             *starts,
-            f"%loop:{_CHAINS} = scf.for %i = %c0 to %turns step %c1"
+            f"%loop:{_CHAINS} = scf.for %i = %c0 to %iterations step %c1"
             f" iter_args({carried}) -> ({types}) {{",
             *steps,
             f"scf.yield {given} : {types}",
@@ -128,11 +127,11 @@ def loop_text(target: Target, groups: int) -> str:
             "}",
             "}",
             f"func.func public @main() -> tensor<{groups}xf32> {{",
-            f"%constant = arith.constant {_TURNS} : index",
-            # Or IREE would run the dispatch once, when the module is loaded.
-            "%turns = util.optimization_barrier %constant : index",
+            f"%constant = arith.constant {_ITERATIONS} : index",
+            # Without a barrier IREE would run the dispatch once, when the module is loaded.
+            "%iterations = util.optimization_barrier %constant : index",
             f"%groups = arith.constant {groups} : index",
-            "%made = flow.dispatch @code::@code[%groups](%turns)"
+            "%made = flow.dispatch @code::@code[%groups](%iterations)"
             f" : (index) -> tensor<{groups}xf32>",
             f"return %made : tensor<{groups}xf32>",
             "}",
@@ -144,7 +143,7 @@ def _step(target: Target, place: int, vector: str) -> list[str]:
     x, y = f"%x{place}", f"%y{place}"
     if target.architecture == "aarch64" or "+fma" in target.features.split(","):
         return [f"{y} = math.fma %one, %other, {x} : {vector}"]
-    # Two instructions; the product is one of the loop's, or it would be computed once.
+    # Two instructions; the product depends on the loop, or it would be hoisted.
     times = f"%t{place}"
     return [
         f"{times} = arith.mulf {x}, %other : {vector}",

@@ -1,4 +1,4 @@
-"""A kernel as text: its graph, the graph with proofs of bounds, its plan, MLIR, or assembly."""
+"""Print a stage of a kernel: its graph, graph with bounds, plan, MLIR or assembly."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from turbine.tables import table
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A kernel for some arguments: its program, and what is known of sizes."""
+class View:
+    """A kernel for some arguments: its program, and known facts about sizes."""
 
     program: KernelProgram
     facts: Facts
@@ -39,25 +39,25 @@ class Seen:
 
 
 def text(kernel: Definition, stage: str, args: Sequence[Any]) -> str:
-    """What a stage made of a kernel, for arguments, those of the last call, or none."""
+    """Print a stage for these arguments; without any, for those of the last call."""
     if stage not in STAGES:
         raise errors.KernelError(errors.unknown("stage", stage, STAGES))
     return STAGES[stage](view_for(kernel, args))
 
 
-def view_for(kernel: Definition, args: Sequence[Any]) -> Seen:
-    """A kernel as a call with these arguments meets it; without any, as the last call did."""
+def view_for(kernel: Definition, args: Sequence[Any]) -> View:
+    """The program for these arguments; without any, for those of the last call."""
     call = kernel.resolve_call(kernel.bind_arguments(args, {})) if args else kernel.last_call
     if call is not None:
         program, sizes, key = call
         facts = facts_of(program, sizes, dict(key.static))
-        return Seen(program, facts, kernel.chosen_blocks(program))
+        return View(program, facts, kernel.chosen_blocks(program))
     _check_is_static(kernel)
     program = programs.trace(
         kernel.signature, kernel.signature.parameters, kernel.grid, kernel.function
     )
     facts = Facts(kernel.own_sizes(program), {}, program.ranges)
-    return Seen(program, facts, kernel.chosen_blocks(program))
+    return View(program, facts, kernel.chosen_blocks(program))
 
 
 def _check_is_static(kernel: Definition) -> None:
@@ -70,7 +70,7 @@ def _check_is_static(kernel: Definition) -> None:
         raise errors.KernelError(
             f"the program of {kernel.__name__} depends on its arguments: {', '.join(names)}",
             where=kernel.signature.place,
-            hint=f"call it first, or give them: {kernel.__name__}.text(stage, {given})",
+            hint=f"call it first, or pass them: {kernel.__name__}.text(stage, {given})",
         )
 
 
@@ -82,14 +82,14 @@ def is_static(parameter: Parameter) -> bool:
 # The graph
 
 
-def graph_text(shown: Seen) -> str:
-    """One line for each op, with the type of what it gives; regions are indented."""
-    return "\n".join(_Printer(shown.program).lines())
+def graph_text(view: View) -> str:
+    """One line for each op with its result type; regions are indented."""
+    return "\n".join(_Printer(view.program).lines())
 
 
-def typed_text(shown: Seen) -> str:
-    """The same, and for each access which lanes take part and why that needs no check, or does."""
-    return "\n".join(_Printer(shown.program, shown.facts).lines())
+def typed_text(view: View) -> str:
+    """The graph with the bounds of each access, and whether they are proven."""
+    return "\n".join(_Printer(view.program, view.facts).lines())
 
 
 @dataclass
@@ -97,7 +97,7 @@ class _Printer:
     program: KernelProgram
     facts: Facts | None = None
     names: dict[fx.Node, str] = field(default_factory=dict)
-    taken: dict[str, int] = field(default_factory=dict)
+    name_counts: dict[str, int] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
         program = self.program
@@ -119,12 +119,12 @@ class _Printer:
                     yield indent + line
 
     def node(self, node: fx.Node) -> Iterator[str]:
-        made = node.target
-        assert isinstance(made, Op)
+        op = node.target
+        assert isinstance(op, Op)
         type = node.meta.get("type")
-        name = self.name(node, _KEYWORDS.get(made, made.name))
+        name = self.name(node, _KEYWORDS.get(op, op.name))
         given = f"{name}: {type} = " if isinstance(type, TileType) else ""
-        head = _HEADS.get(made, _plain_head)(self, node)
+        head = _HEADS.get(op, _plain_head)(self, node)
         yield f"{given}{head}{_place(node)}"
         yield from (f"    {line}" for line in self.accesses(node))
         for label, body, around in _bodies(node):
@@ -140,12 +140,12 @@ class _Printer:
         types = ", ".join(f"{self.names[p]}: {p.meta['type']}" for p in carried)
         yield f"  {label}({types})"
         yield from self.region(body.graph, "    ")
-        yield f"    give {', '.join(self.names[node] for node in output_of(body.graph))}"
+        yield f"    yield {', '.join(self.names[node] for node in output_of(body.graph))}"
 
     def name(self, node: fx.Node, wanted: str) -> str:
-        """A name that nothing else in the kernel has."""
+        """A unique name for a node."""
         if node not in self.names:
-            count = self.taken[wanted] = self.taken.get(wanted, 0) + 1
+            count = self.name_counts[wanted] = self.name_counts.get(wanted, 0) + 1
             self.names[node] = wanted if count == 1 else f"{wanted}_{count}"
         return self.names[node]
 
@@ -153,7 +153,7 @@ class _Printer:
         return format_value(value, self.names)
 
     def accesses(self, node: fx.Node) -> Iterator[str]:
-        """Which lanes take part, and what is known of that."""
+        """The bounds and masks of a node, and whether they are proven."""
         if self.facts is None:
             return
         for bounds, masks, shape in conditions(node):
@@ -164,7 +164,7 @@ class _Printer:
 
 
 def facts_lines(facts: Facts) -> Iterator[str]:
-    """What is known of sizes when code is made."""
+    """Known facts about sizes at compile time."""
     if facts.known:
         yield "in the code: " + ", ".join(f"{s} = {value}" for s, value in facts.known.items())
     if facts.divisors:
@@ -172,7 +172,7 @@ def facts_lines(facts: Facts) -> Iterator[str]:
 
 
 def conditions(node: fx.Node) -> Iterator[tuple[Sequence[Bound], Sequence[fx.Node], Any]]:
-    """The conditions under which lanes take part in what a node does, with the tile's sizes."""
+    """The bounds and masks of a node's operands, with their shapes."""
     bounds: Any = node.kwargs.get("bounds", ())
     masks: Any = node.kwargs.get("masks", ())
     if bounds and isinstance(bounds[0], tuple):  # of each operand
@@ -190,7 +190,7 @@ def conditions(node: fx.Node) -> Iterator[tuple[Sequence[Bound], Sequence[fx.Nod
 
 
 def proof(facts: Facts, bound: Bound, shape: Sequence[Expr]) -> str:
-    """Whether a bound holds for every lane in every program, and what that takes."""
+    """Whether a bound is proven for every lane in every program, and by which facts."""
     asked = replace(facts, used=set())
     size = shape[bound.axis] if bound.axis is not None else ONE
     starts, ends = asked.starts_inside(bound), asked.ends_inside(bound, size)
@@ -207,11 +207,11 @@ def _place(node: fx.Node) -> str:
 
 
 def _plain_head(printer: _Printer, node: fx.Node) -> str:
-    made = node.target
-    assert isinstance(made, Op)
+    op = node.target
+    assert isinstance(op, Op)
     around = [id(captured) for _, _, captured in _bodies(node)]
     given = [a for a in node.args if not isinstance(a, Body) and id(a) not in around]
-    return f"{made.name}({', '.join(map(printer.format, given))})"
+    return f"{op.name}({', '.join(map(printer.format, given))})"
 
 
 def _for_head(printer: _Printer, node: fx.Node) -> str:
@@ -244,11 +244,11 @@ _HEADS: dict[Op, Callable[[_Printer, fx.Node], str]] = {
     result: _result_head,
 }
 _KEYWORDS = {for_op: "loop", while_op: "loop", cond_op: "branch"}
-_LABELS = {"asked": "while", "body": "do", "one": "then", "other": "else"}
+_LABELS = {"test": "while", "body": "do", "one": "then", "other": "else"}
 
 
 def _bodies(node: fx.Node) -> list[tuple[str, Body, Any]]:
-    """The regions of a node; what one uses from around it is the argument behind it."""
+    """The regions of a node; the argument after a region lists its captured nodes."""
     assert isinstance(node.target, Op)
     names, args = list(node.target.signature.parameters), tuple[Any, ...](node.args)
     return [
@@ -259,7 +259,7 @@ def _bodies(node: fx.Node) -> list[tuple[str, Body, Any]]:
 
 
 def format_value(value: Any, names: dict[fx.Node, str] | None = None) -> str:
-    """A value of a graph as a user writes it."""
+    """Format a value of a graph."""
     if isinstance(value, fx.Node):
         return value.name if names is None else names[value]
     if isinstance(value, (tuple, list)):
@@ -271,29 +271,29 @@ def format_value(value: Any, names: dict[fx.Node, str] | None = None) -> str:
 # Code
 
 
-def code_of(shown: Seen) -> tuple[Code, Facts]:
-    """What is compiled; and what is known of sizes, with which of it the code needs."""
-    facts = replace(shown.facts, used=set())
-    return write_main(shown.program, facts), facts
+def code_of(view: View) -> tuple[Code, Facts]:
+    """The code, and the facts about sizes that it relies on."""
+    facts = replace(view.facts, used=set())
+    return write_main(view.program, facts), facts
 
 
-def mlir_text(shown: Seen) -> str:
-    """The module that is compiled."""
-    return code_of(shown)[0].text
+def mlir_text(view: View) -> str:
+    """The MLIR module before compilation."""
+    return code_of(view)[0].text
 
 
-def plan_text(shown: Seen) -> str:
-    """What the code does op by op: what is fused into a loop, scratch buffers, register tiles."""
-    code, facts = code_of(shown)
-    printer = _Printer(shown.program, facts)
-    head = list(printer.lines())[: 2 + len(shown.program.parameters)]  # this names the ops
+def plan_text(view: View) -> str:
+    """The plan of the code: fused ops, scratch buffers, register tiles."""
+    code, facts = code_of(view)
+    printer = _Printer(view.program, facts)
+    head = list(printer.lines())[: 2 + len(view.program.parameters)]  # this names the ops
     head += [f"  {line}" for line in facts_lines(facts)]
-    head += [f"  {s} = {block.size}: {block.why}" for s, block in shown.chosen.items()]
+    head += [f"  {s} = {block.size}: {block.why}" for s, block in view.chosen.items()]
     stack, heap = code.stack_bytes, sum((part.bytes for part in code.scratch), start=ZERO)
     head.append(f"  at most {code.workgroups} workgroups, each with {stack} B on the stack")
     if heap != ZERO:
         head[-1] += f" and {heap} B in the heap"
-    fused = _Fused(shown.program, {step.node for step in code.steps if not step.has_code})
+    fused = _Fused(view.program, {step.node for step in code.steps if not step.has_code})
     rows = [("op", "computes", "keeps", "scratch", "notes")]
     for step in code.steps:
         if step.has_code:
@@ -317,7 +317,7 @@ def plan_text(shown: Seen) -> str:
 
 @dataclass
 class _Fused:
-    """Ops without code of their own, and from where a region takes them."""
+    """Ops that are fused into their users, also across regions."""
 
     program: KernelProgram
     nodes: set[fx.Node]
@@ -332,7 +332,7 @@ class _Fused:
                 self.outer.update(zip(taken, [*passed, *around], strict=True))
 
     def operands(self, node: fx.Node) -> list[fx.Node]:
-        """What is computed in the loop of a node, in the order of the program."""
+        """The ops that are fused into a node, in program order."""
         found: dict[fx.Node, None] = {}
         for operand in node.all_input_nodes:
             source = self.outer.get(operand, operand)
@@ -341,11 +341,11 @@ class _Fused:
         return list(found)
 
 
-def assembly_text(shown: Seen) -> str:
-    """What the compiler made for the configured target."""
+def assembly_text(view: View) -> str:
+    """The assembly for the configured target."""
     with tempfile.TemporaryDirectory() as folder:
         pipeline.compile_ir(
-            mlir_text(shown).encode(),
+            mlir_text(view).encode(),
             host.default_target(),
             intermediates=Path(folder),
         )
@@ -353,7 +353,7 @@ def assembly_text(shown: Seen) -> str:
         return "\n".join(file.read_text() for file in files)
 
 
-STAGES: dict[str, Callable[[Seen], str]] = {
+STAGES: dict[str, Callable[[View], str]] = {
     "fx": graph_text,
     "typed": typed_text,
     "plan": plan_text,

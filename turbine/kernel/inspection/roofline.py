@@ -1,4 +1,4 @@
-"""How much work a call of a kernel is, and how fast this machine could do it."""
+"""Estimate the work of a call, and the time this machine needs for it."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from turbine.kernel.trace.validity import Bound
 
 @dataclass(frozen=True)
 class Work:
-    """What a call has to do: operations on elements, and bytes in and out of its tensors."""
+    """The work of a call: operations on elements, and bytes read and written."""
 
     operations: float
     bytes: int
 
     def least_seconds(self, peaks: Peaks) -> float:
-        """How long it takes at least: for its operations or its memory, whichever is more."""
+        """The roofline time: for operations or for memory, whichever is longer."""
         return max(self.operations / peaks.operations, self.bytes / peaks.bandwidth)
 
     def limit(self, peaks: Peaks) -> str:
-        """What it waits for where it is as fast as can be."""
+        """Whether the roofline is arithmetic or memory."""
         computing = self.operations / peaks.operations
         return "arithmetic" if computing > self.bytes / peaks.bandwidth else "memory"
 
 
 def seconds_of(call: Callable[[], object], at_most: float = 0.2) -> float:
-    """The median time of a call, made for a while."""
+    """The median time of repeated calls."""
     call()
     seconds: list[float] = []
     while len(seconds) < 5 or (sum(seconds) < at_most and len(seconds) < 1000):
@@ -51,17 +51,17 @@ def seconds_of(call: Callable[[], object], at_most: float = 0.2) -> float:
 
 
 def work_of(program: KernelProgram, sizes: Mapping[Symbol, int]) -> Work:
-    """About what a call does: an op of an element counts one, whichever it is."""
+    """Estimate the work of a call: every op counts one for each element."""
     programs = prod(count.evaluate(sizes) for count in program.grid)
     counting = _Counting(dict(sizes), program.ranges)
     for symbol, within in program.ranges.items():
         if symbol.kind == "program":
-            counting.settle(symbol, within)
+            counting.fix(symbol, within)
     return Work(programs * counting.operations(program.graph), bytes_of(program, sizes))
 
 
 def bytes_of(program: KernelProgram, sizes: Mapping[Symbol, int]) -> int:
-    """What is read and written at least: each tensor once, what is in-out twice."""
+    """The least bytes read and written: each tensor once, in-out buffers twice."""
     total = 0
     for parameter in program.of_usage("input", "output", "inout"):
         assert isinstance(parameter.type, BufferType)
@@ -74,13 +74,13 @@ def bytes_of(program: KernelProgram, sizes: Mapping[Symbol, int]) -> int:
 
 @dataclass
 class _Counting:
-    """Counts for one program in the middle of the grid, and a turn in the middle of each loop."""
+    """Counts for the middle program of the grid and the middle iteration of each loop."""
 
     known: dict[Symbol, int]
     ranges: Mapping[Symbol, Interval]
 
-    def settle(self, counter: Symbol, within: Interval) -> int:
-        """Take a counter for the one in the middle; gives how many there are."""
+    def fix(self, counter: Symbol, within: Interval) -> int:
+        """Set a counter to the middle of its range; return the length of the range."""
         first, last = (e.substitute(self.known).number or 0 for e in (within.first, within.last))
         self.known[counter] = (first + last) // 2
         return max(last - first + 1, 0)
@@ -89,36 +89,36 @@ class _Counting:
         return sum(self.of_node(node) for node in graph.nodes if node.op == "call_function")
 
     def of_node(self, node: fx.Node) -> float:
-        made = node.target
-        assert isinstance(made, Op)
-        if made is control_flow.for_op:
+        op = node.target
+        assert isinstance(op, Op)
+        if op is control_flow.for_op:
             return self.of_loop(node)
         args: tuple[Any, ...] = node.args
         inner = [self.operations(part.graph) for part in args if isinstance(part, Body)]
-        return sum(inner, self.of_elements(node, made))
+        return sum(inner, self.of_elements(node, op))
 
     def of_loop(self, node: fx.Node) -> float:
         args: tuple[Any, ...] = node.args
         start, stop, step, _, body, _ = args
         assert body.counter is not None
         ends = (start, stop - 1) if step > 0 else (stop + 1, start)
-        turns = self.settle(body.counter, Interval(*ends))
+        count = self.fix(body.counter, Interval(*ends))
         inner: float = self.operations(body.graph)
-        return inner * turns / abs(int(step))
+        return inner * count / abs(int(step))
 
-    def of_elements(self, node: fx.Node, made: Op) -> float:
-        if made is products.dot:
+    def of_elements(self, node: fx.Node, op: Op) -> float:
+        if op is products.dot:
             left = node.all_input_nodes[0]
             bounds: Any = node.kwargs["bounds"]
             shape = left.meta["type"].shape
             depth: float = shape[-1].evaluate(self.known) * self.share(bounds[0], shape)
             return 2 * self.lanes(node) * depth
-        if made in OVER_AN_AXIS:
+        if op in OVER_AN_AXIS:
             return self.lanes(node.all_input_nodes[0])
-        return self.lanes(node) if made.kind == "pointwise" else 0.0
+        return self.lanes(node) if op.kind == "pointwise" else 0.0
 
     def lanes(self, node: fx.Node) -> float:
-        """How many lanes of a tile hold a value, in the mean."""
+        """The mean number of valid lanes of a tile."""
         type = node.meta["type"]
         assert isinstance(type, TileType)
         valid = node.meta.get("valid")
@@ -130,7 +130,7 @@ class _Counting:
         return prod(self._inside(bound, shape[axis]) for axis, bound in along.items())
 
     def _inside(self, bound: Bound, size: Expr) -> float:
-        """The mean share of lanes that fulfil a bound, over the counters of its offset."""
+        """The mean share of lanes that satisfy a bound, over the counters of its offset."""
         lanes = size.evaluate(self.known)
         shares = []
         for known in self._each_count(bound.offset):

@@ -1,7 +1,7 @@
 """The kernel language: `import turbine.kernel.lang as tkl`.
 
-Every op has a docstring with an example: statements of a kernel's body, or a kernel and a call of
-it. The comment behind an expression is its value, as `tkl.print` shows it.
+Every op has a docstring with an example: statements of a kernel's body, or a kernel and a call.
+The comment after an expression is its value, as `tkl.print` prints it.
 """
 
 from turbine.kernel.lang.arithmetic import abs as abs
@@ -128,7 +128,7 @@ f16, bf16, f32, f64 = (_DTYPES[name] for name in ("f16", "bf16", "f32", "f64"))
 f8e5m2, f8e4m3fn = _DTYPES["f8e5m2"], _DTYPES["f8e4m3fn"]
 f8e5m2fnuz, f8e4m3fnuz = _DTYPES["f8e5m2fnuz"], _DTYPES["f8e4m3fnuz"]
 index = _DTYPES["index"]
-# As iree-turbine calls them.
+# Names of iree-turbine.
 Index, Vector = IndexExpr, _Tile
 i4, f4e2m1fn = _UnsupportedType("i4"), _UnsupportedType("f4e2m1fn")
 f6e2m3fn, f8e8m0fnu = _UnsupportedType("f6e2m3fn"), _UnsupportedType("f8e8m0fnu")

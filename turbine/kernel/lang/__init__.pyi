@@ -655,7 +655,7 @@ def max(
     """Maximum over an axis, several axes, or all of them; nan if an element is nan.
 
     Masked-off elements are skipped. An empty axis gives -inf, or the smallest integer; where a
-    mask removes every element, the result is masked off. `acc` takes part as another element.
+    mask removes every element, the result is masked off. `acc` is another operand.
     `tkl.max(x, y)` of two tiles is `tkl.maximum`.
 
     Example::
@@ -669,7 +669,7 @@ def min(
     """Minimum over an axis, several axes, or all of them; nan if an element is nan.
 
     Masked-off elements are skipped. An empty axis gives inf, or the largest integer; where a mask
-    removes every element, the result is masked off. `acc` takes part as another element.
+    removes every element, the result is masked off. `acc` is another operand.
     `tkl.min(x, y)` of two tiles is `tkl.minimum`.
 
     Example::

@@ -1,6 +1,7 @@
-"""Tiles of integers that count: what `i * B + tkl.arange(B)` names lies side by side.
+"""Find index tiles that are affine in the lane: `i * B + tkl.arange(B)` is contiguous.
 
-A load or a store by such tiles is one of a block, and `offsets < n` is a bound of its lanes.
+A gather or scatter at such tiles becomes a load or store of a block, and the mask `offsets < n`
+becomes a bound.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Affine:
 
 
 def affine_of(node: fx.Node) -> Affine | None:
-    """What a tile of integers holds, if it is that simple."""
+    """The affine form of a tile of integers, if it has one."""
     outer = node.meta.get("stands_for")
     if outer is not None:
         return affine_of(outer)
@@ -83,7 +84,7 @@ def _product(node: fx.Node) -> Affine | None:
 
 
 def _operands(node: fx.Node) -> tuple[Affine, Affine] | None:
-    """Both operands, for the axes of the result."""
+    """The affine forms of both operands, padded to the rank of the result."""
     rank = node.meta["type"].rank
     found = [affine_of(operand) for operand in node.args if isinstance(operand, fx.Node)]
     one, other = found
@@ -132,14 +133,14 @@ _RULES: dict[Op, Callable[[fx.Node], Affine | None]] = {
 
 @dataclass(frozen=True)
 class Block:
-    """Lanes that are a block of a buffer: where it begins, and whose lanes go along each axis."""
+    """A block of a buffer: its offsets, and the axis of the index tiles for each axis."""
 
     offsets: tuple[Expr, ...]
     axes: tuple[int | None, ...]
 
 
 def block_of(index: Sequence[Tile], shape: Sequence[Expr]) -> Block | None:
-    """The block that tiles of integers name together, for lanes of this shape; None: no block."""
+    """The block that index tiles of this shape address; None if it is not a block."""
     offsets: list[Expr] = []
     axes: list[int | None] = []
     for tile in index:
@@ -158,7 +159,7 @@ def block_of(index: Sequence[Tile], shape: Sequence[Expr]) -> Block | None:
 
 
 def bounds_of(mask: Tile) -> tuple[Bound, ...] | None:
-    """A mask as bounds, if it says how far lanes go: `offsets < n`, or several of these."""
+    """Convert a mask to bounds, if it is `offsets < n` or a conjunction of these."""
     return _bounds(mask.node) if not mask.valid else None
 
 
@@ -197,7 +198,7 @@ def _both(node: fx.Node) -> tuple[Bound, ...] | None:
     return tuple(parts)
 
 
-# Comparisons that limit lanes: whether the lanes stand on the right, what is added to the limit.
+# Comparisons that bound lanes: whether the lanes are on the right, what is added to the limit.
 _LIMITS = {
     arithmetic.less: (False, 0),
     arithmetic.less_equal: (False, 1),

@@ -1,4 +1,4 @@
-"""Sums, products, comparisons, bits and choices, element by element."""
+"""Elementwise arithmetic, comparisons, bitwise and logical ops."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ def _guard(function: Any, x: Tensor, y: Tensor) -> Tensor:
     )
 
 
-def _pow(made: Op, x: Operand, y: Operand) -> Any:
+def _pow(op: Op, x: Operand, y: Operand) -> Any:
     is_whole = isinstance(x, Tile) and x.dtype.kind in ("int", "uint")
     if is_whole and type(y) is int and 0 < y <= _LARGEST_POWER:
         return reduce(lambda power, _: mul(power, x), range(y - 1), x)
-    return apply(made, [x, y], FLOATS, None)
+    return apply(op, [x, y], FLOATS, None)
 
 
-# Of integers, powers up to this one are products.
+# The largest power of integers that is expanded to multiplications.
 _LARGEST_POWER = 16
 
 
@@ -332,28 +332,28 @@ def _is_shift(x: Tensor, y: Tensor) -> Tensor:
     return (y >= 0) & (y < 8 * x.element_size())
 
 
-def _logical_pair(made: Op, x: Operand, y: Operand) -> Tile:
-    return _apply_logical(made, x, y)
+def _logical_binary(op: Op, x: Operand, y: Operand) -> Tile:
+    return _apply_logical(op, x, y)
 
 
-def _logical_one(made: Op, x: Operand) -> Tile:
-    return _apply_logical(made, x)
+def _logical_unary(op: Op, x: Operand) -> Tile:
+    return _apply_logical(op, x)
 
 
-def _apply_logical(made: Op, *operands: Operand) -> Tile:
-    tiles = [as_bool(operand, made.name) for operand in operands]
+def _apply_logical(op: Op, *operands: Operand) -> Tile:
+    tiles = [as_bool(operand, op.name) for operand in operands]
     shape = broadcast_shapes([tile.type for tile in tiles])
     valid = both([align_valid(tile, len(shape)) for tile in tiles])
-    return made.add(*tiles, type=TileType(shape, BOOL), valid=valid)
+    return op.add(*tiles, type=TileType(shape, BOOL), valid=valid)
 
 
 def as_bool(value: Any, what: str) -> Tile:
-    """Whether each element is not zero."""
+    """Whether each element is nonzero."""
     tile = as_tile(value, None, what)
     return tile if tile.dtype == BOOL else not_equal(tile, 0)
 
 
-@op(_logical_pair)
+@op(_logical_binary)
 def logical_and(x: Tensor, y: Tensor) -> Tensor:
     """Whether both x and y are nonzero, elementwise.
 
@@ -366,7 +366,7 @@ def logical_and(x: Tensor, y: Tensor) -> Tensor:
     return torch.logical_and(x, y)
 
 
-@op(_logical_pair)
+@op(_logical_binary)
 def logical_or(x: Tensor, y: Tensor) -> Tensor:
     """Whether x or y is nonzero, elementwise.
 
@@ -379,7 +379,7 @@ def logical_or(x: Tensor, y: Tensor) -> Tensor:
     return torch.logical_or(x, y)
 
 
-@op(_logical_one)
+@op(_logical_unary)
 def logical_not(x: Tensor) -> Tensor:
     """Whether x is zero, elementwise.
 
@@ -392,12 +392,12 @@ def logical_not(x: Tensor) -> Tensor:
     return torch.logical_not(x)
 
 
-def _where(made: Op, condition: Operand, x: Operand, y: Operand) -> Tile:
+def _where(op: Op, condition: Operand, x: Operand, y: Operand) -> Tile:
     dtype = common_dtype([x, y], "where")
     tiles = [as_bool(condition, "where"), as_tile(x, dtype, "where"), as_tile(y, dtype, "where")]
     shape = broadcast_shapes([tile.type for tile in tiles])
     valid = both([align_valid(tile, len(shape)) for tile in tiles])
-    return made.add(*tiles, type=TileType(shape, dtype), valid=valid)
+    return op.add(*tiles, type=TileType(shape, dtype), valid=valid)
 
 
 @op(_where)
@@ -414,15 +414,15 @@ def where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(condition, x, y)
 
 
-def _extreme(made: Op, x: Operand, y: Operand) -> Any:
-    on_sizes = {"minimum": algebra.smaller, "maximum": algebra.larger}[made.name]
+def _extreme(op: Op, x: Operand, y: Operand) -> Any:
+    on_sizes = {"minimum": algebra.smaller, "maximum": algebra.larger}[op.name]
     if all(isinstance(value, (int, IndexExpr)) for value in (x, y)):
         return IndexExpr(on_sizes(expr_of(x), expr_of(y)))
-    dtype = require_common_dtype(made, [x, y], ANYTHING)
-    tiles = [as_tile(value, dtype, made.name) for value in (x, y)]
+    dtype = require_common_dtype(op, [x, y], ANYTHING)
+    tiles = [as_tile(value, dtype, op.name) for value in (x, y)]
     shape = broadcast_shapes([tile.type for tile in tiles])
     valid = both([align_valid(tile, len(shape)) for tile in tiles])
-    return made.add(*tiles, type=TileType(shape, dtype), valid=valid)
+    return op.add(*tiles, type=TileType(shape, dtype), valid=valid)
 
 
 @op(_extreme)
@@ -452,7 +452,7 @@ def maximum(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _clamp(
-    made: Op,
+    op: Op,
     x: Operand,
     low: Operand | None = None,
     high: Operand | None = None,
@@ -462,7 +462,7 @@ def _clamp(
 ) -> Any:
     least, most = (min if low is None else low), (max if high is None else high)
     if least is not None and most is not None:
-        return apply(made, [x, least, most], NUMBERS, None)
+        return apply(op, [x, least, most], NUMBERS, None)
     if least is None and most is None:
         raise errors.KernelError(
             "tkl.clamp has no bound", where=user_line(), hint="tkl.clamp(x, 0, 1), or min= or max="
@@ -485,10 +485,10 @@ def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.minimum(torch.maximum(x, low), high)
 
 
-def _fma(made: Op, x: Operand, y: Operand, z: Operand) -> Any:
+def _fma(op: Op, x: Operand, y: Operand, z: Operand) -> Any:
     if common_dtype([x, y, z], "fma").kind != "float":
         return add(mul(x, y), z)
-    return apply(made, [x, y, z], FLOATS, None)
+    return apply(op, [x, y, z], FLOATS, None)
 
 
 @op(_fma)
@@ -507,8 +507,8 @@ def fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
 
 OPERATORS.update(
     {
-        made.name: made
-        for made in (
+        entry.name: entry
+        for entry in (
             *(add, sub, mul, truediv, floordiv, mod, pow, neg, abs),
             *(less, less_equal, greater, greater_equal, equal, not_equal),
             *(bitwise_and, bitwise_or, bitwise_xor, bitwise_not, shift_left, shift_right),

@@ -1,7 +1,4 @@
-"""Changes of a buffer's elements that programs may make at once: none gets lost.
-
-The order in which they happen is not fixed.
-"""
+"""Atomic updates of a buffer, which several programs may make concurrently, in any order."""
 
 from __future__ import annotations
 
@@ -92,7 +89,7 @@ def atomic_min(buffer: Any, index: Any, value: Any, mask: Any = None, *, check: 
 
 def _atomic(kind: str, buffer: Any, index: Any, value: Any, mask: Any, check: Any) -> Tile:
     what = f"tkl.atomic_{kind}"
-    checked = _changeable(buffer_of(buffer, what), what)
+    checked = _check_buffer(buffer_of(buffer, what), what)
     places = places_of(checked, index, what)
     tile = value_for(checked, value, what)
     if any(isinstance(place, Tile) and place.type.rank for place in places):
@@ -121,13 +118,13 @@ def _atomic(kind: str, buffer: Any, index: Any, value: Any, mask: Any, check: An
     return old
 
 
-def _changeable(buffer: Buffer, what: str) -> Buffer:
+def _check_buffer(buffer: Buffer, what: str) -> Buffer:
     check_writable(buffer, what)
     if buffer.type.usage == "temporary":
         raise errors.KernelError(
             f"{what} to {buffer.name}, which belongs to one program: {buffer.type}",
             where=user_line(),
-            hint="load it, add, and store the sum",
+            hint="use tkl.load and tkl.store",
         )
     if buffer.type.usage == "output" and buffer.type.fill is None:
         raise errors.KernelError(
@@ -139,8 +136,7 @@ def _changeable(buffer: Buffer, what: str) -> Buffer:
         raise errors.KernelError(
             f"{what} to {buffer.name}, which holds bools: {buffer.type}",
             where=user_line(),
-            hint="tkl.store writes the same bool from many programs as well as from one; "
-            "use tkl.i32 to count",
+            hint="use tkl.store to set flags, or tkl.i32 to count",
         )
     return buffer
 
@@ -149,7 +145,7 @@ def _changeable(buffer: Buffer, what: str) -> Buffer:
 def atomic_block(
     buffer: Tensor, index: Sequence[int], value: Tensor, kind: str, within: Tensor
 ) -> Tensor:
-    """Change the block of a buffer at an index; gives what was there."""
+    """Update the block of a buffer at an index; return the old values."""
     places = torch.nonzero(within.expand(value.shape))
     return update(
         buffer, places, places + torch.tensor(index, dtype=torch.int64), value, CHANGES[kind]
@@ -160,7 +156,7 @@ def atomic_block(
 def atomic_scatter(
     buffer: Tensor, index: Sequence[Tensor], value: Tensor, kind: str, within: Tensor
 ) -> Tensor:
-    """Change the elements that tiles of integers name, one lane after the other."""
+    """Update the elements at index tiles, lane by lane; return the old values."""
     places = torch.nonzero(within.expand(value.shape))
     targets = torch.stack([i[tuple(places.T)] for i in index], dim=1)
     return update(buffer, places, targets, value, CHANGES[kind])
@@ -173,7 +169,7 @@ def update(
     value: Tensor,
     change: Callable[[Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """Change elements by lanes of a value, one after the other; gives what was there."""
+    """Update elements lane by lane; return the old values."""
     old = torch.zeros_like(value, memory_format=torch.contiguous_format)
     rows = zip(map(tuple, places.tolist()), map(tuple, targets.tolist()), strict=True)
     for place, target in rows:

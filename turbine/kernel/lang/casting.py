@@ -1,4 +1,4 @@
-"""One element type as another."""
+"""Conversions between dtypes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turbine.kernel.trace.tracer import OPERATORS, IndexExpr, Tile, user_line
 from turbine.kernel.trace.types import ElementType
 
 
-def _to_dtype(made: Op, x: Operand, dtype: ElementType) -> Tile:
+def _to_dtype(op: Op, x: Operand, dtype: ElementType) -> Tile:
     to = check_dtype(dtype, "tkl.to_dtype")
     if isinstance(x, (bool, int, float, IndexExpr)):
         return number(x, to)
@@ -19,9 +19,9 @@ def _to_dtype(made: Op, x: Operand, dtype: ElementType) -> Tile:
         raise errors.KernelError(
             f"tkl.to_dtype of {describe(x)}, which is not a tile",
             where=user_line(),
-            hint="a buffer is read by tkl.load",
+            hint="read a buffer with tkl.load",
         )
-    return x if x.dtype == to else made.add(x, to, type=x.type.of(to), valid=x.valid)
+    return x if x.dtype == to else op.add(x, to, type=x.type.of(to), valid=x.valid)
 
 
 @op(_to_dtype)
@@ -39,13 +39,15 @@ def to_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
-def _bitcast(made: Op, x: Tile, dtype: ElementType) -> Tile:
+def _bitcast(op: Op, x: Tile, dtype: ElementType) -> Tile:
     to = check_dtype(dtype, "tkl.bitcast")
     if to.bits != x.dtype.bits or "bool" in (to.kind, x.dtype.kind):
         raise errors.KernelError(
-            f"tkl.bitcast of {x!r} to {to.bits} bits", where=user_line(), hint="sizes must agree"
+            f"tkl.bitcast of {x!r} to {to.bits} bits",
+            where=user_line(),
+            hint="the dtypes must have the same width, and bool has no bitcast",
         )
-    return made.add(x, to, type=x.type.of(to), valid=x.valid)
+    return op.add(x, to, type=x.type.of(to), valid=x.valid)
 
 
 @op(_bitcast)

@@ -1,4 +1,4 @@
-"""Constants of a kernel, and element types that a user names."""
+"""Constants of a kernel, and checks of dtypes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from turbine.kernel.trace.types import (
 )
 
 
-def _constant(made: Op, shape: Shape, dtype: ElementType, value: float) -> Tile:
+def _constant(op: Op, shape: Shape, dtype: ElementType, value: float) -> Tile:
     checked = check_dtype(dtype, "tkl.constant")
     if not isinstance(value, (bool, int, float)):
         raise errors.KernelError(
@@ -33,12 +33,12 @@ def _constant(made: Op, shape: Shape, dtype: ElementType, value: float) -> Tile:
         )
     if not fits(value, checked):
         raise errors.KernelError(
-            f"{value} is not a number of {dtype_name(checked)}",
+            f"{value} is out of range for {dtype_name(checked)}",
             where=user_line(),
-            hint="convert the tile that it goes with to a larger type, x.to(tkl.i64)",
+            hint="convert the other operand to a wider dtype, x.to(tkl.i64)",
         )
     sizes = shape_of(shape, "tkl.constant")
-    return made.add(sizes, checked, value, type=TileType(sizes, checked))
+    return op.add(sizes, checked, value, type=TileType(sizes, checked))
 
 
 @op(_constant)
@@ -54,38 +54,38 @@ def constant(shape: Sequence[int], dtype: torch.dtype, value: float) -> torch.Te
     return tensor_of(value, dtypes.of_torch(dtype)).repeat(tuple(shape))
 
 
-def _from_index(made: Op, value: IndexExpr, dtype: Dtype) -> Tile:
-    return made.add(value.expr, dtype, type=TileType((), dtype))
+def _from_index(op: Op, value: IndexExpr, dtype: Dtype) -> Tile:
+    return op.add(value.expr, dtype, type=TileType((), dtype))
 
 
 @op(_from_index)
 def from_index(value: int, dtype: torch.dtype) -> torch.Tensor:
-    """A size, or the number of a program or of a turn of a loop, to compute with."""
+    """Convert a size, a program id or a loop counter to a scalar tile."""
     return torch.tensor(value, dtype=torch.int64).to(dtype)
 
 
 def tile_of(value: Any) -> Tile:
-    """What an op gives, which is a tile."""
+    """Narrow the type of an op's result to Tile."""
     assert isinstance(value, Tile)
     return value
 
 
 def check_dtype(dtype: Any, what: str) -> Dtype:
-    """The element type that a user names."""
+    """Check a dtype and resolve dtype symbols."""
     if isinstance(dtype, DtypeSymbol):
         dtype = tracer.current(what).dtypes.get(dtype.name, dtype)
     if isinstance(dtype, Dtype):
         return dtype
     is_open = isinstance(dtype, DtypeSymbol)
     raise errors.KernelError(
-        f"{what}: {dtype} is not an element type{' of an argument' if is_open else ''}",
+        f"{what}: {dtype} is not a dtype{' of an argument' if is_open else ''}",
         where=user_line(),
-        hint="tkl.f32, tkl.i32, ... or the type of a tile or buffer, x.dtype",
+        hint="use tkl.f32, tkl.i32, ... or the dtype of a tile or buffer, x.dtype",
     )
 
 
 def number(value: Any, dtype: Dtype) -> Tile:
-    """A number of Python's, or a size, as a tile without axes."""
+    """Convert a Python number or a size to a scalar tile."""
     if isinstance(value, IndexExpr) and value.expr.number is None:
         return tile_of(from_index(value, dtype))
     known = value.expr.number if isinstance(value, IndexExpr) else value
@@ -93,5 +93,5 @@ def number(value: Any, dtype: Dtype) -> Tile:
 
 
 def sizes(shape: Sequence[Expr]) -> list[IndexExpr]:
-    """Sizes as users have them."""
+    """Convert a shape to size expressions of the language."""
     return list(map(IndexExpr, shape))

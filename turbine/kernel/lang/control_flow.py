@@ -1,6 +1,6 @@
-"""Loops and branches as functions: what they carry goes in, and comes out changed.
+"""Loops and branches, traced to regions that carry values.
 
-A lane without a value leaves what a loop carries as it was: see Note [Lanes without a value].
+Masked-off lanes keep the carried value: see Note [Masked-off lanes].
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from turbine.kernel.trace.validity import ALWAYS, Valid
 
 @dataclass(frozen=True)
 class Body:
-    """The region of a loop or a branch: a graph whose output is what it yields."""
+    """The region of a loop or a branch: a graph that yields its outputs."""
 
     graph: fx.Graph
-    carried: int  # its first placeholders; the others stand for values around it
-    valid: tuple[Valid, ...]  # the lanes of what it yields that hold a value
+    carried: int  # number of its first placeholders; the others are captured values
+    valid: tuple[Valid, ...]  # the valid lanes of its outputs
     counter: Symbol | None = None
 
     def __str__(self) -> str:
@@ -49,14 +49,14 @@ class Body:
 
 
 class Results(tuple[Any, ...]):
-    """What a loop gives: `body[0]`, or `a, b = body`."""
+    """The results of a loop: `body[0]`, or `a, b = body`."""
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, int) and not -len(self) <= place < len(self):
             raise errors.KernelError(
-                f"result {place} is asked for, and a loop or branch gives {len(self)}",
+                f"result {place} is out of range: the loop or branch has {len(self)} results",
                 where=user_line(),
-                hint="there is one for each of init_args, counted from 0",
+                hint="there is one result for each of init_args, counted from 0",
             )
         return super().__getitem__(place)
 
@@ -87,30 +87,30 @@ def for_loop(
     """
     trace = tracer.current("tkl.for_loop")
     first, end = (0, start) if stop is None else (start, stop)
-    # A loop whose limit is masked off has no turns.
-    ahead = isinstance(step, int) and step < 0
-    begin, limit = _limit(first, not ahead), blocks(_limit(end, ahead))
+    # A loop with a masked-off bound has no iterations.
+    is_down = isinstance(step, int) and step < 0
+    begin, limit = _bound(first, not is_down), blocks(_bound(end, is_down))
     if isinstance(step, int) and step:
         numbers = _Numbers(begin, limit, step)
     elif isinstance(step, IndexExpr) and _is_count(step.expr):
-        # A size may be 0, of tensors for which no loop is of use; nothing is divided by it.
-        turns = larger(ceiling(limit - begin, larger(step.expr, 1)), 0)
-        numbers = _Numbers(Expr(()), turns, 1, begin, step.expr)
+        # The size may be 0: avoid a division by zero.
+        count = larger(ceiling(limit - begin, larger(step.expr, 1)), 0)
+        numbers = _Numbers(Expr(()), count, 1, begin, step.expr)
     else:
         raise errors.KernelError(
             f"tkl.for_loop has {step=}",
             where=user_line(),
-            hint="a step is a number, not 0, or a size",
+            hint="the step is an integer other than 0, or a size",
         )
 
     def run(function: Callable[..., Any]) -> Results:
         init = _init(init_args, "init_args")
         name = function.__code__.co_varnames[0] if function.__code__.co_argcount else "k"
         counter = trace.counter(name, "loop", numbers.range)
-        (turn,) = counter.symbols
+        (symbol,) = counter.symbols
         types = [tile.type for tile in init]
-        counted = [IndexExpr(numbers.first + counter * numbers.by)]
-        body, captured = _trace_region(trace, function, counted, init, turn, types)
+        indices = [IndexExpr(numbers.first + counter * numbers.by)]
+        body, captured = _trace_region(trace, function, indices, init, symbol, types)
         node = for_op.record(numbers.start, numbers.stop, numbers.step, init, body, captured)
         return _results(node, types, [tile.valid for tile in init])
 
@@ -119,7 +119,7 @@ def for_loop(
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What a loop counts, and what its function is given for it: first + by * count."""
+    """The counter of a loop, and the index its function gets: first + by * counter."""
 
     start: Expr
     stop: Expr
@@ -129,12 +129,12 @@ class _Numbers:
 
     @property
     def range(self) -> Interval | None:
-        """The counts, if their limits are known before the loop is reached."""
+        """The range of the counter, if its bounds do not depend on data."""
         return _range(self.start, self.stop, self.step)
 
 
 def _is_count(expr: Expr) -> bool:
-    """Whether an expression is made of sizes, and not negative."""
+    """Whether an expression consists of sizes and is never negative."""
     sizes = all(symbol.kind == "size" for symbol in expr.symbols)
     return sizes and all(factor > 0 for _, factor in expr.terms)
 
@@ -166,24 +166,24 @@ def while_loop(
     """
     trace = tracer.current("tkl.while_loop")
     init = _init(init_args, "init_args")
-    asked, of_asked = _trace_region(trace, _check_condition(condition), [], init)
+    test, of_test = _trace_region(trace, _check_condition(condition), [], init)
     types = [tile.type for tile in init]
-    done, of_done = _trace_region(trace, body, [], init, types=types)
-    node = while_op.record(asked, of_asked, init, done, of_done)
+    region, captured = _trace_region(trace, body, [], init, types=types)
+    node = while_op.record(test, of_test, init, region, captured)
     return _results(node, types, [tile.valid for tile in init])
 
 
 def _check_condition(condition: Callable[..., Any]) -> Callable[..., Any]:
-    """The condition of a loop, which gives one bool."""
+    """Check that the condition of a loop returns one bool."""
 
     def checked_condition(*carried: Any) -> Tile:
         check_takes(condition, carried, "the condition of tkl.while_loop")
         tile = as_bool(condition(*carried), "while_loop")
         if tile.type.rank:
             raise errors.KernelError(
-                f"the condition of tkl.while_loop gives {tile!r}",
+                f"the condition of tkl.while_loop returns {tile!r}",
                 where=user_line(),
-                hint="it is a single value: tkl.any(x) or tkl.all(x)",
+                hint="it must be a single value: tkl.any(x) or tkl.all(x)",
             )
         return number_or(tile, False)
 
@@ -211,19 +211,19 @@ def cond(
         tkl.cond(tkl.sum(x) > 5, lambda a: a * 10, lambda a: -a, x)  # [0 10 20 30]
     """
     trace = tracer.current("tkl.cond")
-    asked = as_bool(condition, "cond")
-    if asked.type.rank:
+    chosen = as_bool(condition, "cond")
+    if chosen.type.rank:
         raise errors.KernelError(
-            f"the condition of tkl.cond is {asked!r}",
+            f"the condition of tkl.cond is {chosen!r}",
             where=user_line(),
-            hint="it is a single value; tkl.where chooses element by element",
+            hint="it must be a single value; tkl.where selects elementwise",
         )
-    asked = number_or(asked, False)
+    chosen = number_or(chosen, False)
     passed = _init(operands, "operands")
     one, of_one = _trace_region(trace, _with_masks(then), [], passed)
     types = [node.meta["type"] for node in output_of(one.graph)]
     other, of_other = _trace_region(trace, _with_masks(otherwise, types[::2]), [], passed)
-    node = cond_op.record(asked, passed, one, of_one, other, of_other)
+    node = cond_op.record(chosen, passed, one, of_one, other, of_other)
     results = _results(node, types, [ALWAYS] * len(types))
     pairs = zip(results[::2], results[1::2], strict=True)
     values = [Tile(value.node, value.type, Valid((), (mask,))) for value, mask in pairs]
@@ -233,7 +233,7 @@ def cond(
 def _with_masks(
     function: Callable[..., Any], types: Sequence[TileType] | None = None
 ) -> Callable[..., Any]:
-    """The function, which gives with each value whether its lanes hold one."""
+    """Make a function return the mask of each value after the value."""
 
     def pairs(*args: Any) -> list[Any]:
         check_takes(function, args, "a branch of tkl.cond")
@@ -251,27 +251,27 @@ def _as_list(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (tuple, list)) else [given]
 
 
-def _limit(value: Any, is_last: bool) -> Expr:
-    """A limit of a loop; where it is masked off, the last number of all, or the first."""
+def _bound(value: Any, is_last: bool) -> Expr:
+    """A bound of a loop; if it is masked off, the largest or the smallest integer."""
     if isinstance(value, Tile) and value.type.rank:
         raise errors.KernelError(
-            f"a limit of a loop is {value!r}",
+            f"invalid bound of a loop: {value!r}",
             where=user_line(),
-            hint="it is a single number: tkl.max(x) or the like",
+            hint="a bound is a single number: use tkl.max(x) or similar",
         )
     if isinstance(value, Tile):
         return index_from_value(value, FARTHEST if is_last else -FARTHEST)
     if isinstance(value, (int, IndexExpr)) and not isinstance(value, bool):
         return expr_of(value)
     raise errors.KernelError(
-        f"a limit of a loop is {value!r}",
+        f"invalid bound of a loop: {value!r}",
         where=user_line(),
-        hint="it is a number, an expression of sizes and program ids, or a computed integer",
+        hint="a bound is an integer, an expression of sizes and program ids, or a computed integer",
     )
 
 
 def blocks(count: Expr) -> Expr:
-    """The count of blocks that cover a size, where it was written as a quotient."""
+    """Round quotients up: `K // BK` counts the blocks that cover K."""
     total = Expr(())
     for monomial, factor in count.terms:
         product = Expr((((), factor),))
@@ -283,7 +283,7 @@ def blocks(count: Expr) -> Expr:
 
 def _trip_count(atom: Atom) -> Expr:
     if isinstance(atom, Quotient) and not atom.counts_blocks:
-        # (N + B - 1) // B is how others write it.
+        # (N + B - 1) // B is rounded up already.
         exact = atom.above - atom.below + 1
         is_rounded_up = len(exact.terms) < len(atom.above.terms)
         return ceiling(blocks(exact if is_rounded_up else atom.above), atom.below)
@@ -296,7 +296,7 @@ def _trip_count(atom: Atom) -> Expr:
 def _init(values: Any, what: str) -> list[Tile]:
     if not isinstance(values, (tuple, list)):
         raise errors.KernelError(
-            f"{what} is a list, not {values!r}", where=user_line(), hint=f"{what}=[acc]"
+            f"{what} must be a list, not {values!r}", where=user_line(), hint=f"write {what}=[acc]"
         )
     return [as_tile(value, None, what) for value in values]
 
@@ -309,7 +309,7 @@ def _trace_region(
     counter: Symbol | None = None,
     types: Sequence[TileType] | None = None,
 ) -> tuple[Body, tuple[fx.Node, ...]]:
-    """A function as a region, and the nodes around it that it uses."""
+    """Trace a function to a region; return it with the nodes that it captures."""
     with trace.inside(counter) as region:
         carried = [_placeholder(region, tile) for tile in init]
         check_takes(function, (*counters, *carried), "the function of a loop")
@@ -330,9 +330,9 @@ def check_takes(
     function: Callable[..., Any],
     args: Sequence[Any],
     what: str,
-    hint: str = "it takes the counter of a tkl.for_loop, then each value that is carried",
+    hint: str = "it takes the index of a tkl.for_loop, then each carried value",
 ) -> None:
-    """Complain about a function that takes another number of arguments."""
+    """Raise if a function does not take these arguments."""
     try:
         inspect.signature(function).bind(*args)
     except TypeError as error:
@@ -356,22 +356,22 @@ def _placeholder(region: Region, tile: Tile) -> Tile:
     return Tile(node, tile.type, tile.valid)
 
 
-# Who returns values, and what they have to agree with.
-_LOOP = ("the function of a loop", "what it carries")
+# The function that returns values, and the values they must agree with.
+_LOOP = ("the function of a loop", "the carried value")
 _BRANCH = ("the second branch of tkl.cond", "the first")
 
 
 def _unify(tiles: Sequence[Tile], types: Sequence[TileType], roles: tuple[str, str]) -> list[Tile]:
-    """What a function returned, as what it was given, or as another returned it."""
+    """Check that returned values have the expected types; broadcast scalars."""
     who, other = roles
     if len(tiles) != len(types):
         raise errors.KernelError(
             f"{who} returns {_format_types([tile.type for tile in tiles])}, "
             f"{other} is {_format_types(types)}",
             where=user_line(),
-            hint="return a tuple with a value for each of them",
+            hint="return a tuple with one value for each",
         )
-    agreeing = []
+    unified = []
     for place, (tile, type) in enumerate(zip(tiles, types, strict=True)):
         if tile.type.rank == 0 and type.rank:
             tile = broadcast_to(tile, list(map(IndexExpr, type.shape)))
@@ -382,8 +382,8 @@ def _unify(tiles: Sequence[Tile], types: Sequence[TileType], roles: tuple[str, s
                 hint=f"convert it, x.to(tkl.{dtype_name(type.dtype)}), and broadcast it, or start "
                 f"with a tile {tile.type}",
             )
-        agreeing.append(tile)
-    return agreeing
+        unified.append(tile)
+    return unified
 
 
 def _format_types(types: Sequence[TileType]) -> str:
@@ -399,12 +399,12 @@ def _results(node: fx.Node, types: Sequence[TileType], valids: Sequence[Valid]) 
 
 @declare_internal
 def for_op(start: Any, stop: Any, step: int, init: Any, body: Body, captured: Any) -> Any:
-    """A loop over numbers."""
+    """A loop over integers."""
 
 
 @declare_internal
-def while_op(asked: Body, of_asked: Any, init: Any, body: Body, captured: Any) -> Any:
-    """A loop as long as a condition holds."""
+def while_op(test: Body, of_test: Any, init: Any, body: Body, captured: Any) -> Any:
+    """A loop while a test holds."""
 
 
 @declare_internal
@@ -414,4 +414,4 @@ def cond_op(condition: Any, passed: Any, one: Body, of_one: Any, other: Body, of
 
 @declare_internal
 def result(values: Any, place: int) -> Any:
-    """One of the values that a loop or a branch gives."""
+    """One of the results of a loop or a branch."""

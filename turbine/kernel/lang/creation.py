@@ -1,4 +1,4 @@
-"""New tiles: ranges, and tiles of one number."""
+"""Creation of tiles: ranges and constants."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from turbine.kernel.trace.types import (
 
 
 def _arange(
-    made: Op, start: Size, stop: Size | None = None, step: Any = 1, dtype: ElementType = I64
+    op: Op, start: Size, stop: Size | None = None, step: Any = 1, dtype: ElementType = I64
 ) -> Any:
     if isinstance(step, (Dtype, DtypeSymbol)):
         step, dtype = 1, step
     first, end = (0, start) if stop is None else (start, stop)
     if type(step) is not int or step == 0:
         raise errors.KernelError(
-            f"tkl.arange has {step=}", where=user_line(), hint="a step is a number, not 0"
+            f"tkl.arange has {step=}", where=user_line(), hint="the step is an integer other than 0"
         )
     for limit in (first, end):
         if not isinstance(limit, (int, IndexExpr)):
             raise errors.KernelError(
                 f"tkl.arange of {limit!r}",
                 where=user_line(),
-                hint="how long it is must be known before the kernel runs; add the rest to it",
+                hint="bounds are integers and sizes; add a computed number to the tile",
             )
     checked = check_dtype(dtype, "tkl.arange")
     if step != 1:
-        return _count_steps(made, expr_of(first), expr_of(end), step, checked)
+        return _strided(op, expr_of(first), expr_of(end), step, checked)
     size = expr_of(end) - expr_of(first)
-    return made.add(size, expr_of(first), checked, type=TileType((size,), checked))
+    return op.add(size, expr_of(first), checked, type=TileType((size,), checked))
 
 
-def _count_steps(made: Op, first: Expr, end: Expr, step: int, dtype: Dtype) -> Any:
-    reach = end - first if step > 0 else first - end
-    turns = made(IndexExpr(ceiling(reach, abs(step))), dtype=dtype)
-    return turns * step + IndexExpr(first)
+def _strided(op: Op, first: Expr, end: Expr, step: int, dtype: Dtype) -> Any:
+    distance = end - first if step > 0 else first - end
+    counts = op(IndexExpr(ceiling(distance, abs(step))), dtype=dtype)
+    return counts * step + IndexExpr(first)
 
 
 @op(_arange)
@@ -83,8 +83,8 @@ def iota(shape: Shape, axis: int, dtype: ElementType = I64) -> Tile:
             hint=f"axes are {-len(sizes)} to {len(sizes) - 1}",
         )
     counts = arange(IndexExpr(sizes[axis]), dtype=dtype)
-    behind = (None,) * (len(sizes) - 1 - axis % len(sizes))
-    shaped = counts[(slice(None), *behind)]
+    trailing = (None,) * (len(sizes) - 1 - axis % len(sizes))
+    shaped = counts[(slice(None), *trailing)]
     return tile_of(broadcast_to(shaped, [IndexExpr(size) for size in sizes]))
 
 

@@ -1,7 +1,4 @@
-"""Look into a kernel that runs: print values, claim conditions, stop.
-
-Lanes without a value are not looked at: see Note [Lanes without a value].
-"""
+"""Print, assert and breakpoints in kernels; masked-off lanes are ignored."""
 
 from __future__ import annotations
 
@@ -51,16 +48,16 @@ def assert_(condition: Any, message: str = "it does not hold") -> None:
     """
     if not isinstance(message, str):
         raise errors.KernelError(
-            f"tkl.assert_ has the message {message!r}",
+            f"tkl.assert_ has an invalid message: {message!r}",
             where=user_line(),
-            hint="it is text that is known before the kernel runs; tkl.print shows values",
+            hint="the message is a str; tkl.print prints values",
         )
     tracer.current("tkl.assert_")
-    asked = as_bool(condition, "assert_")
-    assert_op.record(asked, message, bounds=asked.valid.bounds, masks=asked.valid.masks)
+    tile = as_bool(condition, "assert_")
+    assert_op.record(tile, message, bounds=tile.valid.bounds, masks=tile.valid.masks)
 
 
-# Whether kernels are run in the interpreter, when Turbine is imported.
+# Whether kernels ran in the interpreter when Turbine was imported.
 DEBUG = config.is_interpreting()
 
 
@@ -89,21 +86,21 @@ def breakpoint() -> None:
     """
     tracer.current("tkl.breakpoint")
     caller = sys._getframe(1).f_locals
-    held = {name: v for name, v in caller.items() if isinstance(v, (Tile, Buffer, IndexExpr))}
-    values = [v.expr if isinstance(v, IndexExpr) else v for v in held.values()]
-    breakpoint_op.record(tuple(held), values)
+    variables = {name: v for name, v in caller.items() if isinstance(v, (Tile, Buffer, IndexExpr))}
+    values = [v.expr if isinstance(v, IndexExpr) else v for v in variables.values()]
+    breakpoint_op.record(tuple(variables), values)
 
 
 @declare_internal
 def print_op(values: Any, label: str | None) -> None:
-    """Show text and tiles; bounds and masks are those of each."""
+    """Print text and tiles; each tile has bounds and masks."""
 
 
 @declare_internal
 def assert_op(condition: Any, message: str) -> None:
-    """An error where a condition does not hold."""
+    """Raise an error if a condition is False."""
 
 
 @declare_internal
 def breakpoint_op(names: Any, values: Any) -> None:
-    """A stop in the interpreter; compiled code leaves it out."""
+    """Enter the debugger in the interpreter; ignored in compiled code."""

@@ -1,4 +1,4 @@
-"""Declare elementwise ops: operands are promoted and broadcast first."""
+"""Declare elementwise ops, whose operands are promoted and broadcast."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from turbine.kernel.trace.types import F32, I64, TileType, dtype_name
 from turbine.kernel.trace.validity import Valid, both
 
 
-# The kinds of elements that an op computes with, and what other kinds become first.
 @dataclass(frozen=True)
 class Takes:
-    """Which elements an op computes with."""
+    """The kinds of dtypes that an op takes."""
 
     kinds: frozenset[str]
-    default: Dtype | None  # what others become; None: they are refused
+    default: Dtype | None  # other kinds are converted to it; None: they are rejected
 
 
 NUMBERS = Takes(frozenset({"int", "uint", "float"}), I64)
@@ -33,7 +32,7 @@ INTEGERS = Takes(frozenset({"bool", "int", "uint"}), None)
 
 
 def pointwise(takes: Takes = NUMBERS, gives: Dtype | None = None) -> Callable[[Meaning], Op]:
-    """Declare an op on each element; operands are broadcast and become one type first."""
+    """Declare an elementwise op."""
 
     def declare(meaning: Meaning) -> Op:
         of_meaning = inspect.signature(meaning)
@@ -41,33 +40,33 @@ def pointwise(takes: Takes = NUMBERS, gives: Dtype | None = None) -> Callable[[M
         takes_tiles = of_meaning.replace(parameters=operands, return_annotation="Tile")
 
         def call(*args: Any, **keywords: Any) -> Tile:
-            bound = made.signature.bind(*args, **keywords)
+            bound = op.signature.bind(*args, **keywords)
             operands = [bound.arguments[name] for name in of_meaning.parameters]
-            return apply(made, operands, takes, gives)
+            return apply(op, operands, takes, gives)
 
-        made = Op(meaning.__name__.rstrip("_"), meaning, call, takes_tiles, "pointwise")
-        return made
+        op = Op(meaning.__name__.rstrip("_"), meaning, call, takes_tiles, "pointwise")
+        return op
 
     return declare
 
 
-def apply(made: Op, operands: Sequence[Any], takes: Takes, gives: Dtype | None) -> Tile:
-    """A node of a pointwise op, whose operands become one type and one shape."""
-    dtype = require_common_dtype(made, operands, takes)
-    tiles = [as_tile(operand, dtype, made.name) for operand in operands]
+def apply(op: Op, operands: Sequence[Any], takes: Takes, gives: Dtype | None) -> Tile:
+    """Add an elementwise op after promoting and broadcasting its operands."""
+    dtype = require_common_dtype(op, operands, takes)
+    tiles = [as_tile(operand, dtype, op.name) for operand in operands]
     shape = broadcast_shapes([tile.type for tile in tiles])
     valid = both([align_valid(tile, len(shape)) for tile in tiles])
-    return made.add(*tiles, type=TileType(shape, gives or dtype), valid=valid)
+    return op.add(*tiles, type=TileType(shape, gives or dtype), valid=valid)
 
 
-def require_common_dtype(made: Op, operands: Sequence[Any], takes: Takes) -> Dtype:
-    """The type that operands have in common, if the op is one for it."""
-    dtype = common_dtype(operands, made.name)
+def require_common_dtype(op: Op, operands: Sequence[Any], takes: Takes) -> Dtype:
+    """Promote operands; raise if the op does not take the dtype."""
+    dtype = common_dtype(operands, op.name)
     if dtype.kind in takes.kinds:
         return dtype
     if takes.default is None or dtype.kind == "complex":
         raise errors.KernelError(
-            f"tkl.{made.name} of {dtype_name(dtype)}: it takes {', '.join(sorted(takes.kinds))}",
+            f"tkl.{op.name} of {dtype_name(dtype)}: it takes {', '.join(sorted(takes.kinds))}",
             where=user_line(),
             hint="convert with x.to(tkl.i32) or the like",
         )
@@ -75,7 +74,7 @@ def require_common_dtype(made: Op, operands: Sequence[Any], takes: Takes) -> Dty
 
 
 def align_valid(tile: Tile, rank: int) -> Valid:
-    """Which lanes of a tile hold a value, for one of more axes that it is broadcast to."""
+    """The valid lanes of a tile after it is broadcast to a rank."""
     offset = rank - tile.type.rank
     if not offset or not tile.valid:
         return tile.valid

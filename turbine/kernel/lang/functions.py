@@ -1,4 +1,4 @@
-"""Functions of one number, element by element; integers become f32, or are whole already."""
+"""Elementwise functions of one operand."""
 
 from __future__ import annotations
 
@@ -182,12 +182,12 @@ def sigmoid(x: Tensor) -> Tensor:
     return torch.sigmoid(x)
 
 
-def _to_whole(made: Op, x: Operand) -> Any:
-    tile = as_tile(x, None, made.name)
-    return tile if tile.dtype.kind in ("int", "uint") else apply(made, [tile], FLOATS, None)
+def _round(op: Op, x: Operand) -> Any:
+    tile = as_tile(x, None, op.name)
+    return tile if tile.dtype.kind in ("int", "uint") else apply(op, [tile], FLOATS, None)
 
 
-@op(_to_whole)
+@op(_round)
 def floor(x: Tensor) -> Tensor:
     """x rounded toward negative infinity, elementwise.
 
@@ -200,7 +200,7 @@ def floor(x: Tensor) -> Tensor:
     return torch.floor(x)
 
 
-@op(_to_whole)
+@op(_round)
 def ceil(x: Tensor) -> Tensor:
     """x rounded toward infinity, elementwise.
 
@@ -213,7 +213,7 @@ def ceil(x: Tensor) -> Tensor:
     return torch.ceil(x)
 
 
-@op(_to_whole)
+@op(_round)
 def round(x: Tensor) -> Tensor:
     """x rounded to the nearest integer, elementwise; halves go to the even one.
 
@@ -226,7 +226,7 @@ def round(x: Tensor) -> Tensor:
     return torch.round(x)
 
 
-@op(_to_whole)
+@op(_round)
 def trunc(x: Tensor) -> Tensor:
     """x rounded toward zero, elementwise.
 

@@ -1,4 +1,4 @@
-"""Where a program stands among those of its launch."""
+"""Program ids and the size of the grid."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Tiles out of buffers and into them: blocks, and elements here and there.
+"""Loads and stores of blocks, gather and scatter.
 
-See Note [Lanes without a value] for what happens at edges.
+See Note [Masked-off lanes] for edges.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Index = Expr | Tile
 
 
 def _load(
-    made: Op,
+    op: Op,
     buffer: Buffer,
     index: Any,
     shape: Any = None,
@@ -53,7 +53,7 @@ def _load(
     shape = _pad_shape(checked, shape)
     places = places_of(checked, index, "tkl.load")
     is_gather = shape is None and any(isinstance(place, Tile) for place in places)
-    tile = _gather(checked, places) if is_gather else _block(made, checked, places, shape)
+    tile = _gather(checked, places) if is_gather else _block(op, checked, places, shape)
     masking = Valid() if mask is None else restriction(tile.type.shape, mask, "tkl.load")
     if wants_check(check, "tkl.load", has_other=other is not None):
         named = places if is_gather else single_places(places, shape)
@@ -108,7 +108,7 @@ def load(buffer: Tensor, index: Sequence[int], shape: Sequence[int], within: Ten
     return buffer[torch.meshgrid(*grids, indexing="ij")] if grids else buffer.clone()
 
 
-def _block(made: Op, buffer: Buffer, places: Sequence[Index], shape: Any) -> Tile:
+def _block(op: Op, buffer: Buffer, places: Sequence[Index], shape: Any) -> Tile:
     offsets = [as_offset(place) for place in places]
     wanted = (None,) * len(offsets) if shape is None else shape
     wanted = wanted if isinstance(wanted, (tuple, list)) else (wanted,)
@@ -118,11 +118,11 @@ def _block(made: Op, buffer: Buffer, places: Sequence[Index], shape: Any) -> Til
             f"a block of {axes_text(len(sizes))} is read from {buffer.name}, which has "
             f"{buffer.type.rank}: {buffer.type}",
             where=user_line(),
-            hint="give a size along each axis, 1 where there is one row",
+            hint="pass one size for each axis",
         )
     bounds = block_bounds(buffer, offsets, sizes)
     dtype = _dtype(buffer)
-    tile = made.add(
+    tile = op.add(
         buffer,
         tuple(offsets),
         sizes,
@@ -139,7 +139,7 @@ def _block(made: Op, buffer: Buffer, places: Sequence[Index], shape: Any) -> Til
 def block_bounds(
     buffer: Buffer, offsets: Sequence[Expr], sizes: Sequence[Expr]
 ) -> tuple[Bound, ...]:
-    """The lanes of a block that lie inside its buffer."""
+    """The bounds of a block in its buffer."""
     rows = zip(offsets, sizes, buffer.type.shape, strict=True)
     return tuple(
         Bound(None if size == ONE else axis, offset, extent)
@@ -152,7 +152,7 @@ def _gather(buffer: Buffer, places: Sequence[Index]) -> Tile:
     shape = broadcast_shapes([tile.type for tile in tiles])
     block = block_of(tiles, shape)
     if block is not None:
-        return _as_lanes(_read(buffer, block, shape), block, shape)
+        return _as_lanes(_load_block(buffer, block, shape), block, shape)
     spread = [broadcast_to(tile, list(map(IndexExpr, shape))) for tile in tiles]
     inside: Tile = in_bounds(buffer, *spread)
     known = both([tile.valid for tile in spread])
@@ -167,13 +167,13 @@ def _gather(buffer: Buffer, places: Sequence[Index]) -> Tile:
     )
 
 
-def _read(buffer: Buffer, block: Block, shape: Sequence[Expr]) -> Tile:
+def _load_block(buffer: Buffer, block: Block, shape: Sequence[Expr]) -> Tile:
     sizes = [IndexExpr(ONE if axis is None else shape[axis]) for axis in block.axes]
     return _block(load, buffer, block.offsets, sizes)
 
 
 def _as_lanes(tile: Tile, block: Block, shape: Sequence[Expr]) -> Tile:
-    """A block, its axes in the order of the lanes that name it."""
+    """Permute the axes of a block to those of the index tiles."""
     for axis in range(len(block.axes) - 1, -1, -1):
         if block.axes[axis] is None:
             tile = squeeze(tile, axis)
@@ -186,7 +186,7 @@ def _as_lanes(tile: Tile, block: Block, shape: Sequence[Expr]) -> Tile:
 
 
 def _as_block(tile: Tile, block: Block) -> Tile:
-    """Lanes, their axes in the order of the block's."""
+    """Permute the axes of a tile to those of a block."""
     for axis in range(tile.type.rank - 1, -1, -1):
         if tile.type.shape[axis] == ONE:
             tile = squeeze(tile, axis)
@@ -204,32 +204,32 @@ def _as_value(place: Index) -> Any:
 
 @op(_gather)
 def gather(buffer: Tensor, index: Sequence[Tensor]) -> Tensor:
-    """The elements that tiles of integers name."""
+    """Load the elements at index tiles."""
     if not buffer.numel():
         return buffer.new_zeros(index[0].shape)
     limits = [max(extent - 1, 0) for extent in buffer.shape]
     return buffer[tuple(i.clamp(0, limit) for i, limit in zip(index, limits, strict=True))]
 
 
-def _in_bounds(made: Op, buffer: Buffer, *index: Tile) -> Tile:
-    return made.add(buffer, tuple(index), type=index[0].type.of(BOOL))
+def _in_bounds(op: Op, buffer: Buffer, *index: Tile) -> Tile:
+    return op.add(buffer, tuple(index), type=index[0].type.of(BOOL))
 
 
 @op(_in_bounds)
 def in_bounds(buffer: Tensor, index: Sequence[Tensor]) -> Tensor:
-    """Whether an index names an element of the buffer."""
+    """Whether indices are in bounds of a buffer."""
     inside = [(i >= 0) & (i < extent) for i, extent in zip(index, buffer.shape, strict=True)]
     return torch.stack(inside).all(0)
 
 
 def apply_mask(tile: Tile, mask: Any, what: str) -> Tile:
-    """The tile, whose lanes hold a value only where a mask holds too."""
+    """Mask off lanes of a tile."""
     masking = restriction(tile.type.shape, mask, what)
     return Tile(tile.node, tile.type, both([tile.valid, masking]))
 
 
 def restriction(shape: Sequence[Expr], mask: Any, what: str) -> Valid:
-    """The lanes of a tile where a mask holds that is broadcast to it."""
+    """Broadcast a mask to a shape and convert it to conditions."""
     condition = as_bool(mask, what)
     padded = align_to(condition, shape)
     bounds = bounds_of(condition)
@@ -239,27 +239,27 @@ def restriction(shape: Sequence[Expr], mask: Any, what: str) -> Valid:
 
 
 def _align(bound: Bound, mask: Tile, rank: int) -> Bound:
-    """A bound of a mask, for a tile of more axes that it is broadcast to."""
+    """Move a bound of a mask to a rank that the mask is broadcast to."""
     assert bound.axis is not None
     is_single = mask.type.shape[bound.axis] == ONE
     return replace(bound, axis=None if is_single else bound.axis + rank - mask.type.rank)
 
 
-def _fill_missing(made: Op, x: Tile, other: Any) -> Tile:
+def _fill_missing(op: Op, x: Tile, other: Any) -> Tile:
     filling = as_tile(other, x.dtype, "load")
     spread = broadcast_to(filling, list(x.shape))
     given = {"bounds": x.valid.bounds, "masks": x.valid.masks}
-    return made.add(x, spread, type=x.type, valid=spread.valid, **given)
+    return op.add(x, spread, type=x.type, valid=spread.valid, **given)
 
 
 @op(_fill_missing)
 def fill_missing(x: Tensor, other: Tensor, within: Tensor) -> Tensor:
-    """x where it holds a value, else another number."""
+    """Replace masked-off lanes by another value."""
     return torch.where(within, x, other)
 
 
 def _store(
-    made: Op,
+    op: Op,
     buffer: Buffer,
     index: Any,
     value: Operand,
@@ -289,10 +289,10 @@ def _store(
     if mask is not None:
         block = apply_mask(block, mask, "tkl.store")
     check_block(checked, places, block, check, "tkl.store")
-    _put(checked, offsets, block)
+    _store_block(checked, offsets, block)
 
 
-def _put(buffer: Buffer, offsets: Sequence[Expr], block: Tile) -> None:
+def _store_block(buffer: Buffer, offsets: Sequence[Expr], block: Tile) -> None:
     bounds = Valid(block_bounds(buffer, offsets, block.type.shape))
     valid = both([bounds, block.valid])
     store.record(buffer, tuple(offsets), block, bounds=valid.bounds, masks=valid.masks)
@@ -338,7 +338,7 @@ def _scatter(buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any, ch
         named = lanes if mask is None else apply_mask(lanes, mask, "tkl.store")
         if wants_check(check, "tkl.store"):
             check_indices(buffer, tiles, shape, named.valid, always=check is True)
-        _put(buffer, block.offsets, _as_block(named, block))
+        _store_block(buffer, block.offsets, _as_block(named, block))
         return
     index, spread, valid = broadcast_scatter(buffer, places, value, mask, check, "tkl.store")
     scatter.record(buffer, index, spread, bounds=valid.bounds, masks=valid.masks)
@@ -347,7 +347,7 @@ def _scatter(buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any, ch
 def broadcast_scatter(
     buffer: Buffer, places: Sequence[Index], value: Tile, mask: Any, check: Any, what: str
 ) -> tuple[tuple[Tile, ...], Tile, Valid]:
-    """Indices and a value of one shape, and the lanes that are written."""
+    """Broadcast indices and a value; return them with the lanes to write."""
     tiles = [as_tile(_as_value(place), I64, what) for place in places]
     shape = broadcast_shapes([*(tile.type for tile in tiles), value.type])
     sizes = list(map(IndexExpr, shape))
@@ -365,14 +365,14 @@ def broadcast_scatter(
 def check_block(
     buffer: Buffer, places: Sequence[Index], block: Tile, check: Any, what: str
 ) -> None:
-    """Check the indices of a block along whose axes there is one element."""
+    """Check the indices of a block along axes of size 1."""
     if wants_check(check, what):
         named = single_places(places, list(block.shape))
         check_indices(buffer, named, block.type.shape, block.valid, always=check is True)
 
 
 def single_places(places: Sequence[Index], sizes: Any) -> list[Index | None]:
-    """The indices of a block; None along axes where it has several elements, and an edge."""
+    """The indices of a block along axes of size 1; None along others, which are masked."""
     if sizes is None:
         return list(places)
     listed = sizes if isinstance(sizes, (tuple, list)) else (sizes,)
@@ -382,7 +382,7 @@ def single_places(places: Sequence[Index], sizes: Any) -> list[Index | None]:
 
 @op(_scatter)
 def scatter(buffer: Tensor, index: Sequence[Tensor], value: Tensor, within: Tensor) -> None:
-    """Write elements where tiles of integers say."""
+    """Store to the elements at index tiles."""
     lanes = within.expand(value.shape)
     buffer[tuple(i[lanes] for i in index)] = value[lanes]
 
@@ -391,14 +391,14 @@ def scatter(buffer: Tensor, index: Sequence[Tensor], value: Tensor, within: Tens
 
 
 def buffer_of(value: Any, what: str) -> Buffer:
-    """The buffer that a user names."""
+    """Check that an argument is a buffer."""
     tracer.current(what)
     if isinstance(value, Buffer):
         return value
     raise errors.KernelError(
         f"{what} of {describe(value)}, which is not a buffer",
         where=user_line(),
-        hint="its first argument is an argument of the kernel that has a buffer's type",
+        hint="the first argument must be a buffer argument of the kernel",
     )
 
 
@@ -407,14 +407,14 @@ def _check_written(buffer: Buffer) -> None:
         return
     if buffer.name not in tracer.current("tkl.load").written:
         raise errors.KernelError(
-            f"{buffer.name} is read before anything was written to it: {buffer.type}",
+            f"{buffer.name} is read before it is written: {buffer.type}",
             where=user_line(),
             hint="write to it first, or make it an InOutBuffer, or an output that is .filled(0)",
         )
 
 
 def check_writable(buffer: Buffer, what: str) -> None:
-    """Complain about writing to what is only read."""
+    """Raise if a buffer is an input."""
     if buffer.type.usage == "input":
         raise errors.KernelError(
             f"{what} to {buffer.name}, which is an input: {buffer.type}",
@@ -430,7 +430,7 @@ def has_slices(index: Any) -> bool:
 
 
 def split_slices(buffer: Buffer, index: Any, what: str) -> tuple[list[Any], list[Any]]:
-    """Where a block begins, and its sizes: None along axes that are not sliced."""
+    """The start and the sizes of a block; sizes are None along axes without a slice."""
     items = list(index) if isinstance(index, (tuple, list)) else [index]
     starts, sizes = list(items), [None] * len(items)
     for axis, (item, extent) in enumerate(zip(items, buffer.type.shape, strict=False)):
@@ -440,7 +440,7 @@ def split_slices(buffer: Buffer, index: Any, what: str) -> tuple[list[Any], list
             raise errors.KernelError(
                 f"{what}: an index is {item!r}",
                 where=user_line(),
-                hint="a slice of a buffer takes every element; load single ones by tkl.arange",
+                hint="slices of a buffer have step 1; gather with tkl.arange instead",
             )
         starts[axis] = IndexExpr(_limit(item.start, extent, ZERO, what))
         sizes[axis] = IndexExpr(_limit(item.stop, extent, extent, what)) - starts[axis]
@@ -448,7 +448,7 @@ def split_slices(buffer: Buffer, index: Any, what: str) -> tuple[list[Any], list
 
 
 def _limit(limit: Any, extent: Expr, otherwise: Expr, what: str) -> Expr:
-    """Where a slice begins or ends; a negative number counts from the end."""
+    """The start or the end of a slice; a negative number counts from the end."""
     if limit is None:
         return otherwise
     place = _place(limit, what)
@@ -458,7 +458,7 @@ def _limit(limit: Any, extent: Expr, otherwise: Expr, what: str) -> Expr:
 
 
 def _pad_shape(buffer: Buffer, shape: Any) -> Any:
-    """A shape with None for the first axes, if it leaves those out."""
+    """Pad a shape with None for missing leading axes."""
     if shape is None:
         return None
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
@@ -466,7 +466,7 @@ def _pad_shape(buffer: Buffer, shape: Any) -> Any:
 
 
 def _spread(tile: Tile, shape: Sequence[Any]) -> Tile:
-    """A value with the axes of a block, one for each size and one of one element for None."""
+    """Broadcast a value to a block; None is an axis of size 1."""
     block: Tile = broadcast_to(tile, [size for size in shape if size is not None])
     for axis, size in enumerate(shape):
         if size is None:
@@ -475,14 +475,14 @@ def _spread(tile: Tile, shape: Sequence[Any]) -> Tile:
 
 
 def places_of(buffer: Buffer, index: Any, what: str) -> list[Index]:
-    """Where in a buffer: an expression or a tile of integers along each axis."""
+    """Check an index: an expression or a tile of integers along each axis."""
     items = index if isinstance(index, (tuple, list)) else (index,)
     if len(items) != buffer.type.rank:
         raise errors.KernelError(
             f"{what}: {len(items)} indices for {buffer.name}, which has "
             f"{axes_text(buffer.type.rank)}: {buffer.type}",
             where=user_line(),
-            hint="give one along each axis",
+            hint="pass one index for each axis",
         )
     return [_place(item, what) for item in items]
 
@@ -504,56 +504,56 @@ def _place(item: Any, what: str) -> Index:
 
 
 def as_offset(place: Index) -> Expr:
-    """Where a block begins along an axis; a computed number becomes one that is not known."""
+    """The start of a block along an axis; a computed integer becomes a symbol."""
     if isinstance(place, Expr):
         return place
     if place.type.rank:
         raise errors.KernelError(
-            f"a block begins at {place!r}",
+            f"a block starts at {place!r}",
             where=user_line(),
-            hint="a block begins at a single number; leave the shape out to read the elements that "
-            "a tile names",
+            hint="a block starts at a single number; leave out the shape to gather at a tile of "
+            "indices",
         )
     return index_from_value(place, FARTHEST)
 
 
-# No buffer and no loop reaches this far.
+# Larger than any buffer or loop.
 FARTHEST = 1 << 61
 
 
 def index_from_value(value: Tile, otherwise: int) -> Expr:
-    """A computed integer as an offset or a limit; another number where it is masked off."""
+    """Convert a computed integer to an expression; if it is masked off, to `otherwise`."""
     index: IndexExpr = to_index(number_or(as_tile(value, I64, "to_index"), otherwise))
     return index.expr
 
 
 def number_or(value: Tile, otherwise: bool | int) -> Tile:
-    """A tile without axes; another number where it may be masked off."""
+    """Replace a scalar tile by `otherwise` if it is masked off."""
     ranges = tracer.current("a number").ranges
-    is_held = not value.valid.masks and all(
+    is_valid = not value.valid.masks and all(
         is_never_negative(b.offset, ranges) and is_never_negative(b.limit - b.offset - 1, ranges)
         for b in value.valid.bounds
     )
-    held: Tile = value if is_held else fill_missing(value, otherwise)
-    return held
+    number: Tile = value if is_valid else fill_missing(value, otherwise)
+    return number
 
 
-def _to_index(made: Op, x: Tile) -> IndexExpr:
+def _to_index(op: Op, x: Tile) -> IndexExpr:
     trace = tracer.current("tkl.to_index")
     trace.counters += 1
     unknown = Symbol(x.node.name, "data", trace.counters)
-    made.record(x, unknown)
+    op.record(x, unknown)
     return IndexExpr(symbol(unknown.name, unknown.kind, unknown.number))
 
 
 @op(_to_index)
 def to_index(x: Tensor, symbol: Symbol) -> int:
-    """A computed integer as an offset or a bound of a loop."""
+    """Convert a computed integer to an offset or a loop bound."""
     return int(x)
 
 
 def value_for(buffer: Buffer, value: Any, what: str) -> Tile:
-    """A value as a buffer holds it."""
+    """Convert a value to the dtype of a buffer."""
     tile = as_tile(value, None if isinstance(value, Tile) else _dtype(buffer), what)
     if tile.dtype == _dtype(buffer):
         return tile

@@ -1,4 +1,4 @@
-"""Where buffers lie: names that kernels of iree-turbine are annotated with."""
+"""Address spaces, as in annotations of iree-turbine kernels."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class AddressSpace(Enum):
-    """A kind of memory. Buffers are in global memory; tiles are wherever the compiler puts them."""
+    """An address space. Buffers are in global memory; the compiler places tiles."""
 
     REGISTER = 0
     SHARED_MEMORY = 1

@@ -1,4 +1,4 @@
-"""Operands of ops as tiles."""
+"""Convert operands of ops to tiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turbine.kernel.trace.tracer import Tile
 
 
 def as_tile(value: Any, dtype: Dtype | None, what: str) -> Tile:
-    """A tile of this type; numbers become constants."""
+    """Convert a value to a tile of a dtype; numbers become constants."""
     if dtype is None:
         dtype = common_dtype([value], what)
     if isinstance(value, Tile):

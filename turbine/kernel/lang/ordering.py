@@ -1,7 +1,4 @@
-"""The elements of a tile along an axis in order, and the first of them.
-
-Lanes without a value go to the end, whichever the direction, and hold no value there.
-"""
+"""Sort and top-k along an axis; masked-off lanes go to the end and stay masked off."""
 
 from __future__ import annotations
 
@@ -97,7 +94,7 @@ def _sort(x: Any, axis: int, descending: bool, count: Any, what: str) -> tuple[T
     missing = (whole - wanted).number
     if missing is not None and missing < 0:
         raise errors.KernelError(
-            f"tkl.{what} of {tile!r}: there are no {wanted} elements among {whole}",
+            f"tkl.{what} of {tile!r}: k={wanted} is larger than the axis, {whole}",
             where=user_line(),
             hint="k is at most the size of the axis",
         )
@@ -106,24 +103,24 @@ def _sort(x: Any, axis: int, descending: bool, count: Any, what: str) -> tuple[T
     shape = (*tile.type.shape[:place], wanted, *tile.type.shape[place + 1 :])
     types = (TileType(shape, tile.dtype), TileType(shape, I64))
     node.meta["types"] = types
-    valid = _at_the_front(tile, place, TileType(shape, I64))
+    valid = _valid_front(tile, place, TileType(shape, I64))
     values, places = (result.add(node, n, type=t, valid=valid) for n, t in enumerate(types))
     return values, places
 
 
-def _at_the_front(tile: Tile, axis: int, type: TileType) -> Valid:
-    """The lanes of a result, those of each row that hold a value being its first."""
-    taking, staying = tile.valid.along([axis]), tile.valid.apart_from([axis])
-    if not taking.masks and all(map(_begins_inside, taking.bounds)):
-        return Valid((*staying.bounds, *taking.bounds), staying.masks)
-    lanes_held = mask_of(tile.type.shape, Valid(tile.valid.bounds, taking.masks))
-    counts = sum_of(lanes_held, axis, keepdims=True)
+def _valid_front(tile: Tile, axis: int, type: TileType) -> Valid:
+    """The valid lanes of the result: the first ones of each row."""
+    along, kept = tile.valid.along([axis]), tile.valid.apart_from([axis])
+    if not along.masks and all(map(_starts_inside, along.bounds)):
+        return Valid((*kept.bounds, *along.bounds), kept.masks)
+    valid_lanes = mask_of(tile.type.shape, Valid(tile.valid.bounds, along.masks))
+    counts = sum_of(valid_lanes, axis, keepdims=True)
     lanes = iota(list(map(IndexExpr, type.shape)), axis)
-    return Valid(staying.bounds, (*staying.masks, less(lanes, counts)))
+    return Valid(kept.bounds, (*kept.masks, less(lanes, counts)))
 
 
-def _begins_inside(bound: Bound) -> bool:
-    """Whether the lanes inside are the first ones anyway."""
+def _starts_inside(bound: Bound) -> bool:
+    """Whether the lanes in bounds are the first ones already."""
     return is_never_negative(bound.offset, tracer.current("tkl.sort").ranges)
 
 
@@ -131,7 +128,7 @@ def _begins_inside(bound: Bound) -> bool:
 def sort_op(
     x: Tensor, axis: int, descending: bool, count: int, within: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The first `count` elements along an axis in order, equals as they were, and their places."""
+    """The first `count` elements of a stable sort along an axis, and their indices."""
     by_value = torch.sort(x, dim=axis, descending=descending, stable=True).indices
     lanes = within.expand(x.shape).gather(axis, by_value)
     front = torch.sort((~lanes).to(torch.uint8), dim=axis, stable=True).indices

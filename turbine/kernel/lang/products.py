@@ -1,4 +1,4 @@
-"""Products of tiles."""
+"""Matrix multiplication of tiles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from turbine.kernel.trace.types import DTYPES, F32
 from turbine.kernel.trace.validity import ALWAYS, Valid, both
 
 
-def _dot(made: Op, a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
+def _dot(op: Op, a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
     _check(a, b)
     common = common_dtype([a, b], "dot")
     wide = accumulator_dtype(common)
@@ -31,20 +31,20 @@ def _dot(made: Op, a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
     start = constant(sizes(shape), wide, 0) if acc is None else as_tile(acc, None, "dot")
     if start.type.shape != shape:
         raise errors.KernelError(
-            f"tkl.dot of {tiles[0].type} and {tiles[1].type} is added to {start.type}",
+            f"tkl.dot of {tiles[0].type} and {tiles[1].type}: the accumulator is {start.type}",
             where=user_line(),
-            hint=f"the accumulator has the shape [{', '.join(map(str, shape))}]",
+            hint=f"the accumulator must have shape [{', '.join(map(str, shape))}]",
         )
     if start.dtype.kind != wide.kind:
         raise errors.KernelError(
-            f"tkl.dot of {tiles[0].type} and {tiles[1].type} is added to {start!r}",
+            f"tkl.dot of {tiles[0].type} and {tiles[1].type}: the accumulator is {start!r}",
             where=user_line(),
-            hint="products of floats are added to floats, of integers to integers",
+            hint="floats are accumulated in floats, integers in integers",
         )
     left, right = tiles
     rows, columns = [left.type.rank - 1], [right.type.rank - 2]
     staying = [left.valid.apart_from(rows), right.valid.apart_from(columns), start.valid]
-    return made.add(
+    return op.add(
         left,
         right,
         start,
@@ -56,7 +56,7 @@ def _dot(made: Op, a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
 
 
 def _valid_products(left: Tile, right: Tile) -> Valid:
-    """The lanes of a product for which masks leave something to sum, as numpy.ma.dot has it."""
+    """The lanes of a dot that sum at least one valid product, as in numpy.ma.dot."""
     row, column = left.type.rank - 1, right.type.rank - 2
     is_left, is_right = left.valid.along([row]).masks, right.valid.along([column]).masks
     if not is_left and not is_right:
@@ -100,7 +100,7 @@ _WIDE = {True: torch.float32, False: torch.int32}
 
 
 def accumulator_dtype(dtype: Dtype) -> Dtype:
-    """The type in which products of elements are summed."""
+    """The dtype of the accumulator of a dot."""
     if dtype.kind == "float":
         return dtype if dtype.bits == 64 else F32
     return DTYPES["i64" if dtype.bits == 64 else "i32"]
@@ -112,19 +112,19 @@ def _check(a: Any, b: Any) -> None:
             raise errors.KernelError(
                 f"tkl.dot of {a!r} and {b!r}",
                 where=user_line(),
-                hint="its operands are tiles of two axes, or more with batches first",
+                hint="operands are tiles of two axes, or more with batch axes first",
             )
     batches = a.type.shape[:-2], b.type.shape[:-2]
     if batches[0] != batches[1]:
         raise errors.KernelError(
-            f"tkl.dot of {a.type} and {b.type}: the batches differ",
+            f"tkl.dot of {a.type} and {b.type}: the batch sizes differ",
             where=user_line(),
-            hint="axes before the last two are the same in both; broadcast one by tkl.broadcast_to",
+            hint="axes before the last two must agree; use tkl.broadcast_to",
         )
     if a.type.shape[-1] != b.type.shape[-2]:
         raise errors.KernelError(
-            f"tkl.dot of {a.type} and {b.type}: {a.type.shape[-1]} of the first is not "
-            f"{b.type.shape[-2]} of the second",
+            f"tkl.dot of {a.type} and {b.type}: the contraction sizes {a.type.shape[-1]} and "
+            f"{b.type.shape[-2]} differ",
             where=user_line(),
             hint=_transposed_hint(a.type.shape, b.type.shape),
         )
@@ -133,7 +133,7 @@ def _check(a: Any, b: Any) -> None:
 def _transposed_hint(a: tuple[Expr, ...], b: tuple[Expr, ...]) -> str:
     if a[-1] == b[-1]:
         return "transpose the second: tkl.dot(a, tkl.transpose(b, (1, 0)))"
-    return "the last size of the first is the one before the last of the second"
+    return "the last size of a must equal the second to last size of b"
 
 
 OPERATORS["dot"] = dot

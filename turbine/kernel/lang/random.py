@@ -1,11 +1,10 @@
-"""Random numbers that depend on a seed and a place only: Philox 4x32-10.
+"""Counter-based random numbers: Philox 4x32-10.
 
 Note [Random numbers]
-The seed's 64 bits are the key, a place (`offset`) is the counter: its low 32 bits are the first
-word, the high ones of a 64-bit integer the second, the other two are zero. One number of a place
-is made from the first word of the four, as Triton makes it, so the same seed and offset give the
-same number on every backend. All is composed of the language's products, shifts and differences of
-bits on i64, so a backend needs no rule for it.
+The 64 bits of the seed are the key, and `offset` is the counter: its low 32 bits are the first
+word, the high ones of a 64-bit integer the second, the other two are zero. A random number uses the
+first of the four result words, as in Triton, so the same seed and offset give the same number on
+every backend. All of it is composed of integer ops on i64, so a backend needs no rule for it.
 """
 
 from __future__ import annotations
@@ -106,16 +105,16 @@ def randint(seed: Any, offset: Any, low: Any, high: Any) -> Tile:
         raise errors.KernelError(
             f"tkl.randint from {low} to below {high}",
             where=user_line(),
-            hint="high is above low, by 2**31 at most",
+            hint="high - low must be from 1 to 2**31",
         )
     first, end = as_tile(low, I64, "randint"), as_tile(high, I64, "randint")
     return _tile(first + ((_words(seed, offset, "randint")[0] * (end - first)) >> 32))
 
 
 def philox(counter: Words, key: tuple[Any, Any]) -> Words:
-    """The four words that Philox 4x32-10 gives for those of a counter and a key, all of i64."""
-    for turn in range(_ROUNDS):
-        if turn:
+    """Philox 4x32-10: four words of i64 from a counter and a key."""
+    for step in range(_ROUNDS):
+        if step:
             key = (key[0] + _KEY_STEPS[0]) & _WORD, (key[1] + _KEY_STEPS[1]) & _WORD
         counter = _round(counter, key)
     return counter
@@ -123,7 +122,7 @@ def philox(counter: Words, key: tuple[Any, Any]) -> Words:
 
 def _round(counter: Words, key: tuple[Any, Any]) -> Words:
     first, second = counter[0] * _MULTIPLIERS[0], counter[2] * _MULTIPLIERS[1]
-    # The products wrap around to negative numbers; the mask takes off the sign that is shifted in.
+    # The products may wrap around to negative numbers; the mask removes the shifted sign.
     return (
         ((second >> 32) & _WORD) ^ counter[1] ^ key[0],
         second & _WORD,
@@ -133,13 +132,13 @@ def _round(counter: Words, key: tuple[Any, Any]) -> Words:
 
 
 def _words(seed: Any, offset: Any, what: str) -> Words:
-    """The words of each place: see Note [Random numbers]."""
+    """The random words of each offset: see Note [Random numbers]."""
     dtype = common_dtype([offset], what)
     if dtype.kind not in ("int", "uint"):
         raise errors.KernelError(
-            f"tkl.{what}: the offset is of {dtype_name(dtype)}",
+            f"tkl.{what}: the offset has dtype {dtype_name(dtype)}",
             where=user_line(),
-            hint="it is a tile of integers, such as i * BLOCK + tkl.arange(BLOCK)",
+            hint="pass a tile of integers, such as i * BLOCK + tkl.arange(BLOCK)",
         )
     places = as_tile(offset, I64, what)
     high = (places >> 32) & _WORD if dtype.bits == 64 else 0
@@ -154,14 +153,14 @@ def _key(seed: Any, what: str) -> tuple[Any, Any]:
         raise errors.KernelError(
             f"tkl.{what}: the seed is {seed!r}",
             where=user_line(),
-            hint="it is a single integer: a number, an argument of type tkl.i64, or a computed one",
+            hint="pass a single integer: a number, an argument of type tkl.i64, or a computed one",
         )
     wide = as_tile(seed, I64, what)
     return wide & _WORD, (wide >> 32) & _WORD
 
 
 def to_uniform(word: Tile) -> Tile:
-    """A 32-bit word as an f32 from 0 to below 1."""
+    """Convert a 32-bit word to an f32 in [0, 1)."""
     folded = where(word > 0x7FFFFFFF, _WORD - word, word)
     return _tile(folded.to(I32).to(F32) * 4.6566127342e-10)
 

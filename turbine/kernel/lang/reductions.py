@@ -1,9 +1,9 @@
-"""Many elements to one: along an axis, along several, or all of them.
+"""Reductions along one axis, several axes or all of them.
 
 Note [Masks and reductions]
-Masked-off lanes take no part. The result is masked off where its row is: outside the buffer along
-an axis that is kept, or all of its lanes removed by masks, as in numpy.ma. A buffer's edge along
-the axis that is reduced is where the row ends; a row without elements gives the neutral element.
+Masked-off lanes are skipped. A lane of the result is masked off if it is out of bounds along an
+axis that is kept, or if masks remove all of its row, as in numpy.ma. The row ends at the edge of
+the buffer along a reduced axis; the result of an empty row is the neutral element.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def _axes(axis: Axes, tile: Tile, what: str) -> tuple[int, ...]:
     return tuple(sorted({axis_of(one, tile.type.rank, what) for one in named}))
 
 
-def _reduce(made: Op, tile: Tile, axes: tuple[int, ...], keepdims: bool, dtype: Dtype) -> Tile:
-    """A node of a reduction; conditions that do not depend on its axes stay with the result."""
+def _reduce(op: Op, tile: Tile, axes: tuple[int, ...], keepdims: bool, dtype: Dtype) -> Tile:
+    """Add a reduction; conditions that do not depend on its axes apply to the result."""
     shape = tuple(size for axis, size in enumerate(tile.type.shape) if axis not in axes)
-    result = made.add(
+    result = op.add(
         tile,
         axes,
         type=TileType(shape, dtype),
@@ -53,19 +53,19 @@ def _reduce(made: Op, tile: Tile, axes: tuple[int, ...], keepdims: bool, dtype: 
 
 
 def valid_without(shape: Sequence[Expr], valid: Valid, axes: Sequence[int]) -> Valid:
-    """The lanes of a reduction's result that hold a value: see Note [Masks and reductions]."""
-    staying = valid.apart_from(axes)
-    masks = [_squeeze(mask, axes) for mask in staying.masks]
+    """The valid lanes of a reduction's result: see Note [Masks and reductions]."""
+    kept = valid.apart_from(axes)
+    masks = [_squeeze(mask, axes) for mask in kept.masks]
     if valid.along(axes).masks:
         masks.append(has_lane(shape, valid, axes))
-    moved = staying.move_bounds(lambda a: a - len([one for one in axes if one < a]))
+    moved = kept.move_bounds(lambda a: a - len([one for one in axes if one < a]))
     return Valid(moved, tuple(masks))
 
 
 def has_lane(
     shape: Sequence[Expr], valid: Valid, axes: Sequence[int], *, keepdims: bool = False
 ) -> Tile:
-    """Whether masks leave a lane along axes; of size 1 along others that make no difference."""
+    """Whether masks leave a lane along axes; size 1 along axes that the masks do not depend on."""
     masks = valid.along(axes).masks
     wide = {axis for mask in masks for axis in axes_of(mask)}
     sizes = tuple(size if axis in wide else ONE for axis, size in enumerate(shape))
@@ -81,24 +81,24 @@ def _squeeze(tile: Tile, axes: Sequence[int]) -> Tile:
 
 
 def _numeric(
-    made: Op, x: Tile, axis: Axes = None, acc: Operand | None = None, *, keepdims: bool = False
+    op: Op, x: Tile, axis: Axes = None, acc: Operand | None = None, *, keepdims: bool = False
 ) -> Any:
-    if isinstance(axis, Tile):  # tkl.max(x, y) is meant
-        return _TOGETHER[made.name](x, axis)
-    tile = as_tile(x, None, made.name)
-    is_sum = made.name in ("sum", "prod")
+    if isinstance(axis, Tile):  # tkl.max(x, y)
+        return _BINARY[op.name](x, axis)
+    tile = as_tile(x, None, op.name)
+    is_sum = op.name in ("sum", "prod")
     dtype = I64 if is_sum and tile.dtype.kind != "float" else tile.dtype
     result = _reduce(
-        made, as_tile(tile, dtype, made.name), _axes(axis, tile, _spell(made)), keepdims, dtype
+        op, as_tile(tile, dtype, op.name), _axes(axis, tile, _qualified_name(op)), keepdims, dtype
     )
-    return result if acc is None else _TOGETHER[made.name](result, acc)
+    return result if acc is None else _BINARY[op.name](result, acc)
 
 
-def _spell(made: Op) -> str:
-    return f"tkl.{made.name}"
+def _qualified_name(op: Op) -> str:
+    return f"tkl.{op.name}"
 
 
-_TOGETHER: dict[str, Callable[..., Any]] = {
+_BINARY: dict[str, Callable[..., Any]] = {
     "sum": arithmetic.add,
     "prod": arithmetic.mul,
     "max": arithmetic.maximum,
@@ -106,27 +106,27 @@ _TOGETHER: dict[str, Callable[..., Any]] = {
 }
 
 
-def _truth(made: Op, x: Tile, axis: Axes = None, *, keepdims: bool = False) -> Tile:
-    tile = as_bool(x, made.name)
-    return _reduce(made, tile, _axes(axis, tile, _spell(made)), keepdims, BOOL)
+def _logical(op: Op, x: Tile, axis: Axes = None, *, keepdims: bool = False) -> Tile:
+    tile = as_bool(x, op.name)
+    return _reduce(op, tile, _axes(axis, tile, _qualified_name(op)), keepdims, BOOL)
 
 
-def _place(made: Op, x: Tile, axis: int | None = None, *, keepdims: bool = False) -> Tile:
-    tile = as_tile(x, None, made.name)
+def _index(op: Op, x: Tile, axis: int | None = None, *, keepdims: bool = False) -> Tile:
+    tile = as_tile(x, None, op.name)
     if axis is None and tile.type.rank != 1:
         raise errors.KernelError(
-            f"tkl.{made.name} of {tile!r} needs an axis", where=user_line(), hint="axis=0"
+            f"tkl.{op.name} of {tile!r} needs an axis", where=user_line(), hint="pass axis=0"
         )
-    axes = _axes(0 if axis is None else axis, tile, _spell(made))
+    axes = _axes(0 if axis is None else axis, tile, _qualified_name(op))
     if len(axes) != 1:
         raise errors.KernelError(
-            f"tkl.{made.name} is along one axis: {axis=}", where=user_line(), hint="axis=0"
+            f"tkl.{op.name} takes one axis: {axis=}", where=user_line(), hint="pass axis=0"
         )
-    return _reduce(made, tile, axes, keepdims, I64)
+    return _reduce(op, tile, axes, keepdims, I64)
 
 
 def neutral(name: str, dtype: torch.dtype) -> Any:
-    """The number that changes nothing, for an element type."""
+    """The neutral element of a reduction for a dtype."""
     if name in ("sum", "any"):
         return 0
     if name in ("prod", "all"):
@@ -174,7 +174,7 @@ def prod(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
         tkl.prod(tkl.arange(1, 5))  # 24
     """
     filled = _fill("prod", x, within)
-    # torch rounds the products of small floats as it goes.
+    # torch rounds products of small floats at every step.
     product = filled.float() if x.dtype in (torch.float16, torch.bfloat16) else filled
     for axis in reversed(axes):
         product = product.prod(axis)
@@ -186,7 +186,7 @@ def max(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """Maximum over an axis, several axes, or all of them; nan if an element is nan.
 
     Masked-off elements are skipped. An empty axis gives -inf, or the smallest integer; where a
-    mask removes every element, the result is masked off. `acc` takes part as another element.
+    mask removes every element, the result is masked off. `acc` is another operand.
     `tkl.max(x, y)` of two tiles is `tkl.maximum`.
 
     Example::
@@ -202,7 +202,7 @@ def min(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """Minimum over an axis, several axes, or all of them; nan if an element is nan.
 
     Masked-off elements are skipped. An empty axis gives inf, or the largest integer; where a mask
-    removes every element, the result is masked off. `acc` takes part as another element.
+    removes every element, the result is masked off. `acc` is another operand.
     `tkl.min(x, y)` of two tiles is `tkl.minimum`.
 
     Example::
@@ -223,7 +223,7 @@ def _extreme(name: str, function: Any, x: Tensor, axes: Sequence[int], within: T
     return reduced
 
 
-@op(_truth)
+@op(_logical)
 def any(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """Whether an element is nonzero over an axis, several axes, or all of them.
 
@@ -240,7 +240,7 @@ def any(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     return x
 
 
-@op(_truth)
+@op(_logical)
 def all(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """Whether every element is nonzero over an axis, several axes, or all of them.
 
@@ -257,7 +257,7 @@ def all(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     return x
 
 
-@op(_place)
+@op(_index)
 def argmax(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """Index of the maximum along an axis, as i64.
 
@@ -269,10 +269,10 @@ def argmax(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
 
         tkl.argmax((tkl.arange(5) * 2) % 5)  # 2
     """
-    return _first_place(_fill("argmax", x, within), axes[0], within, torch.argmax)
+    return _first_index(_fill("argmax", x, within), axes[0], within, torch.argmax)
 
 
-@op(_place)
+@op(_index)
 def argmin(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
     """Index of the minimum along an axis, as i64.
 
@@ -284,15 +284,15 @@ def argmin(x: Tensor, axes: Sequence[int], within: Tensor) -> Tensor:
 
         tkl.argmin((tkl.arange(5) * 2 + 1) % 5)  # 2
     """
-    return _first_place(_fill("argmin", x, within), axes[0], within, torch.argmin)
+    return _first_index(_fill("argmin", x, within), axes[0], within, torch.argmin)
 
 
-def _first_place(x: Tensor, axis: int, within: Tensor, function: Any) -> Tensor:
+def _first_index(x: Tensor, axis: int, within: Tensor, function: Any) -> Tensor:
     if not x.shape[axis]:
         return torch.zeros(x.shape[:axis] + x.shape[axis + 1 :], dtype=torch.int64)
     if x.dtype is torch.bool:
         x = x.to(torch.int8)
-    # PyTorch names any of equals.
+    # torch may return any of several equal elements.
     extreme = x.gather(axis, function(x, axis, keepdim=True))
     hits = ((x == extreme) | (x != x)) & within
     places = torch.arange(x.shape[axis]).reshape([-1] + [1] * (x.ndim - 1 - axis))

@@ -1,7 +1,4 @@
-"""Running values along an axis, and reductions by a function of the user's.
-
-Lanes without a value take no part: the running value passes over them.
-"""
+"""Scans along an axis, and reductions with a user function; masked-off lanes are skipped."""
 
 from __future__ import annotations
 
@@ -24,21 +21,21 @@ from turbine.kernel.trace.types import I64, TileType
 from turbine.kernel.trace.validity import ALWAYS, Valid, both
 
 
-def _sum_dtype(made: Op, x: Tile, axis: int, reverse: bool = False) -> Tile:
-    tile = as_tile(x, None, made.name)
-    return _scan_node(made, tile, tile.dtype if tile.dtype.kind == "float" else I64, axis, reverse)
+def _add_sum(op: Op, x: Tile, axis: int, reverse: bool = False) -> Tile:
+    tile = as_tile(x, None, op.name)
+    return _add_scan(op, tile, tile.dtype if tile.dtype.kind == "float" else I64, axis, reverse)
 
 
-def _compare(made: Op, x: Tile, axis: int, reverse: bool = False) -> Tile:
-    tile = as_tile(x, None, made.name)
-    return _scan_node(made, tile, tile.dtype, axis, reverse)
+def _add_extreme(op: Op, x: Tile, axis: int, reverse: bool = False) -> Tile:
+    tile = as_tile(x, None, op.name)
+    return _add_scan(op, tile, tile.dtype, axis, reverse)
 
 
-def _scan_node(made: Op, tile: Tile, dtype: Dtype, axis: int, reverse: bool) -> Tile:
-    """A node of a scan; what does not depend on its axis concerns the result alone."""
-    place = axis_of(axis, tile.type.rank, f"tkl.{made.name}")
-    return made.add(
-        as_tile(tile, dtype, made.name),
+def _add_scan(op: Op, tile: Tile, dtype: Dtype, axis: int, reverse: bool) -> Tile:
+    """Add a scan; masks that do not depend on its axis apply to the result only."""
+    place = axis_of(axis, tile.type.rank, f"tkl.{op.name}")
+    return op.add(
+        as_tile(tile, dtype, op.name),
         place,
         bool(reverse),
         type=tile.type.of(dtype),
@@ -48,7 +45,7 @@ def _scan_node(made: Op, tile: Tile, dtype: Dtype, axis: int, reverse: bool) -> 
     )
 
 
-@op(_sum_dtype)
+@op(_add_sum)
 def cumsum(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     """Cumulative sum along an axis; from the last element on if `reverse`.
 
@@ -63,7 +60,7 @@ def cumsum(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     return _scan(torch.cumsum, "sum", x, axis, reverse, within)
 
 
-@op(_sum_dtype)
+@op(_add_sum)
 def cumprod(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     """Cumulative product along an axis; from the last element on if `reverse`.
 
@@ -77,7 +74,7 @@ def cumprod(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     return _scan(torch.cumprod, "prod", x, axis, reverse, within)
 
 
-@op(_compare)
+@op(_add_extreme)
 def cummax(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     """Cumulative maximum along an axis; from the last element on if `reverse`.
 
@@ -90,7 +87,7 @@ def cummax(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     return _scan(_largest, "max", x, axis, reverse, within)
 
 
-@op(_compare)
+@op(_add_extreme)
 def cummin(x: Tensor, axis: int, reverse: bool, within: Tensor) -> Tensor:
     """Cumulative minimum along an axis; from the last element on if `reverse`.
 
@@ -119,7 +116,7 @@ def _scan(function: Any, name: str, x: Tensor, axis: int, reverse: bool, within:
     return (running.flip(axis) if reverse else running).to(x.dtype)
 
 
-# By a function of the user's
+# User functions
 
 
 def associative_scan(
@@ -147,7 +144,7 @@ def associative_scan(
         tkl.associative_scan(step, (decay, x), axis=0)[1]  # [0 1 2.5 4.25]
     """
     trace = tracer.current("tkl.associative_scan")
-    tiles = _together(x, "associative_scan")
+    tiles = _broadcast_operands(x, "associative_scan")
     place = axis_of(axis, tiles[0].type.rank, "tkl.associative_scan")
     body, captured = _trace_combiner(trace, function, tiles, isinstance(x, (tuple, list)))
     valid = both([tile.valid for tile in tiles])
@@ -178,9 +175,9 @@ def reduce(function: Callable[[Any, Any], Any], x: Any, axis: int, init: Any) ->
         tkl.reduce(lambda a, b: a ^ b, tkl.arange(1, 5), axis=0, init=0)  # 4
     """
     trace = tracer.current("tkl.reduce")
-    tiles = _together(x, "reduce")
+    tiles = _broadcast_operands(x, "reduce")
     place = axis_of(axis, tiles[0].type.rank, "tkl.reduce")
-    starts = _starts(init, tiles)
+    starts = _initial_values(init, tiles)
     body, captured = _trace_combiner(trace, function, tiles, isinstance(x, (tuple, list)))
     whole, valid = tiles[0].type.shape, both([tile.valid for tile in tiles])
     shape = whole[:place] + whole[place + 1 :]
@@ -190,8 +187,8 @@ def reduce(function: Callable[[Any, Any], Any], x: Any, axis: int, init: Any) ->
     return _wrap_results(node, types, valid_without(whole, valid, [place]), x)
 
 
-def _together(x: Any, what: str) -> list[Tile]:
-    """The operands in one shape."""
+def _broadcast_operands(x: Any, what: str) -> list[Tile]:
+    """Broadcast the operands to one shape."""
     items = x if isinstance(x, (tuple, list)) else (x,)
     if not items:
         raise errors.KernelError(
@@ -202,14 +199,14 @@ def _together(x: Any, what: str) -> list[Tile]:
     return [broadcast_to(tile, list(map(IndexExpr, shape))) for tile in tiles]
 
 
-def _starts(init: Any, tiles: Sequence[Tile]) -> list[Tile]:
+def _initial_values(init: Any, tiles: Sequence[Tile]) -> list[Tile]:
     items = init if isinstance(init, (tuple, list)) else (init,)
     starts = [as_tile(i, t.dtype, "reduce") for i, t in zip(items, tiles, strict=False)]
     if len(items) != len(tiles) or any(start.type.rank for start in starts):
         raise errors.KernelError(
-            f"tkl.reduce of {len(tiles)} tiles starts with {init!r}",
+            f"tkl.reduce of {len(tiles)} tiles has init={init!r}",
             where=user_line(),
-            hint="give one number for each tile",
+            hint="pass one number for each tile",
         )
     return starts
 
@@ -217,7 +214,7 @@ def _starts(init: Any, tiles: Sequence[Tile]) -> list[Tile]:
 def _trace_combiner(
     trace: tracer.Trace, function: Callable[..., Any], tiles: Sequence[Tile], is_tuple: bool
 ) -> tuple[Body, tuple[fx.Node, ...]]:
-    """The function as a region of two values of each type, and the nodes around it that it uses."""
+    """Trace a binary function to a region; return it with the nodes that it captures."""
     types = [TileType((), tile.dtype) for tile in tiles]
     with trace.inside() as region:
         sides = [
@@ -228,8 +225,8 @@ def _trace_combiner(
         check_takes(
             function,
             passed,
-            "the function that combines",
-            "it takes two values, or two tuples where a tuple of tiles is combined",
+            "the combine function",
+            "it takes two values, or two tuples for a tuple of tiles",
         )
         given = function(*passed)
         combined = _check_combined(given, types)
@@ -242,18 +239,18 @@ def _check_combined(given: Any, types: Sequence[TileType]) -> list[Tile]:
     items = given if isinstance(given, (tuple, list)) else (given,)
     if len(items) != len(types):
         raise errors.KernelError(
-            f"a function that combines two of {len(types)} values returns {len(items)}",
+            f"the combine function returns {len(items)} values, not {len(types)}",
             where=user_line(),
-            hint="return a value for each of them",
+            hint="return one value for each tile",
         )
     tiles = []
     for item, type in zip(items, types, strict=True):
         tile = as_tile(item, None if isinstance(item, Tile) else type.dtype, "associative_scan")
         if tile.type != type:
             raise errors.KernelError(
-                f"a function that combines two {type} returns {tile.type}",
+                f"the combine function takes {type} and returns {tile.type}",
                 where=user_line(),
-                hint="return a single value of that type: x.to(tkl.f32) or the like converts it",
+                hint="return a scalar of the same dtype: convert with x.to(tkl.f32) or similar",
             )
         tiles.append(tile)
     return tiles
@@ -267,9 +264,9 @@ def _wrap_results(node: fx.Node, types: Sequence[TileType], valid: Valid, x: Any
 
 @declare_internal
 def scan_op(tiles: Any, axis: int, reverse: bool, body: Body, captured: Any) -> Any:
-    """A scan by a region; the running values are its first placeholders."""
+    """A scan with a region; the running values are its first placeholders."""
 
 
 @declare_internal
 def reduce_op(tiles: Any, axis: int, starts: Any, body: Body, captured: Any) -> Any:
-    """A reduction by a region; the values so far are its first placeholders."""
+    """A reduction with a region; the running values are its first placeholders."""

@@ -1,4 +1,4 @@
-"""The same elements in other places: axes added, moved, split, cut and joined."""
+"""Shape ops: transpose, broadcast, reshape, slice and concatenate."""
 
 from __future__ import annotations
 
@@ -20,59 +20,59 @@ from turbine.kernel.trace.validity import ALWAYS, Valid
 
 
 def axis_of(axis: Any, rank: int, what: str) -> int:
-    """An axis that a user names, counted from the first."""
+    """Check an axis and count it from the first."""
     if not isinstance(axis, int) or not -rank <= axis < rank:
         raise errors.KernelError(
-            f"{what}: there is no axis {axis!r} of a tile that has {axes_text(rank)}",
+            f"{what}: axis {axis!r} is out of range for a tile with {axes_text(rank)}",
             where=user_line(),
-            hint=f"axes are {-rank} to {rank - 1}" if rank else "it is a single number",
+            hint=f"axes are {-rank} to {rank - 1}" if rank else "it is a scalar",
         )
     return axis % rank
 
 
-# Which lanes hold a value, where that has to be a tile
+# Valid lanes as a tile
 
 
-def _mask_of(made: Op, shape: tuple[Expr, ...], valid: Valid) -> Tile:
+def _mask_of(op: Op, shape: tuple[Expr, ...], valid: Valid) -> Tile:
     type = TileType(shape, BOOL)
-    return made.add(shape, type=type, bounds=valid.bounds, masks=valid.masks)
+    return op.add(shape, type=type, bounds=valid.bounds, masks=valid.masks)
 
 
 @op(_mask_of)
 def mask_of(shape: Sequence[int], within: Tensor) -> Tensor:
-    """Whether each lane holds a value."""
+    """Whether each lane is valid."""
     return within.expand(shape)
 
 
 def masked(x: Tile) -> Tile:
-    """A tile of bools: whether each lane of a tile holds a value."""
-    made: Tile = mask_of(x.type.shape, x.valid)
-    return made
+    """The valid lanes of a tile, as a tile of bools."""
+    mask: Tile = mask_of(x.type.shape, x.valid)
+    return mask
 
 
 def _view_valid(x: Tile, view: Callable[[Tile], Tile]) -> Valid:
-    """The lanes of a view: a mask, seen the same way."""
+    """The valid lanes of a view: the same view of the mask."""
     return Valid((), (view(masked(x)),)) if x.valid else ALWAYS
 
 
-# Axes moved
+# Transpose
 
 
-def _transpose(made: Op, x: Tile, perm: Sequence[int] | None = None) -> Tile:
+def _transpose(op: Op, x: Tile, perm: Sequence[int] | None = None) -> Tile:
     rank = x.type.rank
     order = tuple(range(rank))[::-1] if perm is None else tuple(perm)
     if sorted(order) != list(range(rank)):
         raise errors.KernelError(
-            f"tkl.transpose of {x!r}: {order} does not name each axis once",
+            f"tkl.transpose of {x!r}: {order} is not a permutation of the axes",
             where=user_line(),
             hint=f"name the axes 0 to {rank - 1} in their new order",
         )
     if order == tuple(range(rank)):
         return x
     shape = tuple(x.type.shape[axis] for axis in order)
-    masks = tuple(made(mask, order) for mask in x.valid.masks)
+    masks = tuple(op(mask, order) for mask in x.valid.masks)
     valid = Valid(x.valid.move_bounds(order.index), masks)
-    return made.add(x, order, type=TileType(shape, x.dtype), valid=valid)
+    return op.add(x, order, type=TileType(shape, x.dtype), valid=valid)
 
 
 @op(_transpose)
@@ -90,13 +90,13 @@ def transpose(x: Tensor, perm: Sequence[int]) -> Tensor:
 # Axes of size one
 
 
-def _expand_dims(made: Op, x: Tile, axis: int) -> Tile:
+def _expand_dims(op: Op, x: Tile, axis: int) -> Tile:
     rank = x.type.rank + 1
     place = axis_of(axis, rank, "tkl.expand_dims")
     shape = (*x.type.shape[:place], ONE, *x.type.shape[place:])
-    masks = tuple(made(mask, place) for mask in x.valid.masks)
+    masks = tuple(op(mask, place) for mask in x.valid.masks)
     valid = Valid(x.valid.move_bounds(lambda a: a + (a >= place)), masks)
-    return made.add(x, place, type=TileType(shape, x.dtype), valid=valid)
+    return op.add(x, place, type=TileType(shape, x.dtype), valid=valid)
 
 
 @op(_expand_dims)
@@ -111,11 +111,11 @@ def expand_dims(x: Tensor, axis: int) -> Tensor:
 
 
 def new_axes(x: Tile, count: int) -> Tile:
-    """So many new axes before the others."""
+    """Add leading axes of size 1."""
     return reduce(lambda tile, _: expand_dims(tile, 0), range(count), x)
 
 
-def _squeeze(made: Op, x: Tile, axis: int) -> Tile:
+def _squeeze(op: Op, x: Tile, axis: int) -> Tile:
     place = axis_of(axis, x.type.rank, "tkl.squeeze")
     if x.type.shape[place] != ONE:
         raise errors.KernelError(
@@ -124,9 +124,9 @@ def _squeeze(made: Op, x: Tile, axis: int) -> Tile:
             hint="x[0] takes one element along an axis",
         )
     shape = x.type.shape[:place] + x.type.shape[place + 1 :]
-    masks = tuple(made(mask, place) for mask in x.valid.masks)
+    masks = tuple(op(mask, place) for mask in x.valid.masks)
     valid = Valid(x.valid.move_bounds(lambda a: a - (a > place)), masks)
-    return made.add(x, place, type=TileType(shape, x.dtype), valid=valid)
+    return op.add(x, place, type=TileType(shape, x.dtype), valid=valid)
 
 
 @op(_squeeze)
@@ -143,17 +143,17 @@ def squeeze(x: Tensor, axis: int) -> Tensor:
 # Broadcasting
 
 
-def _broadcast_to(made: Op, x: Operand, shape: Shape) -> Tile:
+def _broadcast_to(op: Op, x: Operand, shape: Shape) -> Tile:
     sizes = shape_of(shape, "tkl.broadcast_to")
     tile = as_tile(x, None, "broadcast_to")
     if tile.type.shape == sizes:
         return tile
     padded = align_to(tile, sizes)
-    return made.add(padded, sizes, type=TileType(sizes, tile.dtype), valid=padded.valid)
+    return op.add(padded, sizes, type=TileType(sizes, tile.dtype), valid=padded.valid)
 
 
 def align_to(tile: Tile, sizes: Sequence[Expr]) -> Tile:
-    """The tile with as many axes as a shape that it can be broadcast to."""
+    """Add leading axes to a tile that is broadcast to a shape."""
     missing = len(sizes) - tile.type.rank
     fits = missing >= 0 and all(
         old in (ONE, new) for old, new in zip(tile.type.shape, sizes[missing:], strict=True)
@@ -163,7 +163,7 @@ def align_to(tile: Tile, sizes: Sequence[Expr]) -> Tile:
         raise errors.KernelError(
             f"{tile!r} cannot be broadcast to [{listed}]",
             where=user_line(),
-            hint="axes are aligned at the last; only those of size 1 become larger",
+            hint="axes are aligned at the last; only axes of size 1 are repeated",
         )
     return new_axes(tile, missing)
 
@@ -188,8 +188,8 @@ def broadcast(x: Any, leading_sizes: Any) -> Tile:
     """
     tile = as_tile(x, None, "broadcast")
     leading = shape_of(leading_sizes, "tkl.broadcast")
-    made: Tile = broadcast_to(tile, [*map(IndexExpr, leading), *tile.shape])
-    return made
+    result: Tile = broadcast_to(tile, [*map(IndexExpr, leading), *tile.shape])
+    return result
 
 
 def broadcast_in_dim(x: Any, shape: Any, broadcast_dimensions: Sequence[int]) -> Tile:
@@ -206,22 +206,22 @@ def broadcast_in_dim(x: Any, shape: Any, broadcast_dimensions: Sequence[int]) ->
     places = [axis_of(axis, rank, "tkl.broadcast_in_dim") for axis in broadcast_dimensions]
     if len(places) != tile.type.rank or sorted(set(places)) != places:
         raise errors.KernelError(
-            f"tkl.broadcast_in_dim of {tile!r}: {list(broadcast_dimensions)} has to name "
-            f"{tile.type.rank} axes in order",
+            f"tkl.broadcast_in_dim of {tile!r}: {list(broadcast_dimensions)} must be "
+            f"{tile.type.rank} increasing axes",
             where=user_line(),
             hint="name an axis of the result for each axis of the tile, in increasing order",
         )
     for axis in range(rank):
         if axis not in places:
             tile = expand_dims(tile, axis)
-    made: Tile = broadcast_to(tile, shape)
-    return made
+    result: Tile = broadcast_to(tile, shape)
+    return result
 
 
 # Reshaping
 
 
-def _reshape(made: Op, x: Tile, shape: Shape) -> Tile:
+def _reshape(op: Op, x: Tile, shape: Shape) -> Tile:
     sizes = shape_of(shape, "tkl.reshape")
     if _count(sizes) != _count(x.type.shape):
         listed = ", ".join(map(str, sizes))
@@ -233,8 +233,8 @@ def _reshape(made: Op, x: Tile, shape: Shape) -> Tile:
         )
     if sizes == x.type.shape:
         return x
-    valid = _view_valid(x, lambda mask: made(mask, shape))
-    return made.add(x, sizes, type=TileType(sizes, x.dtype), valid=valid)
+    valid = _view_valid(x, lambda mask: op(mask, shape))
+    return op.add(x, sizes, type=TileType(sizes, x.dtype), valid=valid)
 
 
 @op(_reshape)
@@ -252,10 +252,10 @@ def _count(sizes: Sequence[Expr]) -> Expr:
     return reduce(lambda product, size: product * size, sizes, ONE)
 
 
-# Parts
+# Slice and concatenate
 
 
-def _slice(made: Op, x: Tile, axis: int, start: Size, size: Size, step: int = 1) -> Tile:
+def _slice(op: Op, x: Tile, axis: int, start: Size, size: Size, step: int = 1) -> Tile:
     place = axis_of(axis, x.type.rank, "tkl.slice")
     (first, length) = shape_of((start, size), "tkl.slice")
     whole = x.type.shape[place]
@@ -263,32 +263,32 @@ def _slice(made: Op, x: Tile, axis: int, start: Size, size: Size, step: int = 1)
     left = (whole - last - 1).number
     if step < 1 or (left is not None and left < 0):
         raise errors.KernelError(
-            f"tkl.slice of {x!r}: {length} elements from {first} in steps of {step} are not "
-            f"among {whole}",
+            f"tkl.slice of {x!r}: start {first}, size {length} and step {step} are out of range "
+            f"for size {whole}",
             where=user_line(),
-            hint="tkl.slice(x, axis, start, size) stays within the tile",
+            hint="start + (size - 1) * step must be less than the size of the axis",
         )
     shape = (*x.type.shape[:place], length, *x.type.shape[place + 1 :])
     if step == 1:
-        # Of a single lane, a bound holds or not, however often it is repeated.
+        # A bound of a single lane applies to the whole tile.
         along = None if length == ONE else place
         bounds = tuple(
             replace(b, axis=along, offset=b.offset + first) if b.axis == place else b
             for b in x.valid.bounds
         )
         valid = Valid(
-            bounds, tuple(_cut(made, mask, place, first, length) for mask in x.valid.masks)
+            bounds, tuple(_slice_mask(op, mask, place, first, length) for mask in x.valid.masks)
         )
     else:
-        valid = _view_valid(x, lambda mask: made(mask, place, start, size, step))
-    return made.add(x, place, first, length, step, type=TileType(shape, x.dtype), valid=valid)
+        valid = _view_valid(x, lambda mask: op(mask, place, start, size, step))
+    return op.add(x, place, first, length, step, type=TileType(shape, x.dtype), valid=valid)
 
 
-def _cut(made: Op, mask: Tile, axis: int, first: Expr, length: Expr) -> Tile:
+def _slice_mask(op: Op, mask: Tile, axis: int, first: Expr, length: Expr) -> Tile:
     if mask.type.shape[axis] == ONE:
         return mask
-    cut: Tile = made(mask, axis, IndexExpr(first), IndexExpr(length))
-    return cut
+    result: Tile = op(mask, axis, IndexExpr(first), IndexExpr(length))
+    return result
 
 
 @op(_slice)
@@ -304,10 +304,10 @@ def slice_(x: Tensor, axis: int, start: int, size: int, step: int) -> Tensor:
     ]
 
 
-def _concatenate(made: Op, tiles: Sequence[Tile], axis: int = 0) -> Tile:
+def _concatenate(op: Op, tiles: Sequence[Tile], axis: int = 0) -> Tile:
     if not tiles:
         raise errors.KernelError(
-            "tkl.concatenate of nothing", where=user_line(), hint="give it a list of tiles"
+            "tkl.concatenate of no tiles", where=user_line(), hint="pass a list of tiles"
         )
     dtype = common_dtype(tiles, "concatenate")
     parts = [as_tile(tile, dtype, "concatenate") for tile in tiles]
@@ -318,14 +318,14 @@ def _concatenate(made: Op, tiles: Sequence[Tile], axis: int = 0) -> Tile:
         raise errors.KernelError(
             f"tkl.concatenate of {listed} along axis {place}: the other sizes differ",
             where=user_line(),
-            hint="tiles agree along all axes but one; broadcast one by tkl.broadcast_to",
+            hint="tiles must agree along all other axes; use tkl.broadcast_to",
         )
     total = sum((part.type.shape[place] for part in parts), start=ZERO)
     shape = (*parts[0].type.shape[:place], total, *parts[0].type.shape[place + 1 :])
     valid = ALWAYS
     if any(part.valid for part in parts):
-        valid = Valid((), (made([masked(part) for part in parts], place),))
-    return made.add(tuple(parts), place, type=TileType(shape, dtype), valid=valid)
+        valid = Valid((), (op([masked(part) for part in parts], place),))
+    return op.add(tuple(parts), place, type=TileType(shape, dtype), valid=valid)
 
 
 def _without(shape: tuple[Expr, ...], axis: int) -> tuple[Expr, ...]:
@@ -349,9 +349,9 @@ def concatenate(tiles: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def subscript(x: Tile, index: Any) -> Tile:
-    """Parts and new axes, as Python's brackets name them."""
+    """Index a tile with integers, slices, None and `...`."""
     items = index if isinstance(index, tuple) else (index,)
-    items = _without_dots(items, x.type.rank)
+    items = _expand_ellipsis(items, x.type.rank)
     axis = 0
     for item in items:
         if item is None:
@@ -365,21 +365,21 @@ def subscript(x: Tile, index: Any) -> Tile:
             continue
         else:
             raise errors.KernelError(
-                f"a tile's brackets hold {item!r}",
+                f"invalid index {item!r} of a tile",
                 where=user_line(),
-                hint="they take None, slices and numbers known before the kernel runs",
+                hint="a tile takes None, slices and integers known before the kernel runs",
             )
         axis += 1
     return x
 
 
-def _without_dots(items: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
+def _expand_ellipsis(items: tuple[Any, ...], rank: int) -> tuple[Any, ...]:
     taken = sum(item is not None and item is not Ellipsis for item in items)
     if taken > rank:
         raise errors.KernelError(
-            f"brackets name {axes_text(taken)} of a tile that has {rank}",
+            f"too many indices: {axes_text(taken)} of a tile that has {rank}",
             where=user_line(),
-            hint="None makes a new axis: x[:, None]",
+            hint="None adds an axis: x[:, None]",
         )
     if Ellipsis not in items:
         return items
@@ -397,8 +397,8 @@ def _slice_axis(x: Tile, axis: int, part: slice) -> Tile:
     stop = stop + whole if isinstance(stop, int) and stop < 0 else stop
     step = 1 if part.step is None else part.step
     size = (stop - start + step - 1) // step
-    made: Tile = slice_(x, axis, start, size, step)
-    return made
+    result: Tile = slice_(x, axis, start, size, step)
+    return result
 
 
 OPERATORS["subscript"] = subscript

@@ -1,4 +1,4 @@
-"""Names for sizes and element types: `tkl.sym.M`, `tkl.types.T`, `tkl.InputBuffer[M, N, T]`."""
+"""Symbols for sizes, dtypes and buffers: `tkl.sym.M`, `tkl.types.T`, `tkl.InputBuffer[M, T]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turbine.kernel.trace.types import USAGES, BufferType, DtypeSymbol, Unsuppor
 
 
 class Sym:
-    """Sizes by name: `tkl.sym.M` is one and the same wherever it is written."""
+    """Size symbols by name: `tkl.sym.M` is the same symbol everywhere."""
 
     def __getattr__(self, name: str) -> IndexSymbol:
         if name.startswith("__"):
@@ -21,12 +21,12 @@ class Sym:
         return _symbol(name)
 
     def __call__(self, name: str) -> IndexSymbol:
-        """The size of a name."""
+        """The size symbol of a name."""
         return _symbol(name)
 
 
 class Types:
-    """Element types by name: `T = tkl.types.T` is known when tensors are passed."""
+    """Dtype symbols by name: `T = tkl.types.T` is inferred from the arguments of a call."""
 
     def __getattr__(self, name: str) -> DtypeSymbol:
         if name.startswith("__"):
@@ -54,7 +54,7 @@ def symbols(names: str) -> tuple[IndexSymbol, ...]:
 
 
 class BufferKind:
-    """Makes a type of buffers: `InputBuffer[M, N, tkl.f32]`."""
+    """Builds buffer types: `InputBuffer[M, N, tkl.f32]`."""
 
     def __init__(self, usage: str) -> None:
         self.usage = usage
@@ -64,27 +64,27 @@ class BufferKind:
         *sizes, dtype = (item for item in listed if item is not AddressSpace.GLOBAL_MEMORY)
         if isinstance(dtype, UnsupportedType):
             raise errors.KernelError(
-                f"{USAGES[self.usage]}[...] is of {dtype!r}, which kernels do not compute with",
+                f"{USAGES[self.usage]}[...] has dtype {dtype!r}, which kernels do not support",
                 where=user_line(),
-                hint="hold such elements as bytes, tkl.i8 or tkl.u8, and unpack them by shifts",
+                hint="pass such elements as bytes, tkl.i8 or tkl.u8, and unpack them with shifts",
             )
         if not isinstance(dtype, (Dtype, DtypeSymbol)):
             raise errors.KernelError(
-                f"{USAGES[self.usage]}[...] ends with {dtype!r}, which is not an element type",
+                f"{USAGES[self.usage]}[...] ends with {dtype!r}, which is not a dtype",
                 where=user_line(),
-                hint="write the sizes, then the type: InputBuffer[M, N, tkl.f32]",
+                hint="write the sizes, then the dtype: InputBuffer[M, N, tkl.f32]",
             )
         for size in sizes:
             if isinstance(size, AddressSpace):
                 raise errors.KernelError(
                     f"{USAGES[self.usage]}[...] is in {size}",
                     where=user_line(),
-                    hint="what is passed to a kernel is in global memory; a TemporaryBuffer "
-                    "belongs to one program",
+                    hint="arguments of a kernel are in global memory; a TemporaryBuffer belongs "
+                    "to one program",
                 )
             if not isinstance(size, (int, IndexExpr)) or isinstance(size, bool):
                 raise errors.KernelError(
-                    f"{USAGES[self.usage]}[...] has {size!r} for a size",
+                    f"{USAGES[self.usage]}[...] has invalid size {size!r}",
                     where=user_line(),
                     hint="sizes are numbers and symbols, tkl.sym.M",
                 )
@@ -102,7 +102,7 @@ KernelBuffer = InOutBuffer
 
 
 class GridKind:
-    """Makes a grid: `tkl.Grid[M, N]` is its counts of programs, `kernel(*tkl.Grid[M, N])`."""
+    """Builds grids: `tkl.Grid[M, N]` is a tuple of sizes, for `kernel(*tkl.Grid[M, N])`."""
 
     def __getitem__(self, items: Any) -> tuple[Any, ...]:
         return items if isinstance(items, tuple) else (items,)

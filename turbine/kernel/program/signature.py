@@ -163,8 +163,8 @@ def _check_fill(signature: KernelSignature, parameter: Parameter) -> None:
     assert isinstance(type.dtype, Dtype)
     if not fits(type.fill, type.dtype):
         raise errors.KernelError(
-            f"{signature.kernel}: {parameter} is filled with {type.fill}, which is not a number of "
-            f"{dtype_name(type.dtype)}",
+            f"{signature.kernel}: {parameter} is filled with {type.fill}, which is out of range "
+            f"for {dtype_name(type.dtype)}",
             where=signature.place,
         )
 

@@ -1,1 +1,1 @@
-"""Tracing: sizes, types and masks of tiles, and how an op is declared."""
+"""Tracing: types and masks of tiles, and the declaration of ops."""

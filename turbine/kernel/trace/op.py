@@ -1,7 +1,7 @@
-"""Declare an op of the kernel language: its meaning in torch, its type rule, its lanes.
+"""Declare ops of the kernel language: reference semantics in torch, types and masks.
 
-An op is declared once. Traced, it becomes a node; the interpreter calls its meaning; a backend has
-a rule for it in a table, and is compared with the meaning.
+Tracing an op adds a node. The interpreter calls its meaning, a torch function. A backend has a rule
+for it in a table, and is tested against the meaning.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from turbine.kernel.trace.types import BOOL, F32, I64, TileType, dtype_name
 from turbine.kernel.trace.validity import ALWAYS, Valid
 
 Meaning = Callable[..., Any]
-# What ops of the language take, in their signatures.
+# Types in the signatures of ops.
 Operand = Tile | IndexExpr | float
 Size = int | IndexExpr
 Shape = Size | Sequence[Size]
-# Types of the tiles and the other arguments in; the type of the result out.
+# Infers the type of the result from the types of tiles and the other arguments.
 Infer = Callable[..., TileType | None]
 
 
@@ -45,14 +45,14 @@ class Op:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "signature", inspect.signature(self.meaning))
-        # help() shows no signature of an object that is not a function.
+        # help() shows the signature of functions only.
         takes = ", ".join(_parameter_texts(self.__signature__))
         doc = f"{self.name}({takes})\n\n{inspect.getdoc(self.meaning)}"
         object.__setattr__(self, "__doc__", doc)
         object.__setattr__(self, "__name__", self.name)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
-        """Add the op to the kernel that is traced."""
+        """Add the op to the traced kernel."""
         tracer.current(f"tkl.{self.name}")
         takes = self.__signature__
         try:
@@ -69,7 +69,7 @@ class Op:
         return f"tkl.{self.name}"
 
     def add(self, *args: Any, type: TileType, valid: Valid = ALWAYS, **keywords: Any) -> Tile:
-        """A node of the op, and the tile it gives."""
+        """Add a node of the op; return its tile."""
         tile = Tile(self.record(*args, **keywords), type, valid)
         watch = tracer.current(f"tkl.{self.name}").watch
         if watch is not None:
@@ -77,18 +77,18 @@ class Op:
         return tile
 
     def record(self, *args: Any, **keywords: Any) -> Any:
-        """A node of the op; tiles and buffers stand for their nodes."""
+        """Add a node of the op; tiles and buffers are replaced by their nodes."""
         trace = tracer.current(f"tkl.{self.name}")
         nodes = _nodes(args)
         return trace.add(self, nodes, {name: _nodes(value) for name, value in keywords.items()})
 
 
 def _parameter_texts(signature: inspect.Signature) -> Iterator[str]:
-    """Parameters as a call is documented: no types, and "*" before those passed by name."""
-    is_by_name = False
+    """Parameters as help() shows them: no types, and "*" before keyword-only ones."""
+    is_keyword_only = False
     for one in signature.parameters.values():
-        if one.kind is one.KEYWORD_ONLY and not is_by_name:
-            is_by_name = True
+        if one.kind is one.KEYWORD_ONLY and not is_keyword_only:
+            is_keyword_only = True
             yield "*"
         name = f"*{one.name}" if one.kind is one.VAR_POSITIONAL else one.name
         default = (
@@ -106,40 +106,40 @@ def _nodes(value: Any) -> Any:
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
-    """What a node's op was given, of whatever types it takes."""
+    """The positional arguments of a node."""
     return tuple(node.args)
 
 
 def options(node: fx.Node) -> dict[str, Any]:
-    """What it was given by name: the bounds and masks of the lanes that take part."""
+    """The keyword arguments of a node: the bounds and masks of its valid lanes."""
     return dict(node.kwargs)
 
 
 def op(call: Callable[..., Any]) -> Callable[[Meaning], Op]:
-    """Declare an op whose call is traced by a function of its own, given the op first."""
+    """Declare an op that is traced by `call`, whose first argument is the op."""
 
     def declare(meaning: Meaning) -> Op:
         name = meaning.__name__.rstrip("_")
-        made: Op
+        declared: Op
         own = inspect.signature(call)
         takes = own.replace(parameters=list(own.parameters.values())[1:])
-        made = Op(name, meaning, lambda *args, **keywords: call(made, *args, **keywords), takes)
-        return made
+        declared = Op(name, meaning, lambda *args, **kwargs: call(declared, *args, **kwargs), takes)
+        return declared
 
     return declare
 
 
 def declare_internal(meaning: Meaning) -> Op:
-    """Declare an op that users do not call: functions of the language add its nodes."""
+    """Declare an op that functions of the language record, and users do not call."""
     return op(_not_called)(meaning)
 
 
-def _not_called(made: Op, *_: Any) -> Any:
-    raise AssertionError(f"{made.name} is recorded, not called")
+def _not_called(op: Op, *_: Any) -> Any:
+    raise AssertionError(f"{op.name} is recorded, not called")
 
 
 def common_dtype(operands: Sequence[Any], what: str) -> Dtype:
-    """As PyTorch promotes: tiles together; Python's numbers only raise the kind."""
+    """Promote as PyTorch does: by the tiles; Python numbers only raise the kind."""
     strong = [operand.dtype for operand in operands if isinstance(operand, Tile)]
     weak = [
         _WEAK[check_operand(operand, what)] for operand in operands if not isinstance(operand, Tile)
@@ -166,7 +166,7 @@ def _rank(dtype: Dtype) -> int:
 
 
 def check_operand(value: Any, what: str) -> str:
-    """The kind of a number of Python's; an error for what no op takes."""
+    """The kind of a Python number; raises for values that no op takes."""
     kinds = {bool: "bool", int: "int", float: "float", IndexExpr: "int"}
     for kind, name in kinds.items():
         if isinstance(value, kind):
@@ -174,8 +174,8 @@ def check_operand(value: Any, what: str) -> str:
     raise errors.KernelError(
         f"{_call_text(what)} of {describe(value)}",
         where=user_line(),
-        hint="its operands are tiles and numbers; a buffer is read by tkl.load, and of what a loop "
-        "gives, one is body[0]",
+        hint="operands are tiles and numbers; read a buffer with tkl.load, and index the results "
+        "of a loop, body[0]",
     )
 
 
@@ -184,9 +184,9 @@ def _call_text(what: str) -> str:
 
 
 def describe(value: Any) -> str:
-    """What a user gave, in words."""
+    """Describe an argument for a message."""
     if isinstance(value, torch.Tensor):
-        return "a torch.Tensor, which a kernel takes as an argument"
+        return "a torch.Tensor that is not an argument of the kernel"
     if isinstance(value, (tuple, list)):
         return f"several values, a {type(value).__name__} of {len(value)}"
     return repr(value) if isinstance(value, (Buffer, Traced)) else f"a {type(value).__name__}"
@@ -197,7 +197,7 @@ def _promote(one: Dtype, other: Dtype) -> Dtype:
 
 
 def broadcast_shapes(types: Sequence[TileType]) -> tuple[Expr, ...]:
-    """The shape that tiles have in common, aligned at their last axes."""
+    """The shape that tiles are broadcast to, aligned at their last axes."""
     rank = max(type.rank for type in types)
     padded = [(ONE,) * (rank - type.rank) + type.shape for type in types]
     return tuple(_common_size(sizes, types) for sizes in zip(*padded, strict=True))
@@ -207,16 +207,16 @@ def _common_size(sizes: Sequence[Expr], types: Sequence[TileType]) -> Expr:
     found = list(dict.fromkeys(size for size in sizes if size != ONE))
     if len(found) > 1:
         raise errors.KernelError(
-            f"tiles of {' and '.join(map(str, types))} do not fit: "
+            f"cannot broadcast tiles of {' and '.join(map(str, types))}: "
             f"{' and '.join(map(str, found))} are different sizes",
             where=user_line(),
-            hint="broadcast with x[:, None] or tkl.reshape, or read tiles of one shape",
+            hint="add axes with x[:, None], use tkl.reshape, or load tiles of one shape",
         )
     return found[0] if found else ONE
 
 
 def shape_of(shape: Any, what: str) -> tuple[Expr, ...]:
-    """The sizes that a user gives."""
+    """Check a shape and convert it to expressions."""
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
     for size in sizes:
         if not isinstance(size, (int, IndexExpr)) or isinstance(size, bool):

@@ -1,4 +1,4 @@
-"""Run a kernel's function once on stand-ins: Python in, a graph of its ops out."""
+"""Trace a kernel: call its function once with traced values, and record a graph of its ops."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Region:
 
     graph: fx.Graph
     parent: Region | None
-    counter: Symbol | None = None  # of the loop that it is the body of
-    # What it uses of the regions around it: their nodes, and the placeholders for them.
+    counter: Symbol | None = None  # of a loop body
+    # Nodes of enclosing regions that it uses, and the placeholders for them.
     captured: dict[fx.Node, fx.Node] = field(default_factory=dict)
 
     def reach(self, node: fx.Node) -> fx.Node:
-        """The node as this region knows it."""
+        """The placeholder for a node of an enclosing region, or the node itself."""
         if node.graph is self.graph:
             return node
         if self.parent is None:
@@ -51,7 +51,7 @@ class Region:
 
 @dataclass
 class Trace:
-    """A kernel that is being traced."""
+    """The state of a trace."""
 
     name: str
     regions: list[Region]
@@ -59,8 +59,10 @@ class Trace:
     ranges: dict[Symbol, Interval] = field(default_factory=dict)
     counters: int = 0
     written: set[str] = field(default_factory=set)
-    dtypes: Mapping[str, Dtype] = field(default_factory=dict)  # what tkl.types.T and the like are
-    # Called with each tile that an op gives, when someone looks on.
+    dtypes: Mapping[str, Dtype] = field(
+        default_factory=dict
+    )  # the dtypes of tkl.types.T and others
+    # Called with the name and the result of each op.
     watch: Callable[[str, Tile], None] | None = None
 
     @property
@@ -69,7 +71,7 @@ class Trace:
         return self.regions[-1]
 
     def counter(self, name: str, kind: str, within: Interval | None) -> Expr:
-        """A new counter of programs or of a loop."""
+        """Add a symbol for a program id or a loop counter."""
         self.counters += 1
         counter = algebra.symbol(name, kind, self.counters)
         if within is not None:
@@ -77,7 +79,7 @@ class Trace:
         return counter
 
     def add(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        """A node in the region, at the user's line; values of regions around it are reached."""
+        """Add a node with the user's line; values of enclosing regions are captured."""
         reached = fx.map_arg((args, kwargs), self.region.reach)
         node = self.region.graph.call_function(target, *reached)
         node.meta["line"] = user_line()
@@ -85,7 +87,7 @@ class Trace:
 
     @contextmanager
     def inside(self, counter: Symbol | None = None) -> Iterator[Region]:
-        """Trace a region within the one that is traced."""
+        """Trace a nested region."""
         region = Region(fx.Graph(), self.region, counter)
         self.regions.append(region)
         try:
@@ -98,7 +100,7 @@ _active = threading.local()
 
 
 def current(what: str) -> Trace:
-    """The kernel that is traced now; `what` is what needs one."""
+    """The active trace; the error if there is none names `what`."""
     trace: Trace | None = getattr(_active, "trace", None)
     if trace is None:
         raise errors.KernelError(
@@ -110,13 +112,13 @@ def current(what: str) -> Trace:
 
 
 def is_tracing() -> bool:
-    """Whether a kernel is traced now."""
+    """Whether a kernel is being traced."""
     return getattr(_active, "trace", None) is not None
 
 
 @contextmanager
 def enter_trace(trace: Trace) -> Iterator[Trace]:
-    """Take what is called in here for a part of this kernel."""
+    """Make a trace the active one."""
     before = getattr(_active, "trace", None)
     _active.trace = trace
     try:
@@ -127,8 +129,8 @@ def enter_trace(trace: Trace) -> Iterator[Trace]:
 
 def _origin(node: fx.Node) -> str:
     line = node.meta.get("line")
-    made = f"what {node.target!r} gives" if node.op == "call_function" else f"{node.name}"
-    return made if line is None else f"{made} ({line})"
+    value = f"the result of {node.target!r}" if node.op == "call_function" else f"{node.name}"
+    return value if line is None else f"{value} ({line})"
 
 
 def _symbol(expr: Expr) -> Symbol:
@@ -137,7 +139,7 @@ def _symbol(expr: Expr) -> Symbol:
 
 
 class Traced:
-    """What a value of a kernel answers to Python: operators, and refusals that say why."""
+    """A value of a kernel: has operators, and rejects what needs a number at trace time."""
 
     def __bool__(self) -> bool:
         raise errors.KernelError(
@@ -168,22 +170,22 @@ class Traced:
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Functions of PyTorch's are not for values of a kernel."""
+        """Reject PyTorch functions."""
         name = function.__name__
         traced = next((value for value in args if isinstance(value, Traced)), "a value of a kernel")
         raise errors.KernelError(
             f"torch's {name} is called with {traced}",
             where=user_line(),
-            hint="tkl has functions of tiles, tkl.exp(x); a tensor becomes a tile by being an "
-            "argument of the kernel, read by tkl.load",
+            hint="use functions of tkl, such as tkl.exp(x); pass a tensor to the kernel as an "
+            "argument and read it with tkl.load",
         )
 
     def __array_ufunc__(self, function: Any, method: str, *args: Any, **keywords: Any) -> Any:
-        """Nor are NumPy's."""
+        """Reject NumPy functions."""
         raise errors.KernelError(
             f"numpy's {function.__name__} is called with {self}",
             where=user_line(),
-            hint="tkl has functions of tiles, tkl.exp(x)",
+            hint="use functions of tkl, such as tkl.exp(x)",
         )
 
     def __round__(self) -> Any:
@@ -297,19 +299,19 @@ class Traced:
         return _operate("bitwise_not", self)
 
 
-# What Python's operators mean: filled by lang/arithmetic.py, which declares the ops.
+# The ops of Python's operators; the modules of lang/ that declare the ops fill it.
 OPERATORS: dict[str, Callable[..., Any]] = {}
 
 
 def _operate(name: str, *operands: Any) -> Any:
-    operands = tuple(map(_plain, operands))
+    operands = tuple(map(_to_python, operands))
     if all(isinstance(operand, (IndexExpr, int)) for operand in operands):
         on_sizes = _ON_SIZES.get(name)
         if on_sizes is not None:
             return IndexExpr(on_sizes(*map(expr_of, operands)))
-        decided = _decide(name, operands)
-        if decided is not None:
-            return decided
+        answer = _compare_sizes(name, operands)
+        if answer is not None:
+            return answer
         if name == "truediv" and not is_tracing():
             raise errors.KernelError(
                 f"{operands[0]!r} / {operands[1]!r} is not a size",
@@ -321,8 +323,8 @@ def _operate(name: str, *operands: Any) -> Any:
     return OPERATORS[name](*operands)
 
 
-def _plain(operand: Any) -> Any:
-    """A number as Python has it: NumPy's are taken for that."""
+def _to_python(operand: Any) -> Any:
+    """Convert NumPy scalars to Python numbers."""
     if isinstance(operand, (Traced, int, float)) or not isinstance(operand, numbers.Real):
         return operand
     return int(operand) if isinstance(operand, numbers.Integral) else float(operand)
@@ -338,8 +340,8 @@ _ON_SIZES: dict[str, Callable[..., Expr]] = {
 }
 
 
-def _decide(name: str, operands: Sequence[Any]) -> bool | None:
-    """What a comparison of sizes comes to, if that does not depend on a tensor."""
+def _compare_sizes(name: str, operands: Sequence[Any]) -> bool | None:
+    """The result of comparing sizes, if it does not depend on a tensor."""
     if name not in ("equal", "not_equal"):
         return None
     gap = (expr_of(operands[0]) - expr_of(operands[1])).number
@@ -349,7 +351,7 @@ def _decide(name: str, operands: Sequence[Any]) -> bool | None:
 
 
 class IndexExpr(Traced):
-    """An integer known from sizes, programs and loops: `i * BM + 1`, or a number, `Index(5)`."""
+    """An integer expression of sizes, program ids and loop counters: `i * BM + 1`, `Index(5)`."""
 
     def __init__(self, expr: Expr | int) -> None:
         self.expr = algebra.as_expr(expr)
@@ -362,42 +364,42 @@ class IndexExpr(Traced):
 
 
 class IndexSymbol(IndexExpr):
-    """A size that has a name: `tkl.sym.M`."""
+    """A named size: `tkl.sym.M`."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the size."""
         return str(self.expr)
 
 
 def symbol_name(symbol: Any) -> str:
-    """The name of a size that a user gives by its symbol or by its name."""
+    """The name of a size, given as a symbol or a name."""
     return symbol.name if isinstance(symbol, IndexSymbol) else str(symbol)
 
 
 def expr_of(value: Any) -> Expr:
-    """A size as an expression."""
+    """Convert a size to an expression."""
     return value.expr if isinstance(value, IndexExpr) else algebra.as_expr(value)
 
 
 class _Typed:
-    """What has a type with a shape and a dtype."""
+    """A value with a shape and a dtype."""
 
     type: TileType | BufferType
 
     @property
     def shape(self) -> tuple[IndexExpr, ...]:
-        """Its sizes."""
+        """The size along each axis."""
         return tuple(map(IndexExpr, self.type.shape))
 
     @property
     def dtype(self) -> Any:
-        """Its element type."""
+        """The dtype of the elements."""
         return self.type.dtype
 
 
 class Tile(_Typed, Traced):
-    """A block of elements in a kernel that is traced; without axes, a number."""
+    """A block of elements in a traced kernel; a scalar has no axes."""
 
     type: TileType
 
@@ -406,31 +408,31 @@ class Tile(_Typed, Traced):
         self.type = type
         self.valid = valid
         node.meta["type"] = type
-        # Where it can be read; a mask that a user adds later makes another tile of the same node.
+        # The lanes that are computed; a later mask makes another tile of the same node.
         node.meta.setdefault("valid", valid)
 
     def to(self, dtype: Any) -> Tile:
-        """The same numbers as another type."""
+        """Convert to another dtype."""
         return _tile(OPERATORS["to_dtype"](self, dtype))
 
     def __getitem__(self, index: Any) -> Tile:
-        """Parts and new axes: `x[:, None]`, `x[0]`, `x[2:4]`."""
+        """Slice, index or add axes: `x[:, None]`, `x[0]`, `x[2:4]`."""
         return _tile(OPERATORS["subscript"](self, index))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise errors.KernelError(
-            f"a part of {self} is assigned to",
+            f"cannot assign to a part of {self}",
             where=user_line(),
-            hint="a tile does not change: make another by tkl.where or tkl.concatenate, or write "
-            "to a buffer by tkl.store",
+            hint="tiles are immutable: make another with tkl.where or tkl.concatenate, or write "
+            "to a buffer with tkl.store",
         )
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # which Python asks for
+        if name.startswith("__"):  # probed by Python
             raise AttributeError(name)
         raise AttributeError(
-            f"{self} has no {name!r}: it has shape, dtype, to() and brackets; all else is a "
-            "function that gives a new tile, tkl.sum(x)"
+            f"{self} has no attribute {name!r}: it has shape, dtype, to() and indexing; everything "
+            "else is a function that returns a tile, such as tkl.sum(x)"
         )
 
     def __repr__(self) -> str:
@@ -445,7 +447,7 @@ def _tile(value: Any) -> Tile:
 
 
 class Buffer(_Typed):
-    """A tensor of a kernel that is traced: read by tkl.load, written by tkl.store."""
+    """A tensor argument of a traced kernel: read with tkl.load, written with tkl.store."""
 
     type: BufferType
 
@@ -454,7 +456,7 @@ class Buffer(_Typed):
         self.node = node
         self.type = type
         node.meta["type"] = type
-        node.meta["buffer"] = name  # which the graph may have changed
+        node.meta["buffer"] = name  # the graph may have renamed it
 
     def __getitem__(self, index: Any) -> Tile:
         return _tile(OPERATORS["load"](self, index))
@@ -464,9 +466,9 @@ class Buffer(_Typed):
 
     def _refuse(self, *_: Any) -> Any:
         raise errors.KernelError(
-            f"Python computes with {self}",
+            f"cannot compute with {self}",
             where=user_line(),
-            hint=f"read a tile from it first: tkl.load({self.name}, index, shape)",
+            hint=f"load a tile first: tkl.load({self.name}, index, shape)",
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse

@@ -1,4 +1,4 @@
-"""What a kernel's values are: element types, buffers with symbolic sizes, and tiles."""
+"""Types of a kernel: dtypes, buffers with symbolic sizes, tiles and scalars."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from turbine.kernel.trace.user_code import user_line
 
 @dataclass(frozen=True)
 class DtypeSymbol:
-    """An element type that is known when tensors are passed."""
+    """A dtype that is inferred from the arguments of a call."""
 
     name: str
 
@@ -25,7 +25,7 @@ class DtypeSymbol:
 
 @dataclass(frozen=True)
 class UnsupportedType:
-    """An element type that iree-turbine has a name for, and kernels do not compute with."""
+    """A dtype that iree-turbine has and kernels do not support."""
 
     name: str
 
@@ -34,7 +34,7 @@ class UnsupportedType:
 
 
 ElementType = Dtype | DtypeSymbol
-# Short names, as kernels have them. `index` is what sizes are computed in.
+# Short names of dtypes in kernels. `index` is the dtype of sizes.
 NAMES = {
     "bool": "bool",
     "i8": "int8",
@@ -61,17 +61,17 @@ BOOL, I32, I64, F32 = (DTYPES[name] for name in ("bool", "i32", "i64", "f32"))
 
 
 def axes_text(count: int) -> str:
-    """How many axes: "1 axis", "2 axes"."""
+    """Format a number of axes: "1 axis", "2 axes"."""
     return "1 axis" if count == 1 else f"{count} axes"
 
 
 def dtype_name(dtype: ElementType) -> str:
-    """As kernels spell it."""
+    """The short name of a dtype."""
     return dtype.name if isinstance(dtype, DtypeSymbol) else _SHORT[dtype]
 
 
 def fits(number: bool | int | float, dtype: Dtype) -> bool:
-    """Whether a type has a number of Python's, but for rounding; bits of u8 may be named by -2."""
+    """Whether a Python number is in the range of a dtype; u8 takes -2 for its bits."""
     if dtype.kind in ("bool", "float"):
         return isinstance(number, float) or abs(number) < 2**1023
     is_signed = dtype.kind == "int"
@@ -80,7 +80,7 @@ def fits(number: bool | int | float, dtype: Dtype) -> bool:
 
 
 def tensor_of(number: bool | int | float, dtype: Dtype) -> torch.Tensor:
-    """A number that `fits` as a tensor without axes."""
+    """Convert a number that `fits` to a 0-d tensor."""
     if dtype.kind == "float":
         return torch.tensor(float(number), dtype=torch.float64).to(dtype.torch)
     return torch.full((), int(number), dtype=dtype.torch)
@@ -88,18 +88,18 @@ def tensor_of(number: bool | int | float, dtype: Dtype) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class TileType:
-    """A block of elements that a program computes with; without axes, a single number."""
+    """The type of a tile; a scalar has no axes."""
 
     shape: tuple[Expr, ...]
     dtype: Dtype
 
     @property
     def rank(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return len(self.shape)
 
     def of(self, dtype: Dtype) -> TileType:
-        """The same block of other elements."""
+        """The same shape with another dtype."""
         return replace(self, dtype=dtype)
 
     def __str__(self) -> str:
@@ -108,26 +108,26 @@ class TileType:
 
 @dataclass(frozen=True)
 class BufferType:
-    """A tensor that a kernel is given or makes; `usage` says which."""
+    """The type of a tensor argument; `usage` says how it is used."""
 
     usage: str  # "input", "output", "inout" or "temporary"
     shape: tuple[Expr, ...]
     dtype: ElementType
-    fill: int | float | None = None  # what an output holds before the kernel runs
+    fill: int | float | None = None  # the initial value of an output
 
     def filled(self, value: int | float) -> BufferType:
-        """An output that holds a number wherever the kernel has not written yet."""
+        """An output that is initialized with a number."""
         if self.usage != "output":
             raise errors.KernelError(
-                f"{self} is filled, which only an OutputBuffer can be",
+                f"cannot fill {self}: only an OutputBuffer can be filled",
                 where=user_line(),
-                hint="an InOutBuffer holds what the caller passes",
+                hint="an InOutBuffer has the values of the caller's tensor",
             )
         return replace(self, fill=value)
 
     @property
     def rank(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return len(self.shape)
 
     def __or__(self, other: Any) -> OptionalType:
@@ -149,7 +149,7 @@ USAGES = {
 
 @dataclass(frozen=True)
 class ScalarType:
-    """A number that is passed to a kernel."""
+    """The type of a scalar argument."""
 
     dtype: Dtype
 
@@ -159,7 +159,7 @@ class ScalarType:
 
 @dataclass(frozen=True)
 class OptionalType:
-    """An argument that may be None."""
+    """The type of an argument that may be None."""
 
     of: BufferType | ScalarType
 

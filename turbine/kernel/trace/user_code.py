@@ -1,4 +1,4 @@
-"""Where a user's own code stands while a kernel is made."""
+"""Find the line of user code that is being traced."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import torch
 
-# What is between a user's line and an error: turbine.kernel, PyTorch, and `with` statements.
+# Frames between the user's line and an error: turbine.kernel, PyTorch, and `with` statements.
 _KERNEL = Path(__file__).parents[1]
 _FOREIGN = (f"{_KERNEL}/", f"{Path(torch.__file__).parent}/", contextlib.__file__)
 
 
 def user_line() -> str | None:
-    """The line of the caller's own code that is run now."""
+    """The file and line of the innermost frame of user code."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOREIGN):
         frame = frame.f_back

@@ -1,14 +1,14 @@
-"""Which lanes of a tile hold a value: those inside their buffer that no mask removes.
+"""Track which lanes of a tile are valid: in bounds of the buffer, and not masked off.
 
-Note [Lanes without a value]
-A tile may stick out of the buffer it is read from, and a mask may remove lanes of it: both are
-masked off, and so is what is computed from them. A reduction, a product, a scan or a sort skips
-them, and gives a masked-off lane where masks leave none: see Note [Masks and reductions]. A store
-and a loop that carries a tile leave what was there. So any tile size gives the right result for
-any tensor, and no neutral element has to be named by the user.
+Note [Masked-off lanes]
+A tile may extend beyond the buffer it is loaded from, and a mask may remove lanes: these lanes are
+masked off, and so are lanes computed from them. Reductions, dots, scans and sorts skip them; if
+masks leave no lane, the result is masked off: see Note [Masks and reductions]. A store does not
+write them, and a loop keeps the carried value. So any block size gives the right result for any
+tensor, and users need not pass neutral elements.
 
-Valid lanes have bounds, `0 <= offset + lane < limit` along an axis, which cost nothing where
-they are proven, and by masks, tiles of bools that are broadcast.
+Valid lanes are described by bounds, `0 <= offset + lane < limit` along an axis, which cost nothing
+if they are proven, and by masks, tiles of bools that are broadcast.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from turbine.algebra import Expr
 
 @dataclass(frozen=True)
 class Bound:
-    """0 <= offset + lane < limit, of lanes along one axis; without an axis, of the whole tile."""
+    """0 <= offset + lane < limit along one axis; without an axis, for the whole tile."""
 
     axis: int | None
     offset: Expr
@@ -36,10 +36,12 @@ class Bound:
 
 @dataclass(frozen=True)
 class Valid:
-    """The conditions under which a lane holds a value; none: always."""
+    """The conditions under which a lane is valid; without conditions, all lanes are."""
 
     bounds: tuple[Bound, ...] = ()
-    masks: tuple[Any, ...] = ()  # tiles of bools, of the same rank; 1 along axes that do not matter
+    masks: tuple[
+        Any, ...
+    ] = ()  # tiles of bools of the same rank; size 1 along axes that do not matter
 
     def along(self, axes: Iterable[int]) -> Valid:
         """The conditions that depend on these axes."""
@@ -48,13 +50,13 @@ class Valid:
         return Valid(bounds, tuple(m for m in self.masks if wanted & axes_of(m)))
 
     def apart_from(self, axes: Iterable[int]) -> Valid:
-        """The conditions that do not."""
+        """The conditions that do not depend on these axes."""
         dropped = set(axes)
         bounds = tuple(b for b in self.bounds if b.axis not in dropped)
         return Valid(bounds, tuple(m for m in self.masks if not dropped & axes_of(m)))
 
     def move_bounds(self, axis_of: Callable[[int], int]) -> tuple[Bound, ...]:
-        """The bounds, for a tile whose axes have other places."""
+        """Move the bounds to the axes of a transposed tile."""
         return tuple(b if b.axis is None else replace(b, axis=axis_of(b.axis)) for b in self.bounds)
 
     def __bool__(self) -> bool:
@@ -65,12 +67,12 @@ ALWAYS = Valid()
 
 
 def both(valids: Sequence[Valid]) -> Valid:
-    """Lanes that hold a value in all of them; tiles of one rank."""
+    """Lanes that are valid in all tiles, which have one rank."""
     bounds = dict.fromkeys(b for valid in valids for b in valid.bounds)
     masks = {id(m.node): m for valid in valids for m in valid.masks}
     return Valid(tuple(bounds), tuple(masks.values()))
 
 
 def axes_of(mask: Any) -> set[int]:
-    """The axes along which a mask makes a difference."""
+    """The axes that a mask depends on."""
     return {axis for axis, size in enumerate(mask.type.shape) if size.number != 1}

@@ -1,4 +1,4 @@
-"""The interpreter: a program with torch, each op by its meaning."""
+"""The interpreter: runs each op of a program with torch."""
 
 from turbine.kernel.backends.interpret.memory import Memory as Memory
 from turbine.kernel.backends.interpret.runner import run as run

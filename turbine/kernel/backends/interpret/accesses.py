@@ -29,15 +29,15 @@ def _load(frame: Frame, node: fx.Node) -> Tensor:
     buffer, index, shape = arguments_of(node)
     source = frame.values[buffer]
     assert isinstance(source, Memory)
-    start, sizes = frame.plain(index), frame.sizes(shape)
+    start, sizes = frame.evaluate(index), frame.sizes(shape)
     lanes = frame.within(node, shape)
     _check_written(
         frame, node, source, memory.load.meaning(source.writer, start, sizes, lanes), lanes
     )
     if bool(lanes.any()):
-        _read(frame, node, source, tuple(map(torch.add, _lane_indices(lanes), start)))
-    raw = memory.load.meaning(_readable(source.tensor), start, sizes, lanes)
-    return _outside_poisoned(raw.to(source.tensor.dtype), lanes)
+        _record_read(frame, node, source, tuple(map(torch.add, _lane_indices(lanes), start)))
+    raw = memory.load.meaning(_as_indexable(source.tensor), start, sizes, lanes)
+    return _poison_masked(raw.to(source.tensor.dtype), lanes)
 
 
 def _gather(frame: Frame, node: fx.Node) -> Tensor:
@@ -45,18 +45,18 @@ def _gather(frame: Frame, node: fx.Node) -> Tensor:
     source, index = frame.values[buffer], [frame.values[i] for i in names]
     lanes = frame.within(node, node.meta["type"].shape)
     _check_written(frame, node, source, memory.gather.meaning(source.writer, index), lanes)
-    _read(frame, node, source, tuple(i.expand(lanes.shape)[lanes] for i in index))
-    raw = memory.gather.meaning(_readable(source.tensor), index)
-    return _outside_poisoned(raw.to(source.tensor.dtype), lanes)
+    _record_read(frame, node, source, tuple(i.expand(lanes.shape)[lanes] for i in index))
+    raw = memory.gather.meaning(_as_indexable(source.tensor), index)
+    return _poison_masked(raw.to(source.tensor.dtype), lanes)
 
 
-def _readable(tensor: Tensor) -> Tensor:
-    """The tensor in a dtype that torch can index."""
-    readable: Tensor = widen(tensor)
-    return readable
+def _as_indexable(tensor: Tensor) -> Tensor:
+    """Convert a tensor to a dtype that torch can index."""
+    indexable: Tensor = widen(tensor)
+    return indexable
 
 
-def _outside_poisoned(tile: Tensor, lanes: Tensor) -> Tensor:
+def _poison_masked(tile: Tensor, lanes: Tensor) -> Tensor:
     if bool(lanes.all()):
         return tile
     poison = fill_poison(
@@ -77,8 +77,8 @@ def _check_written(
         )
 
 
-def _read(frame: Frame, node: fx.Node, source: Memory, at: Any) -> None:
-    """Record the reader of elements; raises if another program wrote them."""
+def _record_read(frame: Frame, node: fx.Node, source: Memory, at: Any) -> None:
+    """Record the reader of elements; raise if another program wrote them."""
     writers, readers = source.writer[at], source.reader[at]
     others = (writers >= 0) & (writers != frame.number)
     if bool(others.any()):
@@ -102,8 +102,8 @@ def _race_error(
         f"program number {frame.number}, {frame.ids}, {does} an element of {buffer.name} that "
         f"{other}: the order is undefined",
         where=node.meta.get("line"),
-        hint="let each program read what it writes itself; read from an InputBuffer and write to "
-        "an OutputBuffer",
+        hint="read from an InputBuffer and write to an OutputBuffer, or let each program read only "
+        "elements that it writes",
     )
 
 
@@ -113,7 +113,7 @@ def _store(frame: Frame, node: fx.Node) -> None:
     if not bool(lanes.any()):
         return
     places = _lane_indices(lanes)
-    at = tuple(place + first for place, first in zip(places, frame.plain(index), strict=True))
+    at = tuple(place + first for place, first in zip(places, frame.evaluate(index), strict=True))
     _write(frame, node, frame.values[buffer], at, frame.values[value], places)
 
 
@@ -133,34 +133,34 @@ def _scatter(frame: Frame, node: fx.Node) -> None:
 def _write(
     frame: Frame, node: fx.Node, target: Memory, at: Any, value: Tensor, places: Any
 ) -> None:
-    _check_alone(frame, node, target, target.writer[at])
+    _check_single_writer(frame, node, target, target.writer[at])
     _check_unread(frame, node, target, target.reader[at])
     target.writer[at] = frame.number
-    bytes_ = BITS.get(target.tensor.dtype)  # torch cannot index some types
-    if bytes_ is None:
+    bits = BITS.get(target.tensor.dtype)  # torch cannot index some dtypes
+    if bits is None:
         target.tensor[at] = value[places]
     else:
-        target.tensor.view(bytes_)[at] = value.contiguous().view(bytes_)[places]
+        target.tensor.view(bits)[at] = value.contiguous().view(bits)[places]
 
 
-def _check_alone(frame: Frame, node: fx.Node, target: Memory, writers: Tensor) -> None:
+def _check_single_writer(frame: Frame, node: fx.Node, target: Memory, writers: Tensor) -> None:
     is_atomic = writers <= by_atomic(0)
     numbers = torch.where(is_atomic, by_atomic(0) - writers, writers)
     others = (is_atomic | (writers >= 0)) & (numbers != frame.number)
     if bool(others.any()):
         other = int(writers[others].flatten()[0])
-        named = f"number {other}" if other >= 0 else "one by tkl.atomic_add or the like"
+        named = f"number {other}" if other >= 0 else "one with an atomic such as tkl.atomic_add"
         raise errors.KernelError(
             f"two programs store to one element of {target.name}: {named} and "
             f"{frame.number}, {frame.ids}",
             where=node.meta.get("line"),
-            hint="let each program write a part of its own, or use tkl.atomic_add",
+            hint="let each program write elements of its own, or use tkl.atomic_add",
         )
 
 
 def _atomic_block(frame: Frame, node: fx.Node) -> Tensor:
     places, index = _places(frame, node), arguments_of(node)[1]
-    start = torch.tensor(frame.plain(index), dtype=torch.int64)
+    start = torch.tensor(frame.evaluate(index), dtype=torch.int64)
     return _atomic(frame, node, places, places + start)
 
 
@@ -179,7 +179,7 @@ def _atomic(frame: Frame, node: fx.Node, places: Tensor, targets: Tensor) -> Ten
     target = frame.values[buffer]
     at = tuple(targets.T)
     writers = target.writer[at]
-    _check_alone(frame, node, target, torch.where(writers >= 0, writers, frame.number))
+    _check_single_writer(frame, node, target, torch.where(writers >= 0, writers, frame.number))
     mine = by_atomic(frame.number)
     is_shared = (writers <= by_atomic(0)) & (writers != mine)
     target.writer[at] = torch.where(writers >= 0, writers, torch.where(is_shared, SHARED, mine))

@@ -1,4 +1,4 @@
-"""One program of an interpreted kernel: computes the nodes of a graph with torch."""
+"""Evaluate the graph of one program of an interpreted kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.validity import Bound
 
-# Called with each node that was computed, and its value.
+# Called with each computed node and its value.
 Watch = Callable[[fx.Node, Any], None]
 # Computes a node from a frame.
 Rule = Callable[["Frame", fx.Node], Any]
@@ -26,7 +26,7 @@ Rule = Callable[["Frame", fx.Node], Any]
 
 @dataclass
 class Frame:
-    """The values that one program has computed; `rules` are for ops that need the whole frame."""
+    """The values that one program has computed; `rules` evaluate ops that need the frame."""
 
     known: dict[Symbol, int]
     number: int
@@ -36,7 +36,7 @@ class Frame:
     values: dict[fx.Node, Any] = field(default_factory=dict)
 
     def run(self, graph: fx.Graph) -> tuple[Any, ...]:
-        """Compute every node of a region; returns its results."""
+        """Evaluate every node of a region; return its results."""
         for node in graph.nodes:
             if node.op == "call_function":
                 self.values[node] = self._compute(node)
@@ -45,31 +45,31 @@ class Frame:
         return tuple(self.values[node] for node in output_of(graph))
 
     def _compute(self, node: fx.Node) -> Any:
-        made = node.target
-        assert isinstance(made, Op)
-        rule = self.rules.get(made)
+        op = node.target
+        assert isinstance(op, Op)
+        rule = self.rules.get(op)
         try:
-            return rule(self, node) if rule is not None else self._evaluate(node, made)
+            return rule(self, node) if rule is not None else self._call(node, op)
         except errors.TurbineError:
             raise
         except Exception as error:
             raise errors.KernelError(
-                f"{made!r} failed: {error}", where=node.meta.get("line")
+                f"{op!r} failed: {error}", where=node.meta.get("line")
             ) from error
 
-    def _evaluate(self, node: fx.Node, made: Op) -> Any:
+    def _call(self, node: fx.Node, op: Op) -> Any:
         args: Any = fx.node.map_arg(tuple(node.args), self.values.__getitem__)
-        args = [self.plain(argument) for argument in args]
+        args = [self.evaluate(argument) for argument in args]
         keywords = {}
-        if "within" in made.signature.parameters:
+        if "within" in op.signature.parameters:
             operand: Any = node.args[0]
             shape = operand.meta["type"].shape if isinstance(operand, fx.Node) else operand
             keywords["within"] = self.within(node, shape)
         types = node.meta.get("types", node.meta.get("type"))
-        return call_narrowed(made, args, keywords, types)
+        return call_narrowed(op, args, keywords, types)
 
-    def plain(self, argument: Any) -> Any:
-        """An argument for the meaning of an op: numbers for sizes, dtypes of torch."""
+    def evaluate(self, argument: Any) -> Any:
+        """Convert an argument of a node for torch: sizes to ints, dtypes to torch dtypes."""
         if isinstance(argument, Expr):
             return argument.evaluate(self.known)
         if isinstance(argument, Dtype):
@@ -77,26 +77,26 @@ class Frame:
         if isinstance(argument, Memory):
             return argument.tensor
         if isinstance(argument, (tuple, list)):
-            return tuple(map(self.plain, argument))
+            return tuple(map(self.evaluate, argument))
         return argument
 
     def sizes(self, shape: Sequence[Expr]) -> tuple[int, ...]:
-        """A shape as numbers."""
+        """Evaluate a shape."""
         return tuple(size.evaluate(self.known) for size in shape)
 
     def within(self, node: fx.Node, shape: Sequence[Expr]) -> Tensor:
-        """The lanes of a tile of this shape that a node computes."""
+        """The valid lanes of a tile of this shape, as a node sees them."""
         return self.lanes(node.kwargs.get("bounds", ()), node.kwargs.get("masks", ()), shape)
 
     def lanes(self, bounds: Any, masks: Any, shape: Sequence[Expr]) -> Tensor:
-        """The lanes that are within bounds and masks."""
+        """The lanes that satisfy bounds and masks."""
         sizes = self.sizes(shape)
-        taking = torch.ones(sizes, dtype=torch.bool)
+        valid = torch.ones(sizes, dtype=torch.bool)
         for bound in bounds:
-            taking &= self._inside(bound, sizes)
+            valid &= self._inside(bound, sizes)
         for mask in masks:
-            taking &= self.values[mask]
-        return taking
+            valid &= self.values[mask]
+        return valid
 
     def _inside(self, bound: Bound, sizes: Sequence[int]) -> Tensor:
         offset, limit = bound.offset.evaluate(self.known), bound.limit.evaluate(self.known)
@@ -106,7 +106,7 @@ class Frame:
         inside = (places >= 0) & (places < limit)
         return inside.reshape([-1] + [1] * (len(sizes) - 1 - bound.axis))
 
-    def within_region(
+    def run_region(
         self, body: Body, carried: Sequence[Any], captured: Sequence[fx.Node]
     ) -> tuple[Any, ...]:
         """Run a region with its carried values and captured nodes."""
@@ -117,7 +117,7 @@ class Frame:
         return self.run(body.graph)
 
     def keep_masked(self, body: Body, before: Sequence[Any], after: Sequence[Any]) -> list[Any]:
-        """The carried values after an iteration: masked-off lanes keep the old values."""
+        """Update carried values after an iteration; masked-off lanes keep the old values."""
         rows = zip(body.valid, before, after, output_of(body.graph), strict=True)
         return [
             _select(self.lanes(v.bounds, v.masks, node.meta["type"].shape), new, old)
@@ -126,7 +126,7 @@ class Frame:
 
 
 def _select(lanes: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """The new values in these lanes, the old ones in others."""
+    """Select the new values in these lanes, the old ones elsewhere."""
     bits = BITS.get(new.dtype)
     if bits is None:
         return torch.where(lanes, new, old)
@@ -135,10 +135,10 @@ def _select(lanes: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 def arguments_of(node: fx.Node) -> Any:
-    """The arguments of a node, without a type."""
+    """The arguments of a node, untyped."""
     return node.args
 
 
 def with_conditions(node: fx.Node, values: Any) -> Any:
-    """Values, each with the bounds and masks of its lanes."""
+    """Pair each value with the bounds and masks of its lanes."""
     return zip(values, node.kwargs["bounds"], node.kwargs["masks"], strict=True)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Buffers of an interpreted kernel: tensors, and who wrote and read each element."""
+"""Buffers of an interpreted kernel, with the writer and the reader of each element."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turbine.kernel.trace.types import BufferType, tensor_of
 
 @dataclass
 class Memory:
-    """A buffer: its tensor, and which program wrote and read each element.
+    """A buffer, with the program that wrote and read each element.
 
     `writer` is NOBODY, CALLER, the number of a program, or negative for atomics. `reader` is
     NOBODY, SEVERAL, or the number of a program.
@@ -30,7 +30,7 @@ class Memory:
 
     @staticmethod
     def of(name: str, type: BufferType, given: Tensor | None, shape: Sequence[int]) -> Memory:
-        """The memory of a buffer: the caller's tensor, or an uninitialized one."""
+        """Wrap the caller's tensor, or allocate an uninitialized one."""
         if given is not None:
             return Memory(name, given, torch.full(given.shape, CALLER))
         assert isinstance(type.dtype, Dtype)
@@ -42,17 +42,17 @@ class Memory:
 
 
 NOBODY, CALLER, SEVERAL = -1, -2, -2
-# The writer of elements changed by atomics of several programs; see `by_atomic` for one program.
+# The writer of elements that atomics of several programs changed; of one program: `by_atomic`.
 SHARED = -(2**62)
 
 
 def by_atomic(number: int) -> int:
-    """The writer of elements changed by atomics of one program."""
+    """The writer of elements that the atomics of one program changed."""
     return -3 - number
 
 
 def fill_poison(tensor: Tensor) -> Tensor:
-    """Fill a tensor with values that show uninitialized reads: nan, or an unlikely number."""
+    """Fill a tensor with values that expose uninitialized reads: nan, or an unlikely number."""
     if tensor.dtype.is_floating_point:
         return tensor.fill_(float("nan"))
     return tensor.fill_(True if tensor.dtype is torch.bool else 85)

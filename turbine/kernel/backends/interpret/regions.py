@@ -39,9 +39,9 @@ def _to_index(frame: Frame, node: fx.Node) -> int:
 def _for(frame: Frame, node: fx.Node) -> list[Any]:
     start, stop, step, init, body, captured = arguments_of(node)
     values = [frame.values[n] for n in init]
-    for iteration in range(frame.plain(start), frame.plain(stop), step):
+    for iteration in range(frame.evaluate(start), frame.evaluate(stop), step):
         frame.known[body.counter] = iteration
-        after = frame.within_region(body, values, captured)
+        after = frame.run_region(body, values, captured)
         values = frame.keep_masked(body, values, after)
     return values
 
@@ -49,8 +49,8 @@ def _for(frame: Frame, node: fx.Node) -> list[Any]:
 def _while(frame: Frame, node: fx.Node) -> list[Any]:
     condition, of_condition, init, body, captured = arguments_of(node)
     values = [frame.values[n] for n in init]
-    while bool(frame.within_region(condition, values, of_condition)[0]):
-        after = frame.within_region(body, values, captured)
+    while bool(frame.run_region(condition, values, of_condition)[0]):
+        after = frame.run_region(body, values, captured)
         values = frame.keep_masked(body, values, after)
     return values
 
@@ -59,7 +59,7 @@ def _cond(frame: Frame, node: fx.Node) -> list[Any]:
     condition, passed, one, of_one, other, of_other = arguments_of(node)
     body, captured = (one, of_one) if bool(frame.values[condition]) else (other, of_other)
     values = [frame.values[n] for n in passed]
-    return list(frame.within_region(body, values, captured))
+    return list(frame.run_region(body, values, captured))
 
 
 def _scan(frame: Frame, node: fx.Node) -> tuple[Tensor, ...]:
@@ -72,7 +72,7 @@ def _scan(frame: Frame, node: fx.Node) -> tuple[Tensor, ...]:
         for lane in row:
             here = [tile[lane] for tile in tiles]
             both = None if running is None else [*running, *here]
-            running = here if both is None else frame.within_region(body, both, captured)
+            running = here if both is None else frame.run_region(body, both, captured)
             for result, value in zip(results, running, strict=True):
                 result[lane] = value
     return results
@@ -85,11 +85,11 @@ def _reduce(frame: Frame, node: fx.Node) -> tuple[Tensor, ...]:
     first = [frame.values[n] for n in starts]
     columns: list[list[Tensor]] = [[] for _ in tiles]
     for row in _rows(lanes, axis):
-        so_far: Sequence[Tensor] = first
+        running: Sequence[Tensor] = first
         for lane in row:
-            both = [*so_far, *(tile[lane] for tile in tiles)]
-            so_far = frame.within_region(body, both, captured)
-        for column, value in zip(columns, so_far, strict=True):
+            both = [*running, *(tile[lane] for tile in tiles)]
+            running = frame.run_region(body, both, captured)
+        for column, value in zip(columns, running, strict=True):
             column.append(value)
     shape = [size for place, size in enumerate(lanes.shape) if place != axis]
     return tuple(
@@ -123,8 +123,8 @@ def _format_tile(frame: Frame, value: fx.Node, bounds: Any, masks: Any) -> str:
         if value.meta["type"].dtype.kind == "float"
         else frame.values[value]
     )
-    held = lanes.flatten().tolist()
-    return messages.format_tile(numbers.flatten().tolist(), held, tuple(lanes.shape))
+    valid = lanes.flatten().tolist()
+    return messages.format_tile(numbers.flatten().tolist(), valid, tuple(lanes.shape))
 
 
 def _assert(frame: Frame, node: fx.Node) -> None:
@@ -139,22 +139,24 @@ def _assert(frame: Frame, node: fx.Node) -> None:
 
 def _breakpoint(frame: Frame, node: fx.Node) -> None:
     """Enter the debugger; `values` has the kernel's variables, `nodes` all computed values."""
-    names, held = arguments_of(node)
-    plain = [frame.values[v] if isinstance(v, fx.Node) else v for v in held]
-    pairs = zip(names, plain, strict=True)
-    values = {name: IndexExpr(v) if _is_open(frame, v) else frame.plain(v) for name, v in pairs}
-    nodes, program, line = _by_name(frame), frame.ids, node.meta.get("line")
+    names, variables = arguments_of(node)
+    found = [frame.values[v] if isinstance(v, fx.Node) else v for v in variables]
+    pairs = zip(names, found, strict=True)
+    values = {
+        name: IndexExpr(v) if _is_unknown(frame, v) else frame.evaluate(v) for name, v in pairs
+    }
+    nodes, program, line = _values_by_name(frame), frame.ids, node.meta.get("line")
     breakpoint()
     del values, nodes, program, line
 
 
-def _is_open(frame: Frame, value: Any) -> bool:
-    """Whether a size has no number in this call, since the kernel does not use it."""
+def _is_unknown(frame: Frame, value: Any) -> bool:
+    """Whether a size is unknown in this call, because the kernel does not use it."""
     return isinstance(value, Expr) and not value.symbols <= frame.known.keys()
 
 
-def _by_name(frame: Frame) -> dict[str, Any]:
-    return {node.name: frame.plain(value) for node, value in frame.values.items()}
+def _values_by_name(frame: Frame) -> dict[str, Any]:
+    return {node.name: frame.evaluate(value) for node, value in frame.values.items()}
 
 
 def _result(frame: Frame, node: fx.Node) -> Any:

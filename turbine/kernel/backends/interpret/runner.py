@@ -1,8 +1,7 @@
-"""Run a kernel's graph with torch, program by program: each op by its meaning.
+"""Run a kernel's graph with torch, one program after the other.
 
-Slow, and meant for debugging. Elements read outside a buffer or before they are written are nan.
-Two programs that write one element, or of which one reads what the other writes, are an error.
-Errors name the user's line.
+This is slow and meant for debugging. Out-of-bounds and uninitialized elements read as nan. It is an
+error if two programs write one element, or if one reads an element that another writes.
 """
 
 from __future__ import annotations
@@ -50,15 +49,15 @@ def run_in_memory(
             memories[parameter.name] = Memory.of(parameter.name, parameter.type, given, shape)
     grid = [count.evaluate(sizes) for count in program.grid]
     for number, ids in enumerate(itertools.product(*map(range, grid))):
-        _renew(memories, program, sizes)
+        _reset_temporaries(memories, program, sizes)
         _run_one(program, sizes, args, memories, (number, ids), watch)
     return memories
 
 
-def _renew(
+def _reset_temporaries(
     memories: dict[str, Memory], program: KernelProgram, sizes: Mapping[Symbol, int]
 ) -> None:
-    """Replace temporaries, which belong to one program."""
+    """Allocate the temporaries of the next program."""
     for parameter in program.of_usage("temporary"):
         assert isinstance(parameter.type, BufferType)
         shape = [size.evaluate(sizes) for size in parameter.type.shape]

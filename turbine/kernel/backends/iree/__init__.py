@@ -1,1 +1,1 @@
-"""Kernels as IREE dispatches on the CPU."""
+"""Compile kernels to IREE dispatches on the CPU."""

@@ -1,4 +1,4 @@
-"""Rules of atomic changes: by an instruction where there is one, else by one program at a time."""
+"""Rules of atomics: an instruction where the CPU has one, else programs run in sequence."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from turbine.kernel.lang import arithmetic, atomics
 from turbine.kernel.trace.op import arguments
 from turbine.mlir.writer import Index, Value
 
-_CHANGES = {"add": arithmetic.add, "max": arithmetic.maximum, "min": arithmetic.minimum}
+_OPS = {"add": arithmetic.add, "max": arithmetic.maximum, "min": arithmetic.minimum}
 
 
 def _instruction(kind: str, dtype: Dtype) -> str | None:
-    """The atomic instruction for elements of a type, if there is one."""
+    """The `memref.atomic_rmw` kind for a dtype, if there is one."""
     if dtype.kind == "float":
         return "addf" if kind == "add" and dtype.bits >= 32 else None
     if kind == "add":
@@ -55,7 +55,7 @@ def _update(
     buffer: Source,
     places: Callable[[Coords], Sequence[Index]],
 ) -> TileValue | None:
-    """Change elements lane by lane; what was there is kept if it is used."""
+    """Update elements lane by lane; return the old values if they are used."""
     operand: Any = arguments(node)[2]
     kind: Any = arguments(node)[3]
     value = emitter.tile(operand)
@@ -63,7 +63,9 @@ def _update(
     old_values = emitter.allocate(type.shape, type.dtype) if node.users else None
 
     def body(coords: Coords) -> None:
-        old = _change(emitter, buffer, kind, list(places(coords)), emitter.at(value, coords))
+        old = _update_element(
+            emitter, buffer, kind, list(places(coords)), emitter.at(value, coords)
+        )
         if old_values is not None:
             emitter.put(old_values, coords, old)
 
@@ -71,22 +73,21 @@ def _update(
     return None if old_values is None else emitter.tile_in(old_values, emitter.sizes(type.shape))
 
 
-def _change(
+def _update_element(
     emitter: Emitter, buffer: Source, kind: str, places: Sequence[Index], value: Value
 ) -> Value:
-    """Change one element; gives what it was."""
+    """Update one element; return the old value."""
     w, dtype = emitter.w, buffer.dtype
-    at = places
     instruction = _instruction(kind, dtype)
     if instruction is not None:
-        listed = ", ".join(str(w.index(place)) for place in at)
+        listed = ", ".join(str(w.index(place)) for place in places)
         text = f"memref.atomic_rmw {instruction} {value}, {buffer.name}[{listed}]"
         raw = w.emit(f"{text} : ({value.type}, {buffer.type}) -> {value.type}", value.element)
         return raw
     emitter.is_serial = True
-    coords = [Coord(place) for place in at]
+    coords = [Coord(place) for place in places]
     old = elements.from_storage(w, emitter.read(buffer.name, buffer.type, dtype, coords), dtype)
-    form, _ = FORMS[_CHANGES[kind]]
+    form, _ = FORMS[_OPS[kind]]
     new = form(w, dtype, [old, value])
     emitter.write(elements.to_store(w, new, dtype), buffer.name, buffer.type, coords)
     return old

@@ -1,4 +1,4 @@
-"""One element type as another, while it is computed with."""
+"""Convert between dtypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from turbine.mlir.writer import Value, Writer
 
 
 def emit_cast(w: Writer, x: Value, of: Dtype, to: Dtype) -> Value:
-    """The same number, rounded; floats as integers are cut off."""
+    """Convert a number to another dtype; floats are truncated to integers."""
     if to.kind == "bool":
         return _is_not_zero(w, x, of)
     if of.kind == "float":
@@ -51,7 +51,7 @@ def _resize(w: Writer, x: Value, bits: int, extend: str) -> Value:
 
 
 def bitcast(w: Writer, x: Value, of: Dtype, to: Dtype) -> Value:
-    """The same bits."""
+    """Reinterpret the bits of a number as another dtype."""
     raw = elements.to_store(w, x, of)
     kept = elements.storage_type(to)
     bits = raw if raw.element == kept else w.convert("arith.bitcast", raw, kept)

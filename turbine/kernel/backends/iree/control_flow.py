@@ -1,4 +1,4 @@
-"""Rules of loops and branches: what they carry lies in memory and is changed there."""
+"""Rules of loops and branches: carried values are in scratch buffers, updated in place."""
 
 from __future__ import annotations
 
@@ -26,40 +26,42 @@ def _for(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     w = emitter.w
     buffers = _allocate_carried(emitter, init)
     first, end = emitter.index(start), emitter.index(stop)
-    limits = (0, _turns(emitter, first, end, step)) if _is_counted(start, stop, step) else None
+    limits = (
+        (0, _iteration_count(emitter, first, end, step)) if _is_counted(start, stop, step) else None
+    )
     with w.loop(*(limits or (first, end, step))) as loop, emitter.scope():
-        turn: Index = loop.counter
+        counter: Index = loop.counter
         if limits is not None:
-            turn = w.add(first, w.mul(loop.counter, step))
-        emitter.known[body.counter] = turn
+            counter = w.add(first, w.mul(loop.counter, step))
+        emitter.known[body.counter] = counter
         _write_iteration(emitter, body, buffers, captured)
     return _load_carried(emitter, buffers, init)
 
 
 def _is_counted(start: Expr, stop: Expr, step: int) -> bool:
-    """Whether turns are counted: loops of MLIR go up, and never end if they go beyond i64."""
+    """Whether to loop over 0..n-1: scf.for only counts up, and i64 overflow never ends."""
     is_computed = any(s.kind == "data" for s in (*start.symbols, *stop.symbols))
     return step < 0 or (step > 1 and is_computed)
 
 
-def _turns(emitter: Emitter, first: Index, end: Index, step: int) -> Index:
+def _iteration_count(emitter: Emitter, first: Index, end: Index, step: int) -> Index:
     w, size = emitter.w, abs(step)
-    way = w.sub(end, first) if step > 0 else w.sub(first, end)
-    return w.floordiv(w.add(way, size - 1), size)
+    distance = w.sub(end, first) if step > 0 else w.sub(first, end)
+    return w.floordiv(w.add(distance, size - 1), size)
 
 
 def _while(emitter: Emitter, node: fx.Node) -> list[TileValue]:
-    asked, of_asked, init, body, captured = arguments(node)
-    assert isinstance(asked, Body)
+    test, of_test, init, body, captured = arguments(node)
+    assert isinstance(test, Body)
     assert isinstance(body, Body)
     w = emitter.w
     buffers = _allocate_carried(emitter, init)
     w.line("scf.while : () -> () {")
     w.depth += 1
     with emitter.scope():
-        _enter(emitter, asked, buffers, of_asked)
-        emitter.region(asked.graph)
-        (condition,) = output_of(asked.graph)
+        _bind(emitter, test, buffers, of_test)
+        emitter.region(test.graph)
+        (condition,) = output_of(test.graph)
         w.line(f"scf.condition({emitter.at(emitter.tile(condition), ())})")
     w.depth -= 1
     w.line("} do {")
@@ -73,7 +75,7 @@ def _while(emitter: Emitter, node: fx.Node) -> list[TileValue]:
 
 
 def _allocate_carried(emitter: Emitter, init: Sequence[fx.Node]) -> list[ScratchBuffer]:
-    """Scratch buffers for the carried values, filled with the initial ones."""
+    """Allocate scratch buffers for carried values and store the initial ones."""
     buffers = []
     for node in init:
         tile, type = emitter.tile(node), node.meta["type"]
@@ -90,10 +92,10 @@ def _load_carried(
     return [emitter.tile_in(buffer, shape) for buffer, shape in zip(buffers, shapes, strict=True)]
 
 
-def _enter(
+def _bind(
     emitter: Emitter, body: Body, buffers: Sequence[ScratchBuffer], captured: Sequence[fx.Node]
 ) -> list[fx.Node]:
-    """Give a region what it carries and what it uses from around it."""
+    """Bind the placeholders of a region to carried and captured values."""
     places = [node for node in body.graph.nodes if node.op == "placeholder"]
     for place, buffer in zip(places, buffers, strict=False):
         emitter.values[place] = emitter.tile_in(buffer, emitter.sizes(place.meta["type"].shape))
@@ -105,18 +107,18 @@ def _enter(
 def _write_iteration(
     emitter: Emitter, body: Body, buffers: Sequence[ScratchBuffer], captured: Sequence[fx.Node]
 ) -> None:
-    """One iteration: the region, then the carried values are replaced."""
-    carried = _enter(emitter, body, buffers, captured)
+    """Write one iteration: the region, then the update of the carried values."""
+    carried = _bind(emitter, body, buffers, captured)
     outputs = output_of(body.graph)
     for place, out, buffer, valid in zip(carried, outputs, buffers, body.valid, strict=True):
-        if not valid.masks and _only_feeds(place, out, outputs):
+        if not valid.masks and _is_accumulator(place, out, outputs):
             emitter.destinations[out] = buffer
     emitter.region(body.graph)
-    _replace(emitter, body, buffers, outputs)
+    _update(emitter, body, buffers, outputs)
 
 
-def _only_feeds(place: fx.Node, out: fx.Node, outputs: Sequence[fx.Node]) -> bool:
-    """Whether all that is done with a carried tile is to add a product to it."""
+def _is_accumulator(place: fx.Node, out: fx.Node, outputs: Sequence[fx.Node]) -> bool:
+    """Whether the only use of a carried tile is to accumulate a dot."""
     if out.target is not products.dot or len(out.users) != 1 or list(outputs).count(out) != 1:
         return False
     node = place
@@ -130,13 +132,13 @@ def _only_feeds(place: fx.Node, out: fx.Node, outputs: Sequence[fx.Node]) -> boo
     return False
 
 
-def _replace(
+def _update(
     emitter: Emitter, body: Body, buffers: Sequence[ScratchBuffer], outputs: Sequence[fx.Node]
 ) -> None:
-    """Put the new values where the old ones are; none is lost that another still needs."""
+    """Overwrite the carried values; a value that another one still reads is copied first."""
     tiles = [emitter.tile(node) for node in outputs]
     names = {buffer.name for buffer in buffers}
-    last: list[tuple[fx.Node, TileValue, ScratchBuffer, Valid]] = []
+    updates: list[tuple[fx.Node, TileValue, ScratchBuffer, Valid]] = []
     for own, (node, tile, buffer) in enumerate(zip(outputs, tiles, buffers, strict=True)):
         if tile.buffer == buffer:
             continue
@@ -147,32 +149,32 @@ def _replace(
         )
         if (is_read or crosses) and not (tile.is_single and tile.weight == 0):
             tile = _materialize_copy(emitter, node, tile)
-        last.append((node, tile, buffer, body.valid[own]))
-    for node, tile, buffer, valid in last:
-        _put(emitter, node, tile, buffer, valid)
+        updates.append((node, tile, buffer, body.valid[own]))
+    for node, tile, buffer, valid in updates:
+        _store(emitter, node, tile, buffer, valid)
 
 
 def _materialize_copy(emitter: Emitter, node: fx.Node, tile: TileValue) -> TileValue:
-    """A tile in a scratch buffer of its own."""
+    """Copy a tile to a scratch buffer of its own."""
     type = node.meta["type"]
     buffer = emitter.allocate(type.shape, type.dtype)
     emitter.fill(buffer, tile, emitter.extents(type.shape, node.meta["valid"].bounds))
     return emitter.tile_in(buffer, tile.shape)
 
 
-def _put(
+def _store(
     emitter: Emitter, node: fx.Node, tile: TileValue, buffer: ScratchBuffer, valid: Valid
 ) -> None:
-    """Write the lanes that hold a value."""
+    """Write the valid lanes to a buffer."""
     type = node.meta["type"]
     masks = [emitter.tile(mask) for mask in valid.masks]
 
     def body(coords: Coords) -> None:
-        taking = mask_at(emitter, masks, coords)
+        mask = mask_at(emitter, masks, coords)
         new = emitter.spread(emitter.at(tile, coords), coords)
-        if taking is not None:
+        if mask is not None:
             old = emitter.tile_in(buffer, tile.shape).compute(coords)
-            new = emitter.w.select(taking, new, old)
+            new = emitter.w.select(mask, new, old)
         emitter.put(buffer, coords, new)
 
     emitter.sweep_inside(type.shape, valid.bounds, body, tile.dtype)

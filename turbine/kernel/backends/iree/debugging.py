@@ -1,4 +1,4 @@
-"""Rules of prints and assertions: words in memory that the caller reads after the launch."""
+"""Rules of prints and assertions: they write words that the caller reads after the launch."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def _assert(emitter: Emitter, node: fx.Node) -> None:
         holds = emitter.at(tile, coords)
         fails = w.binary("arith.xori", holds, w.constant(True, "i1"))
         with w.branch(fails):
-            _sound(emitter, place)
+            _raise_alarm(emitter, place)
 
     over_lanes(emitter, condition, options(node)["bounds"], options(node)["masks"], body)
 
 
 def _alarm(emitter: Emitter, alarm: Alarm) -> int:
-    """The place of an alarm among the kernel's; the same one again where it is alike."""
+    """The index of an alarm in the kernel's table; equal alarms share an entry."""
     if alarm in emitter.alarms:
         return emitter.alarms.index(alarm)
     if len(emitter.alarms) == MOST_ALARMS:
         raise errors.KernelError(
-            f"kernel {emitter.kernel} has more than {MOST_ALARMS} assertions and checks of indices",
+            f"kernel {emitter.kernel} has more than {MOST_ALARMS} assertions and index checks",
             where=alarm.line,
             hint="remove checks with check=False, or use a tkl.for_loop",
         )
@@ -61,20 +61,20 @@ def _alarm(emitter: Emitter, alarm: Alarm) -> int:
     return len(emitter.alarms) - 1
 
 
-def _sound(emitter: Emitter, place: int) -> None:
-    """Leave the number of the program, if none before it was left."""
+def _raise_alarm(emitter: Emitter, place: int) -> None:
+    """Record the number of the program, unless an earlier program is recorded."""
     w = emitter.w
-    word = w.binary("arith.subi", w.constant(ALARM, "i64"), _number(emitter))
+    word = w.binary("arith.subi", w.constant(ALARM, "i64"), _program_number(emitter))
     at = w.index(place)
     w.emit(f"memref.atomic_rmw maxs {word}, %alarms[{at}] : (i64, {ALARMS}) -> i64", "i64")
 
 
-def _number(emitter: Emitter) -> Value:
+def _program_number(emitter: Emitter) -> Value:
     return emitter.w.convert("arith.index_cast", emitter.number, "i64")
 
 
 def _check_index(emitter: Emitter, node: fx.Node) -> None:
-    """Look at all indices at once; if one is bad, look for the first."""
+    """Check all indices at once; if one is out of range, search for the first."""
     index, buffer, axis, shape, _ = arguments(node)
     assert isinstance(axis, int)
     w, tile = emitter.w, emitter.tile(index)
@@ -83,7 +83,7 @@ def _check_index(emitter: Emitter, node: fx.Node) -> None:
     last = w.convert("arith.index_cast", end, "i64")
 
     def compute(coords: Coords) -> Value:
-        """A number that is negative if the index is, or the distance to the last element."""
+        """A number that is negative if the index is out of range."""
         value = emitter.spread(emitter.at(tile, broadcast_coords(tile, coords)), coords)
         left = w.binary("arith.subi", emitter.spread(last, coords), value)
         return w.binary("arith.ori", value, left)
@@ -92,18 +92,18 @@ def _check_index(emitter: Emitter, node: fx.Node) -> None:
     bounds: Any = options(node)["bounds"]
     masks = [emitter.tile(mask) for mask in options(node)["masks"]]
 
-    def look(coords: Coords) -> None:
-        fails, taking = _is_negative(w, emitter.at(signs, coords)), mask_at(emitter, masks, coords)
-        with w.branch(fails if taking is None else w.binary("arith.andi", fails, taking)):
-            _sound(emitter, place)
+    def check(coords: Coords) -> None:
+        fails, mask = _is_negative(w, emitter.at(signs, coords)), mask_at(emitter, masks, coords)
+        with w.branch(fails if mask is None else w.binary("arith.andi", fails, mask)):
+            _raise_alarm(emitter, place)
             _record(emitter, place, emitter.at(tile, broadcast_coords(tile, coords)))
 
     if not shape:
-        emitter.sweep_inside(shape, bounds, look, None)
+        emitter.sweep_inside(shape, bounds, check, None)
         return
     found = join_bits(emitter, signs, shape, bounds, masks)
     with w.branch(_is_negative(w, found)), emitter.scope():
-        emitter.sweep_inside(shape, bounds, look, None)
+        emitter.sweep_inside(shape, bounds, check, None)
 
 
 def _is_negative(w: Writer, value: Value) -> Value:
@@ -118,12 +118,12 @@ def _bad_index(node: fx.Node) -> Alarm:
 
 
 def _record(emitter: Emitter, place: int, index: Value) -> None:
-    """Keep the first bad index of the workgroup, which runs its programs in order."""
+    """Record the first bad index of the workgroup, which runs its programs in order."""
     w = emitter.w
     start = w.add(MOST_ALARMS, w.mul(Value("%workgroup", "index"), RECORD_WORDS))
     first = w.load("%alarms", ALARMS, [start], "i64", 0)
     with w.branch(w.compare("arith.cmpi", "eq", first, w.constant(0, "i64"))):
-        words = (w.constant(place + 1, "i64"), _number(emitter), index)
+        words = (w.constant(place + 1, "i64"), _program_number(emitter), index)
         for step, word in enumerate(words):
             w.store(word, "%alarms", ALARMS, [w.add(start, step)])
 
@@ -146,11 +146,11 @@ def _print(emitter: Emitter, node: fx.Node) -> None:
     first = w.index(w.add(w.convert("arith.index_cast", used, "index"), 1))
     fits = w.compare("arith.cmpi", "sle", w.index(w.add(first, words)), w.index(LOG_WORDS))
     with w.branch(fits), emitter.scope():
-        _word(emitter, first, w.constant(len(emitter.sites), "i64"))
+        _store_word(emitter, first, w.constant(len(emitter.sites), "i64"))
         number = w.convert("arith.index_cast", emitter.number, "i64")
-        _word(emitter, w.index(w.add(first, 1)), number)
+        _store_word(emitter, w.index(w.add(first, 1)), number)
         for (value, bounds, masks), start in zip(tiles, starts, strict=True):
-            _write(emitter, value, bounds, masks, w.index(w.add(first, start)))
+            _write_tile(emitter, value, bounds, masks, w.index(w.add(first, start)))
 
 
 def _count(emitter: Emitter, tile: TileValue) -> Index:
@@ -160,12 +160,12 @@ def _count(emitter: Emitter, tile: TileValue) -> Index:
     return count
 
 
-def _word(emitter: Emitter, place: Value, word: Value) -> None:
+def _store_word(emitter: Emitter, place: Value, word: Value) -> None:
     emitter.w.store(word, "%log", LOG, [place])
 
 
-def _write(emitter: Emitter, operand: Any, bounds: Any, masks: Any, start: Value) -> None:
-    """Each lane as two words: whether it holds a value, and which."""
+def _write_tile(emitter: Emitter, operand: Any, bounds: Any, masks: Any, start: Value) -> None:
+    """Write two words for each lane: whether it is valid, and its value."""
     tile, w = emitter.tile(operand), emitter.w
 
     def body(coords: Coords) -> None:
@@ -173,8 +173,10 @@ def _write(emitter: Emitter, operand: Any, bounds: Any, masks: Any, start: Value
         for coord, size in zip(coords, tile.shape, strict=True):
             lane = w.add(w.mul(lane, size), coord.base)
         place = w.add(start, w.mul(lane, 2))
-        _word(emitter, w.index(place), w.constant(1, "i64"))
-        _word(emitter, w.index(w.add(place, 1)), _as_word(emitter, emitter.at(tile, coords), tile))
+        _store_word(emitter, w.index(place), w.constant(1, "i64"))
+        _store_word(
+            emitter, w.index(w.add(place, 1)), _as_word(emitter, emitter.at(tile, coords), tile)
+        )
 
     over_lanes(emitter, operand, bounds, masks, body)
 
@@ -187,7 +189,7 @@ def _as_word(emitter: Emitter, value: Value, tile: TileValue) -> Value:
 
 
 def _breakpoint(emitter: Emitter, node: fx.Node) -> None:
-    """Compiled code runs on."""
+    """Breakpoints are ignored in compiled code."""
 
 
 RULES[debugging.assert_op] = _assert

@@ -1,6 +1,6 @@
-"""How elements are held: a number in memory, and the same number while it is computed with.
+"""The types of an element in memory and in arithmetic.
 
-Floats of 16 and 8 bits are computed with as f32, and rounded after every op as torch does.
+Floats of 16 and 8 bits are computed in f32 and rounded after every op, as torch does.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ BF16, F16 = DTYPES["bf16"], DTYPES["f16"]
 
 
 def carrier(dtype: Dtype) -> str:
-    """The MLIR type that elements have while they are computed with."""
+    """The MLIR type of an element in arithmetic."""
     return "f32" if dtype.kind == "float" and dtype.bits < 32 else dtype.mlir
 
 
 def storage_type(dtype: Dtype) -> str:
-    """The MLIR type that elements have in memory."""
+    """The MLIR type of an element in memory."""
     if dtype.kind == "bool":
         return "i8"
     if dtype == F16:
@@ -30,36 +30,36 @@ def storage_type(dtype: Dtype) -> str:
 
 
 def from_storage(w: Writer, raw: Value, dtype: Dtype) -> Value:
-    """What was read from memory, to compute with."""
+    """Convert a loaded value for arithmetic."""
     if dtype.kind == "bool":
         return w.compare("arith.cmpi", "ne", raw, w.constant(0, "i8", raw.lanes))
     if dtype == F16:
         return w.convert("arith.extf", raw, "f32")
     if dtype == BF16:
-        return _bf16_widened(w, raw)
+        return _widen_bf16(w, raw)
     if storage_type(dtype) == carrier(dtype):
         return raw
     return small_floats.widen(w, raw, dtype)
 
 
 def to_store(w: Writer, value: Value, dtype: Dtype) -> Value:
-    """What was computed, as memory holds it."""
+    """Convert a computed value for memory."""
     if dtype.kind == "bool":
         return w.convert("arith.extui", value, "i8")
     if dtype == F16:
-        # With a rounding mode LLVM leaves the op before it in f32: CPUs that compute in f16 are
-        # set to flush its small numbers to zero.
+        # The rounding mode keeps LLVM from computing the previous op in f16, where CPUs are set
+        # to flush subnormal numbers to zero.
         text = f"arith.truncf {value} to_nearest_even : {value.type}"
         return w.emit(f"{text} to {vector_type('f16', value.lanes)}", "f16", value.lanes)
     if dtype == BF16:
-        return _bf16_narrowed(w, value)
+        return _round_to_bf16(w, value)
     if storage_type(dtype) == carrier(dtype):
         return value
     return small_floats.narrow(w, value, dtype)
 
 
 def round_to(w: Writer, value: Value, dtype: Dtype) -> Value:
-    """A number as near as its type has one."""
+    """Round a value to its dtype."""
     if storage_type(dtype) == carrier(dtype) or dtype.kind != "float":
         return value
     return from_storage(w, to_store(w, value, dtype), dtype)
@@ -75,18 +75,18 @@ def number(w: Writer, value: bool | int | float, dtype: Dtype, lanes: int = 0) -
 
 
 def _wrap(value: int, bits: int) -> int:
-    """An integer as a signed one of so many bits."""
+    """Wrap an integer to a signed one of `bits` bits."""
     half = 1 << (bits - 1)
     return (value + half) % (2 * half) - half
 
 
-def _bf16_widened(w: Writer, raw: Value) -> Value:
+def _widen_bf16(w: Writer, raw: Value) -> Value:
     wide = w.convert("arith.extui", raw, "i32")
     shifted = w.binary("arith.shli", wide, w.constant(16, "i32", raw.lanes))
     return w.convert("arith.bitcast", shifted, "f32")
 
 
-def _bf16_narrowed(w: Writer, value: Value) -> Value:
+def _round_to_bf16(w: Writer, value: Value) -> Value:
     lanes = value.lanes
     bits = w.convert("arith.bitcast", value, "i32")
     sixteen = w.constant(16, "i32", lanes)

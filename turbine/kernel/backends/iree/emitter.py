@@ -2,9 +2,9 @@
 
 Note [Tiles are functions]
 A tile is a function from a lane's coordinates to the code that computes it. Elementwise ops only
-wrap the functions of their operands, so a chain of them becomes one loop; where a value is used
-often, or by something that needs all of it, it is materialized: computed into a scratch buffer.
-Loops run over the lanes that hold a value, so nothing outside a buffer is ever touched.
+wrap the functions of their operands, so a chain of them becomes one loop. A tile that is used
+repeatedly, or as a whole, is materialized: computed into a scratch buffer. Loops run over valid
+lanes, so no access is out of bounds.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.validity import Bound
 from turbine.mlir.writer import Index, Value, Writer
 
-# Bytes computed at once: several registers of most CPUs, so that their instructions overlap.
+# Bytes computed at once: several vector registers on most CPUs, so that instructions overlap.
 _VECTOR_BYTES = 64
-# A worker's stack is small: larger scratch buffers, and those beyond its size, are in the heap.
+# A worker's stack is small: larger scratch buffers, and those that no longer fit, are in the heap.
 _LARGEST_ON_STACK = 1 << 14
 _STACK_BYTES = 3 << 14
 _ALIGNMENT = 64
-# A tile that costs more than this for a lane is computed once if it is used often.
+# A tile whose lanes cost more than this is materialized if it has several uses.
 _CHEAP = 6
-# And one that costs more than this is computed by itself, before what is computed from it.
+# A tile whose lanes cost more than this is always materialized.
 _LONG = 150
 
-# A launch has at most so many: see Note [Few workgroups].
+# The most workgroups of a launch: see Note [Few workgroups].
 WORKGROUPS = 32
 
-# First and last + 1 of the lanes along an axis.
+# The first lane along an axis and the end, exclusive.
 Extent = tuple[Index, Index]
 
 
@@ -62,7 +62,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory in the heap: a part for each workgroup."""
+    """Scratch memory in the heap, one part for each workgroup."""
 
     name: str
     element: str
@@ -70,7 +70,7 @@ class Scratch:
 
     @property
     def bytes(self) -> Expr:
-        """The size of a part, such that each begins at a cache line."""
+        """The size of a part, rounded up to whole cache lines."""
         total = as_expr(max(int(self.element[1:]) // 8, 1))
         for size in self.shape:
             total = total * size
@@ -84,21 +84,21 @@ RULES: dict[Op, Rule] = {}
 
 @dataclass
 class Emitter:
-    """The code of one kernel so far."""
+    """Writes the code of one kernel."""
 
     kernel: str
     facts: Facts
-    known: dict[Symbol, Index]  # sizes, and the counters of what is being written
+    known: dict[Symbol, Index]  # sizes, and the counters of enclosing loops
     w: Writer = field(default_factory=Writer)
     values: dict[fx.Node, Any] = field(default_factory=dict)
-    vector_bytes: int = 0  # of the CPU's registers; what only computes sizes has no use for it
+    vector_bytes: int = 0  # of the CPU's registers; 0 where only sizes are computed
     scratch: list[Scratch] = field(default_factory=list)
-    # Nodes whose result belongs into memory that is there already.
+    # Nodes whose result is written to an existing buffer.
     destinations: dict[fx.Node, ScratchBuffer] = field(default_factory=dict)
     alarms: list[Alarm] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     number: Value = _NOWHERE  # of the program
-    is_serial: bool = False  # whether programs have to run one after the other
+    is_serial: bool = False  # whether programs must run in sequence
     stack: int = 0
     buffers: int = 0
     scopes: list[dict[Any, Value]] = field(default_factory=lambda: [{}])
@@ -114,24 +114,24 @@ class Emitter:
                     self.values[node] = self._place(node, self._apply_rule(node))
 
     def _apply_rule(self, node: fx.Node) -> Any:
-        made = node.target
-        assert isinstance(made, Op)
-        if made not in RULES:
+        op = node.target
+        assert isinstance(op, Op)
+        if op not in RULES:
             raise errors.KernelError(
-                f"kernel {self.kernel}: {made!r} has no code on the CPU",
+                f"kernel {self.kernel}: {op!r} is not supported on the CPU",
                 where=node.meta.get("line"),
                 hint=f"run it in the interpreter: {self.kernel}.interpret(...)",
             )
-        return RULES[made](self, node)
+        return RULES[op](self, node)
 
     def _place(self, node: fx.Node, value: Any) -> Any:
-        """Decide how a tile is kept: as a value, in a scratch buffer, or as a function."""
+        """Keep a tile as a value, in a scratch buffer, or as a function."""
         if not isinstance(value, TileValue) or value.buffer is not None or value.weight == 0:
             return value
         if value.is_single:
             return self.evaluate(node, value)
-        if _is_left_factor_in_loop(node):
-            return self.materialize(node, value, "left factor of a product in a loop")
+        if _is_left_operand_in_loop(node):
+            return self.materialize(node, value, "left operand of a matmul in a loop")
         users = len(node.users)
         in_loop = any(_is_region(user) for user in node.users)
         if value.weight > _LONG:
@@ -143,7 +143,7 @@ class Emitter:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Within: what is computed is not known outside."""
+        """Enter a scope: values computed inside are not visible outside."""
         self.scopes.append({})
         try:
             yield
@@ -153,7 +153,7 @@ class Emitter:
     # Sizes
 
     def index(self, expr: Expr) -> Index:
-        """A size, an offset or a limit, computed here if it is not known."""
+        """Compute a size, an offset or a limit, once for each scope."""
         simple = self.facts.simplify(expr)
         if simple.number is not None:
             return simple.number
@@ -187,13 +187,13 @@ class Emitter:
         return choose(self.index(atom.one), self.index(atom.other))
 
     def sizes(self, shape: Sequence[Expr]) -> tuple[Index, ...]:
-        """A shape."""
+        """Compute a shape."""
         return tuple(self.index(size) for size in shape)
 
     # Lanes
 
     def extents(self, shape: Sequence[Expr], bounds: Sequence[Bound]) -> list[Extent]:
-        """The lanes of a tile that fulfil bounds, those that are proven left out."""
+        """The ranges of lanes that satisfy bounds; proven bounds cost nothing."""
         extents: list[Extent] = [(0, size) for size in self.sizes(shape)]
         for bound in bounds:
             if bound.axis is not None:
@@ -215,7 +215,7 @@ class Emitter:
         return first, end
 
     def condition(self, bounds: Sequence[Bound]) -> Value | None:
-        """Whether the bounds that are not along an axis hold; None: they do."""
+        """Whether the bounds that are not along an axis hold; None if that is proven."""
         found: Value | None = None
         for bound in bounds:
             if bound.axis is not None:
@@ -234,7 +234,7 @@ class Emitter:
         return self.w.compare("arith.cmpi", predicate, one, other)
 
     def is_guarded(self, shape: Sequence[Expr], bounds: Sequence[Bound]) -> bool:
-        """Whether some lanes may hold no value, as far as is known."""
+        """Whether bounds may mask off some lanes."""
         return any(
             not self.facts.starts_inside(bound)
             or not self.facts.ends_inside(
@@ -244,11 +244,11 @@ class Emitter:
         )
 
     def at(self, tile: TileValue, coords: Coords) -> Value:
-        """A lane, or lanes; each is computed once where it can be seen."""
+        """Compute a lane or a vector of lanes, once for each scope."""
         return self._compute_once((tile, coords), lambda: tile.compute(coords))
 
     def spread(self, value: Value, coords: Coords) -> Value:
-        """A value for as many lanes as coordinates have."""
+        """Splat a value to the vector length of coordinates."""
         lanes = lanes_of(coords)
         return self.w.splat(value, lanes) if lanes else value
 
@@ -260,7 +260,7 @@ class Emitter:
         lanes: int,
         body: Callable[[Coords], None],
     ) -> None:
-        """Write loops over lanes, the last axis that has several by vectors."""
+        """Write loops over lanes; the last axis with several lanes is vectorized."""
         self._sweep(extents, (), vector_axis(extents), lanes, body)
 
     def sweep_inside(
@@ -270,7 +270,7 @@ class Emitter:
         body: Callable[[Coords], None],
         by_vectors_of: Dtype | None,
     ) -> None:
-        """Write loops over the lanes of a tile that fulfil bounds, or check a single one."""
+        """Write loops over the lanes of a tile that satisfy bounds; a scalar gets a branch."""
         extents = self.extents(shape, bounds)
         condition = self.condition(bounds) if not extents else None
         lanes = 0 if by_vectors_of is None else lanes_for(by_vectors_of, extents)
@@ -302,7 +302,7 @@ class Emitter:
             self.one_by_one(first, end, inner)
 
     def one_by_one(self, first: Index, end: Index, body: Callable[[Coord], None]) -> None:
-        """A loop over single lanes."""
+        """Write a loop over single lanes."""
         if isinstance(first, int) and isinstance(end, int) and end - first <= 1:
             if end - first == 1:
                 body(Coord(first))
@@ -313,7 +313,7 @@ class Emitter:
     def by_vectors(
         self, first: Index, end: Index, lanes: int, body: Callable[[Coord], None]
     ) -> None:
-        """A loop over vectors of lanes, then one over the rest."""
+        """Write a loop over vectors of lanes, then one over the remainder."""
         middle = self.middle(first, end, lanes)
         if isinstance(first, int) and middle == first + lanes:
             body(Coord(first, lanes))
@@ -323,7 +323,7 @@ class Emitter:
         self.one_by_one(middle, end, body)
 
     def middle(self, first: Index, end: Index, lanes: int) -> Index:
-        """Where vectors end."""
+        """The end of the last whole vector."""
         w = self.w
         count = w.max(w.sub(end, first), 0)
         return w.add(first, w.mul(w.floordiv(count, lanes), lanes))
@@ -365,9 +365,9 @@ class Emitter:
     def allocate(
         self, shape: Sequence[Expr], dtype: Dtype, node: fx.Node | None = None
     ) -> ScratchBuffer:
-        """A scratch buffer for a tile, on the stack if it is small, else in the heap.
+        """Allocate a scratch buffer, on the stack if it is small, else in the heap.
 
-        It belongs to the node whose code is being written, or to `node`.
+        The plan lists it under the node whose code is being written, or under `node`.
         """
         sizes = [self.facts.simplify(size) for size in shape]
         element = elements.storage_type(dtype)
@@ -393,7 +393,7 @@ class Emitter:
     # Memory
 
     def read(self, name: str, type: str, dtype: Dtype, places: Sequence[Coord]) -> Value:
-        """Elements of a memref, as memory holds them."""
+        """Load elements of a memref in their storage type."""
         element, lanes = elements.storage_type(dtype), lanes_of(tuple(places))
         at = [place.base for place in places]
         if not lanes or places[-1].lanes:
@@ -407,13 +407,13 @@ class Emitter:
         return self.join_lanes(parts)
 
     def join_lanes(self, parts: Sequence[Value]) -> Value:
-        """A vector of single values."""
+        """Build a vector from scalars."""
         listed = ", ".join(map(str, parts))
         made = Value("", parts[0].element, len(parts))
         return self.w.emit(f"vector.from_elements {listed} : {made.type}", made.element, len(parts))
 
     def write(self, value: Value, name: str, type: str, places: Sequence[Coord]) -> None:
-        """Put elements where they belong."""
+        """Store elements to a memref."""
         at = [place.base for place in places]
         if not value.lanes or places[-1].lanes:
             self.w.store(value, name, type, at)
@@ -425,7 +425,7 @@ class Emitter:
             )
 
     def lane(self, value: Value, step: int) -> Value:
-        """One of the lanes."""
+        """Extract a lane of a vector."""
         return self.w.emit(
             f"vector.extract {value}[{step}] : {value.element} from {value.type}", value.element
         )
@@ -433,7 +433,7 @@ class Emitter:
     # Values
 
     def evaluate(self, node: fx.Node, tile: TileValue) -> TileValue:
-        """Compute a tile of one element here."""
+        """Compute a tile of one element now."""
         self.plan.compute(node)
         zeros = tuple(Coord(0) for _ in tile.shape)
         valid = node.meta.get("valid")
@@ -442,7 +442,7 @@ class Emitter:
         return TileValue(tile.shape, tile.dtype, lambda coords: value)
 
     def _if(self, condition: Value, tile: TileValue, coords: Coords) -> Value:
-        """A value that is only computed if a condition holds."""
+        """Compute a value if a condition holds, else return zero."""
         element = elements.carrier(tile.dtype)
         result = self.w.fresh(element)
         self.w.line(f"{result} = scf.if {condition} -> ({element}) {{")
@@ -476,7 +476,7 @@ def vector_axis(extents: Sequence[Extent]) -> int | None:
 
 
 def lanes_for(dtype: Dtype, extents: Sequence[Extent]) -> int:
-    """How many lanes to compute at once: a power of two that the axis has."""
+    """The vector length along an axis: a power of two no longer than the axis."""
     lanes = _VECTOR_BYTES // max(dtype.itemsize, 4)
     axis = vector_axis(extents)
     if axis is None:
@@ -488,8 +488,8 @@ def lanes_for(dtype: Dtype, extents: Sequence[Extent]) -> int:
     return lanes if lanes > 1 else 0
 
 
-def _is_left_factor_in_loop(node: fx.Node) -> bool:
-    """Whether a loop multiplies by the tile in each iteration."""
+def _is_left_operand_in_loop(node: fx.Node) -> bool:
+    """Whether a loop uses the tile as the left operand of a matmul."""
     for user in node.users:
         if not _is_region(user):
             continue
@@ -497,12 +497,12 @@ def _is_left_factor_in_loop(node: fx.Node) -> bool:
         assert isinstance(body, Body)
         places = [place for place in body.graph.nodes if place.op == "placeholder"]
         around = zip(captured, places[body.carried :], strict=True)
-        if any(outer is node and _is_left_factor(place) for outer, place in around):
+        if any(outer is node and _is_left_operand(place) for outer, place in around):
             return True
     return False
 
 
-def _is_left_factor(node: fx.Node) -> bool:
+def _is_left_operand(node: fx.Node) -> bool:
     return any(user.target is dot and user.args[0] is node for user in node.users)
 
 

@@ -22,7 +22,7 @@ from turbine.mlir.writer import Index, Value
 
 
 def source(emitter: Emitter, node: Any) -> Source:
-    """The buffer that a node stands for."""
+    """The buffer of a node."""
     found = emitter.values[node]
     assert isinstance(found, Source)
     return found
@@ -48,17 +48,17 @@ def _load(emitter: Emitter, node: fx.Node) -> TileValue:
     shape = emitter.sizes(node.meta["type"].shape)
     pitch = buffer.shape[-1] if shape else None
     tile = TileValue(shape, buffer.dtype, compute, 1, prefetch=prefetch, pitch=pitch)
-    return now(emitter, node, tile) if buffer.is_written else tile
+    return snapshot(emitter, node, tile) if buffer.is_written else tile
 
 
 def offset_coords(emitter: Emitter, coords: Coords, offsets: Sequence[Index]) -> list[Coord]:
-    """Where the lanes of a block are in its buffer."""
+    """The coordinates in a buffer of lanes of a block that starts at offsets."""
     pairs = zip(coords, offsets, strict=True)
     return [Coord(emitter.w.add(coord.base, offset), coord.lanes) for coord, offset in pairs]
 
 
-def now(emitter: Emitter, node: fx.Node, tile: TileValue) -> TileValue:
-    """A tile as it is at this point of the program, before something else is written."""
+def snapshot(emitter: Emitter, node: fx.Node, tile: TileValue) -> TileValue:
+    """Read a tile at this point of the program, before its buffer is written again."""
     if tile.is_single:
         return emitter.evaluate(node, tile)
     return emitter.materialize(node, tile, "read before its buffer is written")
@@ -70,45 +70,45 @@ def _gather(emitter: Emitter, node: fx.Node) -> TileValue:
     shape = emitter.sizes(node.meta["type"].shape)
 
     def one_by_one(coords: Coords) -> Value:
-        return by_lane(emitter, coords, lambda one: _element(emitter, buffer, index, one))
+        return by_lane(emitter, coords, lambda one: _gather_element(emitter, buffer, index, one))
 
-    in_rows = _names_rows(arguments(node)[1])
+    in_rows = _is_row_gather(arguments(node)[1])
 
     def compute(coords: Coords) -> Value:
         if not in_rows or not coords[-1].lanes:
             return one_by_one(coords)
-        return _row(emitter, buffer, index, coords, one_by_one)
+        return _gather_row(emitter, buffer, index, coords, one_by_one)
 
     weight = 4 + sum(i.weight for i in index)
     reads = merge_reads(index, in_place=True)
     tile = TileValue(shape, buffer.dtype, compute, weight, reads)
-    return now(emitter, node, tile) if buffer.is_written else tile
+    return snapshot(emitter, node, tile) if buffer.is_written else tile
 
 
-def _names_rows(index: Sequence[fx.Node]) -> bool:
-    """Whether neighbours along the last axis are neighbours in the buffer."""
+def _is_row_gather(index: Sequence[fx.Node]) -> bool:
+    """Whether lanes along the last axis are contiguous in the buffer."""
     last = affine_of(index[-1])
     if last is None or last.steps[-1:] != (1,):
         return False
-    return all(_stays_along_last(one) for one in index[:-1])
+    return all(_is_constant_along_last(one) for one in index[:-1])
 
 
-def _stays_along_last(node: fx.Node) -> bool:
-    """Whether a tile of integers is the same all along its last axis."""
+def _is_constant_along_last(node: fx.Node) -> bool:
+    """Whether a tile of integers is constant along its last axis."""
     if node.target is shapes.broadcast_to:
         return bool(arguments(node)[0].meta["type"].shape[-1:] == (ONE,))
     affine = affine_of(node)
     return affine is not None and affine.steps[-1:] == (0,)
 
 
-def _row(
+def _gather_row(
     emitter: Emitter,
     buffer: Source,
     index: Sequence[TileValue],
     coords: Coords,
     otherwise: Callable[[Coords], Value],
 ) -> Value:
-    """Neighbours in a row at once, if all of them are there."""
+    """Load a vector of a row if all of it is in bounds, else lane by lane."""
     w, lanes = emitter.w, coords[-1].lanes
     *rows, start = indices(emitter, index, (*coords[:-1], Coord(coords[-1].base)))
     last = w.index(w.sub(buffer.shape[-1], lanes))
@@ -135,7 +135,7 @@ def _row(
 
 
 def by_lane(emitter: Emitter, coords: Coords, compute: Callable[[Coords], Value]) -> Value:
-    """Lanes that are computed one after the other."""
+    """Compute lanes one by one and join them to a vector."""
     lanes = lanes_of(coords)
     if not lanes:
         return compute(coords)
@@ -143,12 +143,14 @@ def by_lane(emitter: Emitter, coords: Coords, compute: Callable[[Coords], Value]
 
 
 def _single(emitter: Emitter, coords: Coords, step: int) -> Coords:
-    """One of the lanes that coordinates stand for."""
+    """The coordinates of one lane of a vector."""
     return tuple(Coord(emitter.w.add(c.base, step)) if c.lanes else c for c in coords)
 
 
-def _element(emitter: Emitter, buffer: Source, index: Sequence[TileValue], coords: Coords) -> Value:
-    """An element, or zero where the index names none."""
+def _gather_element(
+    emitter: Emitter, buffer: Source, index: Sequence[TileValue], coords: Coords
+) -> Value:
+    """Load an element, or zero if the index is out of bounds."""
     w = emitter.w
     places = indices(emitter, index, coords)
     inside = is_inside(emitter, buffer, places)
@@ -166,17 +168,17 @@ def _element(emitter: Emitter, buffer: Source, index: Sequence[TileValue], coord
 
 
 def indices(emitter: Emitter, index: Sequence[TileValue], coords: Coords) -> list[Value]:
-    """What tiles of integers name, as indices."""
+    """The values of index tiles at a lane, as `index`."""
     values = [emitter.at(i, broadcast_coords(i, coords)) for i in index]
     return [emitter.w.convert("arith.index_cast", value, "index") for value in values]
 
 
 def is_inside(emitter: Emitter, buffer: Source, places: Sequence[Value]) -> Value:
-    """Whether indices name an element."""
+    """Whether indices are in bounds."""
     w = emitter.w
     holds: Value | None = None
     for place, size in zip(places, buffer.shape, strict=True):
-        # Negative ones are large where no sign is seen.
+        # A negative index is large as an unsigned one.
         check = w.compare("arith.cmpi", "ult", place, w.index(size))
         holds = check if holds is None else w.binary("arith.andi", holds, check)
     return w.constant(True, "i1") if holds is None else holds
@@ -235,9 +237,9 @@ def each_lane(
     *,
     by_vectors: bool = True,
 ) -> None:
-    """Do something for the lanes of an operand that take part in what a node does."""
-    given = options(node)
-    over_lanes(emitter, operand, given["bounds"], given["masks"], body, by_vectors=by_vectors)
+    """Write `body` for the lanes of an operand that are valid for a node."""
+    valid = options(node)
+    over_lanes(emitter, operand, valid["bounds"], valid["masks"], body, by_vectors=by_vectors)
 
 
 def over_lanes(
@@ -249,18 +251,18 @@ def over_lanes(
     *,
     by_vectors: bool = False,
 ) -> None:
-    """Do something for the lanes of an operand that fulfil bounds and masks."""
+    """Write `body` for the lanes of an operand that satisfy bounds and masks."""
     masks = [emitter.tile(mask) for mask in masked_by]
     type = operand.meta["type"]
 
     def visit(coords: Coords) -> None:
-        taking = mask_at(emitter, masks, coords)
-        if taking is None:
+        mask = mask_at(emitter, masks, coords)
+        if mask is None:
             body(coords)
-        elif taking.lanes:
-            _all_or_some(emitter, coords, taking, body, visit)
+        elif mask.lanes:
+            _all_or_some(emitter, coords, mask, body, visit)
         else:
-            with emitter.w.branch(taking), emitter.scope():
+            with emitter.w.branch(mask), emitter.scope():
                 body(coords)
 
     emitter.sweep_inside(type.shape, bounds, visit, type.dtype if by_vectors else None)
@@ -269,33 +271,33 @@ def over_lanes(
 def _all_or_some(
     emitter: Emitter,
     coords: Coords,
-    taking: Value,
+    mask: Value,
     body: Callable[[Coords], None],
     masked: Callable[[Coords], None],
 ) -> None:
-    """Lanes at once if all of them take part, else those that do, one by one."""
+    """Write `body` for a vector if no lane is masked off, else lane by lane."""
     w = emitter.w
-    every = w.emit(f"vector.reduction <and>, {taking} : {taking.type} into i1", "i1")
+    every = w.emit(f"vector.reduction <and>, {mask} : {mask.type} into i1", "i1")
     w.line(f"scf.if {every} {{")
     with emitter.scope():
         body(coords)
     w.line("} else {")
-    with w.loop(0, taking.lanes) as loop, emitter.scope():
+    with w.loop(0, mask.lanes) as loop, emitter.scope():
         masked(tuple(Coord(w.add(c.base, loop.counter)) if c.lanes else c for c in coords))
     w.line("}")
 
 
 def mask_at(emitter: Emitter, masks: Sequence[TileValue], coords: Coords) -> Value | None:
-    """Whether lanes fulfil masks; None: there are none."""
-    taking: Value | None = None
+    """Whether lanes satisfy masks; None if there are no masks."""
+    found: Value | None = None
     for mask in masks:
         holds = emitter.spread(emitter.at(mask, broadcast_coords(mask, coords)), coords)
-        taking = holds if taking is None else emitter.w.binary("arith.andi", taking, holds)
-    return taking
+        found = holds if found is None else emitter.w.binary("arith.andi", found, holds)
+    return found
 
 
 def _fill_missing(emitter: Emitter, node: fx.Node) -> TileValue:
-    """Everything is filled, then what holds a value is put over it."""
+    """Fill the whole tile, then write the valid lanes over it."""
     tile, other = emitter.tile(arguments(node)[0]), emitter.tile(arguments(node)[1])
     type = node.meta["type"]
     if not options(node)["masks"] and not emitter.is_guarded(type.shape, options(node)["bounds"]):

@@ -1,20 +1,19 @@
-"""Write the product of two tiles: operands one can read in, loops over register tiles out.
+"""Write the matmul of two tiles as loops over register tiles.
 
     acc[:m, :n] += a[:m, :k] @ b[:k, :n]
 
-Both operands are first copied to panels: of a so many rows, of b so many columns, each panel step
-by step along the contraction, with zeros where it reaches over the operand's end. One register
-tile is then the product of a panel of a and a panel of b, which are read once, in order. What lies
-well as it is can be used in place.
+Both operands are packed to panels: some rows of a, some columns of b, stored step by step along
+the contraction and padded with zeros. A register tile is the product of a panel of a and a panel
+of b, which are read once, in order. An operand with a suitable layout is used in place.
 
     shape = register_tile((64, 64), "f32", 16)
     rows = pack(w, a, ROWS, (m, k), (64, 64), shape, allocate)          # once, if a stays the same
     columns = pack(w, b, COLUMNS, (n, k), (64, 64), shape, allocate)
     multiply(w, rows, columns, acc, "memref<64x64xf32>")
 
-`product` is these together. Sizes are those of the whole tile, known now; extents are how much of
-it there is, perhaps known only later. No operand is read outside its extents. The accumulator is
-memory of the whole tile: it may be written anywhere within its sizes.
+`product` does all of this. Sizes are the static sizes of the tile; extents are the valid part of
+it, perhaps dynamic. No operand is read outside its extents. The accumulator has the size of the
+tile and may be written everywhere.
 """
 
 from __future__ import annotations
@@ -25,24 +24,23 @@ from functools import cache
 
 from turbine.mlir.writer import Index, Value, Writer
 
-# Which side of the product an operand is on: the axis that its panels divide.
+# The side of an operand: the axis that its panels divide.
 ROWS, COLUMNS = 0, 1
 
 BYTES = {"f32": 4, "f64": 8, "i32": 4, "i64": 8}
-# How many vector registers there are, by their bytes: NEON, AVX2, AVX-512.
+# The number of vector registers, by their bytes: NEON, AVX2, AVX-512.
 REGISTERS = {16: 32, 32: 16, 64: 32}
-# The narrow vectors' instructions multiply by a lane of another vector; for the wide ones, a number
-# is best read to every lane.
+# NEON multiplies by a lane of another vector; wider vectors need a broadcast load.
 LANES_FROM_VECTORS = 16
-# Cycles until a sum can be added to again; two multiplications and two loads start in each.
+# Latency of an fma in cycles; two fmas and two loads start in each cycle.
 LATENCY = 4
 
-# Bytes of a cache line, and of what the nearest cache surely holds.
+# Bytes of a cache line, and of the L1 cache at least.
 LINE, NEAR = 64, 32 * 1024
-# Steps that are copied at a time, if they need not be transposed: each is a line or so.
+# Steps copied at once where no transpose is needed: each is about a cache line.
 STEPS = 8
 
-# (element type, how many) to the name of a memref of so many that nothing else uses.
+# Allocates a memref of an element type and a count; returns its name.
 Allocate = Callable[[str, int], str]
 
 
@@ -50,14 +48,13 @@ Allocate = Callable[[str, int], str]
 class Operand:
     """How to read an operand, in the accumulator's element type.
 
-    `read(w, row, column, axis, lanes)` gives as many neighbours along an axis, or one for 0 lanes.
-    Lanes are only asked for along the axis where neighbours lie next to each other. Where there is
-    far memory behind it, `prefetch(w, row, column)` asks for what will be read soon.
+    `read(w, row, column, axis, lanes)` loads a vector along the contiguous axis, or a scalar for 0
+    lanes. `prefetch(w, row, column)` prefetches an element of a buffer.
 
-    An operand that is `in_memory`, in this very type, is used in place if a copy would not pay:
-    it is read only once, or it is `near`, with rows so close to each other that reading them again
-    is cheap. Its rows have to be contiguous, and no columns of the right operand may be missing; in
-    place of missing rows of the left one, the last is read.
+    An operand that is `in_memory`, in this type, is used in place if packing does not pay: if it
+    is read only once, or if it is `near`, with rows so close that reading them again is cheap. Its
+    rows must be contiguous. All columns of the right operand must be valid; for invalid rows of
+    the left one, the last valid row is read.
     """
 
     read: Callable[[Writer, Index, Index, int, int], Value]
@@ -69,7 +66,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class RegisterTile:
-    """What is summed in registers at a time: so many rows and columns, in vectors of columns."""
+    """The block of the result that is held in registers: rows of vectors."""
 
     rows: int
     columns: int
@@ -78,20 +75,20 @@ class RegisterTile:
 
     @property
     def vectors(self) -> int:
-        """How many vectors make the columns."""
+        """The number of vectors in a row."""
         return len(_pieces(self.columns, self.lanes))
 
     @property
     def by_lane(self) -> bool:
-        """Whether vectors of a's numbers are read, and multiplied with lane by lane."""
+        """Whether a is loaded as vectors and multiplied lane by lane."""
         return self.lanes * BYTES[self.element] == LANES_FROM_VECTORS
 
 
 @dataclass(frozen=True)
 class Panels:
-    """An operand in panels: how wide they are, and what the operand has across and along them.
+    """A packed operand: the width of its panels, and its extents across and along them.
 
-    Step s of panel p is at `(p * sizes[1] + s) * width`, or where it was if there is an operand.
+    Step s of panel p is at `(p * sizes[1] + s) * width`; an `operand` is used in place.
     """
 
     memory: str
@@ -116,7 +113,7 @@ def product(
     vector_bytes: int,
     allocate: Allocate,
 ) -> tuple[Panels, Panels]:
-    """acc[:m, :n] += a[:m, :k] @ b[:k, :n], for extents and sizes in the order of m, n, k."""
+    """Write acc[:m, :n] += a[:m, :k] @ b[:k, :n]; extents and sizes are in the order m, n, k."""
     (m, n, k), (rows, columns, depth) = extents, sizes
     shape = register_tile((rows, columns), element, vector_bytes)
     once = columns <= shape.columns
@@ -128,15 +125,16 @@ def product(
 
 
 def describe(left: Panels, right: Panels) -> str:
-    """The register tile of a product, and whether its operands are copied."""
+    """Describe the register tile of a matmul, and whether its operands are packed."""
     tile = left.shape
-    used, all_ = _registers(tile), REGISTERS[tile.lanes * BYTES[tile.element]]
+    used, available = _registers(tile), REGISTERS[tile.lanes * BYTES[tile.element]]
     packing = [
         f"{name} {'packed' if panels.operand is None else 'in place'}"
         for name, panels in (("a", left), ("b", right))
     ]
-    return f"register tile {tile.rows} x {tile.columns} ({used} of {all_} registers), " + ", ".join(
-        packing
+    return (
+        f"register tile {tile.rows} x {tile.columns} ({used} of {available} registers), "
+        + ", ".join(packing)
     )
 
 
@@ -145,7 +143,7 @@ def describe(left: Panels, right: Panels) -> str:
 
 @cache
 def register_tile(sizes: tuple[int, int], element: str, vector_bytes: int) -> RegisterTile:
-    """The rows and columns that need the fewest cycles for a tile of these sizes."""
+    """Choose the register tile with the fewest estimated cycles for these sizes."""
     lanes = vector_bytes // BYTES[element]
     shapes = [
         RegisterTile(min(rows, sizes[0]), min(vectors * lanes, sizes[1]), lanes, element)
@@ -162,7 +160,7 @@ def _registers(shape: RegisterTile) -> int:
 
 
 def _cycles(shape: RegisterTile, sizes: tuple[int, int]) -> float:
-    """About how long one step of the contraction takes; each further loop has a price."""
+    """Estimate the cycles of one step of the contraction, with a cost for each loop."""
     rows, columns = _split(sizes[0], shape.rows), _split(sizes[1], shape.columns)
     parts = [(n * m, r, c) for n, r in rows for m, c in columns]
     return sum(n * _body_cycles(shape, r, c) for n, r, c in parts) * (1 + len(parts) / 50)
@@ -175,13 +173,13 @@ def _body_cycles(shape: RegisterTile, rows: int, columns: int) -> float:
 
 
 def _split(size: int, width: int) -> list[tuple[int, int]]:
-    """How many panels of which width a size has: whole ones, and perhaps one less wide."""
+    """(Count, width) of the panels of a size: whole ones, and perhaps a narrower one."""
     whole, rest = divmod(size, width)
     return [(count, w) for count, w in ((whole, width), (1, rest)) if count and w]
 
 
 def _pieces(count: int, lanes: int) -> list[tuple[int, int]]:
-    """(Start, lanes) of vectors that are together so long; shorter powers of two at the end."""
+    """(Start, lanes) of vectors that cover a count; the last ones are shorter powers of two."""
     pieces, start = [], 0
     while start < count:
         while lanes > count - start:
@@ -205,12 +203,12 @@ def pack(
     *,
     read_once: bool = False,
 ) -> Panels:
-    """Copy an operand to panels; extents and sizes are across the panels, then along them."""
+    """Pack an operand to panels; extents and sizes are across the panels, then along them."""
     width = shape.columns if side == COLUMNS else shape.rows
     is_copied = not operand.in_memory or not (operand.near or read_once)
-    if not is_copied and _usable_in_place(operand, side, extents, sizes, shape):
+    if not is_copied and _can_use_in_place(operand, side, extents, sizes, shape):
         return Panels("", "", shape, width, extents, sizes, operand)
-    # The last vector of a panel may reach over it, to where the next one comes.
+    # The last vector of a panel may extend into the next one.
     over = shape.lanes if width % shape.lanes else 0
     count = -(-sizes[0] // width) * width * sizes[1] + over
     memory = allocate(shape.element, count)
@@ -228,7 +226,7 @@ def pack(
     return panels
 
 
-def _usable_in_place(
+def _can_use_in_place(
     operand: Operand,
     side: int,
     extents: tuple[Index, Index],
@@ -239,13 +237,13 @@ def _usable_in_place(
         return False
     if side == COLUMNS:
         return extents[0] == sizes[0]
-    # By lane, vectors along the rows are read: one for each.
+    # By lane, one vector is loaded for each row.
     registers = (shape.rows + 1) * shape.vectors + shape.rows
     return not shape.by_lane or registers <= REGISTERS[LANES_FROM_VECTORS]
 
 
 def _copy(w: Writer, operand: Operand, side: int, panels: Panels, whole: Index) -> None:
-    """A few steps of every panel at a time, as they lie in memory."""
+    """Copy a few steps of every panel at a time, in the order of memory."""
     depth = panels.extents[1]
     many = w.mul(w.floordiv(depth, STEPS), STEPS)
     for start, stop, count in ((0, many, STEPS), (many, depth, 1)):
@@ -263,7 +261,7 @@ def _panel_count(w: Writer, panels: Panels) -> Index:
 
 @dataclass(frozen=True)
 class _Packing:
-    """The copy of one panel, which at the edge has rows (or columns) of zeros."""
+    """Packs one panel; at the edge, missing rows or columns are zero."""
 
     operand: Operand
     side: int
@@ -278,7 +276,7 @@ class _Packing:
             self.transpose(w)
 
     def transpose(self, w: Writer) -> None:
-        """Squares from vectors along the panel; what remains, step by step."""
+        """Transpose squares of vectors along the panel; copy the remainder step by step."""
         depth, lanes = self.panels.extents[1], self.panels.shape.lanes
         whole = w.mul(w.floordiv(depth, lanes), lanes)
         with w.loop(0, whole, lanes) as loop:
@@ -292,29 +290,29 @@ class _Packing:
             self.step(w, loop.counter, 1)
 
     def step(self, w: Writer, step: Index, lanes: int) -> None:
-        """One step, in vectors across the panel."""
+        """Copy one step, in vectors across the panel."""
         for across, length in _pieces(self.panels.width, lanes):
             value = self._read(w, across, step, length if length > 1 else 0)
             self._store(w, value, step, across)
 
     def _prefetch(self, w: Writer, step: Index) -> None:
-        """Ask for what the next panel has here: of some rows, until the next line begins."""
+        """Prefetch this part of the next panel, a share of its rows in each iteration."""
         if self.operand.prefetch is None or self.edge:
             return
         width, shape = self.panels.width, self.panels.shape
-        turns = max(1, LINE // (shape.lanes * BYTES[shape.element]))
-        share = -(-width // turns)
-        turn = w.mod(w.floordiv(step, shape.lanes), turns)
-        start = w.add(w.mul(w.add(self.panel, 1), width), w.mul(turn, share))
+        iterations = max(1, LINE // (shape.lanes * BYTES[shape.element]))
+        share = -(-width // iterations)
+        iteration = w.mod(w.floordiv(step, shape.lanes), iterations)
+        start = w.add(w.mul(w.add(self.panel, 1), width), w.mul(iteration, share))
         with w.loop(0, share) as loop:
             across = w.add(start, loop.counter)
             across = w.min(across, w.sub(self.panels.extents[0], 1))
             self.operand.prefetch(w, *self._place(across, step))
 
     def _transpose(self, w: Writer, step: Index) -> None:
-        """As many steps as a vector has lanes, from vectors along the panel."""
+        """Copy as many steps as a vector has lanes, from vectors along the panel."""
         lanes, width = self.panels.shape.lanes, self.panels.width
-        # Squares of many lanes are so long that only one of them is written out.
+        # A square of many lanes is long code, so it is written once, in a loop.
         if lanes < 8 or width % lanes:
             self._transpose_part(w, step, 0, width)
             return
@@ -327,7 +325,7 @@ class _Packing:
         rows = [self._read(w, w.add(start, across), step, lanes) for across in range(count)]
         rows += [zero] * (-count % lanes)
         groups = [_transpose_square(w, rows[i : i + lanes]) for i in range(0, count, lanes)]
-        # In order: what a vector has too much, the next step or panel overwrites.
+        # In order: the next step or panel overwrites the excess lanes of a vector.
         for i in range(lanes):
             for group, columns in enumerate(groups):
                 self._store(w, columns[i], w.add(step, i), w.add(start, group * lanes))
@@ -358,7 +356,7 @@ def _step_offset(w: Writer, panels: Panels, panel: Index, step: Index) -> Index:
 
 
 def _transpose_square(w: Writer, rows: Sequence[Value]) -> list[Value]:
-    """The columns of a square: blocks of 1, 2, 4 ... change places across its diagonal."""
+    """Transpose a square: exchange blocks of 1, 2, 4 ... across the diagonal."""
     rows, lanes = list(rows), len(rows)
     block = 1
     while block < lanes:
@@ -384,7 +382,7 @@ def _shuffle(w: Writer, x: Value, y: Value, places: list[int]) -> Value:
 
 
 def multiply(w: Writer, left: Panels, right: Panels, acc: str, acc_type: str) -> None:
-    """Add the product of two packed operands to the accumulator."""
+    """Add the matmul of two packed operands to the accumulator."""
     for first, last, columns in _groups(w, right):
         with w.loop(first, last) as outer:
             for start, stop, rows in _groups(w, left):
@@ -394,7 +392,7 @@ def multiply(w: Writer, left: Panels, right: Panels, acc: str, acc_type: str) ->
 
 
 def _groups(w: Writer, panels: Panels) -> Iterator[tuple[Index, Index, int]]:
-    """Panels from here to there, and how much of their width is in the accumulator's memory."""
+    """(Start, stop, width) of panels; the last is cut at the accumulator's edge."""
     whole, rest = divmod(panels.sizes[0], panels.width)
     total = _panel_count(w, panels)
     if whole:
@@ -405,7 +403,7 @@ def _groups(w: Writer, panels: Panels) -> Iterator[tuple[Index, Index, int]]:
 
 @dataclass(frozen=True)
 class _Body:
-    """The product of two panels, of which so many rows and columns are wanted."""
+    """Multiplies two panels to a block of rows and columns."""
 
     left: Panels
     right: Panels
@@ -438,12 +436,12 @@ class _Body:
         return sums
 
     def _steps_at_once(self) -> int:
-        """As many as the vectors have that the left operand's numbers are taken from."""
+        """The lanes of a vector of the left operand, if it is used in place by lane."""
         shape = self.left.shape
         return shape.lanes if self.left.operand is not None and shape.by_lane else 1
 
     def _prefetch_next(self, w: Writer, acc: str, acc_type: str) -> None:
-        """Ask for the accumulators of the next rows, if there are too many to be near."""
+        """Prefetch the accumulators of the next rows, if all of them exceed L1."""
         (rows, _), (columns, _) = self.left.sizes, self.right.sizes
         if rows * columns * BYTES[self.left.shape.element] <= NEAR:
             return
@@ -481,7 +479,7 @@ class _Body:
         return w.load(panels.memory, panels.type, [at], panels.shape.element, lanes)
 
     def _factors(self, w: Writer, step: Index, count: int) -> list[list[Value]]:
-        """For each of some steps, the numbers of the left panel."""
+        """The factors of the left panel, for each of some steps."""
         operand = self.left.operand
         if operand is None:
             return [self._packed_factors(w, step)]
@@ -490,7 +488,7 @@ class _Body:
         return [[_lane(w, x, i) for x in values] for i in range(count)] if lanes else [values]
 
     def _left_rows(self, w: Writer) -> list[Index]:
-        """The rows of the left panel; the last one there is for those that are missing."""
+        """The rows of the left panel; invalid ones are replaced by the last valid one."""
         first = w.mul(self.row_panel, self.left.width)
         rows = [w.add(first, i) for i in range(self.rows)]
         extent = self.left.extents[0]

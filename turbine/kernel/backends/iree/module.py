@@ -1,8 +1,8 @@
-"""A kernel as a module: an executable with its body, and a function that launches it.
+"""Write the MLIR module of a kernel: an executable, and a function that launches it.
 
 Note [Few workgroups]
-A grid may have many programs that do little. A workgroup runs a range of them one after the
-other, and a launch has at most WORKGROUPS of these, however large the grid is.
+A grid may have many small programs. A workgroup runs a range of them in sequence, and a launch has
+at most WORKGROUPS workgroups, however large the grid is.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
 from turbine.mlir.writer import Index, Value, Writer, mangle
 from turbine.target import Target
 
-# What a dispatch of IREE's can have.
+# Limits of an IREE dispatch.
 _MOST_BINDINGS, _MOST_SIZES = 32, 31
-# What kernels compile for; "any" is IR whose target is not known yet.
+# Target kinds that kernels compile for; "any" is IR for a target that is not known yet.
 _KINDS = ("cpu", "any")
 DISPATCH_ATTRIBUTES = (
     "translation_info = #iree_codegen.translation_info<"
@@ -43,13 +43,13 @@ DISPATCH_ATTRIBUTES = (
 
 @dataclass(frozen=True)
 class Code:
-    """A module, the function in it that takes a call's tensors, and what it gives."""
+    """A module, the name of its entry function, and what the launcher needs to know."""
 
     text: str
     name: str
     report: MessageTable
     stack_bytes: int
-    scratch: tuple[Scratch, ...]  # memory that does not fit there, of one workgroup
+    scratch: tuple[Scratch, ...]  # of one workgroup, in the heap
     workgroups: int  # at most
     steps: tuple[Step, ...]
 
@@ -57,9 +57,9 @@ class Code:
 def write(
     program: KernelProgram, facts: Facts, name: str, target: Target, *, public: bool = False
 ) -> Code:
-    """A kernel as a module: `name` takes what is passed, and gives outputs and what is in-out.
+    """Write a module whose function `name` returns the outputs and in-out buffers.
 
-    `target` is resolved: tiles of products are as wide as its vector registers.
+    `target` is resolved: register tiles of matmuls depend on its vector registers.
     """
     assert RULES
     if target.kind not in _KINDS:
@@ -88,24 +88,24 @@ def _check_count(program: KernelProgram, layout: Layout) -> None:
     count = passed + len(layout.words) + bool(layout.scratch)
     if count > _MOST_BINDINGS:
         raise errors.KernelError(
-            f"kernel {program.name} has {passed} buffers and numbers, and memory of its own; "
-            f"IREE takes {_MOST_BINDINGS} of these together",
+            f"kernel {program.name} needs {count} bindings, for {passed} arguments and its scratch "
+            f"memory; IREE supports {_MOST_BINDINGS}",
             where=program.place,
-            hint="pass tensors of one shape stacked, or make it two kernels",
+            hint="stack tensors of one shape, or split the kernel in two",
         )
     if len(layout.sizes) > _MOST_SIZES:
         listed = ", ".join(map(str, layout.sizes))
         raise errors.KernelError(
             f"kernel {program.name} has {len(layout.sizes)} dynamic sizes: "
-            f"{listed}; IREE takes {_MOST_SIZES}",
+            f"{listed}; IREE supports {_MOST_SIZES}",
             where=program.place,
-            hint="name some in specialize=, which makes them constants of the code",
+            hint="name some in specialize=, which makes them compile-time constants",
         )
 
 
 @dataclass(frozen=True)
 class Words:
-    """Words that a kernel writes for its caller to read."""
+    """Memory that a kernel writes messages to, for the caller to read."""
 
     name: str
     memref: str
@@ -142,7 +142,7 @@ class Layout:
 
     @property
     def words(self) -> list[Words]:
-        """Memory for what there is to report."""
+        """Memory for assertions and prints."""
         alarms = Words("alarms", debugging.ALARMS, debugging.ALARMS.replace("memref", "tensor"))
         log = Words("log", debugging.LOG, f"tensor<{LOG_WORDS}xi64>")
         return [alarms] * bool(self.report.alarms) + [log] * bool(self.report.sites)
@@ -154,30 +154,30 @@ class Layout:
         return f"tensor<{self.dims(parameter.type.shape)}{_dtype(parameter.type).mlir}>"
 
     def memref(self, parameter: Parameter) -> str:
-        """The type of its memory inside the kernel."""
+        """The type of a parameter inside the kernel."""
         type = _buffer(parameter)
         return f"memref<{self.dims(type.shape)}{elements.storage_type(_dtype(type))}>"
 
     def dims(self, shape: Sequence[Expr]) -> str:
-        """Sizes as MLIR's types have them."""
+        """A shape as MLIR types spell it."""
         numbers = [self.facts.simplify(size).number for size in shape]
         return "".join("?x" if number is None else f"{number}x" for number in numbers)
 
     def open(self, shape: Sequence[Expr]) -> list[Expr]:
-        """The sizes that are not part of the code."""
+        """The dynamic sizes of a shape."""
         simple = [self.facts.simplify(size) for size in shape]
         return [size for size in simple if size.number is None]
 
 
 def scalar_element(dtype: Dtype) -> str:
-    """The type in which a number is passed."""
+    """The MLIR type that a scalar argument is passed in."""
     if dtype.kind == "bool":
         return "i8"
     return elements.carrier(dtype)
 
 
 def _of(parameter: Parameter) -> str:
-    """What a parameter is called; no other value begins like that."""
+    """The SSA name of a parameter; no other value has this prefix."""
     return f"%of_{mangle(parameter.name)}"
 
 
@@ -230,7 +230,7 @@ def _body(
 
 
 def _bind(emitter: Emitter, program: KernelProgram, layout: Layout) -> None:
-    """Say what the graph's placeholders are."""
+    """Bind the placeholders of the graph to buffers and scalars."""
     writable = {p.name for p in (*layout.inouts, *layout.filled, *layout.outputs)}
     for parameter, node in zip(program.parameters, program.graph.nodes, strict=False):
         type = parameter.type
@@ -302,13 +302,13 @@ def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
 
 @dataclass(frozen=True)
 class Span:
-    """A binding as a memref: its name, its type, and the sizes that the type leaves open."""
+    """A memref in a binding: its name, its type, and the dynamic sizes of the type."""
 
     name: str
     type: str
     open: Sequence[Expr]
     start: Expr = ZERO  # in bytes
-    binding: str = ""  # if it is not called like the memref
+    binding: str = ""  # if its name is not that of the memref
 
 
 def _span(layout: Layout, parameter: Parameter) -> Span:
@@ -324,7 +324,7 @@ def _span(layout: Layout, parameter: Parameter) -> Span:
 
 
 def _scratch_spans(layout: Layout) -> list[Span]:
-    """Memory of a workgroup's, one behind the other in one binding: a launch has few of these."""
+    """The scratch buffers of a workgroup, consecutive in one binding: bindings are few."""
     workgroup = Expr((((Symbol("%workgroup", "data"),), 1),))
     start = _scratch_bytes(layout) * workgroup
     spans = []
@@ -341,18 +341,18 @@ def _scratch_bytes(layout: Layout) -> Expr:
 
 
 def _emit_size(w: Writer, layout: Layout, expr: Expr) -> Index:
-    """A size, computed from those that are passed."""
+    """Compute a size expression from the size arguments."""
     known: dict[Symbol, Index] = {s: Value(_size(s), "index") for s in layout.sizes}
     known[Symbol("%workgroup", "data")] = Value("%workgroup", "index")
     emitter = Emitter("", layout.facts, known, w)
     return w.index(emitter.index(expr))
 
 
-# The function that launches it
+# The launch function
 
 
 def _function(program: KernelProgram, layout: Layout, name: str, public: bool) -> list[str]:
-    """The function that launches it; a public one gives what there is to report too."""
+    """Write the function that launches the executable; a public one returns messages too."""
     w = Writer()
     passed = [p for p in program.parameters if p.is_passed]
     sizes = _sizes(w, layout, passed)
@@ -364,9 +364,9 @@ def _function(program: KernelProgram, layout: Layout, name: str, public: bool) -
     operands = [Operand("index", str(groups))]
     operands += [Operand("index", str(w.index(sizes[s]))) for s in layout.sizes]
     read = (*layout.scalars, *layout.inputs)
-    twice = [] if public else _read_in_place(layout)
-    apart = {p.name: _barrier(w, layout, p) for p in twice}
-    operands += [_operand(host, layout, p, apart.get(p.name, _of(p))) for p in read]
+    aliased = [] if public else _may_alias(layout)
+    barriers = {p.name: _barrier(w, layout, p) for p in aliased}
+    operands += [_operand(host, layout, p, barriers.get(p.name, _of(p))) for p in read]
     tied = [_operand(host, layout, p, _of(p)) for p in layout.inouts]
     tied += [_operand(host, layout, p, _fill(host, layout, p)) for p in layout.filled]
     tied += [_words(host, word) for word in layout.words]
@@ -386,7 +386,7 @@ def _function(program: KernelProgram, layout: Layout, name: str, public: bool) -
     )
     results = _results(program, layout, names, public)
     if not public:
-        for p in twice:
+        for p in aliased:
             _barrier(w, layout, p)
         _check_alarms(w, layout, names)
     arguments = ", ".join(f"{_of(p)}: {layout.tensor(p)}" for p in passed)
@@ -402,22 +402,22 @@ def _function(program: KernelProgram, layout: Layout, name: str, public: bool) -
 
 @dataclass(frozen=True)
 class Operand:
-    """What a launch is given."""
+    """An operand of a launch."""
 
     type: str
     name: str
-    sizes: str = ""  # that the type leaves open, in braces
+    sizes: str = ""  # the dynamic ones, in braces
 
     @property
     def type_and_sizes(self) -> str:
-        """Its type, with its sizes."""
+        """The type with its dynamic sizes."""
         return f"{self.type}{self.sizes}"
 
 
 def _results(
     program: KernelProgram, layout: Layout, names: Sequence[str], public: bool
 ) -> list[tuple[str, str]]:
-    """What the function gives: outputs, what is in-out, and what there is to report."""
+    """The results of the function: outputs, in-out buffers and messages."""
     tied = [*layout.inouts, *layout.filled]
     ordered = [*(p.name for p in tied), *(word.name for word in layout.words)]
     ordered += [p.name for p in layout.outputs]
@@ -430,7 +430,7 @@ def _results(
 
 
 def _check_alarms(w: Writer, layout: Layout, names: Sequence[str]) -> None:
-    """Fail where an assertion of the kernel failed."""
+    """Fail if an assertion of the kernel failed."""
     if not layout.report.alarms:
         return
     word = names[len(layout.inouts) + len(layout.filled)]
@@ -438,19 +438,19 @@ def _check_alarms(w: Writer, layout: Layout, names: Sequence[str]) -> None:
     for place, alarm in enumerate(layout.report.alarms):
         value = w.emit(f"flow.tensor.load {word}[{w.index(place)}] : {tensor}", "i64")
         holds = w.compare("arith.cmpi", "eq", value, w.constant(0, "i64"))
-        failing = "" if alarm.indexed is not None else "an assertion of a kernel fails: "
+        failing = "" if alarm.indexed is not None else "assertion failed in a kernel: "
         message = json.dumps(f"{failing}{alarm.message} ({alarm.line})")
         w.line(f"cf.assert {holds}, {message}")
 
 
-def _read_in_place(layout: Layout) -> list[Parameter]:
-    """The inputs that a caller in the module may pass as an in-out too, as one value or a view.
+def _may_alias(layout: Layout) -> list[Parameter]:
+    """The inputs that may alias an in-out buffer: a caller may pass one value for both.
 
     Note [One value twice]
-    IREE copies what a dispatch writes where the value is read later. Where the dispatch itself
-    reads it too, by another operand, IREE makes no copy, or one that both operands become. So the
-    input goes through a barrier, which makes it another value in the same memory, and is used once
-    more behind the dispatch. Then there is a copy where the values are one, and none otherwise.
+    IREE copies a value before a dispatch writes it if the value is read later. If the dispatch
+    reads it through another operand, IREE makes no copy, or one for both operands. So the input
+    goes through a barrier, which makes it another value in the same memory, and is used again
+    after the dispatch. Then IREE copies if and only if the values alias.
     """
     written = [_static_bytes(layout, p) for p in layout.inouts]
     sizes = [(p, _static_bytes(layout, p)) for p in layout.inputs]
@@ -475,14 +475,14 @@ def _words(host: Emitter, word: Words) -> Operand:
 
 
 def _splat(w: Writer, number: Value, tensor: str, dims: str = "") -> str:
-    """A tensor of one number, whose memory is its own: IREE makes one tensor of two that are alike,
-    and gives two results that are tied to it the same memory."""
+    """A constant tensor in memory of its own: IREE merges equal splats, and two results that are
+    tied to the same splat would share its memory."""
     apart = w.emit(f"util.optimization_barrier {number} : {number.type}", number.element)
     return str(w.emit(f"flow.tensor.splat {apart} : {tensor}{dims}", tensor))
 
 
 def _sizes(w: Writer, layout: Layout, passed: Sequence[Parameter]) -> dict[Symbol, Value]:
-    """The sizes that are not part of the code, from the tensors that are passed."""
+    """Infer the dynamic sizes from the shapes of the arguments."""
     found: dict[Symbol, Value] = {}
     axes = [
         Axis(parameter, number, layout.facts.simplify(size))
@@ -499,7 +499,7 @@ def _sizes(w: Writer, layout: Layout, passed: Sequence[Parameter]) -> dict[Symbo
 def _solve(
     w: Writer, layout: Layout, axis: Axis, unknown: Symbol, found: dict[Symbol, Value]
 ) -> Value:
-    """The symbol in a size that is linear in it."""
+    """Solve a size expression for a symbol it is linear in."""
     place, of = w.constant(axis.number, "index"), layout.tensor(axis.parameter)
     dim = w.emit(f"tensor.dim {_of(axis.parameter)}, {place} : {of}", "index")
     factor = slope(axis.size, unknown)
@@ -507,7 +507,7 @@ def _solve(
     emitter = Emitter("", layout.facts, dict(found), w)
     above = w.sub(dim, emitter.index(axis.size.substitute({unknown: 0})))
     by = emitter.index(factor)
-    # What divides may be a size that is 0: then any value would do.
+    # The divisor may be a size that is 0: then any value will do.
     if factor.number is None and is_never_negative(factor, {}):
         by = w.max(by, 1)
     return w.index(w.floordiv(above, by))
@@ -528,7 +528,7 @@ def _format_dims(emitter: Emitter, dims: Sequence[Expr]) -> str:
 
 
 def _fill(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
-    """A tensor that holds one number everywhere."""
+    """Write the initial value of a filled output."""
     type = _buffer(parameter)
     dtype = _dtype(type)
     assert type.fill is not None
@@ -536,7 +536,7 @@ def _fill(emitter: Emitter, layout: Layout, parameter: Parameter) -> str:
     dims = _format_dims(emitter, layout.open(type.shape))
     if dtype.kind != "float":
         return _splat(w, w.constant(type.fill, dtype.mlir), tensor, dims)
-    # The host has no small floats, and takes -0.0 for 0.0, but has their bits.
+    # The host has no small floats and loses the sign of -0.0, so the bits are splat as integers.
     element = f"i{dtype.bits}"
     bits = tensor_of(type.fill, dtype).view(_INTEGERS[dtype.bits])
     held = tensor.replace(dtype.mlir, element)

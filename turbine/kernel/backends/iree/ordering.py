@@ -1,6 +1,6 @@
-"""The rule of sorts: lanes with a value are gathered, then merged in runs of growing length.
+"""The rule of sorts: a merge sort of the valid lanes of each row.
 
-Where only a few are asked for, each lane is compared with the last of those kept so far instead.
+For a small top k, each lane is inserted into a sorted list of the k best so far instead.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import I64
 from turbine.mlir.writer import Index, Value, Writer
 
-# So many are kept in order while a row is read; more of them are sorted with the row.
-_MOST_KEPT = 64
+# The largest k that is selected by insertion; for a larger one, the row is sorted.
+_LARGEST_INSERTED = 64
 
 
 @dataclass
 class Row:
-    """A row that is sorted: two copies of its values and of their places, merged to and fro."""
+    """A row to be sorted: two copies of its values and indices, each merged into the other."""
 
     emitter: Emitter
     values: ScratchBuffer
@@ -34,7 +34,7 @@ class Row:
     descending: bool
 
     def get(self, side: Index, place: Index) -> tuple[Value, Value]:
-        """A value and where it was."""
+        """Load a value and its original index."""
         coords = (Coord(side), Coord(place))
         shape = (2, 0)
         return (
@@ -43,7 +43,7 @@ class Row:
         )
 
     def put(self, side: Index, place: Index, value: Value, origin: Value) -> None:
-        """Write both."""
+        """Store a value and its original index."""
         coords = (Coord(side), Coord(place))
         self.emitter.put(self.values, coords, value)
         self.emitter.put(self.places, coords, origin)
@@ -58,7 +58,7 @@ def _sort(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     extents = emitter.extents(type.shape, bounds)
     masks = [emitter.tile(mask) for mask in options(node)["masks"]]
     limit = emitter.index(count)
-    few = isinstance(limit, int) and 0 < limit <= _MOST_KEPT
+    few = isinstance(limit, int) and 0 < limit <= _LARGEST_INSERTED
     pair = (as_expr(1), count) if few else (as_expr(2), type.shape[axis])
     row = Row(
         emitter, emitter.allocate(pair, type.dtype), emitter.allocate(pair, I64), bool(descending)
@@ -90,7 +90,7 @@ def _gather(
     others: Coords,
     axis: int,
 ) -> Value:
-    """Copy the lanes that hold a value to the front; gives how many there are."""
+    """Copy the valid lanes to the front; return their number."""
     w = emitter.w
     first, end = extent
     with w.loop(first, end, 1, [w.index(0)]) as loop, emitter.scope():
@@ -98,9 +98,9 @@ def _gather(
         coords = (*others[:axis], Coord(loop.counter), *others[axis:])
         origin = w.convert("arith.index_cast", loop.counter, "i64")
         row.put(0, length, emitter.at(tile, coords), origin)
-        taking = mask_at(emitter, masks, coords)
+        mask = mask_at(emitter, masks, coords)
         more = w.index(w.add(length, 1))
-        loop.yielded = [more if taking is None else w.select(taking, more, length)]
+        loop.yielded = [more if mask is None else w.select(mask, more, length)]
     return loop.results[0]
 
 
@@ -114,7 +114,7 @@ def _select_first(
     axis: int,
     limit: Index,
 ) -> Value:
-    """Keep the first of the lanes that hold a value, in order; gives how many there are."""
+    """Select the first valid lanes in sort order; return their number."""
     w = emitter.w
     first, end = extent
     with w.loop(first, end, 1, [w.index(0)]) as loop, emitter.scope():
@@ -123,28 +123,30 @@ def _select_first(
         value = emitter.at(tile, coords)
         last, _ = row.get(0, w.max(w.sub(length, 1), 0))
         is_open = w.compare("arith.cmpi", "slt", length, w.index(limit))
-        enters = w.binary("arith.ori", is_open, _before(w, tile.dtype, value, last, row.descending))
-        taking = mask_at(emitter, masks, coords)
-        if taking is not None:
-            enters = w.binary("arith.andi", enters, taking)
+        enters = w.binary(
+            "arith.ori", is_open, _sorts_before(w, tile.dtype, value, last, row.descending)
+        )
+        mask = mask_at(emitter, masks, coords)
+        if mask is not None:
+            enters = w.binary("arith.andi", enters, mask)
         longer = w.index(w.min(w.add(length, 1), limit))
         with w.branch(enters), emitter.scope():
             origin = w.convert("arith.index_cast", loop.counter, "i64")
             _insert(w, row, tile.dtype, (value, origin), length, longer)
-        loop.yielded = [longer if taking is None else w.select(taking, longer, length)]
+        loop.yielded = [longer if mask is None else w.select(mask, longer, length)]
     return loop.results[0]
 
 
 def _insert(
     w: Writer, row: Row, dtype: Dtype, new: tuple[Value, Value], length: Value, longer: Value
 ) -> None:
-    """Put a value where it belongs; those behind it move on by one, the last one out if need be."""
+    """Insert a value in order; later ones move by one, and the last may drop out."""
     moving = w.constant(False, "i1")
     with w.loop(0, longer, 1, [*new, moving]) as loop, row.emitter.scope():
         value, origin, moves = loop.carried
         other, other_origin = row.get(0, loop.counter)
         is_end = w.compare("arith.cmpi", "sge", loop.counter, length)
-        goes = w.binary("arith.ori", is_end, _before(w, dtype, value, other, row.descending))
+        goes = w.binary("arith.ori", is_end, _sorts_before(w, dtype, value, other, row.descending))
         goes = w.binary("arith.ori", goes, moves)
         row.put(0, loop.counter, w.select(goes, value, other), w.select(goes, origin, other_origin))
         loop.yielded = [
@@ -155,7 +157,7 @@ def _insert(
 
 
 def _merge_runs(w: Writer, row: Row, length: Value, dtype: Dtype) -> Value:
-    """Merge runs of 1, 2, 4 ... until one is left; gives the side it is on."""
+    """Merge runs of 1, 2, 4 ... until one is left; return the copy it is in."""
     emitter, one, zero = row.emitter, w.index(1), w.index(0)
     side, width = w.fresh("index"), w.fresh("index")
     inner_side, inner_width = w.fresh("index"), w.fresh("index")
@@ -187,7 +189,7 @@ def _merge(
     width: Value,
     length: Value,
 ) -> None:
-    """Merge two runs that lie side by side."""
+    """Merge two adjacent runs."""
     of, to = sides
     middle = w.index(w.min(w.add(start, width), length))
     end = w.index(w.min(w.add(middle, width), length))
@@ -198,8 +200,8 @@ def _merge(
         y, y_origin = row.get(of, w.min(right, last))
         has_left = w.compare("arith.cmpi", "slt", left, middle)
         no_right = w.compare("arith.cmpi", "sge", right, end)
-        # Of equals the left one comes first.
-        later = w.binary("arith.xori", _before(w, dtype, y, x, row.descending), _true(w))
+        # The sort is stable: of equal values the left one comes first.
+        later = w.binary("arith.xori", _sorts_before(w, dtype, y, x, row.descending), _true(w))
         take_left = w.binary("arith.andi", has_left, w.binary("arith.ori", no_right, later))
         row.put(
             to, loop.counter, w.select(take_left, x, y), w.select(take_left, x_origin, y_origin)
@@ -213,8 +215,8 @@ def _true(w: Writer) -> Value:
     return w.constant(True, "i1")
 
 
-def _before(w: Writer, dtype: Dtype, x: Value, y: Value, descending: bool) -> Value:
-    """Whether x has to stand before y; nan is the largest."""
+def _sorts_before(w: Writer, dtype: Dtype, x: Value, y: Value, descending: bool) -> Value:
+    """Whether x sorts before y; nan is the largest."""
     if dtype.kind != "float":
         sign = "s" if dtype.kind == "int" else "u"
         return w.compare("arith.cmpi", f"{sign}{'gt' if descending else 'lt'}", x, y)
@@ -235,7 +237,7 @@ def _store_results(
     others: Coords,
     axis: int,
 ) -> None:
-    """Copy the first of a sorted row to where the results are."""
+    """Copy the first values of a sorted row to the results."""
     with emitter.w.loop(0, count) as loop, emitter.scope():
         coords = (*others[:axis], Coord(loop.counter), *others[axis:])
         for buffer, value in zip(buffers, row.get(side, loop.counter), strict=True):

@@ -1,4 +1,4 @@
-"""The decisions behind a kernel's code: `kernel.text("plan")` prints them, and tests read them."""
+"""Record decisions of code generation, for `kernel.text("plan")` and tests."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from turbine.mlir.writer import Writer
 
 @dataclass
 class Step:
-    """How one op became code.
+    """How one op is compiled.
 
-    An op without code of its own is fused: its users compute it, element by element.
+    An op without code of its own is fused into its users.
     """
 
     node: fx.Node
-    depth: int  # loops and branches of the kernel around it
+    depth: int  # nesting in loops and branches of the kernel
     has_code: bool = False
     stack: Expr = ZERO  # bytes of scratch buffers
     heap: Expr = ZERO
@@ -36,7 +36,7 @@ class Plan:
 
     @contextmanager
     def step(self, node: fx.Node, w: Writer) -> Iterator[None]:
-        """Within: the code of a node is written."""
+        """Enter the code of a node."""
         step = self.steps[node] = Step(node, len(self.around))
         self.around.append(step)
         start = len(w.lines)
@@ -47,7 +47,7 @@ class Plan:
             self.around.pop()
 
     def compute(self, node: fx.Node, *why: str) -> None:
-        """Note that a node is computed here, perhaps only because another one uses it."""
+        """Note that a node has code of its own, perhaps written for a later node."""
         step = self.steps.setdefault(node, Step(node, len(self.around)))
         step.has_code = True
         step.notes += why
@@ -59,7 +59,7 @@ class Plan:
     def allocate(self, bytes: Expr, *, node: fx.Node | None, on_stack: bool) -> None:
         """Note a scratch buffer of a node, or of the current one."""
         if node is None and not self.around:
-            return  # a temporary of the kernel, which is one of its parameters
+            return  # a TemporaryBuffer, which is a parameter of the kernel
         step = self.around[-1] if node is None else self.steps[node]
         if on_stack:
             step.stack += bytes
@@ -68,5 +68,5 @@ class Plan:
 
 
 def _is_more_than_arithmetic(line: str) -> bool:
-    """Whether a line is a loop, a branch or an access; offsets alone are no code of an op."""
+    """Whether a line is a loop, a branch or an access; index arithmetic alone does not count."""
     return any(dialect in line for dialect in ("scf.", "memref.", "vector."))

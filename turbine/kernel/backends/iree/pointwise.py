@@ -1,4 +1,4 @@
-"""Rules of ops on single elements: what to write for each kind of element."""
+"""Rules of elementwise ops, for each kind of dtype."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from turbine.kernel.trace.op import Op, arguments
 from turbine.mlir import vector_math
 from turbine.mlir.writer import Value, Writer
 
-# Operands of one type in, the result out.
+# Writes an op: operands of one dtype in, the result out.
 Form = Callable[[Writer, Dtype, Sequence[Value]], Value]
 
 
-def _plain(by_kind: dict[str, str]) -> Form:
-    """An op of MLIR's for each kind of element."""
+def _by_kind(names: dict[str, str]) -> Form:
+    """An MLIR op for each kind of dtype."""
 
     def form(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
-        name = by_kind[dtype.kind]
+        name = names[dtype.kind]
         return w.binary(name, *values) if len(values) == 2 else w.unary(name, *values)
 
     return form
@@ -34,16 +34,16 @@ def _plain(by_kind: dict[str, str]) -> Form:
 
 def _numeric(name: str) -> Form:
     whole = f"arith.{name}i"
-    return _plain({"float": f"arith.{name}f", "int": whole, "uint": whole})
+    return _by_kind({"float": f"arith.{name}f", "int": whole, "uint": whole})
 
 
 def _bits(name: str) -> Form:
-    return _plain(dict.fromkeys(("bool", "int", "uint"), f"arith.{name}"))
+    return _by_kind(dict.fromkeys(("bool", "int", "uint"), f"arith.{name}"))
 
 
 def _extreme(name: str) -> Form:
     kinds = {"float": f"arith.{name}imumf", "int": f"arith.{name}si", "uint": f"arith.{name}ui"}
-    return _plain(kinds | {"bool": f"arith.{name}ui"})
+    return _by_kind(kinds | {"bool": f"arith.{name}ui"})
 
 
 def _comparison(of_floats: str, of_integers: str) -> Form:
@@ -84,10 +84,10 @@ def _not(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     )
 
 
-def _floor_divided(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+def _floor_divide(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     x, y = values
     if dtype.kind == "float":
-        return float_division.floor_divided(w, x, y)
+        return float_division.floor_divide(w, x, y)
     op = "arith.floordivsi" if dtype.kind == "int" else "arith.divui"
     return _divide(w, dtype, x, y, op, w.binary("arith.subi", w.constant(0, x.element, x.lanes), x))
 
@@ -103,16 +103,16 @@ def _remainder(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     quotient = w.binary("arith.floordivsi", x, safe)
     rest = w.binary("arith.subi", x, w.binary("arith.muli", quotient, safe))
     by_zero = w.compare("arith.cmpi", "eq", y, zero)
-    by_less = w.compare("arith.cmpi", "eq", y, w.constant(-1, x.element, x.lanes))
-    return w.select(w.binary("arith.ori", by_zero, by_less), zero, rest)
+    by_minus_one = w.compare("arith.cmpi", "eq", y, w.constant(-1, x.element, x.lanes))
+    return w.select(w.binary("arith.ori", by_zero, by_minus_one), zero, rest)
 
 
-def _divide(w: Writer, dtype: Dtype, x: Value, y: Value, op: str, by_less_one: Value) -> Value:
-    """A division that never traps: by zero it is zero, by -1 it is given."""
-    safe, by_zero, by_less = _safe_divisor(w, dtype, y)
+def _divide(w: Writer, dtype: Dtype, x: Value, y: Value, op: str, negated: Value) -> Value:
+    """A division that never traps: zero by 0, and the given value by -1."""
+    safe, by_zero, by_minus_one = _safe_divisor(w, dtype, y)
     result = w.binary(op, x, safe)
-    if by_less is not None:
-        result = w.select(by_less, by_less_one, result)
+    if by_minus_one is not None:
+        result = w.select(by_minus_one, negated, result)
     return w.select(by_zero, w.constant(0, x.element, x.lanes), result)
 
 
@@ -122,8 +122,8 @@ def _safe_divisor(w: Writer, dtype: Dtype, y: Value) -> tuple[Value, Value, Valu
     safe = w.select(by_zero, one, y)
     if dtype.kind == "uint":
         return safe, by_zero, None
-    by_less = w.compare("arith.cmpi", "eq", y, w.constant(-1, y.element, y.lanes))
-    return w.select(by_less, one, safe), by_zero, by_less
+    by_minus_one = w.compare("arith.cmpi", "eq", y, w.constant(-1, y.element, y.lanes))
+    return w.select(by_minus_one, one, safe), by_zero, by_minus_one
 
 
 def _shift(op: str, beyond: Callable[[Writer, Value, int], Value]) -> Form:
@@ -138,7 +138,7 @@ def _shift(op: str, beyond: Callable[[Writer, Value, int], Value]) -> Form:
     return form
 
 
-def _nothing(w: Writer, x: Value, bits: int) -> Value:
+def _zero(w: Writer, x: Value, bits: int) -> Value:
     return w.constant(0, x.element, x.lanes)
 
 
@@ -146,8 +146,8 @@ def _sign(w: Writer, x: Value, bits: int) -> Value:
     return w.binary("arith.shrsi", x, w.constant(bits - 1, x.element, x.lanes))
 
 
-def _right(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
-    beyond = _sign if dtype.kind == "int" else _nothing
+def _shift_right(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
+    beyond = _sign if dtype.kind == "int" else _zero
     return _shift("arith.shrsi", beyond)(w, dtype, values)
 
 
@@ -165,13 +165,13 @@ def _select(w: Writer, dtype: Dtype, values: Sequence[Value]) -> Value:
     return w.select(*values)
 
 
-# What each op writes, and about what it costs.
+# The code of each op, and its estimated cost.
 FORMS: dict[Op, tuple[Form, int]] = {
     arithmetic.add: (_numeric("add"), 1),
     arithmetic.sub: (_numeric("sub"), 1),
     arithmetic.mul: (_numeric("mul"), 1),
-    arithmetic.truediv: (_plain({"float": "arith.divf"}), 4),
-    arithmetic.floordiv: (_floor_divided, 12),
+    arithmetic.truediv: (_by_kind({"float": "arith.divf"}), 4),
+    arithmetic.floordiv: (_floor_divide, 12),
     arithmetic.mod: (_remainder, 12),
     arithmetic.pow: (_function("pow"), 40),
     arithmetic.neg: (_negate, 1),
@@ -186,8 +186,8 @@ FORMS: dict[Op, tuple[Form, int]] = {
     arithmetic.bitwise_or: (_bits("ori"), 1),
     arithmetic.bitwise_xor: (_bits("xori"), 1),
     arithmetic.bitwise_not: (_not, 1),
-    arithmetic.shift_left: (_shift("arith.shli", _nothing), 3),
-    arithmetic.shift_right: (_right, 3),
+    arithmetic.shift_left: (_shift("arith.shli", _zero), 3),
+    arithmetic.shift_right: (_shift_right, 3),
     arithmetic.logical_and: (_bits("andi"), 1),
     arithmetic.logical_or: (_bits("ori"), 1),
     arithmetic.logical_not: (_not, 1),
@@ -218,8 +218,8 @@ FORMS: dict[Op, tuple[Form, int]] = {
 
 def _rule(form: Form, cost: int) -> Callable[[Emitter, fx.Node], TileValue]:
     def rule(emitter: Emitter, node: fx.Node) -> TileValue:
-        kinds = [operand.meta["type"].dtype for operand in arguments(node)]
-        return emit_pointwise(emitter, node, form, cost, kinds[-1])
+        dtypes = [operand.meta["type"].dtype for operand in arguments(node)]
+        return emit_pointwise(emitter, node, form, cost, dtypes[-1])
 
     return rule
 
@@ -227,7 +227,7 @@ def _rule(form: Form, cost: int) -> Callable[[Emitter, fx.Node], TileValue]:
 def emit_pointwise(
     emitter: Emitter, node: fx.Node, form: Form, cost: int, computed_in: Dtype
 ) -> TileValue:
-    """A tile whose lanes are computed from those of its operands."""
+    """Compute the lanes of a tile from those of its operands."""
     type = node.meta["type"]
     shape = emitter.sizes(type.shape)
     operands = [_operand(emitter, operand, shape) for operand in arguments(node)]
@@ -235,20 +235,20 @@ def emit_pointwise(
     def compute(coords: Coords) -> Value:
         values = [emitter.at(operand, broadcast_coords(operand, coords)) for operand in operands]
         lanes = max(value.lanes for value in values)
-        alike = [emitter.w.splat(value, lanes) if lanes else value for value in values]
-        made = form(emitter.w, computed_in, alike)
-        return elements.round_to(emitter.w, made, type.dtype)
+        values = [emitter.w.splat(value, lanes) if lanes else value for value in values]
+        result = form(emitter.w, computed_in, values)
+        return elements.round_to(emitter.w, result, type.dtype)
 
     weight = cost + sum(operand.weight for operand in operands)
     whole = [o.along for o in operands if o.weight and len(o.shape) == len(shape)]
     reads = merge_reads(operands, in_place=True)
     return TileValue(
-        shape, type.dtype, compute, weight, reads, neighbours=whole[0] if whole else None
+        shape, type.dtype, compute, weight, reads, contiguous=whole[0] if whole else None
     )
 
 
 def _operand(emitter: Emitter, node: Any, shape: Sequence[Any]) -> TileValue:
-    """An operand; one that would be computed again for every lane is computed first."""
+    """An operand; materialized if a broadcast would compute its lanes repeatedly."""
     tile = emitter.tile(node)
     if tile.weight > 1 and tile.buffer is None and is_repeated(tile, shape):
         tile = emitter.values[node] = emitter.materialize(node, tile, "broadcast to more elements")
@@ -256,31 +256,31 @@ def _operand(emitter: Emitter, node: Any, shape: Sequence[Any]) -> TileValue:
 
 
 def is_repeated(tile: TileValue, shape: Sequence[Any]) -> bool:
-    """Whether a shape has more lanes than the tile that is broadcast to it."""
+    """Whether broadcasting a tile to a shape repeats its lanes."""
     padded = (1,) * (len(shape) - len(tile.shape)) + tile.shape
     return any(old == 1 and new != 1 for old, new in zip(padded, shape, strict=True))
 
 
 def broadcast_coords(tile: TileValue, coords: Coords) -> Coords:
-    """Where the lanes of a larger tile are in one that is broadcast to it."""
+    """The coordinates in a tile of lanes of a shape it is broadcast to."""
     own = coords[len(coords) - len(tile.shape) :]
     return tuple(
         Coord(0) if size == 1 else coord for size, coord in zip(tile.shape, own, strict=True)
     )
 
 
-RULES.update({made: _rule(form, cost) for made, (form, cost) in FORMS.items()})
+RULES.update({op: _rule(form, cost) for op, (form, cost) in FORMS.items()})
 
 
 def _to_dtype(emitter: Emitter, node: fx.Node) -> TileValue:
-    return _elementwise(emitter, node, emit_cast)
+    return _convert(emitter, node, emit_cast)
 
 
 def _bitcast(emitter: Emitter, node: fx.Node) -> TileValue:
-    return _elementwise(emitter, node, bitcast)
+    return _convert(emitter, node, bitcast)
 
 
-def _elementwise(
+def _convert(
     emitter: Emitter, node: fx.Node, convert: Callable[[Writer, Value, Dtype, Dtype], Value]
 ) -> TileValue:
     tile, to = emitter.tile(arguments(node)[0]), arguments(node)[1]
@@ -289,7 +289,7 @@ def _elementwise(
     def compute(coords: Coords) -> Value:
         return convert(emitter.w, emitter.at(tile, coords), tile.dtype, to)
 
-    return TileValue(tile.shape, to, compute, tile.weight + 1, tile.reads, neighbours=tile.along)
+    return TileValue(tile.shape, to, compute, tile.weight + 1, tile.reads, contiguous=tile.along)
 
 
 RULES[casting.to_dtype] = _to_dtype

@@ -1,4 +1,4 @@
-"""The rule of products of tiles: by register tiles where sizes are known, else row by row."""
+"""The rule of `tkl.dot`: register tiles if the sizes are static, else row by row."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import DTYPES, TileType
 from turbine.mlir.writer import Index, Value, Writer
 
-# Rows of an operand that lie this close can be read again and again.
+# Rows no further apart than this are cheap to read repeatedly.
 _NEAR_BYTES = 1024
 
 
 @dataclass
 class Side:
-    """An operand of a product: its lanes, as the type of the sum."""
+    """An operand of a matmul, converted to the accumulator's dtype."""
 
     emitter: Emitter
     tile: TileValue
@@ -37,17 +37,17 @@ class Side:
     dtype: Dtype
 
     def at(self, coords: Coords) -> Value:
-        """Lanes of it; zero where it takes no part."""
+        """Compute lanes; masked-off lanes are zero."""
         emitter, w = self.emitter, self.emitter.w
         value = emit_cast(w, emitter.at(self.tile, coords), self.tile.dtype, self.dtype)
-        taking = mask_at(emitter, self.masks, coords)
-        if taking is None:
+        mask = mask_at(emitter, self.masks, coords)
+        if mask is None:
             return value
-        zero = elements.number(w, 0, self.dtype, taking.lanes)
-        return w.select(taking, emitter.spread(value, coords), zero)
+        zero = elements.number(w, 0, self.dtype, mask.lanes)
+        return w.select(mask, emitter.spread(value, coords), zero)
 
     def operand(self, batch: Coords) -> Operand:
-        """The same for register tiles."""
+        """The operand for register tiles."""
         tile, emitter = self.tile, self.emitter
         rank = len(tile.shape)
 
@@ -68,12 +68,12 @@ class Side:
         return Operand(read, along, ahead, self._is_in_memory(), self._is_near())
 
     def _is_in_memory(self) -> bool:
-        """Whether it lies in memory as what is multiplied."""
+        """Whether it is in memory, in the accumulator's dtype."""
         is_plain = self.tile.dtype == self.dtype and not self.masks
         return is_plain and (self.tile.buffer is not None or self.tile.pitch is not None)
 
     def _is_near(self) -> bool:
-        """Whether its rows lie close to each other."""
+        """Whether its rows are near each other in memory."""
         pitch = self.tile.shape[-1] if self.tile.buffer is not None else self.tile.pitch
         return isinstance(pitch, int) and pitch * self.dtype.itemsize <= _NEAR_BYTES
 
@@ -90,21 +90,21 @@ def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     sizes = (*emitter.sizes(type.shape)[-2:], left.tile.shape[-1])
     starts = (rows[-2][0], rows[-1][0], first)
     known = all(isinstance(size, int) and size > 0 for size in sizes)
-    if known and _is_of_vectors(left, right, sizes):
-        emitter.plan.note("matrix times vector: vectors along the contraction")
+    if known and _is_matrix_vector(left, right, sizes):
+        emitter.plan.note("matrix-vector product: vectors along the contraction")
         _vector_by_vector(emitter, left, right, buffer, rows, (first, end))
     elif known and all(start == 0 for start in starts):
         _by_register_tiles(emitter, left, right, buffer, rows, end, sizes)
     else:
-        reason = "does not begin at 0" if known else "sizes are not in the code"
+        reason = "extents do not start at 0" if known else "dynamic sizes"
         emitter.plan.note(f"vectors of the result: {reason}")
         _row_by_row(emitter, left, right, buffer, rows, (first, end))
     held = emitter.tile_in(buffer, emitter.sizes(type.shape))
-    return held if wide == type.dtype else _narrow(emitter, held, type.dtype)
+    return held if wide == type.dtype else _convert(emitter, held, type.dtype)
 
 
 def _init_accumulator(emitter: Emitter, node: fx.Node, acc: Any, wide: Dtype) -> ScratchBuffer:
-    """The buffer of the sum, with what the product is added to."""
+    """The accumulator, initialized with the third operand of the dot."""
     type = node.meta["type"]
     tile = emitter.tile(acc)
     buffer = emitter.destinations.get(node) if wide == type.dtype else None
@@ -112,12 +112,12 @@ def _init_accumulator(emitter: Emitter, node: fx.Node, acc: Any, wide: Dtype) ->
         buffer = emitter.allocate(type.shape, wide)
     if tile.buffer == buffer:
         return buffer
-    own = tile if tile.dtype == wide else _narrow(emitter, tile, wide)
+    own = tile if tile.dtype == wide else _convert(emitter, tile, wide)
     emitter.fill(buffer, own, emitter.extents(type.shape, node.meta["valid"].bounds))
     return buffer
 
 
-def _narrow(emitter: Emitter, tile: TileValue, to: Dtype) -> TileValue:
+def _convert(emitter: Emitter, tile: TileValue, to: Dtype) -> TileValue:
     def compute(coords: Coords) -> Value:
         return emit_cast(emitter.w, emitter.at(tile, coords), tile.dtype, to)
 
@@ -166,7 +166,7 @@ def _by_register_tiles(
 
 
 def _matrix(emitter: Emitter, buffer: ScratchBuffer, batch: Coords, sizes: Any) -> tuple[str, str]:
-    """The part of a buffer that one product of a batch is added to."""
+    """The accumulator of one matrix of a batch."""
     if not batch:
         return buffer.name, buffer.type
     m, n, _ = sizes
@@ -179,8 +179,8 @@ def _matrix(emitter: Emitter, buffer: ScratchBuffer, batch: Coords, sizes: Any) 
     return str(emitter.w.emit(text, type)), type
 
 
-def _is_of_vectors(left: Side, right: Side, sizes: Any) -> bool:
-    """Whether each row of a matrix, as it lies in memory, is multiplied with one vector."""
+def _is_matrix_vector(left: Side, right: Side, sizes: Any) -> bool:
+    """Whether one operand is a vector and the other is contiguous along the contraction."""
     m, n, k = sizes
     runs_along_rows = left.tile.along != len(left.tile.shape) - 2
     runs_along_columns = right.tile.along == len(right.tile.shape) - 2
@@ -196,15 +196,17 @@ def _vector_by_vector(
     rows: list[Extent],
     summed: Extent,
 ) -> None:
-    """Vectors along what is summed: nothing is read twice, so nothing is worth a copy."""
+    """Vectors along the contraction: nothing is read twice, so nothing is packed."""
     w, dtype = emitter.w, left.dtype
     held = emitter.tile_in(buffer, ())
     first, end = summed[0], w.max(*summed)
     lanes = lanes_for(dtype, [(0, left.tile.shape[-1])])
     whole = w.add(first, w.mul(w.floordiv(w.sub(end, first), lanes), lanes))
-    add: Callable[[Value, Value, Value], Value] = _fma(w) if dtype.kind == "float" else _whole(w)
+    add: Callable[[Value, Value, Value], Value] = (
+        _fma(w) if dtype.kind == "float" else _integer_multiply_add(w)
+    )
 
-    def turn(k: Coord, coords: Coords, acc: Value) -> Value:
+    def step(k: Coord, coords: Coords, acc: Value) -> Value:
         row, column = (*coords[:-1], k), (*coords[:-2], k, coords[-1])
         x, y = emitter.spread(left.at(row), row), emitter.spread(right.at(column), column)
         return add(x, y, acc)
@@ -212,12 +214,12 @@ def _vector_by_vector(
     def body(coords: Coords) -> None:
         zeros = elements.number(w, 0, dtype, lanes)
         with w.loop(first, whole, lanes, [zeros]) as loop, emitter.scope():
-            loop.yielded = [turn(Coord(loop.counter, lanes), coords, loop.carried[0])]
+            loop.yielded = [step(Coord(loop.counter, lanes), coords, loop.carried[0])]
         (part,) = loop.results
         text = f"vector.reduction <add>, {part}, {held.compute(coords)}"
         total = w.emit(f"{text} : {part.type} into {part.element}", part.element)
         with w.loop(whole, end, 1, [total]) as loop, emitter.scope():
-            loop.yielded = [turn(Coord(loop.counter), coords, loop.carried[0])]
+            loop.yielded = [step(Coord(loop.counter), coords, loop.carried[0])]
         emitter.put(buffer, coords, loop.results[0])
 
     emitter.sweep(rows, 0, body)
@@ -231,10 +233,12 @@ def _row_by_row(
     rows: list[Extent],
     summed: Extent,
 ) -> None:
-    """A loop along what is summed, for vectors of the result."""
+    """A loop along the contraction for each vector of the result."""
     w, dtype = emitter.w, left.dtype
     held = emitter.tile_in(buffer, ())
-    add: Callable[[Value, Value, Value], Value] = _fma(w) if dtype.kind == "float" else _whole(w)
+    add: Callable[[Value, Value, Value], Value] = (
+        _fma(w) if dtype.kind == "float" else _integer_multiply_add(w)
+    )
 
     def body(coords: Coords) -> None:
         start = held.compute(coords)
@@ -252,7 +256,7 @@ def _fma(w: Writer) -> Callable[[Value, Value, Value], Value]:
     return lambda x, y, z: w.emit(f"math.fma {x}, {y}, {z} : {x.type}", x.element, x.lanes)
 
 
-def _whole(w: Writer) -> Callable[[Value, Value, Value], Value]:
+def _integer_multiply_add(w: Writer) -> Callable[[Value, Value, Value], Value]:
     return lambda x, y, z: w.binary("arith.addi", z, w.binary("arith.muli", x, y))
 
 

@@ -1,4 +1,4 @@
-"""Rules of reductions: loops that carry vectors of partial results, folded at the end."""
+"""Rules of reductions: loops that carry vectors of partial results, reduced at the end."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from turbine.mlir.writer import Value, Writer
 
 @dataclass(frozen=True)
 class Kind:
-    """How partial results are put together."""
+    """How partial results are combined."""
 
     name: str
     combine: Callable[[Writer, Dtype, Sequence[Value], Sequence[Value]], list[Value]]
-    # The op that folds a vector, by kind of element; None: lane by lane.
+    # The `vector.reduction` for a dtype; None: lane by lane.
     fold: Callable[[Dtype], str] | None
-    has_place: bool = False
+    has_index: bool = False
 
 
 def _by_op(of_floats: str, signed: str, unsigned: str) -> Any:
@@ -42,21 +42,21 @@ def _by_op(of_floats: str, signed: str, unsigned: str) -> Any:
     return combine
 
 
-def _folds(of_floats: str, signed: str, unsigned: str) -> Callable[[Dtype], str]:
+def _fold_by_kind(of_floats: str, signed: str, unsigned: str) -> Callable[[Dtype], str]:
     names = {"float": of_floats, "int": signed, "uint": unsigned, "bool": unsigned}
     return lambda dtype: names[dtype.kind]
 
 
-def _further(is_max: bool) -> Any:
-    """Keep the extreme and its place: nan before everything, the first of equals."""
+def _extreme(is_max: bool) -> Any:
+    """Keep the extreme and its index; nan wins, and the first of equal lanes."""
 
     def combine(w: Writer, dtype: Dtype, old: Sequence[Value], new: Sequence[Value]) -> list[Value]:
-        x, x_place = old
-        y, y_place = new
+        x, x_index = old
+        y, y_index = new
         better, same = _better(w, dtype, y, x, is_max)
-        earlier = w.compare("arith.cmpi", "slt", y_place, x_place)
+        earlier = w.compare("arith.cmpi", "slt", y_index, x_index)
         take = w.binary("arith.ori", better, w.binary("arith.andi", same, earlier))
-        return [w.select(take, y, x), w.select(take, y_place, x_place)]
+        return [w.select(take, y, x), w.select(take, y_index, x_index)]
 
     return combine
 
@@ -76,24 +76,26 @@ def _better(w: Writer, dtype: Dtype, y: Value, x: Value, is_max: bool) -> tuple[
 
 
 KINDS = {
-    reductions.sum: Kind("sum", _by_op("addf", "addi", "addi"), _folds("add", "add", "add")),
-    reductions.prod: Kind("prod", _by_op("mulf", "muli", "muli"), _folds("mul", "mul", "mul")),
+    reductions.sum: Kind("sum", _by_op("addf", "addi", "addi"), _fold_by_kind("add", "add", "add")),
+    reductions.prod: Kind(
+        "prod", _by_op("mulf", "muli", "muli"), _fold_by_kind("mul", "mul", "mul")
+    ),
     reductions.max: Kind(
-        "max", _by_op("maximumf", "maxsi", "maxui"), _folds("maximumf", "maxsi", "maxui")
+        "max", _by_op("maximumf", "maxsi", "maxui"), _fold_by_kind("maximumf", "maxsi", "maxui")
     ),
     reductions.min: Kind(
-        "min", _by_op("minimumf", "minsi", "minui"), _folds("minimumf", "minsi", "minui")
+        "min", _by_op("minimumf", "minsi", "minui"), _fold_by_kind("minimumf", "minsi", "minui")
     ),
-    reductions.any: Kind("any", _by_op("", "ori", "ori"), _folds("", "or", "or")),
-    reductions.all: Kind("all", _by_op("", "andi", "andi"), _folds("", "and", "and")),
-    reductions.argmax: Kind("argmax", _further(True), None, has_place=True),
-    reductions.argmin: Kind("argmin", _further(False), None, has_place=True),
+    reductions.any: Kind("any", _by_op("", "ori", "ori"), _fold_by_kind("", "or", "or")),
+    reductions.all: Kind("all", _by_op("", "andi", "andi"), _fold_by_kind("", "and", "and")),
+    reductions.argmax: Kind("argmax", _extreme(True), None, has_index=True),
+    reductions.argmin: Kind("argmin", _extreme(False), None, has_index=True),
 }
 
 
 @dataclass
 class Reduction:
-    """One reduction that is being written."""
+    """Writes one reduction."""
 
     emitter: Emitter
     kind: Kind
@@ -103,88 +105,88 @@ class Reduction:
     lanes: int
 
     def start(self, lanes: int) -> list[Value]:
-        """Partial results before anything was seen."""
+        """The initial partial results."""
         w, dtype = self.emitter.w, self.tile.dtype
         neutral = reductions.neutral(self.kind.name, dtype.torch)
-        held = [elements.number(w, neutral, dtype, lanes)]
-        if self.kind.has_place:
-            held.append(w.constant(2**62, "i64", lanes))
-        return held
+        partial = [elements.number(w, neutral, dtype, lanes)]
+        if self.kind.has_index:
+            partial.append(w.constant(2**62, "i64", lanes))
+        return partial
 
-    def accumulate(self, coords: Coords, held: Sequence[Value]) -> list[Value]:
-        """Partial results after some more lanes."""
+    def accumulate(self, coords: Coords, partial: Sequence[Value]) -> list[Value]:
+        """Combine partial results with more lanes."""
         emitter, w = self.emitter, self.emitter.w
         value = emitter.spread(emitter.at(self.tile, coords), coords)
-        taking = mask_at(emitter, self.masks, coords)
-        if taking is not None:
-            value = w.select(taking, value, self.start(value.lanes)[0])
+        mask = mask_at(emitter, self.masks, coords)
+        if mask is not None:
+            value = w.select(mask, value, self.start(value.lanes)[0])
         new = [value]
-        if self.kind.has_place:
+        if self.kind.has_index:
             place = count_lanes(emitter, coords[self.axes[0]], 0, I64)
             place = w.splat(place, value.lanes) if value.lanes else place
-            if taking is not None:
-                place = w.select(taking, place, w.constant(2**62, "i64", value.lanes))
+            if mask is not None:
+                place = w.select(mask, place, w.constant(2**62, "i64", value.lanes))
             new.append(place)
-        return self.kind.combine(w, self.tile.dtype, held, new)
+        return self.kind.combine(w, self.tile.dtype, partial, new)
 
-    def fold(self, held: Sequence[Value]) -> list[Value]:
-        """Vectors of partial results as single ones."""
+    def fold(self, partial: Sequence[Value]) -> list[Value]:
+        """Reduce vectors of partial results to scalars."""
         emitter, w = self.emitter, self.emitter.w
-        if not held[0].lanes:
-            return list(held)
+        if not partial[0].lanes:
+            return list(partial)
         if self.kind.fold is not None:
-            (vector,) = held
+            (vector,) = partial
             name = self.kind.fold(self.tile.dtype)
             text = f"vector.reduction <{name}>, {vector} : {vector.type} into {vector.element}"
             return [w.emit(text, vector.element)]
-        parts = [[emitter.lane(v, step) for v in held] for step in range(held[0].lanes)]
+        parts = [[emitter.lane(v, step) for v in partial] for step in range(partial[0].lanes)]
         total = parts[0]
         for part in parts[1:]:
             total = self.kind.combine(w, self.tile.dtype, total, part)
         return total
 
-    def over(self, extents: Sequence[Extent], kept: Coords, axis: int | None) -> list[Value]:
-        """Write the loops over the axes that are reduced, for lanes of those that are kept."""
+    def reduce(self, extents: Sequence[Extent], kept: Coords, axis: int | None) -> list[Value]:
+        """Write loops over the reduced axes, for lanes of the others."""
         lanes = max((coord.lanes for coord in kept), default=0)
-        return self._over(extents, kept, (), axis, self.start(lanes))
+        return self._reduce(extents, kept, (), axis, self.start(lanes))
 
-    def _over(
+    def _reduce(
         self,
         extents: Sequence[Extent],
         kept: Coords,
         done: Coords,
         axis: int | None,
-        held: list[Value],
+        partial: list[Value],
     ) -> list[Value]:
         if len(done) == len(extents):
-            return self.accumulate(done, held)
+            return self.accumulate(done, partial)
         place = len(done)
         if place not in self.axes:
             own = kept[sum(one not in self.axes for one in range(place))]
-            return self._over(extents, kept, (*done, own), axis, held)
+            return self._reduce(extents, kept, (*done, own), axis, partial)
         first, end = extents[place]
 
         def inner(coord: Coord, carried: list[Value]) -> list[Value]:
-            return self._over(extents, kept, (*done, coord), axis, carried)
+            return self._reduce(extents, kept, (*done, coord), axis, carried)
 
         if place == axis and self.lanes:
-            return self._by_vectors(first, end, inner, held)
-        return self._loop(first, end, 1, 0, inner, held)
+            return self._by_vectors(first, end, inner, partial)
+        return self._loop(first, end, 1, 0, inner, partial)
 
-    def _by_vectors(self, first: Any, end: Any, inner: Any, held: list[Value]) -> list[Value]:
+    def _by_vectors(self, first: Any, end: Any, inner: Any, partial: list[Value]) -> list[Value]:
         emitter, w = self.emitter, self.emitter.w
         middle = emitter.middle(first, end, self.lanes)
         vectors = self._loop(first, middle, self.lanes, self.lanes, inner, self.start(self.lanes))
-        total = self.kind.combine(w, self.tile.dtype, held, self.fold(vectors))
+        total = self.kind.combine(w, self.tile.dtype, partial, self.fold(vectors))
         return self._loop(middle, end, 1, 0, inner, total)
 
     def _loop(
-        self, first: Any, end: Any, step: int, lanes: int, inner: Any, held: list[Value]
+        self, first: Any, end: Any, step: int, lanes: int, inner: Any, partial: list[Value]
     ) -> list[Value]:
         if isinstance(first, int) and isinstance(end, int) and end - first <= step:
-            return inner(Coord(first, lanes), held) if end > first else held
+            return inner(Coord(first, lanes), partial) if end > first else partial
         w = self.emitter.w
-        with w.loop(first, end, step, held) as loop, self.emitter.scope():
+        with w.loop(first, end, step, partial) as loop, self.emitter.scope():
             loop.yielded = inner(Coord(loop.counter, lanes), loop.carried)
         return loop.results
 
@@ -213,13 +215,13 @@ def emit_reduction(emitter: Emitter, node: fx.Node, kind: Kind) -> TileValue:
     kept = [extent for place, extent in enumerate(extents) if place not in axes]
     if all(extent == (0, 1) for extent in kept):
         zeros = tuple(Coord(0) for _ in kept)
-        value = _result(emitter, reduction.fold(reduction.over(extents, zeros, axis)), type.dtype)
+        value = _result(emitter, reduction.fold(reduction.reduce(extents, zeros, axis)), type.dtype)
         return TileValue(emitter.sizes(type.shape), type.dtype, lambda coords: value)
     buffer = emitter.allocate(type.shape, type.dtype)
 
     def body(coords: Coords) -> None:
-        held = reduction.over(extents, coords, axis)
-        emitter.put(buffer, coords, _result(emitter, held, type.dtype))
+        partial = reduction.reduce(extents, coords, axis)
+        emitter.put(buffer, coords, _result(emitter, partial, type.dtype))
 
     emitter.sweep(kept, 0 if inner else lanes_for(tile.dtype, kept), body)
     return emitter.tile_in(buffer, emitter.sizes(type.shape))
@@ -232,21 +234,21 @@ def join_bits(
     bounds: Sequence[Bound],
     masks: list[TileValue],
 ) -> Value:
-    """The bits that integers of a tile have, among the lanes that fulfil bounds and masks."""
+    """The bitwise or of a tile, over the lanes that satisfy bounds and masks."""
     extents = emitter.extents(shape, bounds)
     axes, lanes = tuple(range(len(shape))), lanes_for(tile.dtype, extents)
     reduction = Reduction(emitter, KINDS[reductions.any], tile, axes, masks, lanes)
-    (found,) = reduction.fold(reduction.over(extents, (), vector_axis(extents)))
+    (found,) = reduction.fold(reduction.reduce(extents, (), vector_axis(extents)))
     return found
 
 
-def _result(emitter: Emitter, held: Sequence[Value], dtype: Dtype) -> Value:
-    """The value, or the place if that was asked for; the place of nothing is 0."""
-    if len(held) == 1:
-        return elements.round_to(emitter.w, held[0], dtype)
-    w, place = emitter.w, held[1]
-    nowhere = w.compare("arith.cmpi", "eq", place, w.constant(2**62, "i64", place.lanes))
-    return w.select(nowhere, w.constant(0, "i64", place.lanes), place)
+def _result(emitter: Emitter, partial: Sequence[Value], dtype: Dtype) -> Value:
+    """The value, or the index for argmax and argmin; the index of no lanes is 0."""
+    if len(partial) == 1:
+        return elements.round_to(emitter.w, partial[0], dtype)
+    w, place = emitter.w, partial[1]
+    is_empty = w.compare("arith.cmpi", "eq", place, w.constant(2**62, "i64", place.lanes))
+    return w.select(is_empty, w.constant(0, "i64", place.lanes), place)
 
 
-RULES.update({made: _rule(kind) for made, kind in KINDS.items()})
+RULES.update({op: _rule(kind) for op, kind in KINDS.items()})

@@ -1,4 +1,4 @@
-"""Every rule of the CPU backend, from the files of their families."""
+"""All rules of the CPU backend."""
 
 from turbine.kernel.backends.iree import atomics as atomics
 from turbine.kernel.backends.iree import control_flow as control_flow

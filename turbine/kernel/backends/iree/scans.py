@@ -1,4 +1,4 @@
-"""Rules of scans, and of reductions by a function of the user's: a loop along the axis."""
+"""Rules of scans and of reductions with a user function: a loop along the axis."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.trace.op import Op, arguments, options
 from turbine.mlir.writer import Value
 
-# Values so far and the next ones in, values so far out.
+# Running and new values in, running values out.
 Combine = Callable[[Sequence[Value], Sequence[Value]], list[Value]]
-# What to do with the values so far at each place.
+# Called with the running values at each lane.
 Visit = Callable[[Coords, Sequence[Value]], None]
 
 
@@ -34,12 +34,12 @@ class Walk:
     masks: list[TileValue]
     axis: int
     combine: Combine
-    # What is carried at first; None: the first lane's values, where nothing changes nothing.
+    # The initial values for a vector length; None: the values of the first valid lane.
     starts: Callable[[int], list[Value]] | None
     reverse: bool = False
 
     def along(self, extent: Extent, others: Coords, visit: Visit) -> list[Value]:
-        """Write the loop for lanes of the other axes; gives what is carried at the end."""
+        """Write the loop for lanes of the other axes; return the final values."""
         emitter, w = self.emitter, self.emitter.w
         lanes = max((coord.lanes for coord in others), default=0)
         first, end = extent
@@ -66,42 +66,42 @@ class Walk:
         new = [emitter.spread(emitter.at(tile, coords), coords) for tile in self.tiles]
         both = self.combine(carried[:count], new)
         both = [emitter.spread(value, coords) for value in both]
-        taking = mask_at(emitter, self.masks, coords)
+        mask = mask_at(emitter, self.masks, coords)
         if self.starts is None:
-            has_begun = carried[count]
-            both = [w.select(has_begun, value, own) for value, own in zip(both, new, strict=True)]
-            begun = w.constant(True, "i1", has_begun.lanes)
-            both.append(begun if taking is None else w.binary("arith.ori", has_begun, taking))
-        if taking is None:
+            has_value = carried[count]
+            both = [w.select(has_value, value, own) for value, own in zip(both, new, strict=True)]
+            true = w.constant(True, "i1", has_value.lanes)
+            both.append(true if mask is None else w.binary("arith.ori", has_value, mask))
+        if mask is None:
             return both
         old = carried[: len(both)]
-        kept = [w.select(taking, v, o) for v, o in zip(both[:count], old, strict=False)]
+        kept = [w.select(mask, v, o) for v, o in zip(both[:count], old, strict=False)]
         return [*kept, *both[count:]]
 
 
-def _region(
+def _user_function(
     emitter: Emitter, body: Body, captured: Sequence[Any], dtypes: Sequence[Dtype]
 ) -> Combine:
-    """A function of the user's, written for the values at hand."""
+    """A user function as a Combine."""
     places = [node for node in body.graph.nodes if node.op == "placeholder"]
     for place, node in zip(places[body.carried :], captured, strict=True):
         emitter.values[place] = emitter.values[node]
 
     def combine(old: Sequence[Value], new: Sequence[Value]) -> list[Value]:
         for place, value, dtype in zip(places, [*old, *new], [*dtypes, *dtypes], strict=False):
-            emitter.values[place] = _number(value, dtype)
+            emitter.values[place] = _scalar(value, dtype)
         emitter.region(body.graph)
         return [emitter.at(emitter.tile(out), ()) for out in output_of(body.graph)]
 
     return combine
 
 
-def _number(value: Value, dtype: Dtype) -> TileValue:
+def _scalar(value: Value, dtype: Dtype) -> TileValue:
     return TileValue((), dtype, lambda coords: value)
 
 
 def _scan(emitter: Emitter, node: fx.Node, operands: Sequence[Any], walk: Walk) -> list[TileValue]:
-    """Every value on the way, in memory."""
+    """Write a scan; the results are in scratch buffers."""
     shape = operands[0].meta["type"].shape
     extents = _extents(emitter, node, operands)
     buffers = [emitter.allocate(shape, tile.dtype) for tile in walk.tiles]
@@ -110,11 +110,11 @@ def _scan(emitter: Emitter, node: fx.Node, operands: Sequence[Any], walk: Walk) 
         for buffer, value in zip(buffers, values, strict=False):
             emitter.put(buffer, coords, value)
 
-    _over_others(emitter, extents, walk, visit)
+    _sweep_others(emitter, extents, walk, visit)
     return [emitter.tile_in(buffer, emitter.sizes(shape)) for buffer in buffers]
 
 
-def _over_others(emitter: Emitter, extents: Sequence[Extent], walk: Walk, visit: Visit) -> None:
+def _sweep_others(emitter: Emitter, extents: Sequence[Extent], walk: Walk, visit: Visit) -> None:
     others = [extent for place, extent in enumerate(extents) if place != walk.axis]
     by_vectors = vector_axis(extents) != walk.axis
     lanes = lanes_for(walk.tiles[0].dtype, others) if by_vectors else 0
@@ -168,17 +168,17 @@ def _emit_builtin(emitter: Emitter, node: fx.Node) -> TileValue:
     return _scan(emitter, node, [operand], walk)[0]
 
 
-def _by_function(emitter: Emitter, node: fx.Node) -> list[TileValue]:
+def _emit_scan(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     operands, axis, reverse, body, captured = arguments(node)
     assert isinstance(axis, int)
     assert isinstance(body, Body)
     tiles = [emitter.tile(operand) for operand in operands]
-    combine = _region(emitter, body, captured, [tile.dtype for tile in tiles])
+    combine = _user_function(emitter, body, captured, [tile.dtype for tile in tiles])
     walk = Walk(emitter, tiles, _masks(emitter, node), axis, combine, None, bool(reverse))
     return _scan(emitter, node, operands, walk)
 
 
-def _reduce(emitter: Emitter, node: fx.Node) -> list[TileValue]:
+def _emit_reduce(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     operands, axis, init, body, captured = arguments(node)
     assert isinstance(axis, int)
     assert isinstance(body, Body)
@@ -189,7 +189,7 @@ def _reduce(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     def starts(lanes: int) -> list[Value]:
         return [w.splat(value, lanes) if lanes else value for value in first]
 
-    combine = _region(emitter, body, captured, [tile.dtype for tile in tiles])
+    combine = _user_function(emitter, body, captured, [tile.dtype for tile in tiles])
     walk = Walk(emitter, tiles, _masks(emitter, node), axis, combine, starts)
     extents = _extents(emitter, node, operands)
     types = node.meta["types"]
@@ -197,15 +197,15 @@ def _reduce(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     others = [extent for place, extent in enumerate(extents) if place != axis]
     lanes = lanes_for(tiles[0].dtype, others) if vector_axis(extents) != axis else 0
 
-    def body_of(coords: Coords) -> None:
+    def write(coords: Coords) -> None:
         totals = walk.along(extents[axis], coords, lambda *_: None)
         for buffer, total in zip(buffers, totals, strict=True):
             emitter.put(buffer, coords, total)
 
-    emitter.sweep(others, lanes, body_of)
+    emitter.sweep(others, lanes, write)
     return [emitter.tile_in(r, emitter.sizes(t.shape)) for r, t in zip(buffers, types, strict=True)]
 
 
 RULES.update(dict.fromkeys(_BUILT_IN, _emit_builtin))
-RULES[scans.scan_op] = _by_function
-RULES[scans.reduce_op] = _reduce
+RULES[scans.scan_op] = _emit_scan
+RULES[scans.reduce_op] = _emit_reduce

@@ -1,4 +1,4 @@
-"""Tiles while code is written: functions of a lane's coordinates, or memory that holds them."""
+"""Tiles during code generation: functions of coordinates, or scratch buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turbine.mlir.writer import Index, Value
 
 @dataclass(frozen=True)
 class Coord:
-    """A lane's place along an axis, or the first of as many lanes next to each other."""
+    """The index of a lane along an axis, or the first index of a vector of lanes."""
 
     base: Index
     lanes: int = 0
@@ -22,7 +22,7 @@ Coords = tuple[Coord, ...]
 
 @dataclass(frozen=True)
 class ScratchBuffer:
-    """Memory for a tile of one workgroup."""
+    """Memory of one workgroup for a tile."""
 
     name: str
     type: str
@@ -31,24 +31,24 @@ class ScratchBuffer:
 
 @dataclass(eq=False)
 class TileValue:
-    """A tile: its sizes, its element type, and how a lane is computed when it is asked for."""
+    """A tile: its shape, its dtype, and a function that writes the code of its lanes."""
 
     shape: tuple[Index, ...]
     dtype: Dtype
     compute: Callable[[Coords], Value]
-    weight: int = 0  # what a lane costs, about; 0: nothing to speak of
-    # Scratch buffers that it reads: True where only at the lane's own coordinates.
+    weight: int = 0  # estimated cost of a lane in ops; 0 is free
+    # Scratch buffers that it reads: True if only at the lane's own coordinates.
     reads: Mapping[str, bool] = field(default_factory=dict)
-    buffer: ScratchBuffer | None = None  # where it is kept, if it is materialized
-    # The axis whose neighbours lie next to each other in memory; None: the last.
-    neighbours: int | None = None
-    prefetch: Callable[[Coords], None] | None = None  # asks for a lane that is read soon
-    pitch: Index | None = None  # elements from one row to the next, if it lies in a kernel's buffer
+    buffer: ScratchBuffer | None = None  # if it is materialized
+    # The axis that is contiguous in memory; None: the last.
+    contiguous: int | None = None
+    prefetch: Callable[[Coords], None] | None = None  # prefetches a lane
+    pitch: Index | None = None  # elements from one row to the next, for a block of a buffer
 
     @property
     def along(self) -> int:
-        """The axis whose neighbours lie next to each other in memory."""
-        return len(self.shape) - 1 if self.neighbours is None else self.neighbours
+        """The axis that is contiguous in memory."""
+        return len(self.shape) - 1 if self.contiguous is None else self.contiguous
 
     @property
     def is_single(self) -> bool:
@@ -57,12 +57,12 @@ class TileValue:
 
 
 def lanes_of(coords: Coords) -> int:
-    """How many lanes coordinates stand for; 0: one."""
+    """The vector length of coordinates; 0 for a single lane."""
     return max((coord.lanes for coord in coords), default=0)
 
 
 def merge_reads(tiles: list[TileValue], *, in_place: bool) -> dict[str, bool]:
-    """What tiles read, for one that is computed from them."""
+    """The scratch buffers that a tile reads through its operands."""
     reads: dict[str, bool] = {}
     for tile in tiles:
         for buffer, same in tile.reads.items():

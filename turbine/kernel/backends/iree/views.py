@@ -1,4 +1,4 @@
-"""Rules of ops that make tiles out of nothing, or show a tile's lanes in other places."""
+"""Rules of creation ops and of ops that rearrange lanes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _from_index(emitter: Emitter, node: fx.Node) -> TileValue:
 
 
 def as_number(emitter: Emitter, index: Index, dtype: Dtype) -> Value:
-    """A size to compute with."""
+    """Convert an index to a dtype."""
     w = emitter.w
     return emit_cast(w, w.convert("arith.index_cast", w.index(index), "i64"), I64, dtype)
 
@@ -60,7 +60,7 @@ def _arange(emitter: Emitter, node: fx.Node) -> TileValue:
 
 
 def count_lanes(emitter: Emitter, coord: Coord, first: Index, dtype: Dtype) -> Value:
-    """first + lane, for the lanes of a coordinate."""
+    """first + lane for the lanes of a coordinate, as a dtype."""
     w = emitter.w
     wide = w.convert("arith.index_cast", w.index(w.add(coord.base, first)), "i64")
     if coord.lanes:
@@ -73,7 +73,7 @@ RULES[constants.constant] = _constant
 RULES[constants.from_index] = _from_index
 RULES[creation.arange] = _arange
 
-# Views: where a lane of the result is in the operand
+# Views: map coordinates of the result to coordinates of the operand
 
 
 def _view(
@@ -98,7 +98,7 @@ def _transpose(emitter: Emitter, node: fx.Node) -> TileValue:
     tile, moved = emitter.tile(arguments(node)[0]), _view(emitter, node, place)
     ahead = tile.prefetch
     prefetch = None if ahead is None else lambda coords: ahead(place(coords))
-    return replace(moved, neighbours=list(order).index(tile.along), prefetch=prefetch)
+    return replace(moved, contiguous=list(order).index(tile.along), prefetch=prefetch)
 
 
 def _expand_dims(emitter: Emitter, node: fx.Node) -> TileValue:
@@ -109,7 +109,7 @@ def _expand_dims(emitter: Emitter, node: fx.Node) -> TileValue:
 def _squeeze(emitter: Emitter, node: fx.Node) -> TileValue:
     axis: int = arguments(node)[1]
     view = _view(emitter, node, lambda coords: (*coords[:axis], Coord(0), *coords[axis:]))
-    has_rows = axis < len(view.shape) - 1  # those of the operand
+    has_rows = axis < len(view.shape) - 1  # the rows of the operand
     return replace(view, pitch=emitter.tile(arguments(node)[0]).pitch) if has_rows else view
 
 
@@ -125,7 +125,7 @@ def _slice(emitter: Emitter, node: fx.Node) -> TileValue:
     assert isinstance(step, int)
     first = emitter.index(start)
     if step != 1:
-        _hold_guarded(emitter, arguments(node)[0])
+        _materialize_guarded(emitter, arguments(node)[0])
     w = emitter.w
 
     def place(coords: Coords) -> Coords:
@@ -140,7 +140,7 @@ def _slice(emitter: Emitter, node: fx.Node) -> TileValue:
 
 def _reshape(emitter: Emitter, node: fx.Node) -> TileValue:
     operand: Any = arguments(node)[0]
-    _hold_guarded(emitter, operand)
+    _materialize_guarded(emitter, operand)
     old, new = operand.meta["type"].shape, node.meta["type"].shape
     counterparts = [_counterpart(emitter, old, new, axis) for axis in range(len(new))]
     old_sizes, new_sizes = emitter.sizes(old), emitter.sizes(new)
@@ -158,9 +158,9 @@ def _reshape(emitter: Emitter, node: fx.Node) -> TileValue:
 def _counterpart(
     emitter: Emitter, old: Sequence[Expr], new: Sequence[Expr], axis: int
 ) -> int | None:
-    """The axis of a tile along which neighbours are those along an axis of a reshaped one.
+    """The axis of a tile whose strides match an axis of the reshaped tile.
 
-    None: some neighbours of the reshaped tile are in different rows of the other.
+    None if vectors along the reshaped axis cross rows of the tile.
     """
     size = emitter.facts.simplify(new[axis])
     behind = _count(emitter, new[axis + 1 :])
@@ -171,7 +171,7 @@ def _counterpart(
 
 
 def _count(emitter: Emitter, shape: Sequence[Expr]) -> Expr:
-    """How many lanes a shape has."""
+    """The number of lanes of a shape."""
     return reduce(lambda product, size: product * emitter.facts.simplify(size), shape, ONE)
 
 
@@ -182,8 +182,8 @@ def _is_multiple(length: Expr, size: Expr) -> bool:
     return whole is not None and part is not None and part > 0 and whole % part == 0
 
 
-def _hold_guarded(emitter: Emitter, operand: Any) -> None:
-    """Compute a tile first whose lanes do not all hold a value: a view would lose which do."""
+def _materialize_guarded(emitter: Emitter, operand: Any) -> None:
+    """Materialize a tile with masked-off lanes: a view would lose its bounds."""
     tile, valid = emitter.tile(operand), operand.meta["valid"]
     if valid.bounds and emitter.is_guarded(operand.meta["type"].shape, valid.bounds):
         emitter.values[operand] = emitter.materialize(
@@ -192,7 +192,7 @@ def _hold_guarded(emitter: Emitter, operand: Any) -> None:
 
 
 def _one_by_one(emitter: Emitter, tile: TileValue, axes: Sequence[int]) -> TileValue:
-    """A tile whose neighbours along some axes are no neighbours where they come from."""
+    """A tile that is computed lane by lane for vectors along some axes."""
     if not axes:
         return tile
 
@@ -205,7 +205,7 @@ def _one_by_one(emitter: Emitter, tile: TileValue, axes: Sequence[int]) -> TileV
 
 
 def _ravel(emitter: Emitter, coords: Coords, shape: Sequence[Index]) -> Index:
-    """The place of the first lane when all are in line."""
+    """The flat index of the first lane."""
     w = emitter.w
     place: Index = 0
     for coord, size in zip(coords, shape, strict=True):
@@ -216,7 +216,7 @@ def _ravel(emitter: Emitter, coords: Coords, shape: Sequence[Index]) -> Index:
 def _unravel(
     emitter: Emitter, place: Index, shape: Sequence[Index], along: int | None, lanes: int
 ) -> Coords:
-    """The coordinates of a place; its neighbours, if there are any, lie along one axis."""
+    """The coordinates of a flat index; a vector lies along one axis."""
     w, rest = emitter.w, place
     coords: list[Coord] = []
     for axis in range(len(shape) - 1, -1, -1):
@@ -234,12 +234,12 @@ def _concatenate(emitter: Emitter, node: fx.Node) -> TileValue:
     start: Index = 0
     for operand in operands:
         part = emitter.tile(operand)
-        _put_behind(emitter, operand, part, buffer, axis, start)
+        _append(emitter, operand, part, buffer, axis, start)
         start = emitter.w.add(start, part.shape[axis])
     return emitter.tile_in(buffer, emitter.sizes(type.shape))
 
 
-def _put_behind(
+def _append(
     emitter: Emitter, operand: Any, part: TileValue, buffer: Any, axis: int, start: Index
 ) -> None:
     extents = emitter.extents(operand.meta["type"].shape, operand.meta["valid"].bounds)
@@ -253,7 +253,7 @@ def _put_behind(
 
 
 def _mask_of(emitter: Emitter, node: fx.Node) -> TileValue:
-    """Whether lanes fulfil the conditions that the node has."""
+    """Whether lanes satisfy the bounds and masks of the node."""
     shape: Sequence[Expr] = arguments(node)[0]
     bounds: Any = options(node)["bounds"]
     masks = [emitter.tile(mask) for mask in options(node)["masks"]]
@@ -278,27 +278,27 @@ def _mask_of(emitter: Emitter, node: fx.Node) -> TileValue:
 def _masks_inside(
     emitter: Emitter, shape: Sequence[Expr], bounds: Any, masks: Sequence[TileValue]
 ) -> TileValue:
-    """Masks in memory: what they are computed from may not be read outside of bounds."""
+    """Materialize masks: their operands may not be read out of bounds."""
     buffer = emitter.allocate(shape, BOOL)
-    nowhere = TileValue((), BOOL, lambda coords: emitter.w.constant(False, "i1"))
-    emitter.fill(buffer, nowhere, emitter.extents(shape, ()))
+    false = TileValue((), BOOL, lambda coords: emitter.w.constant(False, "i1"))
+    emitter.fill(buffer, false, emitter.extents(shape, ()))
 
     def body(coords: Coords) -> None:
-        taking = mask_at(emitter, masks, coords)
-        assert taking is not None
-        emitter.put(buffer, coords, taking)
+        mask = mask_at(emitter, masks, coords)
+        assert mask is not None
+        emitter.put(buffer, coords, mask)
 
     emitter.sweep_inside(shape, bounds, body, BOOL)
     return emitter.tile_in(buffer, emitter.sizes(shape))
 
 
 def _inside(emitter: Emitter, coord: Coord, extent: Any, size: Index) -> Value | None:
-    """Whether lanes lie in an extent; None: all of them do."""
+    """Whether lanes lie in an extent; None if all of them do."""
     w, (first, end) = emitter.w, extent
     place = None
     found: Value | None = None
-    for predicate, limit, nothing in (("sge", first, 0), ("slt", end, size)):
-        if limit == nothing:
+    for predicate, limit, trivial in (("sge", first, 0), ("slt", end, size)):
+        if limit == trivial:
             continue
         if place is None:
             place = count_lanes(emitter, coord, 0, I64)

@@ -1,1 +1,1 @@
-"""Functions of vectors that the CPU has no instruction for."""
+"""Vectorized functions that the CPU has no instruction for."""

@@ -1,27 +1,27 @@
-"""Remainders and floors of quotients of floats, exact however large the quotient is."""
+"""Remainder and floor division of floats, exact for any quotient."""
 
 from __future__ import annotations
 
 from turbine.mlir.writer import Value, Writer
 
-# Bits of a float: all of them, and those of its mantissa.
+# The bits of a float and of its mantissa.
 _WIDTHS = {"f32": (32, 23), "f64": (64, 52)}
 
 
 def remainder(w: Writer, x: Value, y: Value) -> Value:
-    """What is left by floor division, of y's sign."""
+    """The remainder of floor division; it has the sign of y."""
     rest = emit_remainder(w, x, y)
-    return w.select(_is_of_other_sign(w, rest, y), w.binary("arith.addf", rest, y), rest)
+    return w.select(_signs_differ(w, rest, y), w.binary("arith.addf", rest, y), rest)
 
 
-def floor_divided(w: Writer, x: Value, y: Value) -> Value:
-    """As torch divides: exact where the remainder is, and of a sign where it is zero."""
+def floor_divide(w: Writer, x: Value, y: Value) -> Value:
+    """torch.floor_divide: exact, with the sign of x / y where the result is zero."""
     lanes = x.lanes
     zero, one = (w.constant(number, x.element, lanes) for number in (0.0, 1.0))
     rest = emit_remainder(w, x, y)
     quotient = w.binary("arith.divf", w.binary("arith.subf", x, rest), y)
     lowered = w.binary("arith.subf", quotient, one)
-    quotient = w.select(_is_of_other_sign(w, rest, y), lowered, quotient)
+    quotient = w.select(_signs_differ(w, rest, y), lowered, quotient)
     floor = w.unary("math.floor", quotient)
     gap = w.binary("arith.subf", quotient, floor)
     is_wide = w.compare("arith.cmpf", "ogt", gap, w.constant(0.5, x.element, lanes))
@@ -33,8 +33,8 @@ def floor_divided(w: Writer, x: Value, y: Value) -> Value:
     return w.select(by_zero, plain, w.select(is_zero, signed, whole))
 
 
-def _is_of_other_sign(w: Writer, rest: Value, y: Value) -> Value:
-    """Whether a remainder is not zero, and of another sign than what it was divided by."""
+def _signs_differ(w: Writer, rest: Value, y: Value) -> Value:
+    """Whether a remainder is nonzero and has another sign than the divisor."""
     zero = w.constant(0.0, y.element, y.lanes)
     below = [w.compare("arith.cmpf", "olt", value, zero) for value in (rest, y)]
     is_rest = w.compare("arith.cmpf", "une", rest, zero)
@@ -42,15 +42,15 @@ def _is_of_other_sign(w: Writer, rest: Value, y: Value) -> Value:
 
 
 def emit_remainder(w: Writer, x: Value, y: Value) -> Value:
-    """What is left by division that is cut off, of x's sign, as C's fmod has it.
+    """C's fmod: the remainder of truncated division; it has the sign of x.
 
-    Written out: IREE links no fmod of f64, and that of f32 takes one number at a time.
+    IREE links no fmod for f64, and the one for f32 is not vectorized.
     """
-    endless, zero = (w.constant(n, x.element, x.lanes) for n in (float("inf"), 0.0))
+    infinity, zero = (w.constant(n, x.element, x.lanes) for n in (float("inf"), 0.0))
     size, by = w.unary("math.absf", x), w.unary("math.absf", y)
-    is_finite = w.compare("arith.cmpf", "olt", size, endless)
+    is_finite = w.compare("arith.cmpf", "olt", size, infinity)
     is_number = w.binary("arith.andi", is_finite, w.compare("arith.cmpf", "ogt", by, zero))
-    # Others are not divided, so that the loop ends.
+    # Zero for inf and nan, so that the loop ends.
     start = w.select(is_number, size, zero)
     rest = _reduce(w, start, by)
     signed = w.emit(f"math.copysign {rest}, {x} : {x.type}", x.element, x.lanes)
@@ -58,7 +58,7 @@ def emit_remainder(w: Writer, x: Value, y: Value) -> Value:
 
 
 def _reduce(w: Writer, size: Value, by: Value) -> Value:
-    """As many times as possible of a number taken from another, neither of them negative."""
+    """Subtract multiples of `by` from `size` until it is smaller; neither is negative."""
     rest, result = w.fresh(size.element, size.lanes), w.fresh(size.element, size.lanes)
     w.line(f"{result} = scf.while ({rest} = {size}) : ({size.type}) -> {size.type} {{")
     w.depth += 1
@@ -70,19 +70,19 @@ def _reduce(w: Writer, size: Value, by: Value) -> Value:
     inner = w.fresh(size.element, size.lanes)
     w.line(f"}} do {{ ^bb0({inner}: {inner.type}):")
     w.depth += 1
-    w.line(f"scf.yield {_less(w, inner, by)} : {inner.type}")
+    w.line(f"scf.yield {_subtract_multiple(w, inner, by)} : {inner.type}")
     w.depth -= 1
     w.line("}")
     return result
 
 
-def _less(w: Writer, rest: Value, by: Value) -> Value:
-    """The rest, less a multiple of a number: so large a one that the quotient is exact."""
+def _subtract_multiple(w: Writer, rest: Value, by: Value) -> Value:
+    """Subtract the largest multiple of `by` whose quotient is exact."""
     scaled = _scale(w, rest, by)
     zero = w.constant(0.0, rest.element, rest.lanes)
     quotient = w.unary("math.trunc", w.binary("arith.divf", rest, scaled))
-    taken = w.unary("arith.negf", quotient)
-    text = f"math.fma {taken}, {scaled}, {rest} : {rest.type}"
+    negated = w.unary("arith.negf", quotient)
+    text = f"math.fma {negated}, {scaled}, {rest} : {rest.type}"
     less = w.emit(text, rest.element, rest.lanes)
     # The quotient may have been rounded up to the next integer.
     is_low = w.compare("arith.cmpf", "olt", less, zero)
@@ -92,7 +92,7 @@ def _less(w: Writer, rest: Value, by: Value) -> Value:
 
 
 def _scale(w: Writer, rest: Value, by: Value) -> Value:
-    """by * 2**n, so that it goes into the rest at most about 2**(bits of the mantissa) times."""
+    """by * 2**n, where rest / (by * 2**n) fits the mantissa."""
     width, mantissa = _WIDTHS[rest.element]
     integer, lanes = f"i{width}", rest.lanes
 
@@ -100,7 +100,7 @@ def _scale(w: Writer, rest: Value, by: Value) -> Value:
         return w.constant(value, integer, lanes)
 
     bits = [w.convert("arith.bitcast", value, integer) for value in (rest, by)]
-    # Neither is negative, so that what is above the mantissa is the exponent.
+    # Neither is negative, so the bits above the mantissa are the exponent.
     above, below = (w.binary("arith.shrui", value, number(mantissa)) for value in bits)
     gap = w.binary("arith.subi", w.binary("arith.subi", above, below), number(mantissa - 2))
     up = w.binary("arith.maxsi", gap, number(0))

@@ -1,6 +1,6 @@
-"""Floats of 8 bits as f32 and back, by their bits: rounded to nearest even, as torch does.
+"""Convert 8-bit floats to f32 and back with integer ops; round to nearest even, as torch does.
 
-What is too large becomes what torch makes of it, which differs from type to type.
+Overflow becomes inf, nan or the largest number, as torch has it for the dtype.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from turbine.mlir.writer import Value, Writer
 
 @dataclass(frozen=True)
 class Format:
-    """How 8 bits are a float: bits of the mantissa, the exponent's bias, and what is no number."""
+    """An 8-bit float format: bits of the mantissa, bias of the exponent, and special values."""
 
     mantissa: int
     bias: int
     nan: int
-    first_special: int  # from these bits on, without the sign, there are no numbers
+    first_special: int  # the first bits, without the sign, that are inf or nan
     is_signed: bool = True  # whether zero and nan have a sign
 
     @property
     def shift(self) -> int:
-        """How far its exponent is from that of f32."""
+        """The distance of its exponent from that of f32, in bits."""
         return 23 - self.mantissa
 
     @property
     def bias_difference(self) -> int:
-        """What its exponent lacks to that of f32, in f32's bits."""
+        """The difference of the biases, as bits of an f32."""
         return (127 - self.bias) << 23
 
     @property
     def least_normal(self) -> int:
-        """The smallest number with a full mantissa, in f32's bits."""
+        """The smallest normal number, as bits of an f32."""
         return (128 - self.bias) << 23
 
     @property
     def limit(self) -> int:
-        """The first number of f32 that is too large, however it is rounded, in f32's bits."""
+        """The first f32 that overflows however it is rounded, as bits."""
         last = self.first_special << self.shift
         return last + self.bias_difference
 
@@ -56,14 +56,14 @@ FORMATS = {
 
 
 @cache
-def _too_large(dtype: Dtype) -> int:
-    """The bits of what is too large: inf, nan or the largest number, as this torch has it."""
+def _overflow_bits(dtype: Dtype) -> int:
+    """The bits that overflow becomes: inf, nan or the largest number, as in torch."""
     return int(torch.tensor(float("inf")).to(dtype.torch).view(torch.uint8))
 
 
 @dataclass(frozen=True)
 class _Bits:
-    """Arithmetic on 32 bits, with numbers of Python's."""
+    """Arithmetic on i32 with Python constants."""
 
     w: Writer
     lanes: int
@@ -85,12 +85,12 @@ class _Bits:
 
 
 def widen(w: Writer, raw: Value, dtype: Dtype) -> Value:
-    """8 bits as the f32 they stand for."""
+    """Convert an 8-bit float to f32."""
     form, bits = FORMATS[dtype], _Bits(w, raw.lanes)
     wide = w.convert("arith.extui", raw, "i32")
     rest = bits.op("andi", wide, 0x7F)
     normal = bits.op("addi", bits.op("shli", rest, form.shift), form.bias_difference)
-    # Below the least normal number they are multiples of a power of two.
+    # Subnormal numbers are multiples of a power of two.
     step = w.constant(2.0 ** (1 - form.bias - form.mantissa), "f32", raw.lanes)
     tiny = w.binary("arith.mulf", w.convert("arith.sitofp", rest, "f32"), step)
     is_tiny = bits.holds("ult", rest, 1 << form.mantissa)
@@ -105,7 +105,7 @@ def widen(w: Writer, raw: Value, dtype: Dtype) -> Value:
 
 
 def narrow(w: Writer, value: Value, dtype: Dtype) -> Value:
-    """The 8 bits that are nearest to an f32."""
+    """Round an f32 to an 8-bit float."""
     form, bits = FORMATS[dtype], _Bits(w, value.lanes)
     all_bits = bits.of_float(value)
     size = bits.op("andi", all_bits, 0x7FFFFFFF)
@@ -113,14 +113,14 @@ def narrow(w: Writer, value: Value, dtype: Dtype) -> Value:
     half = (1 << (form.shift - 1)) - 1 - form.bias_difference
     raised = w.binary("arith.addi", bits.op("addi", size, half & 0xFFFFFFFF), odd)
     normal = bits.op("shrui", raised, form.shift)
-    # A number so large that its last bit is worth the smallest float of 8 bits: adding rounds.
+    # A number whose last bit has the value of the smallest 8-bit float: adding it rounds.
     magic = (151 - form.bias - form.mantissa) << 23
     summed = w.binary("arith.addf", bits.as_float(size), bits.as_float(bits.number(magic)))
     tiny = bits.op("subi", bits.of_float(summed), magic)
     found = w.select(bits.holds("ult", size, form.least_normal), tiny, normal)
-    most = _too_large(dtype)
+    most = _overflow_bits(dtype)
     found = w.select(bits.holds("uge", size, form.limit), bits.number(most), found)
-    found = bits.op("minui", found, most)  # it may have been rounded up to more
+    found = bits.op("minui", found, most)  # rounding up may overflow too
     found = w.select(bits.holds("ugt", size, 0x7F800000), bits.number(form.nan), found)
     sign = bits.op("shrui", bits.op("andi", all_bits, 0x80000000), 24)
     signed = w.binary("arith.ori", found, sign)

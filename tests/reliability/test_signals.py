@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, fork and spawn at any time: no worker process is left, and compiles go on."""
+"""Ctrl-C, SIGTERM, fork and spawn at any time leave no worker, and later compiles work."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("kind", ["plain", "fork", "spawn"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_a_signal_at_any_time_leaves_no_process(
+def test_signals_leave_no_child_process(
     kind: str, sent: signal.Signals, tmp_path: Path, amount: Amount
 ) -> None:
     program = tmp_path / "busy.py"
@@ -88,7 +88,7 @@ def _in_group(program: str, *words: str, mark: str, **env: str) -> subprocess.Po
     )
 
 
-def test_a_fork_waits_for_a_worker_that_is_being_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_waits_for_starting_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     # The child would hold the worker's end of the pipe, and its parent not see the worker die.
     begun, go_on = threading.Event(), threading.Event()
     pipes: list[int] = []

@@ -1,4 +1,4 @@
-"""What a kernel shows of itself: text of every stage, explanations, and checks of its code."""
+"""Inspection of kernels: text of every stage, `tk.explain` and `tk.check`."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ def test_the_graph_is_one_line_for_each_op_with_symbolic_types() -> None:
         "      load_2: [BN, BK, f32] = load(b, (BN*program_id(1), BK*k), (BN, BK))",
         "      transpose: [BK, BN, f32] = transpose(load_2, (1, 0))",
         "      dot: [BM, BN, f32] = dot(load, transpose, carried)",
-        "      give dot",
+        "      yield dot",
         "  result: [BM, BN, f32] = loop[0]",
         "  store(c, (BM*program_id(0), BN*program_id(1)), result)",
     ]
 
 
-def test_each_line_of_the_graph_has_its_place() -> None:
+def test_each_line_of_the_graph_names_its_source_line() -> None:
     (store,) = [line for line in gemm.text("fx").splitlines() if " store(" in line]
     source = Path(__file__).read_text().splitlines()
     name, _, number = store.partition("  # ")[2].partition(":")
@@ -91,7 +91,7 @@ def test_each_line_of_the_graph_has_its_place() -> None:
     )
 
 
-def test_types_come_with_the_proofs_of_bounds() -> None:
+def test_the_typed_graph_shows_proofs_of_bounds() -> None:
     text = gemm.text("typed", ROWS, COLUMNS)
     assert "known: M % 16 == 0" in text
     assert "lanes 0 <= BM*program_id(0) + lane0 < M: proven, as M % 16 == 0" in text
@@ -99,7 +99,7 @@ def test_types_come_with_the_proofs_of_bounds() -> None:
     assert "lanes 0 <= lane1 < N: proven\n" in softmax.text("typed", ROWS)
 
 
-def test_branches_and_masks_are_shown() -> None:
+def test_the_graph_shows_branches_and_masks() -> None:
     @tk.gen.kernel(N)
     def chosen(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
         i = tkl.program_id(0)
@@ -113,14 +113,14 @@ def test_branches_and_masks_are_shown() -> None:
     assert any(line.strip().startswith("lanes where ") for line in text)
 
 
-def test_scans_with_a_function_are_shown() -> None:
+def test_the_graph_shows_scans_with_a_function() -> None:
     @tk.gen.kernel()
     def scanned(x: tkl.InputBuffer[8, tkl.f32], y: tkl.OutputBuffer[8, tkl.f32]) -> None:
         tkl.store(y, (0,), tkl.associative_scan(lambda a, b: a * b, tkl.load(x, (0,), (8,)), 0))
 
     text = scanned.text("fx")
     assert "scan_op((load,), 0, False)" in text
-    assert "give mul" in text
+    assert "yield mul" in text
 
 
 def test_the_plan_has_a_row_for_each_loop() -> None:
@@ -135,7 +135,7 @@ def test_the_plan_has_a_row_for_each_loop() -> None:
     assert store == ["store", "result"]
 
 
-def test_the_plan_says_why_a_tile_is_kept() -> None:
+def test_the_plan_gives_the_reason_for_each_scratch_buffer() -> None:
     (row,) = [line for line in softmax.text("plan", ROWS).splitlines() if line.startswith("exp ")]
     assert row.split()[1:3] == ["load,", "sub"]
     assert row.endswith("heap  used 2 times, 14 ops an element")
@@ -163,18 +163,18 @@ def test_the_plan_shows_sizes_in_branches_and_chosen_blocks() -> None:
     assert "5120 B stack" in branch  # a tile, and the copy that both sides write
 
 
-def test_what_is_compiled_and_what_became_of_it() -> None:
+def test_mlir_and_assembly_are_printed() -> None:
     assert gemm.text("mlir", ROWS, COLUMNS).startswith("module {\nstream.executable private")
     assert ".section\t.text" in gemm.text("asm", ROWS, COLUMNS)
 
 
-def test_text_is_of_the_last_call() -> None:
+def test_text_without_arguments_uses_the_last_call() -> None:
     own = softmax.using()
     own.interpret(ROWS.half())
     assert "x: InputBuffer[M, N, f16]" in own.text("fx")
 
 
-def test_text_that_only_arguments_tell_asks_for_them() -> None:
+def test_text_that_depends_on_arguments_requires_them() -> None:
     with pytest.raises(
         errors.KernelError, match=r"program of softmax depends on its arguments: x: "
     ) as e:
@@ -182,7 +182,7 @@ def test_text_that_only_arguments_tell_asks_for_them() -> None:
     assert "softmax.text(stage, x)" in str(e.value)
 
 
-def test_an_unknown_stage_names_those_there_are() -> None:
+def test_an_unknown_stage_lists_the_valid_ones() -> None:
     with pytest.raises(errors.KernelError, match="unknown stage 'llvm'; valid: asm, fx, mlir"):
         gemm.text("llvm")
 
@@ -190,7 +190,7 @@ def test_an_unknown_stage_names_those_there_are() -> None:
 # Explanations
 
 
-def test_an_explanation_tells_sizes_facts_and_speed() -> None:
+def test_explain_reports_sizes_facts_and_speed() -> None:
     report = tk.explain(gemm, ROWS, COLUMNS)
     assert report.grid == (2, 2)
     assert report.sizes["BM"] == (16, "given")
@@ -199,11 +199,11 @@ def test_an_explanation_tells_sizes_facts_and_speed() -> None:
     assert report.work.bytes == 4 * (32 * 40 + 20 * 40 + 32 * 20)
     assert report.work.operations == pytest.approx(2 * 32 * 20 * 40)
     assert 0 < report.roofline_share < 1.5
-    for part in ("compiles again for: M % 16 != 0", "on the stack", "a call takes", "GFLOP"):
+    for part in ("recompiles for: M % 16 != 0", "on the stack", "a call takes", "GFLOP"):
         assert part in str(report)
 
 
-def test_work_counts_the_turns_of_loops_that_depend_on_the_program() -> None:
+def test_work_counts_iterations_that_depend_on_the_program() -> None:
     @tk.gen.kernel(N // BN, blocks={BN: 8})
     def before(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
         i = tkl.program_id(0)
@@ -218,7 +218,7 @@ def test_work_counts_the_turns_of_loops_that_depend_on_the_program() -> None:
     assert report.work.operations == 8 * (1 + 2 + 3)
 
 
-def test_an_explanation_tells_types_and_arguments_that_need_other_code() -> None:
+def test_explain_lists_what_causes_a_recompile() -> None:
     @tk.gen.kernel(M, specialize=[N])
     def scaled(
         x: tkl.InputBuffer[M, N, T], y: tkl.OutputBuffer[M, N, T], by: tkl.f32 = None
@@ -242,13 +242,13 @@ def wrong_rule() -> Iterator[Any]:
     RULES.update(before)
 
 
-def test_code_that_agrees_passes() -> None:
+def test_check_passes_if_code_agrees() -> None:
     report = tk.check(gemm, ROWS, COLUMNS)
     assert report.differences["c"] < 1e-6
     assert "interpreter and compiled code agree (c by at most" in str(report)
 
 
-def test_the_op_that_differs_is_named(wrong_rule: Any) -> None:
+def test_check_names_the_op_that_differs(wrong_rule: Any) -> None:
     wrong_rule(tkl.exp, RULES[functions.exp2])
     x = torch.randn(3, 5)
     with pytest.raises(errors.KernelError, match=r"differ first at tkl\.exp, \[1, N, f32\]") as e:
@@ -259,7 +259,7 @@ def test_the_op_that_differs_is_named(wrong_rule: Any) -> None:
     assert "program (0,), lane [0, " in str(e.value)
 
 
-def test_the_turn_of_a_loop_in_which_an_op_differs_is_named(wrong_rule: Any) -> None:
+def test_check_names_the_iteration_that_differs(wrong_rule: Any) -> None:
     right: Any = RULES[shapes.transpose]
 
     def doubled(emitter: Emitter, node: fx.Node) -> TileValue:
@@ -277,7 +277,7 @@ def test_the_turn_of_a_loop_in_which_an_op_differs_is_named(wrong_rule: Any) -> 
     assert "program (0, 0), k = 0, lane [0, 0] is " in str(e.value)
 
 
-def test_what_a_caller_passes_is_not_changed_by_a_check() -> None:
+def test_check_does_not_change_arguments() -> None:
     @tk.gen.kernel(N)
     def add_one(x: tkl.InOutBuffer[N, tkl.i32]) -> None:
         i = tkl.program_id(0)
@@ -288,7 +288,7 @@ def test_what_a_caller_passes_is_not_changed_by_a_check() -> None:
     assert x.tolist() == [0, 0, 0]
 
 
-def test_elements_that_nothing_was_written_to_are_not_compared() -> None:
+def test_check_ignores_unwritten_elements() -> None:
     @tk.gen.kernel(N)
     def first_half(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N + N, tkl.f32]) -> None:
         i = tkl.program_id(0)
@@ -297,7 +297,7 @@ def test_elements_that_nothing_was_written_to_are_not_compared() -> None:
     assert tk.check(first_half, torch.ones(3)).differences == {"y": 0.0}
 
 
-def test_a_tolerance_can_be_given(wrong_rule: Any) -> None:
+def test_check_takes_a_tolerance(wrong_rule: Any) -> None:
     wrong_rule(tkl.exp, RULES[functions.exp2])
     assert isinstance(tkl.exp, Op)
     tk.check(softmax, torch.randn(3, 5), rtol=1.0, atol=1.0)
@@ -323,7 +323,7 @@ def stored_at(place: Any, **blocks: int) -> tk.Kernel:
         (lambda i, j: (i * BM, j * (BN - 1)), 1),
     ],
 )
-def test_stores_that_surely_meet_are_refused_before_code_is_made(place: Any, axis: int) -> None:
+def test_conflicting_stores_are_rejected_before_compilation(place: Any, axis: int) -> None:
     kernel = stored_at(place)
     told = rf"program_id\({axis}\) 0 and 1 store to one element of max: a tile \[BM, BN, f32\]"
     with pytest.raises(errors.KernelError, match=told):
@@ -331,14 +331,14 @@ def test_stores_that_surely_meet_are_refused_before_code_is_made(place: Any, axi
     assert not kernel.launcher.variants
 
 
-def test_a_later_call_with_more_programs_is_looked_at_too() -> None:
+def test_a_later_call_with_more_programs_is_checked() -> None:
     kernel = stored_at(lambda i, j: (i * BM, 0))
     assert kernel(torch.ones(8, 4)).shape == (8, 4)
     with pytest.raises(errors.KernelError, match="store to one element of max"):
         kernel(torch.ones(8, 8))
 
 
-def test_stores_of_one_program_under_a_mask_or_apart_are_not_refused() -> None:
+def test_masked_and_disjoint_stores_are_accepted() -> None:
     @tk.gen.kernel(N)
     def last(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[2, tkl.f32]) -> None:
         i = tkl.program_id(0)

@@ -1,4 +1,4 @@
-"""Blocks are counted, outputs start with a number, and names for types and results are told."""
+"""Block counts, initial values of outputs, dtype symbols, loops and optional arguments."""
 
 from typing import Any, Optional
 
@@ -28,9 +28,7 @@ SIZES = {
     ],
     ids=str,
 )
-def test_a_quotient_counts_the_blocks_that_cover_a_size(
-    written: algebra.Expr, counted: int
-) -> None:
+def test_floor_division_counts_partial_blocks(written: algebra.Expr, counted: int) -> None:
     assert blocks(written).evaluate(SIZES) == counted
 
 
@@ -53,21 +51,21 @@ def filled(one: Any, other: Any) -> tk.Kernel:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32])
-def test_outputs_that_hold_one_number_are_two_places(dtype: torch.dtype) -> None:
+def test_filled_outputs_do_not_alias(dtype: torch.dtype) -> None:
     x = torch.arange(5).to(dtype)
     y, z = filled(1, 1)(x)
     assert torch.equal(y, x + 1)
     assert torch.equal(z, x.clamp(min=1))
 
 
-def test_an_output_starts_with_any_number_of_its_type() -> None:
+def test_outputs_are_filled_with_any_number_of_their_dtype() -> None:
     x = torch.arange(5).to(torch.bfloat16)
     y, z = filled(-0.5, float("-inf"))(x)
     assert torch.equal(y, x - 0.5)
     assert torch.equal(z, x)
 
 
-def test_an_argument_that_is_in_and_out_is_changed() -> None:
+def test_in_out_arguments_are_updated() -> None:
     @tk.gen.kernel(SIZE // BLOCK)
     def double(x: tkl.InOutBuffer[SIZE, T]) -> None:
         start = (tkl.program_id(0) * BLOCK,)
@@ -78,7 +76,7 @@ def test_an_argument_that_is_in_and_out_is_changed() -> None:
     assert torch.equal(x, 2 * torch.arange(5.0))
 
 
-def test_a_named_element_type_is_that_of_the_arguments() -> None:
+def test_dtype_symbols_are_inferred_from_arguments() -> None:
     @tk.gen.kernel(SIZE // BLOCK)
     def ones(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> None:
         made = tkl.zeros((BLOCK,), T)
@@ -88,16 +86,16 @@ def test_a_named_element_type_is_that_of_the_arguments() -> None:
         assert torch.equal(ones.interpret(torch.zeros(3, dtype=dtype)), torch.ones(3, dtype=dtype))
 
 
-def test_an_element_type_that_no_argument_has_is_refused() -> None:
+def test_unbound_dtype_symbols_are_rejected() -> None:
     @tk.gen.kernel(SIZE // BLOCK)
     def zeros(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> None:
         tkl.store(y, (tkl.program_id(0) * BLOCK,), tkl.zeros((BLOCK,), tkl.types.U))
 
-    with pytest.raises(errors.KernelError, match="U is not an element type of an argument"):
+    with pytest.raises(errors.KernelError, match="U is not a dtype of an argument"):
         zeros.interpret(torch.ones(3))
 
 
-def test_all_results_of_a_loop_for_one_value_are_refused_with_what_to_write() -> None:
+def test_using_loop_results_as_a_tile_suggests_indexing() -> None:
     @tk.gen.kernel(SIZE // BLOCK)
     def twice(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> None:
         start = (tkl.program_id(0) * BLOCK,)
@@ -113,7 +111,7 @@ def test_all_results_of_a_loop_for_one_value_are_refused_with_what_to_write() ->
     assert "body[0]" in str(raised.value)
 
 
-def test_an_axis_of_which_one_element_is_read_can_be_left_out() -> None:
+def test_none_in_a_shape_drops_the_axis() -> None:
     @tk.gen.kernel(HEADS, SIZE // BLOCK)
     def copy(x: tkl.InputBuffer[HEADS, SIZE, T], y: tkl.OutputBuffer[HEADS, SIZE, T]) -> None:
         place = tkl.program_id(0), tkl.program_id(1) * BLOCK
@@ -125,7 +123,7 @@ def test_an_axis_of_which_one_element_is_read_can_be_left_out() -> None:
     assert torch.equal(copy(x), x)
 
 
-def test_blocks_that_are_counted_by_hand_are_counted_once() -> None:
+def test_explicit_ceiling_division_is_not_rounded_up_twice() -> None:
     @tk.gen.kernel((SIZE + BLOCK - 1) // BLOCK, blocks={BLOCK: 4})
     def count(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[1, tkl.i32].filled(0)) -> None:
         tkl.load(x, (tkl.program_id(0) * BLOCK,), (BLOCK,))
@@ -134,7 +132,7 @@ def test_blocks_that_are_counted_by_hand_are_counted_once() -> None:
     assert [int(count.interpret(torch.ones(size))) for size in (0, 1, 4, 5)] == [0, 1, 1, 2]
 
 
-def test_a_size_that_only_an_output_has_is_not_chosen() -> None:
+def test_output_only_sizes_are_not_tuned() -> None:
     @tk.gen.kernel(1)
     def first(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[COUNT, T]) -> None:
         tkl.store(y, (0,), tkl.load(x, (0,), (COUNT,)))
@@ -153,7 +151,7 @@ def scaled(
 
 
 @pytest.mark.parametrize("by", [(), (torch.tensor(3),), (torch.tensor(0.5),)], ids=str)
-def test_a_number_that_is_left_out_or_a_tensor_is_taken_in_each_call(by: Any) -> None:
+def test_scalar_arguments_may_be_omitted_or_tensors(by: Any) -> None:
     x = torch.arange(5.0)
     for _ in range(3):
         assert torch.equal(scaled(x, *by), x * (by[0] if by else 2))
@@ -167,13 +165,13 @@ def in_strides(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> Non
 
 
 @pytest.mark.parametrize("size", [0, 1, 24, 33])
-def test_a_loop_steps_by_the_count_of_programs(size: int) -> None:
+def test_loops_may_step_by_num_programs(size: int) -> None:
     x = torch.arange(size)
     assert torch.equal(in_strides(x), 2 * x)
     assert torch.equal(in_strides.interpret(x), 2 * x)
 
 
-def test_blocks_that_cover_a_computed_number_are_counted() -> None:
+def test_cdiv_of_a_computed_number_counts_blocks() -> None:
     @tk.gen.kernel(1)
     def counts(n: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T]) -> None:
         tkl.store(y, (0,), tkl.cdiv(tkl.load(n, (0,), (SIZE,)), 4))
@@ -183,7 +181,7 @@ def test_blocks_that_cover_a_computed_number_are_counted() -> None:
         assert counts(numbers).tolist() == [0, 1, 1, 2, 32]
 
 
-def test_a_loop_whose_step_is_an_empty_size_ends() -> None:
+def test_a_loop_whose_step_is_zero_terminates() -> None:
     @tk.gen.kernel(1)
     def turns(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[1, tkl.i64]) -> None:
         total = tkl.for_loop(3, 20, SIZE, init_args=[tkl.full((), 0, tkl.i64)])(lambda k, a: a + k)
@@ -193,7 +191,7 @@ def test_a_loop_whose_step_is_an_empty_size_ends() -> None:
     assert turns(torch.zeros(0)).item() == turns.interpret(torch.zeros(0)).item()
 
 
-def test_rows_that_indices_name_are_read_as_rows_where_they_are() -> None:
+def test_gathers_of_rows_match_torch() -> None:
     @tk.gen.kernel(COUNT // BLOCK, blocks={BLOCK: 8})
     def rows(
         table: tkl.InputBuffer[SIZE, HEADS, T],
@@ -212,7 +210,7 @@ def test_rows_that_indices_name_are_read_as_rows_where_they_are() -> None:
     assert torch.equal(rows(table, index), wanted)
 
 
-def test_lanes_under_a_mask_are_stored_together_or_one_by_one() -> None:
+def test_masked_stores_use_vectors_or_single_lanes() -> None:
     @tk.gen.kernel(SIZE // BLOCK, blocks={BLOCK: 64})
     def some(x: tkl.InputBuffer[SIZE, T], y: tkl.OutputBuffer[SIZE, T].filled(-1)) -> None:
         places = tkl.program_id(0) * BLOCK + tkl.arange(BLOCK)
@@ -223,7 +221,7 @@ def test_lanes_under_a_mask_are_stored_together_or_one_by_one() -> None:
     assert torch.equal(some(x), torch.where(taking, x, torch.tensor(-1.0)))
 
 
-def test_in_out_buffers_that_share_memory_are_refused() -> None:
+def test_aliased_in_out_buffers_are_rejected() -> None:
     @tk.gen.kernel(SIZE // BLOCK)
     def both(x: tkl.InOutBuffer[SIZE, T], y: tkl.InOutBuffer[SIZE, T]) -> None:
         place = (tkl.program_id(0) * BLOCK,)
@@ -237,7 +235,7 @@ def test_in_out_buffers_that_share_memory_are_refused() -> None:
     assert whole.tolist() == [2.0] * 6
 
 
-def test_a_number_may_be_left_out() -> None:
+def test_optional_scalar_arguments_may_be_omitted() -> None:
     @tk.gen.kernel(SIZE // BLOCK)
     def moved(
         x: tkl.InputBuffer[SIZE, T],
@@ -256,7 +254,7 @@ def test_a_number_may_be_left_out() -> None:
     assert moved(x, to=3).tolist() == [3, 4, 5]
 
 
-def test_buffers_without_axes() -> None:
+def test_buffers_may_have_rank_0() -> None:
     @tk.gen.kernel()
     def doubled(x: tkl.InputBuffer[T], y: tkl.OutputBuffer[T].filled(7)) -> None:
         tile = tkl.load(x, ())
