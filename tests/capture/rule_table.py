@@ -159,7 +159,7 @@ FUNCTIONS = [
     *each(
         defaults(
             "sin cos tan asin acos atan sinh asinh atanh tanh exp expm1 log log1p log2 log10 erf "
-            "erfc sigmoid signbit relu round softplus hardsigmoid gelu"
+            "erfc sigmoid signbit relu round softplus hardsigmoid gelu elu"
         ),
         WIDE,
         LINE,

@@ -159,4 +159,4 @@ def test_the_peak_is_measured_with_full_width_vectors() -> None:
         assert lanes_of_products(text) == {lanes}
     assert lanes_of_products(peaks.loop_text(SSE, groups=4)) == set()
     report = str(tk.explain(gemm, A, B))
-    assert "f32 multiply-adds in registers" in report
+    assert "f32 fma in registers" in report

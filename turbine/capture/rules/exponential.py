@@ -112,6 +112,13 @@ def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     return (0.5 * wide * (1.0 + torch.tanh(inner))).to(x.dtype)
 
 
+def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
+    """ELU by expm1, accurate for small x; the compiler subtracts one from exp."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    below = (alpha * scale) * torch.expm1(wide * input_scale)
+    return torch.where(wide > 0, wide * scale, below).to(x.dtype)
+
+
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """logcumsumexp relative to the running maximum, in quadratic time."""
     if x.dim() == 0 or is_empty(x):
@@ -156,6 +163,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.erf.default: erf,
     aten.erfc.default: erfc,
     aten.gelu.default: gelu,
+    aten.elu.default: elu,
     aten.logcumsumexp.default: logcumsumexp,
     aten.signbit.default: signbit,
     aten.copysign.Tensor: copysign,
