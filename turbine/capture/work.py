@@ -24,12 +24,23 @@ def mflop(graph: fx.Graph) -> float:
 def load(graph: fx.Graph) -> float:
     """How long a call takes on one core, in millions of operations of a matmul.
 
-    Most programs do little with each element that they read: a byte takes as long as some
-    operations.
+    Formulas take many operations for an element, reductions read more than they give, and a byte
+    of memory takes as long as some operations.
     """
     ends = [node for node in graph.nodes if node.op in ("placeholder", "output")]
     inside = {value for node in ends for value in (node, *node.all_input_nodes)}
-    return mflop(graph) + _OPERATIONS_OF_A_BYTE * megabytes(inside)
+    inner = sum(_extra(node) for node in graph.nodes if node.op == "call_function") / 1e6
+    return mflop(graph) + inner + _OPERATIONS_OF_A_BYTE * megabytes(inside)
+
+
+def _extra(node: fx.Node) -> float:
+    """The operations of a formula or a reduction beyond one for each result."""
+    packet = getattr(node.target, "overloadpacket", None)
+    if packet in _REDUCTIONS:
+        return count_elements(_operand(node, 0))
+    if packet in FORMULAS and isinstance(node.meta.get("val"), torch.Tensor):
+        return count_elements(node.meta["val"]) * _FORMULA_SIZE
+    return 0
 
 
 _OPERATIONS_OF_A_BYTE = 4
@@ -52,9 +63,7 @@ def _flop(node: fx.Node) -> float:
     inner = _INNER.get(node.target)
     if inner is not None:
         return count_elements(value) * 2 * inner(node)
-    packet = getattr(node.target, "overloadpacket", None)
-    count = count_elements(_operand(node, 0) if packet in _REDUCTIONS else value)
-    return count * (_FORMULA_SIZE if packet in FORMULAS else 1)
+    return count_elements(value)
 
 
 _REDUCTIONS = {

@@ -79,7 +79,8 @@ def _assemble(
         reasons = _obstacles(graph, refused) | chosen
         split = partition(graph, lambda node: node not in reasons, cut=cut)
         for name, part in split.parts.items():
-            module = parts.PartModule(part, state.fixed, partial(_replace_part, part, state))
+            replace = partial(_replace_part, part, state)
+            module = parts.PartModule(part, state.fixed, replace, is_mixed=bool(chosen))
             split.outer.add_submodule(name, module)
             state.record.parts.append(module)
     _record_left(graph, split.parts.values(), reasons, chosen.keys(), state.record)

@@ -33,6 +33,8 @@ from turbine.runtime.tensor_call import TensorCall
 log = logging.getLogger(__name__)
 
 Call = Callable[[Sequence[Any]], Sequence[Any]]
+# Threads pay off this much later between ops of PyTorch, whose own threads spin after each.
+LATER = 20
 # Makes a replacement for a part that does not compile.
 Replace = Callable[[errors.TurbineError], Call]
 # After this many calls that failed in compiled code but not in PyTorch, a part runs in PyTorch.
@@ -42,14 +44,16 @@ MAX_RESCUES = 3
 class PartModule(torch.nn.Module):
     """A part, as a module of the graph around it. The first call waits for the compiler."""
 
-    def __init__(self, part: Part, fixed: AbstractSet[str], replace: Replace) -> None:
+    def __init__(
+        self, part: Part, fixed: AbstractSet[str], replace: Replace, *, is_mixed: bool
+    ) -> None:
         super().__init__()
         self.eager = part.graph
         self.ops = Counter(str(n.target) for n in part.graph.graph.nodes if is_compute(n))
         self.mflop = work.mflop(part.graph.graph)
         self.megabytes = work.megabytes((*part.inputs, *part.results))
         self._target = targets.parse(config.current().target)
-        self.driver = device.driver_for(self._target, work.load(part.graph.graph))
+        self.driver = device.driver_for(self._target, self.mflop / (LATER if is_mixed else 1))
         self.compiled: Compiled | None = None
         self._fixed = fixed
         self._replace = replace

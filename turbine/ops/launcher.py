@@ -176,7 +176,7 @@ class OpLauncher:
         compiled = pipeline.compile_ir(code.bytecode, target, fingerprint=code.fingerprint)
         text = partial(mlir_context.to_text, code.module)
         label = run_trace.kernel(self.schema.qualified.replace("::", "."), text, compiled.data)
-        driver = device.driver_for(target, work.load(traced.graph.graph))
+        driver = device.driver_for(target, work.mflop(traced.graph.graph))
         call = TensorCall.load(compiled.data, driver, DEFAULT_NAME, code.inputs, code.results)
         return CompiledOp(traced, call, label)
 
