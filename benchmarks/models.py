@@ -2,7 +2,8 @@
 
 Every row runs in a process of its own, where the systems take turns. The table has eager's median
 time and, for each system, how many times faster it is; the worst rows of Turbine come first. The
-figures go to benchmarks/results/<cpu>-<threads>.json, beside those of earlier runs.
+figures go to benchmarks/results/<cpu>-<threads>.json, beside those of earlier runs, and a plot of
+them to docs/.
 
     python benchmarks/models.py --rows mlp,resnet18 --systems inductor,artifact --seconds 5
     python benchmarks/models.py --show      # the table and the plot of what was measured
@@ -40,6 +41,7 @@ from turbine import errors
 from turbine.tables import table
 
 RESULTS = Path(__file__).resolve().parent / "results"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 # The largest difference from eager, relative to eager's largest value.
 ERROR_LIMITS = {torch.bfloat16: 3e-2, torch.float16: 4e-3}
 ERROR_LIMIT = 1e-4
@@ -96,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows[name] = Row(name, figures | measure_in_process(name, options))
             save(path, rows)
     print(report(list(rows.values())))
-    draw(path.with_suffix(".svg"), {name: speedups(row) for name, row in rows.items()})
+    plot = path.with_suffix(".svg") if options.output else DOCS / f"performance-{path.stem}.svg"
+    draw(plot, {name: speedups(row) for name, row in rows.items()})
     print(f"figures are in {path}", file=sys.stderr)
     return 0 if all(row.worst for row in rows.values()) else 1
 
