@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
-from turbine.capture import dim_names, passes, small_sizes
+from turbine.capture import convolutions, dim_names, passes, small_sizes
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.effect_tokens import drop_tokens
@@ -181,8 +181,15 @@ def _decompose(exported: ExportedProgram) -> ExportedProgram:
         with warnings.catch_warnings():
             # torch 2.13 uses a class that it deprecated.
             warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
-            decomposed: ExportedProgram = exported.run_decompositions(current_aot_decompositions())
+            table = current_aot_decompositions()
+            decomposed: ExportedProgram = exported.run_decompositions(
+                convolutions.keep_whole(table)
+            )
             drop_tokens(decomposed)
+            for module in decomposed.graph_module.modules():
+                if isinstance(module, fx.GraphModule):
+                    convolutions.expand(module.graph, table)
+                    module.recompile()
             return decomposed
     except Exception as error:
         raise errors.ExportError(

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 from torch._subclasses import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 
 def emit(
@@ -19,7 +20,7 @@ def emit(
 ) -> fx.Node:
     """Add a call with its fake value, and with the source line of `beside`."""
     node = graph.call_function(target, args, kwargs)
-    values = [*map(value_of, args)]
+    values = fx.map_arg(args, value_of)
     with _fake_mode(values):
         node.meta["val"] = target(*values, **kwargs)
     if beside is not None and beside.stack_trace is not None:
@@ -27,9 +28,9 @@ def emit(
     return node
 
 
-def _fake_mode(values: list[Any]) -> AbstractContextManager[Any]:
+def _fake_mode(values: Any) -> AbstractContextManager[Any]:
     """The fake mode of the values: tensors that ops make of numbers have to be fake as well."""
-    fakes = (value for value in values if isinstance(value, FakeTensor))
+    fakes = (value for value in tree_leaves(values) if isinstance(value, FakeTensor))
     return next((fake.fake_mode for fake in fakes), nullcontext())
 
 

@@ -118,7 +118,7 @@ def _convert(node: fx.Node, dtype: torch.dtype, place: fx.Node) -> fx.Node:
 
 def find(program: Program) -> Iterator[Linear]:
     """Find matmuls with weights."""
-    constant = _constant_nodes(program)
+    constant = constant_nodes(program)
     for node in program.graph.graph.nodes:
         # addmm may scale its operands.
         if node.target in (aten.mm.default, aten.addmm.default) and not node.kwargs:
@@ -127,7 +127,7 @@ def find(program: Program) -> Iterator[Linear]:
                 yield found
 
 
-def _constant_nodes(program: Program) -> set[fx.Node]:
+def constant_nodes(program: Program) -> set[fx.Node]:
     """Nodes that depend on weights only, computed once when an artifact is loaded."""
     fixed = {name for name, weight in program.weights.items() if not weight.mutable}
     constant: set[fx.Node] = set()

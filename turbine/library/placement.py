@@ -10,7 +10,7 @@ from typing import Protocol
 from torch import fx
 
 from turbine.capture.program import Program
-from turbine.library import attention, linear, rows
+from turbine.library import attention, convolution, linear, rows
 from turbine.target import Target
 
 
@@ -29,7 +29,13 @@ class Match(Protocol):
 
 
 # Attention first: it contains a softmax.
-FINDERS = (attention.find, linear.find, rows.find_layer_norms, rows.find_softmaxes)
+FINDERS = (
+    attention.find,
+    convolution.find,
+    linear.find,
+    rows.find_layer_norms,
+    rows.find_softmaxes,
+)
 
 
 def place_kernels(

@@ -15,7 +15,7 @@ from turbine.kernel.lang.arithmetic import greater
 from turbine.kernel.lang.constants import constant, sizes
 from turbine.kernel.lang.operands import as_tile
 from turbine.kernel.lang.reductions import has_lane
-from turbine.kernel.lang.shapes import masked
+from turbine.kernel.lang.shapes import broadcast, masked
 from turbine.kernel.trace.op import Op, common_dtype, op
 from turbine.kernel.trace.tracer import OPERATORS, Tile, user_line
 from turbine.kernel.trace.types import DTYPES, F32
@@ -27,6 +27,8 @@ def _dot(op: Op, a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
     common = common_dtype([a, b], "dot")
     wide = accumulator_dtype(common)
     tiles = [as_tile(a, common, "dot"), as_tile(b, common, "dot")]
+    if tiles[1].type.rank < tiles[0].type.rank:
+        tiles[1] = broadcast(tiles[1], tiles[0].shape[:-2])
     shape = (*tiles[0].type.shape[:-1], tiles[1].type.shape[-1])
     start = constant(sizes(shape), wide, 0) if acc is None else as_tile(acc, None, "dot")
     if start.type.shape != shape:
@@ -75,10 +77,10 @@ def _valid_products(left: Tile, right: Tile) -> Valid:
 def dot(a: Tensor, b: Tensor, acc: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """Matrix product of a and b, plus acc if it is given.
 
-    Axes before the last two are batch axes, the same in both. Products are accumulated in f32 (f64
-    for f64, i32 for integers, i64 for 64-bit ones), whatever the operands are; that is the dtype
-    of the result, or the dtype of acc. Masked-off elements are skipped; where that leaves nothing
-    to sum, the result is masked off.
+    Axes before the last two are batch axes, the same in both; a batch may also be multiplied by one
+    matrix b. Products are accumulated in f32 (f64 for f64, i32 for integers, i64 for 64-bit ones),
+    whatever the operands are; that is the dtype of the result, or the dtype of acc. Masked-off
+    elements are skipped; where that leaves nothing to sum, the result is masked off.
 
     Example::
 
@@ -115,11 +117,11 @@ def _check(a: Any, b: Any) -> None:
                 hint="operands are tiles of two axes, or more with batch axes first",
             )
     batches = a.type.shape[:-2], b.type.shape[:-2]
-    if batches[0] != batches[1]:
+    if batches[1] and batches[0] != batches[1]:
         raise errors.KernelError(
             f"tkl.dot of {a.type} and {b.type}: the batch sizes differ",
             where=user_line(),
-            hint="axes before the last two must agree; use tkl.broadcast_to",
+            hint="axes before the last two must agree, or b must have two axes",
         )
     if a.type.shape[-1] != b.type.shape[-2]:
         raise errors.KernelError(

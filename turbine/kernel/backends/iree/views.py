@@ -103,7 +103,9 @@ def _transpose(emitter: Emitter, node: fx.Node) -> TileValue:
 
 def _expand_dims(emitter: Emitter, node: fx.Node) -> TileValue:
     axis: int = arguments(node)[1]
-    return _view(emitter, node, lambda coords: coords[:axis] + coords[axis + 1 :])
+    view = _view(emitter, node, lambda coords: coords[:axis] + coords[axis + 1 :])
+    has_rows = axis < len(view.shape) - 2  # the rows of the operand
+    return replace(view, pitch=emitter.tile(arguments(node)[0]).pitch) if has_rows else view
 
 
 def _squeeze(emitter: Emitter, node: fx.Node) -> TileValue:
@@ -115,7 +117,9 @@ def _squeeze(emitter: Emitter, node: fx.Node) -> TileValue:
 
 def _broadcast_to(emitter: Emitter, node: fx.Node) -> TileValue:
     tile = emitter.tile(arguments(node)[0])
-    return _view(emitter, node, lambda coords: broadcast_coords(tile, coords))
+    view = _view(emitter, node, lambda coords: broadcast_coords(tile, coords))
+    has_rows = len(tile.shape) > 1 and tile.shape[-2:] == view.shape[-2:]
+    return replace(view, pitch=tile.pitch) if has_rows else view
 
 
 def _slice(emitter: Emitter, node: fx.Node) -> TileValue:

@@ -1,0 +1,109 @@
+"""Expand convolutions after the other ops, and note their operands for a kernel that computes them.
+
+`expand` replaces a convolution by the ops of its rule; `find` gives it back from the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from turbine.capture.decompositions import Table
+from turbine.capture.nodes import value_of
+from turbine.capture.rules.convolution import convolution, per_axis
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A convolution that is not transposed."""
+
+    node: fx.Node  # whose value it is
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+
+def keep_whole(table: Table) -> Table:
+    """The table with our rule for transposed convolutions only."""
+    return {op: _if_transposed if r is convolution else r for op, r in table.items()}
+
+
+def _if_transposed(*args: Any) -> Any:
+    is_transposed = args[6]
+    return convolution(*args) if is_transposed else NotImplemented
+
+
+def expand(graph: fx.Graph, table: Table) -> None:
+    """Replace convolutions by the ops of our rule, if it is in the table."""
+    if table.get(aten.convolution.default) is not convolution:
+        return
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        # Without the dispatcher, composite ops take dynamic sizes for static ones.
+        with value_of(node).fake_mode, enable_python_dispatcher():
+            if convolution(*map(value_of, node.args)) is NotImplemented:
+                continue
+            result = _inline(node, table)
+        x, weight, bias, *settings = node.args
+        names = [None if one is None else one.name for one in (x, weight, bias)]
+        name = node.name
+        node.replace_all_uses_with(result)
+        graph.erase_node(node)
+        result.name = name  # the signature refers to results by name
+        result.meta[_KEY] = names, settings
+
+
+_KEY = "convolution"
+_OPERANDS = ("x", "weight", "bias")
+
+
+def _inline(node: fx.Node, table: Table) -> fx.Node:
+    """Add the ops of the rule before a node; return the result."""
+    operands = [one for one in node.args[: len(_OPERANDS)] if isinstance(one, fx.Node)]
+
+    def call(*values: Any) -> Any:
+        x, weight, bias = values if len(values) == len(_OPERANDS) else (*values, None)
+        return convolution(x, weight, bias, *node.args[len(_OPERANDS) :])
+
+    traced = make_fx(call, decomposition_table=table)(*map(value_of, operands))
+    places = traced.graph.find_nodes(op="placeholder")
+    for one in traced.graph.nodes:
+        one.meta |= {key: node.meta[key] for key in _ABOUT_CODE if key in node.meta}
+    with node.graph.inserting_before(node):
+        result = node.graph.graph_copy(traced.graph, dict(zip(places, operands, strict=True)))
+    assert isinstance(result, fx.Node)
+    return result
+
+
+_ABOUT_CODE = ("stack_trace", "nn_module_stack", "torch_fn")
+
+
+def find(graph: fx.Graph) -> Iterator[Convolution]:
+    """Find convolutions, whole or expanded."""
+    named = {node.name: node for node in graph.nodes}
+    for node in graph.nodes:
+        if _KEY in node.meta:
+            names, settings = node.meta[_KEY]
+            operands = [named.get(name) for name in names]
+            if None in operands[:2] or (names[2] is not None and operands[2] is None):
+                continue  # a pass replaced an operand
+        elif node.target is aten.convolution.default:
+            operands, settings = node.args[:3], node.args[3:]
+        else:
+            continue
+        stride, padding, dilation, is_transposed, _, groups = settings
+        axes = node.meta["val"].dim() - 2
+        lists = [per_axis(one, axes) for one in (stride, padding, dilation)]
+        if not is_transposed:
+            yield Convolution(node, *operands, *lists, groups)

@@ -1,0 +1,242 @@
+"""Convolutions of images whose channels are contiguous: a sum of matmuls, one for each tap.
+
+Windows are not copied to rows of a matrix (im2col): a tap reads channels where they are. For a
+stride of s, every s-th row of an image goes to one phase, and s columns are joined to one, so that
+the columns that a tap reads are neighbours.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+import torch
+from torch import fx
+
+import turbine.kernel as tk
+import turbine.kernel.lang as tkl
+from turbine.capture import convolutions
+from turbine.capture.convolutions import Convolution
+from turbine.capture.nodes import emit
+from turbine.capture.program import Program
+from turbine.library.linear import constant_nodes
+from turbine.target import Target
+
+aten = torch.ops.aten
+
+B, H, L = tkl.symbols("B H L")  # images, rows and columns of a phase
+D, C = tkl.symbols("D C")  # channels of joined columns, and of one
+N, P, W = tkl.symbols("N P W")  # channels of the result, in panels of W
+BH, BL = tkl.symbols("BH BL")
+f32 = tkl.f32
+
+
+@cache
+def kernel(taps: tuple[int, int], stride: tuple[int, int], block: tuple[int, int]) -> Any:
+    """The kernel for windows of this size and stride; a program computes a block of one panel."""
+    (kh, kw), (down, across) = taps, stride
+    rows, columns = H - (kh - 1) // down, L - (kw - 1) // across
+
+    @tk.gen.kernel(
+        P,
+        columns // BL,
+        rows // BH,
+        B,
+        blocks={BH: block[0], BL: block[1]},
+        specialize=(H, L),
+    )
+    def convolution(
+        x: tkl.InputBuffer[B, down, H, L, D, f32],
+        weight: tkl.InputBuffer[P, kh, kw, C, W, f32],
+        bias: tkl.InputBuffer[N, f32],
+        y: tkl.OutputBuffer[B, rows, columns, N, f32],
+    ) -> None:
+        panel, column, row = tkl.program_id(0), tkl.program_id(1) * BL, tkl.program_id(2) * BH
+        image = tkl.program_id(3)
+
+        def add_taps(i: int, j: int, sums: Any) -> Any:
+            """Add the taps of one phase."""
+
+            @tkl.for_loop(0, len(range(i, kh, down)), init_args=[sums])
+            def over_rows(m: Any, sums: Any) -> Any:
+                @tkl.for_loop(0, len(range(j, kw, across)), init_args=[sums])
+                def over_columns(n: Any, sums: Any) -> Any:
+                    place = image, i, row + m, column + n, j * C
+                    values = tkl.load(x, place, (None, None, BH, BL, C))
+                    tap = panel, m * down + i, n * across + j, 0, 0
+                    return tkl.dot(values, tkl.load(weight, tap, (None, None, None, C, W)), sums)
+
+                return over_columns[0]
+
+            return over_rows[0]
+
+        sums = tkl.zeros((BH, BL, W), f32)
+        for i in range(min(down, kh)):
+            for j in range(min(across, kw)):
+                sums = add_taps(i, j, sums)
+        tkl.store(y, (image, row, column, panel * W), sums + tkl.load(bias, (panel * W,), (W,)))
+
+    return convolution
+
+
+@cache
+def depthwise(taps: tuple[int, int], stride: tuple[int, int]) -> Any:
+    """The kernel for a convolution of every channel by itself; a program computes a row."""
+    (kh, kw), (down, across) = taps, stride
+    rows, columns = H - (kh - 1) // down, L - (kw - 1) // across
+
+    @tk.gen.kernel(rows, B, specialize=(H, L, C))
+    def depthwise_convolution(
+        x: tkl.InputBuffer[B, down, H, L, across * C, f32],
+        weight: tkl.InputBuffer[kh, kw, C, f32],
+        bias: tkl.InputBuffer[C, f32],
+        y: tkl.OutputBuffer[B, rows, columns, C, f32],
+    ) -> None:
+        row, image = tkl.program_id(0), tkl.program_id(1)
+        sums = tkl.load(bias, (0,), (C,))
+        for i, j in product(range(kh), range(kw)):
+            place = image, i % down, row + i // down, j // across, j % across * C
+            values = tkl.load(x, place, (None, None, None, columns, C))
+            sums = sums + values * tkl.load(weight, (i, j, 0), (None, None, C))
+        tkl.store(y, (image, row, 0, 0), sums)
+
+    return depthwise_convolution
+
+
+_FLOAT_BYTES = 4
+# Columns of a panel in vectors, by the bytes of a vector: with seven rows they fill the registers.
+_PANEL_VECTORS = {16: 2, 32: 2, 64: 3}
+_MOST_STRIDE, _MOST_AXES = 2, 4
+# With fewer channels, those of all columns of a window are joined.
+_FEW_CHANNELS = 8
+
+
+@dataclass(frozen=True)
+class Match:
+    """A convolution with a constant weight."""
+
+    found: Convolution
+
+    @property
+    def node(self) -> fx.Node:
+        """The node whose value the kernel computes."""
+        return self.found.node
+
+    def is_faster_on(self, target: Target) -> bool:
+        """On every CPU."""
+        return True
+
+    def replace(self, target: Target) -> fx.Node:
+        """Call the kernel; return the result."""
+        y = _Call(self.found).write(target)
+        y = emit(self.node.graph, aten.permute.default, y, [0, 3, 1, 2], beside=self.node)
+        if self.node.meta["val"].dim() < _MOST_AXES:
+            y = emit(self.node.graph, aten.squeeze.dim, y, 2, beside=self.node)
+        return y
+
+
+class _Call:
+    """The call of a kernel: operands in its layout."""
+
+    def __init__(self, found: Convolution) -> None:
+        self.node, self.bias = found.node, found.bias
+        x, self.weight = found.x, found.weight
+        self.stride, self.padding = found.stride, found.padding
+        if len(self.stride) == 1:
+            x, self.weight = (self.add(aten.unsqueeze.default, one, 2) for one in (x, self.weight))
+            self.stride, self.padding = (1, *self.stride), (0, *self.padding)
+        self.x = self.add(aten.permute.default, x, [0, 2, 3, 1])
+        self.is_depthwise = found.groups > 1
+
+    @property
+    def taps(self) -> list[int]:
+        return list(self.weight.meta["val"].shape[2:])
+
+    def add(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return emit(self.node.graph, op, *args, beside=self.node, **kwargs)
+
+    def pack(self, x: fx.Node) -> fx.Node:
+        return self.add(aten.clone.default, x, memory_format=torch.contiguous_format)
+
+    def write(self, target: Target) -> fx.Node:
+        outputs, channels, *_ = self.weight.meta["val"].shape
+        if channels < _FEW_CHANNELS and not self.is_depthwise:
+            self.join_columns()
+        columns, x = self.split_phases()
+        bias = self.bias or self.add(aten.full.default, [outputs], 0.0)
+        if self.is_depthwise:
+            weight = self.add(aten.squeeze.dim, self.weight, 1)
+            weight = self.pack(self.add(aten.permute.default, weight, [1, 2, 0]))
+            launched = depthwise(tuple(self.taps), tuple(self.stride))
+        else:
+            weight = self.pack_panels(target)
+            launched = kernel(tuple(self.taps), tuple(self.stride), (1, _block(columns)))
+        return self.add(launched.op.op, x, weight, bias)
+
+    def join_columns(self) -> None:
+        """Make the columns of a window channels of one column."""
+        (_, count), (_, step), (_, margin) = self.taps, self.stride, self.padding
+        padded = self.add(aten.constant_pad_nd.default, self.x, [0, 0, margin, margin])
+        last = padded.meta["val"].shape[2] - count
+        slices = [
+            self.add(aten.slice.Tensor, padded, 2, start, start + last + 1, step)
+            for start in range(count)
+        ]
+        self.x = self.add(aten.cat.default, slices, 3) if count > 1 else padded
+        outputs, channels, rows, _ = self.weight.meta["val"].shape
+        weight = self.add(aten.permute.default, self.weight, [0, 3, 1, 2])
+        sizes = [outputs, count * channels, rows, 1]
+        self.weight = self.add(aten.view.default, self.pack(weight), sizes)
+        self.stride, self.padding = (self.stride[0], 1), (self.padding[0], 0)
+
+    def split_phases(self) -> tuple[int, fx.Node]:
+        """The columns of the result, and the images, padded and with their rows in phases."""
+        images, *sizes, channels = self.x.meta["val"].shape
+        windows = list(zip(sizes, self.taps, self.stride, self.padding, strict=True))
+        counts = [(n + 2 * p - k) // s + 1 for n, k, s, p in windows]
+        # Rows and columns of a phase, and zeros after the last.
+        lengths = [n + (k - 1) // s for n, (_, k, s, _) in zip(counts, windows, strict=True)]
+        ends = [n * s - size - p for n, (size, _, s, p) in zip(lengths, windows, strict=True)]
+        x, margins = self.x, [self.padding[1], ends[1], self.padding[0], ends[0]]
+        if any(margins):
+            x = self.add(aten.constant_pad_nd.default, x, [0, 0, *margins])
+        (rows, columns), (down, across) = lengths, self.stride
+        phases = [images, rows, down, columns, across * channels]
+        x = self.add(aten.view.default, self.pack(x), phases)
+        return counts[1], self.pack(self.add(aten.permute.default, x, [0, 2, 1, 3, 4]))
+
+    def pack_panels(self, target: Target) -> fx.Node:
+        outputs, channels, *taps = self.weight.meta["val"].shape
+        width = _PANEL_VECTORS[target.vector_bytes] * target.vector_bytes // _FLOAT_BYTES
+        panels = -(-outputs // width)
+        weight = self.add(aten.permute.default, self.weight, [2, 3, 1, 0])
+        padded = self.add(aten.constant_pad_nd.default, weight, [0, panels * width - outputs])
+        split = self.add(aten.view.default, padded, [*taps, channels, panels, width])
+        return self.pack(self.add(aten.permute.default, split, [3, 0, 1, 2, 4]))
+
+
+def _block(columns: int) -> int:
+    """Columns of a block: whole register tiles of 7 or 8 rows, with the fewest columns unused."""
+    if columns <= 8:
+        return columns
+    return min((14, 16, 7, 8), key=lambda size: -columns % size)
+
+
+def find(program: Program) -> Iterator[Match]:
+    """Find convolutions with weights."""
+    constant = constant_nodes(program)
+    for found in convolutions.find(program.graph.graph):
+        if found.weight in constant and _is_supported(found):
+            yield Match(found)
+
+
+def _is_supported(found: Convolution) -> bool:
+    """Whether there is a kernel: for f32 images of static size, with plain windows."""
+    value = found.x.meta["val"]
+    is_static = all(isinstance(size, int) for size in value.shape[1:])
+    outputs, channels = found.weight.meta["val"].shape[:2]
+    is_depthwise = found.groups == outputs and channels == 1
+    is_plain = (found.groups == 1 or is_depthwise) and set(found.dilation) == {1}
+    has_stride = max(found.stride) <= _MOST_STRIDE and value.dim() <= _MOST_AXES
+    return value.dtype == torch.float32 and is_static and is_plain and has_stride
