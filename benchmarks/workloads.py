@@ -44,7 +44,7 @@ class Attention(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A transformer over padded sequences that gives one row of scores for each."""
+    """A transformer that gives one row of scores for each sequence."""
 
     def __init__(self, vocab: int, dim: int, layers: int, heads: int) -> None:
         super().__init__()

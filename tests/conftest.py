@@ -10,6 +10,7 @@ tests/reliability its full numbers: `amount(5, 200)` is 200 then, and 5 otherwis
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -25,6 +26,7 @@ LONG = frozenset(
     "test_coverage test_llama test_pooling test_rule_table test_docs test_builtin_ops test_cli "
     "test_sums test_numbers test_quantization test_memory test_threads".split()
 )
+GC_THRESHOLDS = (50_000, 20, 20)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,6 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep to the order of `pytest_collection_modifyitems`, and let tests send Ctrl-C."""
+    # PyTorch's modules stay alive, and the collector visits them each time: seldom is enough.
+    gc.set_threshold(*GC_THRESHOLDS)
     if hasattr(config.option, "loadscopereorder"):  # where pytest-xdist is installed
         config.option.loadscopereorder = False
     # A shell that starts a run in the background ignores it for all of its processes.

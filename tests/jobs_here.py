@@ -9,7 +9,7 @@ import pytest
 
 from turbine import config
 from turbine.coverage import sweep
-from turbine.fuzz import session
+from turbine.fuzz import session, shrink
 
 
 def answer_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,6 +17,7 @@ def answer_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "_settings", {})  # what a child sets ends with it
     monkeypatch.setattr(sweep, "run_jobs", _answers)
     monkeypatch.setattr(session, "run_jobs", _answers)
+    monkeypatch.setattr(shrink, "run_jobs", _answers)
 
 
 def _answers(

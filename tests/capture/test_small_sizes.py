@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import turbine
+from tests.models import Fn, compiled
 from turbine import aot, errors
 from turbine.aot import AbstractTensor, CompiledModule, jittable
 from turbine.capture import small_sizes
@@ -22,15 +23,6 @@ Shapes = list[tuple[int, ...]]
 X: Shapes = [(6, 4)]
 XY: Shapes = [(6, 4), (3, 4)]
 PLANES: Shapes = [(3, 4, 8)]
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 # Each with the shapes of an example, of which the first sizes vary, and the least it takes.
@@ -61,9 +53,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Tensor], Shapes, int]] = {
 }
 
 
-def exported(name: str) -> tuple[Function, turbine.aot.ExportOutput]:
+def exported(name: str) -> tuple[Fn, turbine.aot.ExportOutput]:
     function, shapes, _ = PROGRAMS[name]
-    model = Function(function)
+    model = Fn(function)
     sizes = tuple({0: Dim.AUTO} for _ in shapes)
     example = tuple(torch.randn(shape) for shape in shapes)
     return model, aot.export(model, args=example, dynamic_shapes=(sizes,))
@@ -103,16 +95,14 @@ NAMED: dict[str, tuple[Callable[..., Tensor], int]] = {
 @pytest.mark.parametrize("name", NAMED)
 def test_small_sizes_of_a_named_dim_are_correct_or_rejected(name: str) -> None:
     function, least = NAMED[name]
-    model = Function(function)
-    rows = ({0: Dim("rows")},)
-    artifact = aot.export(model, args=(torch.randn(3, 4),), dynamic_shapes=(rows,)).compile()
+    artifact = compiled(function, torch.randn(3, 4), dynamic_shapes=(({0: Dim("rows")},),))
     for size in range(4):
         x = torch.randn(size, 4)
         if size < least:
             with pytest.raises(errors.ArgumentError, match=f"size {size} along axis 0"):
                 artifact(x)
         else:
-            torch.testing.assert_close(artifact(x), model(x), equal_nan=True)
+            torch.testing.assert_close(artifact(x), function(x), equal_nan=True)
 
 
 ENCODER = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
@@ -130,13 +120,12 @@ OF_TWO: dict[str, tuple[Callable[..., Tensor], int]] = {
 @pytest.mark.parametrize("name", OF_TWO)
 def test_small_sizes_of_two_named_dims_are_correct_or_rejected(name: str) -> None:
     function, least = OF_TWO[name]
-    model = Function(function)
     sizes = ({0: Dim("batch"), 1: Dim("length")},)
-    artifact = aot.export(model, args=(torch.randn(3, 4, 8),), dynamic_shapes=(sizes,)).compile()
+    artifact = compiled(function, torch.randn(3, 4, 8), dynamic_shapes=(sizes,))
     for batch, length in itertools.product(range(4), repeat=2):
         x = torch.randn(batch, length, 8)
         if min(batch, length) >= least:
-            torch.testing.assert_close(artifact(x), model(x))
+            torch.testing.assert_close(artifact(x), function(x))
         elif least > 1:
             with pytest.raises(errors.ArgumentError, match="out of range"):
                 artifact(x)
@@ -154,9 +143,7 @@ def test_rejected_sizes_are_named_by_argument_and_axis() -> None:
 
 def test_user_ranges_are_kept() -> None:
     rows = Dim("rows", min=3, max=9)
-    program = capture(
-        Function(lambda x: x[::2]), (torch.ones(6, 4),), dynamic_shapes=(({0: rows},),)
-    )
+    program = capture(Fn(lambda x: x[::2]), (torch.ones(6, 4),), dynamic_shapes=(({0: rows},),))
     (limits,) = program.signature.symbols.values()
     assert (limits.minimum, limits.maximum) == (3, 9)
 
@@ -244,7 +231,6 @@ def test_only_guards_against_small_sizes_are_rechecked(condition: str, is_small:
 
 def test_small_sizes_are_checked_for_examples_of_zeros() -> None:
     function, _ = NAMED["a branch"]
-    rows = ({0: Dim("rows")},)
-    exported = aot.export(Function(function), args=(torch.zeros(3, 4),), dynamic_shapes=(rows,))
+    artifact = compiled(function, torch.zeros(3, 4), dynamic_shapes=(({0: Dim("rows")},),))
     with pytest.raises(errors.ArgumentError, match="size 1 along axis 0"):
-        exported.compile()(torch.randn(1, 4))
+        artifact(torch.randn(1, 4))

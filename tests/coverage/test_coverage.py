@@ -1,4 +1,4 @@
-"""Coverage of PyTorch's op samples: verdicts are correct, and a slice of the ops has no failure.
+"""Coverage of PyTorch's op samples: each op has the right status, and a slice has no failure.
 
 The whole tables are `make coverage` and `make exports`.
 """
@@ -284,7 +284,7 @@ def _verdict(status: str, explained: set[str]) -> Verdict:
 
 
 def read_page(page: str, door: FrontDoor) -> list[Judged]:
-    """The verdicts that a page lists; a reason belongs to the first verdict that it explains."""
+    """The ops of a page; a reason belongs to the first status that it explains."""
     found: dict[str, list[Verdict]] = {}
     statuses: Sequence[str] = ()
     for line in page.splitlines():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 import turbine
 from turbine import errors
 from turbine.cli import doctor
-from turbine.dynamo import calibration
+from turbine.dynamo import calibration, library
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.calibration import Example, Seconds
 from turbine.dynamo.entry import backend
@@ -179,6 +180,7 @@ class Network(nn.Module):
         return logits
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_training_steps_with_library_calls_match_eager(dynamic: bool) -> None:
     torch.manual_seed(0)
@@ -199,10 +201,16 @@ def test_training_steps_with_library_calls_match_eager(dynamic: bool) -> None:
         torch.testing.assert_close(other.grad, one.grad, rtol=1e-4, atol=TOLERANCE, msg=name)
 
 
-def test_each_kind_is_measured_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.fixture
+def no_times(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Nothing is measured yet."""
     monkeypatch.setattr(calibration, "KNOWN", {})
+    with turbine.config.override(cache_dir=tmp_path):
+        yield
+
+
+@pytest.mark.usefixtures("no_times")
+def test_each_kind_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     measure = calibration.measure
 
@@ -215,7 +223,7 @@ def test_each_kind_is_measured_once(
 
     monkeypatch.setattr(calibration, "measure", listen)
     x = torch.randn(32, 32)
-    with turbine.config.override(library_calls="auto", cache_dir=tmp_path_factory.mktemp("new")):
+    with turbine.config.override(library_calls="auto"):
         assert "nothing measured" in doctor.CHECKS["library calls"]()
         torch.testing.assert_close(compiled(function, "auto")(x), function(x))
         assert made == ["matmul of float32"]
@@ -226,6 +234,77 @@ def test_each_kind_is_measured_once(
         monkeypatch.setattr(calibration, "KNOWN", {})  # as in another process
         turbine.explain(function, x)
     assert len(made) == 1
+
+
+def no_example() -> Example:
+    raise AssertionError("the measurement is fake")
+
+
+@pytest.mark.usefixtures("no_times")
+def test_times_of_other_machines_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "measure", lambda kind, make: Seconds(FLOP, 2.0, 1.0))
+    calibration.measure_once("kind", no_example)
+    assert calibration.read_all() == {"kind": Seconds(FLOP, 2.0, 1.0)}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1000)
+    assert calibration.read_all() == {}
+
+
+@pytest.mark.usefixtures("no_times")
+@pytest.mark.parametrize("seconds", [(inf, 1.0), (1.0, inf), (inf, inf)])
+def test_failed_measurements_are_not_kept(
+    seconds: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = iter([Seconds(FLOP, *seconds), Seconds(FLOP, 2.0, 1.0)])
+    monkeypatch.setattr(calibration, "measure", lambda kind, make: next(results))
+    assert not calibration.measure_once("kind", no_example).is_complete
+    assert calibration.read_all() == {}
+    monkeypatch.setattr(calibration, "KNOWN", {})  # as in another process
+    assert calibration.measure_once("kind", no_example).is_complete
+
+
+@pytest.fixture
+def run_doctor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[], tuple[int, str]]:
+    """`turbine doctor --calibrate` without the other checks: exit code and output."""
+    name = "library calls"
+    monkeypatch.setattr(doctor, "CHECKS", {name: doctor.CHECKS[name]})
+    return lambda: (doctor.check_installation(calibrate=True), capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("no_times")
+def test_the_doctor_measures_the_usual_calls_once(
+    monkeypatch: pytest.MonkeyPatch, run_doctor: Callable[[], tuple[int, str]]
+) -> None:
+    made: list[str] = []
+
+    def measure(kind: str, make: Callable[[], Example]) -> Seconds:
+        made.append(kind)
+        return Seconds(make().flop, 3.0, 2.0)
+
+    monkeypatch.setattr(calibration, "measure", measure)
+    first = run_doctor()
+    assert first == run_doctor()
+    assert first[0] == 0
+    assert "matmul of float32 1.50" in first[1]
+    assert set(calibration.read_all()) == set(made)
+    assert len(made) == len(set(made)) == len(library.usual_calls())
+    for op in ("matmul of few rows", "2-d convolution", "attention", "layer norm", "softmax"):
+        assert f"{op} of float32" in made
+
+
+@pytest.mark.usefixtures("no_times")
+def test_the_doctor_names_calls_that_cannot_be_measured(
+    monkeypatch: pytest.MonkeyPatch, run_doctor: Callable[[], tuple[int, str]]
+) -> None:
+    monkeypatch.setattr(calibration, "measure", lambda kind, make: Seconds(1.0, inf, inf))
+    code, text = run_doctor()
+    assert code == 1
+    assert "cannot time matmul of float32, " in text
+    with turbine.config.override(cache=False):
+        code, text = run_doctor()
+    assert code == 1
+    assert "the cache, which is off" in text
 
 
 def test_calls_whose_measurement_fails_are_compiled() -> None:

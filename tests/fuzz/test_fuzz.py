@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import fx
 
+from tests.jobs_here import answer_here
 from turbine.fuzz import check as checking
 from turbine.fuzz import fuzz, tolerance
 from turbine.fuzz.case import (
@@ -29,7 +30,7 @@ from turbine.fuzz.session import Tally
 from turbine.fuzz.shrink import shrink
 
 # Less than a minute: a number of programs, so that a slow machine sees the same ones.
-PROGRAMS = 14
+PROGRAMS = 10
 
 
 def test_random_programs_agree_with_eager(seed: int) -> None:
@@ -103,7 +104,8 @@ def fail_where_flipped() -> Callable[[Case], tuple[Case, Outcome]]:
     return answer
 
 
-def test_failing_cases_are_shrunk() -> None:
+def test_failing_cases_are_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_here(monkeypatch)
     case = example("v1 = v0 + x1.flip(0)", COMPILE_DYNAMIC, other_size=5)
     small, problem = shrink(case, "flipped", fail_where_flipped, seconds=60)
     assert problem == "flipped"

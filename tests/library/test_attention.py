@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim
 from torch.nn import functional as F
 
 import turbine
+from tests.models import Fn, compiled
 from turbine import target as targets
 from turbine.capture.program import Program
 from turbine.library import place_kernels
@@ -29,15 +30,6 @@ INF = float("inf")
 KERNELS = (attention, causal_attention, biased_attention, masked_attention)
 
 sdpa = F.scaled_dot_product_attention
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Tensor:
-        return self.function(*args)
 
 
 def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -127,7 +119,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_attention_matches_pytorch(name: str) -> None:
     function, args, kernel = CASES[name]
-    exported = turbine.aot.export(Function(function), args=args)
+    exported = turbine.aot.export(Fn(function), args=args)
     found = placed(exported.program)
     assert kernels_in(found) == [kernel]
     assert not any(node.target is aten.bmm.default for node in found.graph.graph.nodes)
@@ -139,9 +131,7 @@ def test_attention_matches_pytorch(name: str) -> None:
 def test_dynamic_shapes_are_supported(function: Callable[..., Tensor]) -> None:
     sizes = {0: Dim("batch", min=1, max=9), 2: Dim("length", min=2, max=999)}
     shapes = ((sizes, sizes, sizes),)
-    exported = turbine.aot.export(
-        Function(function), args=heads(2, 3, 40, 16), dynamic_shapes=shapes
-    )
+    exported = turbine.aot.export(Fn(function), args=heads(2, 3, 40, 16), dynamic_shapes=shapes)
     assert kernels_in(placed(exported.program))
     artifact = exported.compile()
     for args in (heads(1, 3, 2, 16), heads(2, 3, 40, 16), heads(5, 3, 77, 16)):
@@ -152,8 +142,8 @@ def test_overflowing_scores_are_nan_as_in_pytorch() -> None:
     q, k, v = heads(1, 2, 8, 16)
     q[0, 0, 3] = INF
     v[0, 1, 5] = float("nan")
-    exported = turbine.aot.export(Function(sdpa), args=(q, k, v))
-    torch.testing.assert_close(exported.compile()(q, k, v), sdpa(q, k, v), equal_nan=True)
+    artifact = compiled(sdpa, q, k, v)
+    torch.testing.assert_close(artifact(q, k, v), sdpa(q, k, v), equal_nan=True)
 
 
 def masked_before_it_is_scaled(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
@@ -189,7 +179,7 @@ def bias_has_more_axes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 )
 def test_other_patterns_are_not_replaced(function: Callable[..., Tensor]) -> None:
     args = *heads(2, 3, 12, 16), torch.randn(2, 3, 12, 12)
-    exported = turbine.aot.export(Function(function), args=args)
+    exported = turbine.aot.export(Fn(function), args=args)
     assert kernels_in(placed(exported.program)) == []
 
 
@@ -204,5 +194,5 @@ def test_other_patterns_are_not_replaced(function: Callable[..., Tensor]) -> Non
     ids=["one query", "many features", "float64", "GPU"],
 )
 def test_unsupported_attention_is_not_replaced(args: tuple[Tensor, ...], target: Target) -> None:
-    exported = turbine.aot.export(Function(sdpa), args=args)
+    exported = turbine.aot.export(Fn(sdpa), args=args)
     assert kernels_in(placed(exported.program, target)) == []

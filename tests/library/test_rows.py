@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import turbine
+from tests.models import Fn
 from turbine import target as targets
 from turbine.capture.program import Program
 from turbine.library import place_kernels
@@ -106,19 +107,8 @@ OTHERS: dict[str, tuple[Callable[[Tensor], Tensor], Tensor]] = {
 }
 
 
-class Function(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
-
-
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_ops_are_not_replaced(name: str) -> None:
     function, x = OTHERS[name]
-    program = exported(Function(function), x)
+    program = exported(Fn(function), x)
     assert count(placed(program), layer_norm.op.op, softmax.op.op) == 0

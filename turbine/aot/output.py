@@ -27,7 +27,7 @@ from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import Lowered, lower_all
 from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
-from turbine.mlir import devices, elementwise, function
+from turbine.mlir import devices, elementwise, function, rewrites
 from turbine.mlir.ir import Operation
 from turbine.packed_weights import QuantizationReport
 from turbine.passes import Pass
@@ -202,8 +202,8 @@ class ExportOutput:
         ready = self.lowered_for(TargetQuery(resolved))
         chosen = replace(chosen, devices=devices.count(ready.lowered.module))
         ready.verify()
-        module = devices.with_known_devices(ready.lowered.module, chosen.devices)
-        module = elementwise.use_formulas(module)
+        module = rewrites.clone(devices.with_known_devices(ready.lowered.module, chosen.devices))
+        elementwise.use_formulas(module)
         source = mlir_context.to_bytecode(module)
         captured = {
             f"{name}.py": entry.program.text

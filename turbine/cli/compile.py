@@ -1,4 +1,4 @@
-"""`turbine compile`: the factory of a model in, an artifact (or a file of IREE's) out."""
+"""`turbine compile`: the factory of a model in, an artifact, .vmfb or MLIR file out."""
 
 from __future__ import annotations
 

@@ -7,9 +7,8 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
-from math import inf
 from typing import Annotated
 
 from turbine import config, errors
@@ -19,22 +18,36 @@ from turbine.tables import bytes_text
 from turbine.version import __version__
 
 
-def check_installation(*, json: Annotated[bool, "print the findings as JSON"] = False) -> int:
+def check_installation(
+    *,
+    calibrate: Annotated[
+        bool, "time the usual library calls on this machine, so that torch.compile need not"
+    ] = False,
+    json: Annotated[bool, "print the findings as JSON"] = False,
+) -> int:
     """Check the installation; the exit code is 0 if everything works.
 
     example:
       turbine doctor
     """
     findings = []
-    for name, check in CHECKS.items():
-        with progress(f"checking {name}"):
-            ok, text = _verdict(check)
+    for name, ok, text in _findings(calibrate):
         findings.append({"name": name, "ok": ok, "text": text})
         if not json:
             print(f"{'ok' if ok else 'FAIL':5}{name:15}{text}", flush=True)
     if json:
         print(jsons.dumps(findings, indent=2))
     return 0 if all(finding["ok"] for finding in findings) else 1
+
+
+def _findings(calibrate: bool) -> Iterator[tuple[str, bool, str]]:
+    for name, check in CHECKS.items():
+        if calibrate and check is _library_calls:
+            yield name, *_verdict(_calibrate)  # it shows its own progress
+            continue
+        with progress(f"checking {name}"):
+            verdict = _verdict(check)
+        yield name, *verdict
 
 
 def _verdict(check: Callable[[], str]) -> tuple[bool, str]:
@@ -132,14 +145,33 @@ def _end_to_end() -> str:
 
 
 def _library_calls() -> str:
-    """The calls that torch.compile has measured in PyTorch's library and compiled."""
+    """The times of calls compiled over those in PyTorch's library, as torch.compile uses them."""
     from turbine.dynamo import calibration
 
-    measured = {kind: one for kind, one in calibration.read_all().items() if one.library < inf}
-    ratios = [f"{kind} {one.compiled / one.library:.2f}" for kind, one in measured.items()]
+    ratios = [f"{kind} {s.compiled / s.library:.2f}" for kind, s in calibration.read_all().items()]
     if not ratios:
-        return "nothing measured yet: torch.compile does it when it needs to know"
-    return f"seconds compiled over PyTorch's: {', '.join(sorted(ratios))}"
+        return (
+            "nothing measured on this machine: torch.compile times a kind of call when a graph "
+            "first has one, `turbine doctor --calibrate` times the usual kinds"
+        )
+    return f"compiled time over PyTorch's: {', '.join(sorted(ratios))}"
+
+
+def _calibrate() -> str:
+    """Time the usual calls that are not in the cache."""
+    from turbine.dynamo import calibration, library
+
+    if not config.current().cache:
+        raise errors.ConfigError("--calibrate keeps times in the cache, which is off")
+    calls = library.usual_calls()
+    failed = [
+        call.kind
+        for call in calls
+        if not calibration.measure_once(call.kind, call.example).is_complete
+    ]
+    if failed:
+        raise errors.RunError(f"cannot time {', '.join(failed)}")
+    return _library_calls()
 
 
 CHECKS: dict[str, Callable[[], str]] = {

@@ -28,11 +28,11 @@ TORCH_DTYPE_TO_IREE_TYPE = {dtype: _parser(row.mlir) for dtype, row in _ELEMENTS
 TORCH_DTYPE_TO_IREE_TYPE_ASM = {dtype: row.mlir for dtype, row in _ELEMENTS.items()}
 TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM = {dtype: row.torch_mlir for dtype, row in _ELEMENTS.items()}
 TORCH_DTYPE_TO_MLIR_TYPE_ASM = TORCH_DTYPE_TO_SIGNED_MLIR_TYPE_ASM
-# IREE's integers have no sign; going back, they are taken for signed ones.
+# IREE's integers are signless; they map back to signed dtypes.
 IREE_TYPE_ASM_TO_TORCH_DTYPE = {row.mlir: row.torch for row in reversed(dtypes.TABLE)}
 SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE = {row.torch_mlir: row.torch for row in dtypes.TABLE}
 MLIR_TYPE_ASM_TO_TORCH_DTYPE = SIGNED_MLIR_TYPE_ASM_TO_TORCH_DTYPE
-# IREE's runtime does not know scales and zero points: quantized elements are opaque bytes.
+# IREE's runtime has no quantized element types: elements of quantized tensors are opaque bytes.
 DTYPE_TO_ELEMENT_TYPE = {
     **{row.torch: HalElementType(row.hal) for row in dtypes.TABLE},
     torch.qint8: HalElementType.OPAQUE_8,
@@ -42,7 +42,7 @@ TORCH_DTYPE_TO_NUMPY = {row.torch: row.numpy for row in dtypes.TABLE}
 
 
 def dtype_to_element_type(dtype: torch.dtype) -> HalElementType:
-    """The element type of IREE's runtime for a torch dtype."""
+    """The HAL element type of a torch dtype."""
     known = DTYPE_TO_ELEMENT_TYPE.get(dtype)
     return HalElementType(dtypes.of_torch(dtype).hal) if known is None else known
 

@@ -18,7 +18,7 @@ from turbine.aot.iree_ops import IREE as IREEEmitter
 from turbine.aot.values import IrTensor
 from turbine.errors import ProcedureError as ProcedureTraceError
 
-# For isinstance: Turbine does not tell these apart.
+# For isinstance. Turbine has one class where iree-turbine has several.
 AbstractTypedef = AbstractTensor | AbstractScalar
 IrImmediateScalar = IrScalar
 IrImmediateTensor = IrTensor

@@ -63,6 +63,11 @@ class Seconds:
     compiled: float
     library: float
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether both calls were timed."""
+        return self.compiled < inf and self.library < inf
+
 
 # The times that this process has measured or read, by cache key.
 KNOWN: dict[str, Seconds] = {}
@@ -70,22 +75,28 @@ KNOWN: dict[str, Seconds] = {}
 
 def measure_once(kind: str, make: Callable[[], Example]) -> Seconds:
     """The times of an example of this kind; measured unless they are in the cache."""
-    settings = config.current()
-    key = cache.key_of([*_machine(), settings.target, settings.strategy, kind])
+    is_cached = config.current().cache
+    key = cache.key_of([*_conditions(), kind])
     with _measuring:
         if key not in KNOWN:
-            entry = cache.read(key) if settings.cache else None
+            entry = cache.read(key) if is_cached else None
             KNOWN[key] = measure(kind, make) if entry is None else Seconds(**entry.facts["seconds"])
-            if settings.cache and entry is None:
-                facts = {"what": f"{_WHAT}{kind}", "seconds": asdict(KNOWN[key])}
+            # A call that failed is tried again in the next process.
+            if is_cached and entry is None and KNOWN[key].is_complete:
+                facts = {
+                    "what": f"{_WHAT}{kind}",
+                    "conditions": cache.key_of(_conditions()),
+                    "seconds": asdict(KNOWN[key]),
+                }
                 cache.write(key, cache.Entry(b"", facts))
     return KNOWN[key]
 
 
 def read_all() -> dict[str, Seconds]:
-    """The times on disk, by kind, including those of other versions."""
+    """The times on disk that are valid for this machine, these versions and options, by kind."""
+    conditions = cache.key_of(_conditions())
     facts = [listing.facts for listing in cache.listings()]
-    found = [one for one in facts if str(one.get("what")).startswith(_WHAT)]
+    found = [one for one in facts if one.get("conditions") == conditions]
     return {f["what"].removeprefix(_WHAT): Seconds(**f["seconds"]) for f in found}
 
 
@@ -93,15 +104,18 @@ _measuring = threading.RLock()
 _WHAT = "seconds of a "
 
 
-def _machine() -> list[str]:
-    """The machine and versions that times are valid for, as parts of a cache key."""
+def _conditions() -> list[str]:
+    """The machine, versions and options that times are valid for, as parts of a cache key."""
+    settings = config.current()
     chip = host.resolve(targets.parse("cpu"))
+    threads = f"{torch.get_num_threads()} threads"
     versions = [session.version(), torch.__version__, __version__, str(strategies.VERSION)]
-    return ["seconds", _VERSION, str(chip), f"{torch.get_num_threads()} threads", *versions]
+    options = [settings.target, settings.strategy]
+    return ["seconds", _VERSION, str(chip), threads, *versions, *options]
 
 
-# Raise it when lowering changes how fast compiled code is.
-_VERSION = "3"
+# Raise it when lowering changes how fast compiled code is, or when the facts of an entry change.
+_VERSION = "4"
 
 
 def measure(kind: str, make: Callable[[], Example]) -> Seconds:

@@ -111,6 +111,18 @@ class Call:
 Reader = Callable[[Sequence[Any]], Call | None]
 
 
+def usual_calls() -> list[Call]:
+    """A float32 call of each kind that most models have, forward and backward.
+
+    >>> from turbine.dynamo import library
+    >>> [call.kind for call in library.usual_calls()][:2]
+    ['matmul of float32', 'matmul of few rows of float32']
+    """
+    examples = [make(torch.float32) for make in _USUAL]
+    calls = [_READERS[example.op](example.args) for example in examples]
+    return [call for call in calls if call is not None]
+
+
 def _compare(call: Call) -> str | None:
     """The reason to run a call in the library; None if it does not save more than `SWITCH`."""
     seconds = calibration.measure_once(call.kind, call.example)
@@ -315,3 +327,24 @@ _READERS: dict[Any, Reader] = {
         for op in (aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
     },
 }
+
+
+# Each makes an example of a dtype.
+_USUAL: tuple[Callable[[torch.dtype], Example], ...] = (
+    partial(_linear, 256, 768),
+    partial(_linear, 4, 2048),
+    _batched_matmul,
+    _Convolution(1).example,
+    _Convolution(2).example,
+    _Convolution(2, has_few_channels=True).example,
+    _Convolution(2, is_depthwise=True).example,
+    _Convolution(2, is_backward=True).example,
+    _attention_forward,
+    _attention_backward,
+    _layer_norm_example,
+    _layer_norm_backward_example,
+    partial(_softmax_example, aten._softmax.default),
+    partial(_softmax_example, aten._log_softmax.default),
+    partial(_gelu_example, False),
+    partial(_gelu_example, True),
+)

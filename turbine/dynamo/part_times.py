@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -100,7 +100,7 @@ class _Watch:
     graph: str
     count: int = 0
     seconds: float = 0.0
-    args: Sequence[Any] | None = field(default=None)
+    args: Sequence[Any] | None = None
 
     def report(self, calls: int) -> PartProfile:
         # Calls were counted twice: while they were timed, and while PyTorch's profiler ran.
@@ -124,16 +124,12 @@ def _watch(part: PartModule, graph: str) -> Iterator[_Watch]:
         watch.args = args
         watch.count += 1
         started = time.perf_counter()
-        with torch.profiler.record_function(_PART):
-            results = call(args)
+        results = call(args)
         watch.seconds += time.perf_counter() - started
         return results
 
     with part.calling(timed):
         yield watch
-
-
-_PART = "a compiled part"
 
 
 def _seconds_of(call: Callable[[], object], calls: int) -> float:
@@ -158,7 +154,7 @@ def _time_ops(call: Callable[[], object], calls: int) -> list[OpProfile]:
 
 @contextmanager
 def _quiet_kineto() -> Iterator[None]:
-    """Keep the library of PyTorch's profiler from printing when it starts."""
+    """Raise the log level of Kineto, which PyTorch's profiler starts: it prints to stderr."""
     before = os.environ.get(_KINETO)
     os.environ[_KINETO] = before or "99"
     try:

@@ -15,6 +15,7 @@ import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Program
 from turbine.capture.sizes import expression, sizes_of
+from turbine.library.nodes import only_user, restore_shape, to_rank
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -139,19 +140,17 @@ class Attention:
 
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
-        graph, rank = self.node.graph, self.node.meta["val"].ndim
-        q, k, v = (_to_rank_4(self.node, one) for one in (self.query, self.key, self.value))
+        graph = self.node.graph
+        q, k, v = (to_rank(one, 4, self.node) for one in (self.query, self.key, self.value))
         numbers = self.scale, self.if_hidden
         if self.mask is None or _is_causal(self.mask):
             kernel = attention if self.mask is None else causal_attention
             result = emit(graph, kernel.op.op, q, k, v, *numbers, beside=self.node)
         else:
-            mask = _expand_mask(self.node, _to_rank_4(self.node, self.mask), q, k)
+            mask = _expand_mask(self.node, to_rank(self.mask, 4, self.node), q, k)
             kernel = biased_attention if _is_bias(self.mask) else masked_attention
             result = emit(graph, kernel.op.op, q, k, v, mask, *numbers, beside=self.node)
-        for _ in range(4 - rank):
-            result = emit(graph, aten.squeeze.dim, result, 0, beside=self.node)
-        return result
+        return restore_shape(result, self.node)
 
 
 def find(program: Program) -> Iterator[Attention]:
@@ -182,7 +181,7 @@ def _match(softmax: fx.Node) -> Attention | None:
     if found is None or (found.mask is not None and found.mask.meta["val"].ndim > rank):
         return None
     left = _last_view(weights or softmax)
-    product = _only_user(left)
+    product = only_user(left)
     if product is None or product.target is not aten.bmm.default or product.args[0] is not left:
         return None
     leading = scores.meta["val"].shape[:-2]
@@ -232,7 +231,7 @@ def _match_scaled(node: Any) -> _Scores | None:
 
 def _match_zeroed_rows(softmax: fx.Node, scores: fx.Node) -> fx.Node | None:
     """The `where` that zeroes rows without keys, as capture/rules/attention.py emits it."""
-    user = _only_user(softmax)
+    user = only_user(softmax)
     if user is None or user.target is not aten.where.self or user.args[2] is not softmax:
         return None
     is_all_masked, zero, _ = user.args
@@ -258,9 +257,9 @@ def _view_base(node: fx.Node) -> fx.Node:
 
 def _last_view(node: fx.Node) -> fx.Node:
     """The last view of a node, if each has one user."""
-    user = _only_user(node)
+    user = only_user(node)
     while user is not None and _is_leading_view(user):
-        node, user = user, _only_user(user)
+        node, user = user, only_user(user)
     return node
 
 
@@ -295,12 +294,6 @@ def _has_same_shape(one: fx.Node, other: fx.Node) -> bool:
 
 def _equal(one: Any, other: Any) -> bool:
     return [*map(expression, one)] == [*map(expression, other)]
-
-
-def _only_user(node: fx.Node) -> fx.Node | None:
-    """The user of a node, if it is the only one."""
-    users = [*node.users]
-    return users[0] if len(users) == 1 else None
 
 
 def _is_bias(node: fx.Node) -> bool:
@@ -341,12 +334,6 @@ def _is_number(node: Any, number: float) -> bool:
     """Whether a node is a scalar tensor of this number."""
     is_scalar = isinstance(node, fx.Node) and node.target is aten.scalar_tensor.default
     return is_scalar and node.args[0] == number
-
-
-def _to_rank_4(place: fx.Node, node: fx.Node) -> fx.Node:
-    for _ in range(4 - node.meta["val"].ndim):
-        node = emit(place.graph, aten.unsqueeze.default, node, 0, beside=place)
-    return node
 
 
 def _expand_mask(place: fx.Node, mask: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Program
+from turbine.library.nodes import only_user, restore_shape, to_rank
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -80,8 +80,8 @@ class LayerNorm:
         columns = self.x.meta["val"].shape[-1]
         weight = self.weight or emit(graph, aten.full.default, [columns], 1.0, beside=node)
         bias = self.bias or emit(graph, aten.full.default, [columns], 0.0, beside=node)
-        rows = _to_rank_3(node, self.x)
-        return _restore_shape(node, emit(graph, layer_norm.op.op, rows, weight, bias, self.eps))
+        rows = to_rank(self.x, 3, node)
+        return restore_shape(emit(graph, layer_norm.op.op, rows, weight, bias, self.eps), node)
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ class Softmax:
         """Call the kernel; return the result."""
         x = self.node.args[0]
         assert isinstance(x, fx.Node)
-        rows = _to_rank_3(self.node, x)
-        return _restore_shape(self.node, emit(self.node.graph, softmax.op.op, rows))
+        rows = to_rank(x, 3, self.node)
+        return restore_shape(emit(self.node.graph, softmax.op.op, rows), self.node)
 
 
 def find_softmaxes(program: Program) -> Iterator[Softmax]:
@@ -123,7 +123,7 @@ def _match_layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
     """Match the layer norm around an rsqrt."""
     if not _is_of_layer_norm(rsqrt):
         return None
-    scaled = _only_user(rsqrt, aten.mul.Tensor)
+    scaled = _only_step(rsqrt, aten.mul.Tensor)
     variance = rsqrt.args[0]
     if scaled is None or not isinstance(variance, fx.Node) or variance.target is not _ADD:
         return None
@@ -146,17 +146,17 @@ _ADD = aten.add.Tensor
 
 def _next(node: fx.Node, target: Any) -> tuple[fx.Node, fx.Node | None]:
     """The next op of the layer norm and its operand, or the node if there is none."""
-    user = _only_user(node, target)
+    user = _only_step(node, target)
     if user is None or user.args[0] is not node or not isinstance(user.args[1], fx.Node):
         return node, None
     return user, user.args[1]
 
 
-def _only_user(node: fx.Node, target: Any) -> fx.Node | None:
-    users = [*node.users]
-    if len(users) != 1 or users[0].target is not target:
+def _only_step(node: fx.Node, target: Any) -> fx.Node | None:
+    user = only_user(node)
+    if user is None or user.target is not target:
         return None
-    return users[0] if _is_of_layer_norm(users[0]) else None
+    return user if _is_of_layer_norm(user) else None
 
 
 def _is_of_layer_norm(node: fx.Node) -> bool:
@@ -173,21 +173,3 @@ def _has_rows(x: fx.Node) -> bool:
     if not isinstance(columns, int) or columns < _LEAST_COLUMNS:
         return False
     return len(leading) <= 2 or all(isinstance(size, int) for size in leading)
-
-
-def _to_rank_3(place: fx.Node, x: fx.Node) -> fx.Node:
-    graph, rank = place.graph, x.meta["val"].ndim
-    for _ in range(3 - rank):
-        x = emit(graph, aten.unsqueeze.default, x, 0, beside=place)
-    if rank > 3:
-        *leading, rows, columns = x.meta["val"].shape
-        sizes = [math.prod(leading), rows, columns]
-        x = emit(graph, aten.view.default, x, sizes, beside=place)
-    return x
-
-
-def _restore_shape(place: fx.Node, y: fx.Node) -> fx.Node:
-    graph, shape = place.graph, place.meta["val"].shape
-    for _ in range(3 - len(shape)):
-        y = emit(graph, aten.squeeze.dim, y, 0, beside=place)
-    return emit(graph, aten.view.default, y, list(shape), beside=place) if len(shape) > 3 else y

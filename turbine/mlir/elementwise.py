@@ -17,11 +17,9 @@ FORMULAS = {
 _ELEMENT = "f32"
 
 
-def use_formulas(module: Module) -> Module:
-    """Copy a module, with elementwise loops instead of these ops on f32; IREE fuses the loops."""
-    copy = rewrites.clone(module)
-    rewrites.rewrite(copy, [_expand])
-    return copy
+def use_formulas(module: Module) -> None:
+    """Replace these ops on f32 by elementwise loops, in place; IREE fuses the loops."""
+    rewrites.rewrite(module, [_expand])
 
 
 def _expand(op: Operation) -> Sequence[Value] | None:

@@ -8,7 +8,6 @@ from typing import Any
 from iree.compiler.dialects import cf, flow, iree_tensor_ext, tensor
 from iree.compiler.ir import (
     Location,
-    Operation,
     RankedTensorType,
     ShapedType,
     Type,
@@ -37,13 +36,7 @@ def separate(value: Value, location: Location) -> Value:
 
     Unlike `util.optimization_barrier`, this one does not make the caller wait in between.
     """
-    operands = [value, *unknown_sizes(value, location)]
-    return Operation.create(
-        "iree_tensor_ext.compute_barrier.start",
-        results=[value.type],
-        operands=operands,
-        loc=location,
-    ).result
+    return start_compute(value, location)
 
 
 def cast(value: Value, to: Type, location: Location) -> Value:

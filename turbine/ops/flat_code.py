@@ -64,7 +64,7 @@ def lower_graph(
     region = Region(graph, tuple(passed), tuple(output.args[0]), weights)
     module = lower(region, TargetQuery(resolve), locate=locate).module
     mlir_context.verify(module)
-    module = elementwise.use_formulas(module)
+    elementwise.use_formulas(module)
     text = partial(mlir_context.to_text, module, large_elements_limit=_SHOWN_ELEMENTS)
     dump(name, {"captured.py": partial(_code, graph), "lowered.mlir": text})
     slots = [slot for slot, name in zip(inputs, names, strict=True) if name in passed]

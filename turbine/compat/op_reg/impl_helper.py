@@ -111,7 +111,7 @@ def _folder(module_name: str) -> Path:
     module = sys.modules.get(module_name) or import_module(module_name)
     if module.__file__ is None:
         raise errors.CustomOpError(
-            f"the module {module_name} has no file, so there is no folder of templates next to it",
+            f"cannot find templates of module {module_name}: it has no file",
             hint="pass the __name__ of a module in a .py file",
         )
     return Path(module.__file__).parent
