@@ -70,11 +70,12 @@ _OPERANDS = ("x", "weight", "bias")
 
 def _inline(node: fx.Node, table: Table) -> fx.Node:
     """Add the ops of the rule before a node; return the result."""
-    operands = [one for one in node.args[: len(_OPERANDS)] if isinstance(one, fx.Node)]
+    args: tuple[Any, ...] = node.args
+    operands = [one for one in args[: len(_OPERANDS)] if isinstance(one, fx.Node)]
 
     def call(*values: Any) -> Any:
         x, weight, bias = values if len(values) == len(_OPERANDS) else (*values, None)
-        return convolution(x, weight, bias, *node.args[len(_OPERANDS) :])
+        return convolution(x, weight, bias, *args[len(_OPERANDS) :])
 
     traced = make_fx(call, decomposition_table=table)(*map(value_of, operands))
     places = traced.graph.find_nodes(op="placeholder")
@@ -93,17 +94,16 @@ def find(graph: fx.Graph) -> Iterator[Convolution]:
     """Find convolutions, whole or expanded."""
     named = {node.name: node for node in graph.nodes}
     for node in graph.nodes:
+        args: Any = node.args
         if _KEY in node.meta:
             names, settings = node.meta[_KEY]
-            operands = [named.get(name) for name in names]
-            if None in operands[:2] or (names[2] is not None and operands[2] is None):
+            if not set(names) <= {None, *named}:
                 continue  # a pass replaced an operand
-        elif node.target is aten.convolution.default:
-            operands, settings = node.args[:3], node.args[3:]
-        else:
+            args = *(None if name is None else named[name] for name in names), *settings
+        elif node.target is not aten.convolution.default:
             continue
-        stride, padding, dilation, is_transposed, _, groups = settings
+        x, weight, bias, stride, padding, dilation, is_transposed, _, groups = args
         axes = node.meta["val"].dim() - 2
         lists = [per_axis(one, axes) for one in (stride, padding, dilation)]
         if not is_transposed:
-            yield Convolution(node, *operands, *lists, groups)
+            yield Convolution(node, x, weight, bias, lists[0], lists[1], lists[2], groups)

@@ -192,7 +192,7 @@ class _Call:
 
     def split_phases(self) -> tuple[int, fx.Node]:
         """The columns of the result, and the images, padded and with their rows in phases."""
-        images, *sizes, channels = self.x.meta["val"].shape
+        _, *sizes, channels = self.x.meta["val"].shape
         windows = list(zip(sizes, self.taps, self.stride, self.padding, strict=True))
         counts = [(n + 2 * p - k) // s + 1 for n, k, s, p in windows]
         # Rows and columns of a phase, and zeros after the last.
@@ -202,7 +202,7 @@ class _Call:
         if any(margins):
             x = self.add(aten.constant_pad_nd.default, x, [0, 0, *margins])
         (rows, columns), (down, across) = lengths, self.stride
-        phases = [images, rows, down, columns, across * channels]
+        phases = [-1, rows, down, columns, across * channels]
         x = self.add(aten.view.default, self.pack(x), phases)
         return counts[1], self.pack(self.add(aten.permute.default, x, [0, 2, 1, 3, 4]))
 

@@ -1,0 +1,135 @@
+"""Convolution kernels: which ops they replace, and that they match PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import turbine
+from tests.library.test_linear import AVX512, NEON, exported, placed
+from turbine.capture.program import Program
+from turbine.library.convolution import depthwise, kernel
+
+aten = torch.ops.aten
+
+
+def kernels_of(program: Program | None) -> list[str]:
+    """The kernels that a program calls."""
+    assert program is not None
+    names = [str(node.target) for node in program.graph.graph.nodes]
+    return [name for name in names if "convolution" in name and "aten" not in name]
+
+
+def max_error(found: Tensor, expected: Tensor) -> float:
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.parametrize("interpreted", [False, True], ids=["compiled", "interpreted"])
+def test_the_kernel_matches_torch(interpreted: bool) -> None:
+    x, weight, bias = torch.randn(2, 6, 9, 7), torch.randn(8, 6, 3, 2), torch.randn(8)
+    images = x.permute(0, 2, 3, 1)[:, None].contiguous()
+    panels = weight.permute(2, 3, 1, 0)[None].contiguous()
+    convolve = kernel((3, 2), (1, 1), (1, 4))
+    run = convolve.interpret if interpreted else convolve
+    found = run(images, panels, bias).permute(0, 3, 1, 2)
+    assert max_error(found, nn.functional.conv2d(x, weight, bias)) < 1e-5
+
+
+@pytest.mark.parametrize("interpreted", [False, True], ids=["compiled", "interpreted"])
+def test_the_depthwise_kernel_matches_torch(interpreted: bool) -> None:
+    x, weight, bias = torch.randn(2, 5, 8, 6), torch.randn(5, 1, 2, 3), torch.randn(5)
+    images = x.permute(0, 2, 3, 1)[:, None].contiguous()
+    taps = weight[:, 0].permute(1, 2, 0).contiguous()
+    convolve = depthwise((2, 3), (1, 1))
+    run = convolve.interpret if interpreted else convolve
+    found = run(images, taps, bias).permute(0, 3, 1, 2)
+    assert max_error(found, nn.functional.conv2d(x, weight, bias, groups=5)) < 1e-5
+
+
+def test_operands_are_read_in_place() -> None:
+    x, weight, bias = torch.randn(1, 1, 30, 30, 64), torch.randn(8, 3, 3, 64, 8), torch.randn(64)
+    plan = kernel((3, 3), (1, 1), (1, 14)).text("plan", x, weight, bias)
+    assert "packed" not in plan
+
+
+LAYERS = {
+    "3x3": (nn.Conv2d(8, 16, 3, padding=1), (1, 8, 12, 12)),
+    "batch": (nn.Conv2d(8, 16, 3), (3, 8, 9, 9)),
+    "stride": (nn.Conv2d(8, 16, 3, stride=2, padding=1), (2, 8, 13, 11)),
+    "even window": (nn.Conv2d(8, 9, (4, 2), stride=(2, 1), padding=(1, 0)), (1, 8, 10, 9)),
+    "1x1": (nn.Conv2d(24, 10, 1, bias=False), (1, 24, 7, 7)),
+    "1x1 with stride": (nn.Conv2d(24, 10, 1, stride=2), (2, 24, 7, 6)),
+    "few channels": (nn.Conv2d(3, 8, 7, stride=2, padding=3), (1, 3, 20, 18)),
+    "one channel": (nn.Conv2d(1, 6, 5, padding=2), (4, 1, 12, 12)),
+    "one window": (nn.Conv2d(8, 16, 3), (1, 8, 4, 3)),
+    "large padding": (nn.Conv2d(8, 8, 2, padding=2), (1, 8, 3, 3)),
+    "1-d": (nn.Conv1d(8, 12, 5, padding=2), (2, 8, 30)),
+    "1-d with stride": (nn.Conv1d(1, 12, 9, stride=2, padding=4), (2, 1, 31)),
+    "depthwise": (nn.Conv2d(20, 20, 3, padding=1, groups=20), (1, 20, 9, 9)),
+    "depthwise with stride": (nn.Conv2d(20, 20, 3, 2, 1, groups=20), (2, 20, 9, 10)),
+}
+
+
+@pytest.mark.sweep(5)
+@pytest.mark.parametrize("name", LAYERS)
+def test_artifacts_with_kernels_match_eager(name: str) -> None:
+    layer, shape = LAYERS[name]
+    x = torch.randn(shape)
+    output = turbine.aot.export(layer.eval(), args=(x,))
+    assert kernels_of(placed(output.program, NEON))
+    found = output.compile()(x)
+    expected = layer(x).detach()
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert max_error(found, expected) < 1e-5
+
+
+def test_a_dynamic_batch_has_kernels() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 8, 3)).eval()
+    x = torch.randn(3, 8, 10, 10)
+    output = turbine.aot.export(model, args=(x,), dynamic_shapes=({0: Dim("batch", max=64)},))
+    assert len(kernels_of(placed(output.program, NEON))) == 2
+    artifact = output.compile()
+    for batch in (1, 3, 5):
+        images = torch.randn(batch, 8, 10, 10)
+        assert max_error(artifact(images), model(images).detach()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(8, 8, 3, dilation=2),
+        nn.Conv2d(8, 8, 3, groups=2),
+        nn.Conv2d(8, 8, 3, stride=3),
+        nn.ConvTranspose2d(8, 8, 3),
+        nn.Conv2d(8, 8, 3).double(),
+    ],
+    ids=["dilation", "groups", "stride 3", "transposed", "f64"],
+)
+def test_other_convolutions_have_none(layer: nn.Module) -> None:
+    x = torch.randn(1, 8, 12, 12, dtype=next(layer.parameters()).dtype)
+    program = placed(exported(layer, x), NEON)
+    assert program is None or not kernels_of(program)
+
+
+def test_a_weight_that_is_an_argument_has_none() -> None:
+    class Given(nn.Module):
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            return nn.functional.conv2d(x, weight)
+
+    program = placed(exported(Given(), torch.randn(1, 8, 9, 9), torch.randn(4, 8, 3, 3)), NEON)
+    assert program is None or not kernels_of(program)
+
+
+def test_panels_have_the_width_of_the_target() -> None:
+    program = exported(nn.Conv2d(8, 100, 3), torch.randn(1, 8, 12, 12))
+    for target, width in ((NEON, 8), (AVX512, 48)):
+        found = placed(program, target)
+        assert found is not None
+        (call,) = [
+            n
+            for n in found.graph.graph.nodes
+            if "library" in str(n.target) or "convolution" in str(n.target)
+        ]
+        assert call.args[1].meta["val"].shape == (-(-100 // width), 3, 3, 8, width)
