@@ -105,8 +105,10 @@ def depthwise(taps: tuple[int, int], stride: tuple[int, int]) -> Any:
 
 
 _FLOAT_BYTES = 4
-# Columns of a panel in vectors, by the bytes of a vector: with seven rows they fill the registers.
-_PANEL_VECTORS = {16: 2, 32: 2, 64: 3}
+# Columns of a panel in vectors at most, by the bytes of a vector: with seven rows they fill the
+# registers.
+_MOST_VECTORS = {16: 2, 32: 1, 64: 4}
+_NEAR_BYTES = 32 * 1024  # of the L1 cache at least
 _MOST_STRIDE, _MOST_AXES = 2, 4
 # With fewer channels, those of all columns of a window are joined.
 _FEW_CHANNELS = 8
@@ -208,12 +210,20 @@ class _Call:
 
     def pack_panels(self, target: Target) -> fx.Node:
         outputs, channels, *taps = self.weight.meta["val"].shape
-        width = _PANEL_VECTORS[target.vector_bytes] * target.vector_bytes // _FLOAT_BYTES
+        width = _panel_width(outputs, channels, target)
         panels = -(-outputs // width)
         weight = self.add(aten.permute.default, self.weight, [2, 3, 1, 0])
         padded = self.add(aten.constant_pad_nd.default, weight, [0, panels * width - outputs])
         split = self.add(aten.view.default, padded, [*taps, channels, panels, width])
         return self.pack(self.add(aten.permute.default, split, [3, 0, 1, 2, 4]))
+
+
+def _panel_width(outputs: int, channels: int, target: Target) -> int:
+    """The columns of a panel: few unused ones, and the weights of a tap near, or two vectors."""
+    lanes = target.vector_bytes // _FLOAT_BYTES
+    most = max(2, _NEAR_BYTES // (channels * target.vector_bytes))
+    vectors = range(1, min(most, _MOST_VECTORS[target.vector_bytes]) + 1)
+    return min((n * lanes for n in vectors), key=lambda width: (-outputs % width, -width))
 
 
 def _block(columns: int) -> int:
