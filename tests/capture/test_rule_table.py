@@ -44,7 +44,7 @@ def test_rules_match_their_ops(dtype: torch.dtype) -> None:
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_compiled_ops_match_pytorch(dtype: torch.dtype, drawn: Drawn) -> None:
-    rows = drawn(rows_of(dtype), 8)
+    rows = drawn(rows_of(dtype), 4 if dtype.is_complex else 8)  # an FFT compiles for 10 s
     leaves, tree = torch_pytree.tree_flatten([_arguments(row, dtype) for row in rows])
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 

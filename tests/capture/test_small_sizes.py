@@ -91,6 +91,7 @@ NAMED: dict[str, tuple[Callable[..., Tensor], int]] = {
 
 
 @pytest.mark.run
+@pytest.mark.sweep(3)
 @pytest.mark.filterwarnings("ignore:std():UserWarning")
 @pytest.mark.parametrize("name", NAMED)
 def test_small_sizes_of_a_named_dim_are_correct_or_rejected(name: str) -> None:

@@ -18,12 +18,15 @@ from typing import Annotated, Any, Literal
 import ml_dtypes
 import numpy
 import pytest
+import torch
+from torch import nn
 
 from tests.jobs_here import answer_here
-from turbine import config, progress, tables
+from turbine import config, progress, tables, zoo
 from turbine.cli import options
 from turbine.cli.main import VERBS, main
 from turbine.runtime import container, run_trace
+from turbine.zoo.example import Example
 
 MODELS = '''
 from dataclasses import dataclass
@@ -162,6 +165,7 @@ def test_the_module_runs_as_a_command() -> None:
 
 def test_examples_in_help_texts_run(turbine: Turbine, monkeypatch: pytest.MonkeyPatch) -> None:
     answer_here(monkeypatch)
+    monkeypatch.setattr(zoo, "lenet", one_layer)  # tests/project/test_models.py has LeNet
     assert turbine("compile", "turbine.zoo:lenet", "-o", "lenet.mlir").code == 0
     with config.override(trace_dir="traces"):
         run_trace.kernel("scale", None, b"code")
@@ -169,6 +173,11 @@ def test_examples_in_help_texts_run(turbine: Turbine, monkeypatch: pytest.Monkey
     assert [words[:2] for words in examples] == [["turbine", verb] for verb in VERBS]
     codes = {words[1]: turbine(*words[1:], *BRIEFLY.get(words[1], ())).code for words in examples}
     assert codes == dict.fromkeys(VERBS, 0)
+
+
+def one_layer() -> Example:
+    """Takes the images of LeNet and compiles quickly."""
+    return Example(nn.Sequential(nn.Linear(28, 2)).eval(), (torch.ones(16, 1, 28, 28),))
 
 
 # Words behind an example that would go on for long: a later option wins.

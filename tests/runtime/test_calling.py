@@ -213,6 +213,7 @@ def extremes(row: dtypes.Dtype) -> list[int]:
     return [*(int(limits.max) - i for i in range(8)), *(int(limits.min) + i for i in range(8))]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["bool", "int8", "uint8", "float16", "bfloat16"])
 def test_one_result_has_the_dtype_of_the_signature(name: str) -> None:
     row = dtypes.from_torch_name(name)
