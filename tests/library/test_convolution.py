@@ -11,6 +11,7 @@ import turbine
 from tests.library.test_linear import AVX512, NEON, exported, placed
 from turbine.capture.program import Program
 from turbine.library.convolution import depthwise, kernel
+from turbine.target import Target
 
 aten = torch.ops.aten
 
@@ -122,14 +123,23 @@ def test_a_weight_that_is_an_argument_has_none() -> None:
     assert program is None or not kernels_of(program)
 
 
-def test_panels_have_the_width_of_the_target() -> None:
-    program = exported(nn.Conv2d(8, 100, 3), torch.randn(1, 8, 12, 12))
-    for target, width in ((NEON, 8), (AVX512, 48)):
-        found = placed(program, target)
-        assert found is not None
-        (call,) = [
-            n
-            for n in found.graph.graph.nodes
-            if "library" in str(n.target) or "convolution" in str(n.target)
-        ]
-        assert call.args[1].meta["val"].shape == (-(-100 // width), 3, 3, 8, width)
+@pytest.mark.parametrize(
+    ("target", "channels", "outputs", "panels"),
+    [
+        (NEON, 64, 100, (13, 8)),
+        (NEON, 64, 12, (3, 4)),
+        (AVX512, 64, 64, (1, 64)),
+        (AVX512, 512, 64, (2, 32)),
+        (AVX512, 64, 6, (1, 16)),
+    ],
+)
+def test_panels_have_few_unused_columns(
+    target: Target, channels: int, outputs: int, panels: tuple[int, int]
+) -> None:
+    program = placed(
+        exported(nn.Conv2d(channels, outputs, 3), torch.randn(1, channels, 9, 9)), target
+    )
+    assert program is not None
+    (call,) = [n for n in program.graph.graph.nodes if str(n.target) in kernels_of(program)]
+    count, _, _, _, width = call.args[1].meta["val"].shape
+    assert (count, width) == panels

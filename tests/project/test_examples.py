@@ -75,13 +75,10 @@ def _examples_import_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["lenet", "gpt", "recommender", "contrastive", "distributed"])
 def test_training_examples_reduce_the_loss(
-    name: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--steps", "6", "--quiet"]
     if name == "distributed":
-        if not request.config.getoption("--sweep"):
-            # Two processes compile for a minute; tests/dynamo/test_distributed.py does it too.
-            options += ["--backend", "eager"]
         printed = _torchrun(tmp_path, f"train_{name}.py", *options, "--sharded")
     else:
         assert importlib.import_module(f"train_{name}").main(options) == 0
