@@ -68,7 +68,7 @@ class QuickCall:
                 if not self.is_fresh:
                     spans.append((start, start + tensor.nbytes))
                 arguments.push_ref(device.from_dlpack_capsule(to_dlpack(tensor)))
-        except _NOT_SHAREABLE:
+        except NOT_SHAREABLE:
             return None
         results = self.entry.invoke(arguments, 1 if self.inspect is None else 2)
         value = _tensor(device, results, 0)
@@ -95,7 +95,7 @@ def _never(*_: Any) -> bool:
 
 
 # Raised by torch for a tensor without plain memory, and by IREE for a strided or misaligned one.
-_NOT_SHAREABLE = (RuntimeError, ValueError, IndexError, BufferError)
+NOT_SHAREABLE = (RuntimeError, ValueError, IndexError, BufferError)
 
 
 def is_plain(signature: Signature) -> bool:

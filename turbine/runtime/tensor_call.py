@@ -12,15 +12,21 @@ from typing import Any
 import iree.runtime as iree
 from torch import Tensor
 from torch._C import _AutoDispatchBelowADInplaceOrView
+from torch._C import _from_dlpack as from_dlpack
+from torch._C import _to_dlpack as to_dlpack
 
 from turbine import errors
 from turbine.runtime import torch_buffers
 from turbine.runtime.executable import EntryPoint, Executable, align_code
 from turbine.runtime.overlap import Span, overlaps
+from turbine.runtime.quick_call import NOT_SHAREABLE, is_shareable
 from turbine.signature import Slot
 
 _VIEW = iree.HalBufferView
 _NOWHERE: Span = (0, 0)
+_CPU = 1  # in DLPack
+# With more spans, sorting them is faster than comparing all pairs.
+_FEW_PAIRS = 16
 
 
 class TensorCall:
@@ -31,6 +37,11 @@ class TensorCall:
         self.inputs = inputs
         self.results = results
         self.dtypes = [slot.dtype for slot in results]
+        self.plain = [not slot.fixed and slot.order is None and _is_plain(slot) for slot in inputs]
+        self.has_plain_results = all(map(_is_plain, results))
+        self.permuted = [
+            (i, slot.order) for i, slot in enumerate(results) if slot.order is not None
+        ]
         # For each tensor with fixed memory, its address and view.
         self.known: dict[int, tuple[int, Any, list[Span]]] = {}
 
@@ -45,27 +56,62 @@ class TensorCall:
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """The results, as tensors that share no memory."""
         device = self.entry.device()
-        arguments = iree.VmVariantList(len(args))
         shared: list[Span] = []
-        for index, (slot, argument) in enumerate(zip(self.inputs, args, strict=True)):
-            if slot.dtype is None:
-                arguments.push_int(argument)
-            elif slot.fixed:
-                arguments.push_ref(self._view_in_place(device, index, argument, shared))
-            else:
-                arguments.push_ref(_view(device, slot, argument, shared))
+        try:
+            arguments = self._share(device, args, shared)
+        except NOT_SHAREABLE:
+            shared = []
+            arguments = self._convert(device, args, shared)
         results = self.entry.invoke(arguments, len(self.results))
-        values = [
-            results.get_variant(index)
-            if dtype is None
-            else torch_buffers.from_view(device, results.get_as_object(index, _VIEW), dtype)
-            for index, dtype in enumerate(self.dtypes)
-        ]
+        if self.has_plain_results:
+            values = [
+                from_dlpack(device.create_dlpack_capsule(results.get_as_object(i, _VIEW), _CPU, 0))
+                for i in range(len(self.dtypes))
+            ]
+        else:
+            values = [
+                results.get_variant(index)
+                if dtype is None
+                else torch_buffers.from_view(device, results.get_as_object(index, _VIEW), dtype)
+                for index, dtype in enumerate(self.dtypes)
+            ]
         values = _copy_shared(values, shared)
-        for index, slot in enumerate(self.results):
-            if slot.order is not None:
-                values[index] = _permute(values[index], slot.order)
+        for index, order in self.permuted:
+            values[index] = _permute(values[index], order)
         return values
+
+    def _share(self, device: Any, args: Sequence[Any], shared: list[Span]) -> Any:
+        """Arguments whose memory is shared as it is; others raise one of `NOT_SHAREABLE`."""
+        arguments = iree.VmVariantList(len(args))
+        for index, (is_plain, argument) in enumerate(zip(self.plain, args, strict=True)):
+            if not is_plain:
+                self._push(arguments, device, index, argument, shared)
+                continue
+            start = argument.data_ptr()
+            # DLPack exports the memory of a lazily negated tensor without its sign.
+            if not start or argument.is_neg():
+                raise BufferError
+            shared.append((start, start + argument.nbytes))
+            arguments.push_ref(device.from_dlpack_capsule(to_dlpack(argument)))
+        return arguments
+
+    def _convert(self, device: Any, args: Sequence[Any], shared: list[Span]) -> Any:
+        """Arguments, copied where their memory cannot be shared."""
+        arguments = iree.VmVariantList(len(args))
+        for index, argument in enumerate(args):
+            self._push(arguments, device, index, argument, shared)
+        return arguments
+
+    def _push(
+        self, arguments: Any, device: Any, index: int, argument: Any, shared: list[Span]
+    ) -> None:
+        slot = self.inputs[index]
+        if slot.dtype is None:
+            arguments.push_int(argument)
+        elif slot.fixed:
+            arguments.push_ref(self._view_in_place(device, index, argument, shared))
+        else:
+            arguments.push_ref(_view(device, slot, argument, shared))
 
     def _view_in_place(self, device: Any, index: int, argument: Tensor, shared: list[Span]) -> Any:
         """The view of a weight, kept as long as its address is the same."""
@@ -80,6 +126,10 @@ class TensorCall:
                 self.known[index] = known
         shared += known[2]
         return known[1]
+
+
+def _is_plain(slot: Slot) -> bool:
+    return slot.dtype is not None and is_shareable(slot.dtype)
 
 
 def _permute(value: Tensor, order: tuple[int, ...]) -> Tensor:
@@ -102,6 +152,13 @@ def _view(device: Any, slot: Slot, argument: Tensor, shared: list[Span]) -> Any:
 
 def _copy_shared(values: list[Any], shared: list[Span]) -> list[Any]:
     """Copy results that share memory with an argument or another result."""
+    if len(values) == 1 and len(shared) <= _FEW_PAIRS and isinstance(values[0], Tensor):
+        start = values[0].data_ptr()
+        end = start + values[0].nbytes
+        for first, stop in shared:
+            if first < end and start < stop:
+                return [torch_buffers.copy(values[0])]
+        return values
     spans = [torch_buffers.span(v) if isinstance(v, Tensor) else _NOWHERE for v in values]
     if not _any_overlap(spans, shared):
         return values
