@@ -1,4 +1,4 @@
-"""Layer norm and softmax kernels: which ops they replace, and that they match PyTorch."""
+"""Kernels of norms and softmax: which ops they replace, and that they match PyTorch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.models import Fn
 from turbine import target as targets
 from turbine.capture.program import Program
 from turbine.library import place_kernels
-from turbine.library.rows import layer_norm, softmax
+from turbine.library.rows import layer_norm, softmax, standardize
 from turbine.target import Target
 
 CPU = Target("cpu", "neoverse-n1", "", "aarch64")
@@ -85,6 +85,22 @@ def test_artifacts_match_eager(shape: tuple[int, ...]) -> None:
     model, x = Rows().eval(), torch.randn(shape)
     artifact = turbine.aot.export(model, args=(x,)).compile()
     torch.testing.assert_close(artifact(x), model(x).detach())
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_norms_are_replaced(affine: bool) -> None:
+    model, x = nn.GroupNorm(4, 12, affine=affine).eval(), torch.randn(3, 12, 7, 5) * 3 + 10
+    sizes = ({0: torch.export.Dim("batch", max=8)},)
+    output = turbine.aot.export(model, args=(x,), dynamic_shapes=sizes)
+    assert count(placed(output.program), standardize.op.op) == 1
+    artifact = output.compile()
+    for images in (x, x[:1]):
+        torch.testing.assert_close(artifact(images), model(images).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_small_groups_are_left() -> None:
+    program = placed(exported(nn.GroupNorm(4, 12), torch.randn(3, 12, 3, 3)))
+    assert count(program, standardize.op.op) == 0
 
 
 def test_dynamic_shapes_are_supported() -> None:

@@ -34,6 +34,7 @@ FINDERS = (
     convolution.find,
     linear.find,
     rows.find_layer_norms,
+    rows.find_group_norms,
     rows.find_softmaxes,
 )
 
@@ -56,6 +57,12 @@ def place_kernels(
     return {name: _with_kernels(program, target) for name, program in programs.items()}
 
 
+def _check_shape(found: fx.Node, expected: fx.Node) -> None:
+    sizes = zip(found.meta["val"].shape, expected.meta["val"].shape, strict=True)
+    static = [pair for pair in sizes if all(isinstance(size, int) for size in pair)]
+    assert all(one == other for one, other in static), f"a kernel for {expected} gives {found}"
+
+
 def _with_kernels(program: Program, target: Target) -> Program:
     graph = program.graph.graph
     module = fx.GraphModule(program.graph, copy.deepcopy(graph))
@@ -70,6 +77,7 @@ def _with_kernels(program: Program, target: Target) -> Program:
             if match.is_faster_on(target):
                 with module.graph.inserting_before(match.node), match.node.meta["val"].fake_mode:
                     replaced[match.node] = match.replace(target)
+                _check_shape(replaced[match.node], match.node)
                 match.node.replace_all_uses_with(replaced[match.node])
         module.graph.eliminate_dead_code()
     module.recompile()

@@ -1,7 +1,8 @@
-"""Layer norm and softmax of rows: one kernel instead of several dispatches of IREE."""
+"""Norms and softmax of rows: one kernel instead of several dispatches of IREE."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +33,25 @@ def layer_norm(
 ) -> None:
     """Layer norm of each row."""
     place = tkl.program_id(1), tkl.program_id(0), 0
-    row = tkl.load(x, place, (None, None, N))
+    row = _standardize(tkl.load(x, place, (None, None, N)), eps)
+    scaled = row * tkl.load(weight, (0,), (N,)) + tkl.load(bias, (0,), (N,))
+    tkl.store(y, place, scaled[None, None])
+
+
+@tk.gen.kernel(B, A)
+def standardize(
+    x: tkl.InputBuffer[A, B, N, f32], y: tkl.OutputBuffer[A, B, N, f32], eps: f32
+) -> None:
+    """Each row with mean 0 and variance 1."""
+    place = tkl.program_id(1), tkl.program_id(0), 0
+    row = _standardize(tkl.load(x, place, (None, None, N)), eps)
+    tkl.store(y, place, row[None, None])
+
+
+def _standardize(row: Any, eps: Any) -> Any:
     rough = row - tkl.sum(row) / N
     centered = rough - tkl.sum(rough) / N  # corrects the rounding of the mean
-    scale = tkl.rsqrt(tkl.sum(centered * centered) / N + eps)
-    scaled = centered * scale * tkl.load(weight, (0,), (N,)) + tkl.load(bias, (0,), (N,))
-    tkl.store(y, place, scaled[None, None])
+    return centered * tkl.rsqrt(tkl.sum(centered * centered) / N + eps)
 
 
 @tk.gen.kernel(B, A)
@@ -85,6 +99,28 @@ class LayerNorm:
 
 
 @dataclass(frozen=True)
+class GroupNorm:
+    """A match: a group norm before its weight and bias, with the axes (N, groups, -1, -1)."""
+
+    node: fx.Node
+    x: fx.Node
+    eps: float
+
+    def is_faster_on(self, target: Target) -> bool:
+        """On every CPU."""
+        return True
+
+    def replace(self, target: Target) -> fx.Node:
+        """Call the kernel; return the result."""
+        graph, shape = self.node.graph, self.x.meta["val"].shape
+        groups, *rest = shape[1:]
+        sizes = [-1, groups, math.prod(rest)]
+        rows = emit(graph, aten.view.default, self.x, sizes, beside=self.node)
+        y = emit(graph, standardize.op.op, rows, self.eps, beside=self.node)
+        return emit(graph, aten.view.default, y, [-1, groups, *rest], beside=self.node)
+
+
+@dataclass(frozen=True)
 class Softmax:
     """A softmax along the last axis."""
 
@@ -119,20 +155,47 @@ def find_layer_norms(program: Program) -> Iterator[LayerNorm]:
             yield found
 
 
-def _match_layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
-    """Match the layer norm around an rsqrt."""
-    if not _is_of_layer_norm(rsqrt):
+def find_group_norms(program: Program) -> Iterator[GroupNorm]:
+    """Find group norms of images of static size."""
+    for node in program.graph.graph.find_nodes(op="call_function", target=aten.rsqrt.default):
+        found = _match_scaled(node, aten.native_group_norm.default)
+        if found is None:
+            continue
+        scaled, centered, eps = found
+        x, mean = centered.args
+        assert isinstance(x, fx.Node)
+        assert isinstance(mean, fx.Node)
+        images, groups, *rest = x.meta["val"].shape
+        is_static = all(isinstance(size, int) for size in (groups, *rest))
+        is_rows = mean.meta["val"].shape == (images, groups, 1, 1)
+        is_f32 = x.meta["val"].dtype == torch.float32
+        if is_static and is_rows and is_f32 and math.prod(rest) >= _LEAST_COLUMNS:
+            yield GroupNorm(scaled, x, eps)
+
+
+def _match_scaled(rsqrt: fx.Node, op: Any) -> tuple[fx.Node, fx.Node, float] | None:
+    """The product with the rsqrt of a norm, x minus its mean, and eps."""
+    if not _is_of(rsqrt, op):
         return None
-    scaled = _only_step(rsqrt, aten.mul.Tensor)
+    scaled = _only_step(rsqrt, aten.mul.Tensor, op)
     variance = rsqrt.args[0]
     if scaled is None or not isinstance(variance, fx.Node) or variance.target is not _ADD:
         return None
     centered, eps = scaled.args[0], variance.args[1]
     if not isinstance(centered, fx.Node) or centered.target is not aten.sub.Tensor:
         return None
+    assert isinstance(eps, float)
+    return scaled, centered, eps
+
+
+def _match_layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
+    """Match the layer norm around an rsqrt."""
+    found = _match_scaled(rsqrt, aten.native_layer_norm.default)
+    if found is None:
+        return None
+    scaled, centered, eps = found
     last, weight = _next(scaled, aten.mul.Tensor)
     last, bias = _next(last, _ADD)
-    assert isinstance(eps, float)
     columns = centered.meta["val"].shape[-1]
     # A layer norm along several axes has a mean of lower rank.
     mean = rsqrt.meta["val"].shape
@@ -146,22 +209,22 @@ _ADD = aten.add.Tensor
 
 def _next(node: fx.Node, target: Any) -> tuple[fx.Node, fx.Node | None]:
     """The next op of the layer norm and its operand, or the node if there is none."""
-    user = _only_step(node, target)
+    user = _only_step(node, target, aten.native_layer_norm.default)
     if user is None or user.args[0] is not node or not isinstance(user.args[1], fx.Node):
         return node, None
     return user, user.args[1]
 
 
-def _only_step(node: fx.Node, target: Any) -> fx.Node | None:
+def _only_step(node: fx.Node, target: Any, op: Any) -> fx.Node | None:
     user = only_user(node)
     if user is None or user.target is not target:
         return None
-    return user if _is_of_layer_norm(user) else None
+    return user if _is_of(user, op) else None
 
 
-def _is_of_layer_norm(node: fx.Node) -> bool:
-    """Whether a rule emitted the node for a layer norm; copied graphs only have the op's name."""
-    return str(node.meta.get("original_aten")) == str(aten.native_layer_norm.default)
+def _is_of(node: fx.Node, op: Any) -> bool:
+    """Whether a rule emitted the node for an op; copied graphs only have the op's name."""
+    return str(node.meta.get("original_aten")) == str(op)
 
 
 def _has_rows(x: fx.Node) -> bool:
