@@ -1,4 +1,4 @@
-"""Matrix-vector products, which are vectorized along the contraction."""
+"""Matrix-vector products, vectorized along the contraction, and a batch times one matrix."""
 
 from __future__ import annotations
 
@@ -55,3 +55,33 @@ def test_a_row_times_a_transposed_matrix_matches_torch(columns: int) -> None:
         torch.randint(-128, 128, shape, dtype=torch.int8) for shape in ((columns,), (6, columns))
     )
     assert row_times_rows(x, a).tolist() == (a.long() @ x.long()).tolist()
+
+
+N, B, BB, BN = tkl.symbols("N B BB BN")
+
+
+@tk.gen.kernel(N // BN, M // BM, B // BB, blocks={BB: 2, BM: 8, BN: 8})
+def batch_times_matrix(
+    a: tkl.InputBuffer[B, M, K, T],
+    b: tkl.InputBuffer[K, N, T],
+    y: tkl.OutputBuffer[B, M, N, tkl.f32],
+) -> None:
+    column, row, batch = (
+        tkl.program_id(0) * BN,
+        tkl.program_id(1) * BM,
+        tkl.program_id(2) * BB,
+    )
+    left = tkl.load(a, (batch, row, 0), (BB, BM, K))
+    tkl.store(y, (batch, row, column), tkl.dot(left, tkl.load(b, (0, column), (K, BN))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [(4, 16, 12, 8), (3, 11, 5, 13)], ids=["whole", "edges"])
+@pytest.mark.parametrize("interpreted", [False, True], ids=["compiled", "interpreted"])
+def test_a_batch_times_a_matrix_matches_torch(
+    dtype: torch.dtype, sizes: tuple[int, ...], interpreted: bool
+) -> None:
+    batch, rows, depth, columns = sizes
+    a, b = torch.randn(batch, rows, depth).to(dtype), torch.randn(depth, columns).to(dtype)
+    run = batch_times_matrix.interpret if interpreted else batch_times_matrix
+    torch.testing.assert_close(run(a, b), a.float() @ b.float())

@@ -38,9 +38,10 @@ def _attend(
 
     @tkl.for_loop(0, last // BN, init_args=[*start])
     def blocks(j: Any, largest: Any, total: Any, sums: Any) -> Any:
-        keys = tkl.load(k, (batch, head, 0, j * BN), (None, None, D, BN))
+        keys = tkl.load(k, (batch, head, j * BN, 0), (None, None, BN, D))
         values = tkl.load(v, (batch, head, j * BN, 0), (None, None, BN, E))
-        scores = tkl.dot(queries, keys) * (scale * math.log2(math.e))  # for exp2
+        scores = tkl.dot(queries, tkl.transpose(keys, (1, 0)))
+        scores = scores * (scale * math.log2(math.e))  # for exp2
         if mask is not None:
             place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), row, j * BN
             given = tkl.load(mask, place, (None, None, BM, BN))
@@ -62,13 +63,13 @@ def _attend(
     tkl.store(y, (batch, head, row, 0), sums / divisor[:, None])
 
 
-Q, K, V = (tkl.InputBuffer[B, H, *sizes, f32] for sizes in ((S, D), (D, T), (T, E)))
+Q, K, V = (tkl.InputBuffer[B, H, *sizes, f32] for sizes in ((S, D), (T, D), (T, E)))
 Y = tkl.OutputBuffer[B, H, S, E, f32]
 
 
 @tk.gen.kernel(S // BM, H, B)
 def attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
-    """softmax(scale * q @ k) @ v; k is transposed."""
+    """softmax(scale * q @ k.T) @ v"""
     _attend(q, k, v, None, y, scale, if_hidden)
 
 
@@ -142,6 +143,8 @@ class Attention:
         """Call the kernel; return the result."""
         graph = self.node.graph
         q, k, v = (to_rank(one, 4, self.node) for one in (self.query, self.key, self.value))
+        # Of two transposes nothing is left.
+        k = emit(graph, aten.permute.default, k, [0, 1, 3, 2], beside=self.node)
         numbers = self.scale, self.if_hidden
         if self.mask is None or _is_causal(self.mask):
             kernel = attention if self.mask is None else causal_attention
@@ -339,9 +342,9 @@ def _is_number(node: Any, number: float) -> bool:
 def _expand_mask(place: fx.Node, mask: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
     """Expand a mask to every query and every key."""
     graph = place.graph
-    whole = query.meta["val"].shape[2], key.meta["val"].shape[3]
+    whole = query.meta["val"].shape[2], key.meta["val"].shape[2]
     if _equal(mask.meta["val"].shape[2:], whole):
         return mask
-    sizes = *sizes_of(graph, query, [2]), *sizes_of(graph, key, [3])
+    sizes = *sizes_of(graph, query, [2]), *sizes_of(graph, key, [2])
     shape = [-1, -1, *sizes]
     return emit(graph, aten.expand.default, mask, shape, beside=place)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._prims_common import suggest_memory_format
 
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
@@ -33,8 +34,8 @@ f32 = tkl.f32
 
 
 @cache
-def kernel(taps: tuple[int, int], stride: tuple[int, int], block: tuple[int, int]) -> Any:
-    """The kernel for windows of this size and stride; a program computes a block of one panel."""
+def full(taps: tuple[int, int], stride: tuple[int, int], block: tuple[int, int]) -> Any:
+    """The kernel for windows over all channels; a program computes a block of one panel."""
     (kh, kw), (down, across) = taps, stride
     rows, columns = H - (kh - 1) // down, L - (kw - 1) // across
 
@@ -131,15 +132,16 @@ class Match:
 
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
-        y = _Call(self.found).write(target)
-        y = emit(self.node.graph, aten.permute.default, y, [0, 3, 1, 2], beside=self.node)
+        call = _Call(self.found)
+        y = call.add(aten.permute.default, call.write(target), [0, 3, 1, 2])
         if self.node.meta["val"].dim() < _MOST_AXES:
-            y = emit(self.node.graph, aten.squeeze.dim, y, 2, beside=self.node)
-        return y
+            y = call.add(aten.squeeze.dim, y, 2)
+        order = suggest_memory_format(self.node.meta["val"])
+        return call.add(aten.clone.default, y, memory_format=order)
 
 
 class _Call:
-    """The call of a kernel: operands in its layout."""
+    """Writes the call of a kernel, with operands in its layout."""
 
     def __init__(self, found: Convolution) -> None:
         self.node, self.bias = found.node, found.bias
@@ -153,15 +155,19 @@ class _Call:
 
     @property
     def taps(self) -> list[int]:
+        """The rows and columns of a window."""
         return list(self.weight.meta["val"].shape[2:])
 
     def add(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add an op to the graph."""
         return emit(self.node.graph, op, *args, beside=self.node, **kwargs)
 
     def pack(self, x: fx.Node) -> fx.Node:
+        """Make a tensor contiguous."""
         return self.add(aten.clone.default, x, memory_format=torch.contiguous_format)
 
     def write(self, target: Target) -> fx.Node:
+        """Add the call; return its result, whose last axis are channels."""
         outputs, channels, *_ = self.weight.meta["val"].shape
         if channels < _FEW_CHANNELS and not self.is_depthwise:
             self.join_columns()
@@ -170,11 +176,11 @@ class _Call:
         if self.is_depthwise:
             weight = self.add(aten.squeeze.dim, self.weight, 1)
             weight = self.pack(self.add(aten.permute.default, weight, [1, 2, 0]))
-            launched = depthwise(tuple(self.taps), tuple(self.stride))
+            kernel = depthwise(tuple(self.taps), tuple(self.stride))
         else:
             weight = self.pack_panels(target)
-            launched = kernel(tuple(self.taps), tuple(self.stride), (1, _block(columns)))
-        return self.add(launched.op.op, x, weight, bias)
+            kernel = full(tuple(self.taps), tuple(self.stride), (1, _block(columns)))
+        return self.add(kernel.op.op, x, weight, bias)
 
     def join_columns(self) -> None:
         """Make the columns of a window channels of one column."""
@@ -185,7 +191,7 @@ class _Call:
             self.add(aten.slice.Tensor, padded, 2, start, start + last + 1, step)
             for start in range(count)
         ]
-        self.x = self.add(aten.cat.default, slices, 3) if count > 1 else padded
+        self.x = self.add(aten.cat.default, slices, 3)
         outputs, channels, rows, _ = self.weight.meta["val"].shape
         weight = self.add(aten.permute.default, self.weight, [0, 3, 1, 2])
         sizes = [outputs, count * channels, rows, 1]
@@ -200,7 +206,10 @@ class _Call:
         # Rows and columns of a phase, and zeros after the last.
         lengths = [n + (k - 1) // s for n, (_, k, s, _) in zip(counts, windows, strict=True)]
         ends = [n * s - size - p for n, (size, _, s, p) in zip(lengths, windows, strict=True)]
-        x, margins = self.x, [self.padding[1], ends[1], self.padding[0], ends[0]]
+        x, margins = self.x, [self.padding[1], max(ends[1], 0), self.padding[0], max(ends[0], 0)]
+        for axis, (size, end) in enumerate(zip(sizes, ends, strict=True), start=1):
+            if end < 0:  # elements after the last window
+                x = self.add(aten.slice.Tensor, x, axis, 0, size + end)
         if any(margins):
             x = self.add(aten.constant_pad_nd.default, x, [0, 0, *margins])
         (rows, columns), (down, across) = lengths, self.stride
@@ -209,6 +218,7 @@ class _Call:
         return counts[1], self.pack(self.add(aten.permute.default, x, [0, 2, 1, 3, 4]))
 
     def pack_panels(self, target: Target) -> fx.Node:
+        """The weight in panels, which are computed when an artifact is loaded."""
         outputs, channels, *taps = self.weight.meta["val"].shape
         width = _panel_width(outputs, channels, target)
         panels = -(-outputs // width)
@@ -229,7 +239,7 @@ def _panel_width(outputs: int, channels: int, target: Target) -> int:
 
 def _block(columns: int) -> int:
     """Columns of a block: whole register tiles of 7 or 8 rows, with the fewest columns unused."""
-    if columns <= 8:
+    if columns <= 10:  # one register tile
         return columns
     return min((14, 16, 7, 8), key=lambda size: -columns % size)
 

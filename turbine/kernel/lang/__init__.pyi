@@ -596,10 +596,10 @@ def store(
 def dot(a: Tile, b: Tile, acc: Tile | None = None) -> Tile:
     """Matrix product of a and b, plus acc if it is given.
 
-    Axes before the last two are batch axes, the same in both. Products are accumulated in f32 (f64
-    for f64, i32 for integers, i64 for 64-bit ones), whatever the operands are; that is the dtype
-    of the result, or the dtype of acc. Masked-off elements are skipped; where that leaves nothing
-    to sum, the result is masked off.
+    Axes before the last two are batch axes, the same in both; a batch may also be multiplied by one
+    matrix b. Products are accumulated in f32 (f64 for f64, i32 for integers, i64 for 64-bit ones),
+    whatever the operands are; that is the dtype of the result, or the dtype of acc. Masked-off
+    elements are skipped; where that leaves nothing to sum, the result is masked off.
 
     Example::
 
