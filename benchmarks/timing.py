@@ -13,6 +13,8 @@ Call = Callable[[], object]
 
 WARM_UP_TURNS = 1
 MIN_ROUNDS = 3
+# Seconds before a turn: threads that the one before left spinning sleep by then.
+PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ def round_robin(calls: Mapping[str, Call], *, seconds: float, block: int = 1) ->
     """Time each callable, in rounds that last about `seconds` together.
 
     A round gives every callable one turn of `block` calls, so that whatever else the machine does
-    falls on all of them. A turn begins with a call that does not count: threads that the one before
-    left spinning would slow it down.
+    falls on all of them. A turn begins with a pause, in which threads of the one before come to
+    rest (those of ONNX Runtime halve the speed of what follows), and a call that does not count.
     """
     for call in calls.values():
         for _ in range(WARM_UP_TURNS):
@@ -38,6 +40,7 @@ def round_robin(calls: Mapping[str, Call], *, seconds: float, block: int = 1) ->
     rounds = 0
     while rounds < MIN_ROUNDS or time.perf_counter() < deadline:
         for name, call in calls.items():
+            time.sleep(PAUSE)
             call()
             turns[name].append(_turn(call, block))
         rounds += 1
