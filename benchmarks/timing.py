@@ -15,6 +15,8 @@ WARM_UP_TURNS = 1
 MIN_ROUNDS = 3
 # Seconds before a turn: threads that the one before left spinning sleep by then.
 PAUSE = 0.05
+# Seconds of calls that do not count: woken threads share a core until the system spreads them.
+WARM_UP = 0.05
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ def round_robin(calls: Mapping[str, Call], *, seconds: float, block: int = 1) ->
 
     A round gives every callable one turn of `block` calls, so that whatever else the machine does
     falls on all of them. A turn begins with a pause, in which threads of the one before come to
-    rest (those of ONNX Runtime halve the speed of what follows), and a call that does not count.
+    rest (those of ONNX Runtime halve the speed of what follows), and calls that do not count.
     """
     for call in calls.values():
         for _ in range(WARM_UP_TURNS):
@@ -41,10 +43,17 @@ def round_robin(calls: Mapping[str, Call], *, seconds: float, block: int = 1) ->
     while rounds < MIN_ROUNDS or time.perf_counter() < deadline:
         for name, call in calls.items():
             time.sleep(PAUSE)
-            call()
+            _warm_up(call)
             turns[name].append(_turn(call, block))
         rounds += 1
     return {name: Timing(statistics.median(taken), min(taken)) for name, taken in turns.items()}
+
+
+def _warm_up(call: Call) -> None:
+    deadline = time.perf_counter() + WARM_UP
+    call()
+    while time.perf_counter() < deadline:
+        call()
 
 
 def calls_in(seconds: float, call: Call) -> int:
