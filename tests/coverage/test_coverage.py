@@ -1,4 +1,4 @@
-"""Coverage of PyTorch's op samples: each op has the right status, and a slice has no failure.
+"""Coverage of PyTorch's op samples: ops are classified correctly, and no sample of a slice fails.
 
 The whole tables are `make coverage` and `make exports`.
 """

@@ -12,10 +12,10 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import turbine
+from tests.library.placing import NEON, placed
 from tests.models import Fn, compiled
 from turbine import target as targets
 from turbine.capture.program import Program
-from turbine.library import place_kernels
 from turbine.library.attention import (
     attention,
     biased_attention,
@@ -25,7 +25,6 @@ from turbine.library.attention import (
 from turbine.target import Target
 
 aten = torch.ops.aten
-CPU = Target("cpu", "neoverse-n1", "", "aarch64")
 INF = float("inf")
 KERNELS = (attention, causal_attention, biased_attention, masked_attention)
 
@@ -47,11 +46,6 @@ def by_hand_with_mask(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return sdpa(q, k, v, is_causal=True)
-
-
-def placed(program: Program, target: Target = CPU) -> Program:
-    found = place_kernels({"main": program}, lambda: target)
-    return program if found is None else found["main"]
 
 
 def kernels_in(program: Program) -> list[str]:
@@ -186,9 +180,9 @@ def test_other_patterns_are_not_replaced(function: Callable[..., Tensor]) -> Non
 @pytest.mark.parametrize(
     ("args", "target"),
     [
-        (heads(2, 3, 1, 16), CPU),
-        (heads(2, 3, 40, 300), CPU),
-        (tuple(one.double() for one in heads(2, 3, 40, 16)), CPU),
+        (heads(2, 3, 1, 16), NEON),
+        (heads(2, 3, 40, 300), NEON),
+        (tuple(one.double() for one in heads(2, 3, 40, 16)), NEON),
         (heads(2, 3, 40, 16), targets.parse("cuda:sm_80")),
     ],
     ids=["one query", "many features", "float64", "GPU"],

@@ -10,14 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import turbine
+from tests.library.placing import count, exported, placed
 from tests.models import Fn
 from turbine import target as targets
-from turbine.capture.program import Program
-from turbine.library import place_kernels
 from turbine.library.rows import layer_norm, softmax, standardize
-from turbine.target import Target
 
-CPU = Target("cpu", "neoverse-n1", "", "aarch64")
 INF, NAN = float("inf"), float("nan")
 
 
@@ -34,19 +31,6 @@ class Rows(nn.Module):
         normal = self.norm(self.linear(x))
         result: Tensor = self.again(normal) + self.again(self.norm(normal))
         return F.softmax(normal, -1) + result
-
-
-def exported(model: nn.Module, *args: Tensor, dynamic_shapes: object = None) -> Program:
-    return turbine.aot.export(model.eval(), args=args, dynamic_shapes=dynamic_shapes).program
-
-
-def placed(program: Program, target: Target = CPU) -> Program:
-    found = place_kernels({"main": program}, lambda: target)
-    return program if found is None else found["main"]
-
-
-def count(program: Program, *ops: object) -> int:
-    return sum(node.target in ops for node in program.graph.graph.nodes)
 
 
 @pytest.mark.parametrize("columns", [1, 33, 1000])

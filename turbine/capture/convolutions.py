@@ -15,7 +15,7 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from turbine.capture.decompositions import Table
-from turbine.capture.nodes import value_of
+from turbine.capture.nodes import source_of, value_of
 from turbine.capture.rules.convolution import convolution, per_axis
 
 aten = torch.ops.aten
@@ -45,16 +45,16 @@ def _if_transposed(*args: Any) -> Any:
     return convolution(*args) if is_transposed else NotImplemented
 
 
-def expand(graph: fx.Graph, table: Table) -> None:
+def expand(module: fx.GraphModule, table: Table) -> None:
     """Replace convolutions by the ops of our rule, if it is in the table."""
-    if table.get(aten.convolution.default) is not convolution:
+    graph = module.graph
+    nodes = graph.find_nodes(op="call_function", target=aten.convolution.default)
+    if not nodes or table.get(aten.convolution.default) is not convolution:
         return
-    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
-        # Without the dispatcher, composite ops take dynamic sizes for static ones.
-        with value_of(node).fake_mode, enable_python_dispatcher():
-            if convolution(*map(value_of, node.args)) is NotImplemented:
-                continue
-            result = _inline(node, table)
+    for node in nodes:
+        result = _inline(node, table)
+        if result is None:
+            continue
         x, weight, bias, *settings = node.args
         names = [None if one is None else one.name for one in (x, weight, bias)]
         name = node.name
@@ -62,32 +62,40 @@ def expand(graph: fx.Graph, table: Table) -> None:
         graph.erase_node(node)
         result.name = name  # the signature refers to results by name
         result.meta[_KEY] = names, settings
+    module.recompile()
 
 
 _KEY = "convolution"
-_OPERANDS = ("x", "weight", "bias")
 
 
-def _inline(node: fx.Node, table: Table) -> fx.Node:
-    """Add the ops of the rule before a node; return the result."""
-    args: tuple[Any, ...] = node.args
-    operands = [one for one in args[: len(_OPERANDS)] if isinstance(one, fx.Node)]
+def _inline(node: fx.Node, table: Table) -> fx.Node | None:
+    """Add the ops of the rule before a node; the result, or None if the rule does not apply."""
+    x, weight, bias, *settings = node.args
+    operands = [one for one in (x, weight, bias) if isinstance(one, fx.Node)]
 
     def call(*values: Any) -> Any:
-        x, weight, bias = values if len(values) == len(_OPERANDS) else (*values, None)
-        return convolution(x, weight, bias, *args[len(_OPERANDS) :])
+        result = convolution(*values, *[None] * (bias is None), *settings)
+        if result is NotImplemented:
+            raise _NotApplicableError
+        return result
 
-    traced = make_fx(call, decomposition_table=table)(*map(value_of, operands))
+    # Without the dispatcher, composite ops take dynamic sizes for static ones.
+    with value_of(node).fake_mode, enable_python_dispatcher():
+        try:
+            traced = make_fx(call, decomposition_table=table)(*map(value_of, operands))
+        except _NotApplicableError:
+            return None
     places = traced.graph.find_nodes(op="placeholder")
     for one in traced.graph.nodes:
-        one.meta |= {key: node.meta[key] for key in _ABOUT_CODE if key in node.meta}
+        one.meta |= source_of(node)
     with node.graph.inserting_before(node):
         result = node.graph.graph_copy(traced.graph, dict(zip(places, operands, strict=True)))
     assert isinstance(result, fx.Node)
     return result
 
 
-_ABOUT_CODE = ("stack_trace", "nn_module_stack", "torch_fn")
+class _NotApplicableError(Exception):
+    pass
 
 
 def find(graph: fx.Graph) -> Iterator[Convolution]:

@@ -188,8 +188,7 @@ def _decompose(exported: ExportedProgram) -> ExportedProgram:
             drop_tokens(decomposed)
             for module in decomposed.graph_module.modules():
                 if isinstance(module, fx.GraphModule):
-                    convolutions.expand(module.graph, table)
-                    module.recompile()
+                    convolutions.expand(module, table)
             return decomposed
     except Exception as error:
         raise errors.ExportError(

@@ -28,6 +28,14 @@ def emit(
     return node
 
 
+def source_of(node: fx.Node) -> dict[str, Any]:
+    """The metadata of a node that says which code of the user it comes from."""
+    return {key: node.meta[key] for key in _ABOUT_CODE if key in node.meta}
+
+
+_ABOUT_CODE = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn")
+
+
 def _fake_mode(values: Any) -> AbstractContextManager[Any]:
     """The fake mode of the values: tensors that ops make of numbers have to be fake as well."""
     fakes = (value for value in tree_leaves(values) if isinstance(value, FakeTensor))

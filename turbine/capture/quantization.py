@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from turbine import errors, packed_weights
 from turbine.capture import grouped_product
 from turbine.capture.grouped_product import GROUPED_PRODUCT, GROUPED_ROWS, Packed
+from turbine.capture.nodes import source_of
 from turbine.capture.program import Program, Weight
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.traits import ExternalTensorTrait
@@ -369,8 +370,7 @@ class _Builder:
         with self.graph.inserting_before(self.before):
             node = self.graph.call_function(target, args, kwargs)
         values: Any = fx.map_arg(args, lambda argument: argument.meta["val"])
-        kept = {k: v for k, v in self.before.meta.items() if k in _ABOUT_CODE}
-        node.meta = {**kept, "val": target(*values, **kwargs)}
+        node.meta = {**source_of(self.before), "val": target(*values, **kwargs)}
         return node
 
     def transposed(self, node: fx.Node) -> fx.Node:
@@ -406,7 +406,6 @@ _LOOKUPS: dict[Any, Callable[..., fx.Node | None]] = {
     aten.index_select.default: lambda table, axis, indices: indices if axis == 0 else None,
     aten.index.Tensor: lambda table, indices: indices[0] if len(indices) == 1 else None,
 }
-_ABOUT_CODE = ("stack_trace", "nn_module_stack", "source_fn_stack")
 
 
 def _with_bias(build: _Builder, node: fx.Node, product: fx.Node) -> fx.Node:

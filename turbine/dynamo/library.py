@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any, cast
@@ -188,13 +188,13 @@ _FEW_CHANNELS = 4
 
 
 @dataclass(frozen=True)
-class _FirstLayer:
-    """Channels and windows of a convolution with few inputs."""
+class _Shape:
+    """Channels and windows of a convolution; by default those of a typical middle layer."""
 
-    inputs: int = 3
+    inputs: int = 64
     outputs: int = 64
-    taps: int = 7  # along an axis
-    stride: int = 2
+    taps: int = 3  # along an axis
+    stride: int = 1
 
     def __str__(self) -> str:
         windows = f"{self.taps} taps, stride {self.stride}"
@@ -208,24 +208,23 @@ class _Convolution:
     rank: int
     is_depthwise: bool = False
     is_backward: bool = False
-    # If it has few inputs, copies of windows take most of the time, and this is a part of the kind.
-    first_layer: _FirstLayer | None = None
+    # Of few inputs it is the convolution's own: copies of windows take most of the time.
+    shape: _Shape = _Shape()
 
     def __str__(self) -> str:
         name = f"{self.rank}-d {'depthwise ' * self.is_depthwise}convolution"
-        channels = "" if self.first_layer is None else f" of {self.first_layer}"
+        channels = "" if self.shape == _Shape() else f" of {self.shape}"
         return f"{name}{channels}{' backward' * self.is_backward}"
 
     def example(self, dtype: torch.dtype) -> Example:
-        """A convolution of this kind, with the channels of a typical middle layer."""
-        layer = self.first_layer or _FirstLayer(64, 64, 3, 1)
-        outputs, inputs = layer.outputs, layer.inputs
+        """A convolution of this kind."""
+        inputs, outputs, taps, step = astuple(self.shape)
         groups = outputs if self.is_depthwise else 1
         size = {1: 1024, 2: 28, 3: 8}[self.rank]
-        x = torch.rand(4, inputs, *[layer.stride * size] * self.rank, dtype=dtype)
-        weight = torch.rand(outputs, inputs // groups, *[layer.taps] * self.rank, dtype=dtype)
+        x = torch.rand(4, inputs, *[step * size] * self.rank, dtype=dtype)
+        weight = torch.rand(outputs, inputs // groups, *[taps] * self.rank, dtype=dtype)
         ones, none = [1] * self.rank, [0] * self.rank
-        stride, padding = [layer.stride] * self.rank, [layer.taps // 2] * self.rank
+        stride, padding = [step] * self.rank, [taps // 2] * self.rank
         settings = (stride, padding, ones, False, none, groups)
         if not self.is_backward:
             args = (x, weight, None, *settings)
@@ -241,10 +240,9 @@ def _convolution(x: Tensor, weight: Tensor, settings: Sequence[Any], backward: b
     if transposed or rank not in (1, 2, 3) or (groups > 1 and hint(weight.shape[1]) > 1):
         return None
     outputs, inputs, *taps = map(hint, weight.shape)
-    first = None
-    if groups == 1 and inputs <= _FEW_CHANNELS:
-        first = _FirstLayer(inputs, min(outputs, 64), max(taps), max(stride))
-    kind = _Convolution(rank, groups > 1, backward, first)
+    has_few = groups == 1 and inputs <= _FEW_CHANNELS
+    shape = _Shape(inputs, min(outputs, 64), max(taps), max(stride)) if has_few else _Shape()
+    kind = _Convolution(rank, groups > 1, backward, shape)
     flop = _convolution_flop(x, weight, stride)
     return _call(str(kind), flop, (x, weight), kind.example)
 
@@ -361,7 +359,7 @@ _USUAL: tuple[Callable[[torch.dtype], Example], ...] = (
     _batched_matmul,
     _Convolution(1).example,
     _Convolution(2).example,
-    _Convolution(2, first_layer=_FirstLayer()).example,
+    _Convolution(2, shape=_Shape(3, 64, 7, 2)).example,
     _Convolution(2, is_depthwise=True).example,
     _Convolution(2, is_backward=True).example,
     _attention_forward,

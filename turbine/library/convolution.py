@@ -21,7 +21,7 @@ from turbine.capture import convolutions
 from turbine.capture.convolutions import Convolution
 from turbine.capture.nodes import emit
 from turbine.capture.program import Program
-from turbine.library.linear import constant_nodes
+from turbine.library.nodes import constant_nodes
 from turbine.target import Target
 
 aten = torch.ops.aten

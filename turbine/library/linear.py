@@ -16,6 +16,7 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Program
+from turbine.library.nodes import constant_nodes
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -125,18 +126,3 @@ def find(program: Program) -> Iterator[Linear]:
             found = Linear(node)
             if found.operands[1] in constant and found.is_worth_it:
                 yield found
-
-
-def constant_nodes(program: Program) -> set[fx.Node]:
-    """Nodes that depend on weights only, computed once when an artifact is loaded."""
-    fixed = {name for name, weight in program.weights.items() if not weight.mutable}
-    constant: set[fx.Node] = set()
-    for node in program.graph.graph.nodes:
-        if node.op == "placeholder":
-            is_constant = node.name in fixed
-        else:
-            inputs = node.all_input_nodes
-            is_constant = bool(inputs) and all(one in constant for one in inputs)
-        if is_constant:
-            constant.add(node)
-    return constant

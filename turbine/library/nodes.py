@@ -1,4 +1,4 @@
-"""Find the users of nodes, and give operands and results of kernels the axes they need."""
+"""Find constants and users of nodes, and give operands and results the axes of kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,24 @@ import torch
 from torch import fx
 
 from turbine.capture.nodes import emit
+from turbine.capture.program import Program
 
 aten = torch.ops.aten
+
+
+def constant_nodes(program: Program) -> set[fx.Node]:
+    """Nodes that depend on weights only, computed once when an artifact is loaded."""
+    fixed = {name for name, weight in program.weights.items() if not weight.mutable}
+    constant: set[fx.Node] = set()
+    for node in program.graph.graph.nodes:
+        if node.op == "placeholder":
+            is_constant = node.name in fixed
+        else:
+            inputs = node.all_input_nodes
+            is_constant = bool(inputs) and all(one in constant for one in inputs)
+        if is_constant:
+            constant.add(node)
+    return constant
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

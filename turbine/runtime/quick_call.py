@@ -71,9 +71,9 @@ class QuickCall:
         except NOT_SHAREABLE:
             return None
         results = self.entry.invoke(arguments, 1 if self.inspect is None else 2)
-        value = _tensor(device, results, 0)
+        value = tensor_at(device, results, 0)
         if self.inspect is not None:
-            self.inspect(_tensor(device, results, 1))
+            self.inspect(tensor_at(device, results, 1))
         if self.is_fresh:
             return value
         address = value.data_ptr()
@@ -84,7 +84,8 @@ class QuickCall:
         return value.clone() if self.fixed_start <= address < self.fixed_end else value
 
 
-def _tensor(device: Any, results: Any, place: int) -> Tensor:
+def tensor_at(device: Any, results: Any, place: int) -> Tensor:
+    """A result of a shareable dtype."""
     view = results.get_as_object(place, _VIEW)
     value: Tensor = from_dlpack(device.create_dlpack_capsule(view, _DLPACK_CPU, 0))
     return value

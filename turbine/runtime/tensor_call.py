@@ -12,19 +12,17 @@ from typing import Any
 import iree.runtime as iree
 from torch import Tensor
 from torch._C import _AutoDispatchBelowADInplaceOrView
-from torch._C import _from_dlpack as from_dlpack
 from torch._C import _to_dlpack as to_dlpack
 
 from turbine import errors
 from turbine.runtime import torch_buffers
 from turbine.runtime.executable import EntryPoint, Executable, align_code
 from turbine.runtime.overlap import Span, overlaps
-from turbine.runtime.quick_call import NOT_SHAREABLE, is_shareable
+from turbine.runtime.quick_call import NOT_SHAREABLE, is_shareable, tensor_at
 from turbine.signature import Slot
 
 _VIEW = iree.HalBufferView
 _NOWHERE: Span = (0, 0)
-_CPU = 1  # in DLPack
 # With more spans, sorting them is faster than comparing all pairs.
 _FEW_PAIRS = 16
 
@@ -64,10 +62,7 @@ class TensorCall:
             arguments = self._convert(device, args, shared)
         results = self.entry.invoke(arguments, len(self.results))
         if self.has_plain_results:
-            values = [
-                from_dlpack(device.create_dlpack_capsule(results.get_as_object(i, _VIEW), _CPU, 0))
-                for i in range(len(self.dtypes))
-            ]
+            values = [tensor_at(device, results, index) for index in range(len(self.dtypes))]
         else:
             values = [
                 results.get_variant(index)
