@@ -73,6 +73,10 @@ class Config:
         "whether torch.compile leaves matmuls, convolutions, attention and norms to PyTorch: "
         "'auto' (where it is faster on this machine), 'never' or 'always'",
     )
+    freezing: bool = _option(
+        False,
+        "torch.compile without gradients packs weights once; writes through .data are not seen",
+    )
     sync_limit_mflop: float = _option(
         1.0, "programs below this much work run on the calling thread", least=0
     )

@@ -15,11 +15,13 @@ from turbine.signature import Slot
 
 
 def flatten(
-    eager: fx.GraphModule, fixed: AbstractSet[str] = frozenset()
+    eager: fx.GraphModule,
+    fixed: AbstractSet[str] = frozenset(),
+    weights: AbstractSet[str] = frozenset(),
 ) -> tuple[fx.GraphModule, list[Slot], list[Slot]]:
     """A copy of the graph to compile, and slots for its inputs and results.
 
-    The memory of `fixed` inputs, such as weights, stays in place between calls.
+    The memory of `fixed` inputs stays in place between calls; `weights` are not passed.
     """
     graph = fx.Graph()
     graph.output(graph.graph_copy(eager.graph, {}))
@@ -27,7 +29,7 @@ def flatten(
     (output,) = (node for node in graph.nodes if node.op == "output")
     names = [node.name for node in placeholders]
     passes.prepare(graph, names)
-    input_orders, result_orders = permute_to_memory_order(graph)
+    input_orders, result_orders = permute_to_memory_order(graph, weights)
     inputs = [
         _slot(node, order, node.name in fixed)
         for node, order in zip(placeholders, input_orders, strict=True)

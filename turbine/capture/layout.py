@@ -7,6 +7,7 @@ eager PyTorch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 import torch
 from torch import fx
@@ -18,11 +19,18 @@ aten = torch.ops.aten
 Order = tuple[int, ...] | None
 
 
-def permute_to_memory_order(graph: fx.Graph) -> tuple[list[Order], list[Order]]:
-    """Rewrite placeholders and results; returns the memory order of each."""
+def permute_to_memory_order(
+    graph: fx.Graph, weights: AbstractSet[str] = frozenset()
+) -> tuple[list[Order], list[Order]]:
+    """Rewrite placeholders and results; returns the memory order of each.
+
+    Weights, which are not passed, stay in the order of their axes.
+    """
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
-    input_orders = [_permute_input(graph, node) for node in placeholders]
+    input_orders = [
+        None if node.name in weights else _permute_input(graph, node) for node in placeholders
+    ]
     result_orders = [memory_order(node.meta["val"]) for node in output.args[0]]
     with graph.inserting_before(output):
         results = zip(output.args[0], result_orders, strict=True)

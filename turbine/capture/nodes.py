@@ -1,7 +1,8 @@
-"""Add nodes to a graph, with the metadata that the importer reads."""
+"""Copy graphs, and add nodes to them with the metadata that the importer reads."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -26,6 +27,15 @@ def emit(
     if beside is not None and beside.stack_trace is not None:
         node.meta["stack_trace"] = beside.stack_trace
     return node
+
+
+def copy_graph(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
+    """A copy whose nodes have the same names, and the copy of each node."""
+    copied = fx.GraphModule(module, copy.deepcopy(module.graph))
+    twins = dict(zip(module.graph.nodes, copied.graph.nodes, strict=True))
+    for node, twin in twins.items():
+        twin.name = node.name
+    return copied, twins
 
 
 def source_of(node: fx.Node) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from turbine.dynamo import onednn, records, recurrence
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
 from turbine.dynamo.library import LibraryCalls
+from turbine.dynamo.part_code import Weights
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,9 @@ def backend(
     if reason is not None:
         return leave_to_pytorch(graph, records.new("eager"), reason)
     with config.override(**settings):
-        calls = LibraryCalls(config.current().library_calls)
+        # Gradients are for training, which changes weights in every step.
+        is_frozen = config.current().freezing and not torch.is_grad_enabled()
+        calls = LibraryCalls(config.current().library_calls, is_frozen=is_frozen)
     compiler = aot_autograd(
         fw_compiler=partial(_compile, "forward", settings, calls),
         bw_compiler=partial(_compile, "backward", settings, calls),
@@ -97,17 +100,20 @@ def _compile(
     graph: fx.GraphModule,
     example_inputs: Sequence[Any],
 ) -> Boxed:
-    return compile_graph(graph, records.new(kind), settings, calls, _weights(graph))
+    weights = _weights(graph, is_frozen=calls.is_frozen and kind == "inference")
+    return compile_graph(graph, records.new(kind), settings, calls, weights)
 
 
-def _weights(graph: fx.GraphModule) -> set[str]:
+def _weights(graph: fx.GraphModule, *, is_frozen: bool) -> Weights:
     """The placeholders of parameters and buffers."""
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:
-        return set()
-    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+        return Weights()
+    names = {node.name for node in graph.graph.find_nodes(op="placeholder")}
     # Backward graphs keep the names of the forward graph's inputs: primals_1 is the first.
-    known = {f"primals_{index + 1}" for index in metadata.static_input_indices}
-    known |= {f"arg{index}_1" for index in metadata.static_input_indices}
-    return known.intersection(names)
+    indices = metadata.static_input_indices
+    fixed = {f"primals_{index + 1}" for index in indices} | {f"arg{index}_1" for index in indices}
+    written = [index for index in indices if metadata.input_info[index].mutates_data]
+    frozen = fixed - {f"arg{index}_1" for index in written} if is_frozen else set()
+    return Weights(fixed & names, frozen & names)

@@ -19,6 +19,7 @@ from turbine.capture.partition import LEAST_OPS, Part, is_compute, partition
 from turbine.dynamo import failure_cache, parts
 from turbine.dynamo.library import LibraryCalls
 from turbine.dynamo.op_probe import find_refused
+from turbine.dynamo.part_code import Weights
 from turbine.dynamo.records import GraphRecord, LeftOp
 from turbine.dynamo.totals import add
 from turbine.lower.importer import user_line
@@ -39,7 +40,7 @@ class _GraphState:
     record: GraphRecord
     settings: dict[str, Any]
     calls: LibraryCalls
-    fixed: AbstractSet[str]  # placeholders of weights, whose memory stays the same between calls
+    weights: Weights
     failures: int = 0
 
 
@@ -48,11 +49,11 @@ def compile_graph(
     record: GraphRecord,
     settings: dict[str, Any],
     calls: LibraryCalls,
-    fixed: AbstractSet[str],
+    weights: Weights,
 ) -> Boxed:
     """Compile a graph to a callable that takes a list of arguments, clears it and gives results."""
     passes.clean(graph)
-    outer = _assemble(graph, _GraphState(record, settings, calls, fixed), {})
+    outer = _assemble(graph, _GraphState(record, settings, calls, weights), {})
     add(graphs=1)
     return _box(outer)
 
@@ -75,12 +76,13 @@ def _assemble(
 ) -> fx.GraphModule:
     """The graph with a `PartModule` in place of each part; parts compile in the background."""
     with config.override(**state.settings):
-        chosen = state.calls.reasons(n for n in graph.graph.nodes if n.name not in refused)
+        nodes = [node for node in graph.graph.nodes if node.name not in refused]
+        chosen = state.calls.reasons(nodes, state.weights.frozen)
         reasons = _obstacles(graph, refused) | chosen
         split = partition(graph, lambda node: node not in reasons, cut=cut)
         for name, part in split.parts.items():
             replace = partial(_replace_part, part, state)
-            module = parts.PartModule(part, state.fixed, replace, is_mixed=bool(chosen))
+            module = parts.PartModule(part, state.weights, replace, is_mixed=bool(chosen))
             split.outer.add_submodule(name, module)
             state.record.parts.append(module)
     _record_left(graph, split.parts.values(), reasons, chosen.keys(), state.record)

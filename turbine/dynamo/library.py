@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from math import prod
@@ -25,6 +26,7 @@ from turbine.capture.partition import is_free
 from turbine.capture.sizes import count_elements, hint, is_empty, is_static
 from turbine.dynamo import calibration
 from turbine.dynamo.calibration import Example
+from turbine.library import convolution
 
 aten = torch.ops.aten
 
@@ -45,34 +47,51 @@ def check(choice: str) -> None:
 
 
 class LibraryCalls:
-    """The choices of one torch.compile: the same while tracing and for each of its graphs."""
+    """The choices of one torch.compile: the same while tracing and for each of its graphs.
 
-    def __init__(self, choice: str) -> None:
+    If weights are frozen, what has none is compiled: between kernels that have threads of their
+    own, calls of PyTorch would cost more than they save.
+    """
+
+    def __init__(self, choice: str, *, is_frozen: bool = False) -> None:
         self.choice = choice
+        self.is_frozen = is_frozen
         self._reasons: dict[tuple[str, float], str | None] = {}
 
     def keep_whole(self, table: Table) -> Table:
-        """The decompositions, without those of calls that the library runs."""
+        """The decompositions, without those of calls that the library or a kernel runs."""
         # Those of matmuls stay: they avoid miscompiles, and `reasons` may compile a matmul yet.
-        ops = [op for op in table if op in _READERS and op not in _WEIGHTS]
-        return table | {op: partial(self._decompose, table[op], _READERS[op]) for op in ops}
+        ops = [op for op in table if op in _READERS and op not in _MATMULS]
+        return table | {op: partial(self._decompose, op, table[op]) for op in ops}
 
-    def reasons(self, nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
-        """The nodes that run in PyTorch's library, with reasons."""
+    def reasons(
+        self, nodes: Iterable[fx.Node], frozen: AbstractSet[str] = frozenset()
+    ) -> dict[fx.Node, str]:
+        """The nodes that run in PyTorch's library, with reasons; `frozen` are placeholders."""
         calls = [node for node in nodes if node.target in _READERS]
-        uses = Counter(_weight(node) for node in calls if node.target in _WEIGHTS)
+        uses = Counter(_weight(node) for node in calls if node.target in _MATMULS)
         found = {}
         for node in calls:
             # A weight of many matmuls is a recurrent layer's: compiled code packs it only once.
-            if node.target in _WEIGHTS and uses[_weight(node)] > _FEW_USES:
+            if node.target in _MATMULS and uses[_weight(node)] > _FEW_USES:
                 continue
-            reason = self._reason(_READERS[node.target](fx.map_arg(node.args, _value)))
+            call = _READERS[node.target](fx.map_arg(node.args, _value))
+            if self.is_frozen and call is not None:
+                if node.target not in _WEIGHTS or _weight(node).name not in frozen:
+                    continue
+                call = _freeze(call)
+            reason = self._reason(call)
             if reason is not None:
                 found[node] = reason
         return found
 
-    def _decompose(self, rule: Function, read: Reader, *args: Any, **keywords: Any) -> Any:
-        return rule(*args, **keywords) if self._reason(read(args)) is None else NotImplemented
+    def _decompose(self, op: Any, rule: Function, *args: Any, **keywords: Any) -> Any:
+        if op is aten.convolution.default:
+            x, weight, _, stride, _, dilation, is_transposed, _, groups = args
+            if not is_transposed and convolution.supports(x, weight, stride, dilation, groups):
+                return NotImplemented  # `reasons` has the choice
+        is_left = not self.is_frozen and self._reason(_READERS[op](args)) is not None
+        return NotImplemented if is_left else rule(*args, **keywords)
 
     def _reason(self, call: Call | None) -> str | None:
         if call is None or self.choice == "never":
@@ -86,12 +105,17 @@ class LibraryCalls:
 
 
 _FEW_USES = 3
-# The index of the weight among the arguments of a matmul.
-_WEIGHTS: dict[Any, int] = {aten.mm.default: 1, aten.addmm.default: 2}
+_MATMULS = (aten.mm.default, aten.addmm.default)
+# The index of the weight among the arguments.
+_WEIGHTS: dict[Any, int] = {
+    aten.mm.default: 1,
+    aten.addmm.default: 2,
+    aten.convolution.default: 1,
+}
 
 
 def _weight(node: fx.Node) -> fx.Node:
-    """The weight of a matmul, without the views of it."""
+    """The weight of a matmul or convolution, without the views of it."""
     weight: Any = node.args[_WEIGHTS[node.target]]
     while is_free(weight) and weight.all_input_nodes:
         weight = weight.all_input_nodes[0]
@@ -109,6 +133,17 @@ class Call:
     kind: str  # calls of one kind have about the same FLOP rate
     flop: float
     example: Callable[[], Example]  # makes a call of this kind, to be measured
+    margin: float = MARGIN
+
+
+def _freeze(call: Call) -> Call:
+    """The call with a weight that is packed once."""
+    make = call.example
+    kind = f"{call.kind}, frozen weight"
+    # All of the graph is compiled, unless PyTorch is clearly faster.
+    return replace(
+        call, kind=kind, example=lambda: replace(make(), frozen=(1,)), margin=1 / MARGIN
+    )
 
 
 Reader = Callable[[Sequence[Any]], Call | None]
@@ -132,7 +167,7 @@ def _compare(call: Call) -> str | None:
     share = call.flop / seconds.flop
     compiled, library = share * seconds.compiled, share * seconds.library
     # If neither could be measured, both are inf, and the call is compiled.
-    if not MARGIN * compiled > library + SWITCH:
+    if not call.margin * compiled > library + SWITCH:
         return None
     rank = "faster" if compiled > library else "about as fast"
     return f"{rank} in PyTorch: about {1e3 * library:.2g} ms, compiled {1e3 * compiled:.2g} ms"
@@ -185,6 +220,7 @@ def _batched_matmul(dtype: torch.dtype) -> Example:
 # Convolutions
 
 _FEW_CHANNELS = 4
+_EXAMPLE_FLOP = 5e7  # enough that the time of a call itself does not count
 
 
 @dataclass(frozen=True)
@@ -221,7 +257,9 @@ class _Convolution:
         inputs, outputs, taps, step = astuple(self.shape)
         groups = outputs if self.is_depthwise else 1
         size = {1: 1024, 2: 28, 3: 8}[self.rank]
-        x = torch.rand(4, inputs, *[step * size] * self.rank, dtype=dtype)
+        work = 2 * size**self.rank * taps**self.rank * inputs * outputs / groups  # of an image
+        batch = min(max(4, int(_EXAMPLE_FLOP / work)), 64)
+        x = torch.rand(batch, inputs, *[step * size] * self.rank, dtype=dtype)
         weight = torch.rand(outputs, inputs // groups, *[taps] * self.rank, dtype=dtype)
         ones, none = [1] * self.rank, [0] * self.rank
         stride, padding = [step] * self.rank, [taps // 2] * self.rank

@@ -20,6 +20,7 @@ OPTIONS = (
     "dump",
     "sync_limit_mflop",
     "library_calls",
+    "freezing",
 )
 
 # The options of each mode; explicit options override them.

@@ -16,10 +16,14 @@ from typing import Any
 import torch
 
 from turbine import errors
+from turbine.capture.traits import SCOPE
 from turbine.dynamo.parts import PartModule
 from turbine.dynamo.report import compile_anew, most_common
 from turbine.lower.importer import DEFAULT_NAME, user_line
+from turbine.lower.weights import raw_bytes
 from turbine.runtime import profiler
+from turbine.runtime.entries import Entry
+from turbine.runtime.parameters import save_archive
 from turbine.tables import table
 
 
@@ -169,10 +173,20 @@ _KINETO = "KINETO_LOG_LEVEL"
 
 def _time_dispatches(part: PartModule, args: Sequence[Any], calls: int) -> list[profiler.Row]:
     assert part.compiled is not None
+    assert part.code is not None
+    frozen, passed = part.code.split(args)
+    slots = zip(part.code.flat.inputs, passed, strict=True)
+    # The code takes axes in the order of memory.
+    flat = [arg if slot.order is None else arg.permute(slot.order) for slot, arg in slots]
     with tempfile.TemporaryDirectory(prefix="turbine-profile-") as folder:
         code = Path(folder) / "part.vmfb"
         code.write_bytes(part.compiled.data)
-        run = profiler.Run(code, part.driver, DEFAULT_NAME, part.flat_arguments(args))
+        archives = {}
+        if frozen:
+            entries = [Entry(name, raw_bytes(one).data) for name, one in frozen.items()]
+            archives[SCOPE] = Path(folder) / "weights.irpa"
+            save_archive(archives[SCOPE], entries)
+        run = profiler.Run(code, part.driver, DEFAULT_NAME, flat, archives)
         _, events = profiler.observe(run, calls, Path(folder))
     return profiler.rows_of(events, calls, {})
 

@@ -7,9 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +18,14 @@ from turbine import target as targets
 from turbine.capture import work
 from turbine.capture.partition import Part, is_compute
 from turbine.capture.sizes import hint
-from turbine.compiler import host, pipeline
+from turbine.compiler import pipeline
 from turbine.compiler.pipeline import Compiled, Pending
 from turbine.dynamo import failure_cache
+from turbine.dynamo.frozen_call import load_part
+from turbine.dynamo.part_code import PartCode, Weights, lower_part
 from turbine.dynamo.totals import add
-from turbine.lower.importer import DEFAULT_NAME
-from turbine.ops.flat_code import lower_graph
 from turbine.progress import progress
 from turbine.runtime import device
-from turbine.runtime.tensor_call import TensorCall
 
 log = logging.getLogger(__name__)
 
@@ -44,9 +41,7 @@ MAX_RESCUES = 3
 class PartModule(torch.nn.Module):
     """A part, as a module of the graph around it. The first call waits for the compiler."""
 
-    def __init__(
-        self, part: Part, fixed: AbstractSet[str], replace: Replace, *, is_mixed: bool
-    ) -> None:
+    def __init__(self, part: Part, weights: Weights, replace: Replace, *, is_mixed: bool) -> None:
         super().__init__()
         self.eager = part.graph
         self.ops = Counter(str(n.target) for n in part.graph.graph.nodes if is_compute(n))
@@ -55,7 +50,8 @@ class PartModule(torch.nn.Module):
         self._target = targets.parse(config.current().target)
         self.driver = device.driver_for(self._target, self.mflop / (LATER if is_mixed else 1))
         self.compiled: Compiled | None = None
-        self._fixed = fixed
+        self.code: PartCode | None = None
+        self._weights = weights
         self._replace = replace
         self._call: Call | None = None
         self._rescues = 0
@@ -97,11 +93,6 @@ class PartModule(torch.nn.Module):
         finally:
             self._call = own
 
-    def flat_arguments(self, args: Sequence[Any]) -> list[Any]:
-        """Arguments as the compiled code takes them: axes in the order of memory."""
-        pairs = zip(self._inputs, args, strict=True)
-        return [arg if slot.order is None else arg.permute(slot.order) for slot, arg in pairs]
-
     def _begin(self) -> Pending | errors.TurbineError:
         try:
             return self._lower()
@@ -109,12 +100,11 @@ class PartModule(torch.nn.Module):
             return _as_fault(error)
 
     def _lower(self) -> Pending | errors.TurbineError:
-        resolve = partial(host.resolve, self._target)
         try:
-            code = lower_graph("part", self.eager, resolve, _location, fixed=self._fixed)
+            self.code = lower_part(self.eager, self._target, self._weights, _location)
         except (errors.UnsupportedOp, errors.CompileError, errors.CustomOpError) as error:
             return error
-        self._inputs, self._results = code.inputs, code.results
+        code = self.code.flat
         self._name = failure_cache.part_name(code.fingerprint, self.eager.graph)
         failure = failure_cache.part_failure(self._name)
         if failure is not None:
@@ -126,7 +116,8 @@ class PartModule(torch.nn.Module):
             return self._replace(self._pending)
         try:
             compiled = self._pending.result(self._measure)
-            call = self._load(compiled)
+            assert self.code is not None
+            call = load_part(compiled.data, self.driver, self.code)
         except errors.CompileError as error:
             if failure_cache.is_lasting(error):
                 failure_cache.remember_part(self._name, error)
@@ -139,17 +130,11 @@ class PartModule(torch.nn.Module):
         add(parts=1, ops_compiled=self.ops.total(), cache_hits=compiled.cached)
         return call
 
-    def _load(self, compiled: Compiled) -> TensorCall:
-        call = TensorCall.load(
-            compiled.data, self.driver, DEFAULT_NAME, self._inputs, self._results
-        )
-        call.entry.device()  # loads it, which may fail
-        return call
-
     def _measure(self, compiled: Compiled) -> float:
         """The seconds of one call with random arguments."""
-        call = self._load(compiled)
-        placeholders = [node for node in self.eager.graph.nodes if node.op == "placeholder"]
+        assert self.code is not None
+        call = load_part(compiled.data, self.driver, self.code)
+        placeholders = self.eager.graph.find_nodes(op="placeholder")
         args = [_make_random(node.meta["val"]) for node in placeholders]
         return pipeline.seconds_of(lambda: call(args))
 

@@ -13,7 +13,7 @@ from torch import fx
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
-from turbine.capture.program import Program
+from turbine.capture.program import Region
 from turbine.capture.sizes import expression, sizes_of
 from turbine.library.nodes import only_user, restore_shape, to_rank
 from turbine.target import Target
@@ -156,9 +156,9 @@ class Attention:
         return restore_shape(result, self.node)
 
 
-def find(program: Program) -> Iterator[Attention]:
+def find(region: Region) -> Iterator[Attention]:
     """Find attention, of PyTorch or written by hand."""
-    for node in program.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
+    for node in region.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
         found = _match(node)
         if found is not None and found.is_worth_it:
             yield found

@@ -5,14 +5,15 @@ stride of s, every s-th row of an image goes to one phase, and s columns are joi
 the columns that a tap reads are neighbours.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._prims_common import suggest_memory_format
 
 import turbine.kernel as tk
@@ -20,7 +21,8 @@ import turbine.kernel.lang as tkl
 from turbine.capture import convolutions
 from turbine.capture.convolutions import Convolution
 from turbine.capture.nodes import emit
-from turbine.capture.program import Program
+from turbine.capture.program import Region
+from turbine.capture.sizes import hint
 from turbine.library.nodes import constant_nodes
 from turbine.target import Target
 
@@ -117,7 +119,7 @@ _FEW_CHANNELS = 8
 
 @dataclass(frozen=True)
 class Match:
-    """A convolution with a constant weight."""
+    """A convolution that a kernel computes."""
 
     found: Convolution
 
@@ -244,20 +246,34 @@ def _block(columns: int) -> int:
     return min((14, 16, 7, 8), key=lambda size: -columns % size)
 
 
-def find(program: Program) -> Iterator[Match]:
-    """Find convolutions with weights."""
-    constant = constant_nodes(program)
-    for found in convolutions.find(program.graph.graph):
-        if found.weight in constant and _is_supported(found):
+def find(region: Region) -> Iterator[Match]:
+    """Find convolutions whose weights are constant, or packed in little time."""
+    constant = constant_nodes(region)
+    for found in convolutions.find(region.graph.graph):
+        x, weight = found.x.meta["val"], found.weight.meta["val"]
+        packs_fast = found.groups > 1 or count_windows(found.node.meta["val"]) >= _MANY_WINDOWS
+        if not supports(x, weight, found.stride, found.dilation, found.groups):
+            continue
+        if found.weight in constant or packs_fast:
             yield Match(found)
 
 
-def _is_supported(found: Convolution) -> bool:
+def supports(
+    x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
+) -> bool:
     """Whether there is a kernel: for f32 images of static size, with plain windows."""
-    value = found.x.meta["val"]
-    is_static = all(isinstance(size, int) for size in value.shape[1:])
-    outputs, channels = found.weight.meta["val"].shape[:2]
-    is_depthwise = found.groups == outputs and channels == 1
-    is_plain = (found.groups == 1 or is_depthwise) and set(found.dilation) == {1}
-    has_stride = max(found.stride) <= _MOST_STRIDE and value.dim() <= _MOST_AXES
-    return value.dtype == torch.float32 and is_static and is_plain and has_stride
+    is_static = all(isinstance(size, int) for size in x.shape[1:])
+    outputs, channels = weight.shape[:2]
+    is_depthwise = groups == outputs and channels == 1
+    is_plain = (groups == 1 or is_depthwise) and set(dilation) == {1}
+    has_stride = max(stride) <= _MOST_STRIDE and x.dim() <= _MOST_AXES
+    return x.dtype == torch.float32 and is_static and is_plain and has_stride
+
+
+def count_windows(y: Tensor) -> int:
+    """The windows of a convolution with this result, at the example's sizes."""
+    return math.prod(map(hint, (y.shape[0], *y.shape[2:])))
+
+
+# Packing a weight takes as long as a few dozen windows.
+_MANY_WINDOWS = 1024

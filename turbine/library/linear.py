@@ -15,7 +15,7 @@ from torch import fx
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
-from turbine.capture.program import Program
+from turbine.capture.program import Region
 from turbine.library.nodes import constant_nodes
 from turbine.target import Target
 
@@ -117,10 +117,10 @@ def _convert(node: fx.Node, dtype: torch.dtype, place: fx.Node) -> fx.Node:
     return emit(place.graph, aten._to_copy.default, node, dtype=dtype, beside=place)
 
 
-def find(program: Program) -> Iterator[Linear]:
+def find(region: Region) -> Iterator[Linear]:
     """Find matmuls with weights."""
-    constant = constant_nodes(program)
-    for node in program.graph.graph.nodes:
+    constant = constant_nodes(region)
+    for node in region.graph.graph.nodes:
         # addmm may scale its operands.
         if node.target in (aten.mm.default, aten.addmm.default) and not node.kwargs:
             found = Linear(node)

@@ -8,16 +8,16 @@ import torch
 from torch import fx
 
 from turbine.capture.nodes import emit
-from turbine.capture.program import Program
+from turbine.capture.program import Region
 
 aten = torch.ops.aten
 
 
-def constant_nodes(program: Program) -> set[fx.Node]:
+def constant_nodes(region: Region) -> set[fx.Node]:
     """Nodes that depend on weights only, computed once when an artifact is loaded."""
-    fixed = {name for name, weight in program.weights.items() if not weight.mutable}
+    fixed = {name for name, weight in region.weights.items() if not weight.mutable}
     constant: set[fx.Node] = set()
-    for node in program.graph.graph.nodes:
+    for node in region.graph.graph.nodes:
         if node.op == "placeholder":
             is_constant = node.name in fixed
         else:

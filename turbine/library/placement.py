@@ -1,15 +1,15 @@
-"""Replace ops of programs by kernels of the library."""
+"""Replace ops of graphs by kernels of the library."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from torch import fx
 
-from turbine.capture.program import Program
+from turbine.capture.nodes import copy_graph
+from turbine.capture.program import Region
 from turbine.library import attention, convolution, linear, rows
 from turbine.target import Target
 
@@ -39,22 +39,25 @@ FINDERS = (
 )
 
 
+R = TypeVar("R", bound=Region)
+
+
 def place_kernels(
-    programs: Mapping[str, Program], find_target: Callable[[], Target]
-) -> dict[str, Program] | None:
+    regions: Mapping[str, R], find_target: Callable[[], Target]
+) -> dict[str, R] | None:
     """Replace ops by kernels where these are faster; return None if nothing is replaced.
 
     `find_target` is called only if there is a match.
     """
     matches: list[Match] = [
-        match for program in programs.values() for find in FINDERS for match in find(program)
+        match for region in regions.values() for find in FINDERS for match in find(region)
     ]
     if not matches:
         return None
     target = find_target()
     if target.kind != "cpu" or not any(match.is_faster_on(target) for match in matches):
         return None
-    return {name: _with_kernels(program, target) for name, program in programs.items()}
+    return {name: _with_kernels(region, target) for name, region in regions.items()}
 
 
 def _check_shape(found: fx.Node, expected: fx.Node) -> None:
@@ -63,13 +66,9 @@ def _check_shape(found: fx.Node, expected: fx.Node) -> None:
     assert all(one == other for one, other in static), f"a kernel for {expected} gives {found}"
 
 
-def _with_kernels(program: Program, target: Target) -> Program:
-    graph = program.graph.graph
-    module = fx.GraphModule(program.graph, copy.deepcopy(graph))
-    own = dict(zip(graph.nodes, module.graph.nodes, strict=True))
-    for node, twin in own.items():
-        twin.name = node.name  # the key of inputs and weights
-    copied = replace(program, graph=module)
+def _with_kernels(region: R, target: Target) -> R:
+    module, own = copy_graph(region.graph)
+    copied = replace(region, graph=module)
     replaced: dict[fx.Node, fx.Node] = {}
     for find in FINDERS:
         matches: list[Match] = [*find(copied)]
@@ -88,6 +87,6 @@ def _with_kernels(program: Program, target: Target) -> Program:
 
     return replace(
         copied,
-        results=tuple(copy_of(node) for node in program.results),
-        stores={name: copy_of(node) for name, node in program.stores.items()},
+        results=tuple(copy_of(node) for node in region.results),
+        stores={name: copy_of(node) for name, node in region.stores.items()},
     )

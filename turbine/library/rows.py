@@ -13,7 +13,7 @@ from torch import fx
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
-from turbine.capture.program import Program
+from turbine.capture.program import Region
 from turbine.library.nodes import only_user, restore_shape, to_rank
 from turbine.target import Target
 
@@ -138,26 +138,26 @@ class Softmax:
         return restore_shape(emit(self.node.graph, softmax.op.op, rows), self.node)
 
 
-def find_softmaxes(program: Program) -> Iterator[Softmax]:
+def find_softmaxes(region: Region) -> Iterator[Softmax]:
     """Find softmax along contiguous rows."""
-    for node in program.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
+    for node in region.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
         x, axis, is_widened = node.args
         rank = x.meta["val"].ndim
         if not is_widened and rank and axis % rank == rank - 1 and _has_rows(x):
             yield Softmax(node)
 
 
-def find_layer_norms(program: Program) -> Iterator[LayerNorm]:
+def find_layer_norms(region: Region) -> Iterator[LayerNorm]:
     """Find layer norms along the last axis."""
-    for node in program.graph.graph.find_nodes(op="call_function", target=aten.rsqrt.default):
+    for node in region.graph.graph.find_nodes(op="call_function", target=aten.rsqrt.default):
         found = _match_layer_norm(node)
         if found is not None and _has_rows(found.x):
             yield found
 
 
-def find_group_norms(program: Program) -> Iterator[GroupNorm]:
+def find_group_norms(region: Region) -> Iterator[GroupNorm]:
     """Find group norms of images of static size."""
-    for node in program.graph.graph.find_nodes(op="call_function", target=aten.rsqrt.default):
+    for node in region.graph.graph.find_nodes(op="call_function", target=aten.rsqrt.default):
         found = _match_scaled(node, aten.native_group_norm.default)
         if found is None:
             continue

@@ -53,12 +53,12 @@ def lower_graph(
 ) -> FlatCode:
     """Lower a copy of a graph.
 
-    Placeholders in `weights` are constants of the code. The memory of `fixed` ones stays in place
-    between calls.
+    Placeholders in `weights` are constants or parameters of the code. The memory of `fixed` ones
+    stays in place between calls.
     """
-    graph, inputs, results = flatten(eager, fixed)
-    *_, output = graph.graph.nodes
     weights = dict(weights or {})
+    graph, inputs, results = flatten(eager, fixed, weights.keys())
+    *_, output = graph.graph.nodes
     names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     passed = [name for name in names if name not in weights]
     region = Region(graph, tuple(passed), tuple(output.args[0]), weights)

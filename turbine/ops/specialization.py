@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as torch_pytree
 
 from turbine.capture import passes
-from turbine.capture.decompositions import current_tracing_decompositions
+from turbine.capture.decompositions import Table, current_tracing_decompositions
 from turbine.capture.one_thread import traces
 from turbine.capture.program import Weight
 from turbine.ops.schema import Argument, Schema
@@ -146,8 +146,13 @@ def trace(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Le
     return trace_here(function, args, values)
 
 
-def trace_here(function: Callable[..., Any], args: Sequence[Any], values: Sequence[Leaf]) -> Traced:
-    """Trace in a thread that holds the lock of tracing."""
+def trace_here(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    values: Sequence[Leaf],
+    table: Table | None = None,
+) -> Traced:
+    """Trace in a thread that holds the lock of tracing; `table` has the decompositions."""
     # These import Dynamo and sympy, which takes as long as importing torch.
     from torch._functorch.aot_autograd import aot_export_joint_simple
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -169,7 +174,10 @@ def trace_here(function: Callable[..., Any], args: Sequence[Any], values: Sequen
         return [value for value in given if _is_computed(value)]
 
     graph: Any = aot_export_joint_simple(
-        flat, tuple(inputs), trace_joint=False, decompositions=current_tracing_decompositions()
+        flat,
+        tuple(inputs),
+        trace_joint=False,
+        decompositions=current_tracing_decompositions() if table is None else table,
     )
     passes.clean(graph)
     weights = _lift_constants(graph)

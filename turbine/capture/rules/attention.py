@@ -49,11 +49,11 @@ def flash_attention(
     keys, values = _repeat_heads(key, query), _repeat_heads(value, query)
     scores = _scores(query, keys, is_causal, scale)
     scores = scores if attn_mask is None else scores + attn_mask
+    result = _zeroed_softmax(scores).to(value.dtype) @ values
+    # Of inference nothing below is left.
     peak = scores.amax(-1, keepdim=True)
     peak = torch.where(peak == float("-inf"), 0.0, peak)  # a fully masked row
-    exponentials = (scores - peak).exp()
-    total = exponentials.sum(-1, keepdim=True)
-    result = (exponentials / torch.where(total == 0, 1.0, total)).to(value.dtype) @ values
+    total = (scores - peak).exp().sum(-1, keepdim=True)
     return _laid_out_like(query, result), (total.log() + peak).squeeze(-1)
 
 
@@ -115,11 +115,17 @@ def _laid_out_like(query: Tensor, result: Tensor) -> Tensor:
 
 
 def _masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    is_bool = mask.dtype == torch.bool
+    return _zeroed_softmax(scores.masked_fill(~mask, _HIDDEN) if is_bool else scores + mask)
+
+
+def _zeroed_softmax(scores: Tensor) -> Tensor:
     """Softmax that is zero for fully masked rows, where a plain one is nan."""
-    hidden = float("-inf")
-    scores = scores.masked_fill(~mask, hidden) if mask.dtype == torch.bool else scores + mask
-    blind = (scores == hidden).all(-1, keepdim=True)
+    blind = (scores == _HIDDEN).all(-1, keepdim=True)
     return torch.softmax(scores, -1).masked_fill(blind, 0.0)
+
+
+_HIDDEN = float("-inf")
 
 
 def _repeat_heads(heads: Tensor, query: Tensor) -> Tensor:
