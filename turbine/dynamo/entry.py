@@ -16,7 +16,7 @@ from torch._guards import TracingContext
 
 from turbine import config, errors
 from turbine.capture.decompositions import current_training_decompositions
-from turbine.dynamo import onednn, records, recurrence
+from turbine.dynamo import onednn, records, recurrence, small_graphs
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
 from turbine.dynamo.library import LibraryCalls
@@ -62,6 +62,8 @@ def backend(
     if reason is not None:
         return leave_to_pytorch(graph, records.new("eager"), reason)
     with config.override(**settings):
+        if config.current().library_calls == "auto" and small_graphs.is_small(graph.graph):
+            return leave_to_pytorch(graph, records.new("eager"), small_graphs.REASON)
         # Gradients are for training, which changes weights in every step.
         is_frozen = config.current().freezing and not torch.is_grad_enabled()
         calls = LibraryCalls(config.current().library_calls, is_frozen=is_frozen)

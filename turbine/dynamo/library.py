@@ -297,17 +297,24 @@ def _convolution_flop(x: Tensor, weight: Tensor, stride: Sequence[int]) -> float
 
 def _attention(query: Tensor, key: Tensor, backward: bool) -> Call | None:
     flop = 4.0 * count_elements(query) * hint(key.shape[-2])
-    kind = "attention backward" if backward else "attention"
-    return _call(kind, flop, (query, key), _attention_backward if backward else _attention_forward)
+    if backward:
+        return _call("attention backward", flop, (query, key), _attention_backward)
+    # One query, such as that of the next token, reads more than it computes.
+    if hint(query.shape[-2]) < _FEW_QUERIES:
+        return _call("attention of few queries", flop, (query, key), partial(_attention_of, 1, 512))
+    return _call("attention", flop, (query, key), partial(_attention_of, 128, 128))
 
 
-def _attention_forward(dtype: torch.dtype) -> Example:
-    args = tuple(torch.rand(2, 8, 128, 64, dtype=dtype) for _ in "qkv")
+_FEW_QUERIES = 4
+
+
+def _attention_of(queries: int, keys: int, dtype: torch.dtype) -> Example:
+    args = tuple(torch.rand(2, 8, size, 64, dtype=dtype) for size in (queries, keys, keys))
     return Example(_FLASH, args, dict.fromkeys(range(3), (0, 2)))
 
 
 def _attention_backward(dtype: torch.dtype) -> Example:
-    forward = _attention_forward(dtype)
+    forward = _attention_of(128, 128, dtype)
     out, logsumexp = _FLASH(*forward.args)
     args = (torch.rand_like(out), *forward.args, out, logsumexp, 0.0, False)
     return Example(_FLASH_BACKWARD, args, dict.fromkeys(range(6), (0, 2)))
@@ -400,7 +407,8 @@ _USUAL: tuple[Callable[[torch.dtype], Example], ...] = (
     _Convolution(2, shape=_Shape(3, 64, 7, 2)).example,
     _Convolution(2, is_depthwise=True).example,
     _Convolution(2, is_backward=True).example,
-    _attention_forward,
+    partial(_attention_of, 128, 128),
+    partial(_attention_of, 1, 512),
     _attention_backward,
     _layer_norm_example,
     _layer_norm_backward_example,

@@ -25,7 +25,7 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """index_put: a mask becomes `where`; other indexed axes are moved to the front."""
+    """index_put: a mask becomes `where`; other indexed axes are flattened or moved to the front."""
     if accumulate and x.dtype == torch.bool:  # the compiler adds bools modulo 2
         wide = (x.to(torch.int32), indices, values.to(torch.int32), True)
         return aten.index_put.default(*wide).to(torch.bool)
@@ -38,12 +38,30 @@ def index_put(
     rank = torch.broadcast_shapes(*(index.shape for index in chosen))
     ahead, behind = x.shape[: axes[0]], x.shape[axes[-1] + 1 :]
     values = values.expand([*ahead, *rank, *behind])
+    is_static = all(isinstance(size, int) for size in x.shape[: axes[-1] + 1])
+    if len(axes) == 1 and chosen[0].dtype not in _MASKS and is_static and x.is_contiguous():
+        return _put_rows(x, axes[0], chosen[0], values, accumulate)
     values = values.movedim([axes[0] + k for k in range(len(rank))], list(range(len(rank))))
     front = list(range(len(axes)))
     written = x.movedim(axes, front).index_put(tuple(chosen), values, accumulate)
     back = written.movedim(front, axes)
     # A clone: `contiguous` keeps strides of axes of size 1, which a later view may reject.
     return back.clone(memory_format=torch.contiguous_format) if x.is_contiguous() else back
+
+
+def _put_rows(x: Tensor, axis: int, index: Tensor, values: Tensor, accumulate: bool) -> Tensor:
+    """Write to slices along an axis as to rows of the flattened leading axes; nothing is moved."""
+    size, blocks = x.shape[axis], prod(x.shape[:axis])
+    count, behind = blocks * size, x.shape[axis + 1 :]
+    # An index out of range must stay so: it must not reach the next block.
+    index = index.to(torch.int64)
+    is_valid = (index >= -size) & (index < size)
+    row = torch.where(is_valid, torch.where(index < 0, index + size, index), count)
+    starts = torch.arange(0, count, size, device=x.device) if count else row.new_zeros(0)
+    rows = starts.view([blocks, *[1] * index.dim()]) + row
+    flat = x.view([count, *behind])
+    written = flat.index_put((rows.flatten(),), values.reshape([-1, *behind]), accumulate)
+    return written.view(x.shape)
 
 
 _MASKS = (torch.bool, torch.uint8)
