@@ -16,7 +16,7 @@ import iree.runtime as iree
 
 from turbine import config, errors
 from turbine.runtime import device as devices
-from turbine.runtime import openmp
+from turbine.runtime import openmp, scheduling
 from turbine.signature import STORED_RESULTS, read_stored_results
 
 Providers = Callable[[], list[Any]]
@@ -46,6 +46,7 @@ class Executable:
         self._device: Any = None
         self._providers = providers
         self._needs_cores = needs_cores
+        self._has_threads = driver != devices.SYNC
         self._state = state
         self._saved: list[Any] = []  # state of a failed context, for the next one
         self._lost: str | None = None  # why the state is lost
@@ -81,6 +82,7 @@ class Executable:
                 self._load()
             if self._needs_cores:
                 openmp.release_threads()
+            is_batch = self._has_threads and scheduling.stop_preempting()
             try:
                 self._context.invoke(function, arguments, results)
             except _FAILURES as error:
@@ -89,6 +91,9 @@ class Executable:
                     f"the compiled program failed: {str(error).splitlines()[0]}",
                     hint=_RESET if self._state is None else self._lost,
                 ) from error
+            finally:
+                if is_batch:
+                    scheduling.preempt_again()
         return results
 
     def reset(self) -> None:
