@@ -65,8 +65,10 @@ def backend(
         if config.current().library_calls == "auto" and small_graphs.is_small(graph.graph):
             return leave_to_pytorch(graph, records.new("eager"), small_graphs.REASON)
         # Gradients are for training, which changes weights in every step.
-        is_frozen = config.current().freezing and not torch.is_grad_enabled()
-        calls = LibraryCalls(config.current().library_calls, is_frozen=is_frozen)
+        is_training = torch.is_grad_enabled()
+        is_frozen = config.current().freezing and not is_training
+        choice = config.current().library_calls
+        calls = LibraryCalls(choice, is_training=is_training, is_frozen=is_frozen)
     compiler = aot_autograd(
         fw_compiler=partial(_compile, "forward", settings, calls),
         bw_compiler=partial(_compile, "backward", settings, calls),

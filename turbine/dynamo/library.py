@@ -53,8 +53,9 @@ class LibraryCalls:
     own, calls of PyTorch would cost more than they save.
     """
 
-    def __init__(self, choice: str, *, is_frozen: bool = False) -> None:
+    def __init__(self, choice: str, *, is_training: bool, is_frozen: bool = False) -> None:
         self.choice = choice
+        self.is_training = is_training
         self.is_frozen = is_frozen
         self._reasons: dict[tuple[str, float], str | None] = {}
 
@@ -75,7 +76,7 @@ class LibraryCalls:
             # A weight of many matmuls is a recurrent layer's: compiled code packs it only once.
             if node.target in _MATMULS and uses[_weight(node)] > _FEW_USES:
                 continue
-            call = _READERS[node.target](fx.map_arg(node.args, _value))
+            call = self._read(node.target, fx.map_arg(node.args, _value))
             if self.is_frozen and call is not None:
                 if node.target not in _WEIGHTS or _weight(node).name not in frozen:
                     continue
@@ -90,8 +91,13 @@ class LibraryCalls:
             x, weight, _, stride, _, dilation, is_transposed, _, groups = args
             if not is_transposed and convolution.supports(x, weight, stride, dilation, groups):
                 return NotImplemented  # `reasons` has the choice
-        is_left = not self.is_frozen and self._reason(_READERS[op](args)) is not None
+        is_left = not self.is_frozen and self._reason(self._read(op, args)) is not None
         return NotImplemented if is_left else rule(*args, **keywords)
+
+    def _read(self, op: Any, args: Sequence[Any]) -> Call | None:
+        # Only gradients need the second result of attention.
+        is_first = op is _FLASH and not self.is_training
+        return _READERS[_first_of_attention if is_first else op](args)
 
     def _reason(self, call: Call | None) -> str | None:
         if call is None or self.choice == "never":
@@ -142,11 +148,25 @@ def _freeze(call: Call) -> Call:
     kind = f"{call.kind}, frozen weight"
     # All of the graph is compiled, unless PyTorch is clearly faster.
     return replace(
-        call, kind=kind, example=lambda: replace(make(), frozen=(1,)), margin=1 / MARGIN
+        call,
+        kind=kind,
+        example=lambda: replace(make(), frozen=(1,), alternates=False),
+        margin=1 / MARGIN,
     )
 
 
 Reader = Callable[[Sequence[Any]], Call | None]
+
+
+def _read_once(call: Call | None) -> Call | None:
+    """The call of an op that reads memory and does little else; its neighbours do as well.
+
+    All of such a graph is compiled, or nothing, so its calls do not alternate.
+    """
+    if call is None:
+        return None
+    make = call.example
+    return replace(call, example=lambda: replace(make(), alternates=False), margin=1.0)
 
 
 def usual_calls() -> list[Call]:
@@ -203,13 +223,19 @@ def _matmul(left: Tensor, right: Tensor) -> Call | None:
     if batch:
         return _call("batched matmul", flop, (left, right), _batched_matmul)
     if rows <= _FEW_ROWS:
-        return _call("matmul of few rows", flop, (left, right), partial(_linear, 4, 2048))
+        count, kind = (1, "matmul of one row") if rows == 1 else (4, "matmul of few rows")
+        return _read_once(_call(kind, flop, (left, right), partial(_linear, count, 4096)))
     return _call("matmul", flop, (left, right), partial(_linear, 256, 768))
 
 
 def _linear(rows: int, width: int, dtype: torch.dtype) -> Example:
-    args = (torch.rand(rows, width, dtype=dtype), torch.rand(width, width, dtype=dtype).t())
-    return Example(aten.mm.default, args, {0: (0,)})
+    args = (torch.rand(rows, width, dtype=dtype), torch.rand(width, width, dtype=dtype))
+    return Example(_transposed_matmul, args, {0: (0,)})
+
+
+def _transposed_matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """The matmul of nn.Linear. Examples have no strides, so a weight is not passed transposed."""
+    return x @ weight.t()
 
 
 def _batched_matmul(dtype: torch.dtype) -> Example:
@@ -295,26 +321,39 @@ def _convolution_flop(x: Tensor, weight: Tensor, stride: Sequence[int]) -> float
 # Attention
 
 
-def _attention(query: Tensor, key: Tensor, backward: bool) -> Call | None:
-    flop = 4.0 * count_elements(query) * hint(key.shape[-2])
-    if backward:
-        return _call("attention backward", flop, (query, key), _attention_backward)
+def _attention(op: Function, query: Tensor, key: Tensor) -> Call | None:
     # One query, such as that of the next token, reads more than it computes.
-    if hint(query.shape[-2]) < _FEW_QUERIES:
-        return _call("attention of few queries", flop, (query, key), partial(_attention_of, 1, 512))
-    return _call("attention", flop, (query, key), partial(_attention_of, 128, 128))
+    is_alone = op is _first_of_attention and hint(query.shape[-2]) < _FEW_QUERIES
+    sizes = (1, 2048) if is_alone else (128, 128)
+    kind = _ATTENTION[op] + " of few queries" * is_alone
+    flop = _attention_flop(query, key)
+    call = _call(kind, flop, (query, key), partial(_attend, op, *sizes))
+    return _read_once(call) if is_alone else call
 
 
 _FEW_QUERIES = 4
 
 
-def _attention_of(queries: int, keys: int, dtype: torch.dtype) -> Example:
+def _attention_flop(query: Tensor, key: Tensor) -> float:
+    return 4.0 * count_elements(query) * hint(key.shape[-2])
+
+
+def _attend(op: Function, queries: int, keys: int, dtype: torch.dtype) -> Example:
     args = tuple(torch.rand(2, 8, size, 64, dtype=dtype) for size in (queries, keys, keys))
-    return Example(_FLASH, args, dict.fromkeys(range(3), (0, 2)))
+    return Example(op, args, dict.fromkeys(range(3), (0, 2)))
 
 
-def _attention_backward(dtype: torch.dtype) -> Example:
-    forward = _attention_of(128, 128, dtype)
+def _first_of_attention(query: Tensor, key: Tensor, value: Tensor) -> Any:
+    return _FLASH(query, key, value)[0]
+
+
+def _attention_backward(query: Tensor, key: Tensor) -> Call | None:
+    flop = _attention_flop(query, key)
+    return _call("attention backward", flop, (query, key), _attention_backward_example)
+
+
+def _attention_backward_example(dtype: torch.dtype) -> Example:
+    forward = _attend(_FLASH, 128, 128, dtype)
     out, logsumexp = _FLASH(*forward.args)
     args = (torch.rand_like(out), *forward.args, out, logsumexp, 0.0, False)
     return Example(_FLASH_BACKWARD, args, dict.fromkeys(range(6), (0, 2)))
@@ -374,8 +413,10 @@ _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
+_ATTENTION = {_FLASH: "attention with gradients", _first_of_attention: "attention"}
 _READERS: dict[Any, Reader] = {
     aten.mm.default: lambda args: _matmul(args[0], args[1]),
+    _transposed_matmul: lambda args: _matmul(args[0], args[1].t()),
     aten.bmm.default: lambda args: _matmul(args[0], args[1]),
     aten.addmm.default: lambda args: _matmul(args[1], args[2]),
     aten.baddbmm.default: lambda args: _matmul(args[1], args[2]),
@@ -383,8 +424,9 @@ _READERS: dict[Any, Reader] = {
     aten.convolution_backward.default: lambda args: _convolution(
         args[1], args[2], args[4:10], True
     ),
-    _FLASH: lambda args: _attention(args[0], args[1], False),
-    _FLASH_BACKWARD: lambda args: _attention(args[1], args[2], True),
+    _FLASH: lambda args: _attention(_FLASH, args[0], args[1]),
+    _first_of_attention: lambda args: _attention(_first_of_attention, args[0], args[1]),
+    _FLASH_BACKWARD: lambda args: _attention_backward(args[1], args[2]),
     aten.native_layer_norm.default: lambda args: _layer_norm(args[0], False),
     aten.native_layer_norm_backward.default: lambda args: _layer_norm(args[1], True),
     aten.gelu.default: lambda args: _gelu(args[0], False),
@@ -407,9 +449,10 @@ _USUAL: tuple[Callable[[torch.dtype], Example], ...] = (
     _Convolution(2, shape=_Shape(3, 64, 7, 2)).example,
     _Convolution(2, is_depthwise=True).example,
     _Convolution(2, is_backward=True).example,
-    partial(_attention_of, 128, 128),
-    partial(_attention_of, 1, 512),
-    _attention_backward,
+    partial(_attend, _FLASH, 128, 128),
+    partial(_attend, _first_of_attention, 128, 128),
+    partial(_attend, _first_of_attention, 1, 2048),
+    _attention_backward_example,
     _layer_norm_example,
     _layer_norm_backward_example,
     partial(_softmax_example, aten._softmax.default),

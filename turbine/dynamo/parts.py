@@ -48,7 +48,9 @@ class PartModule(torch.nn.Module):
         self.mflop = work.mflop(part.graph.graph)
         self.megabytes = work.megabytes((*part.inputs, *part.results))
         self._target = targets.parse(config.current().target)
-        self.driver = device.driver_for(self._target, self.mflop / (LATER if is_mixed else 1))
+        self.driver = device.driver_for(
+            self._target, work.load(part.graph.graph) / (LATER if is_mixed else 1)
+        )
         self.compiled: Compiled | None = None
         self.code: PartCode | None = None
         self._weights = weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,52 +63,91 @@ def _attend(
     tkl.store(y, (batch, head, row, 0), sums / divisor[:, None])
 
 
+def _attend_alone(
+    q: Any, k: Any, v: Any, mask: Any, y: Any, scale: Any, if_hidden: Any, is_causal: bool = False
+) -> None:
+    """One query: keys and values are read once, so they are not worth a matmul's blocks."""
+    head, row, batch = tkl.program_id(0), tkl.program_id(1), tkl.program_id(2)
+    query = tkl.load(q, (batch, head, row, 0), (None, None, None, D))
+    keys = tkl.load(k, (batch, head, 0, 0), (None, None, T, D))
+    values = tkl.load(v, (batch, head, 0, 0), (None, None, T, E))
+    scores = tkl.sum(keys * query[None, :], axis=1) * (scale * math.log2(math.e))
+    if mask is not None:
+        place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), row, 0
+        given = tkl.load(mask, place, (None, None, None, T))
+        if mask.dtype == f32:
+            scores = scores + given * math.log2(math.e)
+        else:
+            scores = tkl.where(given, -math.inf, scores)
+    if is_causal:
+        scores = tkl.where(tkl.arange(T) <= row, scores, -math.inf)
+    largest = tkl.max(scores)
+    weights = tkl.exp2(scores - tkl.where(largest == -math.inf, 0.0, largest))
+    total = tkl.sum(weights)
+    divisor = tkl.where(total == 0.0, if_hidden, total)
+    tkl.store(y, (batch, head, row, 0), tkl.dot(weights[None, :], values) / divisor)
+
+
 Q, K, V = (tkl.InputBuffer[B, H, *sizes, f32] for sizes in ((S, D), (T, D), (T, E)))
 Y = tkl.OutputBuffer[B, H, S, E, f32]
 
 
-@tk.gen.kernel(S // BM, H, B)
-def attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
-    """softmax(scale * q @ k.T) @ v"""
-    _attend(q, k, v, None, y, scale, if_hidden)
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of a way to attend, for each kind of mask."""
+
+    plain: Any
+    causal: Any
+    biased: Any
+    masked: Any
 
 
-@tk.gen.kernel(S // BM, H, B)
-def causal_attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
-    """Attention with a causal mask."""
-    _attend(q, k, v, None, y, scale, if_hidden, is_causal=True)
+def _kernels(attend: Callable[..., None], *grid: Any) -> Kernels:
+    @tk.gen.kernel(*grid)
+    def attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
+        """softmax(scale * q @ k.T) @ v"""
+        attend(q, k, v, None, y, scale, if_hidden)
+
+    @tk.gen.kernel(*grid)
+    def causal_attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
+        """Attention with a causal mask."""
+        attend(q, k, v, None, y, scale, if_hidden, is_causal=True)
+
+    @tk.gen.kernel(*grid)
+    def biased_attention(
+        q: Q,
+        k: K,
+        v: V,
+        bias: tkl.InputBuffer[MB, MH, S, T, f32],
+        y: Y,
+        scale: f32,
+        if_hidden: f32,
+    ) -> None:
+        """Attention with a bias that is added to the scores."""
+        attend(q, k, v, bias, y, scale, if_hidden)
+
+    @tk.gen.kernel(*grid)
+    def masked_attention(
+        q: Q,
+        k: K,
+        v: V,
+        hidden: tkl.InputBuffer[MB, MH, S, T, tkl.bool],
+        y: Y,
+        scale: f32,
+        if_hidden: f32,
+    ) -> None:
+        """Attention with a boolean mask, True for hidden keys."""
+        attend(q, k, v, hidden, y, scale, if_hidden)
+
+    return Kernels(attention, causal_attention, biased_attention, masked_attention)
 
 
-@tk.gen.kernel(S // BM, H, B)
-def biased_attention(
-    q: Q,
-    k: K,
-    v: V,
-    bias: tkl.InputBuffer[MB, MH, S, T, f32],
-    y: Y,
-    scale: f32,
-    if_hidden: f32,
-) -> None:
-    """Attention with a bias that is added to the scores."""
-    _attend(q, k, v, bias, y, scale, if_hidden)
+in_blocks = _kernels(_attend, S // BM, H, B)
+one_by_one = _kernels(_attend_alone, H, S, B)
 
 
-@tk.gen.kernel(S // BM, H, B)
-def masked_attention(
-    q: Q,
-    k: K,
-    v: V,
-    hidden: tkl.InputBuffer[MB, MH, S, T, tkl.bool],
-    y: Y,
-    scale: f32,
-    if_hidden: f32,
-) -> None:
-    """Attention with a boolean mask, True for hidden keys."""
-    _attend(q, k, v, hidden, y, scale, if_hidden)
-
-
-# With fewer queries, loading keys and values does not pay.
-_LEAST_QUERIES = 4
+# As many queries are computed one by one.
+_FEW_QUERIES = 3
 _MOST_FEATURES = 256
 
 
@@ -125,15 +164,20 @@ class Attention:
     if_hidden: float  # divisor of rows without keys: 0 gives nan, 1 gives 0
 
     @property
-    def is_worth_it(self) -> bool:
-        """Whether the kernel supports the operands, and they are large enough."""
+    def is_supported(self) -> bool:
+        """Whether the kernels support the operands."""
         q, v = self.query.meta["val"], self.value.meta["val"]
         if any(value.dtype != torch.float32 for value in (q, v)):
             return False
-        queries, features, values = q.shape[-2], q.shape[-1], v.shape[-1]
-        if not all(isinstance(size, int) and size <= _MOST_FEATURES for size in (features, values)):
-            return False
-        return not isinstance(queries, int) or queries >= _LEAST_QUERIES
+        sizes = q.shape[-1], v.shape[-1]
+        return all(isinstance(size, int) and size <= _MOST_FEATURES for size in sizes)
+
+    @property
+    def kernels(self) -> Kernels:
+        """The kernels for this many queries."""
+        queries = self.query.meta["val"].shape[-2]
+        is_few = isinstance(queries, int) and queries <= _FEW_QUERIES
+        return one_by_one if is_few else in_blocks
 
     def is_faster_on(self, target: Target) -> bool:
         """On every CPU."""
@@ -147,11 +191,11 @@ class Attention:
         k = emit(graph, aten.permute.default, k, [0, 1, 3, 2], beside=self.node)
         numbers = self.scale, self.if_hidden
         if self.mask is None or _is_causal(self.mask):
-            kernel = attention if self.mask is None else causal_attention
+            kernel = self.kernels.plain if self.mask is None else self.kernels.causal
             result = emit(graph, kernel.op.op, q, k, v, *numbers, beside=self.node)
         else:
             mask = _expand_mask(self.node, to_rank(self.mask, 4, self.node), q, k)
-            kernel = biased_attention if _is_bias(self.mask) else masked_attention
+            kernel = self.kernels.biased if _is_bias(self.mask) else self.kernels.masked
             result = emit(graph, kernel.op.op, q, k, v, mask, *numbers, beside=self.node)
         return restore_shape(result, self.node)
 
@@ -160,7 +204,7 @@ def find(region: Region) -> Iterator[Attention]:
     """Find attention, of PyTorch or written by hand."""
     for node in region.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
         found = _match(node)
-        if found is not None and found.is_worth_it:
+        if found is not None and found.is_supported:
             yield found
 
 

@@ -32,6 +32,7 @@ class Match(Protocol):
 FINDERS = (
     attention.find,
     convolution.find,
+    linear.find_few_rows,
     linear.find,
     rows.find_layer_norms,
     rows.find_group_norms,
