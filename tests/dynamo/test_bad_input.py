@@ -148,7 +148,7 @@ def test_internal_faults_fall_back(
     def stumble(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("our mistake")
 
-    monkeypatch.setattr(parts, "lower_graph", stumble)
+    monkeypatch.setattr(parts, "lower_part", stumble)
     with pytest.raises(Exception, match="our mistake"):
         compiled(work)(torch.randn(4))
     monkeypatch.setenv("TURBINE_RAISE_FAULTS", "0")

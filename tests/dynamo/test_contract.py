@@ -17,6 +17,7 @@ from tests.compiled import Make, agrees, compiled, outcome, same
 from turbine.dynamo import records
 from turbine.dynamo.graphs import compile_graph
 from turbine.dynamo.library import LibraryCalls
+from turbine.dynamo.part_code import Weights
 from turbine.runtime.tensor_call import TensorCall
 
 pytestmark = [
@@ -537,7 +538,8 @@ def test_a_boxed_call_empties_its_list_and_frees_arguments_after_their_last_use(
         return torch.empty_like(x)
 
     graph = make_fx(function, tracing_mode="fake")(torch.ones(4), torch.ones(4))
-    call = compile_graph(graph, records.new("inference"), {}, LibraryCalls("never"), set())
+    calls = LibraryCalls("never", is_training=False)
+    call = compile_graph(graph, records.new("inference"), {}, calls, Weights())
     args = [plain(4), plain(4)]
     watched.append(weakref.ref(args[0]))
     call(args)

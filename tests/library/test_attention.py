@@ -12,21 +12,20 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import turbine
-from tests.library.placing import NEON, placed
+from tests.library.placing import NEON, count, placed
 from tests.models import Fn, compiled
 from turbine import target as targets
 from turbine.capture.program import Program
-from turbine.library.attention import (
-    attention,
-    biased_attention,
-    causal_attention,
-    masked_attention,
-)
+from turbine.library.attention import Kernels, in_blocks, one_by_one
 from turbine.target import Target
 
 aten = torch.ops.aten
 INF = float("inf")
-KERNELS = (attention, causal_attention, biased_attention, masked_attention)
+KERNELS = [
+    kernel
+    for way in (in_blocks, one_by_one)
+    for kernel in (way.plain, way.causal, way.biased, way.masked)
+]
 
 sdpa = F.scaled_dot_product_attention
 
@@ -55,6 +54,10 @@ def kernels_in(program: Program) -> list[str]:
 
 def heads(*sizes: int, count: int = 3) -> tuple[Tensor, ...]:
     return torch.randn(count, *sizes).unbind(0)
+
+
+def queries_and_keys(queries: int, keys: int) -> tuple[Tensor, ...]:
+    return *heads(2, 3, queries, 16, count=1), *heads(2, 3, keys, 16, count=2)
 
 
 def seen_but_for_a_row(*sizes: int) -> Tensor:
@@ -100,6 +103,14 @@ CASES: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], str]] = {
         (*heads(2, 3, 40, 16), keys_of_two_sequences(length=40)),
         "masked_attention",
     ),
+    "one query": (sdpa, queries_and_keys(1, 40), "attention"),
+    "two queries, causal": (causal, queries_and_keys(2, 40), "causal_attention"),
+    "one query, bias": (sdpa, (*queries_and_keys(1, 40), torch.randn(1, 40)), "biased_attention"),
+    "three queries, mask": (
+        sdpa,
+        (*queries_and_keys(3, 40), keys_of_two_sequences(length=40)),
+        "masked_attention",
+    ),
     # A row that sees no key is nan, where PyTorch's own attention gives zeros.
     "mask by hand": (
         by_hand_with_mask,
@@ -118,6 +129,12 @@ def test_attention_matches_pytorch(name: str) -> None:
     assert kernels_in(found) == [kernel]
     assert not any(node.target is aten.bmm.default for node in found.graph.graph.nodes)
     torch.testing.assert_close(exported.compile()(*args), function(*args), equal_nan=True)
+
+
+@pytest.mark.parametrize(("queries", "way"), [(3, one_by_one), (4, in_blocks)])
+def test_few_queries_are_computed_one_by_one(queries: int, way: Kernels) -> None:
+    exported = turbine.aot.export(Fn(sdpa), args=queries_and_keys(queries, 40))
+    assert count(placed(exported.program), way.plain.op.op) == 1
 
 
 @pytest.mark.sweep(1)
@@ -180,12 +197,11 @@ def test_other_patterns_are_not_replaced(function: Callable[..., Tensor]) -> Non
 @pytest.mark.parametrize(
     ("args", "target"),
     [
-        (heads(2, 3, 1, 16), NEON),
         (heads(2, 3, 40, 300), NEON),
         (tuple(one.double() for one in heads(2, 3, 40, 16)), NEON),
         (heads(2, 3, 40, 16), targets.parse("cuda:sm_80")),
     ],
-    ids=["one query", "many features", "float64", "GPU"],
+    ids=["many features", "float64", "GPU"],
 )
 def test_unsupported_attention_is_not_replaced(args: tuple[Tensor, ...], target: Target) -> None:
     exported = turbine.aot.export(Fn(sdpa), args=args)

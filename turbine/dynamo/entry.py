@@ -64,8 +64,8 @@ def backend(
     with config.override(**settings):
         if config.current().library_calls == "auto" and small_graphs.is_small(graph.graph):
             return leave_to_pytorch(graph, records.new("eager"), small_graphs.REASON)
-        # Gradients are for training, which changes weights in every step.
-        is_training = torch.is_grad_enabled()
+        tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+        is_training = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
         is_frozen = config.current().freezing and not is_training
         choice = config.current().library_calls
         calls = LibraryCalls(choice, is_training=is_training, is_frozen=is_frozen)

@@ -174,7 +174,7 @@ def usual_calls() -> list[Call]:
 
     >>> from turbine.dynamo import library
     >>> [call.kind for call in library.usual_calls()][:2]
-    ['matmul of float32', 'matmul of few rows of float32']
+    ['matmul of float32', 'matmul of 1 row of float32']
     """
     examples = [make(torch.float32) for make in _USUAL]
     calls = [_READERS[example.op](example.args) for example in examples]
@@ -214,7 +214,8 @@ def _complete(example: Example, dynamic: bool) -> Example:
 
 # Matmuls
 
-_FEW_ROWS = 8
+# Kinds of matmuls with few rows: they read the weight once.
+_FEW_ROWS = (1, 4, 8)
 
 
 def _matmul(left: Tensor, right: Tensor) -> Call | None:
@@ -222,9 +223,10 @@ def _matmul(left: Tensor, right: Tensor) -> Call | None:
     flop = 2.0 * prod(batch) * rows * inner * hint(right.shape[-1])
     if batch:
         return _call("batched matmul", flop, (left, right), _batched_matmul)
-    if rows <= _FEW_ROWS:
-        count, kind = (1, "matmul of one row") if rows == 1 else (4, "matmul of few rows")
-        return _read_once(_call(kind, flop, (left, right), partial(_linear, count, 4096)))
+    for count in _FEW_ROWS:
+        if rows <= count:
+            kind = f"matmul of {count} row{'s' * (count > 1)}"
+            return _read_once(_call(kind, flop, (left, right), partial(_linear, count, 4096)))
     return _call("matmul", flop, (left, right), partial(_linear, 256, 768))
 
 
@@ -442,7 +444,7 @@ _READERS: dict[Any, Reader] = {
 # Each makes an example of a dtype.
 _USUAL: tuple[Callable[[torch.dtype], Example], ...] = (
     partial(_linear, 256, 768),
-    partial(_linear, 4, 2048),
+    *(partial(_linear, rows, 4096) for rows in _FEW_ROWS),
     _batched_matmul,
     _Convolution(1).example,
     _Convolution(2).example,

@@ -53,6 +53,7 @@ class PartModule(torch.nn.Module):
         )
         self.compiled: Compiled | None = None
         self.code: PartCode | None = None
+        self.kernels: Counter[str] = Counter()
         self._weights = weights
         self._replace = replace
         self._call: Call | None = None
@@ -106,7 +107,7 @@ class PartModule(torch.nn.Module):
             self.code = lower_part(self.eager, self._target, self._weights, _location)
         except (errors.UnsupportedOp, errors.CompileError, errors.CustomOpError) as error:
             return error
-        code = self.code.flat
+        code, self.kernels = self.code.flat, self.code.kernels
         self._name = failure_cache.part_name(code.fingerprint, self.eager.graph)
         failure = failure_cache.part_failure(self._name)
         if failure is not None:

@@ -18,6 +18,7 @@ class CompiledPart(Protocol):
     ops: Counter[str]
     mflop: float
     megabytes: float
+    kernels: Counter[str]  # of Turbine's library
     compiled: Compiled | None  # None if it is not compiled yet, or runs in PyTorch
 
     def wait(self) -> Any:

@@ -27,6 +27,7 @@ class PartReport:
     cached: bool
     mflop: float
     megabytes: float  # of arguments and results
+    kernels: dict[str, int]  # of Turbine's library, in place of ops
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,14 @@ def _part_reports(parts: Iterable[CompiledPart]) -> Iterable[PartReport]:
     for part in parts:
         made = part.compiled
         if made is not None:
-            ops = dict(part.ops)
             yield PartReport(
-                ops, made.strategy, made.seconds, made.cached, part.mflop, part.megabytes
+                dict(part.ops),
+                made.strategy,
+                made.seconds,
+                made.cached,
+                part.mflop,
+                part.megabytes,
+                dict(part.kernels),
             )
 
 
@@ -144,7 +150,16 @@ def _count_left(left: Sequence[LeftOp]) -> str:
     return f"{calls}{len(left) - chosen} fallbacks"
 
 
-_PART_HEAD = ("part", "ops", "strategy", "compiled in", "MFLOP", "MB in and out", "mostly")
+_PART_HEAD = (
+    "part",
+    "ops",
+    "strategy",
+    "compiled in",
+    "MFLOP",
+    "MB in and out",
+    "mostly",
+    "kernels",
+)
 _LEFT_HEAD = ("in PyTorch", "times", "where", "why")
 
 
@@ -153,7 +168,8 @@ def _part_row(index: int, part: PartReport) -> tuple[str, ...]:
     seconds = f"{part.seconds:.1f} s{' (cached)' if part.cached else ''}"
     count = str(sum(part.ops.values()))
     sizes = (f"{part.mflop:.1f}", f"{part.megabytes:.2f}")
-    return (str(index), count, part.strategy, seconds, *sizes, mostly)
+    kernels = ", ".join(f"{name} {times}" for name, times in part.kernels.items())
+    return (str(index), count, part.strategy, seconds, *sizes, mostly, kernels or "-")
 
 
 def _left_rows(left: Sequence[LeftOp]) -> Iterable[tuple[str, ...]]:

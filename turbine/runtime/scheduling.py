@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import os
 
-_HAS_POLICIES = hasattr(os, "SCHED_BATCH")
-_PARAMETERS = os.sched_param(0) if _HAS_POLICIES else None
+_HAS_POLICIES = hasattr(os, "SCHED_BATCH")  # Linux
 
 
 def stop_preempting() -> bool:
@@ -20,7 +19,7 @@ def stop_preempting() -> bool:
     if not _HAS_POLICIES or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False
     try:
-        os.sched_setscheduler(0, os.SCHED_BATCH, _PARAMETERS)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     except OSError:  # a sandbox may forbid it
         return False
     return True
@@ -28,4 +27,4 @@ def stop_preempting() -> bool:
 
 def preempt_again() -> None:
     """Give this thread the usual policy back."""
-    os.sched_setscheduler(0, os.SCHED_OTHER, _PARAMETERS)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
