@@ -28,6 +28,10 @@ CASES: dict[str, Callable[[torch.Tensor], Any]] = {
     "index_put": lambda i: torch.zeros(10).index_put((i,), torch.ones(3)),
     "index_add": lambda i: TABLE.index_add(0, i, torch.ones(3, 4)),
     "index_copy": lambda i: TABLE.index_copy(0, i, torch.ones(3, 4)),
+    "index_copy, inner axis": lambda i: TABLE.t().contiguous().index_copy(1, i, torch.ones(4, 3)),
+    "index_put, inner axis": lambda i: aten.index_put(
+        TABLE.t().contiguous(), [None, i], torch.ones(4, 3)
+    ),
     "index_fill": lambda i: TABLE.index_fill(0, i, 1.0),
     "index_reduce": lambda i: TABLE.index_reduce(0, i, torch.ones(3, 4), "amax"),
     "scatter_add": lambda i: TABLE.scatter_add(-2, i.unsqueeze(1), torch.ones(3, 1)),
@@ -56,6 +60,7 @@ FROM_START_ONLY = {
     "scatter_add",
     "index_add",
     "index_copy",
+    "index_copy, inner axis",
     "index_reduce",
     "max_unpool2d",
 }

@@ -281,6 +281,13 @@ def test_functions_that_cannot_be_traced_fall_back(
     assert "test::f runs in PyTorch: tracing it failed" in caplog.text
 
 
+def test_captured_tensors_may_be_transposed(caplog: pytest.LogCaptureFixture) -> None:
+    weight, x = torch.randn(4, 6).t(), torch.randn(3, 6)
+    op = declare("f(Tensor x) -> Tensor", lambda x: x @ weight)
+    torch.testing.assert_close(op(x), x @ weight)
+    assert "runs in PyTorch" not in caplog.text
+
+
 def test_captured_tensors_may_change() -> None:
     held = torch.ones(4)
     op = declare("f(Tensor x) -> Tensor", lambda x: x + held)
