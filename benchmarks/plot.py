@@ -9,10 +9,11 @@ from pathlib import Path
 
 COLORS = {
     "inductor": "#9ca3af",
-    "frozen": "#6b7280",
+    "inductor-frozen": "#6b7280",
     "onnxruntime": "#d4a72c",
     "compile": "#7cb7ff",
-    "compile-tuned": "#3b82f6",
+    "compile-frozen": "#3b82f6",
+    "compile-tuned": "#1d4ed8",
     "artifact": "#5fc08a",
     "artifact-tuned": "#15803d",
 }

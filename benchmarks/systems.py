@@ -39,11 +39,11 @@ def compiled(workload: Example | Task, backend: str, **options: Any) -> Call:
     return _inference(workload, model)
 
 
-def frozen(workload: Example | Task) -> Call:
-    """Inductor with weights that are constants of the code."""
+def frozen(workload: Example | Task, backend: str) -> Call:
+    """torch.compile with weights that do not change."""
     if isinstance(workload, Task):
         raise NotTaken
-    return compiled(workload, "inductor", options={"freezing": True})
+    return compiled(workload, backend, options={"freezing": True})
 
 
 def artifact(workload: Example | Task, strategy: str = "auto") -> Call:
@@ -94,14 +94,15 @@ def onnx_runtime(workload: Example | Task) -> Call:
 SYSTEMS: dict[str, Callable[[Example | Task], Call]] = {
     "eager": eager,
     "inductor": lambda workload: compiled(workload, "inductor"),
-    "frozen": frozen,
+    "inductor-frozen": lambda workload: frozen(workload, "inductor"),
     "onnxruntime": onnx_runtime,
     "compile": lambda workload: compiled(workload, "turbine"),
+    "compile-frozen": lambda workload: frozen(workload, "turbine"),
     "compile-tuned": lambda workload: compiled(workload, "turbine", mode="max-autotune"),
     "artifact": artifact,
     "artifact-tuned": lambda workload: artifact(workload, "tune"),
 }
-OURS = ("compile", "compile-tuned", "artifact", "artifact-tuned")
+OURS = ("compile", "compile-frozen", "compile-tuned", "artifact", "artifact-tuned")
 
 
 def _inference(example: Example, function: Callable[..., Any]) -> Call:

@@ -345,3 +345,26 @@ def test_choices_apply_to_later_graphs() -> None:
 def test_an_unknown_choice_is_rejected() -> None:
     with pytest.raises(errors.ConfigError, match=r"library_calls 'sometimes'; valid: always, auto"):
         backend_options.check({"library_calls": "sometimes"}, None)
+
+
+def test_frozen_graphs_are_compiled_unless_much_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_once(kind: str, make: Callable[[], Example]) -> Seconds:
+        if kind == small_graphs.KIND:
+            return NOTHING_IS_SMALL
+        # The library is faster for the first matmul only, which has few rows.
+        return Seconds(FLOP, 9e-3 if "matmul of 8 rows" in kind else 1e-3, 1e-3)
+
+    class Rows(nn.Module):
+        def __init__(self, columns: int) -> None:
+            super().__init__()
+            self.few, self.many = nn.Linear(64, 64), nn.Linear(64, columns)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.many(self.few(x).repeat(16, 1).tanh())
+            return y
+
+    monkeypatch.setattr(calibration, "measure_once", measure_once)
+    with torch.no_grad(), turbine.config.override(library_calls="auto", freezing=True):
+        much, little = (turbine.explain(Rows(n), torch.randn(8, 64)) for n in (64, 4096))
+    assert [op.op for op in much.left if op.is_chosen] == ["aten.addmm.default"]
+    assert not little.left

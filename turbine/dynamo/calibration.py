@@ -207,4 +207,4 @@ def _compile(example: Example) -> Callable[[Sequence[Any]], object]:
     compiled = pipeline.compile_ir(flat.bytecode, target, fingerprint=flat.fingerprint)
     load = work.load(traced.graph.graph)
     driver = device.driver_for(target, load / LATER if example.alternates else load)
-    return load_part(compiled.data, driver, code)
+    return load_part(compiled.data, driver, code, load)

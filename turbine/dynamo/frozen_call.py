@@ -11,16 +11,20 @@ from turbine.capture.traits import SCOPE
 from turbine.dynamo.part_code import PartCode
 from turbine.lower.importer import DEFAULT_NAME
 from turbine.lower.weights import raw_bytes
-from turbine.runtime import parameters
+from turbine.runtime import device, parameters
 from turbine.runtime.executable import Executable, align_code
 from turbine.runtime.tensor_call import TensorCall
 
 
-def load_part(code: bytes, driver: str, part: PartCode) -> TensorCall | FrozenCall:
-    """Load compiled code of a part, for calls with its inputs."""
+def load_part(code: bytes, driver: str, part: PartCode, load: float) -> TensorCall | FrozenCall:
+    """Load compiled code of a part, for calls with its inputs that do this much work."""
+    needs_cores = device.is_long(driver, load)
     if part.frozen:
-        return FrozenCall(code, driver, part)
-    call = TensorCall.load(code, driver, DEFAULT_NAME, part.flat.inputs, part.flat.results)
+        return FrozenCall(code, driver, part, needs_cores)
+    flat = part.flat
+    call = TensorCall.load(
+        code, driver, DEFAULT_NAME, flat.inputs, flat.results, needs_cores=needs_cores
+    )
     call.entry.device()  # loads it, which may fail
     return call
 
@@ -32,9 +36,11 @@ class FrozenCall:
     a NumPy array are not.
     """
 
-    def __init__(self, code: bytes, driver: str, part: PartCode) -> None:
+    def __init__(self, code: bytes, driver: str, part: PartCode, needs_cores: bool) -> None:
         self._part = part
-        self._executable = Executable(align_code(code), driver, self._providers)
+        self._executable = Executable(
+            align_code(code), driver, self._providers, needs_cores=needs_cores
+        )
         entry = self._executable.entry(DEFAULT_NAME)
         self._call = TensorCall(entry, part.flat.inputs, part.flat.results)
         self._weights: dict[str, Tensor] = {}

@@ -72,6 +72,7 @@ class LibraryCalls:
         calls = [node for node in nodes if node.target in _READERS]
         uses = Counter(_weight(node) for node in calls if node.target in _MATMULS)
         found = {}
+        total = saved = 0.0
         for node in calls:
             # A weight of many matmuls is a recurrent layer's: compiled code packs it only once.
             if node.target in _MATMULS and uses[_weight(node)] > _FEW_USES:
@@ -82,9 +83,14 @@ class LibraryCalls:
                     continue
                 call = _freeze(call)
             reason = self._reason(call)
+            if self.is_frozen and self.choice == "auto" and call is not None:
+                compiled, library = _estimate(call)
+                total += compiled
+                saved += compiled - library if reason is not None else 0.0
             if reason is not None:
                 found[node] = reason
-        return found
+        # Threads of PyTorch and ours take turns at a cost, so few such calls do not pay.
+        return found if saved >= (1 - 1 / MARGIN) * total else {}
 
     def _decompose(self, op: Any, rule: Function, *args: Any, **keywords: Any) -> Any:
         if op is aten.convolution.default:
@@ -183,14 +189,19 @@ def usual_calls() -> list[Call]:
 
 def _compare(call: Call) -> str | None:
     """The reason to run a call in the library; None if it costs more than it saves."""
-    seconds = calibration.measure_once(call.kind, call.example)
-    share = call.flop / seconds.flop
-    compiled, library = share * seconds.compiled, share * seconds.library
+    compiled, library = _estimate(call)
     # If neither could be measured, both are inf, and the call is compiled.
     if not call.margin * compiled > library + SWITCH:
         return None
     rank = "faster" if compiled > library else "about as fast"
     return f"{rank} in PyTorch: about {1e3 * library:.2g} ms, compiled {1e3 * compiled:.2g} ms"
+
+
+def _estimate(call: Call) -> tuple[float, float]:
+    """The seconds of a call, compiled and in the library."""
+    seconds = calibration.measure_once(call.kind, call.example)
+    share = call.flop / seconds.flop
+    return share * seconds.compiled, share * seconds.library
 
 
 def _call(

@@ -48,9 +48,8 @@ class PartModule(torch.nn.Module):
         self.mflop = work.mflop(part.graph.graph)
         self.megabytes = work.megabytes((*part.inputs, *part.results))
         self._target = targets.parse(config.current().target)
-        self.driver = device.driver_for(
-            self._target, work.load(part.graph.graph) / (LATER if is_mixed else 1)
-        )
+        self._load = work.load(part.graph.graph)
+        self.driver = device.driver_for(self._target, self._load / (LATER if is_mixed else 1))
         self.compiled: Compiled | None = None
         self.code: PartCode | None = None
         self.kernels: Counter[str] = Counter()
@@ -120,7 +119,7 @@ class PartModule(torch.nn.Module):
         try:
             compiled = self._pending.result(self._measure)
             assert self.code is not None
-            call = load_part(compiled.data, self.driver, self.code)
+            call = load_part(compiled.data, self.driver, self.code, self._load)
         except errors.CompileError as error:
             if failure_cache.is_lasting(error):
                 failure_cache.remember_part(self._name, error)
@@ -136,7 +135,7 @@ class PartModule(torch.nn.Module):
     def _measure(self, compiled: Compiled) -> float:
         """The seconds of one call with random arguments."""
         assert self.code is not None
-        call = load_part(compiled.data, self.driver, self.code)
+        call = load_part(compiled.data, self.driver, self.code, self._load)
         placeholders = self.eager.graph.find_nodes(op="placeholder")
         args = [_make_random(node.meta["val"]) for node in placeholders]
         return pipeline.seconds_of(lambda: call(args))

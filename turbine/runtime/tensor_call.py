@@ -45,10 +45,16 @@ class TensorCall:
 
     @staticmethod
     def load(
-        code: bytes, driver: str, name: str, inputs: Sequence[Slot], results: Sequence[Slot]
+        code: bytes,
+        driver: str,
+        name: str,
+        inputs: Sequence[Slot],
+        results: Sequence[Slot],
+        *,
+        needs_cores: bool = False,
     ) -> TensorCall:
         """Load code without weights, for a call of one of its functions."""
-        entry = Executable(align_code(code), driver, list).entry(name)
+        entry = Executable(align_code(code), driver, list, needs_cores=needs_cores).entry(name)
         return TensorCall(entry, inputs, results)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
