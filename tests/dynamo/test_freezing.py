@@ -148,3 +148,23 @@ def test_profiles_have_frozen_parts() -> None:
         report = turbine.profile(model, x, calls=2)
     (part,) = report.parts
     assert any("convolution" in dispatch.name for dispatch in part.dispatches)
+
+
+def test_results_share_no_memory_with_weights() -> None:
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(32, 32))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            turned = self.weight.t().contiguous()
+            return torch.tanh(x @ self.weight) + 1, self.weight.clone(), turned, self.weight * 1
+
+    model, x = Returning(), torch.randn(9, 32)
+    compiled = torch.compile(model, backend=frozen)
+    before = model.weight.clone()
+    for _ in range(2):
+        for result, expected in zip(compiled(x), model(x), strict=True):
+            torch.testing.assert_close(result, expected)
+            result.zero_()
+        torch.testing.assert_close(model.weight, before)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from turbine import config, errors
 from turbine.capture import passes, support
@@ -63,6 +64,8 @@ def leave_to_pytorch(graph: fx.GraphModule, record: GraphRecord, reason: str) ->
     nodes = [node for node in graph.graph.nodes if node.op.startswith("call")]
     record.left.extend(LeftOp(_name(node), reason, _place(node)) for node in nodes)
     add(graphs=1, ops_in_pytorch=len(nodes))
+    # Otherwise every call would go through the one that generates the code on first use.
+    _LazyGraphModule.force_recompile(graph)
     forward: Callable[..., Any] = graph.forward
     return forward
 

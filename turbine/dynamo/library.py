@@ -10,7 +10,7 @@ count and from the measured time of an example of the same kind (`calibration`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -69,28 +69,38 @@ class LibraryCalls:
         self, nodes: Iterable[fx.Node], frozen: AbstractSet[str] = frozenset()
     ) -> dict[fx.Node, str]:
         """The nodes that run in PyTorch's library, with reasons; `frozen` are placeholders."""
-        calls = [node for node in nodes if node.target in _READERS]
-        uses = Counter(_weight(node) for node in calls if node.target in _MATMULS)
+        calls = self._find(nodes, frozen)
+        reasons = {node: self._reason(call) for node, call in calls.items()}
+        found = {node: reason for node, reason in reasons.items() if reason is not None}
+        if self.choice != "auto" or self._pays(calls, found.keys()):
+            return found
+        # Other ops were left whole when the graph was traced.
+        return {node: reason for node, reason in found.items() if node.target not in _WEIGHTS}
+
+    def _find(self, nodes: Iterable[fx.Node], frozen: AbstractSet[str]) -> dict[fx.Node, Call]:
+        """The calls that there is a choice for."""
         found = {}
-        total = saved = 0.0
-        for node in calls:
+        readable = [node for node in nodes if node.target in _READERS]
+        uses = Counter(_weight(node) for node in readable if node.target in _MATMULS)
+        for node in readable:
             # A weight of many matmuls is a recurrent layer's: compiled code packs it only once.
             if node.target in _MATMULS and uses[_weight(node)] > _FEW_USES:
                 continue
+            is_frozen = node.target in _WEIGHTS and _weight(node).name in frozen
             call = self._read(node.target, fx.map_arg(node.args, _value))
-            if self.is_frozen and call is not None:
-                if node.target not in _WEIGHTS or _weight(node).name not in frozen:
-                    continue
-                call = _freeze(call)
-            reason = self._reason(call)
-            if self.is_frozen and self.choice == "auto" and call is not None:
-                compiled, library = _estimate(call)
-                total += compiled
-                saved += compiled - library if reason is not None else 0.0
-            if reason is not None:
-                found[node] = reason
-        # Threads of PyTorch and ours take turns at a cost, so few such calls do not pay.
-        return found if saved >= (1 - 1 / MARGIN) * total else {}
+            if call is not None and is_frozen == self.is_frozen:
+                found[node] = _freeze(call) if is_frozen else call
+        return found
+
+    def _pays(self, calls: Mapping[fx.Node, Call], left: AbstractSet[fx.Node]) -> bool:
+        """Whether matmuls and convolutions take clearly less time if some are left to the library.
+
+        Between ops of PyTorch, parts are small, and their threads wait for those of PyTorch.
+        """
+        seconds = [(n, *_estimate(call)) for n, call in calls.items() if n.target in _WEIGHTS]
+        mixed = [library + SWITCH if n in left else compiled for n, compiled, library in seconds]
+        share = 1 / MARGIN if self.is_frozen else _CLEARLY_LESS
+        return sum(mixed) <= share * sum(compiled for _, compiled, _ in seconds)
 
     def _decompose(self, op: Any, rule: Function, *args: Any, **keywords: Any) -> Any:
         if op is aten.convolution.default:
@@ -117,6 +127,7 @@ class LibraryCalls:
 
 
 _FEW_USES = 3
+_CLEARLY_LESS = 0.9
 _MATMULS = (aten.mm.default, aten.addmm.default)
 # The index of the weight among the arguments.
 _WEIGHTS: dict[Any, int] = {
