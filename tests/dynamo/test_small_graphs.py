@@ -63,7 +63,20 @@ def test_many_ops_and_large_tensors_are_compiled(call_takes: Callable[[float], N
     call_takes(10)
     assert reasons(many_ops, torch.randn(64)) == set()
     assert reasons(four_ops, torch.randn(1 << 20)) == set()
+    assert reasons(torch.tanh, torch.randn(1 << 20)) == set()
     assert reasons(four_ops, torch.randn(64), "never") == set()
+
+
+def test_ops_that_run_many_others_are_compiled(call_takes: Callable[[float], None]) -> None:
+    call_takes(10)
+    layer = torch.nn.LSTM(4, 4).requires_grad_(False)
+    assert small_graphs.REASON not in reasons(layer, torch.randn(9, 2, 4))
+
+    def branch(x: Tensor) -> Tensor:
+        result: Tensor = torch.cond(x.sum() > 0, many_ops, torch.neg, (x,))
+        return result
+
+    assert small_graphs.REASON not in reasons(branch, torch.randn(64))
 
 
 def test_a_fast_call_is_compiled(call_takes: Callable[[float], None]) -> None:

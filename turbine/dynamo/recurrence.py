@@ -17,14 +17,16 @@ _LAYERS = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 def too_long(graph: fx.Graph) -> str | None:
     """Why a graph has to run in PyTorch; None if it may be compiled."""
-    layers = [node for node in graph.nodes if node.target in _LAYERS]
-    steps = max(map(_steps, layers), default=0)
+    steps = max(map(count_steps, graph.nodes), default=0)
     if steps <= LONGEST:
         return None
     return f"a recurrent layer of {steps} steps, more than {LONGEST}, would be unrolled"
 
 
-def _steps(node: fx.Node) -> int:
+def count_steps(node: fx.Node) -> int:
+    """The steps of a recurrent layer, 0 for any other node."""
+    if node.target not in _LAYERS:
+        return 0
     arguments: Any = node.args
     sequence, _, _, _, layers, _, _, bidirectional, batch_first = arguments
     length = hint(sequence.meta["example_value"].shape[-2 if batch_first else 0])
