@@ -26,7 +26,7 @@ from turbine.capture.partition import is_free
 from turbine.capture.sizes import count_elements, hint, is_empty, is_static
 from turbine.dynamo import calibration
 from turbine.dynamo.calibration import Example
-from turbine.library import convolution
+from turbine.library import attention, convolution
 
 aten = torch.ops.aten
 
@@ -347,15 +347,12 @@ def _convolution_flop(x: Tensor, weight: Tensor, stride: Sequence[int]) -> float
 
 def _attention(op: Function, query: Tensor, key: Tensor) -> Call | None:
     # One query, such as that of the next token, reads more than it computes.
-    is_alone = op is _first_of_attention and hint(query.shape[-2]) < _FEW_QUERIES
+    is_alone = op is _first_of_attention and hint(query.shape[-2]) <= attention.FEW_QUERIES
     sizes = (1, 2048) if is_alone else (128, 128)
     kind = _ATTENTION[op] + " of few queries" * is_alone
     flop = _attention_flop(query, key)
     call = _call(kind, flop, (query, key), partial(_attend, op, *sizes))
     return _read_once(call) if is_alone else call
-
-
-_FEW_QUERIES = 4
 
 
 def _attention_flop(query: Tensor, key: Tensor) -> float:

@@ -27,6 +27,13 @@ BM, BN = tkl.symbols("BM BN")
 f32 = tkl.f32
 
 
+def _apply_mask(scores: Any, mask: Any) -> Any:
+    """Add a bias, in the base of exp2, or hide scores."""
+    if mask.dtype == f32:
+        return scores + mask * math.log2(math.e)
+    return tkl.where(mask, -math.inf, scores)
+
+
 def _attend(
     q: Any, k: Any, v: Any, mask: Any, y: Any, scale: Any, if_hidden: Any, is_causal: bool = False
 ) -> None:
@@ -44,11 +51,7 @@ def _attend(
         scores = scores * (scale * math.log2(math.e))  # for exp2
         if mask is not None:
             place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), row, j * BN
-            given = tkl.load(mask, place, (None, None, BM, BN))
-            if mask.dtype == f32:
-                scores = scores + given * math.log2(math.e)
-            else:
-                scores = tkl.where(given, -math.inf, scores)
+            scores = _apply_mask(scores, tkl.load(mask, place, (None, None, BM, BN)))
         if is_causal:
             query, key = row + tkl.arange(BM), j * BN + tkl.arange(BN)
             scores = tkl.where(query[:, None] >= key[None, :], scores, -math.inf)
@@ -74,11 +77,7 @@ def _attend_alone(
     scores = tkl.sum(keys * query[None, :], axis=1) * (scale * math.log2(math.e))
     if mask is not None:
         place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), row, 0
-        given = tkl.load(mask, place, (None, None, None, T))
-        if mask.dtype == f32:
-            scores = scores + given * math.log2(math.e)
-        else:
-            scores = tkl.where(given, -math.inf, scores)
+        scores = _apply_mask(scores, tkl.load(mask, place, (None, None, None, T)))
     if is_causal:
         scores = tkl.where(tkl.arange(T) <= row, scores, -math.inf)
     largest = tkl.max(scores)
@@ -147,7 +146,7 @@ one_by_one = _kernels(_attend_alone, H, S, B)
 
 
 # As many queries are computed one by one.
-_FEW_QUERIES = 3
+FEW_QUERIES = 3
 _MOST_FEATURES = 256
 
 
@@ -176,7 +175,7 @@ class Attention:
     def kernels(self) -> Kernels:
         """The kernels for this many queries."""
         queries = self.query.meta["val"].shape[-2]
-        is_few = isinstance(queries, int) and queries <= _FEW_QUERIES
+        is_few = isinstance(queries, int) and queries <= FEW_QUERIES
         return one_by_one if is_few else in_blocks
 
     def is_faster_on(self, target: Target) -> bool:

@@ -251,7 +251,7 @@ def find(region: Region) -> Iterator[Match]:
     constant = constant_nodes(region)
     for found in convolutions.find(region.graph.graph):
         x, weight = found.x.meta["val"], found.weight.meta["val"]
-        packs_fast = found.groups > 1 or count_windows(found.node.meta["val"]) >= _MANY_WINDOWS
+        packs_fast = found.groups > 1 or _count_windows(found.node.meta["val"]) >= _MANY_WINDOWS
         if not supports(x, weight, found.stride, found.dilation, found.groups):
             continue
         if found.weight in constant or packs_fast:
@@ -270,7 +270,7 @@ def supports(
     return x.dtype == torch.float32 and is_static and is_plain and has_stride
 
 
-def count_windows(y: Tensor) -> int:
+def _count_windows(y: Tensor) -> int:
     """The windows of a convolution with this result, at the example's sizes."""
     return math.prod(map(hint, (y.shape[0], *y.shape[2:])))
 
