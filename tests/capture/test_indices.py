@@ -226,3 +226,17 @@ def test_a_write_keeps_the_strides_that_a_later_view_needs() -> None:
 
     x = torch.randn(1, 8, 1)
     torch.testing.assert_close(dynamo_compiled(function)(x), function(x))
+
+
+@pytest.mark.parametrize(("shape", "index"), [((2, 0, 5), []), ((2, 3, 0), [1]), ((0, 3, 5), [1])])
+def test_writes_along_an_inner_axis_of_an_empty_tensor(
+    shape: tuple[int, ...], index: list[int]
+) -> None:
+    x, i = torch.zeros(shape), torch.tensor(index, dtype=torch.int64)
+    values = torch.ones(shape[0], len(index), shape[2])
+
+    def write(x: torch.Tensor, i: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        written: torch.Tensor = aten.index_put(x, [None, i], values)
+        return written
+
+    torch.testing.assert_close(compiled(write, x, i, values)(x, i, values), write(x, i, values))

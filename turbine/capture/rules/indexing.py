@@ -57,11 +57,10 @@ def _put_rows(x: Tensor, axis: int, index: Tensor, values: Tensor, accumulate: b
     index = index.to(torch.int64)
     is_valid = (index >= -size) & (index < size)
     row = torch.where(is_valid, torch.where(index < 0, index + size, index), count)
-    starts = torch.arange(0, count, size, device=x.device) if count else row.new_zeros(0)
-    rows = starts.view([blocks, *[1] * index.dim()]) + row
-    flat = x.view([count, *behind])
-    written = flat.index_put((rows.flatten(),), values.reshape([-1, *behind]), accumulate)
-    return written.view(x.shape)
+    starts = torch.arange(blocks, device=x.device) * size
+    rows = (starts.view([blocks, *[1] * index.dim()]) + row).flatten()
+    new = values.reshape([rows.shape[0], *behind])
+    return x.view([count, *behind]).index_put((rows,), new, accumulate).view(x.shape)
 
 
 _MASKS = (torch.bool, torch.uint8)
