@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import turbine
 from tests.commit_seed import Drawn
 from tests.compiled import compiled
+from turbine.capture.staged_reductions import plan
 
 Function = Callable[[Tensor], Tensor]
 
@@ -72,6 +75,36 @@ def test_batch_norm_gradients_of_small_batches_are_as_accurate_as_eager() -> Non
         return weight.grad
 
     assert not _is_far(gradient(x, call), gradient, x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [([8, 1024], [1]), ([1024, 1024], [0, 1]), ([8, 64, 56, 56], [0, 2, 3]), ([7, 100, 3], [1])],
+    ids=str,
+)
+@pytest.mark.parametrize("merge", [True, False])
+def test_stages_add_short_chains(shape: list[int], axes: list[int], merge: bool) -> None:
+    x = torch.rand(shape, dtype=torch.float64)
+    stages = plan(shape, axes, merge=merge)
+    assert stages is not None
+    reduced = x
+    for view, along in stages:
+        reduced = reduced.reshape(view)
+        assert prod(view[axis] for axis in along) <= 64
+        reduced = reduced.sum(along)
+    torch.testing.assert_close(reduced.flatten(), x.sum(axes).flatten())
+
+
+def test_an_axis_without_divisors_has_no_stages() -> None:
+    assert plan([4, 1021], [1], merge=True) is None
+
+
+def test_sums_that_run_in_pytorch_stay_whole() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.bernoulli(x), x.sum(0)
+
+    (graph,) = turbine.explain(function, torch.ones(1024, 8)).graphs
+    assert [one.op for one in graph.left][1:] == ["aten.sum.dim_IntList"]
 
 
 def _batch_norm(x: Tensor, weight: Tensor) -> Tensor:

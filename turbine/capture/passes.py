@@ -21,6 +21,7 @@ from turbine.capture.rounding import keep_rounding
 from turbine.capture.size_arithmetic import rewrite_size_arithmetic
 from turbine.capture.small_integers import widen_small_integers
 from turbine.capture.spread_rows import mark_spread_rows
+from turbine.capture.staged_reductions import stage_reductions
 
 
 def clean(graph_module: fx.GraphModule) -> None:
@@ -47,6 +48,7 @@ def prepare(graph: fx.Graph, inputs: Iterable[str]) -> None:
     check_indices(graph)
     fold_uniform(graph, reads=True)
     check_early(graph)
+    stage_reductions(graph)
     join_indices(graph)
     rewrite_reshapes(graph)
     isolate_writes(graph, inputs)

@@ -12,7 +12,7 @@ from turbine.mlir.writer import Writer
 
 FORMULAS = {
     f"torch.aten.{name}": name
-    for name in ("exp", "exp2", "expm1", "log", "log1p", "tanh", "sigmoid", "erf")
+    for name in ("exp", "exp2", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "sin", "cos")
 }
 _ELEMENT = "f32"
 

@@ -214,7 +214,7 @@ def cos(x: Term) -> Term:
 
 def _by_quadrant(x: Term, ahead: int) -> Term:
     element, format = x.value.element, x.format
-    quadrant, rest = _quadrant_and_rest(x.to("arith.extf", "f64"))
+    quadrant, rest = _QUADRANTS[element](x.to("arith.extf", "f64"))
     quadrant = (quadrant + ahead).to("arith.trunci", format.bits)
     rest = rest.to("arith.truncf", element)
     square = rest * rest
@@ -225,11 +225,35 @@ def _by_quadrant(x: Term, ahead: int) -> Term:
     return (value.bits() ^ sign).as_float(element)
 
 
-def _quadrant_and_rest(x: Term) -> tuple[Term, Term]:
+def _quadrant_of_single(x: Term) -> tuple[Term, Term]:
+    """The n (in the low bits) and the r of x = n pi/2 + r, for an x of 24 bits.
+
+    From 2^49 on, x is a multiple of 2^26, so that 2^26 may be replaced by what it is modulo 2 pi.
+    """
+    size, scale, turn, tail = x.abs(), x.like(1.0), x.like(1.0), x.like(0.0)
+    for power, (modulo, modulo_tail) in fits.POWERS_MODULO_TURN.items():
+        is_less = size.is_("olt", 2.0 ** (power + 23))
+        scale = scale.where(is_less, 2.0**-power)
+        turn, tail = turn.where(is_less, modulo), tail.where(is_less, modulo_tail)
+    multiple = x * scale
+    angle = multiple * turn
+    rounded_off = multiple.fma(tail, multiple.fma(turn, angle * -1.0))
+    first, rest = _quadrant_and_rest(angle)
+    second, rest = _quadrant_and_rest(rest + rounded_off)
+    return first + second, rest
+
+
+def _quadrant_of_double(x: Term) -> tuple[Term, Term]:
     """The n (in the low bits) and the r of x = n pi/2 + r; those of 0 if x is too large."""
-    held = x.where(x.abs().is_("olt", 2.0**45), x * 0.0)
-    shifted = held.fma(2 / math.pi, x.format.one_and_half)
-    count, rest = shifted - x.format.one_and_half, held
+    return _quadrant_and_rest(x.where(x.abs().is_("olt", 2.0**45), x * 0.0))
+
+
+_QUADRANTS = {"f32": _quadrant_of_single, "f64": _quadrant_of_double}
+
+
+def _quadrant_and_rest(x: Term) -> tuple[Term, Term]:
+    shifted = x.fma(2 / math.pi, x.format.one_and_half)
+    count, rest = shifted - x.format.one_and_half, x
     for part in fits.HALF_PI:
         rest = count.fma(-part, rest)
     return shifted.bits(), rest

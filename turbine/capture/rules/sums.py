@@ -1,9 +1,9 @@
-"""Sums, means and scans in a wider type or in stages: the compiler adds sequentially."""
+"""Sums, means and scans in a wider type. `staged_reductions` has long sums of f32."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,16 +11,11 @@ from torch import Tensor
 
 from turbine.capture.rules import complexes
 from turbine.capture.rules.indexing import along_axis
-from turbine.capture.sizes import is_static
 
 aten = torch.ops.aten
 
 # The compiler accumulates these in their own type, PyTorch in f32.
 ADDED_WIDER = (torch.float16, torch.bfloat16)
-# n sequential additions have up to n rounding errors; PyTorch sums pairwise.
-_LONGEST_CHAIN = 64
-# An axis without chunks of these sizes is summed in f64.
-_SHORTEST_CHUNK = 8
 
 
 def total(
@@ -29,29 +24,20 @@ def total(
     """The sum along some axes, or along all."""
     if x.is_complex():
         return complexes.total(x, dim, keepdim, dtype=dtype)
-    axes = _axes(x, dim)
-    if not _applies(x, axes, dtype):
+    if not _is_narrow(x, dtype) or x.dim() == 0:
         return NotImplemented
-    wide = x.to(torch.float32)
-    if _is_short(x, axes):
-        summed = wide.sum(axes, keepdim=keepdim)
-    elif _has_chunks(x, axes):
-        for axis in reversed(axes):
-            wide = _sum_by_chunks(wide, axis)
-        summed = wide if keepdim else wide.squeeze(axes)
-    else:
-        summed = x.to(torch.float64).sum(axes, keepdim=keepdim)
-    return summed.to(dtype or x.dtype)
+    return x.to(torch.float32).sum(dim, keepdim=keepdim).to(dtype or x.dtype)
 
 
 def mean(
     x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
     """The sum divided by the number of elements."""
-    axes = _axes(x, dim)
-    if not _applies(x, axes, dtype):
+    is_f32 = {x.dtype, dtype or x.dtype} == {torch.float32}
+    if x.dim() == 0 or not (is_f32 or _is_narrow(x, dtype)):
         return NotImplemented
-    summed = x.sum(axes, keepdim=keepdim, dtype=torch.float32)
+    axes = dim or range(x.dim())
+    summed = x.sum([*axes], keepdim=keepdim, dtype=torch.float32)
     return (summed / math.prod(x.shape[axis] for axis in axes)).to(dtype or x.dtype)
 
 
@@ -73,39 +59,10 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return wide if half_to_float else wide.to(x.dtype)
 
 
-def _applies(x: Tensor, axes: list[int], dtype: torch.dtype | None) -> bool:
-    if x.dim() == 0 or not {x.dtype, dtype or x.dtype} <= {*ADDED_WIDER, torch.float32}:
-        return False
-    return x.dtype in ADDED_WIDER or not _is_short(x, axes)
-
-
-def _axes(x: Tensor, dim: Sequence[int] | None) -> list[int]:
-    return sorted(axis % (x.dim() or 1) for axis in dim or range(x.dim()))
-
-
-def _is_short(x: Tensor, axes: list[int]) -> bool:
-    count = math.prod(x.shape[axis] for axis in axes)
-    return isinstance(count, int) and count <= _LONGEST_CHAIN
-
-
-def _has_chunks(x: Tensor, axes: list[int]) -> bool:
-    """Whether each axis can be summed in stages; reshapes of dynamic sizes are avoided."""
-    return is_static(x) and all(_chunk(x.shape[axis]) is not None for axis in axes)
-
-
-def _chunk(size: int) -> int | None:
-    """The chunk size of an axis for the first stage; a short axis is one chunk."""
-    if size <= _LONGEST_CHAIN:
-        return size
-    divisors = range(_LONGEST_CHAIN, _SHORTEST_CHUNK - 1, -1)
-    return next((chunk for chunk in divisors if size % chunk == 0), None)
-
-
-def _sum_by_chunks(x: Tensor, axis: int) -> Tensor:
-    """The sum along one axis, with keepdim."""
-    while (size := x.shape[axis]) > _LONGEST_CHAIN and (chunk := _chunk(size)) is not None:
-        x = x.unflatten(axis, (size // chunk, chunk)).sum(axis + 1)
-    return x.sum(axis, keepdim=True)
+def _is_narrow(x: Tensor, dtype: torch.dtype | None) -> bool:
+    """Whether the compiler would add in a narrower type than f32."""
+    involved = {x.dtype, dtype or x.dtype}
+    return involved <= {*ADDED_WIDER, torch.float32} and involved != {torch.float32}
 
 
 def _scan_wider(op: Any) -> Callable[..., Tensor]:

@@ -83,12 +83,12 @@ def acos(x: Tensor) -> Tensor:
 
 
 def _by_quadrant(x: Tensor, shift: int) -> Tensor:
-    if x.is_complex():
+    if x.is_complex() or x.dtype == torch.float32:
         return NotImplemented
-    # Narrow results need fewer terms; each term costs two ops in every graph with a sine.
     dtype = result_dtype(x)
-    terms = 9 if dtype == torch.float64 else 6
-    sine, cosine, quadrant = _in_quadrant(x.to(dtype), terms)
+    if dtype != torch.float64:
+        return (torch.cos if shift else torch.sin)(x.to(torch.float32)).to(dtype)
+    sine, cosine, quadrant = _in_quadrant(x, 9)
     quadrant = quadrant + float(shift)
     quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
     value = torch.where(_is_odd(quadrant), cosine, sine)

@@ -1,0 +1,126 @@
+"""Reduce long axes in stages.
+
+The compiler adds one element after the other, which rounds at every step; PyTorch adds pairwise. A
+stage reduces up to `_LONGEST_CHAIN` elements. Along the last axis it keeps neighbours apart, as the
+lanes of vectors: the sum of 1024 numbers is that of 64 x 16 along the first axis, and then of 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from turbine.capture.nodes import emit, value_of
+from turbine.capture.sizes import is_static
+
+aten = torch.ops.aten
+
+# n sequential additions have up to n rounding errors.
+_LONGEST_CHAIN = 64
+# A sum along an axis without chunks of these sizes is computed in f64.
+_SHORTEST_CHUNK = 8
+_LANES = (16, 8, 4, 1)
+_EXTREMES = (aten.amax.default, aten.amin.default)
+
+# A shape to view the values as, and the axes to reduce.
+Stage = tuple[list[int], list[int]]
+
+
+def stage_reductions(graph: fx.Graph) -> None:
+    """Rewrite the long sums, maxima and minima of f32 in a graph."""
+    for node in list(graph.nodes):
+        if node.target is aten.sum.dim_IntList or node.target in _EXTREMES:
+            x, axes = node.args[0].meta["val"], _axes(node)
+            if x.dtype == node.meta["val"].dtype == torch.float32 and not _is_short(x, axes):
+                with graph.inserting_before(node):
+                    _rewrite(node, axes)
+
+
+def _axes(node: fx.Node) -> list[int]:
+    """The axes that a node reduces, in order."""
+    rank = value_of(node.args[0]).dim()
+    given: Any = node.args[1] if len(node.args) > 1 else ()
+    return sorted(axis % rank for axis in given or range(rank))
+
+
+def _is_short(x: torch.Tensor, axes: Sequence[int]) -> bool:
+    count = prod(x.shape[axis] for axis in axes)
+    return isinstance(count, int) and count <= _LONGEST_CHAIN
+
+
+def _rewrite(node: fx.Node, axes: list[int]) -> None:
+    x: Any = node.args[0]
+    op: Any = node.target
+    value = value_of(x)
+    stages = plan([*value.shape], axes, merge=value.is_contiguous()) if is_static(value) else None
+    if stages is not None:
+        for shape, reduced in stages:
+            x = emit(node.graph, op, _view(x, shape, node), reduced, beside=node)
+        _become(node, aten.view.default, x, [*value_of(node).shape])
+    elif op not in _EXTREMES:
+        wide = emit(node.graph, aten._to_copy.default, x, dtype=torch.float64, beside=node)
+        total = emit(node.graph, op, wide, *node.args[1:], beside=node)
+        _become(node, aten._to_copy.default, total, dtype=torch.float32)
+
+
+def _become(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
+    """Make a node another call, of the same value: results of the program refer to the node."""
+    node.target, node.args, node.kwargs = target, args, kwargs
+
+
+def _view(x: fx.Node, shape: list[int], beside: fx.Node) -> fx.Node:
+    # In PyTorch a view of some strides is a copy; in compiled code there are no strides.
+    view = emit(x.graph, aten.reshape.default, x, shape, beside=beside)
+    view.target = aten.view.default
+    return view
+
+
+def plan(shape: list[int], axes: list[int], *, merge: bool) -> list[Stage] | None:
+    """The stages that reduce some axes; None if an axis has no chunks.
+
+    With `merge`, neighbouring axes become one.
+
+    >>> from turbine.capture.staged_reductions import plan
+    >>> plan([8, 1024], [1], merge=True)
+    [([8, 1, 64, 16], [2]), ([8, 16], [1])]
+    """
+    sizes, left = _merge(shape, axes) if merge else ([*shape], [*axes])
+    stages: list[Stage] = []
+    for axis in reversed(left):
+        while (size := sizes[axis]) > _LONGEST_CHAIN:
+            lanes, chunk = _split(size, is_last=axis == len(sizes) - 1)
+            if chunk is None:
+                return None
+            split = [size // (chunk * lanes), chunk, lanes]
+            stages.append(([*sizes[:axis], *split, *sizes[axis + 1 :]], [axis + 1]))
+            sizes[axis] = size // chunk
+    while left:
+        taken = [left.pop()]
+        while left and prod(sizes[axis] for axis in (left[-1], *taken)) <= _LONGEST_CHAIN:
+            taken.insert(0, left.pop())
+        stages.append(([*sizes], taken))
+        for axis in reversed(taken):
+            del sizes[axis]
+    return stages
+
+
+def _merge(shape: list[int], axes: list[int]) -> tuple[list[int], list[int]]:
+    """The shape with neighbouring axes as one, if all or none of them are reduced."""
+    groups = [[*group] for _, group in groupby(range(len(shape)), key=lambda axis: axis in axes)]
+    sizes = [prod(shape[axis] for axis in group) for group in groups]
+    return sizes, [index for index, group in enumerate(groups) if group[0] in axes]
+
+
+def _split(size: int, *, is_last: bool) -> tuple[int, int | None]:
+    """Lanes that are kept apart, and the largest chunk that the first stage can reduce."""
+    for lanes in _LANES if is_last else (1,):
+        chunks = range(_LONGEST_CHAIN, _SHORTEST_CHUNK - 1, -1)
+        found = [chunk for chunk in chunks if size % (chunk * lanes) == 0]
+        if found:
+            return lanes, found[0]
+    return 1, None
