@@ -72,7 +72,10 @@ _REDUCTIONS = {
 # Functions that take many operations for one element.
 FORMULAS = {
     getattr(aten, name)
-    for name in "exp exp2 expm1 log log1p log2 tanh sigmoid erf erfc sin cos gelu _softmax".split()
+    for name in (
+        *"exp exp2 expm1 log log1p log2 tanh sigmoid".split(),
+        *"erf erfc sin cos pow gelu _softmax".split(),
+    )
 }
 _FORMULA_SIZE = 20
 

@@ -13,7 +13,7 @@ from turbine.mlir.writer import Writer
 FORMULAS = {
     f"torch.aten.{name}": name
     for name in ("exp", "exp2", "expm1", "log", "log1p", "tanh", "sigmoid", "erf", "sin", "cos")
-}
+} | {"torch.aten.pow.Tensor_Tensor": "pow"}
 _ELEMENT = "f32"
 
 
@@ -25,37 +25,43 @@ def use_formulas(module: Module) -> None:
 def _expand(op: Operation) -> Sequence[Value] | None:
     if op.name not in FORMULAS:
         return None
-    x, result = op.operands[0], op.results[0]
-    parts = [torch_values.tensor_parts(value.type) for value in (x, result)]
+    result = op.results[0]
+    parts = [torch_values.tensor_parts(value.type) for value in (*op.operands, result)]
     if any(part is None or part[1] != _ELEMENT for part in parts):
         return None
-    operand = torch_values.convert(x, torch_values.builtin_type(x.type), op.location)
-    of = RankedTensorType(operand.type)
-    text = Module.parse(_text(FORMULAS[op.name], of, op.location), op.context)
-    (y,) = rewrites.splice(text.body.operations[0].operation, [operand], op)
+    operands = [
+        torch_values.convert(x, torch_values.builtin_type(x.type), op.location) for x in op.operands
+    ]
+    of = RankedTensorType(operands[0].type)
+    if any(operand.type != of for operand in operands):
+        return None
+    text = Module.parse(_text(FORMULAS[op.name], len(operands), of, op.location), op.context)
+    (y,) = rewrites.splice(text.body.operations[0].operation, operands, op)
     return [torch_values.convert(y, result.type, op.location)]
 
 
-def _text(name: str, of: RankedTensorType, location: Location) -> str:
-    """A module with one function, whose body is the loop."""
+def _text(name: str, count: int, of: RankedTensorType, location: Location) -> str:
+    """A module with one function of `count` operands, whose body is the loop."""
     axes = ", ".join(f"i{axis}" for axis in range(of.rank))
     dynamic = [axis for axis in range(of.rank) if of.is_dynamic_dim(axis)]
     sizes = [
         f"%axis{axis} = arith.constant {axis} : index\n"
-        f"%size{axis} = tensor.dim %x, %axis{axis} : {of}"
+        f"%size{axis} = tensor.dim %x0, %axis{axis} : {of}"
         for axis in dynamic
     ]
-    places = f"affine_map<({axes}) -> ({axes})>"
+    places = ", ".join([f"affine_map<({axes}) -> ({axes})>"] * (count + 1))
     kinds = ", ".join(['"parallel"'] * of.rank)
+    tensors = [f"%x{index}" for index in range(count)]
+    elements = [Number(f"%element{index}", _ELEMENT) for index in range(count)]
     writer = Writer()
-    result = vector_math.FUNCTIONS[name](writer, Number("%element", _ELEMENT))
+    result = vector_math.FUNCTIONS[name](writer, *elements)
     lines = [
-        f"func.func @apply(%x: {of}) -> {of} {{",
+        f"func.func @apply({', '.join(f'{x}: {of}' for x in tensors)}) -> {of} {{",
         *sizes,
         f"%empty = tensor.empty({', '.join(f'%size{axis}' for axis in dynamic)}) : {of}",
-        f"%y = linalg.generic {{indexing_maps = [{places}, {places}], iterator_types = [{kinds}]}}",
-        f"ins(%x : {of}) outs(%empty : {of}) {{",
-        f"^bb0(%element: {_ELEMENT}, %unused: {_ELEMENT}):",
+        f"%y = linalg.generic {{indexing_maps = [{places}], iterator_types = [{kinds}]}}",
+        f"ins({', '.join(tensors)} : {', '.join([str(of)] * count)}) outs(%empty : {of}) {{",
+        f"^bb0({', '.join(f'{x}: {_ELEMENT}' for x in elements)}, %unused: {_ELEMENT}):",
         *writer.top,
         *writer.lines,
         f"linalg.yield {result} : {_ELEMENT}",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from turbine.capture.rules.widening import halves
+from turbine.capture.sizes import expression
 
 aten = torch.ops.aten
 Number = Tensor | float
@@ -59,7 +60,7 @@ def power_of_scalar(x: Tensor, exponent: float) -> Tensor:
     if exponent in _ROOTS:
         return _ROOTS[exponent](x)
     if not math.isfinite(exponent) or exponent != int(exponent):
-        return power(x, torch.full((), exponent, dtype=x.dtype, device=x.device))
+        return torch.pow(x, torch.full((), exponent, dtype=x.dtype, device=x.device))
     return NotImplemented if exponent >= 0 else torch.pow(x, -exponent).reciprocal()
 
 
@@ -80,7 +81,7 @@ def power_of(base: float, exponent: Tensor) -> Tensor:
     dtype = torch.result_type(exponent, base)
     if not dtype.is_floating_point:
         return NotImplemented
-    return power(torch.full((), base, dtype=dtype, device=exponent.device), exponent)
+    return torch.pow(torch.full((), base, dtype=dtype, device=exponent.device), exponent)
 
 
 def power(a: Tensor, b: Tensor) -> Tensor:
@@ -88,6 +89,8 @@ def power(a: Tensor, b: Tensor) -> Tensor:
     dtype = torch.result_type(a, b)
     if not dtype.is_floating_point:
         return NotImplemented
+    if dtype != torch.float64:
+        return _power_in_single(a, b, dtype)
     a, b = a.to(dtype), b.to(dtype)
     size, half, infinity = a.abs(), b / 2, float("inf")
     value = torch.exp(b * torch.log(size))
@@ -100,6 +103,15 @@ def power(a: Tensor, b: Tensor) -> Tensor:
     has_none = (a < 0) & (size != infinity) & ~is_whole & (b.abs() != infinity)
     value = torch.where(has_none, float("nan"), value)
     return torch.where((b == 0) | (a == 1) | ((size == 1) & (b.abs() == infinity)), 1.0, value)
+
+
+def _power_in_single(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """pow of f32 tensors of one shape, which has a formula."""
+    types = {a.dtype, b.dtype}
+    if types == {torch.float32} and [*map(expression, a.shape)] == [*map(expression, b.shape)]:
+        return NotImplemented
+    a, b = torch.broadcast_tensors(a.to(torch.float32), b.to(torch.float32))
+    return torch.pow(a, b).to(dtype)
 
 
 _ROOTS: dict[float, Callable[[Tensor], Tensor]] = {
