@@ -1,4 +1,4 @@
-"""Formulas between matmuls run in loops of their own."""
+"""Formulas between matmuls, and those that elements share, run in loops of their own."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Block(nn.Module):
         return result
 
 
-def marked(model: nn.Module, x: Tensor) -> list[object]:
-    program = turbine.aot.export(model, args=(x,)).program
+def marked(model: nn.Module, *args: Tensor) -> list[object]:
+    program = turbine.aot.export(model, args=args).program
     prepare(program.graph.graph, program.inputs)
     return [node.target for node in program.graph.graph.nodes if UNFUSED in node.meta]
 
@@ -51,6 +51,20 @@ def test_a_formula_is_apart_from_both_matmuls(
 def test_cheap_and_small_loops_are_fused_with_matmuls() -> None:
     assert marked(Block(F.relu, hidden=512), torch.randn(128, 16)) == []
     assert marked(Block(F.gelu, hidden=512), torch.randn(2, 16)) == []
+
+
+class Correction(nn.Module):
+    """A number that all elements share, as in a step of Adam."""
+
+    def forward(self, x: Tensor, step: Tensor) -> Tensor:
+        return x / (1 - 0.9**step)
+
+
+def test_a_formula_that_elements_share_is_computed_once() -> None:
+    step = torch.tensor(3.0)
+    assert marked(Correction(), torch.ones(64, 1024), step) == [aten.rsub.Scalar]
+    assert marked(Correction(), torch.ones(64), step) == []
+    assert marked(Correction(), torch.ones(64, 1024), torch.ones(64, 1024)) == []
 
 
 def test_the_answer_is_the_same() -> None:

@@ -18,6 +18,8 @@ from tests.compiled import agrees
 from tests.models import compiled
 from turbine.capture.rules import pooling
 
+aten = torch.ops.aten
+
 POOLS: tuple[Callable[[Tensor], Any], ...] = (
     lambda x: F.avg_pool2d(x, (2, 1), ceil_mode=True),
     lambda x: F.avg_pool2d(x, 3, 2, 1, True, False),
@@ -116,3 +118,31 @@ def test_rewrites_are_equivalent_to_pooling(data: st.DataObject) -> None:
     most = (x, taps, stride, padding, [1], ceil_mode)
     found, expected = pooling.max_pool_with_indices(*most), largest(*most)
     torch.testing.assert_close(found, expected)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_rewrites_of_gradients_are_equivalent(data: st.DataObject) -> None:
+    axes = data.draw(st.integers(2, 3))
+
+    def each(low: int, high: int) -> list[int]:
+        return data.draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes))
+
+    taps, stride, dilation = each(1, 3), each(1, 4), each(1, 2)
+    sizes = [
+        data.draw(st.integers((k - 1) * d + 1, 8)) for k, d in zip(taps, dilation, strict=True)
+    ]
+    padding = [data.draw(st.integers(0, k // 2)) for k in taps]
+    ceil_mode, count_padding = data.draw(st.booleans()), data.draw(st.booleans())
+    # Equal numbers, so that windows share their maxima.
+    x = torch.randint(0, 3, (2, 3, *sizes)).double()
+    average, largest = pooling._POOLS[axes]
+    window = (taps, stride, padding, dilation, ceil_mode)
+    y, indices = largest(x, *window)
+    back = (torch.randn_like(y), x, *window, indices)
+    expected = getattr(aten, f"max_pool{axes}d_with_indices_backward")(*back)
+    torch.testing.assert_close(pooling.max_pool_backward(*back), expected)
+    mean = (taps, stride, padding, ceil_mode, count_padding, None)
+    share = (torch.randn_like(average(x, *mean)), x, *mean)
+    expected = getattr(aten, f"avg_pool{axes}d_backward")(*share)
+    torch.testing.assert_close(pooling.avg_pool_backward(*share), expected)

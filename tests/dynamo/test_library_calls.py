@@ -385,3 +385,11 @@ def test_frozen_graphs_are_compiled_unless_much_is_saved(monkeypatch: pytest.Mon
         much, little = (turbine.explain(Rows(n), torch.randn(8, 64)) for n in (64, 4096))
     assert [op.op for op in much.left if op.is_chosen] == ["aten.addmm.default"]
     assert not little.left
+
+
+def test_freezing_changes_nothing_without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    fix_seconds(monkeypatch, compiled_seconds=1.0, library_seconds=0.1)
+    q = torch.randn(2, 4, 64, 32)
+    with torch.no_grad(), turbine.config.override(library_calls="auto", freezing=True):
+        report = turbine.explain(F.scaled_dot_product_attention, q, q, q)
+    assert any("attention" in one.op for one in report.graphs[0].left)

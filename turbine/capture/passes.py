@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from torch import fx
 
 from turbine.capture import graph_passes
+from turbine.capture.broadcast_formulas import mark_broadcast_formulas
 from turbine.capture.constants import fold_uniform
 from turbine.capture.crossed_reads import mark_crossed_reads
 from turbine.capture.index_checks import check_early, check_indices
@@ -56,3 +57,4 @@ def prepare(graph: fx.Graph, inputs: Iterable[str]) -> None:
     mark_crossed_reads(graph)
     mark_spread_rows(graph)
     mark_long_formulas(graph)
+    mark_broadcast_formulas(graph)

@@ -66,7 +66,8 @@ def backend(
             return leave_to_pytorch(graph, records.new("eager"), small_graphs.REASON)
         tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
         is_training = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
-        is_frozen = config.current().freezing and not is_training
+        has_weights = any(isinstance(tensor, torch.nn.Parameter) for tensor in tensors)
+        is_frozen = config.current().freezing and not is_training and has_weights
         choice = config.current().library_calls
         calls = LibraryCalls(choice, is_training=is_training, is_frozen=is_frozen)
     compiler = aot_autograd(

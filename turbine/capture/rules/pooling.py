@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial, reduce, wraps
 from math import prod
 from typing import Any
 
@@ -23,11 +23,11 @@ from torch._prims_common import suggest_memory_format
 from turbine.capture.rules.convolution import (
     Windows,
     has_loose_window,
-    overlay,
     pad,
     per_axis,
 )
 from turbine.capture.rules.sums import ADDED_WIDER
+from turbine.capture.rules.window_grid import WindowGrid
 
 aten = torch.ops.aten
 
@@ -166,9 +166,13 @@ def avg_pool_backward(
     share = grad / _members(grad, windows, sizes, count_include_pad, divisor_override)
     if not _are_fixed(sizes):
         return _in_format(_spread_windows(share, windows, sizes), x)
-    flat = _channels_last(share, len(sizes))
-    wide = overlay([flat] * prod(windows.taps), windows, sizes)
-    return _as_before(wide, x)
+    grid = WindowGrid(windows, sizes)
+    shares = grid.pad(share, 0.0)
+    placed = [
+        torch.where(grid.is_covered(back, grad.device), grid.read(shares, back), 0.0)
+        for back in grid.shifts()
+    ]
+    return _in_format(grid.join(reduce(torch.add, placed), x), x)
 
 
 def max_pool_backward(
@@ -187,13 +191,14 @@ def max_pool_backward(
     sizes = list(x.shape[-axes:])
     if not _are_fixed(sizes):
         return _scatter_to_largest(grad, x, indices, axes)
-    counts = list(grad.shape[-len(sizes) :])
+    grid = WindowGrid(windows, sizes)
+    own = grid.places(grad.device)
+    places, grads = grid.pad(indices.to(own.dtype), -1), grid.pad(grad, 0.0)
     passed = [
-        torch.where(indices == _places(offsets, windows, counts, sizes, grad), grad, 0.0)
-        for offsets in windows.offsets()
+        torch.where(grid.read(places, back) == own, grid.read(grads, back), 0.0)
+        for back in grid.shifts()
     ]
-    wide = overlay([_channels_last(p, len(sizes)) for p in passed], windows, sizes)
-    return _as_before(wide, x)
+    return _in_format(grid.join(reduce(torch.add, passed), x), x)
 
 
 def _scatter_to_largest(grad: Tensor, x: Tensor, indices: Tensor, axes: int) -> Tensor:
@@ -306,11 +311,6 @@ def _places(
         inside = inside & (along >= 0) & (along < size)
         place = place * size + along
     return torch.where(inside, place, -1)
-
-
-def _channels_last(x: Tensor, axes: int) -> Tensor:
-    """(batch, sizes..., 1), with channels in the batch."""
-    return x.reshape([-1, *x.shape[-axes:], 1])
 
 
 def _as_before(wide: Tensor, x: Tensor) -> Tensor:

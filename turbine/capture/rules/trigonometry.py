@@ -1,8 +1,8 @@
 """Sine and its relatives, right for large arguments and for f64.
 
 IREE 3.13 reduces large arguments poorly in f32 (cos(300) is wrong in the fourth digit) and has no
-f64 code. Sines and cosines of f32 are formulas of `mlir/vector_math.py`; the rest is computed in f64
-by our own polynomials, with large arguments reduced by the method of Payne and Hanek.
+f64 code. Sines and cosines of f32 are formulas of `mlir/vector_math.py`; the rest is computed in
+f64 by our own polynomials, with large arguments reduced by the method of Payne and Hanek.
 """
 
 from __future__ import annotations
