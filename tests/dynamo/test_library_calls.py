@@ -393,3 +393,22 @@ def test_freezing_changes_nothing_without_weights(monkeypatch: pytest.MonkeyPatc
     with torch.no_grad(), turbine.config.override(library_calls="auto", freezing=True):
         report = turbine.explain(F.scaled_dot_product_attention, q, q, q)
     assert any("attention" in one.op for one in report.graphs[0].left)
+
+
+def test_a_matmul_between_library_calls_is_compiled_where_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measure_once(kind: str, make: Callable[[], Example]) -> Seconds:
+        if kind == small_graphs.KIND:
+            return NOTHING_IS_SMALL
+        return Seconds(FLOP, *((1.0, 0.1) if "gelu" in kind else (1e-3, matmul)))
+
+    monkeypatch.setattr(calibration, "measure_once", measure_once)
+    model, x = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)), torch.randn(64, 64)
+    with torch.no_grad(), turbine.config.override(library_calls="auto"):
+        matmul = 1e-2
+        faster = turbine.explain(model, x)
+        matmul = 1.5e-3
+        similar = turbine.explain(model, x)
+    assert [len(part.ops) for part in faster.graphs[0].parts] == [1, 1]
+    assert not similar.graphs[0].parts

@@ -36,13 +36,25 @@ class Partition:
 Compiles = Callable[[fx.Node], bool]
 
 
-def partition(whole: fx.GraphModule, compiles: Compiles, *, cut: int | None = None) -> Partition:
+def partition(
+    whole: fx.GraphModule,
+    compiles: Compiles,
+    *,
+    cut: int | None = None,
+    is_worth_a_part: Compiles = lambda _: False,
+) -> Partition:
     """Put every op for which `compiles` is true in a part of at least LEAST_OPS ops.
 
-    With `cut`, the first `cut` ops are a separate part.
+    With `cut`, the first `cut` ops are a separate part. A part with an op that `is_worth_a_part`
+    may be smaller.
     """
     schedule = _Schedule(whole.graph, compiles, cut)
-    while small := schedule.small_parts():
+    while small := [
+        node
+        for nodes in schedule.small_parts()
+        if not any(map(is_worth_a_part, nodes))
+        for node in nodes
+    ]:
         schedule.leave(small)
     return _Assembly(whole, schedule).partition()
 
@@ -99,14 +111,14 @@ class _Schedule:
                 found.setdefault(self.time[node], []).append(node)
         return dict(sorted(found.items()))
 
-    def small_parts(self) -> list[fx.Node]:
-        """The nodes of parts with fewer than LEAST_OPS ops, unless a part is the whole graph."""
+    def small_parts(self) -> list[list[fx.Node]]:
+        """The parts with fewer than LEAST_OPS ops, unless a part is the whole graph."""
         parts = self.parts()
         elsewhere = any(n not in self.compiled and is_compute(n) for n in self.nodes)
         if len(parts) == 1 and not elsewhere:
             return []
         counts = {time: sum(map(is_compute, nodes)) for time, nodes in parts.items()}
-        return [node for time, nodes in parts.items() if counts[time] < LEAST_OPS for node in nodes]
+        return [nodes for time, nodes in parts.items() if counts[time] < LEAST_OPS]
 
     def _in_part(self, node: fx.Node) -> bool:
         return node in self.compiled and not is_free(node)

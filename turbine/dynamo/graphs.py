@@ -82,7 +82,12 @@ def _assemble(
         nodes = [node for node in graph.graph.nodes if node.name not in refused]
         chosen = state.calls.reasons(nodes, state.weights.frozen)
         reasons = _obstacles(graph, refused) | chosen
-        split = partition(graph, lambda node: node not in reasons, cut=cut)
+        split = partition(
+            graph,
+            lambda node: node not in reasons,
+            cut=cut,
+            is_worth_a_part=state.calls.is_worth_a_part,
+        )
         for name, part in split.parts.items():
             replace = partial(_replace_part, part, state)
             module = parts.PartModule(part, state.weights, replace, is_mixed=bool(chosen))

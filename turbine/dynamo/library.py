@@ -77,6 +77,16 @@ class LibraryCalls:
         # Other ops were left whole when the graph was traced.
         return {node: reason for node, reason in found.items() if node.target not in _WEIGHTS}
 
+    def is_worth_a_part(self, node: fx.Node) -> bool:
+        """Whether compiled code for this op alone is far faster than the library."""
+        if self.choice != "auto" or node.target not in _READERS:
+            return False
+        call = self._read(node.target, fx.map_arg(node.args, _value))
+        if call is None:
+            return False
+        compiled, library = _estimate(call)
+        return _FAR_FASTER * (compiled + SWITCH) < library
+
     def _find(self, nodes: Iterable[fx.Node], frozen: AbstractSet[str]) -> dict[fx.Node, Call]:
         """The calls that there is a choice for."""
         found = {}
@@ -127,6 +137,7 @@ class LibraryCalls:
 
 
 _FEW_USES = 3
+_FAR_FASTER = 2.0
 _CLEARLY_LESS = 0.9
 _MATMULS = (aten.mm.default, aten.addmm.default)
 # The index of the weight among the arguments.
