@@ -95,6 +95,14 @@ def test_stages_add_short_chains(shape: list[int], axes: list[int], merge: bool)
     torch.testing.assert_close(reduced.flatten(), x.sum(axes).flatten())
 
 
+def test_reductions_of_single_numbers_match_eager() -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        return [x.sum(0), x.sum(-1, keepdim=True), x.amax(0), x.amin(), x.mean(-1), x.sum() + 1]
+
+    x = torch.tensor(1.5)
+    torch.testing.assert_close(compiled(function)(x), function(x))
+
+
 def test_an_axis_without_divisors_has_no_stages() -> None:
     assert plan([4, 1021], [1], merge=True) is None
 

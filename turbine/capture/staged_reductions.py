@@ -20,8 +20,9 @@ from turbine.capture.sizes import is_static
 
 aten = torch.ops.aten
 
-# n sequential additions have up to n rounding errors.
-_LONGEST_CHAIN = 64
+# n sequential additions have up to n rounding errors. After the first stage there is less to add,
+# and shorter chains cost little.
+_LONGEST_CHAIN, _LATER_CHAIN = 64, 16
 # A sum along an axis without chunks of these sizes is computed in f64.
 _SHORTEST_CHUNK = 8
 _LANES = (16, 8, 4, 1)
@@ -35,8 +36,9 @@ def stage_reductions(graph: fx.Graph) -> None:
     """Rewrite the long sums, maxima and minima of f32 in a graph."""
     for node in list(graph.nodes):
         if node.target is aten.sum.dim_IntList or node.target in _EXTREMES:
-            x, axes = node.args[0].meta["val"], _axes(node)
-            if x.dtype == node.meta["val"].dtype == torch.float32 and not _is_short(x, axes):
+            x = value_of(node.args[0])
+            is_f32 = x.dtype == value_of(node).dtype == torch.float32
+            if is_f32 and x.dim() and not _is_short(x, axes := _axes(node)):
                 with graph.inserting_before(node):
                     _rewrite(node, axes)
 
@@ -92,8 +94,10 @@ def plan(shape: list[int], axes: list[int], *, merge: bool) -> list[Stage] | Non
     sizes, left = _merge(shape, axes) if merge else ([*shape], [*axes])
     stages: list[Stage] = []
     for axis in reversed(left):
-        while (size := sizes[axis]) > _LONGEST_CHAIN:
-            lanes, chunk = _split(size, is_last=axis == len(sizes) - 1)
+        while (size := sizes[axis]) > (longest := _longest_chain(stages)):
+            lanes, chunk = _split(size, longest, is_last=axis == len(sizes) - 1)
+            if chunk is None and size <= _LONGEST_CHAIN:
+                break
             if chunk is None:
                 return None
             split = [size // (chunk * lanes), chunk, lanes]
@@ -101,7 +105,8 @@ def plan(shape: list[int], axes: list[int], *, merge: bool) -> list[Stage] | Non
             sizes[axis] = size // chunk
     while left:
         taken = [left.pop()]
-        while left and prod(sizes[axis] for axis in (left[-1], *taken)) <= _LONGEST_CHAIN:
+        longest = _longest_chain(stages)
+        while left and prod(sizes[axis] for axis in (left[-1], *taken)) <= longest:
             taken.insert(0, left.pop())
         stages.append(([*sizes], taken))
         for axis in reversed(taken):
@@ -116,10 +121,14 @@ def _merge(shape: list[int], axes: list[int]) -> tuple[list[int], list[int]]:
     return sizes, [index for index, group in enumerate(groups) if group[0] in axes]
 
 
-def _split(size: int, *, is_last: bool) -> tuple[int, int | None]:
-    """Lanes that are kept apart, and the largest chunk that the first stage can reduce."""
+def _longest_chain(stages: list[Stage]) -> int:
+    return _LATER_CHAIN if stages else _LONGEST_CHAIN
+
+
+def _split(size: int, longest: int, *, is_last: bool) -> tuple[int, int | None]:
+    """Lanes that are kept apart, and the largest chunk that a stage can reduce."""
     for lanes in _LANES if is_last else (1,):
-        chunks = range(_LONGEST_CHAIN, _SHORTEST_CHUNK - 1, -1)
+        chunks = range(longest, _SHORTEST_CHUNK - 1, -1)
         found = [chunk for chunk in chunks if size % (chunk * lanes) == 0]
         if found:
             return lanes, found[0]
