@@ -99,15 +99,15 @@ def test_gradients_match_eager(dynamic: bool) -> None:
     agrees(pool, lambda: (torch.randn(3, 2, 5, 7, requires_grad=True),), dynamic=dynamic)
 
 
+def draw_sizes(data: st.DataObject, axes: int, low: int, high: int) -> list[int]:
+    return data.draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes))
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_rewrites_are_equivalent_to_pooling(data: st.DataObject) -> None:
     axes = data.draw(st.integers(2, 3))
-
-    def each(low: int, high: int) -> list[int]:
-        return data.draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes))
-
-    taps, stride, sizes = each(1, 3), each(1, 4), each(3, 8)
+    taps, stride, sizes = (draw_sizes(data, axes, *limits) for limits in ((1, 3), (1, 4), (3, 8)))
     padding = [data.draw(st.integers(0, k // 2)) for k in taps]
     x = torch.randn(2, 3, *sizes, dtype=torch.float64)
     count_padding, divisor = data.draw(st.booleans()), data.draw(st.sampled_from([None, 3]))
@@ -124,11 +124,9 @@ def test_rewrites_are_equivalent_to_pooling(data: st.DataObject) -> None:
 @given(data=st.data())
 def test_rewrites_of_gradients_are_equivalent(data: st.DataObject) -> None:
     axes = data.draw(st.integers(2, 3))
-
-    def each(low: int, high: int) -> list[int]:
-        return data.draw(st.lists(st.integers(low, high), min_size=axes, max_size=axes))
-
-    taps, stride, dilation = each(1, 3), each(1, 4), each(1, 2)
+    taps, stride, dilation = (
+        draw_sizes(data, axes, *limits) for limits in ((1, 3), (1, 4), (1, 2))
+    )
     sizes = [
         data.draw(st.integers((k - 1) * d + 1, 8)) for k, d in zip(taps, dilation, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Coverage of PyTorch's ops: each has the right status, and no sample of the chosen ones fails.
+"""Coverage of PyTorch's op samples: statuses are correct, and the sampled ops pass.
 
 The whole tables are `make coverage` and `make exports`.
 """

@@ -26,8 +26,7 @@ def mark_broadcast_formulas(graph: fx.Graph) -> None:
             continue
         read = {formulas[one] for one in node.all_input_nodes if one in formulas}
         if _is_view(node):
-            if read:
-                (formulas[node],) = read
+            formulas.update((node, one) for one in read)
         elif is_pointwise(node.target):
             shared = {one for one in read if _is_shared(one, node)}
             for one in shared:

@@ -41,7 +41,7 @@ def partition(
     compiles: Compiles,
     *,
     cut: int | None = None,
-    is_worth_a_part: Compiles = lambda _: False,
+    is_worth_a_part: Callable[[fx.Node], bool] = lambda _: False,
 ) -> Partition:
     """Put every op for which `compiles` is true in a part of at least LEAST_OPS ops.
 

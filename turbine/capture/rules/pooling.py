@@ -3,7 +3,7 @@
 The compiler's pooling is good without padding. With padding its averages can be wrong, with
 ceil_mode it writes out of bounds, and its indices are wrong for windows of unequal sides and for
 nan. Here the input is padded first, windows that PyTorch omits are dropped, and indices are found
-by comparison. In a gradient, the gradient of each window is added to its elements.
+by comparison. In a gradient, each element adds the gradients of the windows that cover it.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def _scatter_to_largest(grad: Tensor, x: Tensor, indices: Tensor, axes: int) -> 
     """Scatter gradients to maxima, for windows that overlap or are dynamic."""
     flat = torch.zeros_like(x).flatten(-axes)
     wide = flat.scatter_add(-1, indices.flatten(-axes), grad.flatten(-axes))
-    return _as_before(wide, x)
+    return _in_format(wide.reshape(x.shape), x)
 
 
 def _windows(
@@ -311,10 +311,6 @@ def _places(
         inside = inside & (along >= 0) & (along < size)
         place = place * size + along
     return torch.where(inside, place, -1)
-
-
-def _as_before(wide: Tensor, x: Tensor) -> Tensor:
-    return _in_format(wide.reshape(x.shape), x)
 
 
 def _in_format(result: Tensor, x: Tensor) -> Tensor:

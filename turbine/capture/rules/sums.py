@@ -16,6 +16,7 @@ aten = torch.ops.aten
 
 # The compiler accumulates these in their own type, PyTorch in f32.
 ADDED_WIDER = (torch.float16, torch.bfloat16)
+_ADDED_IN_F32 = {*ADDED_WIDER, torch.float32}
 
 
 def total(
@@ -24,7 +25,8 @@ def total(
     """The sum along some axes, or along all."""
     if x.is_complex():
         return complexes.total(x, dim, keepdim, dtype=dtype)
-    if not _is_narrow(x, dtype) or x.dim() == 0:
+    types = _types(x, dtype)
+    if x.dim() == 0 or not types <= _ADDED_IN_F32 or types == {torch.float32}:
         return NotImplemented
     return x.to(torch.float32).sum(dim, keepdim=keepdim).to(dtype or x.dtype)
 
@@ -33,8 +35,7 @@ def mean(
     x: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
     """The sum divided by the number of elements."""
-    is_f32 = {x.dtype, dtype or x.dtype} == {torch.float32}
-    if x.dim() == 0 or not (is_f32 or _is_narrow(x, dtype)):
+    if x.dim() == 0 or not _types(x, dtype) <= _ADDED_IN_F32:
         return NotImplemented
     axes = dim or range(x.dim())
     summed = x.sum([*axes], keepdim=keepdim, dtype=torch.float32)
@@ -59,10 +60,9 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return wide if half_to_float else wide.to(x.dtype)
 
 
-def _is_narrow(x: Tensor, dtype: torch.dtype | None) -> bool:
-    """Whether the compiler would add in a narrower type than f32."""
-    involved = {x.dtype, dtype or x.dtype}
-    return involved <= {*ADDED_WIDER, torch.float32} and involved != {torch.float32}
+def _types(x: Tensor, dtype: torch.dtype | None) -> set[torch.dtype]:
+    """The types of the elements and of the result."""
+    return {x.dtype, dtype or x.dtype}
 
 
 def _scan_wider(op: Any) -> Callable[..., Tensor]:

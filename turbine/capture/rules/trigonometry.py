@@ -38,7 +38,7 @@ def tan(x: Tensor) -> Tensor:
     """Tangent, rounded once."""
     if x.is_complex():
         return NotImplemented
-    sine, cosine, quadrant = _in_quadrant(x.to(result_dtype(x)), 9)
+    sine, cosine, quadrant = _in_quadrant(x.to(result_dtype(x)))
     odd = _is_odd(quadrant)
     return (torch.where(odd, -cosine, sine) / torch.where(odd, sine, cosine)).to(result_dtype(x))
 
@@ -88,7 +88,7 @@ def _by_quadrant(x: Tensor, shift: int) -> Tensor:
     dtype = result_dtype(x)
     if dtype != torch.float64:
         return (torch.cos if shift else torch.sin)(x.to(torch.float32)).to(dtype)
-    sine, cosine, quadrant = _in_quadrant(x, 9)
+    sine, cosine, quadrant = _in_quadrant(x)
     quadrant = quadrant + float(shift)
     quadrant = quadrant - 4.0 * torch.floor(quadrant * 0.25)
     value = torch.where(_is_odd(quadrant), cosine, sine)
@@ -100,7 +100,7 @@ def _is_odd(quadrant: Tensor) -> Tensor:
     return half != torch.floor(half)
 
 
-def _in_quadrant(x: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
+def _in_quadrant(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sine and cosine of the angle to the nearest axis, and the number of that axis."""
     wide = x.to(torch.float64)
     turns = torch.round(wide * (2 / pi))
@@ -111,8 +111,8 @@ def _in_quadrant(x: Tensor, terms: int) -> tuple[Tensor, Tensor, Tensor]:
         turns = torch.where(far, axis, turns)
         near = torch.where(far, (quarters - axis) * (pi / 2), near)
     square = near * near
-    sine = near * polynomial(square, SIN_SERIES[-terms:])
-    return sine, polynomial(square, COS_SERIES[-terms - 1 :]), turns
+    sine = near * polynomial(square, SIN_SERIES)
+    return sine, polynomial(square, COS_SERIES), turns
 
 
 # Up to here products of _HALF_PI with quadrant numbers are exact.

@@ -52,8 +52,8 @@ class WindowGrid:
         is_small = prod(self.sizes) < 2**31  # narrow integers are compared faster
         place = torch.zeros([], dtype=torch.int32 if is_small else torch.int64, device=device)
         for axis, (size, step) in enumerate(zip(self.sizes, self.windows.stride, strict=True)):
-            cell = self._along(2 * axis, self._cells()[axis], place)
-            offset = self._along(2 * axis + 1, step, place)
+            cell = self._along(2 * axis, self._cells()[axis], place.dtype, device)
+            offset = self._along(2 * axis + 1, step, place.dtype, device)
             place = place * size + (cell * step + offset - self.windows.padding[axis])
         return place
 
@@ -62,7 +62,7 @@ class WindowGrid:
         covered = torch.ones([], dtype=torch.bool, device=device)
         axes = zip(back, self.windows.taps, self.windows.stride, strict=True)
         for axis, (shift, taps, step) in enumerate(axes):
-            offset = self._along(2 * axis + 1, step, covered.to(torch.int32))
+            offset = self._along(2 * axis + 1, step, torch.int32, device)
             covered = covered & (offset + shift * step < taps)
         return covered
 
@@ -83,7 +83,7 @@ class WindowGrid:
         axes = zip(self.sizes, self.windows.padding, self.windows.stride, strict=True)
         return [(size - 1 + padding) // step + 1 for size, padding, step in axes]
 
-    def _along(self, axis: int, count: int, like: Tensor) -> Tensor:
+    def _along(self, axis: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         shape = [1] * (2 * len(self.sizes))
         shape[axis] = count
-        return torch.arange(count, dtype=like.dtype, device=like.device).view(shape)
+        return torch.arange(count, dtype=dtype, device=device).view(shape)
