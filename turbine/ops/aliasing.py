@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import combinations
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import combinations, pairwise
 from math import gcd
 
 import torch
@@ -32,6 +32,18 @@ def share_memory(one: Tensor, other: Tensor) -> bool:
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
     return not _are_apart(one, other)
+
+
+def are_separate(tensors: Iterable[Tensor]) -> bool:
+    """Whether tensors are dense and share no memory: a quick answer, False if in doubt."""
+    spans = []
+    for tensor in tensors:
+        if not has_memory(tensor) or not tensor.is_contiguous():
+            return False
+        start = tensor.data_ptr()
+        spans.append((start, start + tensor.nbytes))
+    spans.sort()
+    return all(end <= start for (_, end), (start, _) in pairwise(spans))
 
 
 def overlaps_itself(tensor: Tensor) -> bool:

@@ -6,13 +6,14 @@ Memory is shared where a tensor's layout allows it, otherwise copied.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import iree.runtime as iree
 from torch import Tensor
 from torch._C import _AutoDispatchBelowADInplaceOrView
 from torch._C import _to_dlpack as to_dlpack
+from torch.autograd.graph import increment_version
 
 from turbine import errors
 from turbine.runtime import torch_buffers
@@ -28,12 +29,23 @@ _FEW_PAIRS = 16
 
 
 class TensorCall:
-    """Calls a function of flat arguments and results."""
+    """Calls a function of flat arguments and results.
 
-    def __init__(self, entry: EntryPoint, inputs: Sequence[Slot], results: Sequence[Slot]) -> None:
+    A result in `in_place` is the new value of an argument, {result: argument}, which the call
+    writes to that argument. IREE computes it there, unless memory could not be shared.
+    """
+
+    def __init__(
+        self,
+        entry: EntryPoint,
+        inputs: Sequence[Slot],
+        results: Sequence[Slot],
+        in_place: Mapping[int, int] | None = None,
+    ) -> None:
         self.entry = entry
         self.inputs = inputs
         self.results = results
+        self.in_place = in_place or {}
         self.dtypes = [slot.dtype for slot in results]
         self.plain = [not slot.fixed and slot.order is None and _is_plain(slot) for slot in inputs]
         self.has_plain_results = all(map(_is_plain, results))
@@ -51,14 +63,15 @@ class TensorCall:
         inputs: Sequence[Slot],
         results: Sequence[Slot],
         *,
+        in_place: Mapping[int, int] | None = None,
         needs_cores: bool = False,
     ) -> TensorCall:
         """Load code without weights, for a call of one of its functions."""
         entry = Executable(align_code(code), driver, list, needs_cores=needs_cores).entry(name)
-        return TensorCall(entry, inputs, results)
+        return TensorCall(entry, inputs, results, in_place)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
-        """The results, as tensors that share no memory."""
+        """The results, as tensors that share no memory; those in place are the arguments."""
         device = self.entry.device()
         shared: list[Span] = []
         try:
@@ -67,6 +80,7 @@ class TensorCall:
             shared = []
             arguments = self._convert(device, args, shared)
         results = self.entry.invoke(arguments, len(self.results))
+        values: list[Any]
         if self.has_plain_results:
             values = [tensor_at(device, results, index) for index in range(len(self.dtypes))]
         else:
@@ -76,7 +90,12 @@ class TensorCall:
                 else torch_buffers.from_view(device, results.get_as_object(index, _VIEW), dtype)
                 for index, dtype in enumerate(self.dtypes)
             ]
+        for result, argument in self.in_place.items():
+            _write_back(values[result], args[argument])
+            values[result] = None
         values = _copy_shared(values, shared)
+        for result, argument in self.in_place.items():
+            values[result] = args[argument]
         for index, order in self.permuted:
             values[index] = _permute(values[index], order)
         return values
@@ -149,6 +168,14 @@ def _view(device: Any, slot: Slot, argument: Tensor, shared: list[Span]) -> Any:
             hint=torch_buffers.remedy(tensor, slot.dtype),
         )
     return view
+
+
+def _write_back(value: Tensor, argument: Tensor) -> None:
+    """Write the new value of an argument, unless it was computed in its memory."""
+    if value.data_ptr() == argument.data_ptr():
+        increment_version(argument)
+    else:
+        argument.copy_(value)
 
 
 def _copy_shared(values: list[Any], shared: list[Span]) -> list[Any]:

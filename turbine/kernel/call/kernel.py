@@ -84,6 +84,14 @@ class Kernel(Definition):
         """Run the kernel on plain CPU tensors; later calls like `args` take the fast path."""
         if config.is_interpreting():
             return self._interpret(named)
+        self.last_call, variant = self.prepare(named)
+        outputs = variant.run(named, self.last_call[1])
+        if args is not None and not variant.written:
+            self._remember(variant, args, self.last_call[1])
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+
+    def prepare(self, named: Mapping[str, Any]) -> tuple[Call, Variant]:
+        """The call of arguments like these, which may be fake, and its code, compiled if needed."""
         facts = tuple(_fact(value) for value in named.values())
         known = self._known.get(facts)
         if known is None:
@@ -93,11 +101,7 @@ class Kernel(Definition):
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[facts] = known
-        self.last_call, variant = known
-        outputs = variant.run(named, self.last_call[1])
-        if args is not None and not variant.written:
-            self._remember(variant, args, self.last_call[1])
-        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+        return known
 
     def repeat_call(self, args: tuple[Any, ...]) -> Any:
         """The fast path: the result of a call like the last one; None for other calls."""

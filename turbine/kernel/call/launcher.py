@@ -76,14 +76,12 @@ class Variant:
         return [p.name for p in self.program.of_usage("inout")]
 
     def run(self, args: Mapping[str, Any], sizes: Mapping[Symbol, int]) -> list[Tensor]:
-        """Call the code; writes in-out arguments, delivers messages, and returns the outputs."""
+        """Call the code, which writes in-out arguments; deliver messages and return the outputs."""
         given = separate_inputs(self.program, args) if self.written else args
         results = self.call([_to_tensor(p, given[p.name]) for p in self.passed])
         count = self.outputs + len(self.written)
         if results[count:]:
             self.report.deliver(results[count:], self.program.grid, sizes)
-        for name, value in zip(self.written, results[self.outputs : count], strict=True):
-            args[name].copy_(value)
         return results[: self.outputs]
 
     def inspect(self, sizes: Mapping[Symbol, int]) -> Callable[[Tensor], None]:
@@ -136,13 +134,15 @@ class KernelLauncher:
         return f"facts that the code used changed: {', '.join(sorted(broken))}"
 
 
-def separate_inputs(program: KernelProgram, args: Mapping[str, Any]) -> dict[str, Any]:
+def separate_inputs(program: KernelProgram, args: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments of a call, with copies of the inputs that share memory with an in-out buffer.
 
     An input is read as it was before the call, wherever the kernel runs. In-out buffers that share
     memory, or have several elements in one place, are refused: what they hold after the call would
     depend on the order of its stores.
     """
+    if aliasing.are_separate(value for value in args.values() if isinstance(value, Tensor)):
+        return args
     written = {p.name: args[p.name] for p in program.of_usage("inout")}
     for name, tensor in written.items():
         if aliasing.overlaps_itself(tensor):
@@ -219,11 +219,14 @@ def load_code(program: KernelProgram, code: Code, mflop: float) -> TensorCall:
     made = pipeline.compile_ir(code.text.encode(), target)
     run_trace.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
     driver = device.driver_for(target, mflop)
-    inputs = [_slot(p) for p in program.parameters if p.is_passed]
-    results = [_slot(p) for p in (*program.of_usage("output"), *program.of_usage("inout"))]
+    passed = [p for p in program.parameters if p.is_passed]
+    inputs = [_slot(p) for p in passed]
+    outputs, written = program.of_usage("output"), program.of_usage("inout")
+    in_place = {len(outputs) + k: passed.index(p) for k, p in enumerate(written)}
+    results = [_slot(p) for p in (*outputs, *written)]
     reported = bool(code.report.alarms) + bool(code.report.sites)
     results += [Slot(dtypes.from_torch_name("int64"))] * reported
-    return TensorCall.load(made.data, driver, _ENTRY, inputs, results)
+    return TensorCall.load(made.data, driver, _ENTRY, inputs, results, in_place=in_place)
 
 
 def _slot(parameter: Parameter) -> Slot:
