@@ -539,7 +539,7 @@ def test_a_boxed_call_empties_its_list_and_frees_arguments_after_their_last_use(
 
     graph = make_fx(function, tracing_mode="fake")(torch.ones(4), torch.ones(4))
     calls = LibraryCalls("never", is_training=False)
-    call = compile_graph(graph, records.new("inference"), {}, calls, Weights())
+    call = compile_graph(graph, records.new("inference"), {}, calls, Weights(), {})
     args = [plain(4), plain(4)]
     watched.append(weakref.ref(args[0]))
     call(args)

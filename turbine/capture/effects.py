@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +14,18 @@ aten = torch.ops.aten
 FILLS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
 # Processes may partition their graphs differently, but have to start collectives in one order.
 _COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A function that mutates its arguments, as the target of a node."""
+
+    run: Callable[..., None]
+    __name__: str
+
+    def __call__(self, *args: Any) -> None:
+        """Mutate the arguments."""
+        self.run(*args)
 
 
 def is_ordered(node: fx.Node) -> bool:
@@ -38,7 +52,7 @@ def writes(node: fx.Node) -> bool:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
-    return isinstance(target, torch._ops.HigherOrderOperator)
+    return isinstance(target, (torch._ops.HigherOrderOperator, Mutation))
 
 
 def is_pointwise(target: Any) -> bool:

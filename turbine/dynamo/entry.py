@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -70,6 +71,10 @@ def backend(
         is_frozen = config.current().freezing and not is_training and has_weights
         choice = config.current().library_calls
         calls = LibraryCalls(choice, is_training=is_training, is_frozen=is_frozen)
+        with onednn.switched_off():
+            keeps_lstm = calls.keeps_lstm(graph.graph)
+        if keeps_lstm and is_training:
+            return leave_to_pytorch(graph, records.new("eager"), recurrence.FASTER)
     compiler = aot_autograd(
         fw_compiler=partial(_compile, "forward", settings, calls),
         bw_compiler=partial(_compile, "backward", settings, calls),
@@ -78,7 +83,8 @@ def backend(
         decompositions=calls.keep_whole(current_training_decompositions()),
     )
     try:
-        with config.override(**settings), onednn.switched_off():
+        tracing = nullcontext() if keeps_lstm else onednn.switched_off()
+        with config.override(**settings), tracing:
             call: Callable[..., Any] = compiler(graph, example_inputs)
     except TorchDynamoException:
         raise  # control flow within PyTorch
@@ -106,7 +112,23 @@ def _compile(
     example_inputs: Sequence[Any],
 ) -> Boxed:
     weights = _weights(graph, is_frozen=calls.is_frozen and kind == "inference")
-    return compile_graph(graph, records.new(kind), settings, calls, weights)
+    updated = _updated() if kind == "inference" and not config.current().guard else {}
+    return compile_graph(graph, records.new(kind), settings, calls, weights, updated)
+
+
+def _updated() -> dict[int, str]:
+    """The results that AOTAutograd copies to inputs, which come first, and these inputs."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return {}
+    # AOTAutograd names the placeholders of an inference graph so.
+    return {
+        result: f"arg{index}_1"
+        for result, index in enumerate(metadata.mutated_inp_runtime_indices)
+        if metadata.input_info[index].mutates_data
+        and not metadata.input_info[index].mutates_metadata
+    }
 
 
 def _weights(graph: fx.GraphModule, *, is_frozen: bool) -> Weights:

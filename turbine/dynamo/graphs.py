@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +16,10 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from turbine import config, errors
 from turbine.capture import passes, support
+from turbine.capture.effects import Mutation
 from turbine.capture.partition import LEAST_OPS, Part, is_compute, partition
 from turbine.dynamo import failure_cache, parts
+from turbine.dynamo.in_place import place_updates
 from turbine.dynamo.library import LibraryCalls
 from turbine.dynamo.op_probe import find_refused
 from turbine.dynamo.part_code import Weights
@@ -51,9 +53,17 @@ def compile_graph(
     settings: dict[str, Any],
     calls: LibraryCalls,
     weights: Weights,
+    updated: Mapping[int, str],
 ) -> Boxed:
-    """Compile a graph to a callable that takes a list of arguments, clears it and gives results."""
+    """Compile a graph to a callable that takes a list of arguments, clears it and gives results.
+
+    The caller copies some results to inputs, {index: placeholder}, unless they are the inputs.
+    """
     passes.clean(graph)
+    with config.override(**settings):
+        updates = place_updates(graph, updated)
+    record.updates = len(updates)
+    add(ops_compiled=sum(len(update.formula) for update in updates))
     outer = _assemble(graph, _GraphState(record, settings, calls, weights), {})
     add(graphs=1)
     return _box(outer)
@@ -114,7 +124,7 @@ def _record_left(
 ) -> None:
     inside = {n.name for part in compiled for n in part.graph.graph.nodes if is_compute(n)}
     for node in graph.graph.nodes:
-        if is_compute(node) and node.name not in inside:
+        if is_compute(node) and node.name not in inside and not isinstance(node.target, Mutation):
             reason = reasons.get(node, f"in a part of fewer than {LEAST_OPS} ops")
             record.left.append(LeftOp(str(node.target), reason, _place(node), node in chosen))
             add(**{"library_calls" if node in chosen else "ops_in_pytorch": 1})

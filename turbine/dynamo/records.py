@@ -42,6 +42,7 @@ class GraphRecord:
     kind: str
     parts: list[CompiledPart] = field(default_factory=list)
     left: list[LeftOp] = field(default_factory=list)
+    updates: int = 0  # calls of kernels that update inputs in place
 
 
 _lock = threading.Lock()

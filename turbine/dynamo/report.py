@@ -37,6 +37,7 @@ class GraphReport:
     kind: str
     parts: tuple[PartReport, ...]
     left: tuple[LeftOp, ...]  # ops that run in PyTorch
+    updates: int  # calls of kernels that update inputs in place
 
     @property
     def ops_compiled(self) -> int:
@@ -111,7 +112,8 @@ def _wait(graph: GraphRecord) -> None:
 
 
 def _graph_report(graph: GraphRecord) -> GraphReport:
-    return GraphReport(graph.kind, tuple(_part_reports(graph.parts)), tuple(graph.left))
+    parts, left = tuple(_part_reports(graph.parts)), tuple(graph.left)
+    return GraphReport(graph.kind, parts, left, graph.updates)
 
 
 def _part_reports(parts: Iterable[CompiledPart]) -> Iterable[PartReport]:
@@ -135,7 +137,8 @@ def _lines(report: CompileReport) -> Iterable[str]:
     for reason, count in report.breaks.items():
         yield f"  graph break ({count}x): {reason.splitlines()[0]}"
     for number, graph in enumerate(report.graphs):
-        left = _count_left(graph.left)
+        updates = f"{graph.updates} updates in place, " if graph.updates else ""
+        left = f"{updates}{_count_left(graph.left)}"
         yield f"graph {number}, {graph.kind}: {len(graph.parts)} parts, {left}"
         rows = [_part_row(index, part) for index, part in enumerate(graph.parts)]
         if rows:

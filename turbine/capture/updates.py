@@ -1,0 +1,180 @@
+"""Find results that are new values of inputs, computed element by element.
+
+The step of an optimizer computes new weights and averages from old ones. Written to their own
+memory, these results need no other memory and no copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from turbine.capture.effects import FILLS, Mutation, writes
+from turbine.capture.nodes import emit
+from turbine.capture.partition import is_free
+from turbine.capture.sizes import is_static
+
+# A call takes as long as the update of a smaller tensor.
+LEAST_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class Update:
+    """New values of inputs that have one shape, as a formula of tensors and of single numbers."""
+
+    written: dict[fx.Node, fx.Node]  # the placeholder and its new value
+    formula: tuple[fx.Node, ...]  # the ops, in order
+    tensors: tuple[fx.Node, ...]  # the operands with this shape that are only read
+    numbers: tuple[fx.Node, ...]  # the operands with one element
+
+    @property
+    def operands(self) -> tuple[fx.Node, ...]:
+        """Written tensors, tensors and numbers."""
+        return (*self.written, *self.tensors, *self.numbers)
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """What a new value is computed from."""
+
+    ops: AbstractSet[fx.Node]
+    operands: AbstractSet[fx.Node]
+
+
+def find_updates(
+    graph: fx.Graph, results: Mapping[fx.Node, fx.Node], is_known: Callable[[fx.Node], bool]
+) -> list[Update]:
+    """The updates of a graph; `results` has the new value of each placeholder that has one.
+
+    `is_known` says whether an op may be part of a formula.
+    """
+    (output,) = graph.find_nodes(op="output")
+    returned = Counter(root for node in _leaves(output) for root in _roots(node))
+    large = {
+        old: new
+        for old, new in results.items()
+        if _is_large(old) and not returned[old] and returned[new] == 1
+    }
+    slices = {old: _slice(old, new, is_known) for old, new in large.items()}
+    found = {old: one for old, one in slices.items() if one is not None}
+    # A view of a written tensor could be read after the write.
+    found = {old: one for old, one in found.items() if not _views(one) & found.keys()}
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    return [_update(group, large, found, order) for group in _group(found)]
+
+
+def _leaves(output: fx.Node) -> list[fx.Node]:
+    return [node for node in tree_leaves(output.args) if isinstance(node, fx.Node)]
+
+
+def _is_large(node: fx.Node) -> bool:
+    value = node.meta["val"]
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype == torch.float32
+        and is_static(value)
+        and value.nbytes >= LEAST_BYTES
+        and value.is_contiguous()
+    )
+
+
+def _slice(old: fx.Node, new: fx.Node, is_known: Callable[[fx.Node], bool]) -> _Slice | None:
+    """The ops of the placeholder's shape that compute its new value; None if others do."""
+    shape = old.meta["val"].shape
+    ops: set[fx.Node] = set()
+    operands: set[fx.Node] = set()
+    pending = [new]
+    while pending:
+        node = pending.pop()
+        if node in ops or node in operands:
+            continue
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not is_static(value):
+            return None
+        if is_known(node) and (value.shape == shape or _is_number(node)):
+            ops.add(node)
+            pending.extend(node.all_input_nodes)
+        elif _is_operand(value, shape):
+            operands.add(node)
+        else:
+            return None
+    return _Slice(ops, operands) if new in ops else None
+
+
+def _is_number(node: fx.Node) -> bool:
+    """Whether a node is a constant number."""
+    return node.target in FILLS and node.meta["val"].dim() == 0
+
+
+def _is_operand(value: torch.Tensor, shape: torch.Size) -> bool:
+    if value.numel() == 1:
+        return value.dtype in (torch.float32, torch.bool)
+    return value.dtype == torch.float32 and value.shape == shape and value.is_contiguous()
+
+
+def _views(one: _Slice) -> set[fx.Node]:
+    """The tensors that operands are views of."""
+    return {root for node in one.operands for root in _roots(node) - {node}}
+
+
+def _roots(node: fx.Node) -> set[fx.Node]:
+    """The tensors that a value may share memory with."""
+    if not is_free(node):
+        return {node}
+    return {root for operand in node.all_input_nodes for root in _roots(operand)} or {node}
+
+
+def _group(slices: Mapping[fx.Node, _Slice]) -> list[list[fx.Node]]:
+    """Group the placeholders: one that another's new value is computed from is in its group."""
+    group_of = {old: [old] for old in slices}
+    for old, one in slices.items():
+        for operand in one.operands & slices.keys():
+            own, other = group_of[old], group_of[operand]
+            if own is not other:
+                own.extend(other)
+                group_of.update(dict.fromkeys(other, own))
+    return [group for old, group in group_of.items() if group[0] is old]
+
+
+def _update(
+    group: list[fx.Node],
+    results: Mapping[fx.Node, fx.Node],
+    slices: Mapping[fx.Node, _Slice],
+    order: Mapping[fx.Node, int],
+) -> Update:
+    def in_order(nodes: set[fx.Node]) -> tuple[fx.Node, ...]:
+        return tuple(sorted(nodes, key=order.__getitem__))
+
+    ops = in_order({node for old in group for node in slices[old].ops})
+    operands = in_order({node for old in group for node in slices[old].operands} - {*group})
+    shape = group[0].meta["val"].shape
+    return Update(
+        {old: results[old] for old in in_order({*group})},
+        ops,
+        tuple(node for node in operands if node.meta["val"].shape == shape),
+        tuple(node for node in operands if node.meta["val"].shape != shape),
+    )
+
+
+def rewrite(graph: fx.GraphModule, update: Update, mutation: Mutation) -> None:
+    """Call a function on written tensors, tensors and numbers, each flat, at the end of a graph.
+
+    The written tensors take the place of their new values among the results.
+    """
+    (output,) = graph.graph.find_nodes(op="output")
+    with graph.graph.inserting_before(output):
+        flat = [_flatten(node) for node in update.operands]
+        graph.graph.call_function(mutation, tuple(flat))
+    new = {value: old for old, value in update.written.items()}
+    output.args = (tuple(new.get(node, node) for node in output.args[0]),)
+    graph.graph.eliminate_dead_code(lambda node: writes(node) or node.is_impure())
+
+
+def _flatten(node: fx.Node) -> fx.Node:
+    return emit(node.graph, torch.ops.aten.view.default, node, [-1], beside=node)
