@@ -8,8 +8,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
-from math import inf
 from typing import Any
 
 import torch
@@ -25,13 +23,13 @@ from turbine.compiler.pipeline import Compiled, Pending
 from turbine.dynamo import failure_cache
 from turbine.dynamo.frozen_call import load_part
 from turbine.dynamo.part_code import PartCode, Weights, lower_part
-from turbine.dynamo.thread_choice import Call, ThreadChoice
 from turbine.dynamo.totals import add
 from turbine.progress import progress
 from turbine.runtime import device
 
 log = logging.getLogger(__name__)
 
+Call = Callable[[Sequence[Any]], Sequence[Any]]
 # Threads pay off this much later between ops of PyTorch, whose own threads spin after each.
 LATER = 20
 # Makes a replacement for a part that does not compile.
@@ -120,7 +118,8 @@ class PartModule(torch.nn.Module):
             return self._replace(self._pending)
         try:
             compiled = self._pending.result(self._measure)
-            call = self._load_code(compiled)
+            assert self.code is not None
+            call = load_part(compiled.data, self.driver, self.code, self._load)
         except errors.CompileError as error:
             if failure_cache.is_lasting(error):
                 failure_cache.remember_part(self._name, error)
@@ -132,16 +131,6 @@ class PartModule(torch.nn.Module):
         self.compiled = compiled
         add(parts=1, ops_compiled=self.ops.total(), cache_hits=compiled.cached)
         return call
-
-    def _load_code(self, compiled: Compiled) -> Call:
-        """Load the code; between ops of PyTorch, measure which threads it should run on."""
-        assert self.code is not None
-        one = load_part(compiled.data, self.driver, self.code, self._load)
-        alone = device.driver_for(self._target, self._load)
-        if self.driver == alone or self.code.frozen:
-            return one
-        load_all = partial(load_part, compiled.data, alone, self.code, inf)
-        return ThreadChoice(one, load_all, lambda: setattr(self, "driver", alone))
 
     def _measure(self, compiled: Compiled) -> float:
         """The seconds of one call with random arguments."""
