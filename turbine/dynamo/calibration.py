@@ -81,33 +81,50 @@ KNOWN: dict[str, Seconds] = {}
 
 def measure_once(kind: str, make: Callable[[], Example]) -> Seconds:
     """The times of an example of this kind; measured unless they are in the cache."""
-    is_cached = config.current().cache
-    key = cache.key_of([*_conditions(), kind])
     with _measuring:
-        if key not in KNOWN:
-            entry = cache.read(key) if is_cached else None
-            KNOWN[key] = measure(kind, make) if entry is None else Seconds(**entry.facts["seconds"])
-            # A call that failed is tried again in the next process.
-            if is_cached and entry is None and KNOWN[key].is_complete:
-                facts = {
-                    "what": f"{_WHAT}{kind}",
-                    "conditions": cache.key_of(_conditions()),
-                    "seconds": asdict(KNOWN[key]),
-                }
-                cache.write(key, cache.Entry(b"", facts))
-    return KNOWN[key]
+        seconds = recall(kind)
+        return keep(kind, measure(kind, make)) if seconds is None else seconds
+
+
+def recall(kind: str) -> Seconds | None:
+    """The times that were measured for this kind."""
+    key = cache.key_of([*_conditions(), kind])
+    if key not in KNOWN and config.current().cache:
+        entry = cache.read(key)
+        if entry is not None:
+            KNOWN[key] = Seconds(**entry.facts["seconds"])
+    return KNOWN.get(key)
+
+
+def keep(kind: str, seconds: Seconds) -> Seconds:
+    """Keep the times of a kind, in the cache as well; those of a failure in this process only."""
+    key = cache.key_of([*_conditions(), kind])
+    KNOWN[key] = seconds
+    if config.current().cache and seconds.is_complete:
+        facts = {
+            "what": f"{_WHAT}{kind}",
+            "conditions": cache.key_of(_conditions()),
+            "seconds": asdict(seconds),
+        }
+        cache.write(key, cache.Entry(b"", facts))
+    return seconds
 
 
 def read_all() -> dict[str, Seconds]:
-    """The times on disk that are valid for this machine, these versions and options, by kind."""
+    """The times on disk that are valid for this machine, these versions and options, by kind.
+
+    Those of whole graphs are left out.
+    """
     conditions = cache.key_of(_conditions())
     facts = [listing.facts for listing in cache.listings()]
     found = [one for one in facts if one.get("conditions") == conditions]
-    return {f["what"].removeprefix(_WHAT): Seconds(**f["seconds"]) for f in found}
+    times = {f["what"].removeprefix(_WHAT): Seconds(**f["seconds"]) for f in found}
+    return {kind: seconds for kind, seconds in times.items() if not kind.startswith(GRAPH)}
 
 
 _measuring = threading.RLock()
 _WHAT = "seconds of a "
+GRAPH = "graph "  # what a kind starts with that is a whole graph
 
 
 def _conditions() -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,11 +16,14 @@ from torch._guards import TracingContext
 
 from turbine import config, errors
 from turbine.capture.decompositions import current_training_decompositions
-from turbine.dynamo import onednn, records, recurrence, small_graphs
+from turbine.dynamo import contest, onednn, records, recurrence, small_graphs
 from turbine.dynamo import options as backend_options
+from turbine.dynamo.calibration import Seconds
+from turbine.dynamo.contest import Contest
 from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
 from turbine.dynamo.library import LibraryCalls
 from turbine.dynamo.part_code import Weights
+from turbine.dynamo.records import GraphRecord
 
 log = logging.getLogger(__name__)
 
@@ -71,20 +73,16 @@ def backend(
         is_frozen = config.current().freezing and not is_training and has_weights
         choice = config.current().library_calls
         calls = LibraryCalls(choice, is_training=is_training, is_frozen=is_frozen)
-        with onednn.switched_off():
-            keeps_lstm = calls.keeps_lstm(graph.graph)
-        if keeps_lstm and is_training:
-            return leave_to_pytorch(graph, records.new("eager"), recurrence.FASTER)
+    made: list[GraphRecord] = []
     compiler = aot_autograd(
-        fw_compiler=partial(_compile, "forward", settings, calls),
-        bw_compiler=partial(_compile, "backward", settings, calls),
-        inference_compiler=partial(_compile, "inference", settings, calls),
+        fw_compiler=partial(_compile, "forward", settings, calls, made),
+        bw_compiler=partial(_compile, "backward", settings, calls, made),
+        inference_compiler=partial(_compile, "inference", settings, calls, made),
         partition_fn=min_cut_rematerialization_partition,
         decompositions=calls.keep_whole(current_training_decompositions()),
     )
     try:
-        tracing = nullcontext() if keeps_lstm else onednn.switched_off()
-        with config.override(**settings), tracing:
+        with config.override(**settings), onednn.switched_off():
             call: Callable[..., Any] = compiler(graph, example_inputs)
     except TorchDynamoException:
         raise  # control flow within PyTorch
@@ -101,25 +99,39 @@ def backend(
         )
         reason = f"not traced: {type(error).__name__}: {error}".splitlines()[0]
         return leave_to_pytorch(graph, records.new("eager"), reason)
-    return call
+    if choice != "auto" or not contest.is_fair(graph):
+        return call
+    return Contest(graph, call, _mutated(len(example_inputs)), partial(_lose, graph, made))
+
+
+def _lose(
+    graph: fx.GraphModule, made: Sequence[GraphRecord], seconds: Seconds
+) -> Callable[..., Any]:
+    """Run a graph in PyTorch, which is faster."""
+    for record in made:
+        record.is_dropped = True
+    compiled, library = 1e3 * seconds.compiled, 1e3 * seconds.library
+    reason = f"PyTorch runs the graph faster: in {library:.3g} ms, compiled in {compiled:.3g} ms"
+    return leave_to_pytorch(graph, records.new("eager"), reason, is_chosen=True)
 
 
 def _compile(
     kind: str,
     settings: dict[str, Any],
     calls: LibraryCalls,
+    made: list[GraphRecord],
     graph: fx.GraphModule,
     example_inputs: Sequence[Any],
 ) -> Boxed:
     weights = _weights(graph, is_frozen=calls.is_frozen and kind == "inference")
     updated = _updated() if kind == "inference" and not config.current().guard else {}
-    return compile_graph(graph, records.new(kind), settings, calls, weights, updated)
+    made.append(records.new(kind))
+    return compile_graph(graph, made[-1], settings, calls, weights, updated)
 
 
 def _updated() -> dict[int, str]:
     """The results that AOTAutograd copies to inputs, which come first, and these inputs."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
+    metadata = _metadata()
     if metadata is None:
         return {}
     # AOTAutograd names the placeholders of an inference graph so.
@@ -131,10 +143,23 @@ def _updated() -> dict[int, str]:
     }
 
 
+def _mutated(count: int) -> set[int]:
+    """The arguments that a graph writes to, of this many; negative ones are tensors of its own."""
+    metadata = _metadata()
+    infos = [] if metadata is None else metadata.input_info
+    own = len(infos) - count
+    return {index - own for index, info in enumerate(infos) if info.mutates_data}
+
+
+def _metadata() -> Any:
+    """What AOTAutograd knows about the graph that is compiled."""
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
 def _weights(graph: fx.GraphModule, *, is_frozen: bool) -> Weights:
     """The placeholders of parameters and buffers."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
+    metadata = _metadata()
     if metadata is None:
         return Weights()
     names = {node.name for node in graph.graph.find_nodes(op="placeholder")}

@@ -69,11 +69,13 @@ def compile_graph(
     return _box(outer)
 
 
-def leave_to_pytorch(graph: fx.GraphModule, record: GraphRecord, reason: str) -> Callable[..., Any]:
+def leave_to_pytorch(
+    graph: fx.GraphModule, record: GraphRecord, reason: str, *, is_chosen: bool = False
+) -> Callable[..., Any]:
     """Run a graph as Dynamo traced it, and record the reason."""
     nodes = [node for node in graph.graph.nodes if node.op.startswith("call")]
-    record.left.extend(LeftOp(_name(node), reason, _place(node)) for node in nodes)
-    add(graphs=1, ops_in_pytorch=len(nodes))
+    record.left.extend(LeftOp(_name(node), reason, _place(node), is_chosen) for node in nodes)
+    add(graphs=1, **{"library_calls" if is_chosen else "ops_in_pytorch": len(nodes)})
     # Otherwise every call would go through the one that generates the code on first use.
     _LazyGraphModule.force_recompile(graph)
     forward: Callable[..., Any] = graph.forward

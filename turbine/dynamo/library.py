@@ -1,10 +1,10 @@
 """Choose the ops that run in PyTorch's own library because it is faster than compiled code.
 
 Note [Library calls]
-PyTorch has tuned code for matmuls, convolutions, attention, norms, softmax, gelu and LSTM layers.
-Where it is faster on this machine, an op stays a call between compiled parts, as in Inductor. Such
-a call splits a part in two, so it has to save more than `SWITCH`. Its time is estimated from its
-FLOP count and from the measured time of an example of the same kind (`calibration`).
+PyTorch has tuned code for matmuls, convolutions, attention, norms, softmax and gelu. Where it is
+faster on this machine, an op stays a call between compiled parts, as in Inductor. Such a call
+splits a part in two, so it has to save more than `SWITCH`. Its time is estimated from its FLOP
+count and from the measured time of an example of the same kind (`calibration`).
 """
 
 from __future__ import annotations
@@ -77,12 +77,6 @@ class LibraryCalls:
         # Other ops were left whole when the graph was traced.
         return {node: reason for node, reason in found.items() if node.target not in _WEIGHTS}
 
-    def keeps_lstm(self, graph: fx.Graph) -> bool:
-        """Whether LSTM layers of a graph that Dynamo traced stay whole, calls of oneDNN."""
-        layers = [n.args for n in graph.nodes if n.target is torch.lstm]
-        calls = [_read_lstm(fx.map_arg(args, _example_value)) for args in layers]
-        return any(self._reason(call) is not None for call in calls)
-
     def is_worth_a_part(self, node: fx.Node) -> bool:
         """Whether compiled code for this op alone is far faster than the library."""
         if self.choice != "auto" or node.target not in _READERS:
@@ -104,8 +98,7 @@ class LibraryCalls:
                 continue
             is_frozen = node.target in _WEIGHTS and _weight(node).name in frozen
             call = self._read(node.target, fx.map_arg(node.args, _value))
-            # An LSTM layer was left whole when the graph was traced, with any weights.
-            if call is not None and (is_frozen == self.is_frozen or node.target is _LSTM):
+            if call is not None and is_frozen == self.is_frozen:
                 found[node] = _freeze(call) if is_frozen else call
         return found
 
@@ -165,10 +158,6 @@ def _weight(node: fx.Node) -> fx.Node:
 
 def _value(node: fx.Node) -> Any:
     return node.meta["val"]
-
-
-def _example_value(node: fx.Node) -> Any:
-    return node.meta["example_value"]
 
 
 @dataclass(frozen=True)
@@ -452,38 +441,6 @@ def _gelu_example(backward: bool, dtype: torch.dtype) -> Example:
     return Example(aten.gelu_backward.default, (x, x.clone()), {0: (0,), 1: (0,)})
 
 
-# LSTM layers, which compiled code unrolls
-
-
-def _lstm(x: Tensor, weights: Sequence[Tensor]) -> Call | None:
-    positions = count_elements(x) / hint(x.shape[-1])
-    flop = 2.0 * positions * sum(count_elements(one) for one in weights if one.dim() == 2)
-    return _call("LSTM", flop, (x, *weights), _lstm_example)
-
-
-def _lstm_example(dtype: torch.dtype) -> Example:
-    steps, batch, width = 8, 8, 128
-    x, state = (
-        torch.rand(steps, batch, width, dtype=dtype),
-        torch.rand(1, batch, width, dtype=dtype),
-    )
-    weight, bias = torch.rand(4 * width, width, dtype=dtype), torch.rand(4 * width, dtype=dtype)
-    args = (x, state, state.clone(), weight, weight.clone(), bias, bias.clone())
-    return Example(_run_lstm, args, dict.fromkeys(range(3), (1,)))
-
-
-def _run_lstm(x: Tensor, hidden: Tensor, cell: Tensor, *weights: Tensor) -> Tensor:
-    result: Tensor = torch.lstm(x, (hidden, cell), weights, True, 1, 0.0, False, False, False)[0]
-    return result
-
-
-def _read_lstm(args: Sequence[Any]) -> Call | None:
-    """The call of `torch.lstm`; None for packed sequences, which have other arguments."""
-    x, state, weights = args[:3]
-    return _lstm(x, weights) if isinstance(state, (tuple, list)) else None
-
-
-_LSTM = aten.mkldnn_rnn_layer.default
 _FLASH = aten._scaled_dot_product_flash_attention_for_cpu.default
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
@@ -506,8 +463,6 @@ _READERS: dict[Any, Reader] = {
     aten.native_layer_norm_backward.default: lambda args: _layer_norm(args[1], True),
     aten.gelu.default: lambda args: _gelu(args[0], False),
     aten.gelu_backward.default: lambda args: _gelu(args[1], True),
-    _run_lstm: lambda args: _lstm(args[0], args[3:]),
-    _LSTM: lambda args: _lstm(args[0], args[1:3]),
     **{op: partial(_softmax, op, 1) for op in (aten._softmax.default, aten._log_softmax.default)},
     **{
         op: partial(_softmax, op, 2)

@@ -43,6 +43,7 @@ class GraphRecord:
     parts: list[CompiledPart] = field(default_factory=list)
     left: list[LeftOp] = field(default_factory=list)
     updates: int = 0  # calls of kernels that update inputs in place
+    is_dropped: bool = False  # PyTorch is faster, and runs the graph
 
 
 _lock = threading.Lock()

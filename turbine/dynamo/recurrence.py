@@ -12,8 +12,6 @@ from turbine.capture.sizes import hint
 # Steps of all layers and directions; each is unrolled to about ten ops, thirty in training.
 LONGEST = 256
 
-FASTER = "PyTorch runs its LSTM layers faster; it trains them only as a whole"
-
 _LAYERS = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 

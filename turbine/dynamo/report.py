@@ -99,7 +99,7 @@ def compile_anew(
             anew(*args, **kwargs)
     for graph in heard:
         _wait(graph)
-    return anew, heard
+    return anew, [graph for graph in heard if not graph.is_dropped]
 
 
 _OPTIMIZED = torch._dynamo.eval_frame.OptimizedModule

@@ -1,0 +1,193 @@
+"""Time a compiled graph and PyTorch when the graph is first called, and keep the faster.
+
+What one op takes is estimated when a graph is compiled (`library`); what the whole takes beside
+PyTorch's own threads and allocator, forward and backward, is only known when it runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._C._autograd import _top_saved_tensors_default_hooks
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+from torch.utils._pytree import tree_leaves
+
+from turbine.dynamo import calibration
+from turbine.dynamo.calibration import Seconds
+
+log = logging.getLogger(__name__)
+
+Function = Callable[..., Any]
+# PyTorch has to be faster by this share: measurements vary.
+SHARE = 0.97
+# Calls of a turn, turns, and seconds after which there are no more.
+_CALLS, _TURNS, _LONGEST = 3, 2, 2.0
+# Copies of arguments that the graph writes to.
+_MOST_BYTES = 1 << 29
+# Ops of others may have effects that a trial would repeat.
+_NAMESPACES = {"aten", "prims", "tk"}
+
+
+def is_fair(graph: fx.GraphModule) -> bool:
+    """Whether a graph may be called for a trial: it has no effects but on its arguments."""
+    targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    modules = [node for node in graph.graph.nodes if node.op == "call_module"]
+    return not modules and all(map(_is_repeatable, targets))
+
+
+def _is_repeatable(target: Any) -> bool:
+    if isinstance(target, HigherOrderOperator):
+        return False
+    if isinstance(target, OpOverload):
+        return target.namespace in _NAMESPACES
+    if isinstance(target, OpOverloadPacket):
+        return target._qualified_op_name.partition("::")[0] in _NAMESPACES
+    return True
+
+
+class Contest:
+    """Calls a compiled graph, or PyTorch if it is faster.
+
+    `mutated` are indices of the arguments that the graph writes to, and negative numbers for
+    tensors of its own. When PyTorch wins, `lose` gets the times, and returns what to call instead
+    of `compiled`.
+    """
+
+    def __init__(
+        self,
+        graph: fx.GraphModule,
+        compiled: Function,
+        mutated: AbstractSet[int],
+        lose: Callable[[Seconds], Function],
+    ) -> None:
+        self._graph: fx.GraphModule | None = graph
+        self._call = compiled
+        self._mutated = mutated
+        self._lose = lose
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        """The results of the graph."""
+        if self._graph is not None and self._lock.acquire(blocking=False):
+            try:
+                self._decide(args)
+            finally:
+                self._lock.release()
+        return self._call(*args)
+
+    def _decide(self, args: Sequence[Any]) -> None:
+        graph, self._graph = self._graph, None
+        if graph is None or not _can_repeat(args):
+            return
+        writes_own = any(index < 0 for index in self._mutated)
+        kept = [*graph.parameters(), *graph.buffers()] if writes_own else []
+        copied = [*kept, *(args[index] for index in self._mutated if index >= 0)]
+        if sum(tensor.nbytes for tensor in copied) > _MOST_BYTES:
+            return
+        kind = f"{calibration.GRAPH}{_digest(graph, args)}"
+        seconds = calibration.recall(kind)
+        if seconds is None:
+            trials = [self._call, graph.forward]
+            with _restored(kept):
+                seconds = calibration.keep(kind, _measure(trials, args, self._mutated))
+        if seconds.library < SHARE * seconds.compiled:
+            self._call = self._lose(seconds)
+
+
+def _digest(graph: fx.GraphModule, args: Sequence[Any]) -> str:
+    """A name for a graph and the types of its arguments."""
+    types = [
+        (a.dtype, tuple(a.shape), a.stride(), a.requires_grad) if isinstance(a, Tensor) else a
+        for a in args
+    ]
+    state = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+    return hashlib.sha256(repr((graph.code, types, state)).encode()).hexdigest()[:16]
+
+
+def _can_repeat(args: Sequence[Any]) -> bool:
+    """Whether a call can be repeated without a trace."""
+    tensors = [argument for argument in args if isinstance(argument, Tensor)]
+    plain = all(type(one) in (Tensor, torch.nn.Parameter) for one in tensors)
+    return (
+        plain
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.maybe_current_level() is None
+        and _top_saved_tensors_default_hooks(True) is None
+    )
+
+
+@contextmanager
+def _restored(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Give tensors the values back that they have now."""
+    values = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values, strict=True):
+                tensor.copy_(value)
+
+
+def _measure(trials: Sequence[Function], args: Sequence[Any], mutated: AbstractSet[int]) -> Seconds:
+    """The least seconds of a call, compiled and in PyTorch."""
+    best = [float("inf"), float("inf")]
+    with torch.random.fork_rng(devices=[]):
+        try:
+            calls = [_Trial(trial, args, mutated) for trial in trials]
+            for call in calls:
+                call()
+            started = time.perf_counter()
+            for _ in range(_TURNS):
+                for side, call in enumerate(calls):
+                    # In a row: PyTorch's threads spin after a call, which slows the other down.
+                    times = [_seconds_of(call) for _ in range(_CALLS)]
+                    best[side] = min(best[side], *times)
+                if time.perf_counter() - started > _LONGEST:
+                    break
+        except Exception as error:  # the call itself raises it, if it is the user's
+            log.info("a graph cannot be timed: %s", error)
+            return Seconds(1.0, float("inf"), float("inf"))
+    return Seconds(1.0, *best)
+
+
+def _seconds_of(call: Callable[[], None]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+class _Trial:
+    """A call, and the gradients of its results, that leaves arguments as they are."""
+
+    def __init__(self, function: Function, args: Sequence[Any], mutated: AbstractSet[int]) -> None:
+        self._function = function
+        self._args = [_stand_in(a, index in mutated) for index, a in enumerate(args)]
+        tensors = [argument for argument in self._args if isinstance(argument, Tensor)]
+        self._wanted = [one for one in tensors if torch.is_grad_enabled() and one.requires_grad]
+
+    def __call__(self) -> None:
+        """Call the function."""
+        results = tree_leaves(self._function(*self._args))
+        found = [one for one in results if isinstance(one, Tensor) and one.requires_grad]
+        if found and self._wanted:
+            ones = [torch.ones_like(one) for one in found]
+            torch.autograd.grad(found, self._wanted, ones, allow_unused=True)
+
+
+def _stand_in(argument: Any, is_mutated: bool) -> Any:
+    """An argument with the same values, outside of the user's autograd graph."""
+    if not isinstance(argument, Tensor):
+        return argument
+    apart = argument.detach()
+    if is_mutated:
+        apart = apart.clone()
+    return apart.requires_grad_(argument.requires_grad)
