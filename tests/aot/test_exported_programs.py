@@ -15,7 +15,7 @@ from torch.export import Dim
 from tests.models import compiled
 from turbine import errors
 
-pytestmark = pytest.mark.sweep(7)
+pytestmark = pytest.mark.sweep(5)
 
 Program = Callable[..., Any]
 D = Dim.AUTO

@@ -15,6 +15,8 @@ from tests.compiled import agrees
 from tests.compiled import compiled as dynamo_compiled
 from tests.models import Fn, compiled
 
+pytestmark = pytest.mark.sweep(10)
+
 aten = torch.ops.aten
 
 TABLE = torch.arange(40.0).reshape(10, 4)

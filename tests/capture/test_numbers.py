@@ -19,6 +19,8 @@ from tests.models import compiled
 from turbine import errors
 from turbine.capture import rules
 
+pytestmark = pytest.mark.sweep(11)
+
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 INF, NAN = float("inf"), float("nan")
 COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)

@@ -36,7 +36,7 @@ POOLS: tuple[Callable[[Tensor], Any], ...] = (
 
 @pytest.mark.sweep(1)
 def test_dynamic_batches_match_eager(drawn: Drawn) -> None:
-    pools = drawn(POOLS, 2)
+    pools = drawn(POOLS, 1)
 
     def pool(x: Tensor) -> tuple[Any, ...]:
         return tuple(pool(x) for pool in pools)

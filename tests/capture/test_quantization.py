@@ -21,6 +21,8 @@ from turbine.lower.emission import TargetQuery
 from turbine.passes import RenameParameters
 from turbine.zoo import decoder
 
+pytestmark = pytest.mark.sweep(22)
+
 ROUNDING = 2e-6
 
 

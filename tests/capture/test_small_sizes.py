@@ -19,6 +19,8 @@ from turbine.aot import AbstractTensor, CompiledModule, jittable
 from turbine.capture import small_sizes
 from turbine.capture.model import capture
 
+pytestmark = pytest.mark.sweep(15)
+
 Shapes = list[tuple[int, ...]]
 X: Shapes = [(6, 4)]
 XY: Shapes = [(6, 4), (3, 4)]

@@ -16,6 +16,8 @@ from tests.compiled import compiled, outcome, same
 from turbine.capture.decompositions import current_training_decompositions
 from turbine.dynamo import records
 
+pytestmark = pytest.mark.sweep(13)
+
 Shape = tuple[int, ...]
 
 

@@ -13,6 +13,8 @@ from turbine.capture.program import Program
 from turbine.library.convolution import depthwise, full
 from turbine.target import Target
 
+pytestmark = pytest.mark.sweep(13)
+
 aten = torch.ops.aten
 
 

@@ -15,6 +15,8 @@ from tests.models import Fn
 from turbine import target as targets
 from turbine.library.rows import layer_norm, softmax, standardize
 
+pytestmark = pytest.mark.sweep(14)
+
 INF, NAN = float("inf"), float("nan")
 
 

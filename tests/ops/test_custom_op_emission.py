@@ -15,6 +15,8 @@ from tests.declared import leave_no_ops as leave_no_ops
 from tests.models import Fn, assert_alike
 from turbine import ops
 
+pytestmark = pytest.mark.sweep(5)
+
 FILL = """
 func.func @fill(%x: {x}, %n: i64) -> {result} {{
   %zero = arith.constant 0 : index

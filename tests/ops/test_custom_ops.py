@@ -24,6 +24,8 @@ from tests.models import Fn, assert_alike
 from turbine import aot, ops
 from turbine.cli.main import main
 
+pytestmark = pytest.mark.sweep(11)
+
 # Every kind of argument and result
 
 

@@ -20,8 +20,8 @@ from turbine.capture.nodes import emit
 from turbine.capture.partition import is_free
 from turbine.capture.sizes import is_static
 
-# A call takes as long as the update of a smaller tensor.
-LEAST_BYTES = 1 << 18
+# Results of smaller tensors, and copies of them, stay in the caches.
+LEAST_BYTES = 1 << 21
 
 
 @dataclass(frozen=True)

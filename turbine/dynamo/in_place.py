@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -15,6 +15,8 @@ from turbine.capture.effects import Mutation
 from turbine.capture.updates import Update, find_updates, rewrite
 from turbine.kernel.call.kernel import Kernel
 from turbine.library import update as kernels
+from turbine.runtime import openmp
+from turbine.runtime.tensor_call import TensorCall
 
 log = logging.getLogger(__name__)
 
@@ -33,29 +35,35 @@ def place_updates(graph: fx.GraphModule, updated: Mapping[int, str]) -> list[Upd
     found = find_updates(graph.graph, results, kernels.is_known)
     # The code for the largest is compiled first: it runs on all threads.
     found.sort(key=lambda update: -next(iter(update.written)).meta["val"].numel())
-    placed = []
+    placed: list[Update] = []
     for update in found:
         kernel = kernels.make_kernel(update)
         try:
             with unset_fake_temporarily():
-                kernel.prepare(_name_arguments(kernel, [_flat(node) for node in update.operands]))
+                call = _load(kernel, update)
         except errors.TurbineError as error:
             log.info("an update in place does not compile: %s", error)
             continue
-        rewrite(graph, update, Mutation(partial(_run, kernel), "update_in_place"))
+        run = partial(_run, call, not placed)
+        rewrite(graph, update, Mutation(run, "update_in_place"))
         placed.append(update)
     return placed
 
 
-def _flat(node: fx.Node) -> Tensor:
-    flat: Tensor = node.meta["val"].view(-1)
-    return flat
+def _load(kernel: Kernel, update: Update) -> TensorCall:
+    """The call of a kernel for one update: the memory of written tensors stays the same.
 
-
-def _run(kernel: Kernel, *tensors: Tensor) -> None:
-    kernel.run(_name_arguments(kernel, tensors))
-
-
-def _name_arguments(kernel: Kernel, tensors: Any) -> dict[str, Tensor]:
+    AOTAutograd has guards against arguments that share memory, so it is not checked again.
+    """
     names = [parameter.name for parameter in kernel.signature.passed]
-    return dict(zip(names, tensors, strict=True))
+    flat = [node.meta["val"].view(-1) for node in update.operands]
+    _, variant = kernel.prepare(dict(zip(names, flat, strict=True)))
+    call, written = variant.call, len(update.written)
+    slots = [replace(slot, fixed=place < written) for place, slot in enumerate(call.inputs)]
+    return TensorCall(call.entry, slots, call.results, call.in_place)
+
+
+def _run(call: TensorCall, is_first: bool, *tensors: Tensor) -> None:
+    if is_first:  # updates take a millisecond or more: all cores should be free for them
+        openmp.release_threads()
+    call(tensors)

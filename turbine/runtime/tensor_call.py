@@ -93,7 +93,8 @@ class TensorCall:
         for result, argument in self.in_place.items():
             _write_back(values[result], args[argument])
             values[result] = None
-        values = _copy_shared(values, shared)
+        if len(self.in_place) < len(values):
+            values = _copy_shared(values, shared)
         for result, argument in self.in_place.items():
             values[result] = args[argument]
         for index, order in self.permuted:
