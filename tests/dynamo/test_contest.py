@@ -158,6 +158,13 @@ def test_graphs_with_effects_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> N
     assert not trials
 
 
+def test_sparse_tensors_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = fix(monkeypatch, "PyTorch")
+    x = torch.eye(4).to_sparse()
+    torch.testing.assert_close(compiled(lambda x: (x @ x.to_dense()) * 2)(x), 2 * torch.eye(4))
+    assert not trials
+
+
 @pytest.mark.parametrize("faster", ["PyTorch", "compiled"])
 def test_an_optimizer_steps_once(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
     trials = fix(monkeypatch, faster)

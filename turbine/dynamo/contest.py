@@ -10,7 +10,7 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
@@ -21,8 +21,11 @@ from torch._C._autograd import _top_saved_tensors_default_hooks
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch.utils._pytree import tree_leaves
 
+from turbine import config
+from turbine.capture.declared_ops import SPEAKING
 from turbine.dynamo import calibration
 from turbine.dynamo.calibration import Seconds
+from turbine.ops.aliasing import has_memory
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +50,10 @@ def is_fair(graph: fx.GraphModule) -> bool:
 def _is_repeatable(target: Any) -> bool:
     if isinstance(target, HigherOrderOperator):
         return False
-    if isinstance(target, OpOverload):
-        return target.namespace in _NAMESPACES
-    if isinstance(target, OpOverloadPacket):
-        return target._qualified_op_name.partition("::")[0] in _NAMESPACES
+    if isinstance(target, (OpOverload, OpOverloadPacket)):
+        packet = target if isinstance(target, OpOverloadPacket) else target.overloadpacket
+        name = packet._qualified_op_name
+        return name.partition("::")[0] in _NAMESPACES and name not in SPEAKING
     return True
 
 
@@ -58,8 +61,8 @@ class Contest:
     """Calls a compiled graph, or PyTorch if it is faster.
 
     `mutated` are indices of the arguments that the graph writes to, and negative numbers for
-    tensors of its own. When PyTorch wins, `lose` gets the times, and returns what to call instead
-    of `compiled`.
+    tensors of its own, `settings` the options that it was compiled with. When PyTorch wins, `lose`
+    gets the times, and returns what to call instead of `compiled`.
     """
 
     def __init__(
@@ -67,27 +70,29 @@ class Contest:
         graph: fx.GraphModule,
         compiled: Function,
         mutated: AbstractSet[int],
+        settings: Mapping[str, Any],
         lose: Callable[[Seconds], Function],
     ) -> None:
-        self._graph: fx.GraphModule | None = graph
         self._call = compiled
         self._mutated = mutated
-        self._lose = lose
+        self._settings = settings
+        # Until the first call, which decides.
+        self._rival: tuple[fx.GraphModule, Callable[[Seconds], Function]] | None = graph, lose
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         """The results of the graph."""
-        if self._graph is not None and self._lock.acquire(blocking=False):
-            try:
-                self._decide(args)
-            finally:
-                self._lock.release()
+        if self._rival is not None:
+            with self._lock:
+                rival, self._rival = self._rival, None
+            if rival is not None and _can_repeat(args):
+                with config.override(**self._settings):
+                    self._decide(*rival, args)
         return self._call(*args)
 
-    def _decide(self, args: Sequence[Any]) -> None:
-        graph, self._graph = self._graph, None
-        if graph is None or not _can_repeat(args):
-            return
+    def _decide(
+        self, graph: fx.GraphModule, lose: Callable[[Seconds], Function], args: Sequence[Any]
+    ) -> None:
         writes_own = any(index < 0 for index in self._mutated)
         kept = [*graph.parameters(), *graph.buffers()] if writes_own else []
         copied = [*kept, *(args[index] for index in self._mutated if index >= 0)]
@@ -100,25 +105,24 @@ class Contest:
             with _restored(kept):
                 seconds = calibration.keep(kind, _measure(trials, args, self._mutated))
         if seconds.library < SHARE * seconds.compiled:
-            self._call = self._lose(seconds)
+            self._call = lose(seconds)
 
 
 def _digest(graph: fx.GraphModule, args: Sequence[Any]) -> str:
-    """A name for a graph and the types of its arguments."""
+    """A name for a graph, the types of its arguments, and what its code depends on."""
     types = [
         (a.dtype, tuple(a.shape), a.stride(), a.requires_grad) if isinstance(a, Tensor) else a
         for a in args
     ]
-    state = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
-    return hashlib.sha256(repr((graph.code, types, state)).encode()).hexdigest()[:16]
+    modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), config.current().freezing
+    return hashlib.sha256(repr((graph.code, types, modes)).encode()).hexdigest()[:16]
 
 
 def _can_repeat(args: Sequence[Any]) -> bool:
     """Whether a call can be repeated without a trace."""
     tensors = [argument for argument in args if isinstance(argument, Tensor)]
-    plain = all(type(one) in (Tensor, torch.nn.Parameter) for one in tensors)
     return (
-        plain
+        all(map(has_memory, tensors))
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.maybe_current_level() is None
         and _top_saved_tensors_default_hooks(True) is None

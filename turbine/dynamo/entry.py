@@ -101,7 +101,8 @@ def backend(
         return leave_to_pytorch(graph, records.new("eager"), reason)
     if choice != "auto" or not contest.is_fair(graph):
         return call
-    return Contest(graph, call, _mutated(len(example_inputs)), partial(_lose, graph, made))
+    mutated = _mutated(len(example_inputs))
+    return Contest(graph, call, mutated, settings, partial(_lose, graph, made))
 
 
 def _lose(
