@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as torch_pytree
 
 from tests.compiled import Make, agrees, compiled, outcome, same
-from turbine.dynamo import records
+from turbine.dynamo import entry, records
 from turbine.dynamo.graphs import compile_graph
 from turbine.dynamo.library import LibraryCalls
 from turbine.dynamo.part_code import Weights
@@ -545,3 +545,34 @@ def test_a_boxed_call_empties_its_list_and_frees_arguments_after_their_last_use(
     call(args)
     assert args == []
     assert alive == [False]
+
+
+def write_first(x: Tensor) -> Tensor:
+    x[0] = 1
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "is_bare"),
+    [
+        (lambda x: (x * 2 + 1, x.sum()), True),
+        (lambda x: x.view(-1), False),
+        (write_first, False),
+    ],
+)
+def test_graphs_are_called_as_they_are_where_aotautograd_adds_nothing(
+    monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], is_bare: bool
+) -> None:
+    calls: list[int] = []
+    call = entry._call_bare
+
+    def count(boxed: Any, *args: Any) -> Any:
+        calls.append(len(args))
+        return call(boxed, *args)
+
+    monkeypatch.setattr(entry, "_call_bare", count)
+    x = plain(3, 4)
+    expected = x.clone()
+    torch.testing.assert_close(compiled(function)(x), function(expected))
+    torch.testing.assert_close(x, expected)
+    assert calls == [1] * is_bare

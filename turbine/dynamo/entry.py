@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,17 +12,15 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext
 
 from turbine import config, errors
 from turbine.capture.decompositions import current_training_decompositions
-from turbine.dynamo import contest, onednn, records, recurrence, small_graphs
+from turbine.dynamo import aot_facts, contest, onednn, records, recurrence, small_graphs
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.calibration import Seconds
 from turbine.dynamo.contest import Contest
 from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
 from turbine.dynamo.library import LibraryCalls
-from turbine.dynamo.part_code import Weights
 from turbine.dynamo.records import GraphRecord
 
 log = logging.getLogger(__name__)
@@ -73,7 +71,7 @@ def backend(
         is_frozen = config.current().freezing and not is_training and has_weights
         choice = config.current().library_calls
         calls = LibraryCalls(choice, is_training=is_training, is_frozen=is_frozen)
-    made: list[GraphRecord] = []
+    made: dict[GraphRecord, Boxed] = {}
     compiler = aot_autograd(
         fw_compiler=partial(_compile, "forward", settings, calls, made),
         bw_compiler=partial(_compile, "backward", settings, calls, made),
@@ -99,14 +97,22 @@ def backend(
         )
         reason = f"not traced: {type(error).__name__}: {error}".splitlines()[0]
         return leave_to_pytorch(graph, records.new("eager"), reason)
+    count = len(example_inputs)
+    if [record.kind for record in made] == ["inference"] and aot_facts.is_bare(count):
+        call = partial(_call_bare, *made.values())
     if choice != "auto" or not contest.is_fair(graph):
         return call
-    mutated = _mutated(len(example_inputs))
-    return Contest(graph, call, mutated, settings, partial(_lose, graph, made))
+    mutated = aot_facts.find_mutated(count)
+    return Contest(graph, call, mutated, settings, partial(_lose, graph, made.keys()))
+
+
+def _call_bare(boxed: Boxed, *args: Any) -> Sequence[Any]:
+    """Call a graph without what AOTAutograd does around it."""
+    return boxed([*args])
 
 
 def _lose(
-    graph: fx.GraphModule, made: Sequence[GraphRecord], seconds: Seconds
+    graph: fx.GraphModule, made: Collection[GraphRecord], seconds: Seconds
 ) -> Callable[..., Any]:
     """Run a graph in PyTorch, which is faster."""
     for record in made:
@@ -120,53 +126,14 @@ def _compile(
     kind: str,
     settings: dict[str, Any],
     calls: LibraryCalls,
-    made: list[GraphRecord],
+    made: dict[GraphRecord, Boxed],
     graph: fx.GraphModule,
     example_inputs: Sequence[Any],
 ) -> Boxed:
-    weights = _weights(graph, is_frozen=calls.is_frozen and kind == "inference")
-    updated = _updated() if kind == "inference" and not config.current().guard else {}
-    made.append(records.new(kind))
-    return compile_graph(graph, made[-1], settings, calls, weights, updated)
-
-
-def _updated() -> dict[int, str]:
-    """The results that AOTAutograd copies to inputs, which come first, and these inputs."""
-    metadata = _metadata()
-    if metadata is None:
-        return {}
-    # AOTAutograd names the placeholders of an inference graph so.
-    return {
-        result: f"arg{index}_1"
-        for result, index in enumerate(metadata.mutated_inp_runtime_indices)
-        if metadata.input_info[index].mutates_data
-        and not metadata.input_info[index].mutates_metadata
-    }
-
-
-def _mutated(count: int) -> set[int]:
-    """The arguments that a graph writes to, of this many; negative ones are tensors of its own."""
-    metadata = _metadata()
-    infos = [] if metadata is None else metadata.input_info
-    own = len(infos) - count
-    return {index - own for index, info in enumerate(infos) if info.mutates_data}
-
-
-def _metadata() -> Any:
-    """What AOTAutograd knows about the graph that is compiled."""
-    context = TracingContext.try_get()
-    return context.fw_metadata if context is not None else None
-
-
-def _weights(graph: fx.GraphModule, *, is_frozen: bool) -> Weights:
-    """The placeholders of parameters and buffers."""
-    metadata = _metadata()
-    if metadata is None:
-        return Weights()
-    names = {node.name for node in graph.graph.find_nodes(op="placeholder")}
-    # Backward graphs keep the names of the forward graph's inputs: primals_1 is the first.
-    indices = metadata.static_input_indices
-    fixed = {f"primals_{index + 1}" for index in indices} | {f"arg{index}_1" for index in indices}
-    written = [index for index in indices if metadata.input_info[index].mutates_data]
-    frozen = fixed - {f"arg{index}_1" for index in written} if is_frozen else set()
-    return Weights(fixed & names, frozen & names)
+    is_inference = kind == "inference"
+    weights = aot_facts.find_weights(graph, is_frozen=calls.is_frozen and is_inference)
+    can_update = is_inference and not config.current().guard
+    updated = aot_facts.find_updated() if can_update else {}
+    record = records.new(kind)
+    made[record] = compile_graph(graph, record, settings, calls, weights, updated)
+    return made[record]

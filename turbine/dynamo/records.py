@@ -35,7 +35,7 @@ class LeftOp:
     is_chosen: bool = False  # it could be compiled, but PyTorch's library is faster
 
 
-@dataclass
+@dataclass(eq=False)
 class GraphRecord:
     """A graph of AOTAutograd, "forward", "backward" or "inference"; or "eager", not compiled."""
 

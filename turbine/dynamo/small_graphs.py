@@ -16,8 +16,8 @@ from turbine.dynamo.calibration import Example
 
 KIND = "call of four small ops"
 REASON = "a call of compiled code takes longer than these few small ops"
-# What AOTAutograd does around a call takes as long as this many small ops.
-_AROUND = 6
+# What is done around a call takes as long as this many small ops.
+_AROUND = 1
 # Of all tensors of a graph whose time is that of calling its ops.
 _MOST_BYTES = 1 << 16
 
