@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from turbine.capture import updates
 from turbine.dynamo import records
 from turbine.dynamo.entry import backend
+from turbine.library.update import is_known
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
@@ -174,6 +176,19 @@ def test_others_stay_compiled_without_updates_in_place() -> None:
         double(expected)
         torch.testing.assert_close(x, expected)
         assert found == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_only_tensors_in_memory_are_updated(device: str) -> None:
+    def double(x: Tensor) -> Tensor:
+        return x * 2 + 1
+
+    graph = make_fx(double, tracing_mode="fake")(torch.empty(SIZES, device=device)).graph
+    (old,), (output,) = (graph.find_nodes(op=op) for op in ("placeholder", "output"))
+    new = output.args[0]
+    assert isinstance(new, fx.Node)
+    found = updates.find_updates(graph, {old: new}, is_known)
+    assert len(found) == (device == "cpu")
 
 
 @pytest.mark.sweep(4)

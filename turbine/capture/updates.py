@@ -77,6 +77,7 @@ def _is_large(node: fx.Node) -> bool:
     value = node.meta["val"]
     return (
         isinstance(value, torch.Tensor)
+        and value.device.type == "cpu"
         and value.dtype == torch.float32
         and is_static(value)
         and value.nbytes >= LEAST_BYTES
@@ -113,6 +114,8 @@ def _is_number(node: fx.Node) -> bool:
 
 
 def _is_operand(value: torch.Tensor, shape: torch.Size) -> bool:
+    if value.device.type != "cpu":
+        return False
     if value.numel() == 1:
         return value.dtype in (torch.float32, torch.bool)
     return value.dtype == torch.float32 and value.shape == shape and value.is_contiguous()

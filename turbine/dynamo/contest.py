@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
+from math import inf
 from typing import Any
 
 import torch
@@ -143,24 +144,27 @@ def _restored(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 def _measure(trials: Sequence[Function], args: Sequence[Any], mutated: AbstractSet[int]) -> Seconds:
     """The least seconds of a call, compiled and in PyTorch."""
-    best = [float("inf"), float("inf")]
     with torch.random.fork_rng(devices=[]):
         try:
-            calls = [_Trial(trial, args, mutated) for trial in trials]
-            for call in calls:
-                call()
-            started = time.perf_counter()
-            for _ in range(_TURNS):
-                for side, call in enumerate(calls):
-                    # In a row: PyTorch's threads spin after a call, which slows the other down.
-                    times = [_seconds_of(call) for _ in range(_CALLS)]
-                    best[side] = min(best[side], *times)
-                if time.perf_counter() - started > _LONGEST:
-                    break
+            compiled, library = (_Trial(trial, args, mutated) for trial in trials)
+            compiled()  # waits for the compiler
+            return Seconds(1.0, *_compare(compiled, library))
         except Exception as error:  # the call itself raises it, if it is the user's
             log.info("a graph cannot be timed: %s", error)
-            return Seconds(1.0, float("inf"), float("inf"))
-    return Seconds(1.0, *best)
+            return Seconds(1.0, inf, inf)
+
+
+def _compare(compiled: Callable[[], None], library: Callable[[], None]) -> tuple[float, float]:
+    """The least seconds of either; a long call is not repeated often."""
+    started = time.perf_counter()
+    best = {call: _seconds_of(call) for call in (compiled, library)}
+    for _ in range(_TURNS):
+        for call in best:
+            # In a row: PyTorch's threads spin after a call, which slows the other down.
+            for _ in range(_CALLS):
+                if time.perf_counter() - started < _LONGEST:
+                    best[call] = min(best[call], _seconds_of(call))
+    return best[compiled], best[library]
 
 
 def _seconds_of(call: Callable[[], None]) -> float:
