@@ -45,6 +45,15 @@ def pairs(values: Sequence[float], dtype: torch.dtype) -> tuple[torch.Tensor, to
     return torch.tensor(first, dtype=dtype), torch.tensor(second, dtype=dtype)
 
 
+def test_negative_divisors_of_unsigned_integers_match_eager() -> None:
+    def divide(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x // -3, x % -3, torch.div(x, -3, rounding_mode="trunc"), torch.fmod(x, -3)
+
+    x = torch.tensor([0, 1, 4, 200, 255], dtype=torch.uint8)
+    call = torch.compile(divide, backend="turbine")
+    torch.testing.assert_close(call(x), divide(x))
+
+
 def test_remainders_by_a_narrower_scalar_match_eager() -> None:
     """The compiler did not come to an end: its reciprocal asserts, so no loop of it is unused."""
     x, y = torch.randn(3, dtype=torch.float64), torch.tensor(0.75, dtype=torch.float16)

@@ -159,10 +159,13 @@ def _divide_truncating(a: Tensor, b: Tensor) -> Tensor:
 def floor_divide(a: Tensor, b: Number) -> Tensor:
     """Division rounded down."""
     dtype = torch.result_type(a, b)
-    a, b = a.to(dtype), _as_tensor(b, a, dtype)
+    a, divisor = a.to(dtype), _as_tensor(b, a, dtype)
     if dtype.is_floating_point:
-        return _floor_divide_floats(a, b)
-    return _floor_divide_integers(a, b) if dtype == torch.int64 else NotImplemented
+        return _floor_divide_floats(a, divisor)
+    if dtype == torch.int64:
+        return _floor_divide_integers(a, divisor)
+    # A number has to be wrapped as the dtype does: -1 is 255 in uint8.
+    return NotImplemented if isinstance(b, Tensor) else torch.floor_divide(a, divisor)
 
 
 def _floor_divide_integers(a: Tensor, b: Tensor) -> Tensor:
