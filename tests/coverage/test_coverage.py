@@ -1,4 +1,4 @@
-"""Coverage of PyTorch's op samples: statuses are correct, and the sampled ops pass.
+"""Coverage of PyTorch's op samples: each status is right, and the sampled ops pass.
 
 The whole tables are `make coverage` and `make exports`.
 """

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import turbine
 from turbine import errors
 from turbine.cli import doctor
-from turbine.dynamo import calibration, contest, library, small_graphs
+from turbine.dynamo import calibration, graph_autotuning, library, small_graphs
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.calibration import Example, Seconds
 from turbine.dynamo.entry import backend
@@ -32,7 +32,7 @@ def forget_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dynamo makes sizes dynamic that another test had with other values."""
     torch.compiler.reset()
     # Whole graphs are not timed.
-    monkeypatch.setattr(contest, "is_fair", lambda graph: False)
+    monkeypatch.setattr(graph_autotuning, "can_benchmark", lambda graph: False)
 
 
 def compiled(function: Callable[..., Any], choice: str, **options: Any) -> Any:

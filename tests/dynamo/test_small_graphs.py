@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 import turbine
-from turbine.dynamo import calibration, contest, small_graphs
+from turbine.dynamo import calibration, graph_autotuning, small_graphs
 from turbine.dynamo.calibration import Seconds
 from turbine.dynamo.records import LeftOp
 
 
 @pytest.fixture(autouse=True)
 def compile_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "is_fair", lambda graph: False)
+    monkeypatch.setattr(graph_autotuning, "can_benchmark", lambda graph: False)
 
 
 def four_ops(x: Tensor) -> Tensor:

@@ -168,7 +168,8 @@ def _update(
 def rewrite(graph: fx.GraphModule, update: Update, mutation: Mutation) -> None:
     """Call a function on written tensors, tensors and numbers, each flat, at the end of a graph.
 
-    The written tensors take the place of their new values among the results.
+    The written tensors take the place of their new values among the results. The ops of the
+    formula stay until `drop_unused` removes them.
     """
     (output,) = graph.graph.find_nodes(op="output")
     with graph.graph.inserting_before(output):
@@ -176,6 +177,10 @@ def rewrite(graph: fx.GraphModule, update: Update, mutation: Mutation) -> None:
         graph.graph.call_function(mutation, tuple(flat))
     new = {value: old for old, value in update.written.items()}
     output.args = (tuple(new.get(node, node) for node in output.args[0]),)
+
+
+def drop_unused(graph: fx.GraphModule) -> None:
+    """Remove ops whose values nobody reads, but not calls that write."""
     graph.graph.eliminate_dead_code(lambda node: writes(node) or node.is_impure())
 
 

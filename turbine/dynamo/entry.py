@@ -15,10 +15,10 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from turbine import config, errors
 from turbine.capture.decompositions import current_training_decompositions
-from turbine.dynamo import aot_facts, contest, onednn, records, recurrence, small_graphs
+from turbine.dynamo import aot_facts, graph_autotuning, onednn, records, recurrence, small_graphs
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.calibration import Seconds
-from turbine.dynamo.contest import Contest
+from turbine.dynamo.graph_autotuning import AutotunedGraph
 from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
 from turbine.dynamo.library import LibraryCalls
 from turbine.dynamo.records import GraphRecord
@@ -100,10 +100,10 @@ def backend(
     count = len(example_inputs)
     if [record.kind for record in made] == ["inference"] and aot_facts.is_bare(count):
         call = partial(_call_bare, *made.values())
-    if choice != "auto" or not contest.is_fair(graph):
+    if choice != "auto" or not graph_autotuning.can_benchmark(graph):
         return call
     mutated = aot_facts.find_mutated(count)
-    return Contest(graph, call, mutated, settings, partial(_lose, graph, made.keys()))
+    return AutotunedGraph(graph, call, mutated, settings, partial(_use_pytorch, graph, made.keys()))
 
 
 def _call_bare(boxed: Boxed, *args: Any) -> Sequence[Any]:
@@ -111,7 +111,7 @@ def _call_bare(boxed: Boxed, *args: Any) -> Sequence[Any]:
     return boxed([*args])
 
 
-def _lose(
+def _use_pytorch(
     graph: fx.GraphModule, made: Collection[GraphRecord], seconds: Seconds
 ) -> Callable[..., Any]:
     """Run a graph in PyTorch, which is faster."""

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from turbine import errors
 from turbine.capture.effects import Mutation
-from turbine.capture.updates import Update, find_updates, rewrite
+from turbine.capture.updates import Update, drop_unused, find_updates, rewrite
 from turbine.kernel.call.kernel import Kernel
 from turbine.library import update as kernels
 from turbine.runtime import openmp
@@ -47,6 +47,8 @@ def place_updates(graph: fx.GraphModule, updated: Mapping[int, str]) -> list[Upd
         run = partial(_run, call, not placed)
         rewrite(graph, update, Mutation(run, "update_in_place"))
         placed.append(update)
+    if placed:
+        drop_unused(graph)
     return placed
 
 

@@ -99,12 +99,12 @@ def _where(condition: Any, x: Any, y: Any) -> Any:
 
 
 _COMPARISONS = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
+    aten.eq: operator.eq,
+    aten.ne: operator.ne,
+    aten.lt: operator.lt,
+    aten.le: operator.le,
+    aten.gt: operator.gt,
+    aten.ge: operator.ge,
 }
 _RULES: dict[Any, Callable[..., Any]] = {
     aten.add.Tensor: _add,
@@ -128,7 +128,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.copy.default: lambda x, source: tkl.broadcast_to(source, (B,)),
     aten.clone.default: lambda x, memory_format=None: x,
     aten.alias.default: lambda x: x,
-    **{getattr(aten, name).Tensor: rule for name, rule in _COMPARISONS.items()},
-    **{getattr(aten, name).Scalar: rule for name, rule in _COMPARISONS.items()},
+    **{packet.Tensor: rule for packet, rule in _COMPARISONS.items()},
+    **{packet.Scalar: rule for packet, rule in _COMPARISONS.items()},
 }
 _BY_NAME = {str(op): rule for op, rule in _RULES.items()}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import turbine
-from turbine.dynamo import calibration, contest, records
+from turbine.dynamo import calibration, graph_autotuning, records
 from turbine.dynamo.calibration import Seconds
 from turbine.dynamo.entry import backend
 
@@ -35,14 +35,14 @@ def compiled(function: Any) -> Any:
 def fix(monkeypatch: pytest.MonkeyPatch, faster: str) -> list[int]:
     """Let one side win, after a trial; return the number of calls of each trial."""
     trials: list[int] = []
-    measure = contest._measure
+    measure = graph_autotuning._measure
 
     def decide(calls: Any, args: Any, mutated: Any) -> Seconds:
         assert measure(calls, args, mutated).is_complete
         trials.append(len(args))
         return Seconds(1.0, 2.0, 1.0) if faster == "PyTorch" else Seconds(1.0, 1.0, 2.0)
 
-    monkeypatch.setattr(contest, "_measure", decide)
+    monkeypatch.setattr(graph_autotuning, "_measure", decide)
     return trials
 
 
@@ -148,12 +148,12 @@ def test_graphs_with_effects_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> N
         seen.append(1)
         return x.clone()
 
-    with torch.library._scoped_library("contest_test", "FRAGMENT") as library:
+    with torch.library._scoped_library("autotuning_test", "FRAGMENT") as library:
         library.define("watch(Tensor x) -> Tensor")
         library.impl("watch", watch, "CPU")
         library.impl("watch", torch.empty_like, "Meta")
         x = torch.randn(4)
-        compiled(lambda x: torch.ops.contest_test.watch(x) * 2 + 1)(x)
+        compiled(lambda x: torch.ops.autotuning_test.watch(x) * 2 + 1)(x)
     assert seen == [1]
     assert not trials
 

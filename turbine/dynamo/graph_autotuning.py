@@ -41,7 +41,7 @@ _MOST_BYTES = 1 << 29
 _NAMESPACES = {"aten", "prims", "tk"}
 
 
-def is_fair(graph: fx.GraphModule) -> bool:
+def can_benchmark(graph: fx.GraphModule) -> bool:
     """Whether a graph may be called for a trial: it has no effects but on its arguments."""
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     modules = [node for node in graph.graph.nodes if node.op == "call_module"]
@@ -58,12 +58,12 @@ def _is_repeatable(target: Any) -> bool:
     return True
 
 
-class Contest:
+class AutotunedGraph:
     """Calls a compiled graph, or PyTorch if it is faster.
 
     `mutated` are indices of the arguments that the graph writes to, and negative numbers for
-    tensors of its own, `settings` the options that it was compiled with. When PyTorch wins, `lose`
-    gets the times, and returns what to call instead of `compiled`.
+    tensors of its own, `settings` the options that it was compiled with. When PyTorch is faster,
+    `use_pytorch` gets the times, and returns what to call instead of `compiled`.
     """
 
     def __init__(
@@ -72,27 +72,30 @@ class Contest:
         compiled: Function,
         mutated: AbstractSet[int],
         settings: Mapping[str, Any],
-        lose: Callable[[Seconds], Function],
+        use_pytorch: Callable[[Seconds], Function],
     ) -> None:
         self._call = compiled
         self._mutated = mutated
         self._settings = settings
         # Until the first call, which decides.
-        self._rival: tuple[fx.GraphModule, Callable[[Seconds], Function]] | None = graph, lose
+        self._pending: tuple[fx.GraphModule, Callable[[Seconds], Function]] | None = (
+            graph,
+            use_pytorch,
+        )
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         """The results of the graph."""
-        if self._rival is not None:
+        if self._pending is not None:
             with self._lock:
-                rival, self._rival = self._rival, None
-            if rival is not None and _can_repeat(args):
+                pending, self._pending = self._pending, None
+            if pending is not None and _can_repeat(args):
                 with config.override(**self._settings):
-                    self._decide(*rival, args)
+                    self._decide(*pending, args)
         return self._call(*args)
 
     def _decide(
-        self, graph: fx.GraphModule, lose: Callable[[Seconds], Function], args: Sequence[Any]
+        self, graph: fx.GraphModule, use_pytorch: Callable[[Seconds], Function], args: Sequence[Any]
     ) -> None:
         writes_own = any(index < 0 for index in self._mutated)
         kept = [*graph.parameters(), *graph.buffers()] if writes_own else []
@@ -106,7 +109,7 @@ class Contest:
             with _restored(kept):
                 seconds = calibration.keep(kind, _measure(trials, args, self._mutated))
         if seconds.library < SHARE * seconds.compiled:
-            self._call = lose(seconds)
+            self._call = use_pytorch(seconds)
 
 
 def _digest(graph: fx.GraphModule, args: Sequence[Any]) -> str:
