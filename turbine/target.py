@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from dataclasses import dataclass
 from functools import cache
@@ -94,9 +95,14 @@ class Target:
         return 64 if "+avx512f" in features else 32 if "+avx2" in features else 16
 
     @property
-    def code_facts(self) -> tuple[str, int]:
+    def has_amx(self) -> bool:
+        """Whether the CPU multiplies matrices of bf16 with AMX."""
+        return {"+amx-tile", "+amx-bf16"} <= set(self.features.split(","))
+
+    @property
+    def code_facts(self) -> tuple[str, int, bool]:
         """What IR that was emitted for this target depends on."""
-        return self.kind, self.vector_bytes
+        return self.kind, self.vector_bytes, self.has_amx
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -146,11 +152,25 @@ def host_architecture() -> str:
 
 @cache
 def host_flags() -> frozenset[str]:
-    """The CPU feature flags the Linux kernel reports."""
+    """The CPU feature flags the Linux kernel reports, those of AMX if this process may use it."""
     for line in _cpuinfo().splitlines():
         if line.startswith(("flags", "Features")):
-            return frozenset(line.partition(":")[2].split())
+            flags = line.partition(":")[2].split()
+            return frozenset(f for f in flags if not f.startswith("amx_") or request_amx())
     return frozenset()
+
+
+@cache
+def request_amx() -> bool:
+    """Ask Linux to let this process use AMX; without it, an AMX instruction kills the process."""
+    if host_architecture() != "x86_64" or platform.system() != "Linux":
+        return False
+    library = ctypes.CDLL(None)
+    return bool(library.syscall(*PERMISSION_REQUEST) == 0)
+
+
+# The system call arch_prctl, ARCH_REQ_XCOMP_PERM, and the state that AMX needs.
+PERMISSION_REQUEST = (158, 0x1023, 18)
 
 
 @cache

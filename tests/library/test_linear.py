@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +14,9 @@ import turbine
 from tests.library.placing import AVX512, NEON, count, exported, placed
 from turbine import target as targets
 from turbine.capture.program import Program
-from turbine.compiler import host, invoke, session
+from turbine.compiler import host, invoke, session, strategies
 from turbine.library import linear as linear_module
-from turbine.library.linear import linear, linear_of_few_rows
+from turbine.library.linear import linear, linear_by_amx, linear_of_few_rows
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import lower_all
 from turbine.mlir import context as mlir_context
@@ -169,11 +171,30 @@ def test_artifacts_match_eager(kernels_here: Target, rows: int, dtype: torch.dty
     torch.testing.assert_close(exported.compile()(x), model(x).detach())
 
 
-def test_narrow_matmuls_are_widened() -> None:
-    model, x = TwoProducts().eval().half(), torch.randn(24, 64).half()
+def in_f32(model: nn.Module, x: Tensor) -> Tensor:
+    """What a model of narrow floats gives without rounding; PyTorch warns of bf16 on some CPUs."""
+    result: Tensor = deepcopy(model).float()(x.float())
+    return result.detach().to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_weights_stay_narrow(dtype: torch.dtype) -> None:
+    model, x = TwoProducts().eval().to(dtype), torch.randn(24, 64).to(dtype)
     found = placed(exported(model, x), AVX512)
-    assert count(found, linear.op.op) == 2
-    torch.testing.assert_close(run(found, model, x), model(x).detach())
+    calls = found.graph.graph.find_nodes(op="call_function", target=linear.op.op)
+    assert [call.args[1].meta["val"].dtype for call in calls] == [dtype, dtype]
+    assert [call.args[0].meta["val"].dtype for call in calls] == [torch.float32, torch.float32]
+    torch.testing.assert_close(run(found, model, x), in_f32(model, x), atol=1e-2, rtol=2e-2)
+
+
+def test_matmuls_of_bf16_use_amx() -> None:
+    model, x = TwoProducts(96).eval().bfloat16(), torch.randn(24, 64).bfloat16()
+    with_amx = replace(AVX512, features="+avx512f,+amx-tile,+amx-bf16")
+    found = placed(exported(model, x), with_amx)
+    calls = found.graph.graph.find_nodes(op="call_function", target=linear_by_amx.op.op)
+    assert [tuple(call.args[1].meta["val"].shape) for call in calls] == [(3, 64, 32), (2, 96, 32)]
+    assert count(found, aten._to_copy.default) == 1  # the bias
+    torch.testing.assert_close(run(found, model, x), in_f32(model, x), atol=1e-2, rtol=2e-2)
 
 
 def test_artifacts_support_a_dynamic_number_of_rows(kernels_here: Target) -> None:
@@ -186,15 +207,28 @@ def test_artifacts_support_a_dynamic_number_of_rows(kernels_here: Target) -> Non
         torch.testing.assert_close(artifact(x), model(x).detach())
 
 
-def test_weights_are_packed_once(kernels_here: Target) -> None:
-    found = placed(exported(TwoProducts(), torch.randn(24, 64)), kernels_here)
+@pytest.mark.parametrize(
+    ("model", "depth"),
+    [
+        (TwoProducts(), 64),
+        (TwoProducts(800).half(), 64),
+        (TwoProducts(800).bfloat16(), 64),
+        (nn.Linear(40_000, 49), 40_000),
+    ],
+    ids=["f32", "f16", "bf16", "1.8 MB of padding"],
+)
+def test_weights_are_packed_once(kernels_here: Target, model: nn.Module, depth: int) -> None:
+    x = torch.randn(24, depth).to(next(model.parameters()).dtype)
+    found = placed(exported(model, x), kernels_here)
     lowered = lower_all({"main": found}, TargetQuery(lambda: kernels_here))
     source = mlir_context.to_bytecode(lowered.module)
-    flags = ("--iree-opt-level=O0", "--iree-global-opt-data-tiling", *kernels_here.flags)
+    flags = (*strategies.COMMON, *strategies.TABLE[0].flags, *kernels_here.flags)
     outcome = invoke.run(session.Request(source, flags, until=session.DISPATCHES))
     assert outcome.data is not None, outcome.diagnostics
     names = [dispatch["name"] for dispatch in json.loads(outcome.data)]
     called = [name for name in names if not name.startswith("_initializer")]
-    assert len(called) == 2
-    assert all(name.startswith("linear") for name in called)
+    others = [name for name in called if not name.startswith("linear")]
+    assert len(called) - len(others) == len([*model.modules()]) - bool([*model.children()])
+    assert not [name for name in others if "elementwise" not in name or "transpose" in name]
+    assert x.dtype != torch.float32 or not others
     assert len(names) > len(called)

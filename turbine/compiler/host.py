@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache as memoize
 
 from turbine import config, errors, target
@@ -37,7 +38,13 @@ def resolve(wanted: Target, *, in_process: bool | None = None) -> Target:
             f"no CPU named {wanted.chip!r} for {target.host_architecture()}",
             hint="use a name that LLVM knows, 'cpu:generic', or 'cpu' for this machine",
         )
-    return found
+    return _usable(found) if wanted.chip == "host" else found
+
+
+def _usable(found: Target) -> Target:
+    """This machine, without features that the CPU has and this process may not use."""
+    without = [f"-{name}" for name in target.missing_features(found)]
+    return replace(found, features=_merge_features(",".join([found.features, *without])))
 
 
 def default_target() -> Target:

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from turbine import errors
 
 # Part of the cache key: raise it when a strategy's flags change their meaning.
-VERSION = 5
+VERSION = 6
+
+# Bytes by which a weight may grow when it is packed. Weights that grow by more are packed in each
+# call; IREE's own limit is 1 MB, which the padding of a large weight exceeds.
+_MOST_PADDING = 16 << 20
 
 # True for every strategy: torch IR is recognized by its dialect, f64 stays f64 (IREE narrows it
 # silently by default), and checks of indices stay (O2 leaves them out by default).
@@ -15,6 +19,7 @@ COMMON = (
     "--iree-input-type=auto",
     "--iree-input-demote-f64-to-f32=false",
     "--iree-opt-strip-assertions=false",
+    f"--iree-opt-const-expr-max-size-increase-threshold={_MOST_PADDING}",
 )
 
 # A kernel's scratch arrays live on a worker thread's stack; 64 KiB is known to fit.

@@ -29,22 +29,27 @@ M, K, N = tkl.sym.M, tkl.sym.K, tkl.sym.N
 P, W = tkl.sym.P, tkl.sym.W  # number of panels, and columns of a panel
 BM, BN = tkl.symbols("BM BN")
 f32 = tkl.f32
+T, U = tkl.types.T, tkl.types.U  # of x and the result, and of the weight
 
 
 # Blocks of 64 rows: enough programs for many cores, and few reads of the weight.
 @tk.gen.kernel(P, M // BM, blocks={BM: 64})
 def linear(
-    x: tkl.InputBuffer[M, K, f32],
-    weight: tkl.InputBuffer[P, K, W, f32],
+    x: tkl.InputBuffer[M, K, T],
+    weight: tkl.InputBuffer[P, K, W, U],
     bias: tkl.InputBuffer[N, f32],
-    y: tkl.OutputBuffer[M, N, f32],
+    y: tkl.OutputBuffer[M, N, T],
 ) -> None:
     """x @ weight + bias, for blocks of rows and panels of columns."""
     panel, row = tkl.program_id(0), tkl.program_id(1) * BM
     rows = tkl.load(x, (row, 0), (BM, K))
     columns = tkl.load(weight, (panel, 0, 0), (None, K, W))
     product = tkl.dot(rows, columns) + tkl.load(bias, (panel * W,), (W,))
-    tkl.store(y, (row, panel * W), product)
+    tkl.store(y, (row, panel * W), product.to(rows.dtype))
+
+
+# With AMX, a program packs its panel once for all of its rows.
+linear_by_amx = linear.using(BM=256)
 
 
 @tk.gen.kernel(N // BN, M, blocks={BN: 8})
@@ -64,9 +69,11 @@ def linear_of_few_rows(
 FASTER_ON = {64}
 # Columns of a panel in vectors: with eight rows they fill the registers.
 _PANEL_VECTORS = 3
+# Columns of a panel for AMX, whose contraction is a multiple of a row of its registers.
+_AMX_COLUMNS, _AMX_DEPTH = 32, 32
 _FLOAT_BYTES = 4
-# Dtypes of x and the weight. Narrow ones are widened, weights when an artifact is loaded: sums
-# are in f32, as in PyTorch.
+# Dtypes of x and the weight. Sums are in f32, as in PyTorch. Without AMX the kernel widens panels
+# of the weight; weights stay as narrow as they are.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Smaller matmuls do not pay for a kernel.
 _LEAST_COLUMNS, _LEAST_DEPTH = 32, 32
@@ -111,11 +118,15 @@ class Linear:
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel with a packed weight; return the result."""
         node, graph, (x, weight) = self.node, self.node.graph, self.operands
-        width = _PANEL_VECTORS * target.vector_bytes // _FLOAT_BYTES
         depth, columns = weight.meta["val"].shape
+        is_for_amx = target.has_amx and x.meta["val"].dtype == torch.bfloat16
+        if is_for_amx and depth % _AMX_DEPTH == 0:
+            kernel, width = linear_by_amx, _AMX_COLUMNS
+        else:
+            kernel, width = linear, _PANEL_VECTORS * target.vector_bytes // _FLOAT_BYTES
+            x = _convert(x, torch.float32, node)
         panels = -(-columns // width)
         rest = panels * width - columns
-        x, weight = (_convert(one, torch.float32, node) for one in (x, weight))
         padded = emit(graph, aten.constant_pad_nd.default, weight, [0, rest], beside=node)
         split = emit(graph, aten.view.default, padded, [depth, panels, width], beside=node)
         turned = emit(graph, aten.permute.default, split, [1, 0, 2], beside=node)
@@ -124,7 +135,7 @@ class Linear:
         )
         bias = self.bias or emit(graph, aten.full.default, [columns], 0.0, beside=node)
         bias = _convert(bias, torch.float32, node)
-        result = emit(graph, linear.op.op, x, packed, bias, beside=node)
+        result = emit(graph, kernel.op.op, x, packed, bias, beside=node)
         return _convert(result, node.meta["val"].dtype, node)
 
 

@@ -92,6 +92,7 @@ class Emitter:
     w: Writer = field(default_factory=Writer)
     values: dict[fx.Node, Any] = field(default_factory=dict)
     vector_bytes: int = 0  # of the CPU's registers; 0 where only sizes are computed
+    has_amx: bool = False
     scratch: list[Scratch] = field(default_factory=list)
     # Nodes whose result is written to an existing buffer.
     destinations: dict[fx.Node, ScratchBuffer] = field(default_factory=dict)
@@ -406,6 +407,18 @@ class Emitter:
         ]
         return self.join_lanes(parts)
 
+    def address(
+        self, name: str, type: str, dtype: Dtype, shape: Sequence[Index], places: Coords
+    ) -> Index:
+        """The address of an element of a contiguous memref."""
+        w, place = self.w, _FIRST
+        for at, size in zip(places, shape, strict=True):
+            place = w.add(w.mul(place, size), at.base)
+
+        text = f"memref.extract_aligned_pointer_as_index {name} : {type} -> index"
+        start = self._compute_once(("address", name), lambda: w.emit(text, "index"))
+        return w.add(start, w.mul(place, dtype.itemsize))
+
     def join_lanes(self, parts: Sequence[Value]) -> Value:
         """Build a vector from scalars."""
         listed = ", ".join(map(str, parts))
@@ -464,6 +477,7 @@ class Emitter:
 
 
 _ONE = Expr((((), 1),))
+_FIRST: Index = 0
 
 
 def vector_axis(extents: Sequence[Extent]) -> int | None:

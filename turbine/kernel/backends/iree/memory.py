@@ -12,7 +12,14 @@ from turbine.algebra import ONE
 from turbine.kernel.backends.iree import elements
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Source
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
-from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, lanes_of, merge_reads
+from turbine.kernel.backends.iree.tiles import (
+    Coord,
+    Coords,
+    Rows,
+    TileValue,
+    lanes_of,
+    merge_reads,
+)
 from turbine.kernel.lang import memory, shapes
 from turbine.kernel.lang.affine import affine_of
 from turbine.kernel.trace.op import arguments, options
@@ -45,9 +52,13 @@ def _load(emitter: Emitter, node: fx.Node) -> TileValue:
             f"memref.prefetch {buffer.name}[{at}], read, locality<3>, data : {buffer.type}"
         )
 
+    def address(coords: Coords) -> Index:
+        places = tuple(offset_coords(emitter, coords, offsets))
+        return emitter.address(buffer.name, buffer.type, buffer.dtype, buffer.shape, places)
+
     shape = emitter.sizes(node.meta["type"].shape)
-    pitch = buffer.shape[-1] if shape else None
-    tile = TileValue(shape, buffer.dtype, compute, 1, prefetch=prefetch, pitch=pitch)
+    rows = Rows(buffer.shape[-1], address) if shape else None
+    tile = TileValue(shape, buffer.dtype, compute, 1, prefetch=prefetch, rows=rows)
     return snapshot(emitter, node, tile) if buffer.is_written else tile
 
 

@@ -69,7 +69,7 @@ def write(
             hint='kernels run on CPUs: compile for target="cpu"',
         )
     layout = Layout(program, facts)
-    body = _body(program, facts, layout, name, target.vector_bytes)
+    body = _body(program, facts, layout, name, target)
     _check_count(program, layout)
     text = "\n".join(["module {", *body, *_function(program, layout, name, public), "}"])
     return Code(
@@ -199,10 +199,12 @@ def _dtype(type: BufferType) -> Dtype:
 
 
 def _body(
-    program: KernelProgram, facts: Facts, layout: Layout, name: str, vector_bytes: int
+    program: KernelProgram, facts: Facts, layout: Layout, name: str, target: Target
 ) -> list[str]:
     known: dict[Symbol, Index] = {s: Value(_size(s), "index") for s in layout.sizes}
-    emitter = Emitter(program.name, facts, known, vector_bytes=vector_bytes)
+    emitter = Emitter(
+        program.name, facts, known, vector_bytes=target.vector_bytes, has_amx=target.has_amx
+    )
     w = emitter.w
     w.depth = 1
     _bind(emitter, program, layout)

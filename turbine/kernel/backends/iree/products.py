@@ -10,12 +10,13 @@ from torch import fx
 
 from turbine.algebra import as_expr
 from turbine.dtypes import Dtype
-from turbine.kernel.backends.iree import elements, micro_kernel
+from turbine.kernel.backends.iree import amx, elements, micro_kernel
 from turbine.kernel.backends.iree.casting import emit_cast
+from turbine.kernel.backends.iree.elements import BF16
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_for
 from turbine.kernel.backends.iree.memory import mask_at
 from turbine.kernel.backends.iree.micro_kernel import Operand
-from turbine.kernel.backends.iree.tiles import Coord, Coords, ScratchBuffer, TileValue
+from turbine.kernel.backends.iree.tiles import Coord, Coords, Rows, ScratchBuffer, TileValue
 from turbine.kernel.lang import products
 from turbine.kernel.lang.products import accumulator_dtype
 from turbine.kernel.trace.op import arguments, options
@@ -70,12 +71,18 @@ class Side:
     def _is_in_memory(self) -> bool:
         """Whether it is in memory, in the accumulator's dtype."""
         is_plain = self.tile.dtype == self.dtype and not self.masks
-        return is_plain and (self.tile.buffer is not None or self.tile.pitch is not None)
+        return is_plain and (self.tile.buffer is not None or self.tile.rows is not None)
 
     def _is_near(self) -> bool:
         """Whether its rows are near each other in memory."""
-        pitch = self.tile.shape[-1] if self.tile.buffer is not None else self.tile.pitch
-        return isinstance(pitch, int) and pitch * self.dtype.itemsize <= _NEAR_BYTES
+        return isinstance(self.pitch, int) and self.pitch * self.dtype.itemsize <= _NEAR_BYTES
+
+    @property
+    def pitch(self) -> Index | None:
+        """Elements from one row to the next, if it is in memory."""
+        if self.tile.buffer is not None:
+            return self.tile.shape[-1]
+        return None if self.tile.rows is None else self.tile.rows.pitch
 
 
 def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
@@ -93,6 +100,10 @@ def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     if known and _is_matrix_vector(left, right, sizes):
         emitter.plan.note("matrix-vector product: vectors along the contraction")
         _vector_by_vector(emitter, left, right, buffer, rows, (first, end))
+    elif known and _fits_amx(emitter, left, right, rows, (first, end), sizes):
+        emitter.plan.note("AMX: blocks of 32 x 32 sums")
+        held = emitter.tile_in(buffer, emitter.sizes(type.shape))
+        _by_amx(emitter, _in_memory(emitter, a), _in_memory(emitter, b), held, rows, sizes)
     elif known and all(start == 0 for start in starts):
         _by_register_tiles(emitter, left, right, buffer, rows, end, sizes)
     else:
@@ -163,6 +174,67 @@ def _by_register_tiles(
         emitter.plan.note(micro_kernel.describe(*panels))
 
     emitter.sweep(rows[:-2], 0, body)
+
+
+def _fits_amx(
+    emitter: Emitter,
+    left: Side,
+    right: Side,
+    rows: list[Extent],
+    summed: Extent,
+    sizes: Any,
+) -> bool:
+    """Whether both are tiles of bf16 that matrix registers cover without a remainder."""
+    is_bf16 = all(side.tile.dtype == BF16 and not side.masks for side in (left, right))
+    is_whole = rows[-1] == (0, sizes[1]) and summed == (0, sizes[2]) and rows[-2][0] == 0
+    return emitter.has_amx and is_bf16 and is_whole and amx.fits(*sizes[1:])
+
+
+def _by_amx(
+    emitter: Emitter,
+    left: TileValue,
+    right: TileValue,
+    held: TileValue,
+    rows: list[Extent],
+    sizes: Any,
+) -> None:
+    w, (_, n, k) = emitter.w, sizes
+
+    def matrix(tile: TileValue, batch: Coords) -> amx.Matrix:
+        found = _rows_in_memory(emitter, tile)
+        start, size = found.address((*batch, Coord(0), Coord(0))), tile.dtype.itemsize
+        return amx.Matrix(start, size, w.mul(found.pitch, size))
+
+    def memory(kind: str, count: int) -> amx.Memory:
+        made = emitter.allocate((as_expr(count),), DTYPES[kind])
+        address = emitter.address(made.name, made.type, made.dtype, (count,), (Coord(0),))
+        return amx.Memory(made.name, made.type, w.index(address))
+
+    def body(batch: Coords) -> None:
+        a, b, acc = (matrix(tile, batch) for tile in (left, right, held))
+        extents = (w.max(rows[-2][1], 0), n, k)
+        amx.product(w, a, b, acc, extents=extents, allocate=memory)
+
+    emitter.sweep(rows[:-2], 0, body)
+
+
+def _in_memory(emitter: Emitter, node: fx.Node) -> TileValue:
+    """An operand in memory, row by row."""
+    tile = emitter.tile(node)
+    return tile if tile.rows is not None else emitter.materialize(node, tile, "operand of AMX")
+
+
+def _rows_in_memory(emitter: Emitter, tile: TileValue) -> Rows:
+    """The rows of a tile that is a block of a buffer, or in a scratch buffer."""
+    if tile.rows is not None:
+        return tile.rows
+    buffer = tile.buffer
+    assert buffer is not None
+
+    def address(coords: Coords) -> Index:
+        return emitter.address(buffer.name, buffer.type, buffer.dtype, tile.shape, coords)
+
+    return Rows(tile.shape[-1], address)
 
 
 def _matrix(emitter: Emitter, buffer: ScratchBuffer, batch: Coords, sizes: Any) -> tuple[str, str]:

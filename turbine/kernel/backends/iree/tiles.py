@@ -29,6 +29,14 @@ class ScratchBuffer:
     dtype: Dtype
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a tile in a buffer: elements from one to the next, and the address of a lane."""
+
+    pitch: Index
+    address: Callable[[Coords], Index]
+
+
 @dataclass(eq=False)
 class TileValue:
     """A tile: its shape, its dtype, and a function that writes the code of its lanes."""
@@ -43,7 +51,7 @@ class TileValue:
     # The axis that is contiguous in memory; None: the last.
     contiguous: int | None = None
     prefetch: Callable[[Coords], None] | None = None  # prefetches a lane
-    pitch: Index | None = None  # elements from one row to the next, for a block of a buffer
+    rows: Rows | None = None  # where it is, for a block of a buffer
 
     @property
     def along(self) -> int:

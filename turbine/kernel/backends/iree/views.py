@@ -16,7 +16,14 @@ from turbine.kernel.backends.iree.casting import emit_cast
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, lanes_for
 from turbine.kernel.backends.iree.memory import by_lane, mask_at
 from turbine.kernel.backends.iree.pointwise import broadcast_coords
-from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue, lanes_of, merge_reads
+from turbine.kernel.backends.iree.tiles import (
+    Coord,
+    Coords,
+    Rows,
+    TileValue,
+    lanes_of,
+    merge_reads,
+)
 from turbine.kernel.lang import constants, creation, shapes
 from turbine.kernel.trace.op import arguments, options
 from turbine.kernel.trace.types import BOOL, I64
@@ -103,23 +110,43 @@ def _transpose(emitter: Emitter, node: fx.Node) -> TileValue:
 
 def _expand_dims(emitter: Emitter, node: fx.Node) -> TileValue:
     axis: int = arguments(node)[1]
-    view = _view(emitter, node, lambda coords: coords[:axis] + coords[axis + 1 :])
+
+    def place(coords: Coords) -> Coords:
+        return coords[:axis] + coords[axis + 1 :]
+
+    view = _view(emitter, node, place)
     has_rows = axis < len(view.shape) - 2  # the rows of the operand
-    return replace(view, pitch=emitter.tile(arguments(node)[0]).pitch) if has_rows else view
+    return _with_rows(view, emitter.tile(arguments(node)[0]), place) if has_rows else view
 
 
 def _squeeze(emitter: Emitter, node: fx.Node) -> TileValue:
     axis: int = arguments(node)[1]
-    view = _view(emitter, node, lambda coords: (*coords[:axis], Coord(0), *coords[axis:]))
+
+    def place(coords: Coords) -> Coords:
+        return (*coords[:axis], Coord(0), *coords[axis:])
+
+    view = _view(emitter, node, place)
     has_rows = axis < len(view.shape) - 1  # the rows of the operand
-    return replace(view, pitch=emitter.tile(arguments(node)[0]).pitch) if has_rows else view
+    return _with_rows(view, emitter.tile(arguments(node)[0]), place) if has_rows else view
 
 
 def _broadcast_to(emitter: Emitter, node: fx.Node) -> TileValue:
     tile = emitter.tile(arguments(node)[0])
-    view = _view(emitter, node, lambda coords: broadcast_coords(tile, coords))
+
+    def place(coords: Coords) -> Coords:
+        return broadcast_coords(tile, coords)
+
+    view = _view(emitter, node, place)
     has_rows = len(tile.shape) > 1 and tile.shape[-2:] == view.shape[-2:]
-    return replace(view, pitch=tile.pitch) if has_rows else view
+    return _with_rows(view, tile, place) if has_rows else view
+
+
+def _with_rows(view: TileValue, tile: TileValue, place: Callable[[Coords], Coords]) -> TileValue:
+    """The view, with the rows of its operand."""
+    rows = tile.rows
+    if rows is None:
+        return view
+    return replace(view, rows=Rows(rows.pitch, lambda coords: rows.address(place(coords))))
 
 
 def _slice(emitter: Emitter, node: fx.Node) -> TileValue:
