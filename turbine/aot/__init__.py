@@ -31,6 +31,7 @@ from turbine.aot.parameters import ParameterArchiveEntry as ParameterArchiveEntr
 from turbine.aot.parameters import externalize_module_parameters as externalize_module_parameters
 from turbine.aot.parameters import save_module_parameters as save_module_parameters
 from turbine.aot.quantization import quantize as quantize
+from turbine.aot.training import export_training_step as export_training_step
 from turbine.aot.values import IrTensor as IrTensor
 from turbine.capture.decompositions import current_aot_decompositions as current_aot_decompositions
 from turbine.capture.decompositions import extend_aot_decompositions as extend_aot_decompositions

@@ -85,7 +85,7 @@ def export(
         arg_device=arg_device,
     )
     programs = {function_name or DEFAULT_NAME: program}
-    return _output(programs, name, model, weights, shape_expressions)
+    return output_of(programs, name, model, weights, shape_expressions)
 
 
 def _export_several(
@@ -101,20 +101,21 @@ def _export_several(
     }
     programs = share_weights(captured)
     root = model.root_module if isinstance(model, FxProgramsBuilder) else model
-    return _output(programs, name, root, weights, shape_expressions)
+    return output_of(programs, name, root, weights, shape_expressions)
 
 
 def _devices(target: ExportTargetDef | ExportedProgram) -> Devices | None:
     return target.argument_device_affinities if isinstance(target, ExportTargetDef) else None
 
 
-def _output(
+def output_of(
     programs: Mapping[str, Program],
     name: str,
     source: object,
-    weights: str,
-    shape_expressions: bool,
+    weights: str = "external",
+    shape_expressions: bool = False,
 ) -> ExportOutput:
+    """The export of captured programs, which share weights."""
     lowered = lower_all(
         programs,
         TargetQuery(host.default_target),

@@ -1,0 +1,179 @@
+"""Export training: steps of an optimizer, evaluation and prediction as one artifact."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from turbine import errors
+from turbine.aot.exporter import output_of
+from turbine.aot.output import ExportOutput
+from turbine.capture.learning_rates import simulate
+from turbine.capture.model import capture
+from turbine.capture.program import Program
+from turbine.capture.training_step import Options, Trainer, trace_entry
+from turbine.capture.weights import share_weights
+
+
+def export_training_step(
+    model: nn.Module,
+    loss_fn: Callable[..., Tensor],
+    /,
+    *,
+    optimizer: Optimizer,
+    args: tuple[Any, ...],
+    dynamic_shapes: Any = None,
+    clip_grad_norm: float | None = None,
+    accumulate: int = 1,
+    scheduler: LRScheduler | None = None,
+    scheduler_steps: int = 10_000,
+    skip_nonfinite: bool = False,
+    module_name: str | None = None,
+) -> ExportOutput:
+    """Export a training step: forward, backward and update, with all of their state.
+
+    The artifact has these entry points over one copy of the weights:
+
+    - `train_step(*args)` updates the weights, buffers and the optimizer's state, and returns the
+      loss. With `accumulate=n` every n-th call updates.
+    - `evaluate(*args)` returns the loss, `predict(*inputs)` the model's results, both in
+      evaluation mode.
+    - `gradients(*args)` returns the loss and a dict of gradients by name, `apply(gradients)`
+      updates the weights with such a dict: what lies between is yours, such as an all-reduce.
+
+    Args:
+        model: the model; it is left as it is, and so are its modes.
+        loss_fn: called as `loss_fn(model(*inputs), target)`, where the last of `args` is the
+            target. A function whose first parameter is called `model` is called as
+            `loss_fn(model, *args)`.
+        optimizer: one of torch.optim's with the model's parameters, or one of your own. Parameters
+            that it does not have stay as they are. Its state is exported too.
+        args: an example batch.
+        dynamic_shapes: which sizes may vary, as torch.export takes it, for the example batch.
+        clip_grad_norm: the norm to which gradients are scaled down.
+        accumulate: how many batches an update averages the gradients of.
+        scheduler: a learning-rate scheduler that is stepped after each update.
+        scheduler_steps: for how many updates its rates are exported; the last one stays.
+        skip_nonfinite: make no update where a gradient is inf or nan, and count such steps in
+            `artifact.state["trainer.skipped"]`.
+        module_name: what IREE's tools call the module; "module" unless given.
+
+    >>> import torch, turbine
+    >>> model = torch.nn.Linear(4, 2)
+    >>> step = turbine.aot.export_training_step(
+    ...     model,
+    ...     torch.nn.MSELoss(),
+    ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     args=(torch.ones(3, 4), torch.zeros(3, 2)),
+    ... )
+    >>> artifact = step.compile()
+    >>> first, second = (artifact.train_step(torch.ones(3, 4), torch.zeros(3, 2)) for _ in range(2))
+    >>> bool(second < first)
+    True
+    """
+    _check(model, args, accumulate)
+    rates = () if scheduler is None else simulate(scheduler, optimizer, scheduler_steps)
+    options = Options(clip_grad_norm, accumulate, skip_nonfinite, rates)
+    trainer = Trainer(model, loss_fn, optimizer, options)
+    names = _names(trainer, len(args))
+    batch = _Arguments(args, names, _by_name(dynamic_shapes, names))
+    steps: dict[str, tuple[Step, _Arguments]] = {
+        "train_step": (trainer.train_step, batch),
+        "evaluate": (trainer.evaluate, batch),
+        "predict": (trainer.predict, batch.first(_count_inputs(trainer, len(args)))),
+        "gradients": (trainer.gradients, batch),
+    }
+    if accumulate > 1:
+        steps["accumulate"] = (trainer.accumulate, batch)
+    captured = {name: _capture(trainer, *step) for name, step in steps.items()}
+    values = trainer.root.values()
+    grads = {name: torch.zeros_like(values[name]) for name in trainer.reached}
+    captured["apply"] = _capture(
+        trainer,
+        lambda values, given: trainer.apply(values, given[0]),
+        _Arguments((grads,), ["gradients"], None),
+    )
+    return output_of(share_weights(captured), module_name or "module", model)
+
+
+Step = Callable[[Mapping[str, Tensor], Sequence[Any]], Any]
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Example arguments of an entry point, their names, and their dynamic sizes by name."""
+
+    values: tuple[Any, ...]
+    names: Sequence[str]
+    dynamic_shapes: dict[str, Any] | None
+
+    def first(self, count: int) -> _Arguments:
+        """The first arguments."""
+        names = self.names[:count]
+        sizes = self.dynamic_shapes
+        return _Arguments(
+            self.values[:count], names, None if sizes is None else {n: sizes[n] for n in names}
+        )
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The signature of a function with these arguments."""
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        return inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
+
+
+def _capture(trainer: Trainer, step: Step, given: _Arguments) -> Program:
+    entry = trace_entry(trainer.root, step, given.values, given.signature, given.dynamic_shapes)
+    with torch.no_grad():
+        return capture(entry, given.values, dynamic_shapes=given.dynamic_shapes)
+
+
+def _check(model: object, args: object, accumulate: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise errors.ExportError(
+            f"cannot export a {type(model).__name__}", hint="pass an nn.Module to train"
+        )
+    if not isinstance(args, tuple):
+        raise errors.ExportError(
+            f"args is a {type(args).__name__}, expected a tuple", hint="write args=(x, y)"
+        )
+    if type(accumulate) is not int or accumulate < 1:
+        raise errors.ExportError(f"accumulate is {accumulate!r}", hint="use 1 or more batches")
+
+
+def _names(trainer: Trainer, count: int) -> list[str]:
+    """The names of the arguments of a step, from the loss or from the model and the loss."""
+    of_loss = _parameters(trainer.loss_fn)
+    if trainer.takes_model:
+        names = of_loss[1:]
+    else:
+        names = [*_parameters(trainer.model.forward)[: count - 1], *of_loss[1:2]]
+    given = [*names[:count], *(f"arg{place}" for place in range(len(names), count))]
+    return given if len(set(given)) == count else [f"arg{place}" for place in range(count)]
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    plain = function.forward if isinstance(function, nn.Module) else function
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = inspect.signature(plain).parameters.values()
+    return [parameter.name for parameter in found if parameter.kind in positional]
+
+
+def _count_inputs(trainer: Trainer, count: int) -> int:
+    """How many arguments of a step the model takes."""
+    if not trainer.takes_model:
+        return count - 1
+    return min(count, len(_parameters(trainer.model.forward)))
+
+
+def _by_name(dynamic_shapes: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    if dynamic_shapes is None or isinstance(dynamic_shapes, dict):
+        return None if dynamic_shapes is None else {n: dynamic_shapes.get(n) for n in names}
+    return dict(zip(names, dynamic_shapes, strict=True))

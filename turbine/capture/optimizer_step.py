@@ -1,0 +1,211 @@
+"""Trace the step of an optimizer as ops on tensors: weights, gradients, and its state.
+
+The optimizer's own code runs, on a twin that has tensors of the trace in place of parameters. Numbers
+that change from step to step, such as the learning rate, are tensors of float64 there.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+
+from turbine import errors
+
+# The state of an optimizer: the name of a parameter, then the name of a tensor or number.
+State = dict[str, dict[str, Tensor]]
+
+
+def check_optimizer(optimizer: object, names: Mapping[Tensor, str]) -> None:
+    """Raise unless the step of an optimizer can be traced."""
+    if not isinstance(optimizer, Optimizer):
+        raise errors.ExportError(
+            f"the optimizer is a {type(optimizer).__name__}",
+            hint="pass one of torch.optim, made with the model's parameters",
+        )
+    if isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
+        raise errors.ExportError(
+            f"{type(optimizer).__name__} cannot be exported: "
+            + ("it calls the model itself" if _takes_closure(optimizer) else "it needs sparse grads"),
+            hint="use an optimizer whose step depends on the gradients alone, such as AdamW",
+        )
+    for index, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter not in names:
+                raise errors.ExportError(
+                    f"parameter {place} of group {index} of the optimizer is not one of the model's",
+                    hint="make the optimizer with model.parameters(), after the model was changed",
+                )
+
+
+def _takes_closure(optimizer: Optimizer) -> bool:
+    parameters = inspect.signature(type(optimizer).step).parameters
+    closure = parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def initial_state(optimizer: Optimizer, names: Mapping[Tensor, str]) -> State:
+    """The state of an optimizer, as it is before its next step."""
+    twin = _copy_of(optimizer)
+    for group in twin.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+        _init_group(twin, group)
+    originals = [p for group in optimizer.param_groups for p in group["params"]]
+    copies = [p for group in twin.param_groups for p in group["params"]]
+    found: State = {}
+    for original, copied in zip(originals, copies, strict=True):
+        values = {key: _as_tensor(value) for key, value in twin.state[copied].items()}
+        found[names[original]] = {k: v for k, v in values.items() if v is not None}
+    if isinstance(optimizer, torch.optim.SGD):
+        _add_momentum(optimizer, found, names)
+    return found
+
+
+def _copy_of(optimizer: Optimizer) -> Optimizer:
+    """The optimizer with copies of its parameters and its state."""
+    copies = {
+        parameter: parameter.detach().clone().requires_grad_()
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    state = {copies[p]: copy.deepcopy(values) for p, values in optimizer.state.items()}
+    groups = [
+        {**group, "params": [copies[p] for p in group["params"]]}
+        for group in optimizer.param_groups
+    ]
+    return _twin(optimizer, groups, state)
+
+
+def _twin(optimizer: Optimizer, groups: list[dict[str, Any]], state: Any) -> Optimizer:
+    twin = copy.copy(optimizer)
+    twin.__dict__ = {**optimizer.__dict__, "param_groups": groups}
+    twin.state = defaultdict(dict, state)
+    return twin
+
+
+def _init_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
+    """Let the optimizer make the state of a group, without a step."""
+    init = getattr(optimizer, "_init_group", None)
+    if init is not None:
+        lists: list[list[Any]] = [[] for _ in inspect.signature(init).parameters]
+        init(group, *lists[1:])
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return torch.tensor(value) if isinstance(value, (bool, int, float)) else None
+
+
+def _add_momentum(optimizer: Optimizer, state: State, names: Mapping[Tensor, str]) -> None:
+    """SGD takes the first gradient for its momentum: zeros give the same without dampening."""
+    for group in optimizer.param_groups:
+        if not group["momentum"]:
+            continue
+        if group["dampening"]:
+            raise errors.ExportError(
+                "SGD with dampening cannot be exported: its first step is unlike the others",
+                hint="use dampening=0",
+            )
+        for parameter in group["params"]:
+            zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            state[names[parameter]].setdefault("momentum_buffer", zeros.detach())
+
+
+def trace_step(
+    optimizer: Optimizer,
+    names: Mapping[Tensor, str],
+    weights: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    state: State,
+    rates: Sequence[Tensor],
+) -> None:
+    """Run a step on tensors of a trace: weights and state are written in place.
+
+    Parameters without a gradient are left as they are. `rates` are the learning rates of the groups.
+    """
+    groups, held = [], {}
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        own = [names[p] for p in group["params"] if names[p] in grads]
+        groups.append({**group, **_options(group), "lr": rate, "params": [weights[n] for n in own]})
+        for name in own:
+            weights[name].grad = grads[name]
+            held[weights[name]] = {key: _widen(v) for key, v in state[name].items()}
+    twin = _twin(optimizer, groups, held)
+    with _tracing(), torch.no_grad():
+        _undecorated(type(twin).step)(twin)
+    for name in grads:
+        _keep(state[name], twin.state[weights[name]], f"{type(optimizer).__name__} for {name}")
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for a trace: one tensor at a time, and numbers as tensors."""
+    wanted = {"foreach": False, "fused": False, "capturable": True}
+    return {key: value for key, value in wanted.items() if key in group}
+
+
+def _widen(value: Tensor) -> Tensor:
+    """A number in float64, as Python computes with it."""
+    return value.double() if value.ndim == 0 and value.is_floating_point() else value
+
+
+def _keep(state: dict[str, Tensor], after: Mapping[str, Any], what: str) -> None:
+    for key, value in after.items():
+        if not isinstance(value, Tensor):
+            continue
+        if key not in state:
+            raise errors.ExportError(
+                f"{what} makes {key!r} of its state during a step",
+                hint="call optimizer.step() once before the export, or make it in __init__",
+            )
+        if value is not state[key]:
+            state[key].copy_(value.to(state[key].dtype))
+
+
+def _undecorated(step: Any) -> Callable[..., Any]:
+    """The function that a step is, without its hooks, which record events."""
+    while hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    return step  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """Let optimizers keep their numbers in tensors, as they do for torch.compile."""
+    with mock.patch.object(torch.compiler, "_is_compiling_flag", True), _TensorFactors():
+        yield
+
+
+class _TensorFactors(TorchFunctionMode):
+    """Allows tensors as factors that PyTorch wants as numbers: `x.add_(y, alpha=rate)`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        for key in ("alpha", "value"):
+            if isinstance(kwargs.get(key), Tensor) and name.rstrip("_") in _SCALED:
+                factor = kwargs.pop(key)
+                target, *rest = args
+                change = factor * _SCALED[name.rstrip("_")](*rest)
+                return target.add_(change) if name.endswith("_") else target + change
+        return func(*args, **kwargs)
+
+
+_SCALED: dict[str, Callable[..., Tensor]] = {
+    "add": lambda x: x,
+    "sub": lambda x: -x,
+    "addcmul": lambda x, y: x * y,
+    "addcdiv": lambda x, y: x / y,
+}

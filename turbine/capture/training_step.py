@@ -1,0 +1,363 @@
+"""Trace steps of training: the loss of a batch, its gradients, and an optimizer's update.
+
+A step is traced with autograd and the optimizer's own code to a graph of ops. Its inputs are all
+tensors that live between steps, and the batch; the graph writes to these tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.optim import Optimizer
+from torch.utils import _pytree as torch_pytree
+
+from turbine import errors
+from turbine.capture.model import export_program
+from turbine.capture.one_thread import traces
+from turbine.capture.optimizer_step import State, check_optimizer, initial_state, trace_step
+
+# Where the root module holds the state of the optimizer, and that of training.
+OPTIMIZER, TRAINER = "optimizer", "trainer"
+# Added to a norm before it divides, as in torch.nn.utils.clip_grad_norm_.
+_SMALL = 1e-6
+
+Values = Mapping[str, Tensor]
+Loss = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients become an update."""
+
+    clip_grad_norm: float | None = None
+    accumulate: int = 1  # batches of an update
+    skip_nonfinite: bool = False  # no update where a gradient is inf or nan
+    rates: Sequence[Sequence[float]] = ()  # the learning rates of each group, step by step
+
+
+class Root(nn.Module):
+    """All tensors that live between steps, by name: the model's, the optimizer's, and our own."""
+
+    def __init__(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        taken = [name for name in (OPTIMIZER, TRAINER) if hasattr(model, name)]
+        if taken:
+            raise errors.ExportError(
+                f"{type(model).__name__} has an attribute {taken[0]!r}",
+                hint="rename it: the state of training is kept under this name",
+            )
+        self._parameters = model._parameters
+        self._buffers = model._buffers
+        self._non_persistent_buffers_set = model._non_persistent_buffers_set
+        self._modules = dict(model._modules)
+        for name, value in state.items():
+            *path, last = name.split(".")
+            owner: nn.Module = self
+            for part in path:
+                if part not in owner._modules:
+                    owner.add_module(part, nn.Module())
+                child = owner._modules[part]
+                assert child is not None
+                owner = child
+            owner.register_buffer(last, value)
+
+    def values(self) -> dict[str, Tensor]:
+        """Every tensor once, by its first name."""
+        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+
+
+@dataclass
+class Trainer:
+    """A model with its loss and its optimizer, whose steps can be traced."""
+
+    model: nn.Module
+    loss_fn: Loss
+    optimizer: Optimizer
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        check_optimizer(self.optimizer, self.names)
+        self.state = initial_state(self.optimizer, self.names)
+        self.root = Root(self.model, {**self._optimizer_tensors(), **self._own_tensors()})
+        self.reached: list[str] = []  # names of parameters with a gradient, once it was traced
+
+    @cached_property
+    def names(self) -> dict[Tensor, str]:
+        """The names of parameters."""
+        return {parameter: name for name, parameter in self.model.named_parameters()}
+
+    @cached_property
+    def trained(self) -> list[str]:
+        """The names of parameters that the optimizer changes."""
+        groups = self.optimizer.param_groups
+        return [self.names[p] for group in groups for p in group["params"] if p.requires_grad]
+
+    @property
+    def takes_model(self) -> bool:
+        """Whether the loss is a function of the model and the batch, not of outputs and targets."""
+        names = [*_signature(self.loss_fn).parameters]
+        return bool(names) and names[0] == "model"
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        return {
+            f"{OPTIMIZER}.{name}.{key}": value
+            for name, values in self.state.items()
+            for key, value in values.items()
+        }
+
+    def _own_tensors(self) -> dict[str, Tensor]:
+        own: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.int64)}
+        for index, group in enumerate(self.optimizer.param_groups):
+            rate = torch.as_tensor(group["lr"], dtype=torch.float64)
+            own[f"learning_rate.{index}"] = rate.detach().clone()
+        for index, rates in enumerate(self.options.rates):
+            own[f"schedule.{index}"] = torch.tensor(rates, dtype=torch.float64)
+        if self.options.skip_nonfinite:
+            own["skipped"] = torch.zeros((), dtype=torch.int64)
+        if self.options.accumulate > 1:
+            weights = dict(self.model.named_parameters())
+            for name in self.trained:
+                own[f"gradients.{name}"] = torch.zeros_like(weights[name]).detach()
+        return {f"{TRAINER}.{name}": value for name, value in own.items()}
+
+    # What is traced. `values` are the tensors of the root by name.
+
+    def train_step(self, values: Values, args: Sequence[Any]) -> Tensor:
+        """Update the weights with the gradients of a batch; return its loss."""
+        loss, grads = self.gradients(values, args)
+        if self.options.accumulate > 1:
+            grads = self._accumulate(values, grads)
+        self.apply(values, grads)
+        for held in self._accumulated(values).values():
+            held.zero_()
+        return loss
+
+    def accumulate(self, values: Values, args: Sequence[Any]) -> Tensor:
+        """Add the gradients of a batch to those of earlier ones; return its loss."""
+        loss, grads = self.gradients(values, args)
+        for name, total in self._accumulate(values, grads).items():
+            self._accumulated(values)[name].copy_(total)
+        return loss
+
+    def _accumulate(self, values: Values, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        held = self._accumulated(values)
+        return {name: held[name] + g / self.options.accumulate for name, g in grads.items()}
+
+    def _accumulated(self, values: Values) -> dict[str, Tensor]:
+        prefix = f"{TRAINER}.gradients."
+        return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
+
+    def gradients(self, values: Values, args: Sequence[Any]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of a batch and the gradients of parameters; buffers are updated."""
+        leaves = {name: values[name].detach().requires_grad_() for name in self.trained}
+        with torch.enable_grad(), self._in_mode(is_training=True):
+            loss = self._loss({**values, **leaves}, args)
+            found = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)
+        named = zip(leaves, found, strict=True)
+        grads = {name: grad for name, grad in named if grad is not None}
+        self.reached = [*grads]
+        return loss.detach(), grads
+
+    def apply(self, values: Values, grads: Mapping[str, Tensor]) -> None:
+        """Update the weights with gradients."""
+        if self.options.clip_grad_norm is not None:
+            grads = _clip(grads, self.options.clip_grad_norm)
+        written = {n: v for n, v in values.items() if n in grads or n.startswith(f"{OPTIMIZER}.")}
+        if not self.options.skip_nonfinite:
+            self._update(values, values, grads)
+            return
+        is_finite = torch.stack([grad.isfinite().all() for grad in grads.values()]).all()
+        after = {name: value.clone() for name, value in written.items()}
+        steps = values[f"{TRAINER}.step"].clone()
+        self._update(values, {**values, **after, f"{TRAINER}.step": steps}, grads)
+        for name, value in after.items():
+            values[name].copy_(torch.where(is_finite, value, values[name]))
+        values[f"{TRAINER}.step"].add_(is_finite.to(torch.int64))
+        values[f"{TRAINER}.skipped"].add_((~is_finite).to(torch.int64))
+
+    def _update(self, values: Values, written: Values, grads: Mapping[str, Tensor]) -> None:
+        state: State = {
+            name: {key: written[f"{OPTIMIZER}.{name}.{key}"] for key in keys}
+            for name, keys in self.state.items()
+        }
+        rates = self._rates(values)
+        trace_step(self.optimizer, self.names, written, grads, state, rates)
+        written[f"{TRAINER}.step"].add_(1)
+        for index, rate in enumerate(rates):
+            values[f"{TRAINER}.learning_rate.{index}"].copy_(rate)
+
+    def _rates(self, values: Values) -> list[Tensor]:
+        """The learning rate of each group in this step."""
+        step, rates = values[f"{TRAINER}.step"], []
+        for index in range(len(self.optimizer.param_groups)):
+            table = values.get(f"{TRAINER}.schedule.{index}")
+            if table is None:
+                rates.append(values[f"{TRAINER}.learning_rate.{index}"].clone())
+            else:
+                place = step.clamp(max=table.shape[0] - 1).reshape(1)
+                rates.append(table.index_select(0, place).reshape(()))
+        return rates
+
+    def evaluate(self, values: Values, args: Sequence[Any]) -> Tensor:
+        """The loss of a batch, with the model in evaluation mode."""
+        with torch.no_grad(), self._in_mode(is_training=False):
+            return self._loss(values, args)
+
+    def predict(self, values: Values, args: Sequence[Any]) -> Any:
+        """The results of the model in evaluation mode."""
+        with torch.no_grad(), self._in_mode(is_training=False), self._holding(values):
+            return self.model(*args)
+
+    def _loss(self, values: Values, args: Sequence[Any]) -> Tensor:
+        with self._holding(values):
+            if self.takes_model:
+                loss = self.loss_fn(self.model, *args)
+            else:
+                *inputs, target = args
+                loss = self.loss_fn(self.model(*inputs), target)
+        return _check_loss(loss)
+
+    @contextmanager
+    def _holding(self, values: Values) -> Iterator[None]:
+        """Let the model hold other tensors; buffers that it replaces are written."""
+        own = {n: v for n, v in values.items() if not n.startswith((f"{OPTIMIZER}.", f"{TRAINER}."))}
+        with _reparametrize_module(self.model, own, tie_weights=True):
+            yield
+            for name, buffer in self.model.named_buffers():
+                if buffer is not own[name]:
+                    own[name].copy_(buffer.detach())
+
+    @contextmanager
+    def _in_mode(self, *, is_training: bool) -> Iterator[None]:
+        before = {module: module.training for module in self.model.modules()}
+        if not is_training:
+            self.model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in before.items():
+                module.training = mode
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+
+
+def _check_loss(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise errors.ExportError(
+            f"the loss is a {type(loss).__name__}", hint="loss_fn returns a tensor of one element"
+        )
+    if loss.numel() != 1:
+        raise errors.ExportError(
+            f"the loss has shape {list(loss.shape)}, expected one element",
+            hint="average it in loss_fn: return loss.mean()",
+        )
+    return loss.reshape(())
+
+
+def _clip(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
+    """Scale gradients so that their norm is at most this."""
+    norms = [torch.linalg.vector_norm(grad) for grad in grads.values()]
+    total = torch.linalg.vector_norm(torch.stack(norms))
+    factor = torch.clamp(most / (total + _SMALL), max=1.0)
+    return {name: grad * factor.to(grad.dtype) for name, grad in grads.items()}
+
+
+# Entry points
+
+
+class Entry(nn.Module):
+    """A traced step as a module that holds the tensors of the root."""
+
+    def __init__(
+        self, root: Root, call: Callable[..., Any], signature: inspect.Signature
+    ) -> None:
+        super().__init__()
+        # The very same dictionaries: what torch.export puts in their place, the root sees too.
+        self._parameters = root._parameters
+        self._buffers = root._buffers
+        self._modules = root._modules
+        self._non_persistent_buffers_set = root._non_persistent_buffers_set
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return call(root.values(), signature.bind(*args, **kwargs).args)
+
+        forward.__dict__["__signature__"] = signature
+        self.__dict__["forward"] = forward
+        self.training = False  # the trace has the modes of the model
+
+
+@traces
+def trace_entry(
+    root: Root,
+    function: Callable[[Values, Sequence[Any]], Any],
+    args: tuple[Any, ...],
+    signature: inspect.Signature,
+    dynamic_shapes: Any = None,
+) -> Entry:
+    """Trace a function of the root's tensors and of arguments to a module for torch.export."""
+    fakes = _fake_leaves(args, signature, dynamic_shapes)
+    _, in_tree = torch_pytree.tree_flatten(args)
+    mode = next((x.fake_mode for x in fakes if isinstance(x, FakeTensor)), FakeTensorMode())
+    values = root.values()
+    held = [mode.from_tensor(value.detach(), static_shapes=True) for value in values.values()]
+    places = [place for place, leaf in enumerate(fakes) if isinstance(leaf, Tensor)]
+    out_tree: list[Any] = []
+
+    def flat(*tensors: Tensor) -> list[Any]:
+        own, passed = tensors[: len(held)], tensors[len(held) :]
+        leaves = [*fakes]
+        for place, tensor in zip(places, passed, strict=True):
+            leaves[place] = tensor
+        given = torch_pytree.tree_unflatten(leaves, in_tree)
+        results, tree = torch_pytree.tree_flatten(
+            function(dict(zip(values, own, strict=True)), given)
+        )
+        out_tree.append(tree)
+        return results
+
+    with mode, torch.no_grad():
+        graph = make_fx(flat)(*held, *(fakes[place] for place in places))
+
+    def call(current: Values, given: Sequence[Any]) -> Any:
+        leaves = torch_pytree.tree_leaves(given)
+        own = (current[name] for name in values)
+        results = graph(*own, *(leaves[place] for place in places))
+        return torch_pytree.tree_unflatten(results, out_tree[0])
+
+    return Entry(root, call, signature)
+
+
+class _Identity(nn.Module):
+    def __init__(self, signature: inspect.Signature) -> None:
+        super().__init__()
+
+        def forward(*args: Any) -> Any:
+            return [leaf for leaf in torch_pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
+
+        forward.__dict__["__signature__"] = signature
+        self.__dict__["forward"] = forward
+
+
+def _fake_leaves(
+    args: tuple[Any, ...], signature: inspect.Signature, dynamic_shapes: Any
+) -> list[Any]:
+    """The leaves of arguments, with fake tensors that have symbolic sizes."""
+    exported = export_program(_Identity(signature), args, {}, dynamic_shapes, False)
+    nodes = exported.graph.find_nodes(op="placeholder")
+    leaves = torch_pytree.tree_leaves(args)
+    return [
+        node.meta["val"] if isinstance(leaf, Tensor) else leaf
+        for leaf, node in zip(leaves, nodes, strict=True)
+    ]
