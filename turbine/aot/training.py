@@ -17,6 +17,7 @@ from turbine.aot.exporter import output_of
 from turbine.aot.output import ExportOutput
 from turbine.capture.learning_rates import simulate
 from turbine.capture.model import capture
+from turbine.capture.optimizer_step import CannotShare
 from turbine.capture.program import Program
 from turbine.capture.training_step import Options, Trainer, trace_entry
 from turbine.capture.weights import share_weights
@@ -29,6 +30,7 @@ def export_training_step(
     *,
     optimizer: Optimizer,
     args: tuple[Any, ...],
+    predict_args: tuple[Any, ...] | None = None,
     dynamic_shapes: Any = None,
     clip_grad_norm: float | None = None,
     accumulate: int = 1,
@@ -56,6 +58,8 @@ def export_training_step(
         optimizer: one of torch.optim's with the model's parameters, or one of your own. Parameters
             that it does not have stay as they are. Its state is exported too.
         args: an example batch.
+        predict_args: example arguments of `predict`, which are the first ones of `args` unless
+            given; their sizes are fixed then.
         dynamic_shapes: which sizes may vary, as torch.export takes it, for the example batch.
         clip_grad_norm: the norm to which gradients are scaled down.
         accumulate: how many batches an update averages the gradients of.
@@ -81,16 +85,35 @@ def export_training_step(
     _check(model, args, accumulate)
     rates = () if scheduler is None else simulate(scheduler, optimizer, scheduler_steps)
     options = Options(clip_grad_norm, accumulate, skip_nonfinite, rates)
-    trainer = Trainer(model, loss_fn, optimizer, options)
+    try:
+        trainer = Trainer(model, loss_fn, optimizer, options)
+        captured = _capture_all(trainer, args, dynamic_shapes, predict_args)
+    except CannotShare:
+        trainer = Trainer(model, loss_fn, optimizer, options, shares_steps=False)
+        captured = _capture_all(trainer, args, dynamic_shapes, predict_args)
+    return output_of(share_weights(captured), module_name or "module", model)
+
+
+def _capture_all(
+    trainer: Trainer,
+    args: tuple[Any, ...],
+    dynamic_shapes: Any,
+    predict_args: tuple[Any, ...] | None,
+) -> dict[str, Program]:
     names = _names(trainer, len(args))
     batch = _Arguments(args, names, _by_name(dynamic_shapes, names))
+    if predict_args is None:
+        inputs = batch.first(_count_inputs(trainer, len(args)))
+    else:
+        named = _parameters(trainer.model.forward)
+        inputs = _Arguments(predict_args, _fill_names(named, len(predict_args)), None)
     steps: dict[str, tuple[Step, _Arguments]] = {
         "train_step": (trainer.train_step, batch),
         "evaluate": (trainer.evaluate, batch),
-        "predict": (trainer.predict, batch.first(_count_inputs(trainer, len(args)))),
+        "predict": (trainer.predict, inputs),
         "gradients": (trainer.gradients, batch),
     }
-    if accumulate > 1:
+    if trainer.options.accumulate > 1:
         steps["accumulate"] = (trainer.accumulate, batch)
     captured = {name: _capture(trainer, *step) for name, step in steps.items()}
     values = trainer.root.values()
@@ -100,7 +123,7 @@ def export_training_step(
         lambda values, given: trainer.apply(values, given[0]),
         _Arguments((grads,), ["gradients"], None),
     )
-    return output_of(share_weights(captured), module_name or "module", model)
+    return captured
 
 
 Step = Callable[[Mapping[str, Tensor], Sequence[Any]], Any]
@@ -155,6 +178,11 @@ def _names(trainer: Trainer, count: int) -> list[str]:
         names = of_loss[1:]
     else:
         names = [*_parameters(trainer.model.forward)[: count - 1], *of_loss[1:2]]
+    return _fill_names(names, count)
+
+
+def _fill_names(names: Sequence[str], count: int) -> list[str]:
+    """As many names, all different."""
     given = [*names[:count], *(f"arg{place}" for place in range(len(names), count))]
     return given if len(set(given)) == count else [f"arg{place}" for place in range(count)]
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import operator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -132,20 +132,29 @@ def trace_step(
 ) -> None:
     """Run a step on tensors of a trace: weights and state are written in place.
 
-    Parameters without a gradient are left as they are. `rates` are the learning rates of the groups.
+    Parameters without a gradient are left as they are. `rates` are the learning rates of the
+    groups. Parameters may share the count of their steps: what depends on it is then traced once.
     """
     groups, held = [], {}
+    widened: dict[int, Tensor] = {}
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         own = [names[p] for p in group["params"] if names[p] in grads]
         groups.append({**group, **_options(group), "lr": rate, "params": [weights[n] for n in own]})
         for name in own:
             weights[name].grad = grads[name]
-            held[weights[name]] = {key: _widen(v) for key, v in state[name].items()}
+            held[weights[name]] = {
+                key: widened.setdefault(id(value), _widen(value))
+                for key, value in state[name].items()
+            }
+    uses = Counter(id(value) for values in held.values() for value in values.values())
+    numbers = _Numbers({number: count for number, count in uses.items() if count > 1})
     twin = _twin(optimizer, groups, held)
-    with _tracing(), torch.no_grad():
+    with mock.patch.object(torch.compiler, "_is_compiling_flag", True), numbers, torch.no_grad():
         _undecorated(type(twin).step)(twin)
+    numbers.check()
     for name in grads:
-        _keep(state[name], twin.state[weights[name]], f"{type(optimizer).__name__} for {name}")
+        what = f"{type(optimizer).__name__} for {name}"
+        _keep(state[name], twin.state[weights[name]], what)
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,7 +165,9 @@ def _options(group: Mapping[str, Any]) -> dict[str, Any]:
 
 def _widen(value: Tensor) -> Tensor:
     """A number in float64, as Python computes with it."""
-    return value.double() if value.ndim == 0 and value.is_floating_point() else value
+    if value.ndim or not value.is_floating_point():
+        return value
+    return value.to(torch.float64, copy=True)
 
 
 def _keep(state: dict[str, Tensor], after: Mapping[str, Any], what: str) -> None:
@@ -179,30 +190,89 @@ def _undecorated(step: Any) -> Callable[..., Any]:
     return step  # type: ignore[no-any-return]
 
 
-@contextmanager
-def _tracing() -> Iterator[None]:
-    """Let optimizers keep their numbers in tensors, as they do for torch.compile."""
-    with mock.patch.object(torch.compiler, "_is_compiling_flag", True), _TensorFactors():
-        yield
+class CannotShare(Exception):
+    """An optimizer writes to a number that several parameters share."""
 
 
-class _TensorFactors(TorchFunctionMode):
-    """Allows tensors as factors that PyTorch wants as numbers: `x.add_(y, alpha=rate)`."""
+class _Numbers(TorchFunctionMode):
+    """Computes with numbers in tensors, once for all parameters that share them.
+
+    Tensors may be factors that PyTorch wants as numbers: `x.add_(y, alpha=rate)`. A shared count of
+    steps is increased by the first parameter alone, and ops on numbers are not traced again.
+    """
+
+    def __init__(self, shared: Mapping[int, int]) -> None:
+        super().__init__()
+        self._uses = shared  # ids of shared counts, and how many parameters share them
+        self._increased: Counter[int] = Counter()
+        self._known: dict[Any, Tensor] = {}
+        self._numbers: dict[int, Tensor] = {}  # computed from shared counts
+
+    def check(self) -> None:
+        """Raise unless every parameter has increased its count once."""
+        if self._increased != self._uses:
+            raise CannotShare
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
+        name, options = getattr(func, "__name__", ""), dict(kwargs or {})
+        if args and id(args[0]) in self._uses and name == "add_":
+            return self._increase(args[0], *args[1:])
+        if any(id(value) in self._uses or id(value) in self._numbers for value in args):
+            return self._compute(func, name, args, options)
+        return self._call(func, name, args, options)
+
+    def _call(self, func: Any, name: str, args: Any, options: dict[str, Any]) -> Any:
+        """Call a function, with numbers rounded to the dtype of tensors beside them."""
+        dtypes = [x.dtype for x in args if isinstance(x, Tensor) and not _is_number(x)]
+        if not dtypes:
+            return func(*args, **options)
+        args = [self._narrow(x, dtypes[0]) for x in args]
         for key in ("alpha", "value"):
-            if isinstance(kwargs.get(key), Tensor) and name.rstrip("_") in _SCALED:
-                factor = kwargs.pop(key)
+            if isinstance(options.get(key), Tensor) and name.rstrip("_") in _SCALED:
+                factor = self._narrow(options.pop(key), dtypes[0])
                 target, *rest = args
                 change = factor * _SCALED[name.rstrip("_")](*rest)
                 return target.add_(change) if name.endswith("_") else target + change
-        return func(*args, **kwargs)
+        return func(*args, **options)
+
+    def _narrow(self, value: Any, dtype: torch.dtype) -> Any:
+        if not isinstance(value, Tensor) or not _is_number(value) or not dtype.is_floating_point:
+            return value
+        key = "to", id(value), dtype
+        if key not in self._known:
+            self._known[key] = value.to(dtype)
+            self._numbers[id(value)] = value  # it has to live as long as its id is a key
+        return self._known[key]
+
+    def _increase(self, count: Tensor, by: Any) -> Tensor:
+        if by != 1:
+            raise CannotShare
+        self._increased[id(count)] += 1
+        return count.add_(1) if self._increased[id(count)] == 1 else count
+
+    def _compute(self, func: Any, name: str, args: Any, options: dict[str, Any]) -> Any:
+        if any(id(x) in self._uses and not self._increased[id(x)] for x in args):
+            raise CannotShare
+        if name not in _PURE or any(isinstance(x, Tensor) and not _is_number(x) for x in args):
+            return self._call(func, name, args, options)
+        key = name, tuple(id(x) if isinstance(x, Tensor) else x for x in args), str(options)
+        if key not in self._known:
+            made = func(*args, **options)
+            self._known[key] = self._numbers[id(made)] = made
+        return self._known[key]
 
 
+def _is_number(value: Tensor) -> bool:
+    return value.ndim == 0 and value.dtype == torch.float64
+
+
+# Functions whose results depend on numbers alone.
+_PURE = {
+    *("add", "sub", "mul", "div", "pow", "sqrt", "neg", "reciprocal", "exp", "where"),
+    *("__rsub__", "__rdiv__", "__rtruediv__", "__rpow__"),
+}
 _SCALED: dict[str, Callable[..., Tensor]] = {
     "add": lambda x: x,
     "sub": lambda x: -x,

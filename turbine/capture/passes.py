@@ -13,7 +13,6 @@ from turbine.capture import graph_passes
 from turbine.capture.broadcast_formulas import mark_broadcast_formulas
 from turbine.capture.constants import fold_uniform
 from turbine.capture.crossed_reads import mark_crossed_reads
-from turbine.capture.equal_numbers import merge_numbers
 from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.joined_indices import join_indices
 from turbine.capture.long_formulas import mark_long_formulas
@@ -35,7 +34,6 @@ def clean(graph_module: fx.GraphModule) -> None:
     graph_passes.fill_empty(graph_module)
     graph_passes.fill_reductions_of_nothing(graph_module)
     graph_passes.fill_with_truth(graph_module)
-    merge_numbers(graph_module.graph)
     fold_uniform(graph_module.graph)
     keep_rounding(graph_module.graph)
     graph_module.graph.eliminate_dead_code()

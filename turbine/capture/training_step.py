@@ -46,34 +46,22 @@ class Options:
 
 
 class Root(nn.Module):
-    """All tensors that live between steps, by name: the model's, the optimizer's, and our own."""
+    """All tensors that live between steps, each once, as buffers with their names."""
 
-    def __init__(self, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        taken = [name for name in (OPTIMIZER, TRAINER) if hasattr(model, name)]
-        if taken:
-            raise errors.ExportError(
-                f"{type(model).__name__} has an attribute {taken[0]!r}",
-                hint="rename it: the state of training is kept under this name",
-            )
-        self._parameters = model._parameters
-        self._buffers = model._buffers
-        self._non_persistent_buffers_set = model._non_persistent_buffers_set
-        self._modules = dict(model._modules)
-        for name, value in state.items():
+        for name, tensor in tensors.items():
             *path, last = name.split(".")
             owner: nn.Module = self
             for part in path:
                 if part not in owner._modules:
                     owner.add_module(part, nn.Module())
-                child = owner._modules[part]
-                assert child is not None
-                owner = child
-            owner.register_buffer(last, value)
+                owner = owner.get_submodule(part)
+            owner.register_buffer(last, tensor)
 
     def values(self) -> dict[str, Tensor]:
-        """Every tensor once, by its first name."""
-        return {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        """Every tensor by its name."""
+        return dict(self.named_buffers(remove_duplicate=False))
 
 
 @dataclass
@@ -84,12 +72,25 @@ class Trainer:
     loss_fn: Loss
     optimizer: Optimizer
     options: Options = field(default_factory=Options)
+    shares_steps: bool = True
 
     def __post_init__(self) -> None:
         check_optimizer(self.optimizer, self.names)
         self.state = initial_state(self.optimizer, self.names)
-        self.root = Root(self.model, {**self._optimizer_tensors(), **self._own_tensors()})
+        self.holders = self._holders()
+        self._check_names()
+        tensors = {name: parameter.detach() for parameter, name in self.names.items()}
+        tensors |= dict(self.model.named_buffers())
+        self.root = Root({**tensors, **self._optimizer_tensors(), **self._own_tensors()})
         self.reached: list[str] = []  # names of parameters with a gradient, once it was traced
+
+    def _check_names(self) -> None:
+        taken = [name for name in (OPTIMIZER, TRAINER) if hasattr(self.model, name)]
+        if taken:
+            raise errors.ExportError(
+                f"{type(self.model).__name__} has an attribute {taken[0]!r}",
+                hint="rename it: the state of training is kept under this name",
+            )
 
     @cached_property
     def names(self) -> dict[Tensor, str]:
@@ -108,11 +109,26 @@ class Trainer:
         names = [*_signature(self.loss_fn).parameters]
         return bool(names) and names[0] == "model"
 
+    def _holders(self) -> dict[str, dict[str, str]]:
+        """The name of each tensor of the optimizer; parameters of a group share counts of steps."""
+        holders = {
+            name: {key: f"{OPTIMIZER}.{name}.{key}" for key in values}
+            for name, values in self.state.items()
+        }
+        for index, group in enumerate(self.optimizer.param_groups if self.shares_steps else ()):
+            names = [self.names[parameter] for parameter in group["params"]]
+            steps = [self.state[name].get("step") for name in names]
+            numbers = {float(s) for s in steps if s is not None and s.ndim == 0}
+            if len(numbers) == 1 and None not in steps:
+                for name in names:
+                    holders[name]["step"] = f"{TRAINER}.optimizer_step.{index}"
+        return holders
+
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         return {
-            f"{OPTIMIZER}.{name}.{key}": value
-            for name, values in self.state.items()
-            for key, value in values.items()
+            holder: self.state[name][key]
+            for name, held in self.holders.items()
+            for key, holder in held.items()
         }
 
     def _own_tensors(self) -> dict[str, Tensor]:
@@ -172,7 +188,8 @@ class Trainer:
         """Update the weights with gradients."""
         if self.options.clip_grad_norm is not None:
             grads = _clip(grads, self.options.clip_grad_norm)
-        written = {n: v for n, v in values.items() if n in grads or n.startswith(f"{OPTIMIZER}.")}
+        held = {holder for name in grads for holder in self.holders[name].values()}
+        written = {name: value for name, value in values.items() if name in grads or name in held}
         if not self.options.skip_nonfinite:
             self._update(values, values, grads)
             return
@@ -187,8 +204,8 @@ class Trainer:
 
     def _update(self, values: Values, written: Values, grads: Mapping[str, Tensor]) -> None:
         state: State = {
-            name: {key: written[f"{OPTIMIZER}.{name}.{key}"] for key in keys}
-            for name, keys in self.state.items()
+            name: {key: written[holder] for key, holder in held.items()}
+            for name, held in self.holders.items()
         }
         rates = self._rates(values)
         trace_step(self.optimizer, self.names, written, grads, state, rates)
@@ -285,10 +302,8 @@ class Entry(nn.Module):
     ) -> None:
         super().__init__()
         # The very same dictionaries: what torch.export puts in their place, the root sees too.
-        self._parameters = root._parameters
         self._buffers = root._buffers
         self._modules = root._modules
-        self._non_persistent_buffers_set = root._non_persistent_buffers_set
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             return call(root.values(), signature.bind(*args, **kwargs).args)
@@ -327,7 +342,7 @@ def trace_entry(
         out_tree.append(tree)
         return results
 
-    with mode, torch.no_grad():
+    with mode, torch.no_grad(), _without_onednn():
         graph = make_fx(flat)(*held, *(fakes[place] for place in places))
 
     def call(current: Values, given: Sequence[Any]) -> Any:
@@ -337,6 +352,17 @@ def trace_entry(
         return torch_pytree.tree_unflatten(results, out_tree[0])
 
     return Entry(root, call, signature)
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """Trace plain ops: oneDNN's recurrent layers are ops that only it computes."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
 
 
 class _Identity(nn.Module):

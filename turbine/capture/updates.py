@@ -173,7 +173,7 @@ def rewrite(graph: fx.GraphModule, update: Update, mutation: Mutation) -> None:
     """
     (output,) = graph.graph.find_nodes(op="output")
     with graph.graph.inserting_before(output):
-        flat = [_flatten(node) for node in update.operands]
+        flat = [flatten(node) for node in update.operands]
         graph.graph.call_function(mutation, tuple(flat))
     new = {value: old for old, value in update.written.items()}
     output.args = (tuple(new.get(node, node) for node in output.args[0]),)
@@ -184,5 +184,6 @@ def drop_unused(graph: fx.GraphModule) -> None:
     graph.graph.eliminate_dead_code(lambda node: writes(node) or node.is_impure())
 
 
-def _flatten(node: fx.Node) -> fx.Node:
+def flatten(node: fx.Node) -> fx.Node:
+    """A tensor as one axis."""
     return emit(node.graph, torch.ops.aten.view.default, node, [-1], beside=node)

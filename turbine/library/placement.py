@@ -10,7 +10,7 @@ from torch import fx
 
 from turbine.capture.nodes import copy_graph
 from turbine.capture.program import Region
-from turbine.library import attention, convolution, linear, rows
+from turbine.library import attention, convolution, linear, rows, update
 from turbine.target import Target
 
 
@@ -53,10 +53,13 @@ def place_kernels(
     matches: list[Match] = [
         match for region in regions.values() for find in FINDERS for match in find(region)
     ]
-    if not matches:
+    has_updates = any(update.find(region) for region in regions.values())
+    if not matches and not has_updates:
         return None
     target = find_target()
-    if target.kind != "cpu" or not any(match.is_faster_on(target) for match in matches):
+    if target.kind != "cpu":
+        return None
+    if not has_updates and not any(match.is_faster_on(target) for match in matches):
         return None
     return {name: _with_kernels(region, target) for name, region in regions.items()}
 
@@ -80,14 +83,16 @@ def _with_kernels(region: R, target: Target) -> R:
                 _check_shape(replaced[match.node], match.node)
                 match.node.replace_all_uses_with(replaced[match.node])
         module.graph.eliminate_dead_code()
-    module.recompile()
 
     def copy_of(node: fx.Node) -> fx.Node:
         twin: fx.Node = own[node]
         return replaced.get(twin, twin)
 
-    return replace(
+    placed = replace(
         copied,
         results=tuple(copy_of(node) for node in region.results),
         stores={name: copy_of(node) for name, node in region.stores.items()},
     )
+    placed = update.place(placed)
+    module.recompile()
+    return placed

@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
 
 import turbine.kernel.lang as tkl
-from turbine.capture.updates import Update
+from turbine.capture.nodes import emit
+from turbine.capture.program import Region
+from turbine.capture.updates import Update, find_updates, flatten
 from turbine.kernel.call.kernel import Kernel
 
 aten = torch.ops.aten
@@ -43,6 +46,37 @@ def make_kernel(update: Update) -> Kernel:
 
 
 _kernels: dict[Any, Kernel] = {}
+
+
+def find(region: Region) -> list[Update]:
+    """Find new values of state that kernels can compute in its own memory."""
+    inputs = {node.name: node for node in region.graph.graph.find_nodes(op="placeholder")}
+    results = {inputs[name]: new for name, new in region.stores.items()}
+    return find_updates(region.graph.graph, results, is_known) if results else []
+
+
+R = TypeVar("R", bound=Region)
+
+
+def place(region: R) -> R:
+    """Compute new values of state by kernels, after all that reads the old ones."""
+    graph, stores = region.graph.graph, dict(region.stores)
+    (output,) = graph.find_nodes(op="output")
+    for update in find(region):
+        kernel = make_kernel(update)
+        first = next(iter(update.written)).meta["val"]
+        with graph.inserting_before(output), first.fake_mode:
+            flat = [flatten(node) for node in update.operands]
+            results = emit(graph, kernel.op.core.op, *flat, beside=output)
+            for place, old in enumerate(update.written):
+                made, shape = results, [*old.meta["val"].shape]
+                if len(update.written) > 1:
+                    made = emit(graph, operator.getitem, results, place, beside=output)
+                stores[old.name] = emit(graph, aten.view.default, made, shape, beside=output)
+        new = {value: stores[old.name] for old, value in update.written.items()}
+        output.args = (fx.map_arg(output.args[0], lambda node: new.get(node, node)),)
+    graph.eliminate_dead_code()
+    return replace(region, stores=stores)
 
 
 class _Place(int):
