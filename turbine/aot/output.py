@@ -7,7 +7,7 @@ import os
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ class ExportOutput:
     quantization: QuantizationReport | None = None  # what it did
     passes: tuple[Pass, ...] = ()  # what `transform` ran
     shape_expressions: bool = False  # whether the IR has those of dynamic sizes
+    training: dict[str, Any] = field(default_factory=dict)  # what the runtime has to know of steps
 
     @property
     def mlir_module(self) -> Operation:
@@ -301,6 +302,7 @@ class ExportOutput:
             "weights": [asdict(weight) for weight in declared],
             "state": [asdict(_to_constant(weight)) for weight in self.lowered.state],
             "dispatches": [*dispatches],
+            "training": self.training,
             "provenance": self.provenance,
         }
 

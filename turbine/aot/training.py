@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -91,7 +91,8 @@ def export_training_step(
     except CannotShare:
         trainer = Trainer(model, loss_fn, optimizer, options, shares_steps=False)
         captured = _capture_all(trainer, args, dynamic_shapes, predict_args)
-    return output_of(share_weights(captured), module_name or "module", model)
+    output = output_of(share_weights(captured), module_name or "module", model)
+    return replace(output, training={"accumulate": accumulate, "shared": trainer.shared})
 
 
 def _capture_all(

@@ -28,6 +28,7 @@ from turbine.capture.optimizer_step import State, check_optimizer, initial_state
 
 # Where the root module holds the state of the optimizer, and that of training.
 OPTIMIZER, TRAINER = "optimizer", "trainer"
+BATCHES = f"{TRAINER}.batches"
 # Added to a norm before it divides, as in torch.nn.utils.clip_grad_norm_.
 _SMALL = 1e-6
 
@@ -124,6 +125,15 @@ class Trainer:
                     holders[name]["step"] = f"{TRAINER}.optimizer_step.{index}"
         return holders
 
+    @property
+    def shared(self) -> dict[str, list[str]]:
+        """Tensors of the optimizer that several parameters share, with the name for each."""
+        keys: dict[str, list[str]] = {}
+        for name, held in self.holders.items():
+            for key, holder in held.items():
+                keys.setdefault(holder, []).append(f"{OPTIMIZER}.{name}.{key}")
+        return {holder: names for holder, names in keys.items() if names != [holder]}
+
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         return {
             holder: self.state[name][key]
@@ -141,6 +151,7 @@ class Trainer:
         if self.options.skip_nonfinite:
             own["skipped"] = torch.zeros((), dtype=torch.int64)
         if self.options.accumulate > 1:
+            own["batches"] = torch.zeros((), dtype=torch.int64)
             weights = dict(self.model.named_parameters())
             for name in self.trained:
                 own[f"gradients.{name}"] = torch.zeros_like(weights[name]).detach()
@@ -154,8 +165,9 @@ class Trainer:
         if self.options.accumulate > 1:
             grads = self._accumulate(values, grads)
         self.apply(values, grads)
-        for held in self._accumulated(values).values():
-            held.zero_()
+        if self.options.accumulate > 1:
+            for held in (*self._accumulated(values).values(), values[BATCHES]):
+                held.zero_()
         return loss
 
     def accumulate(self, values: Values, args: Sequence[Any]) -> Tensor:
@@ -163,6 +175,7 @@ class Trainer:
         loss, grads = self.gradients(values, args)
         for name, total in self._accumulate(values, grads).items():
             self._accumulated(values)[name].copy_(total)
+        values[BATCHES].add_(1)
         return loss
 
     def _accumulate(self, values: Values, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -11,12 +11,13 @@ from urllib.parse import quote
 from iree.runtime import version as iree_version
 
 from turbine import errors, target
-from turbine.runtime import container, device, parameters
+from turbine.runtime import checkpoint, container, device, parameters
 from turbine.runtime.caller import Caller
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
 from turbine.runtime.overlap import Span
 from turbine.runtime.state import Kept, State
+from turbine.runtime.training import AccumulatingStep
 from turbine.runtime.weights import Given, Weights
 from turbine.signature import Signature, state_functions
 from turbine.target import Target
@@ -66,12 +67,17 @@ class Artifact:
                 needs_cores=device.is_long(self.driver, device.load_of(self.manifest)),
                 state=[state_functions(index) for index, _ in enumerate(self.manifest["state"])],
             )
-            self.functions = {
+            self.functions: dict[str, Function | AccumulatingStep] = {
                 name: Function(self._executable, name, Signature.from_json(data), contents.span)
                 for name, data in self.manifest["functions"].items()
             }
             kept = [Kept.from_json(row) for row in self.manifest["state"]]
             self.state = State(self._executable, kept, contents.span)
+            self._shared: dict[str, list[str]] = self.manifest.get("training", {}).get("shared", {})
+            batches = self.manifest.get("training", {}).get("accumulate", 1)
+            if batches > 1:
+                update, add = (self.functions[name] for name in ("train_step", "accumulate"))
+                self.functions["train_step"] = AccumulatingStep(update, add, self.state, batches)
         except (KeyError, TypeError, AttributeError) as error:
             raise errors.ArtifactError(
                 f"the manifest is invalid: {error!r}", where=contents.source, hint=container.AGAIN
@@ -82,9 +88,9 @@ class Artifact:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(args, kwargs)
 
-    def __getattr__(self, name: str) -> Function:
+    def __getattr__(self, name: str) -> Function | AccumulatingStep:
         """An entry point by its name: `artifact.decode(x)`."""
-        functions: dict[str, Function] = self.__dict__.get("functions", {})
+        functions: dict[str, Function | AccumulatingStep] = self.__dict__.get("functions", {})
         if name not in functions:
             raise AttributeError(errors.unknown("entry point", name, functions), obj=self)
         return functions[name]
@@ -103,7 +109,7 @@ class Artifact:
         """The arguments and results of the only entry point."""
         return self.function().signature
 
-    def function(self, name: str | None = None) -> Function:
+    def function(self, name: str | None = None) -> Function | AccumulatingStep:
         """An entry point by its name, or the only one."""
         if name is not None:
             if name not in self.functions:
@@ -134,6 +140,18 @@ class Artifact:
     def reset(self) -> None:
         """Reset state to the values it was exported with."""
         self._executable.reset()
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write the state to a .safetensors file, which replaces an old one atomically.
+
+        Tensors of a model have the names that PyTorch has for them. A training step's optimizer
+        has `optimizer.<parameter>.<name>` for each of its tensors.
+        """
+        checkpoint.save(Path(path), self.state, self._shared)
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Set the state to that of a file; the state stays as it is if the file does not fit."""
+        checkpoint.load(Path(path), self.state, self._shared)
 
     def save(self, path: str | Path) -> None:
         """Write the artifact to one file, which replaces an old one atomically.

@@ -1,11 +1,11 @@
-"""Files of the safetensors package: a mapped file in, entries out, without the package."""
+"""Files of the safetensors package, read and written without it: entries in and out."""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import IO, Any
 
 from turbine.runtime.entries import Damage, Entry, part, plain, unpack
 
@@ -43,6 +43,30 @@ def read(data: memoryview) -> Iterator[Entry]:
             first, last = facts["data_offsets"]
             found = part(storage, first, last - first)
             yield plain(key, found, DTYPES.get(facts["dtype"]), facts["shape"])
+
+
+def write(file: IO[bytes], entries: Iterable[Entry]) -> None:
+    """Write a file with these tensors, in order of their names."""
+    ordered = sorted(entries, key=lambda entry: entry.key)
+    header, position = {}, 0
+    for entry in ordered:
+        end = position + entry.data.nbytes
+        header[entry.key] = {
+            "dtype": _NAMES[entry.dtype],
+            "shape": [*(entry.shape or ())],
+            "data_offsets": [position, end],
+        }
+        position = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    file.write(_LENGTH.pack(len(text)))
+    file.write(text)
+    for entry in ordered:
+        file.write(entry.data.cast("B") if entry.data.nbytes else b"")
+
+
+_ALIGNMENT = 8
+_NAMES: dict[str | None, str] = {name: kind for kind, name in DTYPES.items()}
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

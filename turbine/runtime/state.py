@@ -74,6 +74,10 @@ class State(Mapping[str, Any]):
         # The program takes over the memory.
         self._caller(setter, (given,), ()).call((_copy(value),), {})
 
+    def declaration(self, name: str) -> Kept:
+        """The type of a value."""
+        return self._find(name)[1]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)
 
