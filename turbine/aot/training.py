@@ -21,6 +21,7 @@ from turbine.capture.optimizer_step import CannotShare
 from turbine.capture.program import Program
 from turbine.capture.training_step import Options, Trainer, trace_entry
 from turbine.capture.weights import share_weights
+from turbine.library import random
 
 
 def export_training_step(
@@ -37,6 +38,7 @@ def export_training_step(
     scheduler: LRScheduler | None = None,
     scheduler_steps: int = 10_000,
     skip_nonfinite: bool = False,
+    seed: int = 0,
     module_name: str | None = None,
 ) -> ExportOutput:
     """Export a training step: forward, backward and update, with all of their state.
@@ -67,6 +69,8 @@ def export_training_step(
         scheduler_steps: for how many updates its rates are exported; the last one stays.
         skip_nonfinite: make no update where a gradient is inf or nan, and count such steps in
             `artifact.state["trainer.skipped"]`.
+        seed: the seed of dropout and other random ops. Numbers depend on it and on how many were
+            drawn before, not on the CPU, and are not those that PyTorch draws.
         module_name: what IREE's tools call the module; "module" unless given.
 
     >>> import torch, turbine
@@ -84,12 +88,12 @@ def export_training_step(
     """
     _check(model, args, accumulate)
     rates = () if scheduler is None else simulate(scheduler, optimizer, scheduler_steps)
-    options = Options(clip_grad_norm, accumulate, skip_nonfinite, rates)
+    options = Options(clip_grad_norm, accumulate, skip_nonfinite, rates, seed)
     try:
-        trainer = Trainer(model, loss_fn, optimizer, options)
+        trainer = Trainer(model, loss_fn, optimizer, options, *_DRAWS)
         captured = _capture_all(trainer, args, dynamic_shapes, predict_args)
     except CannotShare:
-        trainer = Trainer(model, loss_fn, optimizer, options, shares_steps=False)
+        trainer = Trainer(model, loss_fn, optimizer, options, *_DRAWS, shares_steps=False)
         captured = _capture_all(trainer, args, dynamic_shapes, predict_args)
     output = output_of(share_weights(captured), module_name or "module", model)
     return replace(output, training={"accumulate": accumulate, "shared": trainer.shared})
@@ -127,6 +131,7 @@ def _capture_all(
     return captured
 
 
+_DRAWS = (random.uniform, random.normal)
 Step = Callable[[Mapping[str, Tensor], Sequence[Any]], Any]
 
 

@@ -149,12 +149,25 @@ def trace_step(
     uses = Counter(id(value) for values in held.values() for value in values.values())
     numbers = _Numbers({number: count for number, count in uses.items() if count > 1})
     twin = _twin(optimizer, groups, held)
-    with mock.patch.object(torch.compiler, "_is_compiling_flag", True), numbers, torch.no_grad():
-        _undecorated(type(twin).step)(twin)
+    try:
+        with mock.patch.object(torch.compiler, "_is_compiling_flag", True), numbers:
+            with torch.no_grad():
+                _undecorated(type(twin).step)(twin)
+    except (CannotShare, errors.TurbineError):
+        raise
+    except Exception as error:
+        raise errors.ExportError(
+            f"the step of {type(optimizer).__name__} cannot be traced: {_first_line(error)}",
+            hint="it may not branch on values of tensors; AdamW and SGD can be exported",
+        ) from error
     numbers.check()
     for name in grads:
         what = f"{type(optimizer).__name__} for {name}"
         _keep(state[name], twin.state[weights[name]], what)
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,6 +246,7 @@ class _Numbers(TorchFunctionMode):
             if isinstance(options.get(key), Tensor) and name.rstrip("_") in _SCALED:
                 factor = self._narrow(options.pop(key), dtypes[0])
                 target, *rest = args
+                rest = [x.to(target.dtype) for x in rest]
                 change = factor * _SCALED[name.rstrip("_")](*rest)
                 return target.add_(change) if name.endswith("_") else target + change
         return func(*args, **options)

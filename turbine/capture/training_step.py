@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,7 @@ from turbine import errors
 from turbine.capture.model import export_program
 from turbine.capture.one_thread import traces
 from turbine.capture.optimizer_step import State, check_optimizer, initial_state, trace_step
+from turbine.capture.random_ops import CountedRandom, Draw
 
 # Where the root module holds the state of the optimizer, and that of training.
 OPTIMIZER, TRAINER = "optimizer", "trainer"
@@ -44,6 +45,7 @@ class Options:
     accumulate: int = 1  # batches of an update
     skip_nonfinite: bool = False  # no update where a gradient is inf or nan
     rates: Sequence[Sequence[float]] = ()  # the learning rates of each group, step by step
+    seed: int = 0  # of random numbers
 
 
 class Root(nn.Module):
@@ -72,7 +74,9 @@ class Trainer:
     model: nn.Module
     loss_fn: Loss
     optimizer: Optimizer
-    options: Options = field(default_factory=Options)
+    options: Options
+    uniform: Draw
+    normal: Draw
     shares_steps: bool = True
 
     def __post_init__(self) -> None:
@@ -142,7 +146,10 @@ class Trainer:
         }
 
     def _own_tensors(self) -> dict[str, Tensor]:
-        own: dict[str, Tensor] = {"step": torch.zeros((), dtype=torch.int64)}
+        own: dict[str, Tensor] = {
+            "step": torch.zeros((), dtype=torch.int64),
+            "random": torch.tensor([self.options.seed, 0]),
+        }
         for index, group in enumerate(self.optimizer.param_groups):
             rate = torch.as_tensor(group["lr"], dtype=torch.float64)
             own[f"learning_rate.{index}"] = rate.detach().clone()
@@ -246,10 +253,11 @@ class Trainer:
     def predict(self, values: Values, args: Sequence[Any]) -> Any:
         """The results of the model in evaluation mode."""
         with torch.no_grad(), self._in_mode(is_training=False), self._holding(values):
-            return self.model(*args)
+            with self._drawing(values):
+                return self.model(*args)
 
     def _loss(self, values: Values, args: Sequence[Any]) -> Tensor:
-        with self._holding(values):
+        with self._holding(values), self._drawing(values):
             if self.takes_model:
                 loss = self.loss_fn(self.model, *args)
             else:
@@ -266,6 +274,14 @@ class Trainer:
             for name, buffer in self.model.named_buffers():
                 if buffer is not own[name]:
                     own[name].copy_(buffer.detach())
+
+    @contextmanager
+    def _drawing(self, values: Values) -> Iterator[None]:
+        """Let random numbers depend on the seed, and on how many were drawn before."""
+        random = CountedRandom(values[f"{TRAINER}.random"], self.uniform, self.normal)
+        with random:
+            yield
+        random.advance()
 
     @contextmanager
     def _in_mode(self, *, is_training: bool) -> Iterator[None]:
