@@ -10,6 +10,8 @@ from turbine.aot.abstract import AbstractIndex as AbstractIndex
 from turbine.aot.abstract import AbstractTensor as AbstractTensor
 from turbine.aot.abstract import abstractify as abstractify
 from turbine.aot.arithmetic import IrScalar as IrScalar
+from turbine.aot.checkpoints import read_checkpoint as read_checkpoint
+from turbine.aot.checkpoints import write_checkpoint as write_checkpoint
 from turbine.aot.compiled_module import CompiledModule as CompiledModule
 from turbine.aot.compiled_module import ExportTargetDef as ExportTargetDef
 from turbine.aot.compiled_module import ModuleBuilderOptions as ModuleBuilderOptions

@@ -159,7 +159,15 @@ class _Arguments:
 
 
 def _capture(trainer: Trainer, step: Step, given: _Arguments) -> Program:
-    entry = trace_entry(trainer.root, step, given.values, given.signature, given.dynamic_shapes)
+    try:
+        entry = trace_entry(trainer.root, step, given.values, given.signature, given.dynamic_shapes)
+    except TypeError as error:
+        if step != trainer.predict:
+            raise
+        raise errors.ExportError(
+            f"cannot predict with {', '.join(given.names)}: {error}",
+            hint="pass example arguments of the model, predict_args=(x,)",
+        ) from error
     with torch.no_grad():
         return capture(entry, given.values, dynamic_shapes=given.dynamic_shapes)
 

@@ -34,8 +34,8 @@ def simulate(scheduler: LRScheduler, optimizer: Optimizer, steps: int) -> list[l
                 found.append(float(group["lr"]))
             if step + 1 < steps:
                 scheduler.step()
-        for group, held in zip(groups, before, strict=True):
-            _check_others(_numbers(group), held)
+            for group, held in zip(groups, before, strict=True):
+                _check_others(_numbers(group), held)
     finally:
         for group, held in zip(groups, before, strict=True):
             group.update(held)

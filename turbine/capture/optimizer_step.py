@@ -1,14 +1,13 @@
 """Trace the step of an optimizer as ops on tensors: weights, gradients, and its state.
 
-The optimizer's own code runs, on a twin that has tensors of the trace in place of parameters. Numbers
-that change from step to step, such as the learning rate, are tensors of float64 there.
+The optimizer's own code runs, on a twin that has tensors of the trace in place of parameters.
+Numbers that change from step to step, such as the learning rate, are tensors of float64 there.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-import operator
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -35,14 +34,18 @@ def check_optimizer(optimizer: object, names: Mapping[Tensor, str]) -> None:
     if isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
         raise errors.ExportError(
             f"{type(optimizer).__name__} cannot be exported: "
-            + ("it calls the model itself" if _takes_closure(optimizer) else "it needs sparse grads"),
+            + (
+                "it calls the model itself"
+                if _takes_closure(optimizer)
+                else "it needs sparse grads"
+            ),
             hint="use an optimizer whose step depends on the gradients alone, such as AdamW",
         )
     for index, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             if parameter not in names:
                 raise errors.ExportError(
-                    f"parameter {place} of group {index} of the optimizer is not one of the model's",
+                    f"parameter {place} of the optimizer's group {index} is not one of the model's",
                     hint="make the optimizer with model.parameters(), after the model was changed",
                 )
 
@@ -150,9 +153,9 @@ def trace_step(
     numbers = _Numbers({number: count for number, count in uses.items() if count > 1})
     twin = _twin(optimizer, groups, held)
     try:
-        with mock.patch.object(torch.compiler, "_is_compiling_flag", True), numbers:
-            with torch.no_grad():
-                _undecorated(type(twin).step)(twin)
+        compiling = mock.patch.object(torch.compiler, "_is_compiling_flag", True)
+        with compiling, numbers, torch.no_grad():
+            _undecorated(type(twin).step)(twin)
     except (CannotShare, errors.TurbineError):
         raise
     except Exception as error:

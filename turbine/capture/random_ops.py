@@ -24,7 +24,7 @@ class CountedRandom(TorchDispatchMode):
     """
 
     def __init__(self, state: Tensor, uniform: Draw, normal: Draw) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._state = state
         self._draw = {"uniform": uniform, "normal": normal}
         self._count: Any = 0

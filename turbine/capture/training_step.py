@@ -252,9 +252,9 @@ class Trainer:
 
     def predict(self, values: Values, args: Sequence[Any]) -> Any:
         """The results of the model in evaluation mode."""
-        with torch.no_grad(), self._in_mode(is_training=False), self._holding(values):
-            with self._drawing(values):
-                return self.model(*args)
+        mode = self._in_mode(is_training=False)
+        with torch.no_grad(), mode, self._holding(values), self._drawing(values):
+            return self.model(*args)
 
     def _loss(self, values: Values, args: Sequence[Any]) -> Tensor:
         with self._holding(values), self._drawing(values):
@@ -268,7 +268,9 @@ class Trainer:
     @contextmanager
     def _holding(self, values: Values) -> Iterator[None]:
         """Let the model hold other tensors; buffers that it replaces are written."""
-        own = {n: v for n, v in values.items() if not n.startswith((f"{OPTIMIZER}.", f"{TRAINER}."))}
+        own = {
+            n: v for n, v in values.items() if not n.startswith((f"{OPTIMIZER}.", f"{TRAINER}."))
+        }
         with _reparametrize_module(self.model, own, tie_weights=True):
             yield
             for name, buffer in self.model.named_buffers():
@@ -326,9 +328,7 @@ def _clip(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
 class Entry(nn.Module):
     """A traced step as a module that holds the tensors of the root."""
 
-    def __init__(
-        self, root: Root, call: Callable[..., Any], signature: inspect.Signature
-    ) -> None:
+    def __init__(self, root: Root, call: Callable[..., Any], signature: inspect.Signature) -> None:
         super().__init__()
         # The very same dictionaries: what torch.export puts in their place, the root sees too.
         self._buffers = root._buffers

@@ -18,7 +18,7 @@ from turbine.progress import progress
 from turbine.signature import Signature
 
 if TYPE_CHECKING:
-    from turbine.runtime.artifact import Function
+    from turbine.runtime.function import Function
 
 
 @dataclass(frozen=True)

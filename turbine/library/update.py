@@ -49,7 +49,10 @@ _kernels: dict[Any, Kernel] = {}
 
 
 def find(region: Region) -> list[Update]:
-    """Find new values of state that kernels can compute in its own memory."""
+    """Find new values of state that kernels can compute in its own memory.
+
+    It is large: IREE keeps equal small initial values of state once, until they are written anew.
+    """
     inputs = {node.name: node for node in region.graph.graph.find_nodes(op="placeholder")}
     results = {inputs[name]: new for name, new in region.stores.items()}
     return find_updates(region.graph.graph, results, is_known) if results else []
@@ -74,7 +77,7 @@ def place(region: R) -> R:
                     made = emit(graph, operator.getitem, results, place, beside=output)
                 stores[old.name] = emit(graph, aten.view.default, made, shape, beside=output)
         new = {value: stores[old.name] for old, value in update.written.items()}
-        output.args = (fx.map_arg(output.args[0], lambda node: new.get(node, node)),)
+        output.args = (tuple(new.get(node, node) for node in output.args[0]),)
     graph.eliminate_dead_code()
     return replace(region, stores=stores)
 

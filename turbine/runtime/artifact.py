@@ -12,33 +12,15 @@ from iree.runtime import version as iree_version
 
 from turbine import errors, target
 from turbine.runtime import checkpoint, container, device, parameters
-from turbine.runtime.caller import Caller
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
-from turbine.runtime.overlap import Span
+from turbine.runtime.function import Function, alternate
 from turbine.runtime.state import Kept, State
-from turbine.runtime.training import AccumulatingStep
 from turbine.runtime.weights import Given, Weights
 from turbine.signature import Signature, state_functions
 from turbine.target import Target
 
 CODE = "code"
-
-
-class Function:
-    """One entry point of an artifact."""
-
-    def __init__(self, executable: Executable, name: str, signature: Signature, span: Span) -> None:
-        self.name = name
-        self.signature = signature
-        self.entry = executable.entry(name)
-        self.call = Caller(signature, self.entry, span).call
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(args, kwargs)
-
-    def __repr__(self) -> str:
-        return f"<turbine function {self.name}{self.signature.text()}>"
 
 
 class Artifact:
@@ -67,7 +49,7 @@ class Artifact:
                 needs_cores=device.is_long(self.driver, device.load_of(self.manifest)),
                 state=[state_functions(index) for index, _ in enumerate(self.manifest["state"])],
             )
-            self.functions: dict[str, Function | AccumulatingStep] = {
+            self.functions = {
                 name: Function(self._executable, name, Signature.from_json(data), contents.span)
                 for name, data in self.manifest["functions"].items()
             }
@@ -77,7 +59,7 @@ class Artifact:
             batches = self.manifest.get("training", {}).get("accumulate", 1)
             if batches > 1:
                 update, add = (self.functions[name] for name in ("train_step", "accumulate"))
-                self.functions["train_step"] = AccumulatingStep(update, add, self.state, batches)
+                alternate(update, add, self.state, batches)
         except (KeyError, TypeError, AttributeError) as error:
             raise errors.ArtifactError(
                 f"the manifest is invalid: {error!r}", where=contents.source, hint=container.AGAIN
@@ -88,9 +70,9 @@ class Artifact:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(args, kwargs)
 
-    def __getattr__(self, name: str) -> Function | AccumulatingStep:
+    def __getattr__(self, name: str) -> Function:
         """An entry point by its name: `artifact.decode(x)`."""
-        functions: dict[str, Function | AccumulatingStep] = self.__dict__.get("functions", {})
+        functions: dict[str, Function] = self.__dict__.get("functions", {})
         if name not in functions:
             raise AttributeError(errors.unknown("entry point", name, functions), obj=self)
         return functions[name]
@@ -109,7 +91,7 @@ class Artifact:
         """The arguments and results of the only entry point."""
         return self.function().signature
 
-    def function(self, name: str | None = None) -> Function | AccumulatingStep:
+    def function(self, name: str | None = None) -> Function:
         """An entry point by its name, or the only one."""
         if name is not None:
             if name not in self.functions:
@@ -151,7 +133,7 @@ class Artifact:
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Set the state to that of a file; the state stays as it is if the file does not fit."""
-        checkpoint.load(Path(path), self.state, self._shared)
+        checkpoint.load(Path(path), self.state, self._shared, self.weight_names)
 
     def save(self, path: str | Path) -> None:
         """Write the artifact to one file, which replaces an old one atomically.

@@ -21,6 +21,8 @@ from turbine.runtime.state import Kept, State
 
 SUFFIX = ".safetensors"
 _MOST_NAMES = 5
+# Values that PyTorch does not have.
+_TRAINER = "trainer."
 
 # A name of the state, and the names under which a file has its value.
 Shared = Mapping[str, Sequence[str]]
@@ -28,7 +30,6 @@ Shared = Mapping[str, Sequence[str]]
 
 def save(path: Path, state: State, shared: Shared) -> None:
     """Write all of the state; the file replaces an old one atomically."""
-    _check_suffix(path)
     entries = []
     for name in state:
         kept, value = state.declaration(name), state[name]
@@ -37,20 +38,30 @@ def save(path: Path, state: State, shared: Shared) -> None:
         array = numpy.asarray(value, row.numpy) if library is None else library.to_numpy(value)
         raw = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
         entries += [
-            Entry(key, memoryview(raw), kept.dtype, tuple(array.shape))
-            for key in shared.get(name, [name])
+            Entry(key, raw.data, kept.dtype, tuple(array.shape)) for key in shared.get(name, [name])
         ]
+    write(path, entries)
+
+
+def write(path: Path, entries: Sequence[Entry]) -> None:
+    """Write a checkpoint; the file replaces an old one atomically."""
+    _check_suffix(path)
     with container.replace_file(path) as file:
         safetensors_file.write(file, entries)
 
 
-def load(path: Path, state: State, shared: Shared) -> None:
-    """Set all of the state; it stays as it is if the file does not fit."""
+def load(path: Path, state: State, shared: Shared, constants: Sequence[str]) -> None:
+    """Set all of the state; it stays as it is if the file does not fit.
+
+    Values of the trainer that are not in the file stay, and so do weights that are constants.
+    """
     _check_suffix(path)
     entries = open_archive(path).entries
     places = {name: [*shared.get(name, [name])] for name in state}
+    places = {n: keys for n, keys in places.items() if not _is_left_out(n, keys, entries)}
     expected = {key for keys in places.values() for key in keys}
-    missing, unknown = sorted(expected - entries.keys()), sorted(entries.keys() - expected)
+    missing = sorted(expected - entries.keys())
+    unknown = sorted(entries.keys() - expected - {*constants})
     if missing or unknown:
         raise errors.ParameterError(
             "the checkpoint is of another program: "
@@ -63,11 +74,14 @@ def load(path: Path, state: State, shared: Shared) -> None:
             hint="load a checkpoint of the same model and optimizer",
         )
     values = {
-        name: _value(path, state.declaration(name), entries, keys)
-        for name, keys in places.items()
+        name: _value(path, state.declaration(name), entries, keys) for name, keys in places.items()
     }
     for name, value in values.items():
         state[name] = value
+
+
+def _is_left_out(name: str, keys: Sequence[str], entries: Mapping[str, Entry]) -> bool:
+    return name.startswith(_TRAINER) and not any(key in entries for key in keys)
 
 
 def _value(path: Path, kept: Kept, entries: Mapping[str, Entry], keys: Sequence[str]) -> Any:

@@ -29,7 +29,7 @@ def of(value: Any) -> ModuleType | None:
 
 def default() -> ModuleType:
     """The module for results of a call without tensors."""
-    return _torch_buffers() if "torch" in sys.modules else numpy_buffers
+    return numpy_buffers if sys.modules.get("torch") is None else _torch_buffers()
 
 
 def _torch_buffers() -> ModuleType:

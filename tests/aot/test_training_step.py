@@ -1,0 +1,570 @@
+"""Training steps as artifacts: numbers, state, checkpoints, random numbers and bad input."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as schedulers
+
+import turbine
+from turbine import errors
+from turbine.capture.optimizer_step import CannotShare
+from turbine.capture.training_step import Options, Trainer, trace_entry
+from turbine.compiler import host
+from turbine.library import random
+from turbine.lower.emission import TargetQuery
+from turbine.runtime.artifact import Artifact
+from turbine.zoo.training import TINY_TASKS
+
+pytestmark = pytest.mark.sweep(5)
+
+Parameters = Sequence[nn.Parameter]
+Make = Callable[[Parameters], Optimizer]
+
+
+def mlp(inputs: int = 8, hidden: int = 16) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 4))
+
+
+def batches(count: int, rows: int = 6, inputs: int = 8) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(rows, inputs, generator=generator),
+            torch.randint(4, (rows,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def adamw(parameters: Parameters) -> Optimizer:
+    return optim.AdamW(parameters, lr=1e-2)
+
+
+def eager_step(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def check_weights(artifact: Artifact, model: nn.Module, tolerance: float = 1e-5) -> None:
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(
+            artifact.state[name], parameter.detach(), atol=tolerance, rtol=1e-4, msg=name
+        )
+
+
+def numbers(artifact: Artifact) -> dict[str, Any]:
+    return {name: numpy.asarray(artifact.state[name]).tolist() for name in artifact.state}
+
+
+@cache
+def exported_mlp() -> turbine.aot.ExportOutput:
+    model, rows = mlp(), torch.export.Dim("rows", min=2)
+    return turbine.aot.export_training_step(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer=adamw([*model.parameters()]),
+        args=batches(1)[0],
+        dynamic_shapes=({0: rows}, {0: rows}),
+    )
+
+
+# Numbers
+
+
+def test_a_step_matches_pytorch_in_batches_of_any_size() -> None:
+    artifact, model = exported_mlp().compile(), mlp()
+    optimizer = adamw([*model.parameters()])
+    for x, y in [*batches(5), *batches(3, rows=9)]:
+        torch.testing.assert_close(artifact.train_step(x, y), eager_step(model, optimizer, x, y))
+    check_weights(artifact, model)
+    x, y = batches(1)[0]
+    torch.testing.assert_close(artifact.predict(x), model(x).detach())
+    torch.testing.assert_close(artifact.evaluate(x, y), F.cross_entropy(model(x), y).detach())
+    assert int(artifact.state["trainer.step"]) == 8
+
+
+def test_gradients_and_an_update_of_the_users_own() -> None:
+    artifact, model = exported_mlp().compile(), mlp()
+    optimizer, halves = adamw([*model.parameters()]), batches(2)
+    for x, y in halves:
+        (F.cross_entropy(model(x), y) / 2).backward()
+    found = [artifact.gradients(x, y)[1] for x, y in halves]
+    mean = {name: (found[0][name] + found[1][name]) / 2 for name in found[0]}
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(mean[name], parameter.grad)
+    optimizer.step()
+    artifact.apply(mean)
+    check_weights(artifact, model)
+
+
+@pytest.mark.parametrize("name", ["lenet", "resnet", "bilstm", "gpt2"])
+def test_models_train_as_in_pytorch(name: str) -> None:
+    task = TINY_TASKS[name]()
+    reference, drawn = copy.deepcopy(task.model), task.batches()
+    batch = next(drawn)
+
+    def loss_of(model: nn.Module, *given: Tensor) -> Tensor:
+        return task.loss(model, *given)
+
+    artifact = turbine.aot.export_training_step(
+        task.model, loss_of, optimizer=optim.AdamW(task.model.parameters()), args=batch
+    ).compile()
+    optimizer = optim.AdamW(reference.parameters())
+    for _ in range(8):
+        batch = next(drawn)
+        optimizer.zero_grad()
+        loss = task.loss(reference, *batch)
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(artifact.train_step(*batch), loss.detach(), atol=1e-6, rtol=1e-5)
+    check_weights(artifact, reference)
+
+
+class Lion(Optimizer):
+    """An optimizer of a user, whose step of one parameter is `add_`ed to its state."""
+
+    def __init__(self, parameters: Parameters, lr: float = 1e-2) -> None:
+        super().__init__(parameters, {"lr": lr, "decay": 0.9})
+        for parameter in parameters:
+            self.state[parameter] = {"mean": torch.zeros_like(parameter), "step": torch.tensor(0.0)}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if parameter.grad is None:
+                    continue
+                state["step"].add_(1)
+                state["mean"].lerp_(parameter.grad, 1 - group["decay"])
+                parameter.add_(state["mean"].sign(), alpha=-group["lr"])
+
+
+def two_groups(parameters: Parameters) -> Optimizer:
+    groups: list[dict[str, Any]] = [
+        {"params": parameters[:2], "lr": 1e-3},
+        {"params": parameters[2:]},
+    ]
+    return optim.Adam(groups, 1e-2)
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda p: optim.SGD(p, 0.1),
+    "SGD with momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda p: optim.Adam(p, 1e-2, weight_decay=0.1),
+    "amsgrad": lambda p: optim.Adam(p, 1e-2, amsgrad=True),
+    "AdamW": adamw,
+    "Adagrad": lambda p: optim.Adagrad(p, 1e-2, lr_decay=0.1),
+    "RMSprop": lambda p: optim.RMSprop(p, 1e-3),
+    "centered": lambda p: optim.RMSprop(p, 1e-3, momentum=0.9, centered=True),
+    "Adamax": lambda p: optim.Adamax(p, 1e-2),
+    "NAdam": lambda p: optim.NAdam(p, 1e-2),
+    "RAdam": lambda p: optim.RAdam(p, 1e-2),
+    "Adadelta": lambda p: optim.Adadelta(p, 1.0),
+    "Rprop": lambda p: optim.Rprop(p, 1e-3),
+    "ASGD": lambda p: optim.ASGD(p, 1e-2, t0=3),
+    "a user's": Lion,
+    "groups": two_groups,
+}
+
+
+def traced(trainer: Trainer, args: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+    """A training step as it is exported, run by PyTorch."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in ("x", "y")])
+    entry = trace_entry(trainer.root, trainer.train_step, args, signature)
+    return torch.no_grad()(entry)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_match_pytorch_for_50_steps(name: str) -> None:
+    model, reference, make = mlp(), mlp(), OPTIMIZERS[name]
+    mine, theirs = make([*model.parameters()]), make([*reference.parameters()])
+    draws = random.uniform, random.normal
+    data = batches(50)
+    try:
+        trainer = Trainer(model, nn.CrossEntropyLoss(), mine, Options(), *draws)
+        step = traced(trainer, data[0])
+    except CannotShare:
+        assert name == "a user's"
+        trainer = Trainer(model, nn.CrossEntropyLoss(), mine, Options(), *draws, shares_steps=False)
+        step = traced(trainer, data[0])
+    for x, y in data:
+        expected = eager_step(reference, theirs, x, y)
+        torch.testing.assert_close(step(x, y), expected, rtol=1e-5, atol=1e-6)
+    for one, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_clipping_accumulation_and_a_schedule() -> None:
+    model, reference = mlp(), mlp()
+    mine, theirs = adamw([*model.parameters()]), adamw([*reference.parameters()])
+    own, other = (schedulers.StepLR(optimizer, 2, 0.5) for optimizer in (mine, theirs))
+    data = batches(12)
+    artifact = turbine.aot.export_training_step(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer=mine,
+        args=data[0],
+        clip_grad_norm=0.5,
+        accumulate=3,
+        scheduler=own,
+    ).compile()
+    assert own.last_epoch == 0
+    assert mine.param_groups[0]["lr"] == 1e-2
+    for index, (x, y) in enumerate(data):
+        loss = F.cross_entropy(reference(x), y)
+        (loss / 3).backward()
+        torch.testing.assert_close(artifact.train_step(x, y), loss.detach())
+        if index % 3 == 2:
+            nn.utils.clip_grad_norm_(reference.parameters(), 0.5)
+            theirs.step()
+            other.step()
+            theirs.zero_grad()
+    check_weights(artifact, reference)
+    assert int(artifact.state["trainer.step"]) == 4
+
+
+def test_the_learning_rate_can_be_set() -> None:
+    artifact, model = exported_mlp().compile(), mlp()
+    optimizer, data = adamw([*model.parameters()]), batches(2)
+    artifact.state["trainer.learning_rate.0"] = torch.tensor(0.2, dtype=torch.float64)
+    optimizer.param_groups[0]["lr"] = 0.2
+    for x, y in data:
+        artifact.train_step(x, y)
+        eager_step(model, optimizer, x, y)
+    check_weights(artifact, model, 1e-4)
+
+
+class Frozen(nn.Module):
+    """A frozen base, two names for one weight, and a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(8, 8)
+        self.base.requires_grad_(False)
+        self.one = nn.Linear(8, 8, bias=False)
+        self.other = nn.Linear(8, 8, bias=False)
+        self.other.weight = self.one.weight
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.other(torch.tanh(self.one(self.base(x))))
+        return result
+
+
+def test_frozen_tied_and_unused_parameters() -> None:
+    torch.manual_seed(0)
+    model = Frozen()
+    reference = copy.deepcopy(model)
+    exported = turbine.aot.export_training_step(
+        model, nn.MSELoss(), optimizer=adamw([*model.parameters()]), args=(torch.randn(4, 8),) * 2
+    )
+    artifact, optimizer = exported.compile(), adamw([*reference.parameters()])
+    assert "base.weight" in artifact.weight_names
+    assert {"base.weight", "other.weight"}.isdisjoint(artifact.state)
+    for _ in range(3):
+        x, y = torch.randn(4, 8), torch.randn(4, 8)
+        optimizer.zero_grad()
+        F.mse_loss(reference(x), y).backward()
+        optimizer.step()
+        artifact.train_step(x, y)
+    torch.testing.assert_close(artifact.state["one.weight"], reference.one.weight.detach())
+
+
+def test_bfloat16_in_the_loss_keeps_weights_in_float32() -> None:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            scores = model(x)
+        return F.cross_entropy(scores.float(), y)
+
+    model, data = mlp(), batches(8)
+    artifact = turbine.aot.export_training_step(
+        model, loss, optimizer=optim.SGD(model.parameters(), 0.1), args=data[0]
+    ).compile()
+    first = artifact.train_step(*data[0])
+    for _ in range(10):
+        last = artifact.train_step(*data[0])
+    assert last < first
+    assert artifact.state["0.weight"].dtype == torch.float32
+
+
+# State
+
+
+class Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(1024, 1024) / 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(x @ self.weight)
+
+
+def test_large_weights_are_updated_in_place() -> None:
+    model = Wide()
+    reference, x = copy.deepcopy(model), torch.randn(8, 1024)
+    exported = turbine.aot.export_training_step(
+        model, nn.MSELoss(), optimizer=adamw([*model.parameters()]), args=(x, x)
+    )
+    text = exported.lowered_for(TargetQuery(host.default_target)).text()
+    assert "flow.dispatch @update" in text
+    artifact, optimizer = exported.compile(), adamw([*reference.parameters()])
+    for _ in range(3):
+        reference.weight.grad = torch.randn_like(reference.weight)
+        optimizer.step()
+        artifact.apply({"weight": reference.weight.grad})
+    check_weights(artifact, reference)
+    before = artifact.evaluate(x, x)
+    assert artifact.train_step(x, x) == before
+    assert artifact.evaluate(x, x) != before
+    artifact.reset()
+    torch.testing.assert_close(artifact.state["weight"], Wide().weight.detach())
+
+
+def test_resuming_in_another_artifact_continues_bit_for_bit(tmp_path: Path) -> None:
+    exported, data = exported_mlp(), batches(6)
+    one, path = exported.compile(), tmp_path / "c.safetensors"
+    for batch in data[:3]:
+        one.train_step(*batch)
+    one.save_checkpoint(path)
+    expected = [float(one.train_step(*batch)) for batch in data[3:]]
+    other = exported.compile()
+    other.load_checkpoint(path)
+    assert [float(other.train_step(*batch)) for batch in data[3:]] == expected
+    assert numbers(one) == numbers(other)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_checkpoints_go_to_pytorch_and_back(tmp_path: Path) -> None:
+    artifact, data, path = exported_mlp().compile(), batches(6), tmp_path / "c.safetensors"
+    for batch in data[:3]:
+        artifact.train_step(*batch)
+    artifact.save_checkpoint(path)
+    model = mlp(hidden=16)
+    optimizer = optim.AdamW(model.parameters(), lr=1.0)
+    turbine.aot.read_checkpoint(path, model, optimizer)
+    for batch in data[3:5]:
+        expected = eager_step(model, optimizer, *batch)
+        torch.testing.assert_close(artifact.train_step(*batch), expected)
+    check_weights(artifact, model)
+    turbine.aot.write_checkpoint(path, model, optimizer)
+    again = exported_mlp().compile()
+    again.load_checkpoint(path)
+    torch.testing.assert_close(again.train_step(*data[5]), eager_step(model, optimizer, *data[5]))
+    check_weights(again, model)
+    assert int(again.state["trainer.step"]) == 6
+
+
+def test_checkpoints_are_safetensors_files_with_the_names_of_pytorch(tmp_path: Path) -> None:
+    artifact, path = exported_mlp().compile(), tmp_path / "c.safetensors"
+    artifact.train_step(*batches(1)[0])
+    artifact.save_checkpoint(path)
+    found = json.loads(path.read_bytes()[8:].split(b"}}", 1)[0] + b"}}")
+    assert {*mlp().state_dict()} < {*found}
+    assert {"optimizer.0.weight.exp_avg", "optimizer.2.bias.step", "trainer.step"} < {*found}
+
+
+_WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import numpy, turbine
+artifact = turbine.load(sys.argv[1])
+artifact.load_checkpoint(sys.argv[2])
+x = numpy.linspace(-1, 1, 48, dtype=numpy.float32).reshape(6, 8)
+losses = [float(artifact.train_step(x, numpy.arange(6) % 4)) for _ in range(3)]
+assert losses[2] < losses[1] < losses[0], losses
+artifact.save_checkpoint(sys.argv[2])
+print(losses)
+"""
+
+
+def test_training_needs_no_pytorch(tmp_path: Path) -> None:
+    path, state = tmp_path / "m.turbine", tmp_path / "c.safetensors"
+    artifact = exported_mlp().compile(save_to=path)
+    artifact.save_checkpoint(state)
+    command = [sys.executable, "-c", _WITHOUT_TORCH, str(path), str(state)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    x = torch.linspace(-1, 1, 48).reshape(6, 8)
+    losses = [float(artifact.train_step(x, torch.arange(6) % 4)) for _ in range(3)]
+    assert json.loads(done.stdout) == losses
+
+
+# Random numbers
+
+
+class Noisy(nn.Module):
+    """Dropout, and a sample as in a variational autoencoder."""
+
+    def __init__(self, share: float = 0.25) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encode, self.decode = nn.Linear(16, 8), nn.Linear(4, 16)
+        self.drop = nn.Dropout(share)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, spread = self.encode(self.drop(x)).chunk(2, -1)
+        sample = mean + torch.randn_like(mean) * torch.exp(0.5 * spread)
+        return self.decode(sample), mean, spread
+
+
+def elbo(model: nn.Module, x: Tensor) -> Tensor:
+    y, mean, spread = model(x)
+    loss: Tensor = F.mse_loss(y, x) - 0.05 * (1 + spread - mean * mean - spread.exp()).mean()
+    return loss
+
+
+def test_random_numbers_depend_on_the_seed_and_their_count() -> None:
+    x = torch.randn(32, 16)
+
+    def export(seed: int) -> Artifact:
+        model = Noisy()
+        return turbine.aot.export_training_step(
+            model, elbo, optimizer=optim.Adam(model.parameters(), 1e-2), args=(x,), seed=seed
+        ).compile()
+
+    one, same, other = export(7), export(7), export(8)
+    losses = [[float(a.train_step(x)) for _ in range(3)] for a in (one, same, other)]
+    assert losses[0] == losses[1] != losses[2]
+    assert len({*losses[0]}) == 3
+    assert one.state["trainer.random"].tolist() == [7, 3 * (32 * 16 + 32 * 4)]
+    for _ in range(60):
+        last = one.train_step(x)
+    assert last < losses[0][0]
+
+
+def test_random_ops_have_the_distributions_of_pytorch() -> None:
+    class Sample(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            size = x.shape
+            return [
+                F.dropout(x, 0.3, training=True),
+                torch.rand(size),
+                torch.randn(size),
+                torch.randint(2, 7, size).float(),
+                torch.bernoulli(torch.full(size, 0.7)),
+                torch.empty(size).uniform_(-1, 3),
+                torch.empty(size).normal_(2, 0.5),
+                torch.empty(size).exponential_(2),
+                self.weight.expand(size),
+            ]
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.stack([sample.mean() for sample in model(x)]).sum()
+
+    model, x = Sample(), torch.ones(200, 500)
+    artifact = turbine.aot.export_training_step(
+        model, loss, optimizer=optim.SGD(model.parameters(), 0.1), args=(x,)
+    ).compile()
+    found = artifact.predict(x)
+    torch.manual_seed(0)
+    for mine, theirs in zip(found, model(x), strict=True):
+        torch.testing.assert_close(mine.mean(), theirs.mean(), atol=0.02, rtol=0)
+        torch.testing.assert_close(mine.std(), theirs.std(), atol=0.02, rtol=0)
+    assert not torch.equal(found[1], artifact.predict(x)[1])
+
+
+# Bad input
+
+
+def test_updates_with_nan_are_left_out_and_counted() -> None:
+    model, (x, y) = mlp(), batches(1)[0]
+    artifact = turbine.aot.export_training_step(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer=adamw([*model.parameters()]),
+        args=(x, y),
+        skip_nonfinite=True,
+    ).compile()
+    artifact.train_step(x, y)
+    before = numbers(artifact)
+    assert artifact.train_step(torch.full_like(x, torch.nan), y).isnan()
+    after = numbers(artifact)
+    assert after.pop("trainer.skipped") == 1
+    before.pop("trainer.skipped")
+    assert after == before
+    assert artifact.train_step(x, y).isfinite()
+
+
+def export(model: nn.Module | None = None, **options: Any) -> None:
+    model = model or mlp()
+    given: dict[str, Any] = {"optimizer": adamw([*model.parameters()]), "args": batches(1)[0]}
+    loss = options.pop("loss", nn.CrossEntropyLoss())
+    turbine.aot.export_training_step(model, loss, **(given | options))
+
+
+def test_what_cannot_be_exported_says_so() -> None:
+    model = mlp()
+    damped = optim.SGD(model.parameters(), momentum=0.9, dampening=0.1)
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("the loss has shape", {"loss": nn.CrossEntropyLoss(reduction="none")}),
+        ("the loss is a float", {"loss": lambda y, target: 1.0}),
+        ("LBFGS", {"model": model, "optimizer": optim.LBFGS(model.parameters())}),
+        ("Adafactor", {"model": model, "optimizer": optim.Adafactor(model.parameters())}),
+        ("not one of the model's", {"optimizer": adamw([*mlp().parameters()])}),
+        ("the optimizer is a str", {"optimizer": "adam"}),
+        ("expected a tuple", {"args": [1, 2]}),
+        ("accumulate is 0", {"accumulate": 0}),
+        ("dampening", {"model": model, "optimizer": damped}),
+    ]
+    for message, options in cases:
+        with pytest.raises(errors.ExportError, match=message):
+            export(**options)
+
+
+def test_schedulers_that_cannot_be_exported_say_so() -> None:
+    model = mlp()
+    optimizer = optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    cycle = schedulers.OneCycleLR(optimizer, 0.1, total_steps=10)
+    with pytest.raises(errors.ExportError, match="changes momentum"):
+        export(model, optimizer=optimizer, scheduler=cycle)
+    plateau = schedulers.ReduceLROnPlateau(optimizer)
+    with pytest.raises(errors.ExportError, match="ReduceLROnPlateau"):
+        export(model, optimizer=optimizer, scheduler=plateau)
+
+
+def test_checkpoints_of_other_models_change_nothing(tmp_path: Path) -> None:
+    artifact, path = exported_mlp().compile(), tmp_path / "c.safetensors"
+    artifact.train_step(*batches(1)[0])
+    before = numbers(artifact)
+    other = mlp(hidden=12)
+    turbine.aot.write_checkpoint(path, other, adamw([*other.parameters()]))
+    with pytest.raises(errors.ParameterError, match=r"0\.weight of type float32\[12, 8\]"):
+        artifact.load_checkpoint(path)
+    deeper = nn.Sequential(*mlp(), nn.Linear(4, 4))
+    turbine.aot.write_checkpoint(path, deeper, adamw([*deeper.parameters()]))
+    with pytest.raises(errors.ParameterError, match=r"it also has 3\.bias"):
+        artifact.load_checkpoint(path)
+    with pytest.raises(errors.ParameterError, match="another model"):
+        turbine.aot.read_checkpoint(path, mlp())
+    with pytest.raises(errors.ParameterError, match=r"c\.safetensors"):
+        artifact.load_checkpoint(tmp_path / "c.pt")
+    with pytest.raises(errors.TurbineError, match=r"none\.safetensors"):
+        artifact.load_checkpoint(tmp_path / "none.safetensors")
+    assert numbers(artifact) == before
