@@ -48,7 +48,7 @@ def frozen(workload: Example | Task, backend: str) -> Call:
 
 def artifact(workload: Example | Task, strategy: str = "auto") -> Call:
     if isinstance(workload, Task):
-        raise NotTaken
+        return _training_artifact(workload, strategy)
     exported = turbine.aot.export(
         workload.model,
         args=workload.args,
@@ -128,6 +128,24 @@ def _training_step(task: Task, compile_function: Callable[[Any], Any]) -> Call:
         return loss.detach()
 
     return step
+
+
+def _training_artifact(task: Task, strategy: str) -> Call:
+    """The same step as one artifact."""
+    batch = next(task.batches())
+
+    def loss_of(model: Any, *given: Any) -> Tensor:
+        return task.loss(model, *given)
+
+    exported = turbine.aot.export_training_step(
+        task.model,
+        loss_of,
+        optimizer=torch.optim.AdamW(task.model.parameters(), lr=1e-3),
+        args=batch,
+        predict_args=(),
+    )
+    loaded = exported.compile(strategy=strategy)
+    return lambda: loaded.train_step(*batch)
 
 
 def _is_tensor(leaf: object) -> bool:

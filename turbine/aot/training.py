@@ -61,7 +61,7 @@ def export_training_step(
             that it does not have stay as they are. Its state is exported too.
         args: an example batch.
         predict_args: example arguments of `predict`, which are the first ones of `args` unless
-            given; their sizes are fixed then.
+            given; their sizes are fixed then. With `()` there is no `predict`.
         dynamic_shapes: which sizes may vary, as torch.export takes it, for the example batch.
         clip_grad_norm: the norm to which gradients are scaled down.
         accumulate: how many batches an update averages the gradients of.
@@ -115,9 +115,10 @@ def _capture_all(
     steps: dict[str, tuple[Step, _Arguments]] = {
         "train_step": (trainer.train_step, batch),
         "evaluate": (trainer.evaluate, batch),
-        "predict": (trainer.predict, inputs),
         "gradients": (trainer.gradients, batch),
     }
+    if inputs.values:
+        steps["predict"] = (trainer.predict, inputs)
     if trainer.options.accumulate > 1:
         steps["accumulate"] = (trainer.accumulate, batch)
     captured = {name: _capture(trainer, *step) for name, step in steps.items()}
