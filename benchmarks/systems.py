@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from timing import Call
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from workloads import Example, Task
 
@@ -131,7 +131,9 @@ def _training_step(task: Task, compile_function: Callable[[Any], Any]) -> Call:
 
 
 def _training_artifact(task: Task, strategy: str) -> Call:
-    """The same step as one artifact."""
+    """The same step as one artifact; its random numbers are not PyTorch's."""
+    if any(isinstance(module, nn.Dropout) and module.p for module in task.model.modules()):
+        raise NotTaken
     batch = next(task.batches())
 
     def loss_of(model: Any, *given: Any) -> Tensor:

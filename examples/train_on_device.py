@@ -76,7 +76,8 @@ def plot(losses: list[float], first: int) -> str:
         '<rect width="640" height="240" fill="white"/>'
         f'<path d="M{left} {top}V{top + high}H{left + wide}" fill="none" stroke="#bbb"/>'
         f'<polyline points="{line}" fill="none" stroke="#06c" stroke-width="1.5"/>'
-        f'<text x="8" y="{top + 4}" {text}>{most:.2f}</text><text x="32" y="{top + high}" {text}>0</text>'
+        f'<text x="8" y="{top + 4}" {text}>{most:.2f}</text>'
+        f'<text x="32" y="{top + high}" {text}>0</text>'
         f'<text x="{left}" y="{top + high + 18}" {text}>step {first}</text>'
         f'<text x="{left + wide}" y="{top + high + 18}" text-anchor="end" {text}>'
         f"{first + len(losses)}</text></svg>"
