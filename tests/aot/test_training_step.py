@@ -522,7 +522,14 @@ def export(model: nn.Module | None = None, **options: Any) -> None:
 def test_what_cannot_be_exported_says_so() -> None:
     model = mlp()
     damped = optim.SGD(model.parameters(), momentum=0.9, dampening=0.1)
+    halves = mlp()
+    both = torch.randn(2, 16, 8)
+    halves[0].weight, halves[2].weight = (nn.Parameter(both[0]), nn.Parameter(both[1, :4]))
+    taken = mlp()
+    taken.trainer = nn.Linear(2, 2)
     cases: list[tuple[str, dict[str, Any]]] = [
+        (r"0\.weight and 2\.weight share memory", {"model": halves}),
+        ("has an attribute 'trainer'", {"model": taken}),
         ("the loss has shape", {"loss": nn.CrossEntropyLoss(reduction="none")}),
         ("the loss is a float", {"loss": lambda y, target: 1.0}),
         ("LBFGS", {"model": model, "optimizer": optim.LBFGS(model.parameters())}),

@@ -86,6 +86,7 @@ class Trainer:
         self._check_names()
         tensors = {name: parameter.detach() for parameter, name in self.names.items()}
         tensors |= dict(self.model.named_buffers())
+        _check_apart(tensors)
         self.root = Root({**tensors, **self._optimizer_tensors(), **self._own_tensors()})
         self.reached: list[str] = []  # names of parameters with a gradient, once it was traced
 
@@ -295,6 +296,20 @@ class Trainer:
         finally:
             for module, mode in before.items():
                 module.training = mode
+
+
+def _check_apart(tensors: Values) -> None:
+    """Raise if two tensors are parts of one: a step writes to them by themselves."""
+    owners: dict[int, str] = {}
+    for name, tensor in tensors.items():
+        if not tensor.numel():
+            continue
+        other = owners.setdefault(tensor.untyped_storage().data_ptr(), name)
+        if other != name:
+            raise errors.ExportError(
+                f"{other} and {name} share memory",
+                hint=f"give one memory of its own: nn.Parameter({name}.detach().clone())",
+            )
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -118,7 +118,7 @@ def _is_operand(value: torch.Tensor, shape: torch.Size) -> bool:
         return False
     if value.numel() == 1:
         return value.dtype in (torch.float32, torch.bool)
-    return value.dtype == torch.float32 and value.shape == shape and value.is_contiguous()
+    return value.dtype == torch.float32 and value.shape == shape
 
 
 def _views(one: _Slice) -> set[fx.Node]:
@@ -186,4 +186,7 @@ def drop_unused(graph: fx.GraphModule) -> None:
 
 def flatten(node: fx.Node) -> fx.Node:
     """A tensor as one axis."""
-    return emit(node.graph, torch.ops.aten.view.default, node, [-1], beside=node)
+    aten, plain = torch.ops.aten, torch.contiguous_format
+    if not node.meta["val"].is_contiguous():
+        node = emit(node.graph, aten.clone.default, node, memory_format=plain, beside=node)
+    return emit(node.graph, aten.view.default, node, [-1], beside=node)
