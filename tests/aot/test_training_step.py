@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
 
 import turbine
+from examples import train_on_device
 from turbine import errors
 from turbine.capture.optimizer_step import CannotShare
 from turbine.capture.training_step import Options, Trainer, trace_entry
@@ -30,7 +31,7 @@ from turbine.lower.emission import TargetQuery
 from turbine.runtime.artifact import Artifact
 from turbine.zoo.training import TINY_TASKS
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(4)
 
 Parameters = Sequence[nn.Parameter]
 Make = Callable[[Parameters], Optimizer]
@@ -410,6 +411,19 @@ def test_training_needs_no_pytorch(tmp_path: Path) -> None:
     x = torch.linspace(-1, 1, 48).reshape(6, 8)
     losses = [float(artifact.train_step(x, torch.arange(6) % 4)) for _ in range(3)]
     assert json.loads(done.stdout) == losses
+
+
+def test_the_example_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    for _ in range(2):
+        assert train_on_device.main(["--folder", str(tmp_path), "--steps", "6", "--quiet"]) == 0
+    first, second = capfd.readouterr().out.splitlines()
+    assert first.startswith("steps 0 to 6: loss ")
+    assert second.startswith("steps 6 to 12: loss ")
+    assert second.endswith("torch: None")
+    assert "polyline" in (tmp_path / "loss.svg").read_text()
 
 
 # Random numbers

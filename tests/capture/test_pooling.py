@@ -18,6 +18,8 @@ from tests.compiled import agrees
 from tests.models import compiled
 from turbine.capture.rules import pooling
 
+pytestmark = pytest.mark.sweep(5)
+
 aten = torch.ops.aten
 
 POOLS: tuple[Callable[[Tensor], Any], ...] = (

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from examples import custom_op, dynamic_batch, no_torch, quickstart, train_on_device
+from examples import custom_op, dynamic_batch, no_torch, quickstart
 from turbine import config, errors, zoo
 
 pytestmark = pytest.mark.run
@@ -64,19 +64,6 @@ def test_the_dynamic_batch_example_accepts_every_size_in_range(
 def test_the_numpy_example_runs_without_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert no_torch.main() == 0
     assert "without torch" in capsys.readouterr().out
-
-
-@pytest.mark.sweep(1)
-def test_training_without_torch_goes_on_from_its_checkpoint(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for _ in range(2):
-        assert train_on_device.main(["--folder", str(tmp_path), "--steps", "6", "--quiet"]) == 0
-    first, second = capfd.readouterr().out.splitlines()
-    assert first.startswith("steps 0 to 6: loss ")
-    assert second.startswith("steps 6 to 12: loss ")
-    assert second.endswith("torch: None")
-    assert "polyline" in (tmp_path / "loss.svg").read_text()
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from tests.odd_models.catalog import ODD
 from turbine import aot, errors
 from turbine.runtime import device as devices
 
+pytestmark = pytest.mark.sweep(20)
+
 # Rather long: it is reached only if something hangs.
 TIMEOUT = 60
 ZEROS = torch.zeros(3, 4)
