@@ -126,11 +126,15 @@ def test_models_train_as_in_pytorch(name: str) -> None:
     def loss_of(model: nn.Module, *given: Tensor) -> Tensor:
         return task.loss(model, *given)
 
+    # Not Adam, which makes the rounding of gradients that are zero as large as others.
+    def make(model: nn.Module) -> Optimizer:
+        return optim.SGD(model.parameters(), 1e-2, momentum=0.9, nesterov=True)
+
     artifact = turbine.aot.export_training_step(
-        task.model, loss_of, optimizer=optim.AdamW(task.model.parameters()), args=batch
+        task.model, loss_of, optimizer=make(task.model), args=batch
     ).compile()
-    optimizer = optim.AdamW(reference.parameters())
-    for _ in range(8):
+    optimizer = make(reference)
+    for _ in range(50):
         batch = next(drawn)
         optimizer.zero_grad()
         loss = task.loss(reference, *batch)

@@ -48,11 +48,16 @@ class _Slice:
 
 
 def find_updates(
-    graph: fx.Graph, results: Mapping[fx.Node, fx.Node], is_known: Callable[[fx.Node], bool]
+    graph: fx.Graph,
+    results: Mapping[fx.Node, fx.Node],
+    is_known: Callable[[fx.Node], bool],
+    *,
+    is_functional: bool = False,
 ) -> list[Update]:
     """The updates of a graph; `results` has the new value of each placeholder that has one.
 
-    `is_known` says whether an op may be part of a formula.
+    `is_known` says whether an op may be part of a formula. In a functional graph an update gives
+    new values and writes nothing, so its operands may have any layout: they are copied.
     """
     (output,) = graph.find_nodes(op="output")
     returned = Counter(root for node in _leaves(output) for root in _roots(node))
@@ -61,7 +66,7 @@ def find_updates(
         for old, new in results.items()
         if _is_large(old) and not returned[old] and returned[new] == 1
     }
-    slices = {old: _slice(old, new, is_known) for old, new in large.items()}
+    slices = {old: _slice(old, new, is_known, is_functional) for old, new in large.items()}
     found = {old: one for old, one in slices.items() if one is not None}
     # A view of a written tensor could be read after the write.
     found = {old: one for old, one in found.items() if not _views(one) & found.keys()}
@@ -85,7 +90,9 @@ def _is_large(node: fx.Node) -> bool:
     )
 
 
-def _slice(old: fx.Node, new: fx.Node, is_known: Callable[[fx.Node], bool]) -> _Slice | None:
+def _slice(
+    old: fx.Node, new: fx.Node, is_known: Callable[[fx.Node], bool], is_functional: bool
+) -> _Slice | None:
     """The ops of the placeholder's shape that compute its new value; None if others do."""
     shape = old.meta["val"].shape
     ops: set[fx.Node] = set()
@@ -101,7 +108,7 @@ def _slice(old: fx.Node, new: fx.Node, is_known: Callable[[fx.Node], bool]) -> _
         if is_known(node) and (value.shape == shape or _is_number(node)):
             ops.add(node)
             pending.extend(node.all_input_nodes)
-        elif _is_operand(value, shape):
+        elif _is_operand(value, shape, is_functional):
             operands.add(node)
         else:
             return None
@@ -113,12 +120,13 @@ def _is_number(node: fx.Node) -> bool:
     return node.target in FILLS and node.meta["val"].dim() == 0
 
 
-def _is_operand(value: torch.Tensor, shape: torch.Size) -> bool:
+def _is_operand(value: torch.Tensor, shape: torch.Size, is_functional: bool) -> bool:
     if value.device.type != "cpu":
         return False
     if value.numel() == 1:
         return value.dtype in (torch.float32, torch.bool)
-    return value.dtype == torch.float32 and value.shape == shape
+    is_plain = is_functional or value.is_contiguous()
+    return value.dtype == torch.float32 and value.shape == shape and is_plain
 
 
 def _views(one: _Slice) -> set[fx.Node]:

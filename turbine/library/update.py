@@ -55,7 +55,9 @@ def find(region: Region) -> list[Update]:
     """
     inputs = {node.name: node for node in region.graph.graph.find_nodes(op="placeholder")}
     results = {inputs[name]: new for name, new in region.stores.items()}
-    return find_updates(region.graph.graph, results, is_known) if results else []
+    if not results:
+        return []
+    return find_updates(region.graph.graph, results, is_known, is_functional=True)
 
 
 R = TypeVar("R", bound=Region)
