@@ -44,7 +44,7 @@ def read_checkpoint(path: str | Path, model: nn.Module, optimizer: Optimizer | N
     for index, group in enumerate(optimizer.param_groups):
         rate = values.get(f"{TRAINER}.learning_rate.{index}")
         if rate is not None:
-            group["lr"] = type(group["lr"])(rate.item()) if isinstance(group["lr"], float) else rate
+            group["lr"] = rate if isinstance(group["lr"], Tensor) else float(rate)
 
 
 def write_checkpoint(path: str | Path, model: nn.Module, optimizer: Optimizer) -> None:

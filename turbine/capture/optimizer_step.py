@@ -31,16 +31,12 @@ def check_optimizer(optimizer: object, names: Mapping[Tensor, str]) -> None:
             f"the optimizer is a {type(optimizer).__name__}",
             hint="pass one of torch.optim, made with the model's parameters",
         )
-    if isinstance(optimizer, (torch.optim.LBFGS, torch.optim.SparseAdam)):
-        raise errors.ExportError(
-            f"{type(optimizer).__name__} cannot be exported: "
-            + (
-                "it calls the model itself"
-                if _takes_closure(optimizer)
-                else "it needs sparse grads"
-            ),
-            hint="use an optimizer whose step depends on the gradients alone, such as AdamW",
-        )
+    for refused, reason in _REFUSED.items():
+        if isinstance(optimizer, refused):
+            raise errors.ExportError(
+                f"{type(optimizer).__name__} cannot be exported: {reason}",
+                hint="use an optimizer whose step depends on dense gradients alone, such as AdamW",
+            )
     for index, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
             if parameter not in names:
@@ -50,10 +46,10 @@ def check_optimizer(optimizer: object, names: Mapping[Tensor, str]) -> None:
                 )
 
 
-def _takes_closure(optimizer: Optimizer) -> bool:
-    parameters = inspect.signature(type(optimizer).step).parameters
-    closure = parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
+_REFUSED = {
+    torch.optim.LBFGS: "its step calls the model",
+    torch.optim.SparseAdam: "it needs sparse gradients",
+}
 
 
 def initial_state(optimizer: Optimizer, names: Mapping[Tensor, str]) -> State:

@@ -209,13 +209,12 @@ class Trainer:
         """Update the weights with gradients."""
         if self.options.clip_grad_norm is not None:
             grads = _clip(grads, self.options.clip_grad_norm)
-        held = {holder for name in grads for holder in self.holders[name].values()}
-        written = {name: value for name, value in values.items() if name in grads or name in held}
         if not self.options.skip_nonfinite:
             self._update(values, values, grads)
             return
         is_finite = torch.stack([grad.isfinite().all() for grad in grads.values()]).all()
-        after = {name: value.clone() for name, value in written.items()}
+        written = {holder for name in grads for holder in (name, *self.holders[name].values())}
+        after = {name: value.clone() for name, value in values.items() if name in written}
         steps = values[f"{TRAINER}.step"].clone()
         self._update(values, {**values, **after, f"{TRAINER}.step": steps}, grads)
         for name, value in after.items():
@@ -275,7 +274,7 @@ class Trainer:
         with _reparametrize_module(self.model, own, tie_weights=True):
             yield
             for name, buffer in self.model.named_buffers():
-                if buffer is not own[name]:
+                if name in own and buffer is not own[name]:
                     own[name].copy_(buffer.detach())
 
     @contextmanager

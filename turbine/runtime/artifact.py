@@ -55,8 +55,9 @@ class Artifact:
             }
             kept = [Kept.from_json(row) for row in self.manifest["state"]]
             self.state = State(self._executable, kept, contents.span)
-            self._shared: dict[str, list[str]] = self.manifest.get("training", {}).get("shared", {})
-            batches = self.manifest.get("training", {}).get("accumulate", 1)
+            training = self.manifest.get("training", {})
+            self._shared: dict[str, list[str]] = training.get("shared", {})
+            batches = training.get("accumulate", 1)
             if batches > 1:
                 update, add = (self.functions[name] for name in ("train_step", "accumulate"))
                 alternate(update, add, self.state, batches)
