@@ -339,23 +339,6 @@ def _clip(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
 # Entry points
 
 
-class Entry(nn.Module):
-    """A traced step as a module that holds the tensors of the root."""
-
-    def __init__(self, root: Root, call: Callable[..., Any], signature: inspect.Signature) -> None:
-        super().__init__()
-        # The very same dictionaries: what torch.export puts in their place, the root sees too.
-        self._buffers = root._buffers
-        self._modules = root._modules
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            return call(root.values(), signature.bind(*args, **kwargs).args)
-
-        forward.__dict__["__signature__"] = signature
-        self.__dict__["forward"] = forward
-        self.training = False  # the trace has the modes of the model
-
-
 @traces
 def trace_entry(
     root: Root,
@@ -363,7 +346,7 @@ def trace_entry(
     args: tuple[Any, ...],
     signature: inspect.Signature,
     dynamic_shapes: Any = None,
-) -> Entry:
+) -> nn.Module:
     """Trace a function of the root's tensors and of arguments to a module for torch.export."""
     fakes = _fake_leaves(args, signature, dynamic_shapes)
     _, in_tree = torch_pytree.tree_flatten(args)
@@ -388,13 +371,29 @@ def trace_entry(
     with mode, torch.no_grad(), _without_onednn():
         graph = make_fx(flat)(*held, *(fakes[place] for place in places))
 
-    def call(current: Values, given: Sequence[Any]) -> Any:
-        leaves = torch_pytree.tree_leaves(given)
+    entry = Root(values)
+
+    def call(*given: Any) -> Any:
+        leaves, current = torch_pytree.tree_leaves(given), entry.values()
         own = (current[name] for name in values)
         results = graph(*own, *(leaves[place] for place in places))
         return torch_pytree.tree_unflatten(results, out_tree[0])
 
-    return Entry(root, call, signature)
+    entry.training = False  # the trace has the modes of the model
+    return _with_forward(entry, call, signature)
+
+
+def _with_forward(
+    module: nn.Module, function: Callable[..., Any], signature: inspect.Signature
+) -> nn.Module:
+    """The module, with a function of this signature as its forward."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return function(*signature.bind(*args, **kwargs).args)
+
+    forward.__dict__["__signature__"] = signature
+    module.__dict__["forward"] = forward
+    return module
 
 
 @contextmanager
@@ -408,22 +407,16 @@ def _without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-class _Identity(nn.Module):
-    def __init__(self, signature: inspect.Signature) -> None:
-        super().__init__()
-
-        def forward(*args: Any) -> Any:
-            return [leaf for leaf in torch_pytree.tree_leaves(args) if isinstance(leaf, Tensor)]
-
-        forward.__dict__["__signature__"] = signature
-        self.__dict__["forward"] = forward
-
-
 def _fake_leaves(
     args: tuple[Any, ...], signature: inspect.Signature, dynamic_shapes: Any
 ) -> list[Any]:
     """The leaves of arguments, with fake tensors that have symbolic sizes."""
-    exported = export_program(_Identity(signature), args, {}, dynamic_shapes, False)
+
+    def identity(*given: Any) -> list[Tensor]:
+        return [leaf for leaf in torch_pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+
+    module = _with_forward(nn.Module(), identity, signature)
+    exported = export_program(module, args, {}, dynamic_shapes, False)
     nodes = exported.graph.find_nodes(op="placeholder")
     leaves = torch_pytree.tree_leaves(args)
     return [
