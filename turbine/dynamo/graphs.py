@@ -25,7 +25,7 @@ from turbine.dynamo.op_probe import find_refused
 from turbine.dynamo.part_code import Weights
 from turbine.dynamo.records import GraphRecord, LeftOp
 from turbine.dynamo.totals import add
-from turbine.lower.importer import user_line
+from turbine.lower.body import user_line
 
 log = logging.getLogger(__name__)
 

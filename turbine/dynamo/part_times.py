@@ -19,7 +19,8 @@ from turbine import errors
 from turbine.capture.traits import SCOPE
 from turbine.dynamo.parts import PartModule
 from turbine.dynamo.report import compile_anew, most_common
-from turbine.lower.importer import DEFAULT_NAME, user_line
+from turbine.lower.body import user_line
+from turbine.lower.importer import DEFAULT_NAME
 from turbine.lower.weights import raw_bytes
 from turbine.runtime import profiler
 from turbine.runtime.entries import Entry

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain, islice
 from typing import Any
 
 import torch
 from iree.compiler.extras.fx_importer import (
     ContextCache,
     FxImporter,
-    GraphNodeImporter,
     RangeConstraint,
 )
 from torch import fx
 
 from turbine import config, dtypes, errors
-from turbine.capture.crossed_reads import UNFUSED
-from turbine.capture.declared_ops import EMITTED
 from turbine.capture.program import Devices, Region, Weight
-from turbine.lower import emission
+from turbine.lower.body import Body, user_line
 from turbine.lower.emission import TargetQuery
 from turbine.lower.weights import (
     Number,
@@ -34,7 +28,7 @@ from turbine.lower.weights import (
     constant_type,
 )
 from turbine.mlir import context as mlir_context
-from turbine.mlir import devices, flow, function, result_storage, torch_values
+from turbine.mlir import devices, function, result_storage, torch_values
 from turbine.mlir.ir import Block, InsertionPoint, Location, Module, Type, Value
 from turbine.signature import state_functions
 from turbine.target import Target
@@ -192,7 +186,7 @@ class _Walk:
             visibility=visibility,
         )
         place_arguments(self.block, region.devices)
-        self.body = _Body(self.importer, module.context, self.cache, self.block)
+        self.body = Body(self.importer, module.context, self.cache, self.block)
         self.body.query = target
         self.has_symbols = False
 
@@ -204,13 +198,6 @@ class _Walk:
 
     def make_error(self, node: fx.Node, error: Exception) -> errors.UnsupportedOp:
         where = user_line(node) if self.locate is None else self.locate(node)
-        name = str(node.target)
-        if name in _CONTROL_FLOW:
-            return errors.UnsupportedOp(
-                f"control flow with {name!r} is not supported in compiled code",
-                where=where,
-                hint=_CONTROL_FLOW[name],
-            )
         return errors.UnsupportedOp(
             f"cannot lower {node.target} ({node.name}): {error}",
             where=where,
@@ -299,128 +286,8 @@ def _range(size: Any, symbol: Any) -> RangeConstraint:
     return RangeConstraint(int(known.lower) if known.lower.is_Integer else 0, upper)
 
 
-# Hints for PyTorch's other control flow ops.
-_CONTROL_FLOW = {
-    "while_loop": "write a Python loop over a fixed number of iterations, and keep the result of "
-    "those that count with torch.where",
-    "map_impl": "call the function on the whole tensor, or through torch.vmap",
-    "scan": "write a Python loop over the axis, or use torch.cumsum and its kin",
-    "associative_scan": "write a Python loop over the axis, or use torch.cumsum and its kin",
-}
-
-
 def _same_type(of: Type) -> Type:
     return of
-
-
-class _Body(GraphNodeImporter):
-    """IREE's op importer, with emissions of custom ops, and with assertions, which it drops."""
-
-    query: TargetQuery
-
-    def _import_torch_op_overload(
-        self, loc: Location, node: fx.Node, concrete_target: Any = None
-    ) -> None:
-        target: Any = node.target if concrete_target is None else concrete_target
-        rule = EMITTED.get(target.name())
-        if rule is not None:
-            self._emit(rule, loc, node, target)
-        elif target is torch.ops.aten._assert_async.msg:
-            self._check(loc, node)
-        else:
-            super()._import_torch_op_overload(loc, node, concrete_target)
-        self._separate_crossed(loc, node)
-
-    def _separate_crossed(self, loc: Location, node: fx.Node) -> None:
-        """Keep the compiler from fusing a value with an op that reads it at two indices."""
-        if UNFUSED in node.meta:
-            tensor = self._argument(node, loc)
-            separate = flow.separate(tensor, loc)
-            of = self.resolve_node_value(node).type
-            self._v[(node, 0)] = torch_values.from_builtin(separate, of, loc)
-
-    def _emit(self, rule: emission.Rule, loc: Location, node: fx.Node, target: Any) -> None:
-        given = declared_arguments(node, target._schema)
-        nested = _result_values(node, target._schema)
-        declared = [self._result_type(value) for value in _in_line(nested)]
-        with loc:
-            results = [None if of is None else torch_values.builtin_type(of) for of in declared]
-            arguments = [self._argument(value, loc) for value in given]
-            module = self.fx_importer.module
-            examples = list(fx.map_arg(given, lambda one: one.meta["val"]))
-            made = rule(emission.Site(module, arguments, examples, results, loc, self.query))
-        values = [made] if isinstance(made, Value) else list(made)
-        if not isinstance(node.meta.get("val"), torch.Tensor):
-            self._multi_result_nodes.add(node)
-        pairs = zip(values, declared, strict=True)
-        found = iter([None if of is None else torch_values.convert(v, of, loc) for v, of in pairs])
-        for index, value in enumerate(nested):
-            if isinstance(value, (tuple, list)):
-                self._bind_list(node, index, list(islice(found, len(value))))
-            else:
-                self.bind_node_value(node, next(found), index)
-
-    def _bind_list(self, node: fx.Node, index: int, values: list[Value | None]) -> None:
-        """Bind a list among several results to its getitem nodes."""
-        for user in node.users:
-            if user.target is operator.getitem and user.args[1] == index:
-                self._multi_result_nodes.add(user)
-                for place, value in enumerate(values):
-                    self.bind_node_value(user, value, place)
-
-    def _import_getitem(self, loc: Location, node: fx.Node) -> None:
-        if node not in self._multi_result_nodes:  # lists are bound already
-            super()._import_getitem(loc, node)
-            self._separate_crossed(loc, node)
-
-    def _argument(self, value: Any, loc: Location) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [self._argument(one, loc) for one in value]
-        if not isinstance(value, fx.Node):
-            return value
-        resolved = self.resolve_node_value(value)
-        return torch_values.convert(resolved, torch_values.builtin_type(resolved.type), loc)
-
-    def _result_type(self, value: Any) -> Type | None:
-        if isinstance(value, torch.Tensor):
-            return self._cc.get_vtensor_type(value.size(), value.dtype)
-        return None if value is None else Type.parse(_NUMBERS[type(value)])
-
-    def _import_hop_cond(self, loc: Location, node: fx.Node, hop: Any) -> None:
-        """Import torch.cond as scf.if."""
-        given: tuple[Any, ...] = node.args
-        condition, chosen, other, operands = given
-        # Emit values that both branches use before them.
-        values = [self._import_argument(loc, operand) for operand in operands]
-        types = [self._result_type(value) for value in node.meta["val"]]
-        bodies = [partial(self._branch, graph, values) for graph in (chosen, other)]
-        truth = self._import_argument(loc, condition)
-        self._multi_result_nodes.add(node)
-        for place, result in enumerate(torch_values.branch(truth, types, bodies, loc)):
-            self.bind_node_value(node, result, place)
-
-    def _branch(self, graph: fx.Node, values: Sequence[Value], block: Block) -> list[Value]:
-        owner = graph.graph.owning_module
-        assert owner is not None
-        module = owner.get_submodule(str(graph.target))
-        assert isinstance(module, fx.GraphModule)
-        body = _Body(self.fx_importer, self._c, self._cc, block)
-        body.query = self.query
-        nodes = list(module.graph.nodes)
-        inputs = [node for node in nodes if node.op == "placeholder"]
-        for node, value in zip(inputs, values, strict=True):
-            body.bind_node_value(node, value)
-        body.import_nodes(nodes, skip_placeholders_outputs=True)
-        results: Any = nodes[-1].args[0]
-        with InsertionPoint(block):
-            return [body.resolve_node_value(result) for result in results]
-
-    def _check(self, loc: Location, node: fx.Node) -> None:
-        condition, message = node.args
-        assert isinstance(condition, fx.Node)
-        where = user_line(node)
-        text = f"{message} at {where}" if where is not None else str(message)
-        torch_values.check(self.resolve_node_value(condition), text, loc)
 
 
 class _Types(ContextCache):
@@ -439,44 +306,9 @@ class _Types(ContextCache):
         return Type.parse(dtypes.of_torch(dtype).torch_mlir, self._c)
 
 
-_NUMBERS = {
-    int: "!torch.int",
-    torch.SymInt: "!torch.int",
-    float: "!torch.float",
-    torch.SymFloat: "!torch.float",
-    bool: "!torch.bool",
-    torch.SymBool: "!torch.bool",
-}
-
-
-def declared_arguments(node: fx.Node, schema: Any) -> list[Any]:
-    """The arguments of a node in schema order, with defaults filled in."""
-    named = dict(zip([a.name for a in schema.arguments], node.args, strict=False)) | node.kwargs
-    return [named.get(a.name, a.default_value) for a in schema.arguments]
-
-
-def _result_values(node: fx.Node, schema: Any) -> list[Any]:
-    """The results of a node; a list that is the only result is flattened."""
-    if not schema.returns:
-        return []
-    value = node.meta["val"]
-    return list(value) if isinstance(value, (tuple, list)) else [value]
-
-
-def _in_line(values: Sequence[Any]) -> list[Any]:
-    """Values with lists flattened."""
-    lists = [value if isinstance(value, (tuple, list)) else [value] for value in values]
-    return list(chain.from_iterable(lists))
-
-
 def _first_location(cache: Any, nodes: Any) -> Location:
     for node in nodes:
         location = cache.get_node_location(node)
         if location is not None:
             return location
     return Location.unknown()
-
-
-def user_line(node: fx.Node) -> str | None:
-    """The line of the user's code that a node comes from."""
-    return errors.line_of_trace(node.stack_trace)

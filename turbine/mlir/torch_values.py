@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from iree.compiler.ir import (
     Block,
     InsertionPoint,
+    IntegerAttr,
+    IntegerType,
     Location,
     MLIRError,
     Operation,
@@ -55,6 +57,84 @@ def branch(
                 given = [convert(v, of, location) for v, of in zip(values, results, strict=True)]
                 Operation.create("torch.prim.If.yield", operands=given)
     return list(operation.results)
+
+
+# Fills a block of a loop from torch values: its state, or a row's index and its state.
+Condition = Callable[[Block, Sequence[Value]], Value]
+Turn = Callable[[Block, Sequence[Value]], Sequence[Value]]
+RowTurn = Callable[[Block, Value, Sequence[Value]], Sequence[Value]]
+
+
+def while_loop(
+    condition: Condition, turn: Turn, state: Sequence[Value], location: Location
+) -> list[Value]:
+    """The state after turns as long as a 0-d bool tensor, or a bool, is true."""
+    types = [value.type for value in state]
+    with location:
+        initial = [convert(value, builtin_type(value.type), location) for value in state]
+        inside = [value.type for value in initial]
+        operation = Operation.create("scf.while", results=inside, operands=initial, regions=2)
+        places = [location] * len(inside)
+        before, after = (one.blocks.append(*inside, arg_locs=places) for one in operation.regions)
+        with InsertionPoint(before):
+            truth = condition(before, _converted(before.arguments, types, location))
+            going_on = convert(_truth(truth), Type.parse("i1"), location)
+            Operation.create("scf.condition", operands=[going_on, *before.arguments])
+        with InsertionPoint(after):
+            new = turn(after, _converted(after.arguments, types, location))
+            Operation.create("scf.yield", operands=_converted(new, inside, location))
+        return _converted(operation.results, types, location)
+
+
+def row_loop(
+    count: Value, turn: RowTurn, state: Sequence[Value], location: Location
+) -> list[Value]:
+    """The state after a turn for each number below a torch int."""
+    types = [value.type for value in state]
+    with location:
+        initial = [convert(value, builtin_type(value.type), location) for value in state]
+        inside = [value.type for value in initial]
+        index = Type.parse("index")
+        bounds = [_constant_index(0), to_index(count), _constant_index(1)]
+        operation = Operation.create(
+            "scf.for", results=inside, operands=[*bounds, *initial], regions=1
+        )
+        places = [location] * (1 + len(inside))
+        block = operation.regions[0].blocks.append(index, *inside, arg_locs=places)
+        with InsertionPoint(block):
+            row, *given = block.arguments
+            new = turn(block, _from_index(row), _converted(given, types, location))
+            Operation.create("scf.yield", operands=_converted(new, inside, location))
+        return _converted(operation.results, types, location)
+
+
+def _converted(values: Iterable[Value], types: Sequence[Type], location: Location) -> list[Value]:
+    return [convert(value, of, location) for value, of in zip(values, types, strict=True)]
+
+
+def _constant_index(value: int) -> Value:
+    of = Type.parse("index")
+    attributes = {"value": IntegerAttr.get(of, value)}
+    return Operation.create("arith.constant", results=[of], attributes=attributes).result
+
+
+def to_index(number: Value) -> Value:
+    """A torch int as an index."""
+    wide = convert(number, Type.parse("i64"), Location.current)
+    of = Type.parse("index")
+    return Operation.create("arith.index_cast", results=[of], operands=[wide]).result
+
+
+def _from_index(index: Value) -> Value:
+    wide = Operation.create("arith.index_cast", results=[Type.parse("i64")], operands=[index])
+    return convert(wide.result, Type.parse("!torch.int"), Location.current)
+
+
+def number(value: int) -> Value:
+    """A constant torch int."""
+    attributes = {"value": IntegerAttr.get(IntegerType.get_signless(64), value)}
+    of = Type.parse("!torch.int")
+    return Operation.create("torch.constant.int", results=[of], attributes=attributes).result
 
 
 def _truth(condition: Value) -> Value:
