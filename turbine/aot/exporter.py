@@ -17,6 +17,7 @@ from turbine.capture.model import capture
 from turbine.capture.program import Devices, Program
 from turbine.capture.weights import share_weights
 from turbine.compiler import host
+from turbine.library.random import STREAM
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import DEFAULT_NAME, lower_all
 
@@ -39,6 +40,7 @@ def export(
     import_symbolic_shape_expressions: bool = False,
     weights: str = "external",
     arg_device: Devices | None = None,
+    seed: int = 0,
 ) -> ExportOutput:
     """Export a model with example arguments, or a compiled module without.
 
@@ -57,6 +59,8 @@ def export(
         weights: where parameters go: "external" (beside the code in the artifact, mapped at
             load), "global" (named values in the IR) or "inline" (constants, which may fold).
         arg_device: on which devices arguments are taken, by their places.
+        seed: of the random numbers that the model draws. They depend on it and on how many were
+            drawn before, which is state of the artifact.
 
     >>> import torch, turbine
     >>> out = turbine.aot.export(torch.nn.Linear(4, 2), args=(torch.ones(3, 4),))
@@ -72,7 +76,7 @@ def export(
         raise errors.ExportError("example arguments given twice", hint="use args=(...) alone")
     name = module_name or "module"
     if isinstance(model, FxPrograms):
-        return _export_several(model, name, weights, shape_expressions)
+        return _export_several(model, name, weights, shape_expressions, seed)
     if isinstance(model, ExportTargetDef):
         arg_device = arg_device or model.argument_device_affinities
         model = target_of(model)
@@ -83,20 +87,22 @@ def export(
         dynamic_shapes=dynamic_shapes,
         strict=strict_export,
         arg_device=arg_device,
+        stream=STREAM,
+        seed=seed,
     )
     programs = {function_name or DEFAULT_NAME: program}
     return output_of(programs, name, model, weights, shape_expressions)
 
 
 def _export_several(
-    model: FxPrograms, name: str, weights: str, shape_expressions: bool
+    model: FxPrograms, name: str, weights: str, shape_expressions: bool, seed: int
 ) -> ExportOutput:
     """Programs of one root module, with its tensors shared."""
     public = {name: target for name, target in model.programs.items() if not is_private(name)}
     if not public:
         raise errors.ExportError("there is no program to export", hint="export_program adds one")
     captured = {
-        entry: capture(target_of(target), arg_device=_devices(target))
+        entry: capture(target_of(target), arg_device=_devices(target), stream=STREAM, seed=seed)
         for entry, target in public.items()
     }
     programs = share_weights(captured)

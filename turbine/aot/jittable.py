@@ -25,6 +25,7 @@ from turbine.capture.decompositions import extend_aot_decompositions
 from turbine.capture.model import capture
 from turbine.capture.program import Program
 from turbine.capture.weights import bind_weights
+from turbine.library.random import STREAM
 from turbine.lower import importer
 from turbine.signature import Range
 
@@ -168,7 +169,7 @@ class Jittable:
                 rules = dict(self.decomposition_table)
                 stack.enter_context(extend_aot_decompositions(add_ops=rules))
             sizes = (shapes,) if shapes else None
-            return capture(call, examples, dynamic_shapes=sizes, least_sizes=False)
+            return capture(call, examples, dynamic_shapes=sizes, least_sizes=False, stream=STREAM)
 
     @contextmanager
     def _name_errors(self) -> Iterator[None]:

@@ -22,6 +22,7 @@ from turbine.aot.values import IrTensor, from_tensor, tensor_type
 from turbine.capture import trees
 from turbine.capture.model import capture
 from turbine.capture.program import Devices, check_devices
+from turbine.library.random import STREAM
 from turbine.lower import importer
 from turbine.mlir import function as mlir_function
 from turbine.mlir.ir import InsertionPoint, Location, Type, Value
@@ -290,7 +291,9 @@ class ProgramMember:
         """The function of the module, lowered on first use."""
         if self not in trace.functions:
             trace.claim(self.name, f"the program {self.owner}.{self.name}")
-            program = trace.adopt(capture(self.exported, arg_device=self.devices), self.name)
+            program = trace.adopt(
+                capture(self.exported, arg_device=self.devices, stream=STREAM), self.name
+            )
             types = importer.define_function(
                 trace.weights,
                 self.name,

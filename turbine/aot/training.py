@@ -21,7 +21,7 @@ from turbine.capture.optimizer_step import CannotShare
 from turbine.capture.program import Program
 from turbine.capture.training_step import Options, Trainer, trace_entry
 from turbine.capture.weights import share_weights
-from turbine.library import random
+from turbine.library.random import STREAM
 
 
 def export_training_step(
@@ -90,10 +90,10 @@ def export_training_step(
     rates = () if scheduler is None else simulate(scheduler, optimizer, scheduler_steps)
     options = Options(clip_grad_norm, accumulate, skip_nonfinite, rates, seed)
     try:
-        trainer = Trainer(model, loss_fn, optimizer, options, *_DRAWS)
+        trainer = Trainer(model, loss_fn, optimizer, options, STREAM)
         captured = _capture_all(trainer, args, dynamic_shapes, predict_args)
     except CannotShare:
-        trainer = Trainer(model, loss_fn, optimizer, options, *_DRAWS, shares_steps=False)
+        trainer = Trainer(model, loss_fn, optimizer, options, STREAM, shares_steps=False)
         captured = _capture_all(trainer, args, dynamic_shapes, predict_args)
     output = output_of(share_weights(captured), module_name or "module", model)
     return replace(output, training={"accumulate": accumulate, "shared": trainer.shared})
@@ -132,7 +132,6 @@ def _capture_all(
     return captured
 
 
-_DRAWS = (random.uniform, random.normal)
 Step = Callable[[Mapping[str, Tensor], Sequence[Any]], Any]
 
 

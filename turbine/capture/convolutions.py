@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from turbine.capture.decompositions import Table
-from turbine.capture.nodes import source_of, value_of
+from turbine.capture.nodes import inline
 from turbine.capture.rules.convolution import convolution, per_axis
 
 aten = torch.ops.aten
@@ -79,17 +77,10 @@ def _inline(node: fx.Node, table: Table) -> fx.Node | None:
             raise _NotApplicableError
         return result
 
-    # Without the dispatcher, composite ops take dynamic sizes for static ones.
-    with value_of(node).fake_mode, enable_python_dispatcher():
-        try:
-            traced = make_fx(call, decomposition_table=table)(*map(value_of, operands))
-        except _NotApplicableError:
-            return None
-    places = traced.graph.find_nodes(op="placeholder")
-    for one in traced.graph.nodes:
-        one.meta |= source_of(node)
-    with node.graph.inserting_before(node):
-        result = node.graph.graph_copy(traced.graph, dict(zip(places, operands, strict=True)))
+    try:
+        result = inline(node, call, operands, table)
+    except _NotApplicableError:
+        return None
     assert isinstance(result, fx.Node)
     return result
 

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
-from turbine.capture import convolutions, dim_names, passes, small_sizes
+from turbine.capture import convolutions, dim_names, passes, random_state, small_sizes
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.effect_tokens import drop_tokens
@@ -24,6 +24,7 @@ from turbine.capture.one_thread import traces
 from turbine.capture.program import Devices, Program, check_devices
 from turbine.capture.program_check import agrees, can_compare
 from turbine.capture.program_reader import name_parameters, read_program
+from turbine.capture.random_ops import Stream
 from turbine.capture.training_mode import warn_of_training_mode
 from turbine.signature import Signature
 
@@ -38,11 +39,14 @@ def capture(
     strict: bool = False,
     arg_device: Devices | None = None,
     least_sizes: bool = True,
+    stream: Stream | None = None,
+    seed: int = 0,
 ) -> Program:
     """Export, decompose and simplify a model.
 
     `arg_device` maps arguments to devices. Without `least_sizes`, the minimum sizes that PyTorch
     assumes are ignored, and the smallest sizes for which the program is valid are found from 0 on.
+    Random ops draw numbers from `stream`, whose state is part of the program.
     """
     if isinstance(model, ExportedProgram):
         exported = model
@@ -52,6 +56,8 @@ def capture(
     check_strides(exported.graph)
     decomposed = _decompose(exported)
     general = _trace(exported, decomposed)
+    if stream is not None:
+        random_state.count_random(decomposed, stream, seed, current_aot_decompositions())
     passes.clean(decomposed.graph_module)
     check_graph(decomposed.graph)
     program = read_program(decomposed, name_parameters(model, exported))
@@ -182,9 +188,8 @@ def _decompose(exported: ExportedProgram) -> ExportedProgram:
             # torch 2.13 uses a class that it deprecated.
             warnings.filterwarnings("ignore", ".*LeafSpec.*", FutureWarning)
             table = current_aot_decompositions()
-            decomposed: ExportedProgram = exported.run_decompositions(
-                convolutions.keep_whole(table)
-            )
+            kept = random_state.keep_whole(convolutions.keep_whole(table))
+            decomposed: ExportedProgram = exported.run_decompositions(kept)
             drop_tokens(decomposed)
             for module in decomposed.graph_module.modules():
                 if isinstance(module, fx.GraphModule):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 
@@ -36,6 +38,24 @@ def copy_graph(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx
     for node, twin in twins.items():
         twin.name = node.name
     return copied, twins
+
+
+def inline(
+    node: fx.Node,
+    function: Callable[..., Any],
+    operands: Sequence[fx.Node],
+    table: Mapping[Any, Callable[..., Any]],
+) -> Any:
+    """Add the ops of a function of operands before a node; returns its results."""
+    values = [value_of(operand) for operand in operands]
+    # Without the dispatcher, composite ops take dynamic sizes for static ones.
+    with _fake_mode([value_of(node), values]), enable_python_dispatcher():
+        traced = make_fx(function, decomposition_table=table)(*values)
+    places = traced.graph.find_nodes(op="placeholder")
+    for one in traced.graph.nodes:
+        one.meta |= source_of(node)
+    with node.graph.inserting_before(node):
+        return node.graph.graph_copy(traced.graph, dict(zip(places, operands, strict=True)))
 
 
 def source_of(node: fx.Node) -> dict[str, Any]:

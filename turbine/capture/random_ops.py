@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,16 +19,29 @@ aten = torch.ops.aten
 Draw = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class CountedRandom(TorchDispatchMode):
-    """Draws the numbers of random ops from one stream, one place after the other.
+@dataclass(frozen=True)
+class Stream:
+    """How numbers are drawn: flat, of float32."""
 
-    `state` has the seed and the next place. `uniform` and `normal` draw flat float32 numbers.
+    uniform: Draw  # from 0 to below 1
+    normal: Draw
+
+    @staticmethod
+    def initial_state(seed: int) -> Tensor:
+        """The seed, and the place of the next number."""
+        return torch.tensor([seed, 0])
+
+
+class CountedRandom(TorchDispatchMode):
+    """Draws the numbers of random ops from a stream, one place after the other.
+
+    `state` has the seed and the next place.
     """
 
-    def __init__(self, state: Tensor, uniform: Draw, normal: Draw) -> None:
+    def __init__(self, state: Tensor, stream: Stream) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._state = state
-        self._draw = {"uniform": uniform, "normal": normal}
+        self._stream = stream
         self._count: Any = 0
 
     def advance(self) -> None:
@@ -34,19 +49,23 @@ class CountedRandom(TorchDispatchMode):
         if not isinstance(self._count, int) or self._count:
             self._state[1:].add_(self._count)
 
+    def next_state(self) -> Tensor:
+        """The state after the numbers that were drawn."""
+        return torch.cat([self._state[:1], self._state[1:] + self._count])
+
     def uniform(self, like: Tensor) -> Tensor:
         """Uniform float32 numbers from 0 to below 1 in the shape of a tensor."""
-        return self._numbers("uniform", like)
+        return self._numbers(self._stream.uniform, like)
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normal float32 numbers in the shape of a tensor."""
-        return self._numbers("normal", like)
+        return self._numbers(self._stream.normal, like)
 
-    def _numbers(self, kind: str, like: Tensor) -> Tensor:
+    def _numbers(self, draw: Draw, like: Tensor) -> Tensor:
         seed, first = self._state[:1].clone(), self._state[1:] + self._count
         self._count = self._count + like.numel()
         flat = like.detach().contiguous().view(-1)
-        return self._draw[kind](flat, seed, first).view(like.shape)
+        return draw(flat, seed, first).view(like.shape)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -54,9 +73,10 @@ class CountedRandom(TorchDispatchMode):
         if func in _RULES:
             return _RULES[func](self, *args, **(kwargs or {}))
         if draws(func) and not _drops_nothing(func, args, kwargs or {}):
-            raise errors.ExportError(
-                f"{func} draws random numbers in a way that is not exported",
-                hint="use rand, randn, randint, bernoulli, dropout, normal_ or uniform_",
+            raise errors.UnsupportedOp(
+                f"{func} draws random numbers in a way that compiled code does not",
+                hint="use rand, randn, randint, randperm, bernoulli, multinomial, dropout, "
+                "normal_, uniform_, exponential_, cauchy_ or geometric_",
             )
         return func(*args, **(kwargs or {}))
 
@@ -93,6 +113,92 @@ def _in(x: Tensor, numbers: Tensor) -> Tensor:
     return numbers.to(x.dtype)
 
 
+def _permutation(random: CountedRandom, count: int, dtype: torch.dtype | None = None) -> Tensor:
+    order = random.uniform(torch.empty(count)).sort(stable=True).indices
+    return order.to(dtype or torch.int64)
+
+
+def _multinomial(
+    random: CountedRandom, weights: Tensor, count: int, replacement: bool = False, **_: Any
+) -> Tensor:
+    total = weights.sum(-1, keepdim=True)
+    is_valid = (weights >= 0).all() & total.isfinite().all() & (total > 0).all()
+    torch._assert_async(is_valid, "multinomial: weights must be finite, not negative, sum above 0")
+    if not replacement:
+        times = -torch.log1p(-random.uniform(weights)) / weights  # of a race: the first ones win
+        first: Tensor = times.topk(count, largest=False).indices
+        return first
+    sums = weights.cumsum(-1)
+    places = random.uniform(weights.new_empty([*weights.shape[:-1], count])) * sums[..., -1:]
+    last = (sums < sums[..., -1:]).sum(-1, keepdim=True)  # that is not zero
+    return (sums.unsqueeze(-2) <= places.unsqueeze(-1)).sum(-1).minimum(last)
+
+
+def _leaky_relu(
+    random: CountedRandom,
+    x: Tensor,
+    noise: Tensor,
+    low: float = 1 / 8,
+    high: float = 1 / 3,
+    training: bool = False,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (low + high) / 2), noise.clone()
+    slopes = torch.where(x <= 0, _in(x, _uniform(random, x, low, high)), 1.0)
+    return x * slopes, slopes
+
+
+def _exponential(random: CountedRandom, x: Tensor, rate: float = 1.0) -> Tensor:
+    return -torch.log1p(-random.uniform(x)) / rate
+
+
+def _cauchy(random: CountedRandom, x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    return median + sigma * torch.tan(torch.pi * (random.uniform(x) - 0.5))
+
+
+def _log_normal(random: CountedRandom, x: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    return (random.normal(x) * std + mean).exp()
+
+
+def _geometric(random: CountedRandom, x: Tensor, p: float) -> Tensor:
+    return (torch.log1p(-random.uniform(x)) / math.log1p(-p)).floor() + 1
+
+
+def _uniform(random: CountedRandom, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return random.uniform(x) * (high - low) + low
+
+
+def _normal(random: CountedRandom, x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return random.normal(x) * std + mean
+
+
+def _below(random: CountedRandom, x: Tensor, p: float | Tensor = 0.5) -> Tensor:
+    return random.uniform(x) < p
+
+
+# A tensor gives the shape; the arguments of an op follow.
+Fill = Callable[..., Tensor]
+
+
+def _new(fill: Fill) -> Callable[..., Tensor]:
+    """A rule for an op that returns a tensor like its argument."""
+
+    def rule(random: CountedRandom, x: Tensor, *given: Any, generator: None = None) -> Tensor:
+        return _in(x, fill(random, x, *given))
+
+    return rule
+
+
+def _in_place(fill: Fill) -> Callable[..., Tensor]:
+    """A rule for an op that writes to its argument."""
+
+    def rule(random: CountedRandom, x: Tensor, *given: Any, generator: None = None) -> Tensor:
+        return x.copy_(fill(random, x, *given))
+
+    return rule
+
+
 _RULES: dict[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _dropout,
     aten.rand.default: lambda r, size, **o: _in(x := _empty(size, **o), r.uniform(x)),
@@ -105,17 +211,34 @@ _RULES: dict[Any, Callable[..., Any]] = {
     aten.randint.low: lambda r, low, high, size, dtype=torch.int64, **_: _integers(
         r, _empty(size, dtype), low, high
     ),
-    aten.bernoulli.default: lambda r, p, **_: _in(p, r.uniform(p) < p),
-    aten.bernoulli.p: lambda r, x, p, **_: _in(x, r.uniform(x) < p),
-    aten.bernoulli_.float: lambda r, x, p=0.5, **_: x.copy_(r.uniform(x) < p),
-    aten.bernoulli_.Tensor: lambda r, x, p, **_: x.copy_(r.uniform(x) < p),
-    aten.uniform_.default: lambda r, x, low=0.0, high=1.0, **_: x.copy_(
-        r.uniform(x) * (high - low) + low
+    aten.randint_like.default: lambda r, x, high, **o: _integers(r, _empty_like(x, **o), 0, high),
+    aten.randint_like.low_dtype: lambda r, x, low, high, **o: _integers(
+        r, _empty_like(x, **o), low, high
     ),
-    aten.normal_.default: lambda r, x, mean=0.0, std=1.0, **_: x.copy_(r.normal(x) * std + mean),
-    aten.normal.Tensor_Tensor: lambda r, mean, std, **_: r.normal(mean + std) * std + mean,
-    aten.normal.Tensor_float: lambda r, mean, std=1.0, **_: r.normal(mean) * std + mean,
-    aten.exponential_.default: lambda r, x, rate=1.0, **_: x.copy_(
-        -torch.log1p(-r.uniform(x)) / rate
+    aten.randperm.default: lambda r, n, dtype=None, **_: _permutation(r, n, dtype),
+    aten.multinomial.default: _multinomial,
+    aten.rrelu_with_noise_functional.default: _leaky_relu,
+    aten.bernoulli.default: lambda r, p, **_: _in(p, _below(r, p, p)),
+    aten.bernoulli.p: _new(_below),
+    aten.bernoulli_.float: _in_place(_below),
+    aten.bernoulli_.Tensor: _in_place(_below),
+    aten.uniform.default: _new(_uniform),
+    aten.uniform_.default: _in_place(_uniform),
+    aten.normal_functional.default: _new(_normal),
+    aten.normal_.default: _in_place(_normal),
+    aten.normal.Tensor_Tensor: lambda r, mean, std, **_: _normal(r, mean + std, mean, std),
+    aten.normal.Tensor_float: lambda r, mean, std=1.0, **_: _normal(r, mean, mean, std),
+    aten.normal.float_Tensor: lambda r, mean, std, **_: _normal(r, std, mean, std),
+    aten.normal.float_float: lambda r, mean, std, size, **o: _in(
+        x := _empty(size, **o), _normal(r, x, mean, std)
     ),
+    aten.exponential.default: _new(_exponential),
+    aten.exponential_.default: _in_place(_exponential),
+    aten.cauchy.default: _new(_cauchy),
+    aten.cauchy_.default: _in_place(_cauchy),
+    aten.log_normal.default: _new(_log_normal),
+    aten.log_normal_.default: _in_place(_log_normal),
+    aten.geometric.default: _new(_geometric),
+    aten.geometric_.default: _in_place(_geometric),
 }
+COUNTED = frozenset(_RULES)

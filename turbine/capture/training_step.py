@@ -25,7 +25,7 @@ from turbine import errors
 from turbine.capture.model import export_program
 from turbine.capture.one_thread import traces
 from turbine.capture.optimizer_step import State, check_optimizer, initial_state, trace_step
-from turbine.capture.random_ops import CountedRandom, Draw
+from turbine.capture.random_ops import CountedRandom, Stream
 
 # Where the root module holds the state of the optimizer, and that of training.
 OPTIMIZER, TRAINER = "optimizer", "trainer"
@@ -75,8 +75,7 @@ class Trainer:
     loss_fn: Loss
     optimizer: Optimizer
     options: Options
-    uniform: Draw
-    normal: Draw
+    stream: Stream
     shares_steps: bool = True
 
     def __post_init__(self) -> None:
@@ -149,7 +148,7 @@ class Trainer:
     def _own_tensors(self) -> dict[str, Tensor]:
         own: dict[str, Tensor] = {
             "step": torch.zeros((), dtype=torch.int64),
-            "random": torch.tensor([self.options.seed, 0]),
+            "random": Stream.initial_state(self.options.seed),
         }
         for index, group in enumerate(self.optimizer.param_groups):
             rate = torch.as_tensor(group["lr"], dtype=torch.float64)
@@ -280,7 +279,7 @@ class Trainer:
     @contextmanager
     def _drawing(self, values: Values) -> Iterator[None]:
         """Let random numbers depend on the seed, and on how many were drawn before."""
-        random = CountedRandom(values[f"{TRAINER}.random"], self.uniform, self.normal)
+        random = CountedRandom(values[f"{TRAINER}.random"], self.stream)
         with random:
             yield
         random.advance()

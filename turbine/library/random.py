@@ -7,6 +7,7 @@ from typing import Any
 
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
+from turbine.capture.random_ops import Stream
 
 N, B = tkl.symbols("N B")
 T = tkl.types.T
@@ -30,5 +31,4 @@ def _stream(name: str, draw: Callable[..., Any]) -> tk.Kernel:
     return tk.gen.kernel(N // B, blocks={B: 1024})(numbers)
 
 
-uniform = _stream("uniform", tkl.rand)  # from 0 to below 1
-normal = _stream("normal", tkl.randn)
+STREAM = Stream(uniform=_stream("uniform", tkl.rand), normal=_stream("normal", tkl.randn))
