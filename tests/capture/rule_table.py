@@ -370,6 +370,9 @@ INDEXING = [
     Row(aten.index.Tensor, ANY, MATRIX, x_and([_EVERY_THIRD])),
     Row(aten.nonzero.default, ANY, VECTOR, lambda x, y: (x[1],)),
     Row(aten.masked_select.default, ANY, MATRIX, x_and(_EVERY_THIRD[:1])),
+    Row(aten._unique2.default, INTEGERS, TIES, x_and(True, True, True)),
+    Row(aten.unique_consecutive.default, SORTED, TIES, x_and(True, True)),
+    Row(aten.repeat_interleave.Tensor, (torch.int64,), VECTOR, lambda x, y: (x.flatten() % 4,)),
 ]
 SHAPES = [
     Row(aten.view.default, ANY, MATRIX, x_and([3, 8])),

@@ -18,9 +18,11 @@ from tests.capture.rule_rows import (
     VOLUME,
     WIDE,
     Arguments,
+    Operands,
     Row,
     each,
     indices,
+    random,
     x_and,
 )
 
@@ -188,6 +190,18 @@ PRODUCTS = [
         MATRIX,
         lambda x, y: (x[:, :4], x, y.t()),
         {"beta": 0.5, "alpha": 2},
+    ),
+    Row(
+        aten._scaled_mm.default,
+        (torch.float32,),
+        Operands(random(16, 16)),
+        lambda x, y: (
+            x.to(torch.float8_e4m3fn),
+            y.to(torch.float8_e4m3fn).t(),
+            torch.tensor(0.5),
+            torch.tensor(2.0),
+        ),
+        {"out_dtype": torch.float32},
     ),
     Row(
         aten._trilinear.default,

@@ -21,6 +21,8 @@ KEEP_OPERANDS: set[str] = set()
 OPERATIONS: dict[str, Callable[..., float]] = {}
 # Ops that print from Python when they run.
 SPEAKING: set[str] = set()
+# Kernels of the library that decompositions call, by name.
+KERNELS: dict[str, Callable[..., Any]] = {}
 # Ops that only exported programs keep -> their implementation in code that runs in this process.
 IN_PROCESS: dict[Any, Callable[..., Any]] = {}
 

@@ -1,3 +1,4 @@
 """TK kernels that replace ops of exported graphs where they are faster."""
 
+from turbine.library import sorting as sorting
 from turbine.library.placement import place_kernels as place_kernels

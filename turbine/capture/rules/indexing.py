@@ -72,11 +72,30 @@ def _put_by_mask(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> T
     chosen = mask.view([*mask.shape, *[1] * rest])
     if values.dim() > rest and not statically_known_true(values.shape[0] == 1):
         if accumulate or not isinstance(values.shape[0], int):
-            return NotImplemented
+            return _put_rows_by_mask(x, mask, chosen, values, accumulate)
         rows = values.expand([values.shape[0], *x.shape[mask.dim() :]]).to(x.dtype)
         return aten.masked_scatter.default(x, chosen.expand(x.shape), rows)
     same = values.reshape(values.shape[values.dim() - min(rest, values.dim()) :]).to(x.dtype)
     return torch.where(chosen, x + same if accumulate else same, x)
+
+
+def _put_rows_by_mask(
+    x: Tensor, mask: Tensor, chosen: Tensor, values: Tensor, accumulate: bool
+) -> Tensor:
+    """Write the n-th row of the values to the n-th place that a mask selects."""
+    if is_empty(values):
+        return x.clone()
+    places = mask.flatten().cumsum(0) - 1
+    count = values.shape[0]
+    _check_row_count(places, count)
+    rows = values.expand([count, *x.shape[mask.dim() :]]).to(x.dtype)
+    picked = rows.index_select(0, places.clamp(min=0)).view(x.shape)
+    return torch.where(chosen, x + picked if accumulate else picked, x)
+
+
+def _check_row_count(places: Tensor, count: int) -> None:
+    """Raise at run time unless the mask selects as many places as there are rows."""
+    torch._assert_async(places[-1] + 1 == count, "index_put: as many rows as the mask selects")
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Sorting, selection and extremes by comparing all pairs of a row, which runs on all cores.
+"""Sorting, selection and extremes: short rows by comparing all pairs, long ones by a kernel.
 
 The compiler's sort is a bubble sort on one core, and mishandles nan, as argmax and argmin do. In
 PyTorch, nan is larger than every number. Where the op can fall back to PyTorch, `SHORT_ROWS` apply,
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turbine.capture.declared_ops import KERNELS
 from turbine.capture.sizes import hint
 
 aten = torch.ops.aten
@@ -22,6 +23,7 @@ Pair = tuple[Tensor, Tensor]
 # One step of selection costs as much as comparing with this many elements.
 _STEP_COST = 4
 LONGEST = 128  # comparing all pairs is quadratic
+_FEW = 8  # selections that take less time than a sort of a long row
 
 
 def _on_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,7 +59,8 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     """The first k values in order, and their indices."""
     if x.dim() == 0:
         return sort(x, dim, largest)
-    if isinstance(k, int) and k * _STEP_COST < hint(x.shape[dim]):
+    most = _FEW if _is_long(x.shape[dim]) else hint(x.shape[dim]) // _STEP_COST
+    if isinstance(k, int) and k <= most:
         return _gather_pair(x, _first_few(x.movedim(dim, -1), k, largest).movedim(-1, dim), dim)
     index = _order(x.movedim(dim, -1), largest).movedim(-1, dim)
     return _gather_pair(x, index.narrow(dim, 0, k), dim)
@@ -88,12 +91,15 @@ def _median(x: Tensor, dim: int, keepdim: bool, *, skips_nan: bool) -> Pair:
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     row = x.movedim(dim, -1)
-    rank, numbers = _rank(row, False), (~(row != row)).sum(-1, keepdim=True)
+    numbers = (~(row != row)).sum(-1, keepdim=True)
     middle = torch.div(numbers - 1, 2, rounding_mode="floor").clamp(min=0)
     # In a row with nan, the first nan, which comes after all numbers.
     wanted = middle if skips_nan else torch.where(numbers < row.shape[-1], numbers, middle)
-    places = torch.arange(row.shape[-1], device=x.device)
-    index = torch.where(rank == wanted, places, 0).sum(-1, keepdim=True)
+    if _is_long(row.shape[-1]):
+        index = _order(row, False).gather(-1, wanted)
+    else:
+        places = torch.arange(row.shape[-1], device=x.device)
+        index = torch.where(_rank(row, False) == wanted, places, 0).sum(-1, keepdim=True)
     return _squeeze(_gather_pair(x, index.movedim(-1, dim), dim), dim, keepdim)
 
 
@@ -134,9 +140,17 @@ def _foremost(row: Tensor, taken: Tensor, places: Tensor, largest: bool) -> Tens
 
 def _order(row: Tensor, descending: bool) -> Tensor:
     """The indices that sort the row."""
+    if _is_long(row.shape[-1]):
+        number = row.to(torch.int32) if row.dtype == torch.bool else row
+        return KERNELS["argsort"](number.reshape(-1, row.shape[-1]), descending).view(row.shape)
     places = torch.arange(row.shape[-1], device=row.device)
     rank = _rank(row, descending).unsqueeze(-2)
     return torch.where(rank == places.unsqueeze(-1), places, 0).sum(-1)
+
+
+def _is_long(size: int | torch.SymInt) -> bool:
+    """Whether a row of this size is sorted by a kernel."""
+    return not (isinstance(size, int) and size <= LONGEST)
 
 
 def _rank(row: Tensor, descending: bool) -> Tensor:
@@ -235,6 +249,9 @@ def _so_far(x: Tensor, dim: int, *, descending: bool) -> Pair:
     if row.dtype == torch.bool:
         row = row.to(torch.int32)
     places = torch.arange(row.shape[-1], device=x.device)
+    if isinstance(row.shape[-1], int) and row.shape[-1] > LONGEST:
+        index = _last_so_far(row, places, descending)
+        return _gather_pair(x, index.movedim(-1, dim), dim)
     others, seen = row.unsqueeze(-2), places <= places.unsqueeze(-1)
     held = torch.where(seen, others, _identity_of(row.dtype, smallest=descending))
     best = held.amax(-1, keepdim=True) if descending else held.amin(-1, keepdim=True)
@@ -242,6 +259,25 @@ def _so_far(x: Tensor, dim: int, *, descending: bool) -> Pair:
     chosen = torch.where(unordered.any(-1, keepdim=True), unordered, seen & (others == best))
     index = torch.where(chosen, places, 0).amax(-1)
     return _gather_pair(x, index.movedim(-1, dim), dim)
+
+
+def _last_so_far(row: Tensor, places: Tensor, descending: bool) -> Tensor:
+    """The index of the last extreme up to each element, by steps of doubling width."""
+    best, index = row, places.expand(row.shape)
+    width = 1
+    while width < row.shape[-1]:
+        kept = row.shape[-1] - width
+        before, place = (one.narrow(-1, 0, kept) for one in (best, index))
+        now, here = (one.narrow(-1, width, kept) for one in (best, index))
+        is_better = before > now if descending else before < now
+        is_better = is_better | ((before != before) & ~(now != now))
+        merged = torch.where(is_better, before, now), torch.where(is_better, place, here)
+        best, index = (
+            torch.cat([one.narrow(-1, 0, width), new], -1)
+            for one, new in zip((best, index), merged, strict=True)
+        )
+        width *= 2
+    return index
 
 
 def _identity_of(dtype: torch.dtype, *, smallest: bool) -> Tensor:
@@ -264,6 +300,14 @@ def searchsorted(
     """The index of the first element that is not smaller, or larger; the end for nan."""
     if sorter is not None:
         sequence = sequence.gather(-1, sorter)
+    length = sequence.shape[-1]
+    if isinstance(length, int) and length > LONGEST:
+        place = _bisect(
+            _to_comparable(sequence, values),
+            _to_comparable(values, sequence),
+            right or side == "right",
+        )
+        return place.to(torch.int32) if out_int32 else place
     row, each = (
         _to_comparable(sequence, values).unsqueeze(-2),
         _to_comparable(values, sequence).unsqueeze(-1),
@@ -271,13 +315,28 @@ def searchsorted(
     if sequence.dim() == 1:
         row = row.squeeze(-2)
     after = row > each if right or side == "right" else row >= each
-    length = sequence.shape[-1]
     if isinstance(length, int) and length == 0:
         place = torch.zeros_like(values, dtype=torch.int64)
     else:
         places = torch.arange(length, device=values.device)
         place = torch.where(after, places, length).amin(-1)
     return place.to(torch.int32) if out_int32 else place
+
+
+def _bisect(row: Tensor, values: Tensor, right: bool) -> Tensor:
+    """Where values belong in a sorted row, by halving the range that is left."""
+    length = row.shape[-1]
+    low = torch.zeros_like(values, dtype=torch.int64)
+    high = torch.full_like(low, length)
+    for _ in range(length.bit_length()):
+        middle = (low + high) // 2
+        place = middle.clamp(max=length - 1)
+        found = row[place] if row.dim() == 1 else row.gather(-1, place)
+        is_after = found > values if right else found >= values
+        is_open = low < high
+        low = torch.where(is_open & ~is_after, middle + 1, low)
+        high = torch.where(is_open & is_after, middle, high)
+    return low
 
 
 def _to_comparable(x: Tensor, other: Tensor) -> Tensor:

@@ -50,6 +50,26 @@ def product_and_sum(
     return beta * x + scaled if beta else scaled
 
 
+def scaled_product(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """The product of 8-bit matrices with scales of matrices, rows or columns, added in float32."""
+    total = torch.mm(a.to(torch.float32), b.to(torch.float32)) * scale_a * scale_b
+    if bias is not None:
+        total = total + bias
+    dtype = out_dtype or a.dtype
+    if scale_result is not None and dtype.itemsize == 1:
+        total = total * scale_result
+    return total.to(dtype)
+
+
 def _is_row_of_dynamic_width(a: Tensor, b: Tensor) -> bool:
     rows, width = a.shape[0], b.shape[1]
     return isinstance(rows, int) and rows == 1 and not isinstance(width, int)
@@ -59,4 +79,5 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.mm.default: product,
     aten.addmm.default: product_and_sum,
     aten._trilinear.default: trilinear,
+    aten._scaled_mm.default: scaled_product,
 }

@@ -220,12 +220,22 @@ def _sorts_before(w: Writer, dtype: Dtype, x: Value, y: Value, descending: bool)
     if dtype.kind != "float":
         sign = "s" if dtype.kind == "int" else "u"
         return w.compare("arith.cmpi", f"{sign}{'gt' if descending else 'lt'}", x, y)
-    if descending:
-        x, y = y, x
-    is_less = w.compare("arith.cmpf", "olt", x, y)
-    y_nan = w.compare("arith.cmpf", "uno", y, y)
-    x_number = w.compare("arith.cmpf", "ord", x, x)
-    return w.binary("arith.ori", is_less, w.binary("arith.andi", y_nan, x_number))
+    less = "sgt" if descending else "slt"
+    return w.compare("arith.cmpi", less, _order_key(w, x), _order_key(w, y))
+
+
+def _order_key(w: Writer, x: Value) -> Value:
+    """An integer in the order of floats, nan last; comparing floats takes subnormals for zeros."""
+    width = int(x.element.removeprefix("b").removeprefix("f"))
+    of = f"i{width}"
+    bits = w.convert("arith.bitcast", x, of)
+    largest = w.constant(2 ** (width - 1) - 1, of)
+    sign = w.binary("arith.shrsi", bits, w.constant(width - 1, of))
+    key = w.binary("arith.xori", bits, w.binary("arith.andi", sign, largest))
+    # The key of -0.0, which equals 0.0, is -1.
+    is_zero = w.compare("arith.cmpi", "eq", key, w.constant(-1, of))
+    is_nan = w.compare("arith.cmpf", "uno", x, x)
+    return w.select(is_nan, largest, w.select(is_zero, w.constant(0, of), key))
 
 
 def _store_results(
