@@ -150,7 +150,7 @@ def _order(row: Tensor, descending: bool) -> Tensor:
 
 def _is_long(size: int | torch.SymInt) -> bool:
     """Whether a row of this size is sorted by a kernel."""
-    return not (isinstance(size, int) and size <= LONGEST)
+    return "argsort" in KERNELS and not (isinstance(size, int) and size <= LONGEST)
 
 
 def _rank(row: Tensor, descending: bool) -> Tensor:
