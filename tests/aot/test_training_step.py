@@ -207,11 +207,11 @@ def test_optimizers_match_pytorch_for_50_steps(name: str) -> None:
     mine, theirs = make([*model.parameters()]), make([*reference.parameters()])
     data = batches(50)
     try:
-        trainer = Trainer(model, nn.CrossEntropyLoss(), mine, Options(), STREAM)
+        trainer = Trainer(model, nn.CrossEntropyLoss(), STREAM, mine, Options())
         step = traced(trainer, data[0])
     except CannotShare:
         assert name == "a user's"
-        trainer = Trainer(model, nn.CrossEntropyLoss(), mine, Options(), STREAM, shares_steps=False)
+        trainer = Trainer(model, nn.CrossEntropyLoss(), STREAM, mine, Options(), shares_steps=False)
         step = traced(trainer, data[0])
     for x, y in data:
         expected = eager_step(reference, theirs, x, y)

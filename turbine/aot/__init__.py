@@ -26,6 +26,7 @@ from turbine.aot.globals import export_parameters as export_parameters
 from turbine.aot.import_phases import ImportPhase as ImportPhase
 from turbine.aot.iree_ops import IREE as IREE
 from turbine.aot.jittable import jittable as jittable
+from turbine.aot.joint import export_joint as export_joint
 from turbine.aot.output import ExportOutput as ExportOutput
 from turbine.aot.parameters import ParameterArchive as ParameterArchive
 from turbine.aot.parameters import ParameterArchiveBuilder as ParameterArchiveBuilder

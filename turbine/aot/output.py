@@ -74,6 +74,8 @@ class ExportOutput:
     passes: tuple[Pass, ...] = ()  # what `transform` ran
     shape_expressions: bool = False  # whether the IR has those of dynamic sizes
     training: dict[str, Any] = field(default_factory=dict)  # what the runtime has to know of steps
+    # What each result of an entry point is, where `export_joint` says so.
+    descriptors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def mlir_module(self) -> Operation:

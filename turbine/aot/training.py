@@ -19,7 +19,7 @@ from turbine.capture.learning_rates import simulate
 from turbine.capture.model import capture
 from turbine.capture.optimizer_step import CannotShare
 from turbine.capture.program import Program
-from turbine.capture.training_step import Options, Trainer, trace_entry
+from turbine.capture.training_step import ModelLoss, Options, Trainer, trace_entry
 from turbine.capture.weights import share_weights
 from turbine.library.random import STREAM
 
@@ -86,14 +86,14 @@ def export_training_step(
     >>> bool(second < first)
     True
     """
-    _check(model, args, accumulate)
+    check_step(model, args, accumulate)
     rates = () if scheduler is None else simulate(scheduler, optimizer, scheduler_steps)
     options = Options(clip_grad_norm, accumulate, skip_nonfinite, rates, seed)
     try:
-        trainer = Trainer(model, loss_fn, optimizer, options, STREAM)
+        trainer = Trainer(model, loss_fn, STREAM, optimizer, options)
         captured = _capture_all(trainer, args, dynamic_shapes, predict_args)
     except CannotShare:
-        trainer = Trainer(model, loss_fn, optimizer, options, STREAM, shares_steps=False)
+        trainer = Trainer(model, loss_fn, STREAM, optimizer, options, shares_steps=False)
         captured = _capture_all(trainer, args, dynamic_shapes, predict_args)
     output = output_of(share_weights(captured), module_name or "module", model)
     return replace(output, training={"accumulate": accumulate, "shared": trainer.shared})
@@ -105,14 +105,14 @@ def _capture_all(
     dynamic_shapes: Any,
     predict_args: tuple[Any, ...] | None,
 ) -> dict[str, Program]:
-    names = _names(trainer, len(args))
-    batch = _Arguments(args, names, _by_name(dynamic_shapes, names))
+    names = name_arguments(trainer, len(args))
+    batch = Arguments(args, names, by_name(dynamic_shapes, names))
     if predict_args is None:
         inputs = batch.first(_count_inputs(trainer, len(args)))
     else:
         named = _parameters(trainer.model.forward)
-        inputs = _Arguments(predict_args, _fill_names(named, len(predict_args)), None)
-    steps: dict[str, tuple[Step, _Arguments]] = {
+        inputs = Arguments(predict_args, _fill_names(named, len(predict_args)), None)
+    steps: dict[str, tuple[Step, Arguments]] = {
         "train_step": (trainer.train_step, batch),
         "evaluate": (trainer.evaluate, batch),
         "gradients": (trainer.gradients, batch),
@@ -127,7 +127,7 @@ def _capture_all(
     captured["apply"] = _capture(
         trainer,
         lambda values, given: trainer.apply(values, given[0]),
-        _Arguments((grads,), ["gradients"], None),
+        Arguments((grads,), ["gradients"], None),
     )
     return captured
 
@@ -136,18 +136,18 @@ Step = Callable[[Mapping[str, Tensor], Sequence[Any]], Any]
 
 
 @dataclass(frozen=True)
-class _Arguments:
+class Arguments:
     """Example arguments of an entry point, their names, and their dynamic sizes by name."""
 
     values: tuple[Any, ...]
     names: Sequence[str]
     dynamic_shapes: dict[str, Any] | None
 
-    def first(self, count: int) -> _Arguments:
+    def first(self, count: int) -> Arguments:
         """The first arguments."""
         names = self.names[:count]
         sizes = self.dynamic_shapes
-        return _Arguments(
+        return Arguments(
             self.values[:count], names, None if sizes is None else {n: sizes[n] for n in names}
         )
 
@@ -158,7 +158,7 @@ class _Arguments:
         return inspect.Signature([inspect.Parameter(name, kind) for name in self.names])
 
 
-def _capture(trainer: Trainer, step: Step, given: _Arguments) -> Program:
+def _capture(trainer: Trainer, step: Step, given: Arguments) -> Program:
     try:
         entry = trace_entry(trainer.root, step, given.values, given.signature, given.dynamic_shapes)
     except TypeError as error:
@@ -172,7 +172,8 @@ def _capture(trainer: Trainer, step: Step, given: _Arguments) -> Program:
         return capture(entry, given.values, dynamic_shapes=given.dynamic_shapes)
 
 
-def _check(model: object, args: object, accumulate: object) -> None:
+def check_step(model: object, args: object, accumulate: object = 1) -> None:
+    """Raise for arguments that no step can be traced with."""
     if not isinstance(model, nn.Module):
         raise errors.ExportError(
             f"cannot export a {type(model).__name__}", hint="pass an nn.Module to train"
@@ -185,13 +186,13 @@ def _check(model: object, args: object, accumulate: object) -> None:
         raise errors.ExportError(f"accumulate is {accumulate!r}", hint="use 1 or more batches")
 
 
-def _names(trainer: Trainer, count: int) -> list[str]:
+def name_arguments(of: ModelLoss, count: int) -> list[str]:
     """The names of the arguments of a step, from the loss or from the model and the loss."""
-    of_loss = _parameters(trainer.loss_fn)
-    if trainer.takes_model:
+    of_loss = _parameters(of.loss_fn)
+    if of.takes_model:
         names = of_loss[1:]
     else:
-        names = [*_parameters(trainer.model.forward)[: count - 1], *of_loss[1:2]]
+        names = [*_parameters(of.model.forward)[: count - 1], *of_loss[1:2]]
     return _fill_names(names, count)
 
 
@@ -215,7 +216,8 @@ def _count_inputs(trainer: Trainer, count: int) -> int:
     return min(count, len(_parameters(trainer.model.forward)))
 
 
-def _by_name(dynamic_shapes: Any, names: Sequence[str]) -> dict[str, Any] | None:
+def by_name(dynamic_shapes: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    """The dynamic shapes of arguments by their names."""
     if dynamic_shapes is None or isinstance(dynamic_shapes, dict):
         return None if dynamic_shapes is None else {n: dynamic_shapes.get(n) for n in names}
     return dict(zip(names, dynamic_shapes, strict=True))

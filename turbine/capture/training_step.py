@@ -29,7 +29,7 @@ from turbine.capture.random_ops import CountedRandom, Stream
 
 # Where the root module holds the state of the optimizer, and that of training.
 OPTIMIZER, TRAINER = "optimizer", "trainer"
-BATCHES = f"{TRAINER}.batches"
+BATCHES, RANDOM = f"{TRAINER}.batches", f"{TRAINER}.random"
 # Added to a norm before it divides, as in torch.nn.utils.clip_grad_norm_.
 _SMALL = 1e-6
 
@@ -68,14 +68,73 @@ class Root(nn.Module):
 
 
 @dataclass
-class Trainer:
-    """A model with its loss and its optimizer, whose steps can be traced."""
+class ModelLoss:
+    """A model and its loss, which can be computed with other tensors than the model's."""
 
     model: nn.Module
     loss_fn: Loss
+    stream: Stream
+
+    @cached_property
+    def names(self) -> dict[Tensor, str]:
+        """The names of parameters."""
+        return {parameter: name for name, parameter in self.model.named_parameters()}
+
+    @property
+    def takes_model(self) -> bool:
+        """Whether the loss is a function of the model and the batch, not of outputs and targets."""
+        names = [*_signature(self.loss_fn).parameters]
+        return bool(names) and names[0] == "model"
+
+    def loss(self, values: Values, args: Sequence[Any]) -> Tensor:
+        """The loss of a batch; the model holds `values`, and may write to them."""
+        with self._holding(values), self._drawing(values):
+            if self.takes_model:
+                loss = self.loss_fn(self.model, *args)
+            else:
+                *inputs, target = args
+                loss = self.loss_fn(self.model(*inputs), target)
+        return _check_loss(loss)
+
+    @contextmanager
+    def _holding(self, values: Values) -> Iterator[None]:
+        """Let the model hold other tensors; buffers that it replaces are written."""
+        own = {
+            n: v for n, v in values.items() if not n.startswith((f"{OPTIMIZER}.", f"{TRAINER}."))
+        }
+        with _reparametrize_module(self.model, own, tie_weights=True):
+            yield
+            for name, buffer in self.model.named_buffers():
+                if name in own and buffer is not own[name]:
+                    own[name].copy_(buffer.detach())
+
+    @contextmanager
+    def _drawing(self, values: Values) -> Iterator[None]:
+        """Let random numbers depend on the seed, and on how many were drawn before."""
+        random = CountedRandom(values[RANDOM], self.stream)
+        with random:
+            yield
+        random.advance()
+
+    @contextmanager
+    def in_mode(self, *, is_training: bool) -> Iterator[None]:
+        """Leave modes as they are in training, and set evaluation mode otherwise."""
+        before = {module: module.training for module in self.model.modules()}
+        if not is_training:
+            self.model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in before.items():
+                module.training = mode
+
+
+@dataclass
+class Trainer(ModelLoss):
+    """A model with its loss and its optimizer, whose steps can be traced."""
+
     optimizer: Optimizer
     options: Options
-    stream: Stream
     shares_steps: bool = True
 
     def __post_init__(self) -> None:
@@ -85,7 +144,7 @@ class Trainer:
         self._check_names()
         tensors = {name: parameter.detach() for parameter, name in self.names.items()}
         tensors |= dict(self.model.named_buffers())
-        _check_apart(tensors)
+        check_apart(tensors)
         self.root = Root({**tensors, **self._optimizer_tensors(), **self._own_tensors()})
         self.reached: list[str] = []  # names of parameters with a gradient, once it was traced
 
@@ -98,21 +157,10 @@ class Trainer:
             )
 
     @cached_property
-    def names(self) -> dict[Tensor, str]:
-        """The names of parameters."""
-        return {parameter: name for name, parameter in self.model.named_parameters()}
-
-    @cached_property
     def trained(self) -> list[str]:
         """The names of parameters that the optimizer changes."""
         groups = self.optimizer.param_groups
         return [self.names[p] for group in groups for p in group["params"] if p.requires_grad]
-
-    @property
-    def takes_model(self) -> bool:
-        """Whether the loss is a function of the model and the batch, not of outputs and targets."""
-        names = [*_signature(self.loss_fn).parameters]
-        return bool(names) and names[0] == "model"
 
     def _holders(self) -> dict[str, dict[str, str]]:
         """The name of each tensor of the optimizer; parameters of a group share counts of steps."""
@@ -196,8 +244,8 @@ class Trainer:
     def gradients(self, values: Values, args: Sequence[Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of a batch and the gradients of parameters; buffers are updated."""
         leaves = {name: values[name].detach().requires_grad_() for name in self.trained}
-        with torch.enable_grad(), self._in_mode(is_training=True):
-            loss = self._loss({**values, **leaves}, args)
+        with torch.enable_grad(), self.in_mode(is_training=True):
+            loss = self.loss({**values, **leaves}, args)
             found = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)
         named = zip(leaves, found, strict=True)
         grads = {name: grad for name, grad in named if grad is not None}
@@ -246,57 +294,17 @@ class Trainer:
 
     def evaluate(self, values: Values, args: Sequence[Any]) -> Tensor:
         """The loss of a batch, with the model in evaluation mode."""
-        with torch.no_grad(), self._in_mode(is_training=False):
-            return self._loss(values, args)
+        with torch.no_grad(), self.in_mode(is_training=False):
+            return self.loss(values, args)
 
     def predict(self, values: Values, args: Sequence[Any]) -> Any:
         """The results of the model in evaluation mode."""
-        mode = self._in_mode(is_training=False)
+        mode = self.in_mode(is_training=False)
         with torch.no_grad(), mode, self._holding(values), self._drawing(values):
             return self.model(*args)
 
-    def _loss(self, values: Values, args: Sequence[Any]) -> Tensor:
-        with self._holding(values), self._drawing(values):
-            if self.takes_model:
-                loss = self.loss_fn(self.model, *args)
-            else:
-                *inputs, target = args
-                loss = self.loss_fn(self.model(*inputs), target)
-        return _check_loss(loss)
 
-    @contextmanager
-    def _holding(self, values: Values) -> Iterator[None]:
-        """Let the model hold other tensors; buffers that it replaces are written."""
-        own = {
-            n: v for n, v in values.items() if not n.startswith((f"{OPTIMIZER}.", f"{TRAINER}."))
-        }
-        with _reparametrize_module(self.model, own, tie_weights=True):
-            yield
-            for name, buffer in self.model.named_buffers():
-                if name in own and buffer is not own[name]:
-                    own[name].copy_(buffer.detach())
-
-    @contextmanager
-    def _drawing(self, values: Values) -> Iterator[None]:
-        """Let random numbers depend on the seed, and on how many were drawn before."""
-        random = CountedRandom(values[f"{TRAINER}.random"], self.stream)
-        with random:
-            yield
-        random.advance()
-
-    @contextmanager
-    def _in_mode(self, *, is_training: bool) -> Iterator[None]:
-        before = {module: module.training for module in self.model.modules()}
-        if not is_training:
-            self.model.eval()
-        try:
-            yield
-        finally:
-            for module, mode in before.items():
-                module.training = mode
-
-
-def _check_apart(tensors: Values) -> None:
+def check_apart(tensors: Values) -> None:
     """Raise if two tensors are parts of one: a step writes to them by themselves."""
     owners: dict[int, str] = {}
     for name, tensor in tensors.items():
@@ -315,6 +323,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _check_loss(loss: Any) -> Tensor:
+    """The loss as a tensor of rank 0; raises if it has more than one element."""
     if not isinstance(loss, Tensor):
         raise errors.ExportError(
             f"the loss is a {type(loss).__name__}", hint="loss_fn returns a tensor of one element"
@@ -347,7 +356,7 @@ def trace_entry(
     dynamic_shapes: Any = None,
 ) -> nn.Module:
     """Trace a function of the root's tensors and of arguments to a module for torch.export."""
-    fakes = _fake_leaves(args, signature, dynamic_shapes)
+    fakes = fake_leaves(args, signature, dynamic_shapes)
     _, in_tree = torch_pytree.tree_flatten(args)
     mode = next((x.fake_mode for x in fakes if isinstance(x, FakeTensor)), FakeTensorMode())
     values = root.values()
@@ -367,7 +376,7 @@ def trace_entry(
         out_tree.append(tree)
         return results
 
-    with mode, torch.no_grad(), _without_onednn():
+    with mode, torch.no_grad(), without_onednn():
         graph = make_fx(flat)(*held, *(fakes[place] for place in places))
 
     entry = Root(values)
@@ -379,10 +388,10 @@ def trace_entry(
         return torch_pytree.tree_unflatten(results, out_tree[0])
 
     entry.training = False  # the trace has the modes of the model
-    return _with_forward(entry, call, signature)
+    return with_forward(entry, call, signature)
 
 
-def _with_forward(
+def with_forward(
     module: nn.Module, function: Callable[..., Any], signature: inspect.Signature
 ) -> nn.Module:
     """The module, with a function of this signature as its forward."""
@@ -396,7 +405,7 @@ def _with_forward(
 
 
 @contextmanager
-def _without_onednn() -> Iterator[None]:
+def without_onednn() -> Iterator[None]:
     """Trace plain ops: oneDNN's recurrent layers are ops that only it computes."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
@@ -406,7 +415,7 @@ def _without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-def _fake_leaves(
+def fake_leaves(
     args: tuple[Any, ...], signature: inspect.Signature, dynamic_shapes: Any
 ) -> list[Any]:
     """The leaves of arguments, with fake tensors that have symbolic sizes."""
@@ -414,7 +423,7 @@ def _fake_leaves(
     def identity(*given: Any) -> list[Tensor]:
         return [leaf for leaf in torch_pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
 
-    module = _with_forward(nn.Module(), identity, signature)
+    module = with_forward(nn.Module(), identity, signature)
     exported = export_program(module, args, {}, dynamic_shapes, False)
     nodes = exported.graph.find_nodes(op="placeholder")
     leaves = torch_pytree.tree_leaves(args)
