@@ -10,6 +10,8 @@ import copy
 import inspect
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial, reduce
 from typing import Any
 from unittest import mock
 
@@ -107,18 +109,23 @@ def _as_tensor(value: Any) -> Tensor | None:
 
 
 def _add_momentum(optimizer: Optimizer, state: State, names: Mapping[Tensor, str]) -> None:
-    """SGD takes the first gradient for its momentum: zeros give the same without dampening."""
+    """SGD takes the first gradient for its momentum: see `_first_momentum`."""
     for group in optimizer.param_groups:
-        if not group["momentum"]:
-            continue
-        if group["dampening"]:
-            raise errors.ExportError(
-                "SGD with dampening cannot be exported: its first step is unlike the others",
-                hint="use dampening=0",
-            )
-        for parameter in group["params"]:
+        for parameter in group["params"] if group["momentum"] else ():
             zeros = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state[names[parameter]].setdefault("momentum_buffer", zeros.detach())
+
+
+def _first_momentum(
+    group: Mapping[str, Any], held: Tensor, weight: Tensor, grad: Tensor, step: Tensor
+) -> Tensor:
+    """The momentum before a step: in the first, what makes it the gradient after.
+
+    It is `momentum * held + (1 - dampening) * grad` after a step. Without dampening, zeros do.
+    """
+    whole = (-grad if group["maximize"] else grad) + group["weight_decay"] * weight
+    before = whole * (group["dampening"] / group["momentum"])
+    return torch.where((step == 0) & (held == 0).all(), before, held)
 
 
 def trace_step(
@@ -128,11 +135,13 @@ def trace_step(
     grads: Mapping[str, Tensor],
     state: State,
     rates: Sequence[Tensor],
+    step: Tensor,
 ) -> None:
     """Run a step on tensors of a trace: weights and state are written in place.
 
     Parameters without a gradient are left as they are. `rates` are the learning rates of the
-    groups. Parameters may share the count of their steps: what depends on it is then traced once.
+    groups, `step` is the number of updates before. Parameters may share the count of their steps:
+    what depends on it is then traced once.
     """
     groups, held = [], {}
     widened: dict[int, Tensor] = {}
@@ -145,13 +154,17 @@ def trace_step(
                 key: widened.setdefault(id(value), _widen(value))
                 for key, value in state[name].items()
             }
+            if group.get("dampening") and "momentum_buffer" in state[name]:
+                given = state[name]["momentum_buffer"], weights[name], grads[name], step
+                held[weights[name]]["momentum_buffer"] = _first_momentum(group, *given)
     uses = Counter(id(value) for values in held.values() for value in values.values())
     numbers = _Numbers({number: count for number, count in uses.items() if count > 1})
     twin = _twin(optimizer, groups, held)
     try:
         compiling = mock.patch.object(torch.compiler, "_is_compiling_flag", True)
-        with compiling, numbers, torch.no_grad():
-            _undecorated(type(twin).step)(twin)
+        step_of_kind = _undecorated(type(twin).step)
+        with compiling, _extremes_of_tensors(step_of_kind), numbers, torch.no_grad():
+            step_of_kind(twin)
     except (CannotShare, errors.TurbineError):
         raise
     except Exception as error:
@@ -163,6 +176,22 @@ def trace_step(
     for name in grads:
         what = f"{type(optimizer).__name__} for {name}"
         _keep(state[name], twin.state[weights[name]], what)
+
+
+def _extremes_of_tensors(step: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """Let the module of a step take the min and max of numbers that are tensors."""
+    both = {"min": (min, torch.minimum), "max": (max, torch.maximum)}
+    extremes = {name: partial(_extreme, *ways) for name, ways in both.items()}
+    return mock.patch.dict(step.__globals__, extremes)
+
+
+def _extreme(
+    of_numbers: Callable[..., Any], of_tensors: Callable[..., Tensor], *args: Any, **options: Any
+) -> Any:
+    if not any(isinstance(one, Tensor) for one in args):
+        return of_numbers(*args, **options)
+    tensors = [torch.as_tensor(one, dtype=torch.float64) for one in args]
+    return reduce(of_tensors, tensors)
 
 
 def _first_line(error: Exception) -> str:
@@ -231,6 +260,8 @@ class _Numbers(TorchFunctionMode):
         name, options = getattr(func, "__name__", ""), dict(kwargs or {})
         if args and id(args[0]) in self._uses and name == "add_":
             return self._increase(args[0], *args[1:])
+        if name == "item":
+            return args[0].to(torch.float64, copy=True).reshape(())
         if any(id(value) in self._uses or id(value) in self._numbers for value in args):
             return self._compute(func, name, args, options)
         return self._call(func, name, args, options)
@@ -241,6 +272,8 @@ class _Numbers(TorchFunctionMode):
         if not dtypes:
             return func(*args, **options)
         args = [self._narrow(x, dtypes[0]) for x in args]
+        if name in _WITH_TENSOR_WEIGHTS and isinstance(args[-1], Tensor):
+            return _WITH_TENSOR_WEIGHTS[name](*args)
         for key in ("alpha", "value"):
             if isinstance(options.get(key), Tensor) and name.rstrip("_") in _SCALED:
                 factor = self._narrow(options.pop(key), dtypes[0])
@@ -281,6 +314,11 @@ def _is_number(value: Tensor) -> bool:
     return value.ndim == 0 and value.dtype == torch.float64
 
 
+# Functions that would take the value of a tensor without axes.
+_WITH_TENSOR_WEIGHTS = {
+    "lerp": torch.ops.aten.lerp.Tensor,
+    "lerp_": torch.ops.aten.lerp_.Tensor,
+}
 # Functions whose results depend on numbers alone.
 _PURE = {
     *("add", "sub", "mul", "div", "pow", "sqrt", "neg", "reciprocal", "exp", "where"),

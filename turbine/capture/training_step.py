@@ -275,7 +275,8 @@ class Trainer(ModelLoss):
             for name, held in self.holders.items()
         }
         rates = self._rates(values)
-        trace_step(self.optimizer, self.names, written, grads, state, rates)
+        step = values[f"{TRAINER}.step"].clone()
+        trace_step(self.optimizer, self.names, written, grads, state, rates, step)
         written[f"{TRAINER}.step"].add_(1)
         for index, rate in enumerate(rates):
             values[f"{TRAINER}.learning_rate.{index}"].copy_(rate)
