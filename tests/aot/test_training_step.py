@@ -315,6 +315,44 @@ def test_bfloat16_in_the_loss_keeps_weights_in_float32() -> None:
     assert artifact.state["0.weight"].dtype == torch.float32
 
 
+def test_the_loss_is_scaled_for_float16_as_by_a_grad_scaler() -> None:
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.float16):
+            scores = model(x)
+        return F.cross_entropy(scores.float(), y)
+
+    def scaler() -> torch.amp.GradScaler:
+        return torch.amp.GradScaler("cpu", init_scale=2.0**15, growth_interval=3)
+
+    model, reference = mlp(), mlp()
+    theirs, keeper = optim.SGD(reference.parameters(), 0.1), scaler()
+    data = batches(10)
+    data[4][0].mul_(1e4)  # gradients of it overflow in float16
+    artifact = turbine.aot.export_training_step(
+        model,
+        loss,
+        optimizer=optim.SGD(model.parameters(), 0.1),
+        args=data[0],
+        grad_scaler=scaler(),
+        predict_args=(),
+    ).compile()
+    for x, y in data:
+        theirs.zero_grad()
+        expected = loss(reference, x, y)
+        keeper.scale(expected).backward()
+        keeper.step(theirs)
+        keeper.update()
+        torch.testing.assert_close(
+            artifact.train_step(x, y), expected.detach(), rtol=1e-2, atol=1e-3
+        )
+        assert float(artifact.state["trainer.loss_scale"]) == keeper.get_scale()
+    assert int(artifact.state["trainer.skipped"]) > 0
+    weights = dict(reference.named_parameters())
+    torch.testing.assert_close(
+        artifact.state["0.weight"], weights["0.weight"].detach(), rtol=1e-2, atol=1e-3
+    )
+
+
 # State
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -38,6 +39,7 @@ def export_training_step(
     scheduler: LRScheduler | None = None,
     scheduler_steps: int = 10_000,
     skip_nonfinite: bool = False,
+    grad_scaler: GradScaler | None = None,
     seed: int = 0,
     module_name: str | None = None,
 ) -> ExportOutput:
@@ -69,6 +71,9 @@ def export_training_step(
         scheduler_steps: for how many updates its rates are exported; the last one stays.
         skip_nonfinite: make no update where a gradient is inf or nan, and count such steps in
             `artifact.state["trainer.skipped"]`.
+        grad_scaler: how the loss is scaled, for `torch.autocast("cpu", torch.float16)` in the loss:
+            `torch.amp.GradScaler("cpu")`. The factor is `artifact.state["trainer.loss_scale"]`;
+            steps with inf or nan are skipped. Losses and gradients are returned unscaled.
         seed: the seed of dropout and other random ops. Numbers depend on it and on how many were
             drawn before, not on the CPU, and are not those that PyTorch draws.
         module_name: what IREE's tools call the module; "module" unless given.
@@ -88,7 +93,7 @@ def export_training_step(
     """
     check_step(model, args, accumulate)
     rates = () if scheduler is None else simulate(scheduler, optimizer, scheduler_steps)
-    options = Options(clip_grad_norm, accumulate, skip_nonfinite, rates, seed)
+    options = Options(clip_grad_norm, accumulate, skip_nonfinite, rates, seed, grad_scaler)
     try:
         trainer = Trainer(model, loss_fn, STREAM, optimizer, options)
         captured = _capture_all(trainer, args, dynamic_shapes, predict_args)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.amp import GradScaler
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.optim import Optimizer
@@ -30,6 +31,7 @@ from turbine.capture.random_ops import CountedRandom, Stream
 # Where the root module holds the state of the optimizer, and that of training.
 OPTIMIZER, TRAINER = "optimizer", "trainer"
 BATCHES, RANDOM = f"{TRAINER}.batches", f"{TRAINER}.random"
+_SCALE = f"{TRAINER}.loss_scale"
 # Added to a norm before it divides, as in torch.nn.utils.clip_grad_norm_.
 _SMALL = 1e-6
 
@@ -46,6 +48,12 @@ class Options:
     skip_nonfinite: bool = False  # no update where a gradient is inf or nan
     rates: Sequence[Sequence[float]] = ()  # the learning rates of each group, step by step
     seed: int = 0  # of random numbers
+    scaler: GradScaler | None = None  # of the loss, for gradients in float16
+
+    @property
+    def skips(self) -> bool:
+        """Whether steps with inf or nan make no update."""
+        return self.skip_nonfinite or self.scaler is not None
 
 
 class Root(nn.Module):
@@ -203,8 +211,11 @@ class Trainer(ModelLoss):
             own[f"learning_rate.{index}"] = rate.detach().clone()
         for index, rates in enumerate(self.options.rates):
             own[f"schedule.{index}"] = torch.tensor(rates, dtype=torch.float64)
-        if self.options.skip_nonfinite:
+        if self.options.skips:
             own["skipped"] = torch.zeros((), dtype=torch.int64)
+        if self.options.scaler is not None:
+            own["loss_scale"] = torch.tensor(self.options.scaler.get_scale())
+            own["finite_steps"] = torch.tensor(self.options.scaler._get_growth_tracker())
         if self.options.accumulate > 1:
             own["batches"] = torch.zeros((), dtype=torch.int64)
             weights = dict(self.model.named_parameters())
@@ -246,9 +257,13 @@ class Trainer(ModelLoss):
         leaves = {name: values[name].detach().requires_grad_() for name in self.trained}
         with torch.enable_grad(), self.in_mode(is_training=True):
             loss = self.loss({**values, **leaves}, args)
-            found = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)
+            scale = None if self.options.scaler is None else values[_SCALE].clone()
+            scaled = loss if scale is None else loss * scale
+            found = torch.autograd.grad(scaled, [*leaves.values()], allow_unused=True)
         named = zip(leaves, found, strict=True)
         grads = {name: grad for name, grad in named if grad is not None}
+        if scale is not None:
+            grads = {name: grad / scale for name, grad in grads.items()}
         self.reached = [*grads]
         return loss.detach(), grads
 
@@ -256,7 +271,7 @@ class Trainer(ModelLoss):
         """Update the weights with gradients."""
         if self.options.clip_grad_norm is not None:
             grads = _clip(grads, self.options.clip_grad_norm)
-        if not self.options.skip_nonfinite:
+        if not self.options.skips:
             self._update(values, values, grads)
             return
         is_finite = torch.stack([grad.isfinite().all() for grad in grads.values()]).all()
@@ -268,6 +283,17 @@ class Trainer(ModelLoss):
             values[name].copy_(torch.where(is_finite, value, values[name]))
         values[f"{TRAINER}.step"].add_(is_finite.to(torch.int64))
         values[f"{TRAINER}.skipped"].add_((~is_finite).to(torch.int64))
+        if self.options.scaler is not None:
+            self._scale(values, self.options.scaler, is_finite)
+
+    def _scale(self, values: Values, scaler: GradScaler, is_finite: Tensor) -> None:
+        """Change the factor of the loss, as a GradScaler does."""
+        scale, count = values[_SCALE], values[f"{TRAINER}.finite_steps"]
+        counted = torch.where(is_finite, count + 1, 0)
+        is_due = counted == scaler.get_growth_interval()
+        grown = torch.where(is_due, scale * scaler.get_growth_factor(), scale)
+        scale.copy_(torch.where(is_finite, grown, scale * scaler.get_backoff_factor()))
+        count.copy_(torch.where(is_due, 0, counted))
 
     def _update(self, values: Values, written: Values, grads: Mapping[str, Tensor]) -> None:
         state: State = {
