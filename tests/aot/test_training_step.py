@@ -23,6 +23,7 @@ from torch.optim import lr_scheduler as schedulers
 import turbine
 from examples import train_on_device
 from turbine import errors
+from turbine.capture import grouped_product
 from turbine.capture.optimizer_step import CannotShare
 from turbine.capture.training_step import Options, Trainer, trace_entry
 from turbine.compiler import host
@@ -313,6 +314,54 @@ def test_bfloat16_in_the_loss_keeps_weights_in_float32() -> None:
         last = artifact.train_step(*data[0])
     assert last < first
     assert artifact.state["0.weight"].dtype == torch.float32
+
+
+class Adapted(nn.Module):
+    """A frozen layer, with a product of low rank that is trained."""
+
+    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(rank, base.in_features) / 8)
+        self.up = nn.Parameter(torch.zeros(base.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.base(x) + x @ self.down.t() @ self.up.t()
+        return y
+
+
+def adapted() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        Adapted(nn.Linear(64, 96)), nn.GELU(), Adapted(nn.Linear(96, 64)), nn.Linear(64, 4)
+    )
+
+
+def test_adapters_train_over_a_base_of_4_bits() -> None:
+    def adapters(model: nn.Module) -> optim.Optimizer:
+        return optim.SGD([p for n, p in model.named_parameters() if "up" in n or "down" in n], 0.1)
+
+    model, reference = adapted(), adapted()
+    x, y = torch.randn(16, 64), torch.randint(0, 4, (16,))
+    step = turbine.aot.export_training_step(
+        model, nn.CrossEntropyLoss(), optimizer=adapters(model), args=(x, y), predict_args=()
+    )
+    small = turbine.aot.quantize(step, bits=4, group_size=32, include=["*.base"])
+    assert small.quantization is not None
+    assert [layer.name for layer in small.quantization.layers] == ["0.base.weight", "2.base.weight"]
+    artifact = small.compile()
+    with torch.no_grad():
+        for layer in (reference[0], reference[2]):
+            assert isinstance(layer, Adapted)
+            rounded = grouped_product.pack(layer.base.weight.detach(), 4, 32).unpacked()
+            layer.base.weight.copy_(rounded)
+    theirs = adapters(reference)
+    for _ in range(10):
+        expected = eager_step(reference, theirs, x, y)
+        torch.testing.assert_close(artifact.train_step(x, y), expected, rtol=1e-5, atol=1e-5)
+    for name, weight in reference.named_parameters():
+        if name in artifact.state:
+            torch.testing.assert_close(artifact.state[name], weight.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_the_loss_is_scaled_for_float16_as_by_a_grad_scaler() -> None:

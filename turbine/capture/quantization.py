@@ -99,8 +99,12 @@ def _products(program: Program) -> list[_Product]:
 
 def _rewrite(program: Program, packing: _Packing, chosen: Sequence[_Product]) -> Program:
     rewrite = _Rewrite(program, packing)
-    for product in chosen:
-        rewrite.replace_product(product)
+    # A weight as it is goes first: gradients are computed with what it is rounded to.
+    for product in sorted(chosen, key=lambda product: product.views != _AS_IT_IS):
+        if product.views != _AS_IT_IS and rewrite.is_bound(product.weight):
+            rewrite.unpack_for(product)
+        else:
+            rewrite.replace_product(product)
     for node in list(program.graph.graph.nodes):
         rewrite.replace_lookup(node)
     return rewrite.finish()
@@ -290,6 +294,22 @@ class _Rewrite:
             y = _with_bias(build, node, y)
         self._replace(node, build.cast(y, node.meta["val"].dtype))
 
+    def is_bound(self, weight: Weight) -> bool:
+        """Whether a product with the weight as it is has been replaced."""
+        return (weight.name, _AS_IT_IS) in self.bound
+
+    def unpack_for(self, product: _Product) -> None:
+        """Multiply with a view of the unpacked weight."""
+        weight, node = product.weight, product.node
+        build = _Builder(self.program.graph.graph, node)
+        bound = self.bound[weight.name, _AS_IT_IS]
+        with node.meta["val"].fake_mode:
+            rows = build(aten.arange.default, weight.tensor.shape[0], dtype=torch.int64)
+        whole = build.cast(build(GROUPED_ROWS, rows, *bound), weight.tensor.dtype)
+        operand = node.args[_PRODUCTS[node.target][0 if product.is_left else 1]]
+        assert isinstance(operand, fx.Node)
+        node.replace_input_with(operand, _same_view(build, operand, whole))
+
     def replace_lookup(self, node: fx.Node) -> None:
         """Look rows up in the packed form of a weight that a matmul uses too."""
         find = _LOOKUPS.get(node.target) if node.op == "call_function" else None
@@ -349,6 +369,14 @@ class _Rewrite:
             results=tuple(now.get(node, node) for node in self.program.results),
             stores={name: now.get(node, node) for name, node in self.program.stores.items()},
         )
+
+
+def _same_view(build: _Builder, operand: fx.Node, source: fx.Node) -> fx.Node:
+    """The views of an operand, of another source than its placeholder."""
+    if operand.op == "placeholder":
+        return source
+    behind = _same_view(build, operand.all_input_nodes[0], source)
+    return build(operand.target, behind, *operand.args[1:], **operand.kwargs)
 
 
 def _mark(weight: Weight, name: str) -> ExternalTensorTrait | None:
