@@ -37,8 +37,7 @@ class WeightBuilder:
 
     def load(self, weight: Weight, location: Location) -> Value:
         """The weight's value at the current insertion point, as a builtin tensor."""
-        if weight.open_axes:
-            self._define_open(weight)
+        if self._define_computed(weight):
             return mlir_globals.load(weight.name, builtin_type(weight), location)
         shape, dtype = _type(weight)
         initial = self._initial(weight)
@@ -54,8 +53,7 @@ class WeightBuilder:
 
     def store(self, weight: Weight, value: Value, location: Location) -> None:
         """Replace the weight's value for the next call."""
-        if weight.open_axes:
-            self._define_open(weight)
+        if self._define_computed(weight):
             mlir_globals.store(weight.name, value, location)
             return
         shape, dtype = _type(weight)
@@ -88,9 +86,7 @@ class WeightBuilder:
 
     def declare(self, weight: Weight, location: Location) -> None:
         """Define the weight's global, used or not."""
-        if weight.open_axes:
-            self._define_open(weight)
-        else:
+        if not self._define_computed(weight):
             self._define(weight, self._initial(weight), location)
 
     def declare_number(self, number: Number, location: Location) -> Attribute:
@@ -120,10 +116,16 @@ class WeightBuilder:
             return constants.dense(weight.name, raw_bytes(weight.tensor), shape, dtype)
         return mlir_globals.parameter(*address(weight), constants.carrier_type(shape, dtype))
 
-    def _define_open(self, weight: Weight) -> None:
+    def _define_computed(self, weight: Weight) -> bool:
+        """Define a global whose first value is computed: nothing, or zeros; False for others."""
+        is_zero = not self.is_external(weight) and _starts_with_zeros(weight)
+        if not weight.open_axes and not is_zero:
+            return False
         if weight.name not in self.defined:
             self.defined[weight.name] = weight
-            mlir_globals.define_empty(self.module, weight.name, builtin_type(weight))
+            define = mlir_globals.define_zeros if is_zero else mlir_globals.define_empty
+            define(self.module, weight.name, builtin_type(weight))
+        return True
 
     def _define(self, weight: Weight | Number, initial: Attribute, location: Location) -> None:
         if weight.name in self.defined:
@@ -139,6 +141,18 @@ class WeightBuilder:
             affinity=_affinity(tensor.device) if tensor is not None and tensor.device else None,
             noinline=tensor is not None and tensor.noinline,
         )
+
+
+def _starts_with_zeros(weight: Weight) -> bool:
+    """Whether a weight is state of a good size that starts with zeros, such as a moment."""
+    is_plain = weight.mutable and weight.device is None and not weight.open_axes
+    tensor = weight.tensor
+    if not is_plain or weight.uninitialized or tensor.dtype != torch.float32:
+        return False
+    return tensor.nbytes >= _LEAST_COMPUTED and not raw_bytes(tensor).any()
+
+
+_LEAST_COMPUTED = 64 * 1024  # smaller zeros are part of the code
 
 
 def _affinity(device: DeviceAffinity) -> Attribute:

@@ -60,12 +60,37 @@ def define_empty(module: Module, name: str, of: Type) -> None:
     """Add a private mutable global of dynamic size, which is empty at first."""
     shape = RankedTensorType(of)
     sizes = ", ".join("%none" for axis in range(shape.rank) if shape.is_dynamic_dim(axis))
+    _define_computed(
+        module,
+        name,
+        of,
+        f"""
+        %none = arith.constant 0 : index
+        %start = flow.tensor.empty : {of}{{{sizes}}}""",
+    )
+
+
+def define_zeros(module: Module, name: str, of: Type) -> None:
+    """Add a private mutable global of floats, which are zero at first and not in the code."""
+    element = RankedTensorType(of).element_type
+    # The barrier keeps IREE from merging equal values: such globals would share memory.
+    _define_computed(
+        module,
+        name,
+        of,
+        f"""
+        %zero = arith.constant 0.0 : {element}
+        %number = util.optimization_barrier %zero : {element}
+        %start = flow.tensor.splat %number : {of}""",
+    )
+
+
+def _define_computed(module: Module, name: str, of: Type, start: str) -> None:
+    """Add a private mutable global whose first value, %start, is computed."""
     made = Module.parse(
         f"""
         util.global private mutable @{_quote(name)} : {of}
-        util.initializer {{
-          %none = arith.constant 0 : index
-          %start = flow.tensor.empty : {of}{{{sizes}}}
+        util.initializer {{{start}
           util.global.store %start, @{_quote(name)} : {of}
           util.return
         }}"""
