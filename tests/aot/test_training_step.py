@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
 
 import turbine
-from examples import train_on_device
+from examples import train_data_parallel, train_on_device
 from turbine import errors
 from turbine.capture import grouped_product
 from turbine.capture.optimizer_step import CannotShare
@@ -400,6 +400,12 @@ def test_the_loss_is_scaled_for_float16_as_by_a_grad_scaler() -> None:
     torch.testing.assert_close(
         artifact.state["0.weight"], weights["0.weight"].detach(), rtol=1e-2, atol=1e-3
     )
+
+
+@pytest.mark.parametrize("reduce", ["torch", "numpy"])
+def test_processes_train_one_model(reduce: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train_data_parallel.main(["--reduce", reduce, "--steps", "3"]) == 0
+    assert "the same in all" in capsys.readouterr().out
 
 
 # State
