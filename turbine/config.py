@@ -80,6 +80,9 @@ class Config:
     sync_limit_mflop: float = _option(
         1.0, "programs below this much work run on the calling thread", least=0
     )
+    keep_memory_mb: int = _option(
+        256, "freed blocks of up to this size stay with the process for the next call", least=0
+    )
 
 
 OPTIONS = {f.name: f for f in fields(Config)}

@@ -17,6 +17,7 @@ import iree.runtime as iree
 from iree.runtime import version as iree_version
 
 from turbine import config, errors, target
+from turbine.runtime import heap
 from turbine.target import Target
 
 if TYPE_CHECKING:
@@ -380,6 +381,7 @@ def _driver(name: str) -> Any:
     if name == TASK:
         # Read when the driver is created, for all of its devices.
         iree.flags.parse_flags(f"--task_topology_max_group_count={thread_count()}")
+        heap.keep_freed_blocks()
     try:
         # Not IREE's shared driver, which has threads; see Note [After a fork].
         return immortal(iree._binding.create_hal_driver(name))
