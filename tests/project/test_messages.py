@@ -59,11 +59,12 @@ class Asserting(nn.Module):
         return x
 
 
-class WithLoop(nn.Module):
-    def forward(self, x: Tensor) -> Any:
-        start = torch.zeros((), dtype=torch.int64)
-        loop = torch.ops.higher_order.while_loop
-        return loop(lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (start, x), ())  # a while_loop
+class DrawingInBranch(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        def noisy(y: Tensor) -> Tensor:
+            return y + torch.rand_like(y)
+
+        return torch.cond(x.sum() > 0, noisy, torch.neg, (x,))  # noise in a branch
 
 
 class WithNumpy(nn.Module):
@@ -138,13 +139,17 @@ MISTAKES = {
     "assert": Mistake(
         lambda: _export(Asserting()), errors.ExportError, "data-dependent", WHERE, "an assertion"
     ),
-    "while_loop": Mistake(
-        lambda: _export(WithLoop()), errors.UnsupportedOp, "'while_loop'", "Python loop", "a while_"
+    "noise in a branch": Mistake(
+        lambda: _export(DrawingInBranch()),
+        errors.UnsupportedOp,
+        "aten.rand_like.default draws random numbers in a branch",
+        "draw them outside",
+        "noise in a branch",
     ),
     "no lowering": Mistake(
-        lambda: compiled(torch.unique_consecutive, X),
+        lambda: compiled(torch.linalg.qr, X),
         errors.UnsupportedOpInIR,
-        "no lowering for an op that takes a constant",
+        "no lowering for torch.aten.linalg_qr",
         "extend_aot_decompositions",
     ),
     "numpy": Mistake(
