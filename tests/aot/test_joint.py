@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +114,43 @@ def test_a_loss_without_gradients_is_refused() -> None:
     loss = nn.CrossEntropyLoss(reduction="none")
     with pytest.raises(errors.ExportError, match="the loss has shape"):
         turbine.aot.export_joint(classifier(), loss, args=(x, y))
+
+
+class Chebyshev(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            factor = torch.special.chebyshev_polynomial_t(x, 3)  # a line of the model
+        result: Tensor = self.linear(x) * factor
+        return result
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_errors_name_the_line_of_the_model(is_whole: bool) -> None:
+    model, args = Chebyshev(), (torch.ones(2, 4), torch.ones(2, 4))
+    with pytest.raises(errors.UnsupportedOp) as raised:
+        if is_whole:
+            optimizer = torch.optim.SGD(model.parameters())
+            exported = turbine.aot.export_training_step(
+                model, nn.MSELoss(), optimizer=optimizer, args=args
+            )
+        else:
+            exported = turbine.aot.export_joint(model, nn.MSELoss(), args=args)
+        exported.compile()
+    lines = Path(__file__).read_text().splitlines()
+    number = next(n for n, line in enumerate(lines, 1) if line.endswith("# a line of the model"))
+    assert f"where: {__file__}:{number}\n" in str(raised.value)
+
+
+def test_each_op_has_a_line_of_the_model_the_loss_or_the_optimizer() -> None:
+    model, (x, y) = classifier(), batch()
+    step = turbine.aot.export_training_step(
+        model, LOSS, optimizer=torch.optim.SGD(model.parameters()), args=(x, y), predict_args=()
+    )
+    text = step.mlir_module.operation.get_asm(enable_debug_info=True)
+    named = set(re.findall(r'loc\("([^"]+)":\d+', text))
+    assert {Path(name).name for name in named} >= {"linear.py", "normalization.py", "sgd.py"}
+    assert not [name for name in named if "turbine/capture" in name]

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from turbine import errors
 from turbine.aot.exporter import output_of
 from turbine.aot.output import ExportOutput
 from turbine.aot.training import Arguments, by_name, check_step, name_arguments
+from turbine.capture.export_errors import export_error
 from turbine.capture.joint import Joint, trace_joint
 from turbine.capture.model import capture
 from turbine.capture.training_step import ModelLoss, Root, trace_entry
@@ -64,7 +66,12 @@ def export_joint(
     loss = ModelLoss(model, loss_fn, STREAM)
     names = name_arguments(loss, len(args))
     batch = Arguments(args, names, by_name(dynamic_shapes, names))
-    joint = trace_joint(loss, args, batch.signature, batch.dynamic_shapes, seed)
+    try:
+        joint = trace_joint(loss, args, batch.signature, batch.dynamic_shapes, seed)
+    except errors.TurbineError:
+        raise
+    except Exception as error:
+        raise export_error(type(model).__name__, error) from error
     with torch.no_grad():
         detached = tuple(_detach(one) for one in args)
         captured = {

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from turbine import errors
 from turbine.aot.exporter import output_of
 from turbine.aot.output import ExportOutput
+from turbine.capture.export_errors import export_error
 from turbine.capture.learning_rates import simulate
 from turbine.capture.model import capture
 from turbine.capture.optimizer_step import CannotShare
@@ -165,14 +166,23 @@ class Arguments:
 
 def _capture(trainer: Trainer, step: Step, given: Arguments) -> Program:
     try:
-        entry = trace_entry(trainer.root, step, given.values, given.signature, given.dynamic_shapes)
-    except TypeError as error:
-        if step != trainer.predict:
-            raise
-        raise errors.ExportError(
-            f"cannot predict with {', '.join(given.names)}: {error}",
-            hint="pass example arguments of the model, predict_args=(x,)",
-        ) from error
+        entry = trace_entry(
+            trainer.root,
+            step,
+            given.values,
+            given.signature,
+            given.dynamic_shapes,
+            otherwise=trainer.loss_fn,
+        )
+    except (errors.TurbineError, CannotShare):
+        raise
+    except Exception as error:
+        if step == trainer.predict and isinstance(error, TypeError):
+            raise errors.ExportError(
+                f"cannot predict with {', '.join(given.names)}: {error}",
+                hint="pass example arguments of the model, predict_args=(x,)",
+            ) from error
+        raise export_error(type(trainer.model).__name__, error) from error
     with torch.no_grad():
         return capture(entry, given.values, dynamic_shapes=given.dynamic_shapes)
 

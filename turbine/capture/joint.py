@@ -16,8 +16,8 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as torch_pytree
 
-from turbine import errors
 from turbine.capture.one_thread import traces
+from turbine.capture.trace_lines import gradients, replay, trace
 from turbine.capture.training_step import (
     RANDOM,
     ModelLoss,
@@ -91,8 +91,9 @@ class _Trace:
         primals += [self.fakes[place].detach() for place in self.places]
         with mode, torch.no_grad(), without_onednn():
             given = [*primals, torch.ones(())]
-            whole = make_fx(functionalize(make_fx(self._flat)(*given)))(*given)
-        self._check()
+            whole = make_fx(functionalize(replay(trace(self._flat, given, self.of.loss_fn))))(
+                *given
+            )
         _prepare(whole)
         forward, backward = min_cut_rematerialization_partition(
             whole, given, num_fwd_outputs=1 + len(self.written)
@@ -111,22 +112,11 @@ class _Trace:
         with torch.enable_grad(), self.of.in_mode(is_training=True):
             loss = self.of.loss({**values, **weights}, args)
             wanted = [*weights.values(), *(leaves[place] for place in self.moved)]
-            grads = (
-                torch.autograd.grad(loss, wanted, tangent.to(loss.dtype), allow_unused=True)
-                if loss.requires_grad
-                else ()
-            )
-        named = zip([*weights, *self.moved.values()], grads, strict=False)
+            grads = gradients(loss, wanted, tangent.to(loss.dtype))
+        named = zip([*weights, *self.moved.values()], grads, strict=True)
         found = {name: grad for name, grad in named if grad is not None}
         self.reached = [*found]
         return [loss.detach(), *(values[name] for name in self.written), *found.values()]
-
-    def _check(self) -> None:
-        if not self.reached:
-            raise errors.ExportError(
-                f"the loss of {type(self.of.model).__name__} has no gradient",
-                hint="a parameter or an argument that it uses must have requires_grad=True",
-            )
 
     def _join(self, forward: fx.GraphModule, backward: fx.GraphModule) -> Joint:
         """Modules that hold the state and call the graphs."""
@@ -148,7 +138,7 @@ class _Trace:
         def run_forward(*given: Any) -> Any:
             leaves, current = torch_pytree.tree_leaves(given), start.values()
             own = [current[name] for name in self.state]
-            results = forward(*own, *(leaves[place] for place in self.places))
+            results = replay(forward)(*own, *(leaves[place] for place in self.places))
             for name, value in zip(self.written, results[1:first], strict=True):
                 current[name].copy_(value)
             return results[0], tuple(results[place] for place in kept)
@@ -158,7 +148,7 @@ class _Trace:
             given = dict(zip(names, saved, strict=True))
             weights = {place: current[name] for place, name in fixed.items()}
             given |= {name: _view(node, weights) for name, node in views.items()}
-            found = backward(*(given.get(name, _ONE) for name in needed))
+            found = replay(backward)(*(given.get(name, _ONE) for name in needed))
             grads = dict(zip(self.reached, found, strict=True))
             return {
                 "parameters": {name: grads[name] for name in parameters},

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.amp import GradScaler
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.optim import Optimizer
 from torch.utils import _pytree as torch_pytree
@@ -27,6 +26,7 @@ from turbine.capture.model import export_program
 from turbine.capture.one_thread import traces
 from turbine.capture.optimizer_step import State, check_optimizer, initial_state, trace_step
 from turbine.capture.random_ops import CountedRandom, Stream
+from turbine.capture.trace_lines import at, gradients, replay, trace
 
 # Where the root module holds the state of the optimizer, and that of training.
 OPTIMIZER, TRAINER = "optimizer", "trainer"
@@ -259,7 +259,7 @@ class Trainer(ModelLoss):
             loss = self.loss({**values, **leaves}, args)
             scale = None if self.options.scaler is None else values[_SCALE].clone()
             scaled = loss if scale is None else loss * scale
-            found = torch.autograd.grad(scaled, [*leaves.values()], allow_unused=True)
+            found = gradients(scaled, [*leaves.values()])
         named = zip(leaves, found, strict=True)
         grads = {name: grad for name, grad in named if grad is not None}
         if scale is not None:
@@ -302,7 +302,8 @@ class Trainer(ModelLoss):
         }
         rates = self._rates(values)
         step = values[f"{TRAINER}.step"].clone()
-        trace_step(self.optimizer, self.names, written, grads, state, rates, step)
+        with at(type(self.optimizer).step):
+            trace_step(self.optimizer, self.names, written, grads, state, rates, step)
         written[f"{TRAINER}.step"].add_(1)
         for index, rate in enumerate(rates):
             values[f"{TRAINER}.learning_rate.{index}"].copy_(rate)
@@ -381,8 +382,12 @@ def trace_entry(
     args: tuple[Any, ...],
     signature: inspect.Signature,
     dynamic_shapes: Any = None,
+    otherwise: Callable[..., Any] | None = None,
 ) -> nn.Module:
-    """Trace a function of the root's tensors and of arguments to a module for torch.export."""
+    """Trace a function of the root's tensors and of arguments to a module for torch.export.
+
+    Ops outside of a model get the line of the function `otherwise`.
+    """
     fakes = fake_leaves(args, signature, dynamic_shapes)
     _, in_tree = torch_pytree.tree_flatten(args)
     mode = next((x.fake_mode for x in fakes if isinstance(x, FakeTensor)), FakeTensorMode())
@@ -404,7 +409,8 @@ def trace_entry(
         return results
 
     with mode, torch.no_grad(), without_onednn():
-        graph = make_fx(flat)(*held, *(fakes[place] for place in places))
+        given = [*held, *(fakes[place] for place in places)]
+        graph = replay(trace(flat, given, otherwise or function))
 
     entry = Root(values)
 
