@@ -562,13 +562,6 @@ _ROWS: dict[str, Row] = {
         _images,
     ),
     "convnext": (_VISION, "ConvNextConfig", _STAGES, "ConvNextModel", _images),
-    "cvt": (
-        _VISION,
-        "CvtConfig",
-        {"embed_dim": [8, 16, 16], "num_heads": [1, 2, 2], "depth": [1, 1, 2]},
-        "CvtModel",
-        _images,
-    ),
     "dinov2": (_VISION, "Dinov2Config", _PATCHES, "Dinov2Model", _images),
     "efficientnet": (
         _VISION,
