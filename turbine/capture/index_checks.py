@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from turbine.capture.effects import is_ordered
 from turbine.capture.nodes import emit
-from turbine.capture.sizes import expression
+from turbine.capture.sizes import expression, is_empty
 
 aten = torch.ops.aten
 Size = int | fx.Node
@@ -198,7 +198,9 @@ _REARRANGING = frozenset(
 
 
 def _origin(index: fx.Node) -> fx.Node:
-    """The tensor whose elements an index has."""
+    """The tensor whose elements an index has; that of an empty index is itself."""
+    if is_empty(index.meta["val"]):
+        return index
     while index.target in _REARRANGING or _is_widening(index):
         index = index.all_input_nodes[0]
     return index
