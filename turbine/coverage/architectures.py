@@ -15,6 +15,7 @@ from torch import nn
 
 from turbine import errors
 from turbine.coverage import exported
+from turbine.coverage.answers import first_line
 from turbine.coverage.front_door import EXPORT_BY_ARCHITECTURE, FrontDoor
 from turbine.coverage.samples import Case, set_seed
 from turbine.coverage.verdicts import NOT_TRACED, Verdict
@@ -61,13 +62,13 @@ def architectures() -> dict[str, Architecture]:
 
 
 def judge(architecture: Architecture, seed: int = 0, samples: int = 1) -> dict[str, Verdict]:
-    """Export a model with a static and with a dynamic batch size; `samples` of both."""
+    """Export a model with a static and with a dynamic batch size; there is one sample."""
     set_seed(seed)
     try:
         model = architecture.build()
     except Exception as error:
-        failed = Verdict(NOT_TRACED, f"eager PyTorch: {type(error).__name__}: {error}")
-        return dict.fromkeys(WAYS, failed)
+        reason = f"the model is not built: {type(error).__name__}: {first_line(error)}"
+        return dict.fromkeys(WAYS, Verdict(NOT_TRACED, reason))
     case = Case(model, (), architecture.arguments(_BATCH), seed=seed)
     other = Case(model, (), architecture.arguments(_OTHER_BATCH), seed=seed)
     return {
@@ -170,7 +171,13 @@ _SIZES = {
 _TYPED = {**_SIZES, "type_vocab_size": 2}
 _GROUPED = {**_SIZES, "num_key_value_heads": 2}
 _HEADS = {**_GROUPED, "head_dim": 8}
-_EXPERTS = {**_GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_EXPERTS = {
+    **_GROUPED,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    # Without it, experts are a custom op that no compiler can look into.
+    "experts_implementation": "batched_mm",
+}
 _LOCAL = {**_EXPERTS, "num_local_experts": 4}
 _ROUTED = {**_EXPERTS, "num_experts": 4}
 _LATENT = {
@@ -792,7 +799,9 @@ FRONT_DOOR = FrontDoor(
     introduction="""\
 The {count} architectures of {version}, built from tiny configurations with random
 weights, as exports, `turbine.aot.export(...).compile()`, compared with eager in values, dtypes and
-shapes. `turbine coverage --architectures --output docs/coverage.md` writes this section.""",
+shapes. Experts are of `experts_implementation="batched_mm"`: the default is a custom op,
+`transformers::grouped_mm_fallback`, which has no decomposition.
+`turbine coverage --architectures --output docs/coverage.md` writes this section.""",
     version=_version,
     legend=(
         "static: with the sizes of the arguments",
