@@ -209,8 +209,8 @@ def _origin(index: fx.Node) -> fx.Node:
 def _is_widening(node: fx.Node) -> bool:
     if node.target is not aten._to_copy.default:
         return False
-    before = node.all_input_nodes[0].meta["val"].dtype
-    return before == torch.int32 and node.meta["val"].dtype == torch.int64
+    dtypes = [one.meta["val"].dtype for one in (*node.all_input_nodes, node)]
+    return dtypes == [torch.int32, torch.int64]
 
 
 def _compare(graph: fx.Graph, user: fx.Node, index: fx.Node, first: Size, last: Size) -> fx.Node:
