@@ -459,7 +459,7 @@ def test_the_command_judges_architectures(
     assert "architecture" in capsys.readouterr().out
     page = path.read_text()
     assert "as it was" in page
-    assert "The 2 architectures of transformers 1.0" in page
+    assert "2 architectures of transformers 1.0" in page
     assert "| `open` | compiled | compiled |" in page
     assert "| `fixed` | compiled | not traced |" in page
 

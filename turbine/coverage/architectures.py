@@ -797,7 +797,7 @@ FRONT_DOOR = FrontDoor(
     title=EXPORT_BY_ARCHITECTURE,
     noun="architecture",
     introduction="""\
-The {count} architectures of {version}, built from tiny configurations with random
+{count} architectures of {version}, built from tiny configurations with random
 weights, as exports, `turbine.aot.export(...).compile()`, compared with eager in values, dtypes and
 shapes. Experts are of `experts_implementation="batched_mm"`: the default is a custom op,
 `transformers::grouped_mm_fallback`, which has no decomposition.
