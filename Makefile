@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test sweep soak check format bench coverage exports docs clean
+.PHONY: help setup run test sweep soak check format bench coverage docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,11 +38,10 @@ format: $(INSTALLED) ## format and apply safe lint fixes
 bench: $(INSTALLED) ## time models and training steps beside PyTorch and its rivals
 	$(BIN)/python benchmarks/models.py $(ARGS)
 
-coverage: $(INSTALLED) ## judge every op of PyTorch's samples and write docs/coverage.md
-	$(BIN)/turbine coverage --jobs $(WORKERS) --output docs/coverage.md $(ARGS)
-
-exports: $(INSTALLED) ## judge exports of the same ops and write docs/export_coverage.md
-	$(BIN)/turbine coverage --export --jobs $(WORKERS) --output docs/export_coverage.md $(ARGS)
+coverage: $(INSTALLED) ## judge ops and architectures and write docs/coverage.md
+	for kind in "" --export --architectures; do \
+	  $(BIN)/turbine coverage $$kind --jobs $(WORKERS) --output docs/coverage.md $(ARGS) || failed=1; \
+	done; exit $${failed:-0}
 
 docs: $(INSTALLED) ## build the documentation site in build/site
 	$(BIN)/python docs/build_site.py build/site

@@ -1,8 +1,8 @@
 """Compile small models of the transformers package and count what runs in PyTorch.
 
-Every architecture is built from a tiny configuration with random weights, explained and compared
-with eager. The exit code is 1 if an answer differs, or if an op is left to PyTorch that neither
-draws random numbers nor has a size that depends on values.
+Every architecture of turbine.coverage.architectures is explained and compared with eager. The exit
+code is 1 if an answer differs, or if an op is left to PyTorch that neither draws random numbers nor
+has a size that depends on values.
 
     pip install turbine[models]
     python benchmarks/architectures.py --models bert,llama --training
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,113 +21,17 @@ from torch import Tensor, nn
 
 import turbine
 from turbine import errors
+from turbine.coverage.architectures import ARCHITECTURES
 from turbine.tables import table
 
-VOCABULARY = 99
+BATCH = 2
 TOLERANCE = 1e-4
 EXCUSED = ("draws random numbers", "the size of its result depends on values")
-
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-}
-GROUPED = {**SIZES, "num_key_value_heads": 2}
-SEQUENCES = {
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 64,
-    "decoder_ffn_dim": 64,
-    "max_position_embeddings": 64,
-}
-
-
-def tokens() -> dict[str, Any]:
-    ids = torch.randint(2, VOCABULARY, (2, 10))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-
-
-def uncached() -> dict[str, Any]:
-    return {**tokens(), "use_cache": False}
-
-
-def pairs() -> dict[str, Any]:
-    given = uncached()
-    return {**given, "decoder_input_ids": given["input_ids"]}
-
-
-def images() -> dict[str, Any]:
-    return {"pixel_values": torch.randn(2, 3, 32, 32)}
-
-
-# name -> (configuration class, what it is given, model class, arguments of a call)
-Row = tuple[str, dict[str, Any], str, Callable[[], dict[str, Any]]]
-MODELS: dict[str, Row] = {
-    "bert": ("BertConfig", SIZES, "BertModel", tokens),
-    "roberta": ("RobertaConfig", SIZES, "RobertaModel", tokens),
-    "albert": ("AlbertConfig", {**SIZES, "embedding_size": 16}, "AlbertModel", tokens),
-    "electra": ("ElectraConfig", {**SIZES, "embedding_size": 16}, "ElectraModel", tokens),
-    "deberta": ("DebertaV2Config", SIZES, "DebertaV2Model", tokens),
-    "mpnet": ("MPNetConfig", SIZES, "MPNetModel", tokens),
-    "gpt2": (
-        "GPT2Config",
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
-        "GPT2LMHeadModel",
-        uncached,
-    ),
-    "gpt_neox": ("GPTNeoXConfig", SIZES, "GPTNeoXForCausalLM", uncached),
-    "opt": (
-        "OPTConfig",
-        {**SIZES, "ffn_dim": 64, "word_embed_proj_dim": 32},
-        "OPTForCausalLM",
-        uncached,
-    ),
-    "bloom": (
-        "BloomConfig",
-        {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2, "n_head": 4},
-        "BloomForCausalLM",
-        uncached,
-    ),
-    "falcon": ("FalconConfig", SIZES, "FalconForCausalLM", uncached),
-    "llama": ("LlamaConfig", GROUPED, "LlamaForCausalLM", uncached),
-    "mistral": ("MistralConfig", GROUPED, "MistralForCausalLM", uncached),
-    "qwen2": ("Qwen2Config", GROUPED, "Qwen2ForCausalLM", uncached),
-    "gemma": ("GemmaConfig", {**GROUPED, "head_dim": 8}, "GemmaForCausalLM", uncached),
-    "phi": ("PhiConfig", SIZES, "PhiForCausalLM", uncached),
-    "t5": (
-        "T5Config",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": 32,
-            "d_kv": 8,
-            "d_ff": 64,
-            "num_layers": 2,
-            "num_heads": 4,
-        },
-        "T5Model",
-        pairs,
-    ),
-    "bart": ("BartConfig", SEQUENCES, "BartModel", pairs),
-    "vit": ("ViTConfig", {**SIZES, "image_size": 32, "patch_size": 8}, "ViTModel", images),
-    "convnext": (
-        "ConvNextConfig",
-        {"hidden_sizes": [8, 16, 16, 32], "depths": [1, 1, 1, 1], "image_size": 32},
-        "ConvNextModel",
-        images,
-    ),
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    names = options.models.split(",") if options.models else list(MODELS)
+    names = options.models.split(",") if options.models else list(ARCHITECTURES)
     rows = [("model", "graphs", "ops compiled", "in PyTorch", "not excused", "difference")]
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)
@@ -163,18 +67,10 @@ def judged(name: str, *, training: bool) -> tuple[str, ...]:
 
 
 def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
-    try:
-        import transformers
-    except ImportError as error:
-        raise errors.MissingExtra(
-            "transformers is not installed", hint="pip install turbine[models]"
-        ) from error
-    if name not in MODELS:
-        raise errors.ConfigError(errors.unknown("model", name, MODELS))
-    configuration, sizes, model, arguments = MODELS[name]
-    # The package makes its classes on first use.
-    made = transformers.__getattr__
-    return made(model)(made(configuration)(**sizes)), arguments()
+    if name not in ARCHITECTURES:
+        raise errors.ConfigError(errors.unknown("model", name, ARCHITECTURES))
+    chosen = ARCHITECTURES[name]
+    return chosen.build(), chosen.arguments(BATCH)
 
 
 def answer(call: Any, model: nn.Module, given: dict[str, Any]) -> list[Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -41,6 +42,14 @@ def test_a_model_pytorch_cannot_export_is_an_export_error_with_the_cause() -> No
     with pytest.raises(turbine.errors.ExportError, match="could not export Fn") as raised:
         turbine.aot.export(Fn(branches_on_data), args=(torch.ones(3),))
     assert raised.value.__cause__ is not None
+
+
+def test_a_model_that_only_dynamo_traces_is_exported() -> None:
+    def through_numpy(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(numpy.sin(x.numpy())) * 2
+
+    x = torch.randn(3)
+    torch.testing.assert_close(compiled(through_numpy, x)(x), through_numpy(x))
 
 
 def test_unsupported_ops_are_all_named_with_the_users_line() -> None:

@@ -242,3 +242,31 @@ def test_writes_along_an_inner_axis_of_an_empty_tensor(
         return written
 
     torch.testing.assert_close(compiled(write, x, i, values)(x, i, values), write(x, i, values))
+
+
+EXPANDED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "expanded": lambda x, i: F.embedding(i.expand(x.shape[0], -1), TABLE),
+    "repeated": lambda x, i: F.embedding(i.repeat(x.shape[0], 1), TABLE),
+    "gathered": lambda x, i: x.gather(1, i.expand(x.shape[0], -1)),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_indices_expanded_along_a_dynamic_batch_are_checked(name: str) -> None:
+    shapes = (({0: Dim.DYNAMIC}, None),)
+    good, bad = torch.tensor([[0, 3, 9]]), torch.tensor([[0, 10, 1]])
+    artifact = compiled(EXPANDED[name], torch.randn(2, 10), good, dynamic_shapes=shapes)
+    assert artifact.manifest["strategy"] != "isolated"
+    x = torch.randn(5, 10)
+    torch.testing.assert_close(artifact(x, good), EXPANDED[name](x, good))
+    with pytest.raises(turbine.errors.TurbineError, match="out of range"):
+        artifact(x, bad)
+
+
+def test_a_constant_index_expanded_along_a_dynamic_batch_is_checked_at_compile_time() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.embedding(torch.tensor([[1, 2, 9]]).expand(x.shape[0], -1), TABLE)
+
+    shapes = (({0: Dim.DYNAMIC},),)
+    output = turbine.aot.export(Fn(function), args=(torch.randn(2),), dynamic_shapes=shapes)
+    assert "_assert_async" not in output.program.graph.code

@@ -164,6 +164,15 @@ def test_an_empty_write_to_a_dynamic_batch_matches_eager() -> None:
     torch.testing.assert_close(artifact(x), x)
 
 
+def test_fourier_transforms_of_a_dynamic_batch_match_eager() -> None:
+    def transform(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.fft.fft2(x).real, torch.fft.irfft(torch.fft.rfft(x))
+
+    artifact = compiled(transform, torch.randn(2, 5, 6), dynamic_shapes=(({0: Dim.DYNAMIC},),))
+    x = torch.randn(3, 5, 6)
+    torch.testing.assert_close(artifact(x), transform(x), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_logcumsumexp_of_an_empty_tensor_matches_eager(dynamic: bool) -> None:
     agrees(

@@ -1,13 +1,14 @@
 """Coverage of PyTorch's op samples: each status is right, and the sampled ops pass.
 
-The whole tables are `make coverage` and `make exports`.
+The whole tables are `make coverage`.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ from turbine import config, errors
 from turbine.capture import ownership
 from turbine.capture.decompositions import extend_aot_decompositions
 from turbine.cli.main import main
-from turbine.coverage import compiled, exported, forms, samples, sweep
+from turbine.coverage import architectures, compiled, exported, forms, samples, sweep
 from turbine.coverage.answers import compare_types
 from turbine.coverage.compiled import judge_case, make_front_door
-from turbine.coverage.front_door import FrontDoor
-from turbine.coverage.report import share, to_page, to_text
+from turbine.coverage.front_door import TITLES, FrontDoor
+from turbine.coverage.report import share, to_section, to_text, update_page
 from turbine.coverage.samples import Case
 from turbine.coverage.verdicts import (
     COMPILED,
@@ -56,7 +57,8 @@ def _judge(function: Callable[..., Any], *, training: bool = False) -> Verdict:
 
 
 def _judge_export(function: Callable[..., Any], *, dynamic: bool = False) -> Verdict:
-    return exported.judge_case(Case(function, (X,), {}), dynamic=dynamic)
+    axes = exported.all_axes if dynamic else exported.no_axes
+    return exported.judge_case(Case(function, (X,), {}), axes=axes)
 
 
 @pytest.fixture(autouse=True)
@@ -211,7 +213,7 @@ def test_an_export_that_raises_fails() -> None:
 
 def test_an_export_that_does_not_write_its_argument_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _judge_export(lambda x: x.add_(1)).status == COMPILED
-    monkeypatch.setattr(exported, "_compile", lambda case, dynamic: lambda x: [x + 1])
+    monkeypatch.setattr(exported, "_compile", lambda case, axes: lambda x: [x + 1])
     assert _judge_export(lambda x: x.add_(1)).status == FAILS
 
 
@@ -231,7 +233,7 @@ def test_exports_without_fusion_are_listed() -> None:
     assert verdict == Verdict(COMPILED, "only by strategy isolated")
     judged = [Judged("exp", {"static": verdict, "dynamic": Verdict(COMPILED)})]
     assert "only by strategy isolated" in to_text(judged, exported.FRONT_DOOR)
-    assert "| only by strategy isolated | 1 | `exp` |" in to_page(judged, exported.FRONT_DOOR)
+    assert "| only by strategy isolated | 1 | `exp` |" in to_section(judged, exported.FRONT_DOOR)
 
 
 def test_the_verdict_of_an_op_is_that_of_its_worst_sample() -> None:
@@ -247,49 +249,73 @@ def test_the_share_counts_traceable_ops_only() -> None:
     assert share(Verdict(status) for status in statuses) == 0.5
 
 
-def test_the_page_has_a_row_for_each_op() -> None:
+def test_a_section_has_a_row_for_each_op() -> None:
     verdicts = {"forward": Verdict(COMPILED), "backward": Verdict(FALLS_BACK, "aten.x: because")}
-    text = to_page([Judged("fft.fft", verdicts)], make_front_door())
+    text = to_section([Judged("fft.fft", verdicts)], make_front_door())
     assert "| `fft.fft` | compiled | falls back |" in text
     assert "| aten.x: because | 1 | `fft.fft` |" in text
 
 
+# Versions that do not depend on what is installed.
+DOORS = [
+    replace(door, version=lambda: "samples")
+    for door in (make_front_door(), exported.FRONT_DOOR, architectures.FRONT_DOOR)
+]
+NAMES = {"op": ["add", "fft.fft", "linalg.inv", "view"], "architecture": ["bert", "llama", "vit"]}
+
+
 def test_the_page_of_the_docs_is_as_written() -> None:
-    door = make_front_door()
     page = (DOCS / "coverage.md").read_text()
-    written = to_page(read_page(page, door), door)
-    (introduction, table), (expected, expected_table) = (
-        text.split(f"\n- {door.legend[0]}\n") for text in (page, written)
-    )
-    assert table == expected_table
-    version = re.compile(r"PyTorch [\d.]+'s")
-    assert version.sub("", introduction).startswith(version.sub("", expected))
+    written = page
+    for door in DOORS:
+        judged = read_section(page, door)
+        if judged:
+            written = update_page(written, judged, door)
+    assert _list_tables(written) == _list_tables(page)
 
 
-@pytest.mark.parametrize("door", [make_front_door(), exported.FRONT_DOOR], ids=lambda d: d.title)
-def test_pages_round_trip(door: FrontDoor) -> None:
-    ops = ["add", "fft.fft", "linalg.inv", "nn.functional.relu", "view"]
+def _list_tables(page: str) -> list[str]:
+    return [line for line in page.splitlines() if line.startswith(("#", "- ", "|"))]
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.title)
+def test_sections_round_trip(door: FrontDoor) -> None:
     statuses = itertools.cycle(door.statuses)
     explained = {status for found in door.explained.values() for status in found}
     judged = [
-        Judged(op, {way: _verdict(next(statuses), explained) for way in door.ways}) for op in ops
+        Judged(name, {way: _verdict(next(statuses), explained) for way in door.ways})
+        for name in NAMES[door.noun]
     ]
-    page = to_page(judged, door)
-    assert to_page(read_page(page, door), door) == page
-    assert "writes this page" in page
+    page = update_page("", judged, door)
+    assert update_page("", read_section(page, door), door) == page
+    assert "writes this section" in page
+
+
+def test_a_section_is_written_without_a_change_of_the_others() -> None:
+    page = ""
+    for door in reversed(DOORS):
+        verdicts = dict.fromkeys(door.ways, Verdict(COMPILED))
+        page = update_page(page, [Judged(NAMES[door.noun][0], verdicts)], door)
+    assert [line[3:] for line in page.splitlines() if line.startswith("## ")] == [*TITLES]
+    door = DOORS[1]
+    failed = [Judged("sub", dict.fromkeys(door.ways, Verdict(FAILS, "why")))]
+    changed = update_page(page, failed, door)
+    assert "| `sub` | fails | fails |" in changed
+    assert update_page(changed, read_section(page, door), door) == page
 
 
 def _verdict(status: str, explained: set[str]) -> Verdict:
     return Verdict(status, f"aten.x: {status}" if status in explained else "")
 
 
-def read_page(page: str, door: FrontDoor) -> list[Judged]:
-    """The ops of a page; a reason belongs to the first status that it explains."""
+def read_section(page: str, door: FrontDoor) -> list[Judged]:
+    """What a section lists; a reason belongs to the first status that it explains."""
+    section = page.partition(f"\n## {door.title}\n")[2].partition("\n## ")[0]
     found: dict[str, list[Verdict]] = {}
     statuses: Sequence[str] = ()
-    for line in page.splitlines():
-        if line.startswith("## "):
-            statuses = door.explained.get(line.removeprefix("## "), ())
+    for line in section.splitlines():
+        if line.startswith("### "):
+            statuses = door.explained.get(line.removeprefix("### "), ())
         cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
         if line.startswith("| `"):
             found[cells[0].strip("`")] = [Verdict(status) for status in cells[1:]]
@@ -384,9 +410,91 @@ def test_the_command_judges_exports(
     assert "| `view` | compiled | compiled |" in path.read_text()
 
 
+class _Layer(torch.nn.Module):
+    """A model that fixes its batch size if it is asked to."""
+
+    def __init__(self, sizes: dict[str, Any]) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(sizes["width"], sizes["width"])
+        self.is_static = sizes["is_static"]
+
+    def forward(self, x: torch.Tensor, *, doubled: bool) -> dict[str, torch.Tensor]:
+        y = self.linear(x) * (2 if doubled else 1)
+        return {"y": y.view(2, -1) if self.is_static else y}
+
+
+class _Package:
+    """What is used of the transformers package."""
+
+    __version__ = "1.0"
+
+    def __getattr__(self, name: str) -> Any:
+        return {"LayerConfig": dict, "LayerModel": _Layer}[name]
+
+
+def _arguments(batch: int) -> dict[str, Any]:
+    return {"x": torch.randn(batch, 4), "doubled": True}
+
+
+def _architecture(*, is_static: bool) -> architectures.Architecture:
+    sizes = {"width": 4, "is_static": is_static}
+    return architectures.Architecture("encoders", "LayerConfig", sizes, "LayerModel", _arguments)
+
+
+@pytest.fixture
+def _fake_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures, "_transformers", _Package)
+    rows = {"open": _architecture(is_static=False), "fixed": _architecture(is_static=True)}
+    monkeypatch.setattr(architectures, "ARCHITECTURES", rows)
+
+
+@pytest.mark.usefixtures("_fake_package")
+def test_the_command_judges_architectures(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_here(monkeypatch)
+    path = tmp_path / "coverage.md"
+    path.write_text(f"# Coverage\n\n## {exported.FRONT_DOOR.title}\n\nas it was\n")
+    assert main(["coverage", "--architectures", "--jobs", "1", "-o", str(path)]) == 0
+    assert "architecture" in capsys.readouterr().out
+    page = path.read_text()
+    assert "as it was" in page
+    assert "2 architectures of transformers 1.0" in page
+    assert "| `open` | compiled | compiled |" in page
+    assert "| `fixed` | compiled | not traced |" in page
+
+
+def test_an_architecture_with_a_wrong_answer_fails() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(architectures, "_transformers", _Package)
+        patch.setattr(exported, "_compile", lambda case, axes: lambda x: [x])
+        verdicts = architectures.judge(_architecture(is_static=False))
+    assert {verdict.status for verdict in verdicts.values()} == {FAILS}
+
+
+def test_a_model_that_cannot_be_built_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(architectures, "_transformers", _Package)
+    verdicts = architectures.judge(replace(_architecture(is_static=False), model="NoModel"))
+    assert {verdict.status for verdict in verdicts.values()} == {NOT_TRACED}
+    assert "NoModel" in verdicts[architectures.STATIC].reason
+
+
+def test_architectures_without_the_package_are_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["coverage", "--architectures"]) == 1
+    assert "pip install turbine[models]" in capsys.readouterr().err
+
+
+def test_one_kind_of_coverage_is_judged_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["coverage", "--architectures", "--export"]) == 1
+    assert "--export with --architectures" in capsys.readouterr().err
+
+
 def test_forms_of_arguments_to_exports_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["coverage", "--export", "--ops", "^view$", "--forms", "spread"]) == 1
-    assert "--forms with --export" in capsys.readouterr().err
+    assert "--forms with exports" in capsys.readouterr().err
 
 
 def test_an_unknown_form_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -400,8 +508,6 @@ def test_an_unknown_op_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_missing_op_samples_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     monkeypatch.setitem(sys.modules, "torch.testing._internal.common_methods_invocations", None)
     with pytest.raises(errors.MissingExtra, match="op samples"):
         samples.ops()

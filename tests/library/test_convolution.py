@@ -101,6 +101,16 @@ def test_a_dynamic_batch_has_kernels() -> None:
         assert max_error(artifact(images), model(images).detach()) < 1e-5
 
 
+def test_a_batch_of_images_with_few_channels_stays_dynamic() -> None:
+    model = nn.Conv2d(3, 8, 3, stride=2, padding=1).eval()
+    sizes = ({0: Dim.DYNAMIC},)
+    artifact = turbine.aot.export(
+        model, args=(torch.randn(2, 3, 10, 10),), dynamic_shapes=sizes
+    ).compile()
+    images = torch.randn(5, 3, 10, 10)
+    assert max_error(artifact(images), model(images).detach()) < 1e-5
+
+
 @pytest.mark.parametrize(
     "layer",
     [

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from turbine.capture.effects import is_ordered
 from turbine.capture.nodes import emit
-from turbine.capture.sizes import expression
+from turbine.capture.sizes import expression, is_empty
 
 aten = torch.ops.aten
 Size = int | fx.Node
@@ -40,7 +40,7 @@ def check_indices(graph: fx.Graph) -> None:
     """Check and wrap every index, except for constants known to be in range."""
     constants = _Constants(graph)
     found = [(node, index) for node in graph.nodes for index in _indices(node)]
-    bounds = {index.node: constants.bounds(index.node) for _, index in found}
+    bounds = {index.node: constants.bounds(_origin(index.node)) for _, index in found}
     made: dict[Any, fx.Node] = {}
     for node, index in found:
         key = (index.node, expression(_extent(index)), index.from_end)
@@ -160,6 +160,9 @@ def _put(values: Any, place: tuple[int, ...], value: fx.Node) -> Any:
 def _guard(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:
     """The index, or 0 where it is out of range, after an assertion that it is in range.
 
+    The assertion reads the elements before they are expanded or repeated: IREE 3.13 does not
+    reduce an axis of dynamic size that is broadcast, and there are fewer of them.
+
     It is not clamped: along an axis of one element that gives a constant, which IREE 3.13 hoists
     together with a constant that is written there, and confuses with it.
     """
@@ -167,14 +170,54 @@ def _guard(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:
     first: Size = 0
     if index.from_end:
         first = -size if isinstance(size, int) else emit(graph, operator.mul, size, -1, beside=user)
-    above = emit(graph, aten.ge.Scalar, index.node, first, beside=user)
-    below = emit(graph, aten.le.Scalar, index.node, last, beside=user)
-    within = emit(graph, aten.logical_and.default, above, below, beside=user)
-    holds = emit(graph, aten.all.default, within, beside=user)
+    origin = _origin(index.node)
+    checked = _compare(graph, user, origin, first, last)
+    holds = emit(graph, aten.all.default, checked, beside=user)
     message = f"{user.target}: index out of range along axis {index.axis}"
     emit(graph, aten._assert_async.msg, holds, message, beside=user)
+    is_origin = origin is index.node
+    within = checked if is_origin else _compare(graph, user, index.node, first, last)
     start = emit(graph, aten.zeros_like.default, index.node, beside=user)
     return emit(graph, aten.where.self, within, index.node, start, beside=user)
+
+
+# Ops whose results have the elements of their first argument, in other places or more than once.
+_REARRANGING = frozenset(
+    {
+        aten.alias.default,
+        aten.clone.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.repeat.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.unsqueeze.default,
+        aten.view.default,
+    }
+)
+
+
+def _origin(index: fx.Node) -> fx.Node:
+    """The tensor whose elements an index has; that of an empty index is itself."""
+    if is_empty(index.meta["val"]):
+        return index
+    while index.target in _REARRANGING or _is_widening(index):
+        index = index.all_input_nodes[0]
+    return index
+
+
+def _is_widening(node: fx.Node) -> bool:
+    if node.target is not aten._to_copy.default:
+        return False
+    dtypes = [one.meta["val"].dtype for one in (*node.all_input_nodes, node)]
+    return dtypes == [torch.int32, torch.int64]
+
+
+def _compare(graph: fx.Graph, user: fx.Node, index: fx.Node, first: Size, last: Size) -> fx.Node:
+    """Whether each element is in a range."""
+    above = emit(graph, aten.ge.Scalar, index, first, beside=user)
+    below = emit(graph, aten.le.Scalar, index, last, beside=user)
+    return emit(graph, aten.logical_and.default, above, below, beside=user)
 
 
 def _wrap(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:

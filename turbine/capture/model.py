@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,7 +145,10 @@ def export_program(
     strict: bool,
     name: str | None = None,
 ) -> ExportedProgram:
-    """Export a model with PyTorch; errors name its class, or `name`."""
+    """Export a model with PyTorch; errors name its class, or `name`.
+
+    A model that cannot be run on fake tensors is traced by Dynamo, which `strict` asks for.
+    """
     if not isinstance(model, torch.nn.Module):
         raise errors.ExportError(
             f"cannot export a {type(model).__name__}",
@@ -156,13 +160,26 @@ def export_program(
         )
     args, kwargs = _unalias((args, kwargs))
     try:
-        # The error below has the contents of the log.
-        with Expanding(), small_sizes.suppress_log():
-            return torch.export.export(
-                model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
-            )
+        return _export(model, args, kwargs, dynamic_shapes, strict)
     except Exception as error:
+        if not strict:
+            with suppress(Exception):
+                return _export(model, args, kwargs, dynamic_shapes, strict=True)
         raise export_error(name or type(model).__name__, error) from error
+
+
+def _export(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    dynamic_shapes: Any,
+    strict: bool,
+) -> ExportedProgram:
+    # Errors have the contents of the log.
+    with Expanding(), small_sizes.suppress_log():
+        return torch.export.export(
+            model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
+        )
 
 
 def _unalias(arguments: Any) -> Any:

@@ -24,7 +24,8 @@ def emit(
     """Add a call with its fake value, and with the source line of `beside`."""
     node = graph.call_function(target, args, kwargs)
     values = fx.map_arg(args, value_of)
-    with _fake_mode(values):
+    # Without the dispatcher, composite ops take dynamic sizes for static ones.
+    with _fake_mode(values), enable_python_dispatcher():
         node.meta["val"] = target(*values, **kwargs)
     if beside is not None and beside.stack_trace is not None:
         node.meta["stack_trace"] = beside.stack_trace
@@ -48,7 +49,6 @@ def inline(
 ) -> Any:
     """Add the ops of a function of operands before a node; returns its results."""
     values = [value_of(operand) for operand in operands]
-    # Without the dispatcher, composite ops take dynamic sizes for static ones.
     with _fake_mode([value_of(node), values]), enable_python_dispatcher():
         traced = make_fx(function, decomposition_table=table)(*values)
     places = traced.graph.find_nodes(op="placeholder")

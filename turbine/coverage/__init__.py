@@ -1,3 +1,3 @@
-"""PyTorch's own op samples, compiled and compared with eager PyTorch."""
+"""Op samples and architectures, compiled and compared with eager PyTorch."""
 
 from turbine import needs_torch as needs_torch

@@ -28,8 +28,8 @@ from turbine.coverage.answers import (
     train,
 )
 from turbine.coverage.forms import can_apply
-from turbine.coverage.front_door import FrontDoor
-from turbine.coverage.samples import SAMPLES, Case, cases
+from turbine.coverage.front_door import COMPILE_BY_OP, FrontDoor
+from turbine.coverage.samples import FAMILIES, SAMPLES, Case, cases, family, ops, version
 from turbine.coverage.verdicts import (
     COMPILED,
     FAILS,
@@ -49,9 +49,9 @@ from turbine.dynamo.totals import counters
 
 FORWARD, BACKWARD = WAYS = ("forward", "backward")
 _INTRODUCTION = """\
-The {ops} under
+The {count} ops of {version} under
 `torch.compile(backend="turbine")`, compared with eager in values, dtypes, shapes and
-strides. `turbine coverage --output docs/coverage.md` writes this page."""
+strides. `turbine coverage --output docs/coverage.md` writes this section."""
 _LEGEND = (
     "compiled: every op of its graphs is compiled code, in every sample",
     "free: only views and fills, nothing to compile",
@@ -65,11 +65,16 @@ _LEGEND = (
 def make_front_door(forms: Sequence[str] = ()) -> FrontDoor:
     """torch.compile, with each sample in each of the forms."""
     return FrontDoor(
+        ops,
         partial(judge, forms=tuple(forms)),
+        FAMILIES,
+        family,
         WAYS,
         (FREE, COMPILED, PARTLY, FALLS_BACK, FAILS, RANDOM, NOT_TRACED, NO_GRADIENT),
-        "Coverage",
+        COMPILE_BY_OP,
+        "op",
         _INTRODUCTION,
+        version,
         _LEGEND,
         {"What runs in PyTorch, and why": (PARTLY, FALLS_BACK)},
     )

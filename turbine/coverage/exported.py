@@ -23,8 +23,18 @@ from turbine.coverage.answers import (
     first_line,
     infer,
 )
-from turbine.coverage.front_door import FrontDoor
-from turbine.coverage.samples import SAMPLES, Case, cases, is_uninitialized, set_seed
+from turbine.coverage.front_door import EXPORT_BY_OP, FrontDoor
+from turbine.coverage.samples import (
+    FAMILIES,
+    SAMPLES,
+    Case,
+    cases,
+    family,
+    is_uninitialized,
+    ops,
+    set_seed,
+    version,
+)
 from turbine.coverage.verdicts import (
     COMPILED,
     FAILS,
@@ -37,6 +47,8 @@ from turbine.coverage.verdicts import (
 from turbine.runtime.artifact import Artifact
 
 STATIC, DYNAMIC = WAYS = ("static", "dynamic")
+# The dynamic axes of an argument, as torch.export's `dynamic_shapes` has them.
+Axes = Callable[[torch.Tensor], dict[int, Any]]
 _REFUSALS = (errors.UnsupportedOp, errors.UnsupportedDtype, errors.UnsupportedOpInIR)
 _ISOLATED = tuple(strategy.name for strategy in strategies.TABLE if strategy.isolated)
 
@@ -47,19 +59,43 @@ def judge(op: Any, seed: int = 0, samples: int = SAMPLES) -> dict[str, Verdict]:
     verdicts: dict[str, list[Verdict]] = {way: [] for way in WAYS}
     for case in cases(op, seed, samples):
         for way in WAYS:
-            verdicts[way].append(judge_case(case, uninitialized, dynamic=way == DYNAMIC))
+            axes = all_axes if way == DYNAMIC else no_axes
+            verdicts[way].append(judge_case(case, uninitialized, axes=axes))
     return {way: combine(found) for way, found in verdicts.items()}
 
 
-def judge_case(case: Case, uninitialized: bool = False, *, dynamic: bool = False) -> Verdict:
-    """Export and compile one call and compare it with eager."""
+def no_axes(x: torch.Tensor) -> dict[int, Any]:
+    return {}
+
+
+def all_axes(x: torch.Tensor) -> dict[int, Any]:
+    """Every size above 1."""
+    return {axis: torch.export.Dim.AUTO for axis, n in enumerate(x.shape) if n > 1}
+
+
+def judge_case(
+    case: Case,
+    uninitialized: bool = False,
+    *,
+    axes: Axes = no_axes,
+    example: Case | None = None,
+) -> Verdict:
+    """Export and compile one call and compare it with eager.
+
+    Args:
+        case: the call that is compared.
+        uninitialized: whether its results are, so that only their shapes are compared.
+        axes: the dynamic axes of each argument.
+        example: the call that is exported, if it is another one.
+    """
+    example = case if example is None else example
     try:
         expected = infer(case, case.function)
     except Exception as error:
         return Verdict(NOT_TRACED, f"eager PyTorch: {first_line(error)}")
     is_random = uninitialized or _has_drawn(case)
     try:
-        artifact = _compile(case, dynamic)
+        artifact = _compile(example, axes)
         problem = _compare(case, artifact, expected, is_random)
     except _REFUSALS as error:
         # The names that are valid would follow.
@@ -67,7 +103,7 @@ def judge_case(case: Case, uninitialized: bool = False, *, dynamic: bool = False
     except Exception as error:
         problem = f"{type(error).__name__}: {first_line(error)}"
     if problem is not None:
-        return _unless_torch_fails_too(case, dynamic, expected, is_random, problem)
+        return _unless_torch_fails_too(case, example, axes, expected, is_random, problem)
     return Verdict(RANDOM) if is_random else _judge_strategy(artifact)
 
 
@@ -84,23 +120,24 @@ class _Model(torch.nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.case = case
+        self.function = case.function  # a module's weights are weights of this one
 
     def forward(self, *tensors: torch.Tensor) -> list[Any]:
         given = iter(tensors)
         args, kwargs = pytree.tree_map_only(
             torch.Tensor, lambda _: next(given), (self.case.args, self.case.kwargs)
         )
-        return pytree.tree_leaves(self.case.function(*args, **kwargs))
+        return pytree.tree_leaves(self.function(*args, **kwargs))
 
 
-def _compile(case: Case, dynamic: bool) -> Artifact:
-    tensors, shapes = _example(case, dynamic)
+def _compile(case: Case, axes: Axes) -> Artifact:
+    tensors, shapes = _example(case, axes)
     return aot.export(_Model(case).eval(), args=tensors, dynamic_shapes=shapes).compile()
 
 
-def _trace(case: Case, dynamic: bool) -> Callable[..., Any]:
+def _trace(case: Case, axes: Axes) -> Callable[..., Any]:
     """Export with PyTorch only."""
-    tensors, shapes = _example(case, dynamic)
+    tensors, shapes = _example(case, axes)
     model = _Model(case).eval()
     with warnings.catch_warnings():
         # torch 2.13 warns of its own use of a class it deprecated.
@@ -110,12 +147,11 @@ def _trace(case: Case, dynamic: bool) -> Callable[..., Any]:
     return module
 
 
-def _example(case: Case, dynamic: bool) -> tuple[tuple[torch.Tensor, ...], Any]:
-    """Arguments of the model and its `dynamic_shapes`: every size above 1, or none."""
+def _example(case: Case, axes: Axes) -> tuple[tuple[torch.Tensor, ...], Any]:
+    """Arguments of the model and its `dynamic_shapes`."""
     tensors = _tensors(copy_arguments(case))
-    auto = torch.export.Dim.AUTO
-    axes = tuple({axis: auto for axis, n in enumerate(x.shape) if n > 1} for x in tensors)
-    return tensors, (axes,) if dynamic and any(axes) else None
+    found = tuple(map(axes, tensors))
+    return tensors, (found,) if any(found) else None
 
 
 def _tensors(tree: Any) -> tuple[torch.Tensor, ...]:
@@ -134,11 +170,11 @@ def _compare(
 
 
 def _unless_torch_fails_too(
-    case: Case, dynamic: bool, expected: Answer, is_random: bool, problem: str
+    case: Case, example: Case, axes: Axes, expected: Answer, is_random: bool, problem: str
 ) -> Verdict:
     """A failure, unless torch.export raises or gives a wrong answer too."""
     try:
-        theirs = _compare(case, _trace(case, dynamic), expected, is_random)
+        theirs = _compare(case, _trace(example, axes), expected, is_random)
     except Exception as error:
         theirs = f"{type(error).__name__}: {first_line(error)}"
     if theirs is not None:
@@ -152,28 +188,40 @@ def _judge_strategy(artifact: Artifact) -> Verdict:
     return Verdict(COMPILED, f"only by strategy {strategy}" if strategy in _ISOLATED else "")
 
 
+LEGEND = (
+    "compiled: the right answer, in every sample",
+    "unsupported: an op or a dtype that compiled code does not have; the error names it",
+    "fails: a wrong answer, or any other error",
+    "random: draws random numbers; shapes are compared",
+    "not traced: `torch.export` fails as well, or gives a wrong answer",
+    "share: compiled, of all that PyTorch traces (random ones included)",
+)
+STATUSES = (COMPILED, UNSUPPORTED, FAILS, RANDOM, NOT_TRACED)
+EXPLAINED = {
+    "What is unsupported, and why": (UNSUPPORTED,),
+    "What fails, and why": (FAILS,),
+    "What PyTorch does not trace, and why": (NOT_TRACED,),
+    "What compiles with no op fused": (COMPILED,),
+}
 FRONT_DOOR = FrontDoor(
+    ops,
     judge,
+    FAMILIES,
+    family,
     WAYS,
-    (COMPILED, UNSUPPORTED, FAILS, RANDOM, NOT_TRACED),
-    title="Coverage of exports",
+    STATUSES,
+    title=EXPORT_BY_OP,
+    noun="op",
     introduction="""\
-The {ops} as exports,
+The {count} ops of {version} as exports,
 `turbine.aot.export(...).compile()`, compared with eager in values, dtypes and shapes. Tensors are
 arguments of the program, everything else is a constant in it.
-`turbine coverage --export --output docs/export_coverage.md` writes this page.""",
+`turbine coverage --export --output docs/coverage.md` writes this section.""",
+    version=version,
     legend=(
         "static: with the sizes of the sample",
         "dynamic: with `Dim.AUTO` for every size above 1",
-        "compiled: the right answer, in every sample",
-        "unsupported: an op or a dtype that compiled code does not have; the error names it",
-        "fails: a wrong answer, or any other error",
-        "random: draws random numbers; shapes are compared",
-        "not traced: `torch.export` fails as well, or gives a wrong answer",
-        "share: compiled, of all that PyTorch traces (random ones included)",
+        *LEGEND,
     ),
-    explained={
-        "What is unsupported, and why": (UNSUPPORTED,),
-        "What compiles with no op fused": (COMPILED,),
-    },
+    explained=EXPLAINED,
 )

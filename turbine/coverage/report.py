@@ -1,4 +1,4 @@
-"""Tables of verdicts: judged ops in, text for the terminal or a page of Markdown out."""
+"""Tables of verdicts: what was judged in, text for the terminal or a page of Markdown out."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-import torch
-
-from turbine.coverage.front_door import FrontDoor
+from turbine.coverage.front_door import TITLES, FrontDoor
 from turbine.coverage.verdicts import COMPILED, FREE, NO_GRADIENT, NOT_TRACED, Judged, Verdict
 from turbine.tables import table
 
-_FAMILIES = ("fft", "linalg", "nn.functional", "special", "masked", "signal")
-_REST = "others"
+_PAGE = """\
+# Coverage
+
+What Turbine compiles of PyTorch's ops and of model architectures. `make coverage` writes this page.
+"""
 
 
 def to_text(judged: Sequence[Judged], door: FrontDoor) -> str:
@@ -24,7 +25,7 @@ def to_text(judged: Sequence[Judged], door: FrontDoor) -> str:
         for way, verdict in item.verdicts.items()
         if _is_listed(verdict)
     ]
-    listing = f"{table([('op', 'way', 'status', 'why'), *rows])}\n\n" if rows else ""
+    listing = f"{table([(door.noun, 'way', 'status', 'why'), *rows])}\n\n" if rows else ""
     return listing + table(_count(judged, door), right=range(1, 99))
 
 
@@ -44,39 +45,45 @@ def _count(judged: Sequence[Judged], door: FrontDoor) -> list[tuple[str, ...]]:
 
 
 def share(verdicts: Iterable[Verdict]) -> float:
-    """How many of the ops that PyTorch traces are wholly compiled."""
+    """How many of those that PyTorch traces are wholly compiled."""
     statuses = [v.status for v in verdicts if v.status not in (NOT_TRACED, NO_GRADIENT)]
     return sum(s in (COMPILED, FREE) for s in statuses) / max(len(statuses), 1)
 
 
-def to_page(judged: Sequence[Judged], door: FrontDoor) -> str:
-    """The table for the docs, as Markdown."""
-    lines = [*_head(judged, door), *_families(judged, door), *_reasons(judged, door)]
+def update_page(page: str, judged: Sequence[Judged], door: FrontDoor) -> str:
+    """The page for the docs with the section of a front door written anew, the others kept."""
+    sections = {**_split(page), door.title: to_section(judged, door)}
+    return "\n".join([_PAGE, *(sections[title] for title in TITLES if title in sections)])
+
+
+def _split(page: str) -> dict[str, str]:
+    """The sections of a page by title."""
+    texts = re.split(r"^## ", page, flags=re.M)[1:]
+    return {text.partition("\n")[0]: f"## {text.rstrip()}\n" for text in texts}
+
+
+def to_section(judged: Sequence[Judged], door: FrontDoor) -> str:
+    """A section of the page, as Markdown."""
+    lines = [*_head(judged, door), *_groups(judged, door), *_reasons(judged, door)]
     return "\n".join(lines) + "\n"
 
 
 def _head(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
-    version = torch.__version__.partition("+")[0]
-    ops = f"{len(judged)} ops of PyTorch {version}'s own samples (`op_db`)"
-    yield f"# {door.title}\n"
-    yield door.introduction.format(ops=ops) + "\n"
+    yield f"## {door.title}\n"
+    yield door.introduction.format(count=len(judged), version=door.version()) + "\n"
     yield from (f"- {line}" for line in door.legend)
     yield ""
     yield from _markdown(_count(judged, door))
 
 
-def _families(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
-    families: defaultdict[str, list[Judged]] = defaultdict(list)
+def _groups(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
+    groups: dict[str, list[Judged]] = {group: [] for group in door.groups}
     for item in judged:
-        families[_family(item.name)].append(item)
-    for family in (*_FAMILIES, _REST):
-        if families[family]:
-            yield f"\n## {family}\n"
-            yield from _markdown([("op", *door.ways), *map(_row, families[family])])
-
-
-def _family(name: str) -> str:
-    return next((family for family in _FAMILIES if name.startswith(f"{family}.")), _REST)
+        groups[door.group(item.name)].append(item)
+    for group, items in groups.items():
+        if items:
+            yield f"\n### {group}\n"
+            yield from _markdown([(door.noun, *door.ways), *map(_row, items)])
 
 
 def _row(item: Judged) -> tuple[str, ...]:
@@ -84,7 +91,7 @@ def _row(item: Judged) -> tuple[str, ...]:
 
 
 def _reasons(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
-    """What keeps ops from being compiled, most frequent first."""
+    """What keeps them from being compiled, most frequent first."""
     for heading, statuses in door.explained.items():
         concerned: defaultdict[str, dict[str, None]] = defaultdict(dict)
         for item in judged:
@@ -94,8 +101,9 @@ def _reasons(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
             (reason, str(len(names)), " ".join(f"`{name}`" for name in names))
             for reason, names in sorted(concerned.items(), key=lambda row: (-len(row[1]), row[0]))
         ]
-        yield f"\n## {heading}\n"
-        yield from _markdown([("why", "ops", "which"), *rows])
+        if rows:
+            yield f"\n### {heading}\n"
+            yield from _markdown([("why", f"{door.noun}s", "which"), *rows])
 
 
 def _list_reasons(item: Judged, statuses: Sequence[str]) -> Iterator[str]:

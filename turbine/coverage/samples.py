@@ -28,6 +28,8 @@ _DTYPES = (
     torch.float16,
     torch.bool,
 )
+_REST = "others"
+FAMILIES = ("fft", "linalg", "nn.functional", "special", "masked", "signal", _REST)
 _UNINITIALIZED = (
     "empty empty_like new_empty empty_strided empty_permuted new_empty_strided resize_ resize_as_"
 ).split()
@@ -59,6 +61,16 @@ def ops() -> dict[str, Any]:
 
 def _name(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def family(name: str) -> str:
+    """What an op is listed under."""
+    return next((family for family in FAMILIES if name.startswith(f"{family}.")), _REST)
+
+
+def version() -> str:
+    """What the samples are from."""
+    return f"PyTorch {torch.__version__.partition('+')[0]}'s own samples (`op_db`)"
 
 
 def is_uninitialized(op: Any) -> bool:

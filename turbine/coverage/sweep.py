@@ -1,4 +1,4 @@
-"""Judge many ops in child processes: names in, verdicts out."""
+"""Judge many ops or architectures in child processes: names in, verdicts out."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import partial
 
 from turbine import config
 from turbine.child_processes import Crash, run_jobs
-from turbine.coverage.front_door import FrontDoor, Judge
-from turbine.coverage.samples import SAMPLES, ops
+from turbine.coverage.front_door import FrontDoor
+from turbine.coverage.samples import SAMPLES
 from turbine.coverage.verdicts import FAILS, Judged, Verdict
 
-_OPS_PER_PROCESS = 60
-# Seconds an op may take; it is killed then and counts as a failure.
+_JOBS_PER_PROCESS = 60
+# Seconds one may take; it is killed then and counts as a failure.
 LIMIT = 300.0
 
 
@@ -35,11 +35,11 @@ def sweep(
     seconds: float | None = None,
     limit: float = LIMIT,
 ) -> Iterator[Judged]:
-    """Judge ops in the order given until `seconds` are over; yields in the order they finish."""
-    start = partial(_start, door.judge, seed, samples)
+    """Judge in the order given until `seconds` are over; yields in the order they finish."""
+    start = partial(_start, door, seed, samples)
     taken = _until(names, seconds)
     answers = run_jobs(
-        start, taken, count=min(jobs, len(names)), limit=limit, lifetime=_OPS_PER_PROCESS
+        start, taken, count=min(jobs, len(names)), limit=limit, lifetime=_JOBS_PER_PROCESS
     )
     for name, answer in answers:
         if isinstance(answer, Crash):
@@ -57,7 +57,7 @@ def _until(names: Sequence[str], seconds: float | None) -> Iterator[str]:
         yield name
 
 
-def _start(judge: Judge, seed: int, samples: int) -> Callable[[str], dict[str, Verdict]]:
-    known = ops()
+def _start(door: FrontDoor, seed: int, samples: int) -> Callable[[str], dict[str, Verdict]]:
+    known = door.items()
     config.set(compile_workers=1, raise_faults=True, library_calls="never")
-    return lambda name: judge(known[name], seed, samples)
+    return lambda name: door.judge(known[name], seed, samples)

@@ -29,7 +29,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Judged:
-    """An op of `op_db` and its verdicts, one for each way of running it."""
+    """An op or architecture and its verdicts, one for each way of running it."""
 
     name: str
     verdicts: dict[str, Verdict]

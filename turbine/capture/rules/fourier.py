@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turbine.capture.sizes import is_empty
+
 aten = torch.ops.aten
 Parts = tuple[Tensor, Tensor | None]
 
@@ -62,8 +64,10 @@ def c2r(x: Tensor, dim: list[int], normalization: int, last_size: int) -> Tensor
 
 
 def _is_short(x: Tensor, dim: list[int]) -> bool:
-    known = all(isinstance(size, int) and size > 0 for size in x.shape)
-    return known and all(x.shape[axis] <= LONGEST for axis in dim)
+    """Whether the transformed axes are static and short; others may be dynamic."""
+    sizes = [x.shape[axis] for axis in dim]
+    is_known = all(isinstance(size, int) for size in sizes) and not is_empty(x)
+    return is_known and all(size <= LONGEST for size in sizes)
 
 
 def _transform(parts: Parts, axis: int, kept: int, forward: bool) -> Parts:
