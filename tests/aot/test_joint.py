@@ -131,14 +131,14 @@ class Chebyshev(nn.Module):
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_errors_name_the_line_of_the_model(is_whole: bool) -> None:
     model, args = Chebyshev(), (torch.ones(2, 4), torch.ones(2, 4))
+    if is_whole:
+        optimizer = torch.optim.SGD(model.parameters())
+        exported = turbine.aot.export_training_step(
+            model, nn.MSELoss(), optimizer=optimizer, args=args
+        )
+    else:
+        exported = turbine.aot.export_joint(model, nn.MSELoss(), args=args)
     with pytest.raises(errors.UnsupportedOp) as raised:
-        if is_whole:
-            optimizer = torch.optim.SGD(model.parameters())
-            exported = turbine.aot.export_training_step(
-                model, nn.MSELoss(), optimizer=optimizer, args=args
-            )
-        else:
-            exported = turbine.aot.export_joint(model, nn.MSELoss(), args=args)
         exported.compile()
     lines = Path(__file__).read_text().splitlines()
     number = next(n for n, line in enumerate(lines, 1) if line.endswith("# a line of the model"))

@@ -136,6 +136,12 @@ NORMALIZATION = [
         IMAGE,
         lambda x, y: (x, y[0, :, 0, 0], None, y[1, :, 0, 0], y[1, :, 0, 1], True, 0.1, 1e-5),
     ),
+    Row(
+        aten._native_batch_norm_legit.no_stats,
+        WIDE,
+        IMAGE,
+        lambda x, y: (x, y[0, :, 0, 0], None, True, 0.1, 1e-5),
+    ),
 ]
 EMBEDDING = [
     *[

@@ -19,6 +19,7 @@ from tests.capture.rule_table import DTYPES, ROWS, rows_of
 from tests.commit_seed import Drawn
 from tests.models import compiled
 from turbine.capture.rules import EXPORTED, RULES
+from turbine.capture.training_step import without_onednn
 
 pytestmark = [
     pytest.mark.run,
@@ -96,7 +97,9 @@ def _arguments(row: Row, dtype: torch.dtype) -> tuple[Any, ...]:
 
 def _expected(row: Row, dtype: torch.dtype) -> list[Tensor]:
     if not row.operands.is_wide:
-        return row.call(row.op, _arguments(row, dtype))
+        # oneDNN's gelu of inf is nan.
+        with without_onednn():
+            return row.call(row.op, _arguments(row, dtype))
     x, y = (operand.to(torch.float64) for operand in row.operands.make(dtype))
     return [result.to(dtype) for result in row.call(row.op, row.arguments(x, y))]
 

@@ -131,9 +131,39 @@ def batch_norm_functional(
     if not training:
         y, *_ = batch_norm_inference(x, weight, bias, running_mean, running_variance, momentum, eps)
         return y, x.new_empty(0), x.new_empty(0), running_mean, running_variance
+    y, mean, inverse, variance = _normalize_batch(x, weight, bias, eps)
+    count = x.numel() // x.shape[1]
+    unbiased = variance * (count / (count - 1))
+    return (
+        y,
+        mean,
+        inverse,
+        _blend(running_mean, mean, momentum),
+        _blend(running_variance, unbiased, momentum),
+    )
+
+
+def batch_norm_without_statistics(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalize with statistics of the batch, where none are kept."""
+    y, mean, inverse, _ = _normalize_batch(x, weight, bias, eps)
+    return y, mean, inverse
+
+
+def _normalize_batch(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The normalized batch, its mean, the inverse of its standard deviation, and its variance."""
     axes = [axis for axis in range(x.dim()) if axis != 1]
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    mean = wide.mean(axes)
+    # In float64, as in PyTorch: the gradient of the weight is a sum of differences from the mean.
+    mean = wide.mean(axes, dtype=torch.float64).to(wide.dtype)
     centered = wide - _per_channel(mean, x)
     variance = (centered * centered).mean(axes)
     inverse = torch.rsqrt(variance + eps)
@@ -142,15 +172,7 @@ def batch_norm_functional(
         y = y * _per_channel(weight, x)
     if bias is not None:
         y = y + _per_channel(bias, x)
-    count = x.numel() // x.shape[1]
-    unbiased = variance * (count / (count - 1))
-    return (
-        y.to(x.dtype),
-        mean,
-        inverse,
-        _blend(running_mean, mean, momentum),
-        _blend(running_variance, unbiased, momentum),
-    )
+    return y.to(x.dtype), mean, inverse, variance
 
 
 def _per_channel(values: Tensor, x: Tensor) -> Tensor:
@@ -179,6 +201,7 @@ def vector_norm(
 RULES: dict[Any, Callable[..., Any]] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
     aten._native_batch_norm_legit_functional.default: batch_norm_functional,
+    aten._native_batch_norm_legit.no_stats: batch_norm_without_statistics,
     aten.linalg_vector_norm.default: vector_norm,
     aten.native_layer_norm.default: layer_norm,
     aten.native_group_norm.default: group_norm,
