@@ -64,7 +64,8 @@ class DrawingInBranch(nn.Module):
         def noisy(y: Tensor) -> Tensor:
             return y + torch.rand_like(y)
 
-        return torch.cond(x.sum() > 0, noisy, torch.neg, (x,))  # noise in a branch
+        y: Tensor = torch.cond(x.sum() > 0, noisy, torch.neg, (x,))  # noise in a branch
+        return y
 
 
 class WithNumpy(nn.Module):
