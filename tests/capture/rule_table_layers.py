@@ -41,6 +41,12 @@ def flash_gradient(x: Tensor, y: Tensor) -> tuple[Any, ...]:
 SEEN = torch.tensor([[True, False, True], [False, False, False]])  # the second row sees nothing
 MASK = torch.tensor([[0.5, -INF, 0.25]] * 6)
 
+
+def ends(*places: int) -> Tensor:
+    """Where groups of rows end."""
+    return torch.tensor(places, dtype=torch.int32)
+
+
 BAG = (indices(1, 2, 4, 5, 4, 3, 2, 9), indices(0, 4, 4, 7))  # the second bag is empty
 BAG_OF = indices(0, 0, 0, 0, 2, 2, 2, 3)
 
@@ -209,6 +215,16 @@ PRODUCTS = [
         ),
         {"out_dtype": torch.float32},
     ),
+    *[
+        Row(aten._grouped_mm.default, (torch.bfloat16,), Operands(random(16, 16)), arguments)
+        for arguments in (
+            lambda x, y: (x, y.view(2, 16, 8), ends(5, 16)),
+            lambda x, y: (x[:1, :8], y.view(4, 8, 8), ends(0, 1, 1, 1)),
+            lambda x, y: (x, y, ends(0, 16)),
+            lambda x, y: (y.view(2, 8, 16), x, ends(9, 16)),
+            lambda x, y: (x.view(2, 8, 16), y.view(2, 16, 8)),
+        )
+    ],
     Row(
         aten._trilinear.default,
         WIDE,

@@ -20,6 +20,7 @@ from tests.compiled import agrees
 from tests.compiled import compiled as under_torch_compile
 from tests.models import Fn, compiled, relative_error
 from turbine.capture.rules.convolution import convolution
+from turbine.capture.rules.products import gradients_of_groups, product_of_groups
 
 pytestmark = pytest.mark.sweep(6)
 
@@ -196,3 +197,20 @@ CONSTANTS: dict[str, Function] = {
 def test_constant_integers_are_reduced_correctly(constant: Function, dynamic: bool) -> None:
     x = torch.randint(-9, 10, (3, 7))
     agrees(lambda x: constant(x).sum(-1), lambda: (x,), dynamic=dynamic, ops=0)
+
+
+@pytest.mark.parametrize(("rows", "ends"), [(10, [3, 3, 8, 9]), (1, [0, 1, 1, 1])])
+def test_layers_of_experts_multiply_each_row_with_the_matrix_of_its_group(
+    rows: int, ends: list[int]
+) -> None:
+    x, grad = torch.randn(rows, 6, requires_grad=True), torch.randn(rows, 5)
+    weights = torch.randn(len(ends), 6, 5, requires_grad=True)
+    starts = [0, *ends[:-1]]
+    parts = [x[a:b] @ w for a, b, w in zip(starts, ends, weights, strict=True)]
+    expected = torch.cat([*parts, torch.zeros(rows - ends[-1], 5)])
+    expected.backward(grad)
+    with torch.no_grad():
+        found = product_of_groups(x, weights, torch.tensor(ends))
+        gradients = gradients_of_groups(x, weights, torch.tensor(ends), grad)
+    torch.testing.assert_close(found, expected.detach())
+    torch.testing.assert_close(gradients, (x.grad, weights.grad))

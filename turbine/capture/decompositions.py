@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -12,11 +12,13 @@ from typing import Any
 import torch
 import torch._prims
 from torch._decomp import decomposition_table, get_decompositions
+from torch._library.utils import lookup_op
 
 from turbine.capture import declared_ops
 from turbine.capture.effects import draws
 from turbine.capture.rules import EXPORTED, RULES
 from turbine.capture.rules.ordering import SHORT_ROWS
+from turbine.capture.rules.products import FOREIGN
 from turbine.mlir import torch_ops
 
 Table = dict[Any, Callable[..., Any]]
@@ -52,7 +54,18 @@ _scoped: ContextVar[Table | None] = ContextVar("aot_decompositions", default=Non
 def current_aot_decompositions() -> Table:
     """A copy of the current table of this thread and scope."""
     scoped = _scoped.get()
-    return {**_default(), **declared_ops.decompositions()} if scoped is None else dict(scoped)
+    if scoped is not None:
+        return dict(scoped)
+    return {**_default(), **declared_ops.decompositions(), **_rules_for_packages()}
+
+
+def _rules_for_packages() -> Table:
+    """Rules for ops of other packages, as far as these are loaded."""
+    table: Table = {}
+    for name, rule in FOREIGN.items():
+        with suppress(AttributeError):
+            table[lookup_op(name)] = rule
+    return table
 
 
 def current_tracing_decompositions() -> Table:

@@ -171,13 +171,7 @@ _SIZES = {
 _TYPED = {**_SIZES, "type_vocab_size": 2}
 _GROUPED = {**_SIZES, "num_key_value_heads": 2}
 _HEADS = {**_GROUPED, "head_dim": 8}
-_EXPERTS = {
-    **_GROUPED,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    # Without it, experts are a custom op that no compiler can look into.
-    "experts_implementation": "batched_mm",
-}
+_EXPERTS = {**_GROUPED, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _LOCAL = {**_EXPERTS, "num_local_experts": 4}
 _ROUTED = {**_EXPERTS, "num_experts": 4}
 _LATENT = {
@@ -799,8 +793,7 @@ FRONT_DOOR = FrontDoor(
     introduction="""\
 {count} architectures of {version}, built from tiny configurations with random
 weights, as exports, `turbine.aot.export(...).compile()`, compared with eager in values, dtypes and
-shapes. Experts are of `experts_implementation="batched_mm"`: the default is a custom op,
-`transformers::grouped_mm_fallback`, which has no decomposition.
+shapes.
 `turbine coverage --architectures --output docs/coverage.md` writes this section.""",
     version=_version,
     legend=(

@@ -1,4 +1,4 @@
-"""Matmuls that the compiler gets wrong, and trilinear products."""
+"""Matmuls that the compiler gets wrong, and products of three tensors or of groups of rows."""
 
 from __future__ import annotations
 
@@ -70,6 +70,59 @@ def scaled_product(
     return total.to(dtype)
 
 
+def grouped_product(
+    a: Tensor,
+    b: Tensor,
+    ends: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Products of matrices with groups of rows or columns, which end where `ends` says."""
+    if bias is not None:
+        return NotImplemented
+    if ends is None:
+        product = torch.bmm(a, b)
+    elif a.dim() == b.dim():
+        product = torch.matmul(a, torch.where(_members(b, ends), b, 0))
+    elif a.dim() == 2:
+        product = product_of_groups(a, b, ends)
+    else:
+        product = product_of_groups(b.mT, a.mT, ends).mT
+    return product.to(out_dtype or a.dtype)
+
+
+def product_of_groups(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+    """Each row of x times the matrix of its group, as a layer of experts has it.
+
+    All matrices are applied to all rows, unless rows are so few that it pays to copy theirs.
+    """
+    rows, groups = x.shape[0], weights.shape[0]
+    if isinstance(rows, int) and rows * _COPIES_PER_MATRIX <= groups:
+        group = (torch.arange(rows).unsqueeze(1) >= ends).sum(1)
+        product = torch.bmm(x.unsqueeze(1), weights[group.clamp(max=groups - 1)]).squeeze(1)
+        return torch.where((group < groups).unsqueeze(1), product, 0)
+    return torch.where(_members(x, ends), torch.matmul(x, weights), 0).sum(0, dtype=x.dtype)
+
+
+def gradients_of_groups(
+    x: Tensor, weights: Tensor, ends: Tensor, grad: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradients of such a product by x and by the matrices."""
+    of_weights = torch.matmul(x.t(), torch.where(_members(grad, ends), grad, 0))
+    return product_of_groups(grad, weights.mT, ends), of_weights.to(weights.dtype)
+
+
+# A copy is written and read, the matrix of a group is only read.
+_COPIES_PER_MATRIX = 3
+
+
+def _members(x: Tensor, ends: Tensor) -> Tensor:
+    """Which rows of x are in each group, [groups, rows, 1]."""
+    place = torch.arange(x.shape[0])
+    starts = torch.cat([torch.zeros_like(ends[:1]), ends[:-1]])
+    return ((place >= starts.unsqueeze(1)) & (place < ends.unsqueeze(1))).unsqueeze(2)
+
+
 def _is_row_of_dynamic_width(a: Tensor, b: Tensor) -> bool:
     rows, width = a.shape[0], b.shape[1]
     return isinstance(rows, int) and rows == 1 and not isinstance(width, int)
@@ -80,4 +133,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: product_and_sum,
     aten._trilinear.default: trilinear,
     aten._scaled_mm.default: scaled_product,
+    aten._grouped_mm.default: grouped_product,
+}
+# Ops of other packages, by name.
+FOREIGN: dict[str, Callable[..., Any]] = {
+    "transformers::grouped_mm_fallback": product_of_groups,
+    "transformers::grouped_mm_fallback_backward": gradients_of_groups,
 }
