@@ -15,6 +15,8 @@ from torch.export import Dim
 import turbine
 from turbine import errors
 
+pytestmark = pytest.mark.sweep(4)
+
 LOSS = nn.CrossEntropyLoss()
 
 

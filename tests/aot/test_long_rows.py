@@ -13,6 +13,8 @@ from torch.export import Dim
 import turbine
 from turbine import errors
 
+pytestmark = pytest.mark.sweep(5)
+
 LENGTH = 700
 
 

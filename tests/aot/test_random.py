@@ -14,6 +14,8 @@ from torch.export import Dim
 import turbine
 from turbine import errors
 
+pytestmark = pytest.mark.sweep(3)
+
 COUNT = 4000
 
 
