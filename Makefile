@@ -39,6 +39,7 @@ bench: $(INSTALLED) ## time models and training steps beside PyTorch and its riv
 	$(BIN)/python benchmarks/models.py $(ARGS)
 
 coverage: $(INSTALLED) ## judge ops and architectures and write docs/coverage.md
+	$(BIN)/python -m pip install --quiet --editable ".[models]"
 	for kind in "" --export --architectures; do \
 	  $(BIN)/turbine coverage $$kind --jobs $(WORKERS) --output docs/coverage.md $(ARGS) || failed=1; \
 	done; exit $${failed:-0}

@@ -25,7 +25,7 @@ class Fn(torch.nn.Module):
 
 def compiled(function: Any, *args: Any, **export_options: Any) -> turbine.Artifact:
     """The artifact of a function of tensors."""
-    return turbine.aot.export(Fn(function), args=args, **export_options).compile()
+    return turbine.aot.export(Fn(function).eval(), args=args, **export_options).compile()
 
 
 def compare_with_eager(artifact: turbine.Artifact, example: Example, tolerance: float) -> None:

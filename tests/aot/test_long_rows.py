@@ -7,28 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.export import Dim
 
-import turbine
+from tests.models import compiled
 from turbine import errors
 
 pytestmark = pytest.mark.sweep(5)
 
 LENGTH = 700
-
-
-class Model(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *args: Tensor) -> Any:
-        return self.function(*args)
-
-
-def compiled(function: Callable[..., Any], *args: Tensor, **options: Any) -> Any:
-    return turbine.aot.export(Model(function).eval(), args=args, **options).compile()
 
 
 def check(function: Callable[..., Any], *args: Tensor, artifact: Any = None, **options: Any) -> Any:

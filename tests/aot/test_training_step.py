@@ -1,18 +1,12 @@
-"""Training steps as artifacts: numbers, state, checkpoints, random numbers and bad input."""
+"""Training steps as artifacts: numbers, state, random numbers and bad input."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-import json
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import Tensor, nn, optim
@@ -21,7 +15,17 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
 
 import turbine
-from examples import train_data_parallel, train_on_device
+from examples import train_data_parallel
+from tests.aot.training import (
+    Parameters,
+    adamw,
+    batches,
+    check_weights,
+    eager_step,
+    exported_mlp,
+    mlp,
+    numbers,
+)
 from turbine import errors
 from turbine.capture import grouped_product
 from turbine.capture.optimizer_step import CannotShare
@@ -34,59 +38,7 @@ from turbine.zoo.training import TINY_TASKS
 
 pytestmark = pytest.mark.sweep(4)
 
-Parameters = Sequence[nn.Parameter]
 Make = Callable[[Parameters], Optimizer]
-
-
-def mlp(inputs: int = 8, hidden: int = 16) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, 4))
-
-
-def batches(count: int, rows: int = 6, inputs: int = 8) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [
-        (
-            torch.randn(rows, inputs, generator=generator),
-            torch.randint(4, (rows,), generator=generator),
-        )
-        for _ in range(count)
-    ]
-
-
-def adamw(parameters: Parameters) -> Optimizer:
-    return optim.AdamW(parameters, lr=1e-2)
-
-
-def eager_step(model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor) -> Tensor:
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(x), y)
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
-
-
-def check_weights(artifact: Artifact, model: nn.Module, tolerance: float = 1e-5) -> None:
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(
-            artifact.state[name], parameter.detach(), atol=tolerance, rtol=1e-4, msg=name
-        )
-
-
-def numbers(artifact: Artifact) -> dict[str, Any]:
-    return {name: numpy.asarray(artifact.state[name]).tolist() for name in artifact.state}
-
-
-@cache
-def exported_mlp() -> turbine.aot.ExportOutput:
-    model, rows = mlp(), torch.export.Dim("rows", min=2)
-    return turbine.aot.export_training_step(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer=adamw([*model.parameters()]),
-        args=batches(1)[0],
-        dynamic_shapes=({0: rows}, {0: rows}),
-    )
 
 
 # Numbers
@@ -442,88 +394,6 @@ def test_large_weights_are_updated_in_place() -> None:
     torch.testing.assert_close(artifact.state["weight"], Wide().weight.detach())
 
 
-def test_resuming_in_another_artifact_continues_bit_for_bit(tmp_path: Path) -> None:
-    exported, data = exported_mlp(), batches(6)
-    one, path = exported.compile(), tmp_path / "c.safetensors"
-    for batch in data[:3]:
-        one.train_step(*batch)
-    one.save_checkpoint(path)
-    expected = [float(one.train_step(*batch)) for batch in data[3:]]
-    other = exported.compile()
-    other.load_checkpoint(path)
-    assert [float(other.train_step(*batch)) for batch in data[3:]] == expected
-    assert numbers(one) == numbers(other)
-    assert [*tmp_path.iterdir()] == [path]
-
-
-def test_checkpoints_go_to_pytorch_and_back(tmp_path: Path) -> None:
-    artifact, data, path = exported_mlp().compile(), batches(6), tmp_path / "c.safetensors"
-    for batch in data[:3]:
-        artifact.train_step(*batch)
-    artifact.save_checkpoint(path)
-    model = mlp(hidden=16)
-    optimizer = optim.AdamW(model.parameters(), lr=1.0)
-    turbine.aot.read_checkpoint(path, model, optimizer)
-    for batch in data[3:5]:
-        expected = eager_step(model, optimizer, *batch)
-        torch.testing.assert_close(artifact.train_step(*batch), expected)
-    check_weights(artifact, model)
-    turbine.aot.write_checkpoint(path, model, optimizer)
-    again = exported_mlp().compile()
-    again.load_checkpoint(path)
-    torch.testing.assert_close(again.train_step(*data[5]), eager_step(model, optimizer, *data[5]))
-    check_weights(again, model)
-    assert int(again.state["trainer.step"]) == 6
-
-
-def test_checkpoints_are_safetensors_files_with_the_names_of_pytorch(tmp_path: Path) -> None:
-    artifact, path = exported_mlp().compile(), tmp_path / "c.safetensors"
-    artifact.train_step(*batches(1)[0])
-    artifact.save_checkpoint(path)
-    found = json.loads(path.read_bytes()[8:].split(b"}}", 1)[0] + b"}}")
-    assert {*mlp().state_dict()} < {*found}
-    assert {"optimizer.0.weight.exp_avg", "optimizer.2.bias.step", "trainer.step"} < {*found}
-
-
-_WITHOUT_TORCH = """
-import sys
-sys.modules["torch"] = None
-import numpy, turbine
-artifact = turbine.load(sys.argv[1])
-artifact.load_checkpoint(sys.argv[2])
-x = numpy.linspace(-1, 1, 48, dtype=numpy.float32).reshape(6, 8)
-losses = [float(artifact.train_step(x, numpy.arange(6) % 4)) for _ in range(3)]
-assert losses[2] < losses[1] < losses[0], losses
-artifact.save_checkpoint(sys.argv[2])
-print(losses)
-"""
-
-
-def test_training_needs_no_pytorch(tmp_path: Path) -> None:
-    path, state = tmp_path / "m.turbine", tmp_path / "c.safetensors"
-    artifact = exported_mlp().compile(save_to=path)
-    artifact.save_checkpoint(state)
-    command = [sys.executable, "-c", _WITHOUT_TORCH, str(path), str(state)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    x = torch.linspace(-1, 1, 48).reshape(6, 8)
-    losses = [float(artifact.train_step(x, torch.arange(6) % 4)) for _ in range(3)]
-    assert json.loads(done.stdout) == losses
-
-
-def test_the_example_goes_on_from_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    for _ in range(2):
-        assert train_on_device.main(["--folder", str(tmp_path), "--steps", "6", "--quiet"]) == 0
-    first, second = capfd.readouterr().out.splitlines()
-    assert first.startswith("steps 0 to 6: loss ")
-    assert second.startswith("steps 6 to 12: loss ")
-    assert second.endswith("torch: None")
-    assert "polyline" in (tmp_path / "loss.svg").read_text()
-
-
 # Random numbers
 
 
@@ -663,24 +533,3 @@ def test_schedulers_that_cannot_be_exported_say_so() -> None:
     plateau = schedulers.ReduceLROnPlateau(optimizer)
     with pytest.raises(errors.ExportError, match="ReduceLROnPlateau"):
         export(model, optimizer=optimizer, scheduler=plateau)
-
-
-def test_checkpoints_of_other_models_change_nothing(tmp_path: Path) -> None:
-    artifact, path = exported_mlp().compile(), tmp_path / "c.safetensors"
-    artifact.train_step(*batches(1)[0])
-    before = numbers(artifact)
-    other = mlp(hidden=12)
-    turbine.aot.write_checkpoint(path, other, adamw([*other.parameters()]))
-    with pytest.raises(errors.ParameterError, match=r"0\.weight of type float32\[12, 8\]"):
-        artifact.load_checkpoint(path)
-    deeper = nn.Sequential(*mlp(), nn.Linear(4, 4))
-    turbine.aot.write_checkpoint(path, deeper, adamw([*deeper.parameters()]))
-    with pytest.raises(errors.ParameterError, match=r"it also has 3\.bias"):
-        artifact.load_checkpoint(path)
-    with pytest.raises(errors.ParameterError, match="another model"):
-        turbine.aot.read_checkpoint(path, mlp())
-    with pytest.raises(errors.ParameterError, match=r"c\.safetensors"):
-        artifact.load_checkpoint(tmp_path / "c.pt")
-    with pytest.raises(errors.TurbineError, match=r"none\.safetensors"):
-        artifact.load_checkpoint(tmp_path / "none.safetensors")
-    assert numbers(artifact) == before

@@ -20,7 +20,7 @@ from tests.compiled import agrees
 from tests.compiled import compiled as under_torch_compile
 from tests.models import Fn, compiled, relative_error
 from turbine.capture.rules.convolution import convolution
-from turbine.capture.rules.products import gradients_of_groups, product_of_groups
+from turbine.capture.rules.products import expert_gradients, expert_product
 
 pytestmark = pytest.mark.sweep(6)
 
@@ -210,7 +210,7 @@ def test_layers_of_experts_multiply_each_row_with_the_matrix_of_its_group(
     expected = torch.cat([*parts, torch.zeros(rows - ends[-1], 5)])
     expected.backward(grad)
     with torch.no_grad():
-        found = product_of_groups(x, weights, torch.tensor(ends))
-        gradients = gradients_of_groups(x, weights, torch.tensor(ends), grad)
+        found = expert_product(x, weights, torch.tensor(ends))
+        gradients = expert_gradients(x, weights, torch.tensor(ends), grad)
     torch.testing.assert_close(found, expected.detach())
     torch.testing.assert_close(gradients, (x.grad, weights.grad))

@@ -27,6 +27,7 @@ from turbine.coverage.compiled import judge_case, make_front_door
 from turbine.coverage.front_door import TITLES, FrontDoor
 from turbine.coverage.report import share, to_section, to_text, update_page
 from turbine.coverage.samples import Case
+from turbine.coverage.tiny_models import Architecture
 from turbine.coverage.verdicts import (
     COMPILED,
     FAILS,
@@ -436,14 +437,14 @@ def _arguments(batch: int) -> dict[str, Any]:
     return {"x": torch.randn(batch, 4), "doubled": True}
 
 
-def _architecture(*, is_static: bool) -> architectures.Architecture:
+def _architecture(*, is_static: bool) -> Architecture:
     sizes = {"width": 4, "is_static": is_static}
-    return architectures.Architecture("encoders", "LayerConfig", sizes, "LayerModel", _arguments)
+    return Architecture("encoders", "LayerConfig", sizes, "LayerModel", _arguments)
 
 
 @pytest.fixture
 def _fake_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architectures, "_transformers", _Package)
+    monkeypatch.setitem(sys.modules, "transformers", _Package())
     rows = {"open": _architecture(is_static=False), "fixed": _architecture(is_static=True)}
     monkeypatch.setattr(architectures, "ARCHITECTURES", rows)
 
@@ -466,14 +467,14 @@ def test_the_command_judges_architectures(
 
 def test_an_architecture_with_a_wrong_answer_fails() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(architectures, "_transformers", _Package)
+        patch.setitem(sys.modules, "transformers", _Package())
         patch.setattr(exported, "_compile", lambda case, axes: lambda x: [x])
         verdicts = architectures.judge(_architecture(is_static=False))
     assert {verdict.status for verdict in verdicts.values()} == {FAILS}
 
 
 def test_a_model_that_cannot_be_built_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(architectures, "_transformers", _Package)
+    monkeypatch.setitem(sys.modules, "transformers", _Package())
     verdicts = architectures.judge(replace(_architecture(is_static=False), model="NoModel"))
     assert {verdict.status for verdict in verdicts.values()} == {NOT_TRACED}
     assert "NoModel" in verdicts[architectures.STATIC].reason

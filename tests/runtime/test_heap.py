@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -29,10 +28,8 @@ for _ in range(3):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 PAGES = 80_000_000 // 4096
-has_glibc = sys.platform == "linux" and hasattr(ctypes.CDLL(None), "gnu_get_libc_version")
 
 
-@pytest.mark.skipif(not has_glibc, reason="needs glibc")
 @pytest.mark.parametrize(
     ("settings", "is_kept"),
     [

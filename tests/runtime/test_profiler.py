@@ -62,6 +62,7 @@ def test_rows_name_source_lines(report: Profile) -> None:
     files = {line.rpartition(":")[0] for line in lines}
     assert files == {__file__}
     assert len(lines) == 2
+    assert all(row.lines for row in report.rows)  # those of kernels too
 
 
 def test_matmuls_have_throughput(report: Profile) -> None:

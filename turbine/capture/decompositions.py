@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -16,9 +15,8 @@ from torch._library.utils import lookup_op
 
 from turbine.capture import declared_ops
 from turbine.capture.effects import draws
-from turbine.capture.rules import EXPORTED, RULES
+from turbine.capture.rules import EXPORTED, OF_PACKAGES, RULES
 from turbine.capture.rules.ordering import SHORT_ROWS
-from turbine.capture.rules.products import FOREIGN
 from turbine.mlir import torch_ops
 
 Table = dict[Any, Callable[..., Any]]
@@ -62,7 +60,7 @@ def current_aot_decompositions() -> Table:
 def _rules_for_packages() -> Table:
     """Rules for ops of other packages, as far as these are loaded."""
     table: Table = {}
-    for name, rule in FOREIGN.items():
+    for name, rule in OF_PACKAGES.items():
         with suppress(AttributeError):
             table[lookup_op(name)] = rule
     return table
@@ -82,14 +80,7 @@ def current_training_decompositions() -> Table:
     """The table for graphs of AOTAutograd, in which PyTorch sorts long rows."""
     kept = current_tracing_decompositions()
     kept |= {op: rule for op, rule in SHORT_ROWS.items() if kept.get(op) is RULES[op]}
-    return {**kept, **_rules_for_inductor()}
-
-
-def _rules_for_inductor() -> Table:
-    """A rule for `fma`, an op of Inductor's that Dynamo uses in optimizer steps."""
-    inductor = sys.modules.get("torch._inductor.inductor_prims")
-    fma = vars(inductor).get("fma") if inductor is not None else None
-    return {} if fma is None else {fma: lambda a, b, c: a * b + c}
+    return kept
 
 
 # torch.tensor(3) in a function becomes one of these; decomposed, its value could not be traced.

@@ -127,7 +127,7 @@ def _describe_dispatches(request: Request, collected: list[Diagnostic]) -> bytes
     formed = _compile(replace(request, until=_DISPATCHES_FORMED), collected)
     if formed is None:
         return None
-    return json.dumps([asdict(dispatch) for dispatch in describe(formed)]).encode()
+    return json.dumps([asdict(dispatch) for dispatch in describe(request.source, formed)]).encode()
 
 
 _CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)

@@ -13,7 +13,7 @@ from turbine.tables import table
 _PAGE = """\
 # Coverage
 
-What Turbine compiles of PyTorch's ops and of model architectures. `make coverage` writes this page.
+Ops of PyTorch and model architectures that Turbine compiles. `make coverage` writes this page.
 """
 
 

@@ -95,7 +95,8 @@ class LayerNorm:
         weight = self.weight or emit(graph, aten.full.default, [columns], 1.0, beside=node)
         bias = self.bias or emit(graph, aten.full.default, [columns], 0.0, beside=node)
         rows = to_rank(self.x, 3, node)
-        return restore_shape(emit(graph, layer_norm.op.op, rows, weight, bias, self.eps), node)
+        y = emit(graph, layer_norm.op.op, rows, weight, bias, self.eps, beside=node)
+        return restore_shape(y, node)
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,8 @@ class Softmax:
         x = self.node.args[0]
         assert isinstance(x, fx.Node)
         rows = to_rank(x, 3, self.node)
-        return restore_shape(emit(self.node.graph, softmax.op.op, rows), self.node)
+        y = emit(self.node.graph, softmax.op.op, rows, beside=self.node)
+        return restore_shape(y, self.node)
 
 
 def find_softmaxes(region: Region) -> Iterator[Softmax]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from turbine import errors
 from turbine.mlir import torch_rows, torch_values
 from turbine.mlir.ir import Block, Location, Type, Value
 
@@ -68,7 +69,7 @@ def _import_row_loop(
     count = len(carried)
     initial = _convert(_operands(body, carried, loc), types[:count], loc)
     inputs, fixed = _operands(body, rows, loc), _operands(body, constant, loc)
-    sizes = _Sizes([*carried, *rows, *constant], [*initial, *inputs, *fixed])
+    sizes = _Sizes(node, [*carried, *rows, *constant], [*initial, *inputs, *fixed])
     stacked = [
         torch_rows.empty(sizes.find(value.shape), of)
         for value, of in zip(node.meta["val"][count:], types[count:], strict=True)
@@ -85,9 +86,10 @@ def _import_row_loop(
 
 
 class _Sizes:
-    """Sizes of results, by those of the operands."""
+    """Sizes of a node's results, by those of the operands."""
 
-    def __init__(self, operands: Sequence[Any], values: Sequence[Value]) -> None:
+    def __init__(self, node: fx.Node, operands: Sequence[Any], values: Sequence[Value]) -> None:
+        self.node = node
         self.operands = operands
         self.values = values
 
@@ -102,7 +104,11 @@ class _Sizes:
                 if isinstance(size, torch.SymInt) and size.node.expr == wanted.node.expr:
                     is_tensor = isinstance(example, torch.Tensor)
                     return torch_rows.size(value, axis) if is_tensor else value
-        raise NotImplementedError(f"the size {wanted} of a result is no size of an argument")
+        raise errors.UnsupportedOp(
+            f"{self.node.target} returns a tensor with a size, {wanted}, that no operand has",
+            where=errors.line_of_trace(self.node.stack_trace),
+            hint="pass a tensor of that size to the loop",
+        )
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:

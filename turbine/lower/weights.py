@@ -34,6 +34,7 @@ class WeightBuilder:
     module: Module
     place: str
     defined: dict[str, Weight | Number] = field(default_factory=dict)
+    computed: set[str] = field(default_factory=set)  # of these, with a first value that is computed
 
     def load(self, weight: Weight, location: Location) -> Value:
         """The weight's value at the current insertion point, as a builtin tensor."""
@@ -118,13 +119,15 @@ class WeightBuilder:
 
     def _define_computed(self, weight: Weight) -> bool:
         """Define a global whose first value is computed: nothing, or zeros; False for others."""
+        if weight.name in self.defined:
+            return weight.name in self.computed
         is_zero = not self.is_external(weight) and _starts_with_zeros(weight)
         if not weight.open_axes and not is_zero:
             return False
-        if weight.name not in self.defined:
-            self.defined[weight.name] = weight
-            define = mlir_globals.define_zeros if is_zero else mlir_globals.define_empty
-            define(self.module, weight.name, builtin_type(weight))
+        self.defined[weight.name] = weight
+        self.computed.add(weight.name)
+        define = mlir_globals.define_zeros if is_zero else mlir_globals.define_empty
+        define(self.module, weight.name, builtin_type(weight))
         return True
 
     def _define(self, weight: Weight | Number, initial: Attribute, location: Location) -> None:

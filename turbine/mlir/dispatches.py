@@ -1,4 +1,4 @@
-"""Describe the dispatches of a program, from the IR after IREE's flow phase."""
+"""Describe the dispatches of a program: the lines of user code, and the work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from iree.compiler.ir import AffineDimExpr, Operation, RankedTensorType, Value
 
 from turbine import errors
 from turbine.mlir import context
-from turbine.mlir.matchers import walk
+from turbine.mlir.matchers import callee, walk
+from turbine.mlir.symbols import symbol_name
 
 _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
 _PRODUCTS = re.compile(r"linalg\.(batch_)?(matmul|mmt4d|vecmat|matvec)")
@@ -30,20 +31,42 @@ class Dispatch:
     megabytes: float | None = 0.0  # read and written
 
 
-def describe(source: bytes) -> list[Dispatch]:
-    """The dispatches of a program, in call order."""
-    module = context.parse(source)
+def describe(source: bytes, formed: bytes) -> list[Dispatch]:
+    """The dispatches of a program, in call order, from its IR before and after they are formed."""
+    module = context.parse(formed)
     work = dict(_work_of_functions(module.operation))
+    lines_of_kernels = _lines_of_kernels(source)
     found: dict[str, Dispatch] = {}
     for op in walk(module.operation):
         if op.name != "flow.dispatch":
             continue
-        name = str(op.attributes["entry_points"]).strip("[]@").rpartition("@")[2]
-        one = found.setdefault(name, Dispatch(name, [], work.get(name), _megabytes(op)))
+        name = _entry_point(op)
+        lines = lines_of_kernels.get(name, [])
+        one = found.setdefault(name, Dispatch(name, [*lines], work.get(name), _megabytes(op)))
         line = _line(str(op.location))
         if line is not None and line not in one.lines:
             one.lines.append(line)
     return list(found.values())
+
+
+def _entry_point(dispatch: Operation) -> str:
+    return str(dispatch.attributes["entry_points"]).strip("[]@").rpartition("@")[2]
+
+
+def _lines_of_kernels(source: bytes) -> dict[str, list[str]]:
+    """The lines that call each kernel; the dispatch of a kernel stands in a function of its own."""
+    lines: dict[str, list[str]] = {}
+    kernels: dict[str, list[str]] = {}
+    for op in walk(context.parse(source).operation):
+        called, line = callee(op), _line(str(op.location))
+        if called is not None and line is not None and line not in lines.setdefault(called, []):
+            lines[called].append(line)
+        if op.name == "func.func":
+            inside = [_entry_point(one) for one in walk(op) if one.name == "flow.dispatch"]
+            kernels[symbol_name(op)] = inside
+    return {
+        kernel: lines.get(function, []) for function, inside in kernels.items() for kernel in inside
+    }
 
 
 def _line(location: str) -> str | None:

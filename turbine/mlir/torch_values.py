@@ -71,11 +71,9 @@ def while_loop(
     """The state after turns as long as a 0-d bool tensor, or a bool, is true."""
     types = [value.type for value in state]
     with location:
-        initial = [convert(value, builtin_type(value.type), location) for value in state]
-        inside = [value.type for value in initial]
-        operation = Operation.create("scf.while", results=inside, operands=initial, regions=2)
-        places = [location] * len(inside)
-        before, after = (one.blocks.append(*inside, arg_locs=places) for one in operation.regions)
+        operation = _loop("scf.while", [], [[], []], state)
+        before, after = (region.blocks[0] for region in operation.regions)
+        inside = [value.type for value in operation.results]
         with InsertionPoint(before):
             truth = condition(before, _converted(before.arguments, types, location))
             going_on = convert(_truth(truth), Type.parse("i1"), location)
@@ -92,20 +90,31 @@ def row_loop(
     """The state after a turn for each number below a torch int."""
     types = [value.type for value in state]
     with location:
-        initial = [convert(value, builtin_type(value.type), location) for value in state]
-        inside = [value.type for value in initial]
-        index = Type.parse("index")
         bounds = [_constant_index(0), to_index(count), _constant_index(1)]
-        operation = Operation.create(
-            "scf.for", results=inside, operands=[*bounds, *initial], regions=1
-        )
-        places = [location] * (1 + len(inside))
-        block = operation.regions[0].blocks.append(index, *inside, arg_locs=places)
+        operation = _loop("scf.for", bounds, [[Type.parse("index")]], state)
+        block = operation.regions[0].blocks[0]
+        inside = [value.type for value in operation.results]
         with InsertionPoint(block):
             row, *given = block.arguments
             new = turn(block, _from_index(row), _converted(given, types, location))
             Operation.create("scf.yield", operands=_converted(new, inside, location))
         return _converted(operation.results, types, location)
+
+
+def _loop(
+    name: str, bounds: Sequence[Value], counters: Sequence[Sequence[Type]], state: Sequence[Value]
+) -> Operation:
+    """A loop over builtin values; each region has a block with its counters and the state."""
+    location = Location.current
+    initial = [convert(value, builtin_type(value.type), location) for value in state]
+    inside = [value.type for value in initial]
+    operation = Operation.create(
+        name, results=inside, operands=[*bounds, *initial], regions=len(counters)
+    )
+    for region, own in zip(operation.regions, counters, strict=True):
+        types = [*own, *inside]
+        region.blocks.append(*types, arg_locs=[location] * len(types))
+    return operation
 
 
 def _converted(values: Iterable[Value], types: Sequence[Type], location: Location) -> list[Value]:

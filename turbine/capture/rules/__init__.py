@@ -60,3 +60,6 @@ EXPORTED: dict[Any, Callable[..., Any]] = {
     **masks.RULES,
     **shapes.EXPORTED,
 }
+
+# Ops of other packages by name, which exist once these are loaded.
+OF_PACKAGES: dict[str, Callable[..., Any]] = {**arithmetic.OF_PACKAGES, **products.OF_PACKAGES}

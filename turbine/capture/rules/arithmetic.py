@@ -393,3 +393,5 @@ EXPORTED: dict[Any, Callable[..., Any]] = {
     aten.gcd.default: gcd,
     aten.lcm.default: lcm,
 }
+# An op of Inductor's that Dynamo uses in optimizer steps.
+OF_PACKAGES: dict[str, Callable[..., Any]] = {"prims::fma": lambda a, b, c: a * b + c}

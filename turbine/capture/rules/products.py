@@ -70,7 +70,7 @@ def scaled_product(
     return total.to(dtype)
 
 
-def grouped_product(
+def grouped_mm(
     a: Tensor,
     b: Tensor,
     ends: Tensor | None = None,
@@ -85,13 +85,13 @@ def grouped_product(
     elif a.dim() == b.dim():
         product = torch.matmul(a, torch.where(_members(b, ends), b, 0))
     elif a.dim() == 2:
-        product = product_of_groups(a, b, ends)
+        product = expert_product(a, b, ends)
     else:
-        product = product_of_groups(b.mT, a.mT, ends).mT
+        product = expert_product(b.mT, a.mT, ends).mT
     return product.to(out_dtype or a.dtype)
 
 
-def product_of_groups(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+def expert_product(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     """Each row of x times the matrix of its group, as a layer of experts has it.
 
     All matrices are applied to all rows, unless rows are so few that it pays to copy theirs.
@@ -104,12 +104,12 @@ def product_of_groups(x: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
     return torch.where(_members(x, ends), torch.matmul(x, weights), 0).sum(0, dtype=x.dtype)
 
 
-def gradients_of_groups(
+def expert_gradients(
     x: Tensor, weights: Tensor, ends: Tensor, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of such a product by x and by the matrices."""
     of_weights = torch.matmul(x.t(), torch.where(_members(grad, ends), grad, 0))
-    return product_of_groups(grad, weights.mT, ends), of_weights.to(weights.dtype)
+    return expert_product(grad, weights.mT, ends), of_weights.to(weights.dtype)
 
 
 # A copy is written and read, the matrix of a group is only read.
@@ -133,10 +133,9 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: product_and_sum,
     aten._trilinear.default: trilinear,
     aten._scaled_mm.default: scaled_product,
-    aten._grouped_mm.default: grouped_product,
+    aten._grouped_mm.default: grouped_mm,
 }
-# Ops of other packages, by name.
-FOREIGN: dict[str, Callable[..., Any]] = {
-    "transformers::grouped_mm_fallback": product_of_groups,
-    "transformers::grouped_mm_fallback_backward": gradients_of_groups,
+OF_PACKAGES: dict[str, Callable[..., Any]] = {
+    "transformers::grouped_mm_fallback": expert_product,
+    "transformers::grouped_mm_fallback_backward": expert_gradients,
 }

@@ -1,0 +1,130 @@
+"""Checkpoints of training steps: resuming, in PyTorch and without it, and bad files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn, optim
+
+import turbine
+from examples import train_on_device
+from tests.aot.training import (
+    adamw,
+    batches,
+    check_weights,
+    eager_step,
+    exported_mlp,
+    mlp,
+    numbers,
+)
+from turbine import errors
+
+pytestmark = pytest.mark.sweep(2)
+
+
+def test_resuming_in_another_artifact_continues_bit_for_bit(tmp_path: Path) -> None:
+    exported, data = exported_mlp(), batches(6)
+    one, path = exported.compile(), tmp_path / "c.safetensors"
+    for batch in data[:3]:
+        one.train_step(*batch)
+    one.save_checkpoint(path)
+    expected = [float(one.train_step(*batch)) for batch in data[3:]]
+    other = exported.compile()
+    other.load_checkpoint(path)
+    assert [float(other.train_step(*batch)) for batch in data[3:]] == expected
+    assert numbers(one) == numbers(other)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_checkpoints_go_to_pytorch_and_back(tmp_path: Path) -> None:
+    artifact, data, path = exported_mlp().compile(), batches(6), tmp_path / "c.safetensors"
+    for batch in data[:3]:
+        artifact.train_step(*batch)
+    artifact.save_checkpoint(path)
+    model = mlp(hidden=16)
+    optimizer = optim.AdamW(model.parameters(), lr=1.0)
+    turbine.aot.read_checkpoint(path, model, optimizer)
+    for batch in data[3:5]:
+        expected = eager_step(model, optimizer, *batch)
+        torch.testing.assert_close(artifact.train_step(*batch), expected)
+    check_weights(artifact, model)
+    turbine.aot.write_checkpoint(path, model, optimizer)
+    again = exported_mlp().compile()
+    again.load_checkpoint(path)
+    torch.testing.assert_close(again.train_step(*data[5]), eager_step(model, optimizer, *data[5]))
+    check_weights(again, model)
+    assert int(again.state["trainer.step"]) == 6
+
+
+def test_checkpoints_are_safetensors_files_with_the_names_of_pytorch(tmp_path: Path) -> None:
+    artifact, path = exported_mlp().compile(), tmp_path / "c.safetensors"
+    artifact.train_step(*batches(1)[0])
+    artifact.save_checkpoint(path)
+    found = json.loads(path.read_bytes()[8:].split(b"}}", 1)[0] + b"}}")
+    assert {*mlp().state_dict()} < {*found}
+    assert {"optimizer.0.weight.exp_avg", "optimizer.2.bias.step", "trainer.step"} < {*found}
+
+
+_WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import numpy, turbine
+artifact = turbine.load(sys.argv[1])
+artifact.load_checkpoint(sys.argv[2])
+x = numpy.linspace(-1, 1, 48, dtype=numpy.float32).reshape(6, 8)
+losses = [float(artifact.train_step(x, numpy.arange(6) % 4)) for _ in range(3)]
+assert losses[2] < losses[1] < losses[0], losses
+artifact.save_checkpoint(sys.argv[2])
+print(losses)
+"""
+
+
+def test_training_needs_no_pytorch(tmp_path: Path) -> None:
+    path, state = tmp_path / "m.turbine", tmp_path / "c.safetensors"
+    artifact = exported_mlp().compile(save_to=path)
+    artifact.save_checkpoint(state)
+    command = [sys.executable, "-c", _WITHOUT_TORCH, str(path), str(state)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    x = torch.linspace(-1, 1, 48).reshape(6, 8)
+    losses = [float(artifact.train_step(x, torch.arange(6) % 4)) for _ in range(3)]
+    assert json.loads(done.stdout) == losses
+
+
+def test_the_example_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    for _ in range(2):
+        assert train_on_device.main(["--folder", str(tmp_path), "--steps", "6", "--quiet"]) == 0
+    first, second = capfd.readouterr().out.splitlines()
+    assert first.startswith("steps 0 to 6: loss ")
+    assert second.startswith("steps 6 to 12: loss ")
+    assert second.endswith("torch: None")
+    assert "polyline" in (tmp_path / "loss.svg").read_text()
+
+
+def test_checkpoints_of_other_models_change_nothing(tmp_path: Path) -> None:
+    artifact, path = exported_mlp().compile(), tmp_path / "c.safetensors"
+    artifact.train_step(*batches(1)[0])
+    before = numbers(artifact)
+    other = mlp(hidden=12)
+    turbine.aot.write_checkpoint(path, other, adamw([*other.parameters()]))
+    with pytest.raises(errors.ParameterError, match=r"0\.weight of type float32\[12, 8\]"):
+        artifact.load_checkpoint(path)
+    deeper = nn.Sequential(*mlp(), nn.Linear(4, 4))
+    turbine.aot.write_checkpoint(path, deeper, adamw([*deeper.parameters()]))
+    with pytest.raises(errors.ParameterError, match=r"it also has 3\.bias"):
+        artifact.load_checkpoint(path)
+    with pytest.raises(errors.ParameterError, match="another model"):
+        turbine.aot.read_checkpoint(path, mlp())
+    with pytest.raises(errors.ParameterError, match=r"c\.safetensors"):
+        artifact.load_checkpoint(tmp_path / "c.pt")
+    with pytest.raises(errors.TurbineError, match=r"none\.safetensors"):
+        artifact.load_checkpoint(tmp_path / "none.safetensors")
+    assert numbers(artifact) == before
