@@ -85,3 +85,62 @@ def test_a_batch_times_a_matrix_matches_torch(
     a, b = torch.randn(batch, rows, depth).to(dtype), torch.randn(depth, columns).to(dtype)
     run = batch_times_matrix.interpret if interpreted else batch_times_matrix
     torch.testing.assert_close(run(a, b), a.float() @ b.float())
+
+
+# The end of a matmul in registers
+
+N, BN = tkl.sym.N, tkl.sym.BN
+
+
+@tk.gen.kernel(M // BM, N // BN, blocks={BM: 32, BN: 32})
+def scaled(
+    a: tkl.InputBuffer[M, K, T],
+    b: tkl.InputBuffer[K, N, T],
+    bias: tkl.InputBuffer[N, tkl.f32],
+    c: tkl.OutputBuffer[M, N, T],
+) -> None:
+    """Starts from a computed tile, and is scaled, moved and rounded at the end."""
+    row, column = tkl.program_id(0) * BM, tkl.program_id(1) * BN
+    start = tkl.load(bias, (column,), (BN,)) * tkl.full((BM, BN), 2.0, tkl.f32)
+    left, right = tkl.load(a, (row, 0), (BM, K)), tkl.load(b, (0, column), (K, BN))
+    product = tkl.dot(left, right, start) * 0.5 + tkl.load(bias, (column,), (BN,))
+    tkl.store(c, (row, column), product.to(left.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "columns"), [(64, 96), (33, 32), (32, 50)])
+def test_elementwise_ops_after_a_matmul(rows: int, columns: int, dtype: torch.dtype) -> None:
+    a, b = torch.randn(rows, 20).to(dtype), torch.randn(20, columns).to(dtype)
+    bias = torch.randn(columns)
+    expected = ((a.float() @ b.float() + 2 * bias) * 0.5 + bias).to(dtype)
+    for found in (scaled(a, b, bias), scaled.interpret(a, b, bias)):
+        torch.testing.assert_close(
+            found, expected, rtol=1e-2 if dtype.itemsize == 2 else 1e-5, atol=1e-4
+        )
+    is_whole = rows % 32 == 0 and columns % 32 == 0
+    plan = scaled.text("plan", a, b, bias).splitlines()
+    assert any(line.startswith("store") and "register tile" in line for line in plan) == is_whole
+
+
+@tk.gen.kernel(M // BM, blocks={BM: 16})
+def stored_twice(
+    a: tkl.InputBuffer[M, K, tkl.f32],
+    b: tkl.InputBuffer[K, N, tkl.f32],
+    c: tkl.OutputBuffer[M, N, tkl.f32],
+    d: tkl.OutputBuffer[M, N, tkl.f32],
+) -> None:
+    """The second matmul reads what a store has written between it and its own store."""
+    row = tkl.program_id(0) * BM
+    left, right = tkl.load(a, (row, 0), (BM, K)), tkl.load(b, (0, 0), (K, N))
+    first = tkl.dot(left, right)
+    second = tkl.dot(left, right) * 2
+    tkl.store(c, (row, 0), first + 1)
+    tkl.store(d, (row, 0), second + tkl.load(c, (row, 0), (BM, N)) + first)
+
+
+def test_matmuls_with_several_uses_and_stores_between() -> None:
+    a, b = torch.randn(32, 12), torch.randn(12, 16)
+    product = a @ b
+    for c, d in (stored_twice(a, b), stored_twice.interpret(a, b)):
+        torch.testing.assert_close(c, product + 1)
+        torch.testing.assert_close(d, 4 * product + 1)

@@ -178,14 +178,14 @@ def _convert(node: fx.Node, dtype: torch.dtype, place: fx.Node) -> fx.Node:
 def find(region: Region) -> Iterator[Linear]:
     """Find matmuls with constant weights."""
     constant = constant_nodes(region)
-    for found in _find_linear(region):
+    for found in find_linear(region):
         if found.operands[1] in constant:
             yield found
 
 
 def find_few_rows(region: Region) -> Iterator[LinearOfFewRows]:
     """Find matmuls of few rows with weights that are stored column by column."""
-    for found in _find_linear(region):
+    for found in find_linear(region):
         x, weight = found.operands
         rows = x.meta["val"].shape[0]
         is_few = isinstance(rows, int) and rows <= _FEW_ROWS
@@ -201,7 +201,8 @@ def _is_stored_by_column(weight: fx.Node) -> bool:
     return source.op == "placeholder" and value.stride() == (1, value.shape[0])
 
 
-def _find_linear(region: Region) -> Iterator[Linear]:
+def find_linear(region: Region) -> Iterator[Linear]:
+    """Find matmuls, with or without a bias, that a kernel supports."""
     for node in region.graph.graph.nodes:
         # addmm may scale its operands.
         if node.target in (aten.mm.default, aten.addmm.default) and not node.kwargs:

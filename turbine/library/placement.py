@@ -10,7 +10,7 @@ from torch import fx
 
 from turbine.capture.nodes import copy_graph
 from turbine.capture.program import Region
-from turbine.library import attention, convolution, linear, rows, update
+from turbine.library import attention, convolution, linear, matmul, rows, update
 from turbine.target import Target
 
 
@@ -34,6 +34,7 @@ FINDERS = (
     convolution.find,
     linear.find_few_rows,
     linear.find,
+    matmul.find,
     rows.find_layer_norms,
     rows.find_group_norms,
     rows.find_softmaxes,

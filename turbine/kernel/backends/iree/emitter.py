@@ -78,6 +78,8 @@ class Scratch:
 
 
 _NOWHERE = Value("", "index")
+# Computes a tile in an order of its own; what it is given is written for all lanes of a vector.
+Deferred = Callable[[Callable[[Coords], None]], None]
 Rule = Callable[["Emitter", fx.Node], Any]
 RULES: dict[Op, Rule] = {}
 
@@ -96,6 +98,9 @@ class Emitter:
     scratch: list[Scratch] = field(default_factory=list)
     # Nodes whose result is written to an existing buffer.
     destinations: dict[fx.Node, ScratchBuffer] = field(default_factory=dict)
+    # Stores that compute the matmul they store, as `epilogue` has it, and the ops between.
+    deferred: dict[fx.Node, Deferred] = field(default_factory=dict)
+    fused: set[fx.Node] = field(default_factory=set)
     alarms: list[Alarm] = field(default_factory=list)
     sites: list[Site] = field(default_factory=list)
     number: Value = _NOWHERE  # of the program
@@ -128,6 +133,8 @@ class Emitter:
     def _place(self, node: fx.Node, value: Any) -> Any:
         """Keep a tile as a value, in a scratch buffer, or as a function."""
         if not isinstance(value, TileValue) or value.buffer is not None or value.weight == 0:
+            return value
+        if node in self.fused:
             return value
         if value.is_single:
             return self.evaluate(node, value)

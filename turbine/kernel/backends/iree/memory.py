@@ -225,7 +225,10 @@ def _store(emitter: Emitter, node: fx.Node) -> None:
             elements.to_store(emitter.w, raw, buffer.dtype), buffer.name, buffer.type, places
         )
 
-    each_lane(emitter, node, arguments(node)[2], body)
+    if node in emitter.deferred:
+        emitter.deferred[node](body)
+    else:
+        each_lane(emitter, node, arguments(node)[2], body)
 
 
 def _scatter(emitter: Emitter, node: fx.Node) -> None:

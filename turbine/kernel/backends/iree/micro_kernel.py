@@ -9,7 +9,7 @@ of b, which are read once, in order. An operand with a suitable layout is used i
     shape = register_tile((64, 64), "f32", 16)
     rows = pack(w, a, ROWS, (m, k), (64, 64), shape, allocate)          # once, if a stays the same
     columns = pack(w, b, COLUMNS, (n, k), (64, 64), shape, allocate)
-    multiply(w, rows, columns, acc, "memref<64x64xf32>")
+    multiply(w, rows, columns, sums_in(acc, "memref<64x64xf32>", "f32"))
 
 `product` does all of this. Sizes are the static sizes of the tile; extents are the valid part of
 it, perhaps dynamic. No operand is read outside its extents. The accumulator has the size of the
@@ -65,6 +65,34 @@ class Operand:
 
 
 @dataclass(frozen=True)
+class Sums:
+    """The accumulator: `load(w, row, column, lanes)` starts sums, `store` takes the totals.
+
+    `prefetch(w, row, column)` prefetches an element of one in memory.
+    """
+
+    load: Callable[[Writer, Index, Index, int], Value]
+    store: Callable[[Writer, Value, Index, Index], None]
+    prefetch: Callable[[Writer, Index, Index], None] | None = None
+
+
+def sums_in(memory: str, type: str, element: str) -> Sums:
+    """An accumulator in memory."""
+
+    def load(w: Writer, row: Index, column: Index, lanes: int) -> Value:
+        return w.load(memory, type, [row, column], element, lanes)
+
+    def store(w: Writer, total: Value, row: Index, column: Index) -> None:
+        w.store(total, memory, type, [row, column])
+
+    def prefetch(w: Writer, row: Index, column: Index) -> None:
+        at = f"{w.index(row)}, {w.index(column)}"
+        w.line(f"memref.prefetch {memory}[{at}], read, locality<3>, data : {type}")
+
+    return Sums(load, store, prefetch)
+
+
+@dataclass(frozen=True)
 class RegisterTile:
     """The block of the result that is held in registers: rows of vectors."""
 
@@ -104,8 +132,7 @@ def product(
     w: Writer,
     a: Operand,
     b: Operand,
-    acc: str,
-    acc_type: str,
+    sums: Sums,
     *,
     extents: tuple[Index, Index, Index],
     sizes: tuple[int, int, int],
@@ -120,7 +147,7 @@ def product(
     left = pack(w, a, ROWS, (m, k), (rows, depth), shape, allocate, read_once=once)
     once = rows <= shape.rows
     right = pack(w, b, COLUMNS, (n, k), (columns, depth), shape, allocate, read_once=once)
-    multiply(w, left, right, acc, acc_type)
+    multiply(w, left, right, sums)
     return left, right
 
 
@@ -169,7 +196,9 @@ def _cycles(shape: RegisterTile, sizes: tuple[int, int]) -> float:
 def _body_cycles(shape: RegisterTile, rows: int, columns: int) -> float:
     vectors = len(_pieces(columns, shape.lanes))
     loads = vectors + (len(_pieces(rows, shape.lanes)) if shape.by_lane else rows)
-    return max(rows * vectors / 2, loads / 2, LATENCY) + loads / 10
+    # Wide vectors of b are whole cache lines, which a long panel has in L2.
+    misses = 0 if shape.by_lane else vectors / 8
+    return max(rows * vectors / 2, loads / 2, LATENCY) + loads / 10 + misses
 
 
 def _split(size: int, width: int) -> list[tuple[int, int]]:
@@ -381,14 +410,14 @@ def _shuffle(w: Writer, x: Value, y: Value, places: list[int]) -> Value:
 # Multiplication
 
 
-def multiply(w: Writer, left: Panels, right: Panels, acc: str, acc_type: str) -> None:
+def multiply(w: Writer, left: Panels, right: Panels, sums: Sums) -> None:
     """Add the matmul of two packed operands to the accumulator."""
     for first, last, columns in _groups(w, right):
         with w.loop(first, last) as outer:
             for start, stop, rows in _groups(w, left):
                 with w.loop(start, stop) as inner:
                     body = _Body(left, right, inner.counter, outer.counter, rows, columns)
-                    body.write(w, acc, acc_type)
+                    body.write(w, sums)
 
 
 def _groups(w: Writer, panels: Panels) -> Iterator[tuple[Index, Index, int]]:
@@ -412,13 +441,13 @@ class _Body:
     rows: int
     columns: int
 
-    def write(self, w: Writer, acc: str, acc_type: str) -> None:
-        shape = self.left.shape
+    def write(self, w: Writer, sums: Sums) -> None:
         places = list(self._places(w))
-        sums = [w.load(acc, acc_type, at, shape.element, lanes) for at, lanes in places]
-        self._prefetch_next(w, acc, acc_type)
-        for (at, _), total in zip(places, self._contract(w, sums), strict=True):
-            w.store(total, acc, acc_type, at)
+        started = [sums.load(w, *at, lanes) for at, lanes in places]
+        if sums.prefetch is not None:
+            self._prefetch_next(w, sums.prefetch)
+        for (at, _), total in zip(places, self._contract(w, started), strict=True):
+            sums.store(w, total, *at)
 
     def _contract(self, w: Writer, sums: list[Value]) -> list[Value]:
         depth = self.left.extents[1]
@@ -440,16 +469,15 @@ class _Body:
         shape = self.left.shape
         return shape.lanes if self.left.operand is not None and shape.by_lane else 1
 
-    def _prefetch_next(self, w: Writer, acc: str, acc_type: str) -> None:
+    def _prefetch_next(self, w: Writer, prefetch: Callable[[Writer, Index, Index], None]) -> None:
         """Prefetch the accumulators of the next rows, if all of them exceed L1."""
         (rows, _), (columns, _) = self.left.sizes, self.right.sizes
         if rows * columns * BYTES[self.left.shape.element] <= NEAR:
             return
         start = w.mul(w.add(self.row_panel, 1), self.left.width)
-        column = w.index(w.mul(self.column_panel, self.right.width))
+        column = w.mul(self.column_panel, self.right.width)
         for i in range(self.rows):
-            row = w.index(w.min(w.add(start, i), rows - 1))
-            w.line(f"memref.prefetch {acc}[{row}, {column}], read, locality<3>, data : {acc_type}")
+            prefetch(w, w.min(w.add(start, i), rows - 1), column)
 
     def _places(self, w: Writer) -> Iterator[tuple[tuple[Index, Index], int]]:
         row = w.mul(self.row_panel, self.left.width)

@@ -10,7 +10,7 @@ from torch import fx
 
 from turbine.algebra import as_expr
 from turbine.dtypes import Dtype
-from turbine.kernel.backends.iree import amx, elements, micro_kernel
+from turbine.kernel.backends.iree import amx, elements, epilogue, micro_kernel
 from turbine.kernel.backends.iree.casting import emit_cast
 from turbine.kernel.backends.iree.elements import BF16
 from turbine.kernel.backends.iree.emitter import RULES, Emitter, Extent, lanes_for
@@ -89,7 +89,6 @@ def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     a, b, acc = arguments(node)
     type: TileType = node.meta["type"]
     wide = accumulator_dtype(type.dtype)
-    buffer = _init_accumulator(emitter, node, acc, wide)
     left, right = _side(emitter, node, 0, a, wide), _side(emitter, node, 1, b, wide)
     first = emitter.w.max(left.extents[-1][0], right.extents[-2][0])
     end = emitter.w.min(left.extents[-1][1], right.extents[-2][1])
@@ -97,14 +96,22 @@ def _dot(emitter: Emitter, node: fx.Node) -> TileValue:
     sizes = (*emitter.sizes(type.shape)[-2:], left.tile.shape[-1])
     starts = (rows[-2][0], rows[-1][0], first)
     known = all(isinstance(size, int) and size > 0 for size in sizes)
-    if known and _is_matrix_vector(left, right, sizes):
+    is_for_vectors = known and _is_matrix_vector(left, right, sizes)
+    is_for_amx = known and _fits_amx(emitter, left, right, rows, (first, end), sizes)
+    is_for_tiles = known and all(start == 0 for start in starts)
+    if is_for_tiles and not is_for_vectors and not is_for_amx:
+        ending = _ending(emitter, node, rows, sizes, wide)
+        if ending is not None:
+            return _into_store(emitter, node, ending, left, right, end, sizes)
+    buffer = _init_accumulator(emitter, node, acc, wide)
+    if is_for_vectors:
         emitter.plan.note("matrix-vector product: vectors along the contraction")
         _vector_by_vector(emitter, left, right, buffer, rows, (first, end))
-    elif known and _fits_amx(emitter, left, right, rows, (first, end), sizes):
+    elif is_for_amx:
         emitter.plan.note("AMX: blocks of 32 x 32 sums")
         held = emitter.tile_in(buffer, emitter.sizes(type.shape))
         _by_amx(emitter, _in_memory(emitter, a), _in_memory(emitter, b), held, rows, sizes)
-    elif known and all(start == 0 for start in starts):
+    elif is_for_tiles:
         _by_register_tiles(emitter, left, right, buffer, rows, end, sizes)
     else:
         reason = "extents do not start at 0" if known else "dynamic sizes"
@@ -142,6 +149,50 @@ def _side(emitter: Emitter, node: fx.Node, place: int, operand: Any, dtype: Dtyp
     return Side(emitter, emitter.tile(operand), masks, extents, dtype)
 
 
+def _ending(
+    emitter: Emitter, node: fx.Node, rows: list[Extent], sizes: Any, wide: Dtype
+) -> tuple[fx.Node, list[fx.Node]] | None:
+    """The store to compute a matmul in, if all of its lanes are valid and whole vectors."""
+    m, n, _ = sizes
+    lanes = emitter.vector_bytes // wide.itemsize
+    is_whole = rows == [(0, m), (0, n)] and lanes > 0 and n % lanes == 0
+    return epilogue.find_store(emitter, node) if is_whole else None
+
+
+def _into_store(
+    emitter: Emitter,
+    node: fx.Node,
+    ending: tuple[fx.Node, list[fx.Node]],
+    left: Side,
+    right: Side,
+    end: Index,
+    sizes: Any,
+) -> TileValue:
+    """Leave the matmul to the code of its store; its tile is what a register tile holds then."""
+    store, ops = ending
+    dtype, start = node.meta["type"].dtype, emitter.tile(arguments(node)[2])
+    held: dict[Coords, Value] = {}
+
+    def run(body: Callable[[Coords], None]) -> None:
+        def load(w: Writer, row: Index, column: Index, lanes: int) -> Value:
+            coords = (Coord(row), Coord(column, lanes))
+            value = emit_cast(w, emitter.at(start, coords), start.dtype, left.dtype)
+            return emitter.spread(value, coords)
+
+        def finish(w: Writer, total: Value, row: Index, column: Index) -> None:
+            coords = (Coord(row), Coord(column, total.lanes))
+            held[coords] = emit_cast(w, total, left.dtype, dtype)
+            with emitter.scope():
+                body(coords)
+
+        sums = micro_kernel.Sums(load, finish)
+        _multiply(emitter, left, right, (), sums, (sizes[0], sizes[1], end), sizes)
+
+    emitter.deferred[store] = run
+    emitter.fused.update([node, *ops])
+    return TileValue(emitter.sizes(node.meta["type"].shape), dtype, held.__getitem__, 1)
+
+
 def _by_register_tiles(
     emitter: Emitter,
     left: Side,
@@ -151,29 +202,44 @@ def _by_register_tiles(
     end: Index,
     sizes: Any,
 ) -> None:
-    w, element = emitter.w, left.dtype.mlir
+    w = emitter.w
+    extents = w.max(rows[-2][1], 0), w.max(rows[-1][1], 0), end
+
+    def body(batch: Coords) -> None:
+        sums = micro_kernel.sums_in(*_matrix(emitter, buffer, batch, sizes), left.dtype.mlir)
+        _multiply(emitter, left, right, batch, sums, extents, sizes)
+
+    emitter.sweep(rows[:-2], 0, body)
+
+
+def _multiply(
+    emitter: Emitter,
+    left: Side,
+    right: Side,
+    batch: Coords,
+    sums: micro_kernel.Sums,
+    extents: tuple[Index, Index, Index],
+    sizes: Any,
+) -> None:
+    """One matmul of a batch."""
 
     def memory(kind: str, count: int) -> str:
         dtype = DTYPES[kind]
         return emitter.allocate((as_expr(count),), dtype).name
 
-    def body(batch: Coords) -> None:
-        acc, acc_type = _matrix(emitter, buffer, batch, sizes)
-        panels = micro_kernel.product(
-            w,
-            left.operand(batch),
-            right.operand(batch),
-            acc,
-            acc_type,
-            extents=(w.max(rows[-2][1], 0), w.max(rows[-1][1], 0), w.max(end, 0)),
-            sizes=sizes,
-            element=element,
-            vector_bytes=emitter.vector_bytes,
-            allocate=memory,
-        )
-        emitter.plan.note(micro_kernel.describe(*panels))
-
-    emitter.sweep(rows[:-2], 0, body)
+    m, n, end = extents
+    panels = micro_kernel.product(
+        emitter.w,
+        left.operand(batch),
+        right.operand(batch),
+        sums,
+        extents=(m, n, emitter.w.max(end, 0)),
+        sizes=sizes,
+        element=left.dtype.mlir,
+        vector_bytes=emitter.vector_bytes,
+        allocate=memory,
+    )
+    emitter.plan.note(micro_kernel.describe(*panels))
 
 
 def _fits_amx(

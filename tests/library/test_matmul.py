@@ -1,0 +1,103 @@
+"""Matmul kernels of operands that change: which ops they replace, and that they match PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from tests.library.placing import AVX512, count, exported, placed
+from tests.models import Fn
+from turbine.library.matmul import kernel_for, matmul, matmul_with_transposed, transpose
+
+pytestmark = pytest.mark.sweep(3)
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns", "height", "width"),
+    [(128, 40, 128, 128, 64), (70, 33, 96, 70, 48), (192, 7, 64, 96, 64), (13, 5, 50, 8, 16)],
+)
+def test_the_kernels_match_torch(
+    rows: int, depth: int, columns: int, height: int, width: int
+) -> None:
+    x, y, bias = torch.randn(rows, depth), torch.randn(depth, columns), torch.randn(columns)
+    expected = x @ y + bias
+    for kernel, right in ((matmul, y), (matmul_with_transposed, y.T.contiguous())):
+        chosen = kernel.using(BM=height, BN=width)
+        torch.testing.assert_close(chosen(x, right, bias), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(chosen.interpret(x, right, bias), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(transpose(x), x.T)
+
+
+def ops(*blocks: tuple[int, int]) -> list[object]:
+    forms = (False, True)
+    return [kernel_for(one, is_transposed=form).op.op for one in blocks for form in forms]
+
+
+def test_blocks_divide_the_sizes_and_leave_programs_for_several_cores() -> None:
+    for shape, blocks in (
+        ((512, 64, 512), (512, 64)),
+        ((512, 64, 256), (256, 64)),
+        ((384, 64, 96), (96, 48)),
+        ((64, 64, 64), (64, 64)),
+    ):
+        rows, depth, columns = shape
+        x, y = torch.randn(rows, depth), torch.randn(depth, columns)
+        program = placed(exported(Fn(torch.matmul), x, y), AVX512)
+        assert count(program, *ops(blocks)) == 1, shape
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "columns"), [(67, 64, 100), (32, 64, 64), (64, 5000, 64), (1031, 64, 64)]
+)
+def test_other_sizes_stay(rows: int, depth: int, columns: int) -> None:
+    x, y = torch.randn(rows, depth), torch.randn(depth, columns)
+    assert count(placed(exported(Fn(torch.matmul), x, y), AVX512), aten.mm.default) == 1
+
+
+def test_dynamic_sizes_other_dtypes_and_other_cpus_keep_the_op() -> None:
+    x, y = torch.randn(128, 64), torch.randn(64, 128)
+    batch = exported(Fn(torch.matmul), x, y, dynamic_shapes=(({0: Dim("rows")}, None),))
+    assert count(placed(batch, AVX512), aten.mm.default) == 1
+    assert count(placed(exported(Fn(torch.matmul), x, y)), aten.mm.default) == 1
+    narrow = exported(Fn(torch.matmul), x.half(), y.half())
+    assert count(placed(narrow, AVX512), aten.mm.default) == 1
+
+
+class Gradients(nn.Module):
+    """The products of a linear layer and of its gradients."""
+
+    def forward(self, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return (
+            torch.addmm(bias, x, weight.T),
+            y @ weight.T.T,
+            (x.T @ y).T,
+            (y.T @ x),
+        )
+
+
+def test_transposes_are_part_of_the_kernels() -> None:
+    x, weight = torch.randn(128, 64), torch.randn(192, 64)
+    args = x, weight, torch.randn(192), torch.randn(128, 192)
+    program = placed(exported(Gradients(), *args), AVX512)
+    assert count(program, aten.mm.default, aten.addmm.default, aten.permute.default) == 0
+    assert count(program, transpose.op.op) == 2
+    assert count(program, *ops((64, 64), (96, 64))) == 4
+    places = program.graph.graph.find_nodes(op="placeholder")
+    assert len(places) == len(args)
+    for found, expected in zip(program.graph(*args), Gradients()(*args), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_shared_product_and_its_transpose_are_both_right() -> None:
+    def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        product = x @ y
+        return product, product.T + 1
+
+    x, y = torch.randn(128, 32), torch.randn(32, 64)
+    program = placed(exported(Fn(both), x, y), AVX512)
+    for found, expected in zip(program.graph(x, y), both(x, y), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
