@@ -40,9 +40,9 @@ def ops(*blocks: tuple[int, int]) -> list[object]:
 def test_blocks_divide_the_sizes_and_leave_programs_for_several_cores() -> None:
     for shape, blocks in (
         ((512, 64, 512), (512, 64)),
-        ((512, 64, 256), (256, 64)),
-        ((384, 64, 96), (96, 48)),
-        ((64, 64, 64), (64, 64)),
+        ((512, 128, 256), (256, 64)),
+        ((384, 512, 96), (96, 48)),
+        ((64, 4096, 64), (64, 64)),
     ):
         rows, depth, columns = shape
         x, y = torch.randn(rows, depth), torch.randn(depth, columns)
@@ -51,7 +51,8 @@ def test_blocks_divide_the_sizes_and_leave_programs_for_several_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(67, 64, 100), (32, 64, 64), (64, 5000, 64), (1031, 64, 64)]
+    ("rows", "depth", "columns"),
+    [(512, 512, 100), (32, 4096, 256), (64, 5000, 64), (1031, 1024, 64), (256, 128, 256)],
 )
 def test_other_sizes_stay(rows: int, depth: int, columns: int) -> None:
     x, y = torch.randn(rows, depth), torch.randn(depth, columns)
@@ -59,7 +60,7 @@ def test_other_sizes_stay(rows: int, depth: int, columns: int) -> None:
 
 
 def test_dynamic_sizes_other_dtypes_and_other_cpus_keep_the_op() -> None:
-    x, y = torch.randn(128, 64), torch.randn(64, 128)
+    x, y = torch.randn(512, 128), torch.randn(128, 512)
     batch = exported(Fn(torch.matmul), x, y, dynamic_shapes=(({0: Dim("rows")}, None),))
     assert count(placed(batch, AVX512), aten.mm.default) == 1
     assert count(placed(exported(Fn(torch.matmul), x, y)), aten.mm.default) == 1
@@ -80,12 +81,12 @@ class Gradients(nn.Module):
 
 
 def test_transposes_are_part_of_the_kernels() -> None:
-    x, weight = torch.randn(128, 64), torch.randn(192, 64)
-    args = x, weight, torch.randn(192), torch.randn(128, 192)
+    x, weight = torch.randn(512, 256), torch.randn(192, 256)
+    args = x, weight, torch.randn(192), torch.randn(512, 192)
     program = placed(exported(Gradients(), *args), AVX512)
     assert count(program, aten.mm.default, aten.addmm.default, aten.permute.default) == 0
     assert count(program, transpose.op.op) == 2
-    assert count(program, *ops((64, 64), (96, 64))) == 4
+    assert count(program, *ops((128, 64), (256, 64), (96, 64))) == 4
     places = program.graph.graph.find_nodes(op="placeholder")
     assert len(places) == len(args)
     for found, expected in zip(program.graph(*args), Gradients()(*args), strict=True):
@@ -97,7 +98,7 @@ def test_a_shared_product_and_its_transpose_are_both_right() -> None:
         product = x @ y
         return product, product.T + 1
 
-    x, y = torch.randn(128, 32), torch.randn(32, 64)
+    x, y = torch.randn(512, 128), torch.randn(128, 256)
     program = placed(exported(Fn(both), x, y), AVX512)
     for found, expected in zip(program.graph(x, y), both(x, y), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

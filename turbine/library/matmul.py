@@ -68,6 +68,8 @@ _COLUMNS = (64, 48)
 _LEAST_ROWS, _MOST_ROWS = 64, 512
 # Deeper columns, packed, do not fit into the L2 cache with the rest.
 _MOST_DEPTH = 4096
+# Multiply-adds: smaller matmuls do not pay for packing and a launch.
+_LEAST_WORK = 1 << 24
 # Programs for the cores of most machines.
 _PROGRAMS = 8
 
@@ -157,7 +159,7 @@ def _blocks(left: Factor, right: Factor) -> tuple[int, int] | None:
     heights = [
         height for height in range(_LEAST_ROWS, min(rows, _MOST_ROWS) + 1) if rows % height == 0
     ]
-    if not widths or not heights or depth > _MOST_DEPTH:
+    if not widths or not heights or depth > _MOST_DEPTH or rows * depth * columns < _LEAST_WORK:
         return None
     panels = columns // widths[0]
     enough = [height for height in heights if rows // height * panels >= _PROGRAMS]
