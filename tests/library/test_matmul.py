@@ -102,3 +102,14 @@ def test_a_shared_product_and_its_transpose_are_both_right() -> None:
     program = placed(exported(Fn(both), x, y), AVX512)
     for found, expected in zip(program.graph(x, y), both(x, y), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_product_of_a_product_is_computed_once() -> None:
+    def chain(x: Tensor, y: Tensor) -> Tensor:
+        return (x @ y) @ y.T
+
+    x, y = torch.randn(512, 256), torch.randn(256, 512)
+    program = placed(exported(Fn(chain), x, y), AVX512)
+    assert count(program, aten.mm.default) == 0
+    (found,) = program.graph(x, y)
+    torch.testing.assert_close(found, chain(x, y), rtol=1e-3, atol=1e-2)

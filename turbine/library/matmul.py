@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
@@ -17,7 +18,7 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
-from turbine.library.linear import FASTER_ON, find_linear
+from turbine.library.linear import FASTER_ON, Linear, find_linear
 from turbine.library.nodes import constant_nodes, only_user
 from turbine.target import Target
 
@@ -36,9 +37,7 @@ def matmul(
     z: tkl.OutputBuffer[M, N, f32],
 ) -> None:
     """x @ y + bias."""
-    column, row = tkl.program_id(0) * BN, tkl.program_id(1) * BM
-    product = tkl.dot(tkl.load(x, (row, 0), (BM, K)), tkl.load(y, (0, column), (K, BN)))
-    tkl.store(z, (row, column), product + tkl.load(bias, (column,), (BN,)))
+    _multiply(x, tkl.load(y, (0, tkl.program_id(0) * BN), (K, BN)), bias, z)
 
 
 @tk.gen.kernel(N // BN, M // BM)
@@ -49,8 +48,13 @@ def matmul_with_transposed(
     z: tkl.OutputBuffer[M, N, f32],
 ) -> None:
     """x @ y.T + bias."""
+    rows = tkl.load(y, (tkl.program_id(0) * BN, 0), (BN, K))
+    _multiply(x, tkl.transpose(rows), bias, z)
+
+
+def _multiply(x: Any, columns: Any, bias: Any, z: Any) -> None:
+    """Multiply the program's rows by its columns, add the bias, and store."""
     column, row = tkl.program_id(0) * BN, tkl.program_id(1) * BM
-    columns = tkl.transpose(tkl.load(y, (column, 0), (BN, K)))
     product = tkl.dot(tkl.load(x, (row, 0), (BM, K)), columns)
     tkl.store(z, (row, column), product + tkl.load(bias, (column,), (BN,)))
 
@@ -94,13 +98,34 @@ class Factor:
 
 @dataclass(frozen=True)
 class Matmul:
-    """A match: left @ right + bias in f32, of sizes that blocks divide."""
+    """A match: x @ y + bias in f32, or (x @ y).T, which is y.T @ x.T, of sizes blocks divide."""
 
     node: fx.Node
-    left: Factor
-    right: Factor
-    bias: fx.Node | None
-    blocks: tuple[int, int]  # rows and columns of a program
+    linear: Linear
+    is_transposed: bool
+
+    @property
+    def factors(self) -> tuple[Factor, Factor]:
+        """The operands, which earlier replacements may have changed."""
+        x, y = map(_factor, self.linear.operands)
+        return (y.transposed(), x.transposed()) if self.is_transposed else (x, y)
+
+    @property
+    def blocks(self) -> tuple[int, int] | None:
+        """Rows and columns of a program: as many rows as leave a program for some cores each."""
+        left, right = self.factors
+        (rows, depth), columns = left.shape, right.shape[1]
+        if not (isinstance(rows, int) and isinstance(depth, int) and isinstance(columns, int)):
+            return None
+        widths = [width for width in _COLUMNS if columns % width == 0]
+        heights = [
+            height for height in range(_LEAST_ROWS, min(rows, _MOST_ROWS) + 1) if rows % height == 0
+        ]
+        if not widths or not heights or depth > _MOST_DEPTH or rows * depth * columns < _LEAST_WORK:
+            return None
+        panels = columns // widths[0]
+        enough = [height for height in heights if rows // height * panels >= _PROGRAMS]
+        return max(enough, default=heights[0]), widths[0]
 
     def is_faster_on(self, target: Target) -> bool:
         """Whether the kernel is faster on a target."""
@@ -108,13 +133,16 @@ class Matmul:
 
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
-        node, graph, columns = self.node, self.node.graph, self.right.shape[1]
-        bias = self.bias or emit(graph, aten.full.default, [columns], 0.0, beside=node)
-        x = self.left.matrix
-        if self.left.is_transposed:
+        node, graph, (left, right) = self.node, self.node.graph, self.factors
+        bias = self.linear.bias or emit(
+            graph, aten.full.default, [right.shape[1]], 0.0, beside=node
+        )
+        x = left.matrix
+        if left.is_transposed:
             x = emit(graph, transpose.op.op, x, beside=node)
-        kernel = kernel_for(self.blocks, is_transposed=self.right.is_transposed)
-        return emit(graph, kernel.op.op, x, self.right.matrix, bias, beside=node)
+        assert self.blocks is not None
+        kernel = kernel_for(self.blocks, is_transposed=right.is_transposed)
+        return emit(graph, kernel.op.op, x, right.matrix, bias, beside=node)
 
 
 @cache
@@ -131,13 +159,12 @@ def find(region: Region) -> Iterator[Matmul]:
         x, y = found.operands
         if x.meta["val"].dtype != torch.float32 or y in constant:
             continue
-        node, left, right = found.node, _factor(x), _factor(y)
-        # (x @ y).T is y.T @ x.T. The gradient of a weight is such a product.
-        while found.bias is None and (user := only_user(node)) is not None and _is_transpose(user):
-            node, left, right = user, right.transposed(), left.transposed()
-        blocks = _blocks(left, right)
-        if blocks is not None:
-            yield Matmul(node, left, right, found.bias, blocks)
+        match = Matmul(found.node, found, is_transposed=False)
+        # The gradient of a weight is a transposed product.
+        while found.bias is None and _is_transpose(user := only_user(match.node)):
+            match = Matmul(user, found, is_transposed=not match.is_transposed)
+        if match.blocks is not None:
+            yield match
 
 
 def _factor(node: fx.Node) -> Factor:
@@ -146,21 +173,9 @@ def _factor(node: fx.Node) -> Factor:
     return _factor(node.all_input_nodes[0]).transposed()
 
 
-def _is_transpose(node: fx.Node) -> bool:
-    return node.target is aten.permute.default and node.args[1] in ([1, 0], (1, 0))
-
-
-def _blocks(left: Factor, right: Factor) -> tuple[int, int] | None:
-    """Rows and columns of a program: as many rows as leave a program for each of some cores."""
-    (rows, depth), columns = left.shape, right.shape[1]
-    if not (isinstance(rows, int) and isinstance(depth, int) and isinstance(columns, int)):
-        return None
-    widths = [width for width in _COLUMNS if columns % width == 0]
-    heights = [
-        height for height in range(_LEAST_ROWS, min(rows, _MOST_ROWS) + 1) if rows % height == 0
-    ]
-    if not widths or not heights or depth > _MOST_DEPTH or rows * depth * columns < _LEAST_WORK:
-        return None
-    panels = columns // widths[0]
-    enough = [height for height in heights if rows // height * panels >= _PROGRAMS]
-    return max(enough, default=heights[0]), widths[0]
+def _is_transpose(node: fx.Node | None) -> TypeGuard[fx.Node]:
+    return (
+        node is not None
+        and node.target is aten.permute.default
+        and node.args[1] in ([1, 0], (1, 0))
+    )

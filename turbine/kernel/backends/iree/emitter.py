@@ -134,7 +134,7 @@ class Emitter:
         """Keep a tile as a value, in a scratch buffer, or as a function."""
         if not isinstance(value, TileValue) or value.buffer is not None or value.weight == 0:
             return value
-        if node in self.fused:
+        if node in self.fused:  # its only user computes it
             return value
         if value.is_single:
             return self.evaluate(node, value)
