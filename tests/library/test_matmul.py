@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from torch.export import Dim
 
 from tests.library.placing import AVX512, count, exported, placed
 from tests.models import Fn
-from turbine.library.matmul import kernel_for, matmul, matmul_with_transposed, transpose
+from turbine.library.matmul import kernel_for, parts_of, transpose
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -25,16 +27,37 @@ def test_the_kernels_match_torch(
 ) -> None:
     x, y, bias = torch.randn(rows, depth), torch.randn(depth, columns), torch.randn(columns)
     expected = x @ y + bias
-    for kernel, right in ((matmul, y), (matmul_with_transposed, y.T.contiguous())):
-        chosen = kernel.using(BM=height, BN=width)
-        torch.testing.assert_close(chosen(x, right, bias), expected, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(chosen.interpret(x, right, bias), expected, rtol=1e-4, atol=1e-5)
+    for forms in product((False, True), repeat=2):
+        left, right = (
+            one.T.contiguous() if form else one for one, form in zip((x, y), forms, strict=True)
+        )
+        kernel = kernel_for((height, width), forms)
+        torch.testing.assert_close(kernel(left, right, bias), expected, rtol=1e-4, atol=1e-5)
+        given = left, right, bias
+        torch.testing.assert_close(kernel.interpret(*given), expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(transpose(x), x.T)
 
 
 def ops(*blocks: tuple[int, int]) -> list[object]:
-    forms = (False, True)
-    return [kernel_for(one, is_transposed=form).op.op for one in blocks for form in forms]
+    forms = [*product((False, True), repeat=2)]
+    return [kernel_for(one, form).op.op for one in blocks for form in forms]
+
+
+def test_parts_of_a_long_contraction_add_up() -> None:
+    x, y = torch.randn(6, 96), torch.randn(25, 96)
+    parts = parts_of(32)(x, y)
+    assert parts.shape == (3, 6, 25)
+    torch.testing.assert_close(parts.sum(0), x @ y.T, rtol=1e-4, atol=1e-4)
+
+
+def test_a_long_contraction_with_a_small_result_is_split() -> None:
+    def multiply(x: Tensor, y: Tensor) -> Tensor:
+        return x @ y.T
+
+    x, y = torch.randn(6, 2560), torch.randn(25, 2560)
+    program = placed(exported(Fn(multiply), x, y), AVX512)
+    assert count(program, parts_of(640).op.op) == 1
+    torch.testing.assert_close(program.graph(x, y)[0], x @ y.T, rtol=1e-4, atol=1e-3)
 
 
 def test_blocks_divide_the_sizes_and_leave_programs_for_several_cores() -> None:

@@ -251,10 +251,9 @@ def find(region: Region) -> Iterator[Match]:
     constant = constant_nodes(region)
     for found in convolutions.find(region.graph.graph):
         x, weight = found.x.meta["val"], found.weight.meta["val"]
-        packs_fast = found.groups > 1 or _count_windows(found.node.meta["val"]) >= _MANY_WINDOWS
         if not supports(x, weight, found.stride, found.dilation, found.groups):
             continue
-        if found.weight in constant or packs_fast:
+        if found.weight in constant or found.groups > 1 or _pays_for_packing(found):
             yield Match(found)
 
 
@@ -270,6 +269,13 @@ def supports(
     return x.dtype == torch.float32 and is_static and is_plain and has_stride
 
 
+def _pays_for_packing(found: Convolution) -> bool:
+    """Whether the kernel is faster although it packs the weight in every call."""
+    outputs, channels, *_ = found.weight.meta["val"].shape
+    is_wide = outputs >= _MANY_OUTPUTS and channels >= _FEW_CHANNELS
+    return bool(is_wide and _count_windows(found.node.meta["val"]) >= _MANY_WINDOWS)
+
+
 def _count_windows(y: Tensor) -> int:
     """The windows of a convolution with this result, at the example's sizes."""
     return math.prod(map(hint, (y.shape[0], *y.shape[2:])))
@@ -277,3 +283,5 @@ def _count_windows(y: Tensor) -> int:
 
 # Packing a weight takes as long as a few dozen windows.
 _MANY_WINDOWS = 1024
+# Fewer leave most lanes of a panel unused.
+_MANY_OUTPUTS = 16

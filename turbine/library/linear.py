@@ -101,14 +101,16 @@ class Linear:
         return first if len(self.node.args) > len(self.operands) else None
 
     @property
-    def is_worth_it(self) -> bool:
-        """Whether the kernel supports the operands, and they are large enough."""
+    def is_supported(self) -> bool:
+        """Whether kernels support the operands."""
         x, weight = (operand.meta["val"] for operand in self.operands)
-        if x.dtype not in _DTYPES:
-            return False
-        if self.bias is not None and self.bias.meta["val"].shape != weight.shape[1:]:
-            return False
-        depth, columns = weight.shape
+        has_row = self.bias is None or self.bias.meta["val"].shape == weight.shape[1:]
+        return x.dtype in _DTYPES and has_row
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the weight is large enough for a kernel."""
+        depth, columns = self.operands[1].meta["val"].shape
         return bool(columns >= _LEAST_COLUMNS and depth >= _LEAST_DEPTH)
 
     def is_faster_on(self, target: Target) -> bool:
@@ -179,7 +181,7 @@ def find(region: Region) -> Iterator[Linear]:
     """Find matmuls with constant weights."""
     constant = constant_nodes(region)
     for found in find_linear(region):
-        if found.operands[1] in constant:
+        if found.is_large and found.operands[1] in constant:
             yield found
 
 
@@ -189,7 +191,12 @@ def find_few_rows(region: Region) -> Iterator[LinearOfFewRows]:
         x, weight = found.operands
         rows = x.meta["val"].shape[0]
         is_few = isinstance(rows, int) and rows <= _FEW_ROWS
-        if is_few and x.meta["val"].dtype == torch.float32 and _is_stored_by_column(weight):
+        if (
+            found.is_large
+            and is_few
+            and x.meta["val"].dtype == torch.float32
+            and _is_stored_by_column(weight)
+        ):
             yield LinearOfFewRows(found)
 
 
@@ -207,5 +214,5 @@ def find_linear(region: Region) -> Iterator[Linear]:
         # addmm may scale its operands.
         if node.target in (aten.mm.default, aten.addmm.default) and not node.kwargs:
             found = Linear(node)
-            if found.is_worth_it:
+            if found.is_supported:
                 yield found

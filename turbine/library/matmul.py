@@ -4,8 +4,6 @@ A program packs its columns of the right operand once, for many rows of the left
 reads in place. Sums stay in registers for all of K, and go to the result from there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -25,38 +23,52 @@ from turbine.target import Target
 aten = torch.ops.aten
 
 M, K, N = tkl.sym.M, tkl.sym.K, tkl.sym.N
-BM, BN = tkl.symbols("BM BN")
+BM, BN, BK = tkl.symbols("BM BN BK")
 f32 = tkl.f32
 
 
-@tk.gen.kernel(N // BN, M // BM)
-def matmul(
-    x: tkl.InputBuffer[M, K, f32],
-    y: tkl.InputBuffer[K, N, f32],
-    bias: tkl.InputBuffer[N, f32],
-    z: tkl.OutputBuffer[M, N, f32],
-) -> None:
-    """x @ y + bias."""
-    _multiply(x, tkl.load(y, (0, tkl.program_id(0) * BN), (K, BN)), bias, z)
+@cache
+def kernel_for(blocks: tuple[int, int], transposed: tuple[bool, bool]) -> tk.Kernel:
+    """The kernel of x @ y + bias, with x or y or both transposed in memory."""
+    left, right = (K, M) if transposed[0] else (M, K), (N, K) if transposed[1] else (K, N)
+
+    @tk.gen.kernel(N // BN, M // BM, blocks={BM: blocks[0], BN: blocks[1]})
+    def matmul(
+        x: tkl.InputBuffer[*left, f32],
+        y: tkl.InputBuffer[*right, f32],
+        bias: tkl.InputBuffer[N, f32],
+        z: tkl.OutputBuffer[M, N, f32],
+    ) -> None:
+        column, row = tkl.program_id(0) * BN, tkl.program_id(1) * BM
+        rows = _load(x, (row, 0), (BM, K), transposed[0])
+        product = tkl.dot(rows, _load(y, (0, column), (K, BN), transposed[1]))
+        tkl.store(z, (row, column), product + tkl.load(bias, (column,), (BN,)))
+
+    return matmul
 
 
-@tk.gen.kernel(N // BN, M // BM)
-def matmul_with_transposed(
+def _load(x: Any, start: tuple[Any, Any], shape: tuple[Any, Any], is_transposed: bool) -> Any:
+    if not is_transposed:
+        return tkl.load(x, start, shape)
+    return tkl.transpose(tkl.load(x, start[::-1], shape[::-1]))
+
+
+@tk.gen.kernel(K // BK)
+def partial_products(
     x: tkl.InputBuffer[M, K, f32],
     y: tkl.InputBuffer[N, K, f32],
-    bias: tkl.InputBuffer[N, f32],
-    z: tkl.OutputBuffer[M, N, f32],
+    z: tkl.OutputBuffer[K // BK, M, N, f32],
 ) -> None:
-    """x @ y.T + bias."""
-    rows = tkl.load(y, (tkl.program_id(0) * BN, 0), (BN, K))
-    _multiply(x, tkl.transpose(rows), bias, z)
+    """Summands of x @ y.T, each of a block of K."""
+    part = tkl.program_id(0)
+    rows, columns = tkl.load(x, (0, part * BK), (M, BK)), tkl.load(y, (0, part * BK), (N, BK))
+    tkl.store(z, (part, 0, 0), tkl.dot(rows, tkl.transpose(columns)))
 
 
-def _multiply(x: Any, columns: Any, bias: Any, z: Any) -> None:
-    """Multiply the program's rows by its columns, add the bias, and store."""
-    column, row = tkl.program_id(0) * BN, tkl.program_id(1) * BM
-    product = tkl.dot(tkl.load(x, (row, 0), (BM, K)), columns)
-    tkl.store(z, (row, column), product + tkl.load(bias, (column,), (BN,)))
+@cache
+def parts_of(steps: int) -> tk.Kernel:
+    """The kernel `partial_products` with this block of K."""
+    return partial_products.using(BK=steps)
 
 
 @tk.gen.kernel(M // BM, N // BN, blocks={BM: 16, BN: 64})
@@ -66,16 +78,20 @@ def transpose(x: tkl.InputBuffer[M, N, f32], y: tkl.OutputBuffer[N, M, f32]) -> 
     tkl.store(y, (column, row), tkl.transpose(tkl.load(x, (row, column), (BM, BN))))
 
 
-# Columns of a program, in the order of preference: whole register tiles of 6 x 64 or 8 x 48.
-_COLUMNS = (64, 48)
-# Rows of a program: with fewer, packing takes longer than it saves.
+# Columns of a program, in the order of preference: whole register tiles of 6 x 64, 8 x 48, ...
+_COLUMNS = (64, 48, 32, 16)
+# Rows of a program: with fewer, packing takes longer than it saves, unless columns are short.
 _LEAST_ROWS, _MOST_ROWS = 64, 512
-# Deeper columns, packed, do not fit into the L2 cache with the rest.
-_MOST_DEPTH = 4096
-# Multiply-adds: smaller matmuls do not pay for packing and a launch.
-_LEAST_WORK = 1 << 24
+_SHORT = 192
+# Elements of packed columns that fit into the L2 cache with the rest.
+_MOST_PACKED = 4096 * 64
+# Multiply-adds: smaller matmuls do not pay for packing and a launch, those of many columns do soon.
+_LEAST_WORK, _LEAST_WIDE_WORK, _WIDE = 1 << 24, 1 << 21, 1024
 # Programs for the cores of most machines.
 _PROGRAMS = 8
+# A long contraction with a small result is split, into parts of so many steps.
+_SMALL_RESULT, _LONG = 1 << 14, 2048
+_LEAST_STEPS, _MOST_STEPS = 256, 1024
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,7 @@ class Factor:
         rows, columns = self.matrix.meta["val"].shape
         return (columns, rows) if self.is_transposed else (rows, columns)
 
-    def transposed(self) -> Factor:
+    def transposed(self) -> "Factor":
         """Its transpose."""
         return Factor(self.matrix, not self.is_transposed)
 
@@ -111,21 +127,42 @@ class Matmul:
         return (y.transposed(), x.transposed()) if self.is_transposed else (x, y)
 
     @property
-    def blocks(self) -> tuple[int, int] | None:
-        """Rows and columns of a program: as many rows as leave a program for some cores each."""
+    def sizes(self) -> tuple[int, int, int] | None:
+        """Rows, depth and columns, if they are static."""
         left, right = self.factors
         (rows, depth), columns = left.shape, right.shape[1]
-        if not (isinstance(rows, int) and isinstance(depth, int) and isinstance(columns, int)):
+        if isinstance(rows, int) and isinstance(depth, int) and isinstance(columns, int):
+            return rows, depth, columns
+        return None
+
+    @property
+    def blocks(self) -> tuple[int, int] | None:
+        """Rows and columns of a program: as many rows as leave a program for some cores each."""
+        if self.sizes is None:
             return None
+        rows, depth, columns = self.sizes
         widths = [width for width in _COLUMNS if columns % width == 0]
-        heights = [
-            height for height in range(_LEAST_ROWS, min(rows, _MOST_ROWS) + 1) if rows % height == 0
-        ]
-        if not widths or not heights or depth > _MOST_DEPTH or rows * depth * columns < _LEAST_WORK:
+        is_short = depth <= _SHORT and not self.factors[1].is_transposed
+        heights = _divisors(rows, min(rows, _LEAST_ROWS) if is_short else _LEAST_ROWS, _MOST_ROWS)
+        least = _LEAST_WIDE_WORK if columns >= _WIDE else _LEAST_WORK
+        if not widths or not heights or rows * depth * columns < least:
+            return None
+        if depth * widths[0] > _MOST_PACKED:
             return None
         panels = columns // widths[0]
         enough = [height for height in heights if rows // height * panels >= _PROGRAMS]
         return max(enough, default=heights[0]), widths[0]
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of a part of the contraction, if it is worth splitting."""
+        left, right = self.factors
+        if self.sizes is None or left.is_transposed or not right.is_transposed:
+            return None
+        rows, depth, columns = self.sizes
+        if rows * columns > _SMALL_RESULT or depth < _LONG or self.linear.bias is not None:
+            return None
+        return max(_divisors(depth, _LEAST_STEPS, _MOST_STEPS), default=None)
 
     def is_faster_on(self, target: Target) -> bool:
         """Whether the kernel is faster on a target."""
@@ -134,22 +171,23 @@ class Matmul:
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
         node, graph, (left, right) = self.node, self.node.graph, self.factors
+        if self.steps is not None:
+            kernel = parts_of(self.steps)
+            parts = emit(graph, kernel.op.op, left.matrix, right.matrix, beside=node)
+            return emit(graph, aten.sum.dim_IntList, parts, [0], beside=node)
+        assert self.blocks is not None
         bias = self.linear.bias or emit(
             graph, aten.full.default, [right.shape[1]], 0.0, beside=node
         )
-        x = left.matrix
-        if left.is_transposed:
-            x = emit(graph, transpose.op.op, x, beside=node)
-        assert self.blocks is not None
-        kernel = kernel_for(self.blocks, is_transposed=right.is_transposed)
-        return emit(graph, kernel.op.op, x, right.matrix, bias, beside=node)
+        if left.is_transposed and right.shape[1] > self.blocks[1]:
+            # Once for all panels of columns.
+            left = Factor(emit(graph, transpose.op.op, left.matrix, beside=node), False)
+        kernel = kernel_for(self.blocks, (left.is_transposed, right.is_transposed))
+        return emit(graph, kernel.op.op, left.matrix, right.matrix, bias, beside=node)
 
 
-@cache
-def kernel_for(blocks: tuple[int, int], *, is_transposed: bool) -> tk.Kernel:
-    """The kernel with these blocks, for a right operand that is transposed or not."""
-    rows, columns = blocks
-    return (matmul_with_transposed if is_transposed else matmul).using(BM=rows, BN=columns)
+def _divisors(size: int, least: int, most: int) -> list[int]:
+    return [one for one in range(least, min(size, most) + 1) if size % one == 0]
 
 
 def find(region: Region) -> Iterator[Matmul]:
@@ -163,7 +201,7 @@ def find(region: Region) -> Iterator[Matmul]:
         # The gradient of a weight is a transposed product.
         while found.bias is None and _is_transpose(user := only_user(match.node)):
             match = Matmul(user, found, is_transposed=not match.is_transposed)
-        if match.blocks is not None:
+        if match.blocks is not None or match.steps is not None:
             yield match
 
 

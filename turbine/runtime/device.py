@@ -381,7 +381,7 @@ def _driver(name: str) -> Any:
     if name == TASK:
         # Read when the driver is created, for all of its devices.
         iree.flags.parse_flags(f"--task_topology_max_group_count={thread_count()}")
-        heap.keep_freed_blocks()
+    heap.keep_freed_blocks()
     try:
         # Not IREE's shared driver, which has threads; see Note [After a fork].
         return immortal(iree._binding.create_hal_driver(name))

@@ -1,9 +1,9 @@
 """Convolutions as matmuls, for which the compiler has its fastest code.
 
 A convolution maps a wide tensor, in which windows slide, to a narrow one with an element for each
-window. To gather, windows of the wide tensor become rows of a matrix, which is multiplied with the
-kernel (im2col). To spread, the product is added to the windows (col2im), as in a transposed
-convolution and in the gradient of a plain one.
+window. To gather, windows of the wide tensor become columns of a matrix (im2col), which the kernel
+is multiplied with. To spread, the product is added to the windows (col2im), as in a transposed
+convolution and in the gradient of a plain one. Kernels keep their layout.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import guard_or_false, statically_known_true
 
+from turbine.capture.declared_ops import KERNELS
 from turbine.capture.sizes import hint
 
 aten = torch.ops.aten
@@ -43,6 +44,11 @@ class Windows:
         """The number of windows along each axis."""
         axes = zip(sizes, self.extents(), self.stride, self.padding, strict=True)
         return [(n + 2 * p - extent) // s + 1 for n, extent, s, p in axes]
+
+    def phase_lengths(self, sizes: Sequence[int]) -> list[int]:
+        """Every s-th element is one of a phase: as many as windows read."""
+        axes = zip(self.count(sizes), self.extents(), self.stride, strict=True)
+        return [n + (extent - 1) // s for n, extent, s in axes]
 
     def extents(self) -> list[int]:
         """The extent of a window along each axis, with dilation."""
@@ -104,10 +110,12 @@ def convolution(
         )
     if transposed:
         extra = per_axis(output_padding, x.dim() - 2)
-        y = _spread_windows(_channels_last(x), weight, windows, _wide_sizes(x, windows, extra))
+        y = _spread_windows(x, weight, windows, _wide_sizes(x, windows, extra))
     else:
-        y = _gather(_channels_last(x), weight, windows)
-    return _channels_first(y if bias is None else y + bias, like=x).to(x.dtype)
+        y = _gather(x, weight, windows)
+    if bias is not None:
+        y = y + bias.view([-1, *[1] * (x.dim() - 2)])
+    return y.clone(memory_format=suggest_memory_format(x)).to(x.dtype)
 
 
 def convolution_backward(
@@ -127,22 +135,20 @@ def convolution_backward(
     windows = _windows(weight, stride, padding, dilation, groups)
     if not _is_supported(x, weight):
         return NotImplemented
-    g, inputs = _channels_last(grad), _channels_last(x)
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        sizes = list(x.shape[2:])
         moved = (
-            _gather(g, weight, windows)
+            _gather(grad, weight, windows)
             if transposed
-            else _spread_windows(g, weight, windows, sizes)
+            else _spread_windows(grad, weight, windows, list(x.shape[2:]))
         )
-        grad_x = _channels_first(moved, like=x)
+        grad_x = moved.clone(memory_format=suggest_memory_format(x))
     if output_mask[1]:
-        wide, narrow = (g, inputs) if transposed else (inputs, g)
+        wide, narrow = (grad, x) if transposed else (x, grad)
         grad_weight = _weight_gradient(wide, narrow, windows).reshape(weight.shape)
         grad_weight = grad_weight.clone(memory_format=suggest_memory_format(weight))
     if output_mask[2]:
-        grad_bias = g.flatten(0, -2).sum(0)
+        grad_bias = _channels_last(grad).flatten(0, -2).sum(0)
     return grad_x, grad_weight, grad_bias
 
 
@@ -191,46 +197,98 @@ def _channels_last(x: Tensor) -> Tensor:
     return x.permute([0, *range(2, x.dim()), 1])
 
 
-def _channels_first(x: Tensor, like: Tensor) -> Tensor:
-    first = x.permute([0, x.dim() - 1, *range(1, x.dim() - 1)])
-    return first.clone(memory_format=suggest_memory_format(like))
+def _channels_first(x: Tensor) -> Tensor:
+    return x.permute([0, x.dim() - 1, *range(1, x.dim() - 1)])
 
 
 def _gather(wide: Tensor, weight: Tensor, windows: Windows) -> Tensor:
-    """The narrow tensor: each window times the kernel."""
-    slices = _slices(wide, windows)
+    """The narrow tensor: the kernel times each window."""
     if _is_depthwise(weight, windows):
-        taps = zip(slices, _tap_weights(weight), strict=True)
-        return _sum([values * tap for values, tap in taps])
-    rows = _multiply(_rows(slices, windows), _matrix(weight, windows))
-    return rows.reshape([-1, *slices[0].shape[1:-1], weight.shape[0]])
+        taps = zip(_slices(_channels_last(wide), windows), _tap_weights(weight), strict=True)
+        return _channels_first(_sum([values * tap for values, tap in taps]))
+    columns = im2col(wide, windows)
+    product = _matrix(weight, windows) @ _grouped(columns, windows)
+    return product.reshape([weight.shape[0], *columns.shape[2:]]).transpose(0, 1)
 
 
 def _spread_windows(narrow: Tensor, weight: Tensor, windows: Windows, sizes: list[int]) -> Tensor:
     """The wide tensor: each element times the kernel, added up where windows overlap."""
     if _is_depthwise(weight, windows):
-        wide = narrow.to(torch.promote_types(narrow.dtype, torch.float32))
+        wide = _channels_last(narrow).to(torch.promote_types(narrow.dtype, torch.float32))
         values = [wide * tap for tap in _tap_weights(weight)]
-        return overlay(values, windows, sizes)
-    groups, channels = windows.groups, weight.shape[1]
-    rows = _multiply(_rows([narrow], windows), _matrix(weight, windows).transpose(-2, -1))
-    split = rows.reshape([*narrow.shape[:-1], groups, prod(windows.taps), channels])
-    taps = split.transpose(-3, -2) if groups > 1 else split
-    flat = taps.reshape([*narrow.shape[:-1], prod(windows.taps), groups * channels])
-    return overlay(list(flat.unbind(-2)), windows, sizes)
+        return _channels_first(_overlay(values, windows, sizes))
+    elements = narrow.transpose(0, 1)
+    product = _matrix(weight, windows).transpose(-2, -1) @ _grouped(elements, windows)
+    return col2im(product.reshape([-1, prod(windows.taps), *elements.shape[1:]]), windows, sizes)
 
 
 def _weight_gradient(wide: Tensor, narrow: Tensor, windows: Windows) -> Tensor:
     """The gradient of the kernel."""
-    slices = _slices(wide, windows)
-    if wide.shape[-1] == narrow.shape[-1] == windows.groups:
+    if wide.shape[1] == narrow.shape[1] == windows.groups:
+        narrow = _channels_last(narrow)
         axes = list(range(narrow.dim() - 1))
+        slices = _slices(_channels_last(wide), windows)
         return torch.stack([(values * narrow).sum(axes) for values in slices], -1)
-    rows = _rows(slices, windows).transpose(-2, -1)
-    gradient = _multiply(rows, _rows([narrow], windows), grouped=True)
-    taps, groups = len(slices), windows.groups
-    split = gradient.reshape([groups, taps, wide.shape[-1] // groups, narrow.shape[-1] // groups])
-    return split.permute(0, 3, 2, 1)
+    columns = _grouped(im2col(wide, windows), windows)
+    return _grouped(narrow.transpose(0, 1), windows) @ columns.transpose(-2, -1)
+
+
+def _grouped(x: Tensor, windows: Windows) -> Tensor:
+    """Channels, and perhaps taps, as rows, images and places as columns; groups in front."""
+    columns = prod(x.shape[-1 - len(windows.taps) :])
+    groups = [windows.groups] if windows.groups > 1 else []
+    return x.reshape([*groups, prod(x.shape[: -1 - len(windows.taps)]) // windows.groups, columns])
+
+
+def _matrix(weight: Tensor, windows: Windows) -> Tensor:
+    """The kernel as (narrow channels, wide channels * taps), with the groups in front."""
+    groups = [windows.groups] if windows.groups > 1 else []
+    return weight.reshape([*groups, weight.shape[0] // windows.groups, prod(weight.shape[1:])])
+
+
+def im2col(wide: Tensor, windows: Windows) -> Tensor:
+    """The elements of each window: (channels, taps, images, *windows)."""
+    if "im2col" in KERNELS:
+        return KERNELS["im2col"](_split_phases(wide, windows), windows.taps, windows.dilation)
+    slices = _slices(_channels_last(wide), windows)
+    return torch.stack(slices).movedim(-1, 0)
+
+
+def col2im(values: Tensor, windows: Windows, sizes: list[int]) -> Tensor:
+    """The sums of all windows at each element: `im2col` backward."""
+    if "col2im" in KERNELS:
+        phases = KERNELS["col2im"](values, windows.taps, windows.stride, windows.dilation)
+        return _join_phases(phases, windows, sizes)
+    taps = [tap.movedim(0, -1) for tap in values.unbind(1)]
+    return _channels_first(_overlay(taps, windows, sizes))
+
+
+def _split_phases(wide: Tensor, windows: Windows) -> Tensor:
+    """The padded tensor as (images, channels, *stride, *lengths): s phases of an axis of stride s.
+
+    Phase i has every s-th element from i on.
+    """
+    sizes = wide.shape[2:]
+    lengths = windows.phase_lengths(sizes)
+    axes = list(zip(sizes, lengths, windows.stride, windows.padding, strict=True))
+    margins = [m for n, length, s, p in reversed(axes) for m in (p, length * s - n - p)]
+    padded = aten.constant_pad_nd(wide, margins) if any(margins) else wide
+    pairs = [size for pair in zip(lengths, windows.stride, strict=True) for size in pair]
+    split = padded.reshape([*wide.shape[:2], *pairs])
+    axis = range(2, split.dim())
+    return split.permute([0, 1, *axis[1::2], *axis[::2]])
+
+
+def _join_phases(phases: Tensor, windows: Windows, sizes: list[int]) -> Tensor:
+    """Undo `_split_phases`."""
+    count = len(sizes)
+    pairs = [axis for i in range(count) for axis in (2 + count + i, 2 + i)]
+    lengths = [n * s for n, s in zip(phases.shape[2 + count :], windows.stride, strict=True)]
+    wide = phases.permute([0, 1, *pairs]).reshape([*phases.shape[:2], *lengths])
+    axes = list(zip(sizes, lengths, windows.padding, strict=True))
+    # A negative margin is cut off.
+    margins = [m for n, length, p in reversed(axes) for m in (-p, n + p - length)]
+    return aten.constant_pad_nd(wide, margins) if any(margins) else wide
 
 
 def _is_depthwise(weight: Tensor, windows: Windows) -> bool:
@@ -258,31 +316,7 @@ def _slices(wide: Tensor, windows: Windows) -> list[Tensor]:
     return slices
 
 
-def _rows(slices: list[Tensor], windows: Windows) -> Tensor:
-    """(rows, taps * channels), with the groups in front if there are several."""
-    if windows.groups == 1:
-        joined = torch.cat(slices, -1) if len(slices) > 1 else slices[0]
-        return joined.reshape(-1, joined.shape[-1])
-    joined = torch.stack(slices, -2)
-    split = joined.reshape([-1, len(slices), windows.groups, joined.shape[-1] // windows.groups])
-    return split.permute(2, 0, 1, 3).flatten(2)
-
-
-def _matrix(weight: Tensor, windows: Windows) -> Tensor:
-    """The kernel as (taps * wide channels, narrow channels), with the groups in front."""
-    groups = windows.groups
-    taps = weight.reshape([groups, weight.shape[0] // groups, weight.shape[1], -1])
-    matrix = taps.permute(0, 3, 2, 1).flatten(1, 2)
-    return matrix[0] if groups == 1 else matrix
-
-
-def _multiply(rows: Tensor, matrix: Tensor, *, grouped: bool = False) -> Tensor:
-    """A matmul whose columns are channels; groups are concatenated unless `grouped`."""
-    result = rows @ matrix
-    return result if grouped or result.dim() == 2 else result.transpose(0, 1).flatten(1)
-
-
-def overlay(values: list[Tensor], windows: Windows, sizes: list[int]) -> Tensor:
+def _overlay(values: list[Tensor], windows: Windows, sizes: list[int]) -> Tensor:
     """Add the values of each tap to the elements at the tap (col2im)."""
     placed = []
     ends = [size + 2 * padding for size, padding in zip(sizes, windows.padding, strict=True)]
