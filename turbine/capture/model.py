@@ -26,6 +26,7 @@ from turbine.capture.program import Devices, Program, check_devices
 from turbine.capture.program_check import agrees, can_compare
 from turbine.capture.program_reader import name_parameters, read_program
 from turbine.capture.random_ops import Stream
+from turbine.capture.recurrence import Recurrences
 from turbine.capture.training_mode import warn_of_training_mode
 from turbine.signature import Signature
 
@@ -176,7 +177,7 @@ def _export(
     strict: bool,
 ) -> ExportedProgram:
     # Errors have the contents of the log.
-    with Expanding(), small_sizes.suppress_log():
+    with Expanding(), Recurrences(trains=False), small_sizes.suppress_log():
         return torch.export.export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )

@@ -26,6 +26,7 @@ from turbine.capture.model import export_program
 from turbine.capture.one_thread import traces
 from turbine.capture.optimizer_step import State, check_optimizer, initial_state, trace_step
 from turbine.capture.random_ops import CountedRandom, Stream
+from turbine.capture.recurrence import Recurrences
 from turbine.capture.trace_lines import at, gradients, replay, trace
 
 # Where the root module holds the state of the optimizer, and that of training.
@@ -96,7 +97,7 @@ class ModelLoss:
 
     def loss(self, values: Values, args: Sequence[Any]) -> Tensor:
         """The loss of a batch; the model holds `values`, and may write to them."""
-        with self._holding(values), self._drawing(values):
+        with self._holding(values), self._drawing(values), Recurrences(trains=True):
             if self.takes_model:
                 loss = self.loss_fn(self.model, *args)
             else:

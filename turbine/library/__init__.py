@@ -1,5 +1,6 @@
 """TK kernels that replace ops of exported graphs where they are faster."""
 
 from turbine.library import im2col as im2col
+from turbine.library import recurrence as recurrence
 from turbine.library import sorting as sorting
 from turbine.library.placement import place_kernels as place_kernels
