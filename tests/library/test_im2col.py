@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import turbine.library
 from tests.library.placing import count, exported
 from tests.models import Fn
 from turbine.capture.rules.convolution import Windows, col2im, im2col
+from turbine.library.im2col import columns_to_windows, windows_to_columns
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -41,8 +41,9 @@ def test_windows_become_columns_and_add_up_again(windows: Windows) -> None:
     sizes = [9, 7, 6][: len(windows.taps)]
     x = torch.randn(2, 3, *sizes, dtype=torch.float64, requires_grad=True)
     expected = unfold(x, windows)
-    columns = im2col(x.detach(), windows)
-    assert torch.equal(columns, expected)
+    for for_gradient in (True, False):
+        columns = im2col(x.detach(), windows, for_gradient=for_gradient)
+        assert torch.equal(columns, expected)
     values = torch.randn_like(columns)
     (sums,) = torch.autograd.grad(expected, x, values)
     torch.testing.assert_close(col2im(values, windows, sizes), sums)
@@ -57,14 +58,8 @@ def test_gradients_of_convolutions_copy_windows_by_kernels() -> None:
     args = torch.randn(2, 3, 9, 8), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 5, 4)
     program = exported(Fn(gradients), *args)
     key = (3, 3), (2, 2), (1, 1)
-    kernels = [
-        kernel(*key).op.op
-        for kernel in (
-            turbine.library.im2col.windows_to_columns,
-            turbine.library.im2col.columns_to_windows,
-        )
-    ]
-    assert count(program, *kernels) == 2
+    kernels = windows_to_columns(*key, True), columns_to_windows(*key)
+    assert count(program, *(kernel.op.op for kernel in kernels)) == 2
     assert count(program, aten.cat.default) == 0
     for found, expected in zip(program.graph(*args), gradients(*args), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

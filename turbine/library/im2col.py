@@ -22,17 +22,25 @@ Sizes = tuple[int, ...]
 
 
 @cache
-def windows_to_columns(taps: Sizes, stride: Sizes, dilation: Sizes) -> tk.Kernel:
-    """The kernel of `im2col`; a program copies a channel of an image."""
+def windows_to_columns(
+    taps: Sizes, stride: Sizes, dilation: Sizes, for_gradient: bool = False
+) -> tk.Kernel:
+    """The kernel of `im2col`; a program copies a channel of an image.
+
+    For gradients, programs have another order. The compiler would take equal calls for one, and
+    keep columns, which are many times as large as the images, from the forward pass on.
+    """
     lengths, counts = _sizes(taps, stride, dilation)
 
-    @tk.gen.kernel(B, C, specialize=lengths)
+    grid, order = ((C, B), (1, 0)) if for_gradient else ((B, C), (0, 1))
+
+    @tk.gen.kernel(*grid, specialize=lengths)
     def im2col(
         x: tkl.InputBuffer[B, C, *stride, *lengths, T],
         y: tkl.OutputBuffer[C, *taps, B, *counts, T],
     ) -> None:
         def copy(tap: Any, place: Any) -> None:
-            image, channel = tkl.program_id(0), tkl.program_id(1)
+            image, channel = (tkl.program_id(axis) for axis in order)
             block = (None,) * (2 + len(stride)) + counts
             values = tkl.load(x, (image, channel, *place), block)
             tkl.store(y, (channel, *tap, image, *[0] * len(counts)), values)
@@ -83,10 +91,13 @@ def _for_each_tap(
         body(tap, (*(at % s for at, s in starts), *(at // s for at, s in starts)))
 
 
-def im2col(phases: Tensor, taps: Sequence[int], dilation: Sequence[int]) -> Any:
+def im2col(
+    phases: Tensor, taps: Sequence[int], dilation: Sequence[int], *, for_gradient: bool
+) -> Any:
     """(Images, channels, *stride, *lengths) to (channels, taps, images, *windows)."""
     axes = len(taps)
-    kernel = windows_to_columns(tuple(taps), tuple(phases.shape[2 : 2 + axes]), tuple(dilation))
+    stride = tuple(phases.shape[2 : 2 + axes])
+    kernel = windows_to_columns(tuple(taps), stride, tuple(dilation), for_gradient)
     return kernel(phases.contiguous()).flatten(1, axes)
 
 

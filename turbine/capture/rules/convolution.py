@@ -229,7 +229,7 @@ def _weight_gradient(wide: Tensor, narrow: Tensor, windows: Windows) -> Tensor:
         axes = list(range(narrow.dim() - 1))
         slices = _slices(_channels_last(wide), windows)
         return torch.stack([(values * narrow).sum(axes) for values in slices], -1)
-    columns = _grouped(im2col(wide, windows), windows)
+    columns = _grouped(im2col(wide, windows, for_gradient=True), windows)
     return _grouped(narrow.transpose(0, 1), windows) @ columns.transpose(-2, -1)
 
 
@@ -246,10 +246,12 @@ def _matrix(weight: Tensor, windows: Windows) -> Tensor:
     return weight.reshape([*groups, weight.shape[0] // windows.groups, prod(weight.shape[1:])])
 
 
-def im2col(wide: Tensor, windows: Windows) -> Tensor:
+def im2col(wide: Tensor, windows: Windows, *, for_gradient: bool = False) -> Tensor:
     """The elements of each window: (channels, taps, images, *windows)."""
     if "im2col" in KERNELS:
-        return KERNELS["im2col"](_split_phases(wide, windows), windows.taps, windows.dilation)
+        phases = _split_phases(wide, windows)
+        kernel = KERNELS["im2col"]
+        return kernel(phases, windows.taps, windows.dilation, for_gradient=for_gradient)
     slices = _slices(_channels_last(wide), windows)
     return torch.stack(slices).movedim(-1, 0)
 
