@@ -52,6 +52,15 @@ def test_dynamic_batches_match_eager(drawn: Drawn) -> None:
 
 
 @pytest.mark.sweep(1)
+def test_defaults_of_settings_match_eager_without_a_batch_and_in_bf16() -> None:
+    def pool(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+        return F.avg_pool2d(x, 2), F.max_pool2d(x, 2), F.avg_pool2d(y, 2), F.avg_pool1d(x[0], 3)
+
+    args = torch.randn(3, 5, 7), torch.randn(2, 3, 5, 7, dtype=torch.bfloat16)
+    torch.testing.assert_close(compiled(pool, *args)(*args), pool(*args))
+
+
+@pytest.mark.sweep(1)
 def test_dynamic_lengths_match_eager(drawn: Drawn) -> None:
     def pool(x: Tensor) -> tuple[Any, ...]:
         return F.adaptive_max_pool1d(x, 3, return_indices=True), F.max_pool1d(x, 3, 2, 1)

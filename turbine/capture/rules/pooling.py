@@ -45,11 +45,13 @@ def avg_pool(
     windows = _windows(len(kernel_size), kernel_size, stride, padding, [1])
     pool = _POOLS[len(windows.taps)][0]
     options = (ceil_mode, count_include_pad, divisor_override)
+    # torch-mlir takes one number for all axes wrongly.
+    settings = windows.taps, windows.stride, windows.padding
     if x.dim() == len(windows.taps) + 1:
-        mean: Tensor = pool(x.unsqueeze(0), kernel_size, stride, padding, *options)
+        mean: Tensor = pool(x.unsqueeze(0), *settings, *options)
         return mean.squeeze(0)
     if x.dtype in ADDED_WIDER:
-        wide: Tensor = pool(x.to(torch.float32), kernel_size, stride, padding, *options)
+        wide: Tensor = pool(x.to(torch.float32), *settings, *options)
         return wide.to(x.dtype)
     sizes = list(x.shape[-len(windows.taps) :])
     if not (ceil_mode or any(windows.padding) or has_loose_window(sizes, windows)):
@@ -73,7 +75,8 @@ def max_pool_with_indices(
     windows = _windows(len(kernel_size), kernel_size, stride, padding, dilation)
     pool = _POOLS[len(windows.taps)][1]
     if x.dim() == len(windows.taps) + 1:
-        both = pool(x.unsqueeze(0), kernel_size, stride, padding, dilation, ceil_mode)
+        settings = windows.taps, windows.stride, windows.padding, windows.dilation
+        both = pool(x.unsqueeze(0), *settings, ceil_mode)
         return both[0].squeeze(0), both[1].squeeze(0)
     if _is_left_to_compiler.get():
         return NotImplemented
