@@ -8,7 +8,6 @@ from torch import Tensor
 
 from tests.library.placing import count, exported
 from tests.models import Fn
-from turbine.capture.declared_ops import KERNELS
 from turbine.capture.rules.convolution import Windows, col2im, im2col
 from turbine.library.im2col import columns_to_windows, windows_to_columns
 
@@ -38,13 +37,7 @@ def unfold(x: Tensor, windows: Windows) -> Tensor:
 
 
 @pytest.mark.parametrize("windows", CASES, ids=str)
-@pytest.mark.parametrize("by_kernels", [True, False])
-def test_windows_become_columns_and_add_up_again(
-    windows: Windows, by_kernels: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not by_kernels:
-        for name in ("im2col", "col2im"):
-            monkeypatch.delitem(KERNELS, name)
+def test_windows_become_columns_and_add_up_again(windows: Windows) -> None:
     sizes = [9, 7, 6][: len(windows.taps)]
     x = torch.randn(2, 3, *sizes, dtype=torch.float64, requires_grad=True)
     expected = unfold(x, windows)

@@ -42,8 +42,11 @@ def _functional(meaning: Callable[..., Any]) -> Callable[..., Any]:
     return dispatch_functionalize(meaning)
 
 
-class Replacing(TorchFunctionMode):
-    """A mode in which other functions are called in place of some."""
+class Expanding(TorchFunctionMode):
+    """A mode in which a custom op's implementation is called in place of the op.
+
+    PyTorch does not accept constants that a decomposition adds to an exported program.
+    """
 
     def __torch_function__(
         self,
@@ -52,22 +55,7 @@ class Replacing(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the replacement of a function."""
-        return self.replacement(function)(*args, **(kwargs or {}))
-
-    def replacement(self, function: Any) -> Any:
-        """What to call in place of a function: itself, or another."""
-        raise NotImplementedError
-
-
-class Expanding(Replacing):
-    """A mode in which a custom op's implementation is called in place of the op.
-
-    PyTorch does not accept constants that a decomposition adds to an exported program.
-    """
-
-    def replacement(self, function: Any) -> Any:
-        """The implementation in MEANINGS, or the function itself."""
+        """Call the implementation in MEANINGS, or the function itself."""
         packet = isinstance(function, torch._ops.OpOverloadPacket)
         op = function.default if packet and "default" in function.overloads() else function
-        return MEANINGS.get(op, function)
+        return MEANINGS.get(op, function)(*args, **(kwargs or {}))

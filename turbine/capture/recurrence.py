@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
+from torch.overrides import TorchFunctionMode
 
-from turbine.capture.declared_ops import KERNELS, Replacing
+from turbine.capture.declared_ops import KERNELS
 
 Call = Callable[..., Any]
 
@@ -65,16 +66,11 @@ class _Layers:
         h, *ends = compute(
             sums.view(*x.shape[:2], count, gates, units),
             hidden.view(count, gates, units, units),
-            new,
+            hidden.new_zeros(count, units) if new is None else new,
             [one[first : first + count] for one in self.states],
         )
         outputs = torch.cat([h[0, 1:], *h[1:, :-1]], -1)
-        return [outputs, last_states(h), *ends]
-
-
-def last_states(states: Tensor) -> Tensor:
-    """The states after all steps, of those at all places: (directions, steps + 1, ...)."""
-    return torch.stack([states[0, -1], *states[1:, 0]])
+        return [outputs, torch.stack([h[0, -1], *h[1:, 0]]), *ends]
 
 
 def _biases(biases: list[Tensor], gates: int) -> tuple[Tensor | None, Tensor | None]:
@@ -92,7 +88,7 @@ _GATES_OF_GRU = 3
 
 
 def _lstm(layers: _Layers, *, differentiable: bool) -> Any:
-    def compute(x: Tensor, weight: Tensor, _: Any, states: list[Tensor]) -> Any:
+    def compute(x: Tensor, weight: Tensor, _: Tensor, states: list[Tensor]) -> Any:
         return KERNELS["lstm"](x, weight, *states, differentiable=differentiable)
 
     y, (h, c) = layers.run(4, compute)
@@ -100,9 +96,7 @@ def _lstm(layers: _Layers, *, differentiable: bool) -> Any:
 
 
 def _gru(layers: _Layers, *, differentiable: bool) -> Any:
-    def compute(x: Tensor, weight: Tensor, bias: Any, states: list[Tensor]) -> Any:
-        if bias is None:
-            bias = weight.new_zeros(weight.shape[0], weight.shape[-1])
+    def compute(x: Tensor, weight: Tensor, bias: Tensor, states: list[Tensor]) -> Any:
         return [KERNELS["gru"](x, weight, bias, *states, differentiable=differentiable)]
 
     y, (h,) = layers.run(_GATES_OF_GRU, compute)
@@ -110,7 +104,7 @@ def _gru(layers: _Layers, *, differentiable: bool) -> Any:
 
 
 def _rnn(layers: _Layers, nonlinearity: str, *, differentiable: bool) -> Any:
-    def compute(x: Tensor, weight: Tensor, _: Any, states: list[Tensor]) -> Any:
+    def compute(x: Tensor, weight: Tensor, _: Tensor, states: list[Tensor]) -> Any:
         kernel = KERNELS["rnn"]
         return [kernel(x, weight, *states, nonlinearity, differentiable=differentiable)]
 
@@ -126,11 +120,52 @@ _RULES: dict[Any, Call] = {
 }
 
 
+def _run(function: Any, *args: Any, trains: bool = True, **kwargs: Any) -> Any:
+    """Call a function by kernels, if there are some for its arguments.
+
+    Parameters have no gradients unless it `trains`.
+    """
+    layers = None if kwargs or "lstm" not in KERNELS else _read(*args)
+    if layers is None:
+        return function(*args, **kwargs)
+    tensors = layers.sequence, *layers.states, *(layers.params if trains else ())
+    differentiable = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
+    return _RULES[function](layers, differentiable=differentiable)
+
+
+def lstm(*args: Any, **kwargs: Any) -> Any:
+    """torch.lstm by kernels."""
+    return _run(torch.lstm, *args, **kwargs)
+
+
+def gru(*args: Any, **kwargs: Any) -> Any:
+    """torch.gru by kernels."""
+    return _run(torch.gru, *args, **kwargs)
+
+
+def rnn_tanh(*args: Any, **kwargs: Any) -> Any:
+    """torch.rnn_tanh by kernels."""
+    return _run(torch.rnn_tanh, *args, **kwargs)
+
+
+def rnn_relu(*args: Any, **kwargs: Any) -> Any:
+    """torch.rnn_relu by kernels."""
+    return _run(torch.rnn_relu, *args, **kwargs)
+
+
+# Functions of PyTorch, and those that call kernels in place of them.
+BY_KERNELS: dict[Any, Call] = {
+    torch.lstm: lstm,
+    torch.gru: gru,
+    torch.rnn_tanh: rnn_tanh,
+    torch.rnn_relu: rnn_relu,
+}
+
+
 def _read(sequence: Tensor, states: Any, params: Any, *options: Any) -> _Layers | None:
     """The layers, or None if no kernel computes them."""
-    is_packed = isinstance(params, Tensor)
-    if is_packed or torch._C._are_functorch_transforms_active():
-        return None
+    if isinstance(params, Tensor) or torch._C._are_functorch_transforms_active():
+        return None  # of a packed sequence
     layers = _Layers(sequence, [states] if isinstance(states, Tensor) else states, params, *options)
     tensors = sequence, *layers.states, *params
     is_known = sequence.dtype in (torch.float32, torch.float64)
@@ -141,29 +176,21 @@ def _read(sequence: Tensor, states: Any, params: Any, *options: Any) -> _Layers 
     return layers if is_known and is_alike and not is_projected and not is_empty else None
 
 
-class Recurrences(Replacing):
-    """A mode in which recurrent layers are calls of kernels.
-
-    Parameters have no gradients unless it `trains`.
-    """
+class Recurrences(TorchFunctionMode):
+    """A mode in which recurrent layers are calls of kernels."""
 
     def __init__(self, *, trains: bool) -> None:
         super().__init__()
         self._trains = trains
 
-    def replacement(self, function: Any) -> Any:
-        """What to call in place of a recurrent layer."""
-        return partial(self._run, function) if is_layer(function) else function
-
-    def _run(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        layers = None if kwargs or "lstm" not in KERNELS else _read(*args)
-        if layers is None:
-            return function(*args, **kwargs)
-        tensors = layers.sequence, *layers.states, *(layers.params if self._trains else ())
-        differentiable = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
-        return _RULES[function](layers, differentiable=differentiable)
-
-
-def is_layer(function: Any) -> bool:
-    """Whether a function of PyTorch is a recurrent layer."""
-    return function in _RULES
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call kernels in place of a recurrent layer, or the function itself."""
+        if function in _RULES:
+            return _run(function, *args, trains=self._trains, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))

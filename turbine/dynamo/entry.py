@@ -17,7 +17,6 @@ from turbine import config, errors
 from turbine.capture.control_flow import is_control_flow
 from turbine.capture.decompositions import Table, current_training_decompositions
 from turbine.capture.late_rules import decompose_late, early_rules
-from turbine.capture.recurrence import Recurrences
 from turbine.dynamo import aot_facts, graph_autotuning, onednn, records, small_graphs
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.calibration import Seconds
@@ -25,6 +24,7 @@ from turbine.dynamo.graph_autotuning import AutotunedGraph
 from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
 from turbine.dynamo.library import LibraryCalls
 from turbine.dynamo.records import GraphRecord
+from turbine.dynamo.recurrence import use_kernels
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +83,8 @@ def backend(
         decompositions=calls.keep_whole(early_rules(table) if has_bodies else table),
     )
     try:
-        with config.override(**settings), onednn.switched_off(), Recurrences(trains=True):
-            call: Callable[..., Any] = compiler(graph, example_inputs)
+        with config.override(**settings), onednn.switched_off():
+            call: Callable[..., Any] = compiler(use_kernels(graph), example_inputs)
     except TorchDynamoException:
         raise  # control flow within PyTorch
     except Exception as error:

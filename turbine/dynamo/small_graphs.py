@@ -10,9 +10,8 @@ from torch import Tensor, fx
 from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
-from turbine.capture.recurrence import is_layer
 from turbine.capture.sizes import count_elements
-from turbine.dynamo import calibration
+from turbine.dynamo import calibration, recurrence
 from turbine.dynamo.calibration import Example
 
 KIND = "call of four small ops"
@@ -43,7 +42,7 @@ def is_small(graph: fx.Graph) -> bool:
 
 def _has_body(node: fx.Node) -> bool:
     """Whether an op runs others: control flow, and recurrent layers."""
-    return isinstance(node.target, HigherOrderOperator) or is_layer(node.target)
+    return isinstance(node.target, HigherOrderOperator) or recurrence.is_layer(node)
 
 
 def _count_bytes(node: fx.Node) -> int:

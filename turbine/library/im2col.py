@@ -31,6 +31,7 @@ def windows_to_columns(
     keep columns, which are many times as large as the images, from the forward pass on.
     """
     lengths, counts = _sizes(taps, stride, dilation)
+
     grid, order = ((C, B), (1, 0)) if for_gradient else ((B, C), (0, 1))
 
     @tk.gen.kernel(*grid, specialize=lengths)

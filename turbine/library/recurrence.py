@@ -17,7 +17,6 @@ from torch import Tensor
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.declared_ops import KERNELS
-from turbine.capture.recurrence import last_states
 
 N, B, S = tkl.symbols("N B S")  # steps, rows of the batch, directions
 H = tkl.sym.H  # units of a state
@@ -432,7 +431,7 @@ class _Lstm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, h0: Tensor, c0: Tensor) -> Any:
         h, c, gates = _forward(lstm_with_gates, x, weight, h0, c0)
         ctx.save_for_backward(x, weight, h0, c0, h, c, gates)
-        return h, last_states(c)
+        return h, torch.stack([c[0, -1], *c[1:, 0]])
 
     @staticmethod
     def backward(ctx: Any, grad_h: Tensor, grad_c: Tensor) -> Any:
@@ -483,7 +482,7 @@ class _Rnn(torch.autograd.Function):
 def _differentiate(
     layer: Callable[..., Any], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> tuple[Any, ...]:
-    """Compute differentiable gradients: the layer runs by PyTorch ops again."""
+    """Gradients that have gradients, of a layer of PyTorch's ops."""
     outputs = layer(*inputs)
     needed = [one for one in inputs if one.requires_grad]
     found = torch.autograd.grad(outputs, needed, grads, create_graph=True, allow_unused=True)
