@@ -16,7 +16,7 @@ from turbine.capture import control_flow
 from turbine.dynamo import failure_cache
 from turbine.lower.control_flow import RULES
 
-# PyTorch tells where control flow that it cannot differentiate comes from.
+# PyTorch warns about control flow that it cannot differentiate.
 pytestmark = pytest.mark.filterwarnings("ignore:Error detected in")
 
 LAYER = nn.Linear(4, 4)

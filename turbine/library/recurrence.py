@@ -482,7 +482,7 @@ class _Rnn(torch.autograd.Function):
 def _differentiate(
     layer: Callable[..., Any], inputs: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> tuple[Any, ...]:
-    """Gradients that have gradients, of a layer of PyTorch's ops."""
+    """Compute differentiable gradients: the layer runs by PyTorch ops again."""
     outputs = layer(*inputs)
     needed = [one for one in inputs if one.requires_grad]
     found = torch.autograd.grad(outputs, needed, grads, create_graph=True, allow_unused=True)
