@@ -17,14 +17,13 @@ from turbine import config, errors
 from turbine.capture.control_flow import is_control_flow
 from turbine.capture.decompositions import Table, current_training_decompositions
 from turbine.capture.late_rules import decompose_late, early_rules
-from turbine.dynamo import aot_facts, graph_autotuning, onednn, records, small_graphs
+from turbine.dynamo import aot_facts, graph_autotuning, onednn, records, recurrence, small_graphs
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.calibration import Seconds
 from turbine.dynamo.graph_autotuning import AutotunedGraph
 from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
 from turbine.dynamo.library import LibraryCalls
 from turbine.dynamo.records import GraphRecord
-from turbine.dynamo.recurrence import use_kernels
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +61,9 @@ def backend(
     tensor([2., 2.])
     """
     settings = backend_options.check(options, mode)
+    reason = recurrence.too_long(graph.graph)
+    if reason is not None:
+        return leave_to_pytorch(graph, records.new("eager"), reason)
     with config.override(**settings):
         if config.current().library_calls == "auto" and small_graphs.is_small(graph.graph):
             return leave_to_pytorch(graph, records.new("eager"), small_graphs.REASON)
@@ -84,7 +86,7 @@ def backend(
     )
     try:
         with config.override(**settings), onednn.switched_off():
-            call: Callable[..., Any] = compiler(use_kernels(graph), example_inputs)
+            call: Callable[..., Any] = compiler(graph, example_inputs)
     except TorchDynamoException:
         raise  # control flow within PyTorch
     except Exception as error:
