@@ -333,15 +333,6 @@ def test_ctrl_c_interrupts_compilation(tmp_path: Path) -> None:
     assert done.returncode == 3, done.stderr
 
 
-def test_long_recurrent_layers_fall_back() -> None:
-    layer = torch.nn.GRU(2, 3, batch_first=True)
-    report = turbine.explain(layer, torch.randn(1, 300, 2))
-    assert report.ops_compiled == 0
-    assert {op.reason for op in report.left} == {
-        "a recurrent layer of 300 steps, more than 256, would be unrolled"
-    }
-
-
 def test_untraceable_functions_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise ValueError("no such luck")

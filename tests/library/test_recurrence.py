@@ -1,4 +1,4 @@
-"""Recurrent layers: kernels that match PyTorch, in eager calls and exports."""
+"""Recurrent layers: kernels that match PyTorch, in eager calls, exports and torch.compile."""
 
 from __future__ import annotations
 
@@ -102,3 +102,14 @@ def test_second_derivatives_match_torch(name: str) -> None:
         found = penalty()
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_long_layers_are_compiled() -> None:
+    layer = nn.GRU(2, 3, batch_first=True)
+    x = torch.randn(1, 300, 2)
+    report = turbine.explain(layer, x)
+    assert report.ops_compiled
+    assert not report.left
+    torch.testing.assert_close(
+        torch.compile(layer, backend="turbine")(x)[0], layer(x)[0], rtol=1e-4, atol=1e-5
+    )

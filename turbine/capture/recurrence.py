@@ -120,7 +120,7 @@ _RULES: dict[Any, Call] = {
 }
 
 
-def _run(function: Any, *args: Any, trains: bool, **kwargs: Any) -> Any:
+def _run(function: Any, *args: Any, trains: bool = True, **kwargs: Any) -> Any:
     """Call a function by kernels, if there are some for its arguments.
 
     Parameters have no gradients unless it `trains`.
@@ -131,6 +131,35 @@ def _run(function: Any, *args: Any, trains: bool, **kwargs: Any) -> Any:
     tensors = layers.sequence, *layers.states, *(layers.params if trains else ())
     differentiable = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
     return _RULES[function](layers, differentiable=differentiable)
+
+
+def lstm(*args: Any, **kwargs: Any) -> Any:
+    """torch.lstm by kernels."""
+    return _run(torch.lstm, *args, **kwargs)
+
+
+def gru(*args: Any, **kwargs: Any) -> Any:
+    """torch.gru by kernels."""
+    return _run(torch.gru, *args, **kwargs)
+
+
+def rnn_tanh(*args: Any, **kwargs: Any) -> Any:
+    """torch.rnn_tanh by kernels."""
+    return _run(torch.rnn_tanh, *args, **kwargs)
+
+
+def rnn_relu(*args: Any, **kwargs: Any) -> Any:
+    """torch.rnn_relu by kernels."""
+    return _run(torch.rnn_relu, *args, **kwargs)
+
+
+# Functions of PyTorch, and those that call kernels in place of them.
+BY_KERNELS: dict[Any, Call] = {
+    torch.lstm: lstm,
+    torch.gru: gru,
+    torch.rnn_tanh: rnn_tanh,
+    torch.rnn_relu: rnn_relu,
+}
 
 
 def _read(sequence: Tensor, states: Any, params: Any, *options: Any) -> _Layers | None:

@@ -14,16 +14,15 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from turbine import config, errors
-from turbine.capture.control_flow import is_control_flow
-from turbine.capture.decompositions import Table, current_training_decompositions
-from turbine.capture.late_rules import decompose_late, early_rules
-from turbine.dynamo import aot_facts, graph_autotuning, onednn, records, recurrence, small_graphs
+from turbine.capture.decompositions import current_training_decompositions
+from turbine.dynamo import aot_facts, graph_autotuning, onednn, records, small_graphs
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.calibration import Seconds
 from turbine.dynamo.graph_autotuning import AutotunedGraph
 from turbine.dynamo.graphs import Boxed, compile_graph, leave_to_pytorch
 from turbine.dynamo.library import LibraryCalls
 from turbine.dynamo.records import GraphRecord
+from turbine.dynamo.recurrence import use_kernels
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +60,6 @@ def backend(
     tensor([2., 2.])
     """
     settings = backend_options.check(options, mode)
-    reason = recurrence.too_long(graph.graph)
-    if reason is not None:
-        return leave_to_pytorch(graph, records.new("eager"), reason)
     with config.override(**settings):
         if config.current().library_calls == "auto" and small_graphs.is_small(graph.graph):
             return leave_to_pytorch(graph, records.new("eager"), small_graphs.REASON)
@@ -74,19 +70,16 @@ def backend(
         choice = config.current().library_calls
         calls = LibraryCalls(choice, is_training=is_training, is_frozen=is_frozen)
     made: dict[GraphRecord, Boxed] = {}
-    table = current_training_decompositions()
-    has_bodies = any(map(is_control_flow, graph.graph.nodes))
-    late = table if has_bodies else {}
     compiler = aot_autograd(
-        fw_compiler=partial(_compile, "forward", settings, calls, late, made),
-        bw_compiler=partial(_compile, "backward", settings, calls, late, made),
-        inference_compiler=partial(_compile, "inference", settings, calls, late, made),
+        fw_compiler=partial(_compile, "forward", settings, calls, made),
+        bw_compiler=partial(_compile, "backward", settings, calls, made),
+        inference_compiler=partial(_compile, "inference", settings, calls, made),
         partition_fn=min_cut_rematerialization_partition,
-        decompositions=calls.keep_whole(early_rules(table) if has_bodies else table),
+        decompositions=calls.keep_whole(current_training_decompositions()),
     )
     try:
         with config.override(**settings), onednn.switched_off():
-            call: Callable[..., Any] = compiler(graph, example_inputs)
+            call: Callable[..., Any] = compiler(use_kernels(graph), example_inputs)
     except TorchDynamoException:
         raise  # control flow within PyTorch
     except Exception as error:
@@ -131,12 +124,10 @@ def _compile(
     kind: str,
     settings: dict[str, Any],
     calls: LibraryCalls,
-    late: Table,
     made: dict[GraphRecord, Boxed],
     graph: fx.GraphModule,
     example_inputs: Sequence[Any],
 ) -> Boxed:
-    decompose_late(graph, late)
     is_inference = kind == "inference"
     weights = aot_facts.find_weights(graph, is_frozen=calls.is_frozen and is_inference)
     can_update = is_inference and not config.current().guard

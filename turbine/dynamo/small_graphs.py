@@ -42,7 +42,7 @@ def is_small(graph: fx.Graph) -> bool:
 
 def _has_body(node: fx.Node) -> bool:
     """Whether an op runs others: control flow, and recurrent layers."""
-    return isinstance(node.target, HigherOrderOperator) or recurrence.count_steps(node) > 0
+    return isinstance(node.target, HigherOrderOperator) or recurrence.is_layer(node)
 
 
 def _count_bytes(node: fx.Node) -> int:
