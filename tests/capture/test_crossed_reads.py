@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import cross_entropy
 
 from tests.compiled import compiled as under_torch_compile
 from tests.models import compiled
@@ -36,6 +37,8 @@ FUNCTIONS: dict[str, Function] = {
     "batched": lambda x: (s := x.reshape(2, -1, 4).sum(-1))[:, :, None] * s[:, None, :],
     "complex": lambda x: torch.complex((s := x.sum(-1))[:, None].expand(64, 64), s.expand(64, 64)),
     "product": lambda x: outer(x @ x[0]),
+    "diagonal": lambda x: (s := torch.log_softmax(x.reshape(16, 32)[:, :16], -1)) + s.diagonal(),
+    "a sum and one that keeps its axis": lambda x: x.sum(1, keepdim=True) * x.sum(1),
 }
 
 
@@ -78,3 +81,17 @@ def test_deep_graphs_are_analyzed_quickly() -> None:
 
     graph = make_fx(function, tracing_mode="fake")(torch.randn(4, 4)).graph
     assert [node.target for node in find_crossed_reads(graph)] == [torch.ops.aten.mm.default]
+
+
+def test_gradients_of_a_loss_over_rows_and_columns_match_eager() -> None:
+    """The loss of contrastive training, whose gradient has two equal scatters."""
+
+    def loss(scores: Tensor) -> Tensor:
+        own = torch.arange(len(scores))
+        both = cross_entropy(scores, own) + cross_entropy(scores.T, own)
+        return both / 2
+
+    scores = torch.randn(8, 8, requires_grad=True)
+    (found,) = torch.autograd.grad(under_torch_compile(loss)(scores), scores)
+    (expected,) = torch.autograd.grad(loss(scores), scores)
+    torch.testing.assert_close(found, expected)
