@@ -78,6 +78,17 @@ class Reversed(Recurrent):
         return scan(lambda h, x: (self.cell(x, h), h + 0), h, rows, reverse=True)
 
 
+class States(nn.Module):
+    """Several states, and several stacked results."""
+
+    def forward(self, a: Tensor, b: Tensor, rows: Tensor) -> Any:
+        def step(state: tuple[Tensor, Tensor], x: Tensor) -> Any:
+            a, b = state
+            return (b * 1, a + b * x), (a * 2, b.sum(), x + a)
+
+        return scan(step, (a + 1, b - 1), rows)
+
+
 class Mapped(nn.Module):
     """Nested rows, nested results and a weight."""
 
@@ -107,6 +118,11 @@ MODELS: dict[str, tuple[type[nn.Module], tuple[Any, ...], Any]] = {
         Recurrent,
         (torch.randn(2, 4), torch.randn(7, 2, 3)),
         ({0: BATCH}, {0: TIME, 1: BATCH}),
+    ),
+    "dynamic states": (
+        States,
+        (torch.randn(4), torch.randn(4), torch.randn(5, 4)),
+        ({0: N}, {0: N}, {0: TIME, 1: N}),
     ),
     "map": (Mapped, ({"x": torch.randn(6, 2, 4), "y": torch.randn(6, 2, 5)}, torch.randn(4)), None),
 }

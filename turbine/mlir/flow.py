@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from iree.compiler.dialects import cf, flow, iree_tensor_ext, tensor
+from iree.compiler.dialects import cf, flow, iree_tensor_ext, tensor, util
 from iree.compiler.ir import (
     Location,
     RankedTensorType,
@@ -37,6 +37,16 @@ def separate(value: Value, location: Location) -> Value:
     Unlike `util.optimization_barrier`, this one does not make the caller wait in between.
     """
     return start_compute(value, location)
+
+
+def keep_apart(value: Value, location: Location) -> Value:
+    """The tensor after a barrier that gives it memory of its own; its sizes are not known."""
+    return util.OptimizationBarrierOp([value.type], [value], loc=location).results[0]
+
+
+def tie_sizes(value: Value, sizes: Sequence[Value], location: Location) -> Value:
+    """The tensor with its dynamic sizes, in order, where the compiler does not know them."""
+    return flow.TensorTieShapeOp(value, sizes, loc=location).result
 
 
 def cast(value: Value, to: Type, location: Location) -> Value:

@@ -14,13 +14,14 @@ from iree.compiler.ir import (
     Location,
     MLIRError,
     Operation,
+    RankedTensorType,
     StringAttr,
     Type,
     Value,
 )
 
 from turbine import errors
-from turbine.mlir import function
+from turbine.mlir import flow, function
 from turbine.mlir.matchers import operation_of
 
 # Fills a block; returns the values it yields.
@@ -69,55 +70,88 @@ def while_loop(
     condition: Condition, turn: Turn, state: Sequence[Value], location: Location
 ) -> list[Value]:
     """The state after turns as long as a 0-d bool tensor, or a bool, is true."""
-    types = [value.type for value in state]
     with location:
-        operation = _loop("scf.while", [], [[], []], state)
+        carried = _Carried(state)
+        operation = carried.loop("scf.while", [], [[], []])
         before, after = (region.blocks[0] for region in operation.regions)
-        inside = [value.type for value in operation.results]
         with InsertionPoint(before):
-            truth = condition(before, _converted(before.arguments, types, location))
+            truth = condition(before, carried.read(before.arguments))
             going_on = convert(_truth(truth), Type.parse("i1"), location)
             Operation.create("scf.condition", operands=[going_on, *before.arguments])
         with InsertionPoint(after):
-            new = turn(after, _converted(after.arguments, types, location))
-            Operation.create("scf.yield", operands=_converted(new, inside, location))
-        return _converted(operation.results, types, location)
+            new = turn(after, carried.read(after.arguments))
+            Operation.create("scf.yield", operands=carried.write(new))
+        return carried.read(operation.results)
 
 
 def row_loop(
     count: Value, turn: RowTurn, state: Sequence[Value], location: Location
 ) -> list[Value]:
     """The state after a turn for each number below a torch int."""
-    types = [value.type for value in state]
     with location:
+        carried = _Carried(state)
         bounds = [_constant_index(0), to_index(count), _constant_index(1)]
-        operation = _loop("scf.for", bounds, [[Type.parse("index")]], state)
+        operation = carried.loop("scf.for", bounds, [[Type.parse("index")]])
         block = operation.regions[0].blocks[0]
-        inside = [value.type for value in operation.results]
         with InsertionPoint(block):
             row, *given = block.arguments
-            new = turn(block, _from_index(row), _converted(given, types, location))
-            Operation.create("scf.yield", operands=_converted(new, inside, location))
-        return _converted(operation.results, types, location)
+            new = turn(block, _from_index(row), carried.read(given))
+            Operation.create("scf.yield", operands=carried.write(new))
+        return carried.read(operation.results)
 
 
-def _loop(
-    name: str, bounds: Sequence[Value], counters: Sequence[Sequence[Type]], state: Sequence[Value]
-) -> Operation:
-    """A loop over builtin values; each region has a block with its counters and the state."""
+# Note [Carried tensors]
+# IREE 3.13 puts all tensors that a turn makes in one allocation, and loses the offsets of some on
+# the way to the next turn if sizes are dynamic. A barrier behind each keeps them apart. It hides
+# sizes, so tensors get those that they have before the loop.
+class _Carried:
+    """The values that a loop carries from turn to turn: torch values, carried as builtin ones."""
+
+    def __init__(self, state: Sequence[Value]) -> None:
+        location = Location.current
+        self.types = [value.type for value in state]
+        self.initial = [convert(value, builtin_type(value.type), location) for value in state]
+        self.inside = [value.type for value in self.initial]
+        tensors = [value for value in self.initial if isinstance(value.type, RankedTensorType)]
+        self.sizes = {value: flow.unknown_sizes(value, location) for value in tensors}
+        self.are_apart = len(tensors) > 1 and any(self.sizes.values())
+        self.start = self._keep_apart(self.initial)
+
+    def loop(
+        self, name: str, bounds: Sequence[Value], counters: Sequence[Sequence[Type]]
+    ) -> Operation:
+        """A loop; each region has a block with its counters and the state."""
+        operation = Operation.create(
+            name, results=self.inside, operands=[*bounds, *self.start], regions=len(counters)
+        )
+        for region, own in zip(operation.regions, counters, strict=True):
+            types = [*own, *self.inside]
+            region.blocks.append(*types, arg_locs=[Location.current] * len(types))
+        return operation
+
+    def read(self, values: Sequence[Value]) -> list[Value]:
+        """The state as torch values."""
+        return _converted(self._with_sizes(values), self.types)
+
+    def write(self, values: Sequence[Value]) -> list[Value]:
+        """The state for the next turn."""
+        return self._keep_apart(_converted(values, self.inside))
+
+    def _keep_apart(self, values: Sequence[Value]) -> list[Value]:
+        if not self.are_apart:
+            return [*values]
+        pairs = zip(values, self.initial, strict=True)
+        return self._with_sizes(
+            [flow.keep_apart(v, Location.current) if of in self.sizes else v for v, of in pairs]
+        )
+
+    def _with_sizes(self, values: Sequence[Value]) -> list[Value]:
+        pairs = [(v, self.sizes.get(of)) for v, of in zip(values, self.initial, strict=True)]
+        return [flow.tie_sizes(v, sizes, Location.current) if sizes else v for v, sizes in pairs]
+
+
+def _converted(values: Iterable[Value], types: Sequence[Type]) -> list[Value]:
     location = Location.current
-    initial = [convert(value, builtin_type(value.type), location) for value in state]
-    inside = [value.type for value in initial]
-    operation = Operation.create(
-        name, results=inside, operands=[*bounds, *initial], regions=len(counters)
-    )
-    for region, own in zip(operation.regions, counters, strict=True):
-        types = [*own, *inside]
-        region.blocks.append(*types, arg_locs=[location] * len(types))
-    return operation
-
-
-def _converted(values: Iterable[Value], types: Sequence[Type], location: Location) -> list[Value]:
     return [convert(value, of, location) for value, of in zip(values, types, strict=True)]
 
 
