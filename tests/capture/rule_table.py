@@ -391,6 +391,10 @@ SHAPES = [
     ),
     Row(aten.unbind.int, ANY, MATRIX),
     Row(torch.ops.prims.copy_strided.default, ANY, MATRIX, x_and([1, 4])),
+    Row(aten.detach_copy.default, ANY, MATRIX),
+    Row(aten.select_copy.int, ANY, MATRIX, x_and(1, 2)),
+    Row(aten.slice_copy.Tensor, ANY, MATRIX, x_and(1, 1, 3)),
+    Row(aten.split_copy.Tensor, ANY, MATRIX, x_and(4, 1)),
     Row(aten.full_like.default, ANY, MATRIX, x_and(-2)),
     Row(aten.masked_fill.Scalar, ANY, MATRIX, x_and(_EVERY_THIRD, 2)),
 ]

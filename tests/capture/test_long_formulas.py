@@ -32,7 +32,7 @@ class Block(nn.Module):
 
 def marked(model: nn.Module, *args: Tensor) -> list[object]:
     program = turbine.aot.export(model, args=args).program
-    prepare(program.graph.graph, program.inputs)
+    prepare(program.graph, program.inputs)
     return [node.target for node in program.graph.graph.nodes if UNFUSED in node.meta]
 
 

@@ -357,22 +357,6 @@ def test_factory_functions_match_eager() -> None:
     agrees(lambda x: (x * torch.tensor(3.0), torch.tensor([1, 2])), lambda: (grad(3),))
 
 
-def test_data_dependent_control_flow_matches_eager() -> None:
-    def function(x: Tensor) -> Any:
-        y = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,))
-        return y * y * 2 + 1
-
-    def looped(x: Tensor) -> Any:
-        _, y = torch._higher_order_ops.while_loop(
-            lambda i, y: i < 3, lambda i, y: (i + 1, y * 2), (torch.tensor(0), x)
-        )
-        return y * y * 2 + 1
-
-    agrees(function, lambda: (torch.ones(3),), ops=0)
-    agrees(function, lambda: (-torch.ones(3),), ops=0)
-    agrees(looped, lambda: (plain(3),), ops=0)
-
-
 def test_checkpointed_functions_match_eager() -> None:
     def function(x: Tensor) -> Tensor:
         inner = torch.utils.checkpoint.checkpoint(

@@ -34,7 +34,6 @@ MISTRUSTED = (
     aten.expand_copy,
     aten.narrow_copy,
     aten.permute_copy,
-    aten.select_copy,
     aten.squeeze_copy,
     aten.t_copy,
     aten.transpose_copy,

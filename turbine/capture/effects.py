@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.control_flow import bodies, is_control_flow
+
 aten = torch.ops.aten
 # Ops whose result is one repeated number.
 FILLS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
@@ -32,6 +34,8 @@ def is_ordered(node: fx.Node) -> bool:
     """Whether a node keeps its place in the program: it is random, mutates, or has side effects."""
     if writes(node) or draws(node.target) or is_collective(node.target):
         return True
+    if is_control_flow(node):
+        return any(is_ordered(one) for body in bodies(node) for one in body.graph.nodes)
     higher = isinstance(node.target, torch._ops.HigherOrderOperator)
     return node.op == "call_function" and (higher or node.is_impure())
 
@@ -52,6 +56,8 @@ def writes(node: fx.Node) -> bool:
     target = node.target
     if isinstance(target, torch._ops.OpOverload):
         return bool(target._schema.is_mutable)
+    if is_control_flow(node):
+        return any(writes(one) for body in bodies(node) for one in body.graph.nodes)
     return isinstance(target, (torch._ops.HigherOrderOperator, Mutation))
 
 

@@ -10,6 +10,7 @@ from torch import fx
 from turbine import dtypes
 from turbine.capture import passes
 from turbine.capture.layout import Order, inverse, permute_to_memory_order
+from turbine.capture.nodes import copy_graph
 from turbine.capture.sizes import is_static
 from turbine.signature import Slot
 
@@ -23,12 +24,12 @@ def flatten(
 
     The memory of `fixed` inputs stays in place between calls; `weights` are not passed.
     """
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(eager.graph, {}))
+    module, _ = copy_graph(eager)
+    graph = module.graph
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
     names = [node.name for node in placeholders]
-    passes.prepare(graph, names)
+    passes.prepare(module, names)
     input_orders, result_orders = permute_to_memory_order(graph, weights)
     inputs = [
         _slot(node, order, node.name in fixed)
@@ -39,7 +40,7 @@ def flatten(
         for node, order in zip(output.args[0], result_orders, strict=True)
     ]
     assert names == [node.name for node in graph.nodes if node.op == "placeholder"]
-    return fx.GraphModule(torch.nn.Module(), graph), inputs, results
+    return module, inputs, results
 
 
 def _slot(node: fx.Node, order: Order, fixed: bool = False) -> Slot:

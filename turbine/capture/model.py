@@ -16,6 +16,7 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
 from turbine.capture import convolutions, dim_names, passes, random_state, small_sizes
+from turbine.capture.control_flow import all_bodies
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.effect_tokens import drop_tokens
@@ -61,15 +62,10 @@ def capture(
     if stream is not None:
         random_state.count_random(decomposed, stream, seed, current_aot_decompositions())
     passes.clean(decomposed.graph_module)
-    check_graph(decomposed.graph)
+    for module in (decomposed.graph_module, *all_bodies(decomposed.graph_module)):
+        check_graph(module.graph)
     program = read_program(decomposed, name_parameters(model, exported))
-    for branch in _branches(decomposed.graph_module):
-        passes.clean(branch)
-        check_graph(branch.graph)
-        passes.prepare(
-            branch.graph, [node.name for node in branch.graph.find_nodes(op="placeholder")]
-        )
-    passes.prepare(program.graph.graph, program.inputs)
+    passes.prepare(program.graph, program.inputs)
 
     is_open = small_sizes.has_default_ranges(dynamic_shapes)
     sizes = _SmallSizes(model, exported, general, program, strict)
@@ -77,13 +73,6 @@ def capture(
     named = dim_names.with_user_names(signature, dynamic_shapes)
     devices = check_devices(arg_device, len(program.inputs))
     return replace(program, signature=named, devices=devices)
-
-
-def _branches(module: fx.GraphModule) -> list[fx.GraphModule]:
-    """The branch graphs of control flow ops."""
-    return [
-        one for one in module.modules() if isinstance(one, fx.GraphModule) and one is not module
-    ]
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from torch._subclasses import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
+from turbine.capture.control_flow import body_at
+
 
 def emit(
     graph: fx.Graph,
@@ -33,8 +35,12 @@ def emit(
 
 
 def copy_graph(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[fx.Node, fx.Node]]:
-    """A copy whose nodes have the same names, and the copy of each node."""
+    """A copy whose nodes have the same names, and the copy of each node; bodies are copied too."""
     copied = fx.GraphModule(module, copy.deepcopy(module.graph))
+    for place in copied.graph.find_nodes(op="get_attr"):
+        body = body_at(place)
+        if body is not None:
+            copied.set_submodule(str(place.target), copy_graph(body)[0])
     twins = dict(zip(module.graph.nodes, copied.graph.nodes, strict=True))
     for node, twin in twins.items():
         twin.name = node.name
@@ -56,6 +62,20 @@ def inline(
         one.meta |= source_of(node)
     with node.graph.inserting_before(node):
         return node.graph.graph_copy(traced.graph, dict(zip(places, operands, strict=True)))
+
+
+def put_in_place(node: fx.Node, results: Any) -> None:
+    """Replace a node by its result, or by the results that its `getitem` nodes take."""
+    if not isinstance(results, fx.Node):
+        for user in list(node.users):
+            put_in_place(user, results[user.args[1]])
+        node.graph.erase_node(node)
+        return
+    is_new, name = results not in node.all_input_nodes, node.name
+    node.replace_all_uses_with(results)
+    node.graph.erase_node(node)
+    if is_new:
+        results.name = name  # the signature refers to results by name
 
 
 def source_of(node: fx.Node) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.control_flow import is_control_flow
 from turbine.capture.declared_ops import may_overwrite
 from turbine.capture.effects import FILLS
 from turbine.capture.nodes import emit
@@ -198,7 +199,9 @@ def _may_share_memory(node: fx.Node, names: set[str]) -> bool:
         one = pending.pop()
         if one.op == "placeholder" and one.name in names:
             return True
-        candidates = {n for n in one.all_input_nodes if _size(n) == _size(node)} - seen
+        sources = one.all_input_nodes
+        # A branch or a loop may return its operands, or copies that the compiler drops.
+        candidates = {n for n in sources if is_control_flow(n) or _size(n) == _size(node)} - seen
         seen |= candidates
         pending += candidates
     return False

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.control_flow import body_at, with_bodies
 from turbine.capture.effects import draws, is_ordered, writes
 
 # Smaller parts run in PyTorch: calling compiled code would cost more than it saves.
@@ -62,8 +63,8 @@ def partition(
 def is_free(node: fx.Node) -> bool:
     """Whether a node is a view, size or fill: cheap, and computed on both sides of a boundary."""
     target = node.target
-    if isinstance(node.meta.get("val"), torch.SymInt):
-        return True
+    if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymBool)):
+        return target is not operator.getitem  # of a loop that counts
     if not isinstance(target, torch._ops.OpOverload) or not _is_tensor(node):
         return False
     if target._schema.is_mutable or draws(target):
@@ -117,7 +118,7 @@ class _Schedule:
         elsewhere = any(n not in self.compiled and is_compute(n) for n in self.nodes)
         if len(parts) == 1 and not elsewhere:
             return []
-        counts = {time: sum(map(is_compute, nodes)) for time, nodes in parts.items()}
+        counts = {time: sum(map(is_compute, with_bodies(nodes))) for time, nodes in parts.items()}
         return [nodes for time, nodes in parts.items() if counts[time] < LEAST_OPS]
 
     def _in_part(self, node: fx.Node) -> bool:
@@ -170,7 +171,7 @@ class _Assembly:
 
     def partition(self) -> Partition:
         for node in self.whole.graph.nodes:
-            if node.op in ("placeholder", "get_attr"):
+            if node.op == "placeholder":
                 self._copy(node)
         for steps in self._in_time():
             if isinstance(steps, Part):
@@ -205,7 +206,7 @@ class _Assembly:
             for argument in pending.pop().all_input_nodes:
                 if argument in inside:
                     continue
-                if self.schedule.is_free(argument):
+                if self.schedule.is_free(argument) or body_at(argument) is not None:
                     inside.add(argument)
                     pending.append(argument)
                 else:
@@ -259,7 +260,7 @@ def _part(
     for node in inner:
         value[node] = graph.node_copy(node, value.__getitem__)
     graph.output(tuple(value[node] for node in results))
-    return Part(fx.GraphModule(torch.nn.Module(), graph), tuple(inputs), results)
+    return Part(fx.GraphModule(_attributes(whole), graph), tuple(inputs), results)
 
 
 def _attributes(whole: fx.GraphModule) -> dict[str, Any]:

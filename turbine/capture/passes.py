@@ -12,6 +12,7 @@ from torch import fx
 from turbine.capture import graph_passes
 from turbine.capture.broadcast_formulas import mark_broadcast_formulas
 from turbine.capture.constants import fold_uniform
+from turbine.capture.control_flow import all_bodies
 from turbine.capture.crossed_reads import mark_crossed_reads
 from turbine.capture.index_checks import check_early, check_indices
 from turbine.capture.joined_indices import join_indices
@@ -27,6 +28,11 @@ from turbine.capture.staged_reductions import stage_reductions
 
 def clean(graph_module: fx.GraphModule) -> None:
     """Fix sizes, fold constants, and drop guards, annotations and ops without effect."""
+    for module in (graph_module, *all_bodies(graph_module)):
+        _clean(module)
+
+
+def _clean(graph_module: fx.GraphModule) -> None:
     graph_passes.fix_sizes(graph_module)
     graph_passes.fix_broadcasts(graph_module)
     graph_passes.drop_guards(graph_module)
@@ -40,11 +46,18 @@ def clean(graph_module: fx.GraphModule) -> None:
     graph_module.recompile()
 
 
-def prepare(graph: fx.Graph, inputs: Iterable[str]) -> None:
+def prepare(graph_module: fx.GraphModule, inputs: Iterable[str]) -> None:
     """Check indices, rewrite ops that the compiler miscompiles, and limit what it fuses.
 
     `inputs` are the caller's.
     """
+    _prepare(graph_module.graph, inputs)
+    for body in all_bodies(graph_module):
+        # Control flow passes values on as they are: any may be the caller's.
+        _prepare(body.graph, [node.name for node in body.graph.find_nodes(op="placeholder")])
+
+
+def _prepare(graph: fx.Graph, inputs: Iterable[str]) -> None:
     widen_small_integers(graph)
     check_indices(graph)
     fold_uniform(graph, reads=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, fx
@@ -19,7 +18,7 @@ from torch.export.graph_signature import (
 from turbine import errors
 from turbine.capture.decompositions import Table
 from turbine.capture.effects import draws
-from turbine.capture.nodes import inline
+from turbine.capture.nodes import inline, put_in_place
 from turbine.capture.random_ops import COUNTED, CountedRandom, Stream
 
 STATE = "random_state"  # the name of the buffer
@@ -87,26 +86,8 @@ def _replace(node: fx.Node, state: fx.Node, stream: Stream, table: Table) -> fx.
         raise errors.UnsupportedOp(
             error.fact, where=errors.line_of_trace(node.stack_trace), hint=error.hint
         ) from error
-    if isinstance(result, fx.Node):
-        _put_in_place(node, result)
-    else:
-        _put_all_in_place(node, result)
+    put_in_place(node, result)
     return after
-
-
-def _put_in_place(node: fx.Node, result: fx.Node) -> None:
-    name = node.name
-    node.replace_all_uses_with(result)
-    node.graph.erase_node(node)
-    result.name = name  # the signature refers to results by name
-
-
-def _put_all_in_place(node: fx.Node, results: Sequence[fx.Node]) -> None:
-    for user in list(node.users):
-        place = user.args[1]
-        assert isinstance(place, int)
-        _put_in_place(user, results[place])
-    node.graph.erase_node(node)
 
 
 def _add_to_signature(

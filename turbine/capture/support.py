@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from turbine import dtypes, errors
+from turbine.capture.control_flow import bodies, is_control_flow
 from turbine.capture.declared_ops import EMITTED, SPEAKING
 from turbine.capture.effects import draws
 from turbine.mlir import torch_ops
@@ -18,7 +19,8 @@ from turbine.mlir import torch_ops
 aten = torch.ops.aten
 
 # Arithmetic on sizes that compiled code does as Python does. Other ops (pow, mod) run in PyTorch.
-_SIZE_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv}
+_COMPARISONS = {operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne}
+_SIZE_ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, *_COMPARISONS}
 _SIZES = {aten.sym_size.int, aten.sym_numel.default}
 
 # Ops whose compiled code is slow, crashes, or differs from PyTorch.
@@ -66,6 +68,8 @@ def _op_obstacle(node: fx.Node) -> str | None:
     target = node.target
     if target in _SIZE_ARITHMETIC or target in _SIZES:
         return None
+    if is_control_flow(node):
+        return next(_body_obstacles(node), None)
     if not isinstance(target, torch._ops.OpOverload):
         return "not an op of the compiler"
     if target in WRONG:
@@ -88,24 +92,32 @@ def _op_obstacle(node: fx.Node) -> str | None:
     return None
 
 
+def _body_obstacles(node: fx.Node) -> Iterator[str]:
+    """Why ops that control flow runs have to run in PyTorch."""
+    for body in bodies(node):
+        for one in body.graph.nodes:
+            reason = obstacle(one) if one.op == "call_function" else None
+            if reason is not None:
+                yield f"in its body, {one.target}: {reason}"
+
+
 def _has_new_sizes(node: fx.Node) -> bool:
     return any(free_unbacked_symbols(v) for v in _as_sequence(node.meta.get("val")))
 
 
 def _value_obstacles(node: fx.Node) -> Iterator[str]:
-    for value in _values(node):
-        if isinstance(value, torch.Tensor):
-            problem = tensor_obstacle(value)
-            if problem is not None:
-                yield problem
-        elif isinstance(value, (torch.SymFloat, torch.SymBool)):
-            yield f"a {type(value).__name__} is computed at run time"
-
-
-def _values(node: fx.Node) -> Iterator[Any]:
-    """The values of a node's operands and results."""
     for one in (node, *node.all_input_nodes):
-        yield from _as_sequence(one.meta.get("val"))
+        for value in _as_sequence(one.meta.get("val")):
+            if isinstance(value, torch.Tensor):
+                problem = tensor_obstacle(value)
+                if problem is not None:
+                    yield problem
+            # Comparisons of sizes are computed beside the op that reads them.
+            elif isinstance(value, _COMPUTED) and one.target not in _COMPARISONS:
+                yield f"a {type(value).__name__} is computed at run time"
+
+
+_COMPUTED = (torch.SymFloat, torch.SymBool)
 
 
 def _as_sequence(value: Any) -> Sequence[Any]:

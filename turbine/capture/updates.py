@@ -6,6 +6,7 @@ memory, these results need no other memory and no copy.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -85,7 +86,8 @@ def _is_large(node: fx.Node) -> bool:
         and value.device.type == "cpu"
         and value.dtype == torch.float32
         and is_static(value)
-        and value.nbytes >= LEAST_BYTES
+        # Not nbytes, which a tensor refuses whose sizes were dynamic before a guard.
+        and math.prod(value.shape) * value.itemsize >= LEAST_BYTES
         and value.is_contiguous()
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.capture.control_flow import bodies
 from turbine.capture.declared_ops import OPERATIONS
 from turbine.capture.grouped_product import GROUPED_PRODUCT
 from turbine.capture.sizes import count_elements, hint
@@ -18,7 +19,7 @@ aten = torch.ops.aten
 
 def mflop(graph: fx.Graph) -> float:
     """Millions of floating point operations of one call, at the example's sizes."""
-    return sum(_flop(node) for node in graph.nodes if node.op == "call_function") / 1e6
+    return _sum(_flop, graph) / 1e6
 
 
 def load(graph: fx.Graph) -> float:
@@ -29,8 +30,37 @@ def load(graph: fx.Graph) -> float:
     """
     ends = [node for node in graph.nodes if node.op in ("placeholder", "output")]
     inside = {value for node in ends for value in (node, *node.all_input_nodes)}
-    inner = sum(_extra(node) for node in graph.nodes if node.op == "call_function") / 1e6
+    inner = _sum(_extra, graph) / 1e6
     return mflop(graph) + inner + _OPERATIONS_OF_A_BYTE * megabytes(inside)
+
+
+def _sum(count: Callable[[fx.Node], float], graph: fx.Graph) -> float:
+    """The sum over the calls of a graph, each turn of a loop included."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    inside = [_turns(node) * _sum(count, body.graph) for node in calls for body in bodies(node)]
+    return sum(map(count, calls)) + sum(inside)
+
+
+def _turns(node: fx.Node) -> int:
+    """How often control flow runs its bodies: once for each row, or once if data decides."""
+    place = _ROWS.get(node.target.name())  # type: ignore[union-attr]
+    if place is None:
+        return 1
+    rows: Any = node.args[place]
+    return hint(rows[0].meta["val"].shape[0])
+
+
+# The index of the operands whose rows a loop goes through.
+_ROWS = {"scan": 2, "map_impl": 1}
+
+
+def megabytes_stacked(node: fx.Node) -> float:
+    """Millions of bytes of the results that control flow stacks, a row each turn."""
+    if node.target.name() not in _ROWS:  # type: ignore[union-attr]
+        return 0
+    # A scan returns its state before them.
+    state: Any = node.args[1] if node.target.name() == "scan" else ()  # type: ignore[union-attr]
+    return sum(map(_bytes, node.meta["val"][len(state) :])) / 1e6
 
 
 def _extra(node: fx.Node) -> float:
@@ -48,9 +78,13 @@ _OPERATIONS_OF_A_BYTE = 4
 
 def megabytes(nodes: Iterable[fx.Node]) -> float:
     """Millions of bytes of the nodes' values, at the example's sizes."""
-    values = (node.meta.get("val") for node in nodes)
-    tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return sum(count_elements(tensor) * tensor.element_size() for tensor in tensors) / 1e6
+    return sum(_bytes(node.meta.get("val")) for node in nodes) / 1e6
+
+
+def _bytes(value: Any) -> int:
+    if not isinstance(value, torch.Tensor):
+        return 0
+    return count_elements(value) * value.element_size()
 
 
 def _flop(node: fx.Node) -> float:

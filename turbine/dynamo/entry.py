@@ -14,7 +14,9 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from turbine import config, errors
-from turbine.capture.decompositions import current_training_decompositions
+from turbine.capture.control_flow import is_control_flow
+from turbine.capture.decompositions import Table, current_training_decompositions
+from turbine.capture.late_rules import decompose_late, early_rules
 from turbine.dynamo import aot_facts, graph_autotuning, onednn, records, small_graphs
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.calibration import Seconds
@@ -70,12 +72,15 @@ def backend(
         choice = config.current().library_calls
         calls = LibraryCalls(choice, is_training=is_training, is_frozen=is_frozen)
     made: dict[GraphRecord, Boxed] = {}
+    table = current_training_decompositions()
+    has_bodies = any(map(is_control_flow, graph.graph.nodes))
+    late = table if has_bodies else {}
     compiler = aot_autograd(
-        fw_compiler=partial(_compile, "forward", settings, calls, made),
-        bw_compiler=partial(_compile, "backward", settings, calls, made),
-        inference_compiler=partial(_compile, "inference", settings, calls, made),
+        fw_compiler=partial(_compile, "forward", settings, calls, late, made),
+        bw_compiler=partial(_compile, "backward", settings, calls, late, made),
+        inference_compiler=partial(_compile, "inference", settings, calls, late, made),
         partition_fn=min_cut_rematerialization_partition,
-        decompositions=calls.keep_whole(current_training_decompositions()),
+        decompositions=calls.keep_whole(early_rules(table) if has_bodies else table),
     )
     try:
         with config.override(**settings), onednn.switched_off():
@@ -124,10 +129,12 @@ def _compile(
     kind: str,
     settings: dict[str, Any],
     calls: LibraryCalls,
+    late: Table,
     made: dict[GraphRecord, Boxed],
     graph: fx.GraphModule,
     example_inputs: Sequence[Any],
 ) -> Boxed:
+    decompose_late(graph, late)
     is_inference = kind == "inference"
     weights = aot_facts.find_weights(graph, is_frozen=calls.is_frozen and is_inference)
     can_update = is_inference and not config.current().guard

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from turbine import config, errors, target
+from turbine.capture.control_flow import bodies
 from turbine.compiler import cache, session
 from turbine.config import Config
 from turbine.version import __version__
@@ -90,7 +91,13 @@ def key(node: fx.Node) -> str:
 
 def _key(node: fx.Node, versions: list[str]) -> str:
     arguments = fx.map_arg((node.args, node.kwargs), lambda n: _type_key(n.meta.get("val")))
-    return cache.key_of([*versions, str(node.target), repr(arguments)])
+    inside = [
+        text
+        for body in bodies(node)
+        for one in body.graph.nodes
+        for text in (one.format_node() or "", _key(one, []))
+    ]
+    return cache.key_of([*versions, str(node.target), repr(arguments), *inside])
 
 
 class _Typed(str):

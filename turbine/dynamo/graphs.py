@@ -167,12 +167,13 @@ def _replace_part(
 def _find_refused(part: Part, error: errors.TurbineError) -> dict[str, str]:
     """The ops that the error names, or that do not compile alone, with reasons."""
     nodes = [node for node in part.graph.graph.nodes if node.op == "call_function"]
+    compute = [node for node in nodes if is_compute(node)]
     blamed = {node: error.fact for node in nodes if node.name == parts.node_name_of(error.where)}
     if not blamed and isinstance(error, errors.UnsupportedOpInIR):
         ops = [node for node in nodes if node.target is not operator.getitem]
         blamed = find_refused({failure_cache.key(node): node for node in ops}.values())
-    if not blamed and len(nodes) == 1:
-        blamed = {nodes[0]: error.fact}
+    if not blamed and len(compute) == 1:
+        blamed = {compute[0]: error.fact}
     reasons = {
         node: f"the compiler refused it: {why.splitlines()[0]}" for node, why in blamed.items()
     }

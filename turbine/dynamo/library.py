@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, fx
 
 from turbine import errors
+from turbine.capture import work
+from turbine.capture.control_flow import is_control_flow
 from turbine.capture.decompositions import Table
 from turbine.capture.partition import is_free
 from turbine.capture.sizes import count_elements, hint, is_empty, is_static
@@ -69,6 +71,13 @@ class LibraryCalls:
         self, nodes: Iterable[fx.Node], frozen: AbstractSet[str] = frozenset()
     ) -> dict[fx.Node, str]:
         """The nodes that run in PyTorch's library, with reasons; `frozen` are placeholders."""
+        nodes = list(nodes)
+        loops = _long_loops(nodes) if self.choice == "auto" else {}
+        return loops | self._call_reasons(nodes, frozen)
+
+    def _call_reasons(
+        self, nodes: Iterable[fx.Node], frozen: AbstractSet[str]
+    ) -> dict[fx.Node, str]:
         calls = self._find(nodes, frozen)
         reasons = {node: self._reason(call) for node, call in calls.items()}
         found = {node: reason for node, reason in reasons.items() if reason is not None}
@@ -136,6 +145,21 @@ class LibraryCalls:
         return self._reasons[key]
 
 
+def _long_loops(nodes: Iterable[fx.Node]) -> dict[fx.Node, str]:
+    """The loops that take longer compiled, with reasons.
+
+    IREE 3.13 copies the stacked results of a loop in every turn, PyTorch takes a turn op by op.
+    """
+    sizes = {node: work.megabytes_stacked(node) for node in nodes if is_control_flow(node)}
+    return {
+        node: f"faster in PyTorch: compiled code copies {size:.2g} MB of stacked results each turn"
+        for node, size in sizes.items()
+        if size > _MOST_STACKED
+    }
+
+
+# What is copied in the time that PyTorch takes for a turn of some small ops.
+_MOST_STACKED = 2.0  # MB
 _FEW_USES = 3
 _FAR_FASTER = 2.0
 _CLEARLY_LESS = 0.9

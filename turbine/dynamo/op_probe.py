@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from turbine import config, errors
+from turbine.capture.control_flow import body_at
 from turbine.capture.program import Region
 from turbine.compiler import diagnostics, host, invoke, session, strategies
 from turbine.compiler.invoke import Job
@@ -50,11 +51,15 @@ def _isolate(node: fx.Node) -> Region:
     graph = fx.Graph()
     value: dict[fx.Node, fx.Node] = {}
     for argument in node.all_input_nodes:
+        if body_at(argument) is not None:
+            value[argument] = graph.node_copy(argument)
+            continue
         value[argument] = graph.placeholder(argument.name)
         value[argument].meta = {"val": argument.meta["val"]}
     op = graph.node_copy(node, value.__getitem__)
-    module = fx.GraphModule(torch.nn.Module(), graph)
-    return Region(module, tuple(p.name for p in value.values()), _results(graph, op))
+    module = fx.GraphModule(node.graph.owning_module or torch.nn.Module(), graph)
+    inputs = tuple(place.name for place in graph.find_nodes(op="placeholder"))
+    return Region(module, inputs, _results(graph, op))
 
 
 def _results(graph: fx.Graph, op: fx.Node) -> tuple[fx.Node, ...]:

@@ -16,6 +16,7 @@ from torch import fx
 from turbine import config, errors
 from turbine import target as targets
 from turbine.capture import work
+from turbine.capture.control_flow import with_bodies
 from turbine.capture.partition import Part, is_compute
 from turbine.capture.sizes import hint
 from turbine.compiler import pipeline
@@ -44,7 +45,8 @@ class PartModule(torch.nn.Module):
     def __init__(self, part: Part, weights: Weights, replace: Replace, *, is_mixed: bool) -> None:
         super().__init__()
         self.eager = part.graph
-        self.ops = Counter(str(n.target) for n in part.graph.graph.nodes if is_compute(n))
+        nodes = with_bodies(part.graph.graph.nodes)
+        self.ops = Counter(str(node.target) for node in nodes if is_compute(node))
         self.mflop = work.mflop(part.graph.graph)
         self.megabytes = work.megabytes((*part.inputs, *part.results))
         self._target = targets.parse(config.current().target)

@@ -245,6 +245,7 @@ class _Walk:
         for node in self.nodes.values():
             if node.op != "call_function":
                 continue
+            self.cache.call = node
             try:
                 self.body.import_nodes([node], skip_placeholders_outputs=True)
                 self.bind_shape(node)
@@ -296,11 +297,12 @@ class _Types(ContextCache):
     def __init__(self, context: Any, locate: Locate | None) -> None:
         super().__init__(context)
         self.locate = locate
+        self.call: fx.Node | None = None  # whose ops, with those of its bodies, are imported
 
     def get_node_location(self, node: fx.Node) -> Location | None:
         if self.locate is None:
             return super().get_node_location(node)
-        return Location.file(self.locate(node), 0, 0, context=self._c)
+        return Location.file(self.locate(self.call or node), 0, 0, context=self._c)
 
     def dtype_to_type(self, dtype: torch.dtype) -> Type:
         return Type.parse(dtypes.of_torch(dtype).torch_mlir, self._c)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from turbine.capture.sizes import hint, is_empty
 
@@ -98,6 +99,11 @@ def copy_strided(x: Tensor, stride: list[int]) -> Tensor:
     return copy.permute(sorted(range(x.dim()), key=order.__getitem__))
 
 
+def copy_of(view: Callable[..., Any]) -> Callable[..., Any]:
+    """The rule of an op that copies what a view shows."""
+    return lambda *args: tree_map(torch.clone, view(*args))
+
+
 def empty_permuted(size: list[int], physical_layout: list[int], **options: Any) -> Tensor:
     """An empty tensor; values have no strides in IR."""
     return torch.empty(size, **options)
@@ -115,6 +121,11 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.unsafe_split_with_sizes.default: split_with_sizes,
     aten.unbind.int: unbind,
     torch.ops.prims.copy_strided.default: copy_strided,
+    # Bodies of control flow have these in place of views.
+    aten.detach_copy.default: torch.clone,
+    aten.select_copy.int: copy_of(aten.select.int),
+    aten.slice_copy.Tensor: copy_of(aten.slice.Tensor),
+    aten.split_copy.Tensor: copy_of(aten.split.Tensor),
 }
 
 EXPORTED: dict[Any, Callable[..., Any]] = {aten.empty_permuted.default: empty_permuted}
