@@ -90,7 +90,7 @@ class _Child:
         if self.pipe.poll():
             try:
                 answer = self.pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 self.process.join()
                 return self._crash(f"the process ended with code {self.process.exitcode}")
             self.is_busy = False

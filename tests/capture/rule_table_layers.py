@@ -204,6 +204,13 @@ PRODUCTS = [
         {"beta": 0.5, "alpha": 2},
     ),
     Row(
+        aten.baddbmm.default,
+        WIDE,
+        MATRIX,
+        lambda x, y: (x[None, :, :4], x[None], y.t()[None]),
+        {"beta": 0.5, "alpha": 2},
+    ),
+    Row(
         aten._scaled_mm.default,
         (torch.float32,),
         Operands(random(16, 16)),

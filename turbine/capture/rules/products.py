@@ -50,6 +50,20 @@ def product_and_sum(
     return beta * x + scaled if beta else scaled
 
 
+def batched_product_and_sum(
+    x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """baddbmm, laid out as the product is, not as x: PyTorch's decomposition adds the other way."""
+    scaled = _scaled(aten.bmm.default(a, b), alpha)
+    return scaled + _scaled(x, beta) if beta else scaled
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    if factor == 1:
+        return x
+    return x * (factor if x.is_floating_point() or x.is_complex() else int(factor))
+
+
 def scaled_product(
     a: Tensor,
     b: Tensor,
@@ -131,6 +145,7 @@ def _is_row_of_dynamic_width(a: Tensor, b: Tensor) -> bool:
 RULES: dict[Any, Callable[..., Any]] = {
     aten.mm.default: product,
     aten.addmm.default: product_and_sum,
+    aten.baddbmm.default: batched_product_and_sum,
     aten._trilinear.default: trilinear,
     aten._scaled_mm.default: scaled_product,
     aten._grouped_mm.default: grouped_mm,
