@@ -33,6 +33,7 @@ REFERENCE = {
         ["turbine.dynamo"],
         'The backend is called "turbine"; see [torch.compile](../torch_compile.md).',
     ),
+    "eager": ("The turbine device", ["turbine.eager"], "See [the turbine device](../eager.md)."),
     "ops": ("Custom ops", ["turbine.ops"], "See [custom ops](../custom_ops.md)."),
     "kernel": (
         "Kernels",

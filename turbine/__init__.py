@@ -5,6 +5,7 @@
 - `torch.compile(model, backend="turbine")` compiles in place, for inference and training;
   `turbine.explain(model, x)` says what became of each part, `turbine.profile(model, x)` what takes
   the time.
+- `turbine.eager.enable()` makes "turbine" a device, whose tensors record ops and run them compiled.
 - `turbine.ops.custom_op` declares an op, compiled on its first call.
 - `turbine.kernel` is TK, the kernel language; its ops are in `turbine.kernel.lang`.
 - `turbine.config` holds the options, `turbine.errors` every error.
@@ -21,6 +22,7 @@ from turbine.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from turbine import aot as aot
+    from turbine import eager as eager
     from turbine import kernel as kernel
     from turbine import ops as ops
     from turbine import passes as passes
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from turbine.runtime.artifact import load as load
 
 # Imported on first use, from these modules: artifacts run where torch is not installed.
-_MODULES = ("aot", "kernel", "ops", "passes", "runtime")
+_MODULES = ("aot", "eager", "kernel", "ops", "passes", "runtime")
 _NAMES = {
     "Artifact": "turbine.runtime.artifact",
     "load": "turbine.runtime.artifact",

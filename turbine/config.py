@@ -77,6 +77,11 @@ class Config:
         False,
         "torch.compile without gradients packs weights once; writes through .data are not seen",
     )
+    eager: str = _option(
+        "lazy",
+        "how ops on the turbine device run: 'lazy' (compiled together) or 'op' (one by one in "
+        "PyTorch, for debugging)",
+    )
     sync_limit_mflop: float = _option(
         1.0, "programs below this much work run on the calling thread", least=0
     )
@@ -104,15 +109,15 @@ def current() -> Config:
     return replace(Config(), **{**from_environment, **_settings, **_overrides.get({})})
 
 
-def is_interpreting() -> bool:
-    """Whether `interpret` is on; fast, since every call of a kernel reads it."""
+def get(name: str) -> Any:
+    """The current value of one option; fast, for what every call reads."""
     overrides = _overrides.get(None)
-    if overrides and "interpret" in overrides:
-        return bool(overrides["interpret"])
-    if "interpret" in _settings:
-        return bool(_settings["interpret"])
-    text = os.environ.get("TURBINE_INTERPRET")
-    return bool(text) and bool(_check("interpret", text, label="TURBINE_INTERPRET"))
+    if overrides and name in overrides:
+        return overrides[name]
+    if name in _settings:
+        return _settings[name]
+    text = os.environ.get(_VARIABLES[name])
+    return _check(name, text, label=_VARIABLES[name]) if text else OPTIONS[name].default
 
 
 def set(**options: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from examples import custom_op, dynamic_batch, no_torch, quickstart
+from examples import custom_op, dynamic_batch, eager_training, no_torch, quickstart
 from turbine import config, errors, zoo
 
 pytestmark = pytest.mark.run
@@ -50,6 +50,11 @@ def test_quickstart_fails_on_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_custom_op_example_agrees_in_every_mode(capsys: pytest.CaptureFixture[str]) -> None:
     assert custom_op.main() == 0
     assert capsys.readouterr().out.count("same as PyTorch") == 4
+
+
+def test_the_device_trains_as_the_cpu_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert eager_training.main(["--steps", "30"]) == 0
+    assert "losses differ by" in capsys.readouterr().out
 
 
 def test_the_dynamic_batch_example_accepts_every_size_in_range(

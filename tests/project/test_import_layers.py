@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FLOORS = (
     ("cli", "compat"),
     ("coverage", "fuzz"),
-    ("aot", "dynamo", "eager"),
+    ("eager",),
+    ("aot", "dynamo"),
     ("library",),
     ("kernel",),
     ("ops",),

@@ -82,7 +82,7 @@ class Kernel(Definition):
 
     def run(self, named: Mapping[str, Any], args: tuple[Any, ...] | None = None) -> Any:
         """Run the kernel on plain CPU tensors; later calls like `args` take the fast path."""
-        if config.is_interpreting():
+        if config.get("interpret"):
             return self._interpret(named)
         self.last_call, variant = self.prepare(named)
         outputs = variant.run(named, self.last_call[1])
@@ -106,7 +106,7 @@ class Kernel(Definition):
     def repeat_call(self, args: tuple[Any, ...]) -> Any:
         """The fast path: the result of a call like the last one; None for other calls."""
         quick = self._quick
-        if quick is None or len(args) != quick[1] or config.is_interpreting():
+        if quick is None or len(args) != quick[1] or config.get("interpret"):
             return None
         return quick[0].call(args)
 

@@ -58,7 +58,7 @@ def assert_(condition: Any, message: str = "it does not hold") -> None:
 
 
 # Whether kernels ran in the interpreter when Turbine was imported.
-DEBUG = config.is_interpreting()
+DEBUG = config.get("interpret")
 
 
 def is_debug() -> bool:
@@ -69,7 +69,7 @@ def is_debug() -> bool:
         if tkl.is_debug():
             tkl.print(tkl.arange(3))
     """
-    return config.is_interpreting()
+    return bool(config.get("interpret"))
 
 
 def breakpoint() -> None:

@@ -1,0 +1,161 @@
+"""Ops are recorded and run as programs: what is fused, what is compiled, and when."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import turbine
+from turbine import config
+from turbine.eager import programs, recorder
+from turbine.eager.programs import Code
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    turbine.eager.enable()
+    torch.turbine.synchronize()  # type: ignore[attr-defined]
+    turbine.eager.wait()
+    monkeypatch.setattr(programs, "codes", {})
+    recorder.ends.clear()
+    recorder._history.clear()
+    recorder._trace.period = 0
+    yield
+    turbine.eager.wait()
+
+
+def codes() -> list[Code]:
+    return list(programs.codes.values())
+
+
+def test_ops_are_one_program_that_is_compiled_once() -> None:
+    x = torch.randn(64, 32)
+    y = x.to("turbine")
+    for turn in range(4):
+        found = (torch.nn.functional.gelu(y @ y.T + 1) * 2).sum(0)
+        torch.testing.assert_close(
+            found.cpu(), (torch.nn.functional.gelu(x @ x.T + 1) * 2).sum(0), rtol=1e-4, atol=1e-4
+        )
+        if turn == 1:
+            turbine.eager.wait()
+    (code,) = codes()
+    assert code.state == "compiled", code.reason
+    assert code.calls == {"compiled": 2, "in PyTorch": 2}
+    assert len(code.ops) == 5
+    report = str(turbine.eager.explain())
+    assert "compiled" in report
+    assert "1 gelu" in report
+
+
+def test_values_that_nobody_holds_are_not_made() -> None:
+    a = torch.ones(8).to("turbine") + 1
+    b = a * 2
+    del a
+    program = recorder._trace.program()
+    assert len(program.ops) == 2
+    assert program.outputs == [1]
+    assert b.tolist() == [4.0] * 8
+
+
+def test_a_number_that_changes_makes_no_other_program() -> None:
+    x = torch.ones(100).to("turbine")
+    for step in range(1, 6):
+        assert (x * (0.5 / step) + step).mean().item() == pytest.approx(0.5 / step + step)
+        turbine.eager.wait()
+    (code,) = codes()
+    assert code.calls == {"compiled": 3, "in PyTorch": 2}
+
+
+def test_kinds_of_numbers_are_kept_apart() -> None:
+    x = torch.arange(3, device="turbine")
+    assert (x * 1).dtype == torch.int64
+    assert (x * 1.0).dtype == torch.float32
+    assert (x * True).dtype == torch.int64
+    y = torch.ones(2, device="turbine", dtype=torch.bfloat16)
+    assert [(y * number).sum().item() for number in (1.5, 2.5)] == [3.0, 5.0]
+
+
+def train(model: nn.Module, x: Tensor, steps: int) -> list[Tensor]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+def test_a_loop_that_reads_nothing_repeats_one_program() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 1))
+    x = torch.randn(4, 8)
+    expected = train(copy.deepcopy(model), x, 60)
+    found = train(model.to("turbine"), x.to("turbine"), 60)
+    torch.testing.assert_close([one.cpu() for one in found], expected, rtol=1e-4, atol=1e-5)
+    runs = sorted(sum(code.calls.values()) for code in codes())
+    assert runs[-1] >= 20
+    assert len(runs) <= 4
+
+
+def test_an_op_whose_size_depends_on_values_runs_by_itself() -> None:
+    x = torch.tensor([0.0, 2.0, 0.0, 3.0], device="turbine")
+    turbine.eager.ops.fallbacks.clear()
+    with pytest.warns(UserWarning, match=r"nonzero\S* runs in PyTorch by itself"):
+        found = (x + 0).nonzero()
+    assert found.tolist() == [[1], [3]]
+    assert turbine.eager.fallbacks() == {
+        "aten.nonzero.default": "the size of its result depends on values"
+    }
+
+
+def test_a_program_that_does_not_compile_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no compiler here")
+
+    monkeypatch.setattr("turbine.dynamo.backend", refuse)
+    x = torch.ones(3).to("turbine")
+    for _ in range(3):
+        assert (x + 1).tolist() == [2.0, 2.0, 2.0]
+        turbine.eager.wait()
+    (code,) = codes()
+    assert (code.state, code.reason) == ("in PyTorch", "RuntimeError: no compiler here")
+    assert "no compiler here" in str(turbine.eager.explain())
+
+
+def test_code_that_fails_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3).to("turbine")
+    for _ in range(2):
+        assert (x + 1).tolist() == [2.0, 2.0, 2.0]
+    turbine.eager.wait()
+    (code,) = codes()
+    assert code.state == "compiled"
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("it failed")
+
+    monkeypatch.setattr(code, "call", fail)
+    assert (x + 1).tolist() == [2.0, 2.0, 2.0]
+    assert code.state == "in PyTorch"
+
+
+def test_ops_run_one_by_one_for_debugging() -> None:
+    config.set(eager="op")
+    y = torch.ones(3, device="turbine") + 1
+    assert turbine.eager.trace() == ""
+    assert y.tolist() == [2.0, 2.0, 2.0]
+    assert {code.state for code in codes()} <= {"new"}
+
+
+def test_exceptions_keep_the_order_of_the_program() -> None:
+    x = torch.zeros(3, device="turbine")
+    x += 1
+    with pytest.raises(RuntimeError):
+        x += torch.ones(4, device="turbine")
+    x *= 3
+    assert x.tolist() == [3.0, 3.0, 3.0]

@@ -1,0 +1,91 @@
+"""Models trained on the turbine device match those trained on the CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import turbine
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(20, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 4))
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 5, padding=2, bias=False),  # its gradient would be noise
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 8, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8, 4),
+    )
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(11, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.layers(self.tokens(ids)).mean(1))
+        return scores
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "MLP": (mlp, lambda: torch.randn(8, 20)),
+    "LeNet": (lenet, lambda: torch.randn(8, 1, 12, 12)),
+    "transformer": (Transformer, lambda: torch.randint(0, 11, (8, 6))),
+}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": lambda weights: torch.optim.SGD(weights, 0.05, momentum=0.9, nesterov=True),
+    "AdamW": lambda weights: torch.optim.AdamW(weights, 1e-2),
+}
+
+
+def train(model: nn.Module, batches: list[Tensor], optimizer: str, device: str) -> list[float]:
+    torch.manual_seed(7)
+    model.to(device)
+    steps = OPTIMIZERS[optimizer](model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(steps, 0.9)
+    losses = []
+    for number, batch in enumerate(batches):
+        steps.zero_grad()
+        labels = torch.arange(len(batch), device=device) % 4
+        loss = F.cross_entropy(model(batch.to(device)), labels)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        steps.step()
+        schedule.step()
+        losses.append(loss.item())
+        if number == 2:
+            turbine.eager.wait()  # the rest is compiled
+    return losses
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_training_on_the_device_matches_the_cpu(name: str, optimizer: str) -> None:
+    turbine.eager.enable()
+    torch.manual_seed(0)
+    make, batch = MODELS[name]
+    model = make()
+    batches = [batch() for _ in range(6)]
+    other = copy.deepcopy(model)
+    expected = train(model, batches, optimizer, "cpu")
+    found = train(other, batches, optimizer, "turbine")
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    for one, weight in zip(other.state_dict().values(), model.state_dict().values(), strict=True):
+        torch.testing.assert_close(one.cpu(), weight, rtol=1e-2, atol=1e-3)

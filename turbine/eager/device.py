@@ -1,0 +1,252 @@
+"""The name "turbine" as a device of PyTorch's: factories, and `torch.turbine`.
+
+PyTorch lets one device be named from Python, and takes it for the accelerator of the process from
+then on. `enable` keeps that from code for other devices: `torch.accelerator` and `pin_memory`
+answer as before.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.backend_registration import rename_privateuse1_backend
+
+from turbine import config, errors
+from turbine.eager import autocast, ops, recorder
+from turbine.eager.tensor import DEVICE, DeviceTensor, from_cpu
+from turbine.eager.trace import LOCK
+
+_MODES = ("lazy", "op")
+_enabled = False
+_library: torch.library.Library | None = None
+
+
+def enable() -> None:
+    """Make "turbine" a device of this process: `torch.ones(3, device="turbine")`.
+
+    Nothing in the process changes before this call; a second one changes nothing.
+
+    >>> import torch, turbine
+    >>> turbine.eager.enable()
+    >>> torch.ones(3, device="turbine") + 1
+    tensor([2., 2., 2.], device='turbine:0')
+    """
+    global _enabled
+    mode = config.get("eager")
+    if mode not in _MODES:
+        raise errors.ConfigError(errors.unknown("value of eager", mode, _MODES))
+    with LOCK:
+        if _library is None:
+            _register()
+        _enabled = True
+
+
+def disable() -> None:
+    """Let no more tensors be made on the device; those that exist still work."""
+    global _enabled
+    _enabled = False
+
+
+def is_enabled() -> bool:
+    """Whether tensors can be made on the device."""
+    return _enabled
+
+
+def _register() -> None:
+    global _library
+    _keep_accelerator()
+    rename_privateuse1_backend(DEVICE)
+    torch._register_device_module(DEVICE, _module())
+    torch._C._acc.register_python_privateuseone_hook(_Hooks())
+    torch._C._acc.register_python_privateuseone_device_guard(_Guard())
+    _library = torch.library.Library("aten", "IMPL")
+    for key in ("PrivateUse1", "Lazy"):
+        _library.impl("empty.memory_format", _empty, key)
+        _library.impl("empty_strided", _empty_strided, key)
+        _library.impl("_copy_from", _copy_from, key)
+        for op in (torch.ops.aten.tril_indices.default, torch.ops.aten.triu_indices.default):
+            _library.impl(op, partial(_make_on_cpu, op), key)
+
+
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    def is_available(self) -> bool:
+        return True
+
+    def has_primary_context(self, device: int) -> bool:
+        return True
+
+    def is_built(self) -> bool:
+        return True
+
+
+class _Guard(torch._C._acc.DeviceGuard):
+    def type_(self) -> Any:
+        return torch._C._autograd.DeviceType.PrivateUse1
+
+
+def _keep_accelerator() -> None:
+    """Let `torch.accelerator` and `pin_memory` know the accelerator that they know now."""
+    accelerator = torch._C._accelerator_getAccelerator()
+    has_one = torch.accelerator.is_available()
+    torch._C._accelerator_getAccelerator = lambda: accelerator
+    pin: Callable[..., Tensor] = torch.Tensor.pin_memory
+
+    def pin_memory(self: Tensor, device: Any = None) -> Tensor:
+        if device is None and has_one:
+            device = accelerator
+        if device is None:
+            raise RuntimeError("Cannot access accelerator device when none is available.")
+        return pin(self, device)
+
+    pin_memory.__doc__ = pin.__doc__
+    torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
+
+
+def _check(device: Any) -> None:
+    if not _enabled:
+        raise errors.DeviceError(
+            "the turbine device is disabled", hint="call turbine.eager.enable()"
+        )
+    index = torch.device(device).index if device is not None else None
+    if index:
+        raise RuntimeError(f"there is one turbine device, turbine:0, and no turbine:{index}")
+
+
+def _empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    _check(device)
+    made = torch.empty(
+        size,
+        dtype=dtype,
+        device="cpu",
+        memory_format=memory_format or torch.contiguous_format,
+    )
+    return from_cpu(made)
+
+
+def _empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    _check(device)
+    return from_cpu(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+
+
+def _make_on_cpu(op: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+    _check(device)
+    return from_cpu(op(*args, device="cpu", **kwargs))
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """Called by C++ code that does not let tensors decide."""
+    copied: Tensor = ops.dispatch(torch.ops.aten.copy_.default, [target, source], {})
+    return copied
+
+
+def _module() -> types.ModuleType:
+    module = types.ModuleType("torch.turbine", "The turbine device.")
+    functions: list[Callable[..., Any]] = [
+        is_available,
+        device_count,
+        current_device,
+        synchronize,
+        memory_allocated,
+        empty_cache,
+        manual_seed,
+        manual_seed_all,
+        get_rng_state,
+        set_rng_state,
+        is_initialized,
+        _is_in_bad_fork,
+        get_amp_supported_dtype,
+    ]
+    for function in functions:
+        setattr(module, function.__name__, function)
+    return module
+
+
+def is_available() -> bool:
+    """Whether tensors can be made on the device."""
+    return _enabled
+
+
+def is_initialized() -> bool:
+    """Whether the device is set up."""
+    return _library is not None
+
+
+def device_count() -> int:
+    """How many devices there are."""
+    return 1
+
+
+def current_device() -> int:
+    """The index of the device."""
+    return 0
+
+
+def synchronize(device: Any = None) -> None:
+    """Run all ops that were called."""
+    with LOCK:
+        recorder.flush("synchronize")
+
+
+def memory_allocated(device: Any = None) -> int:
+    """Bytes of the values that tensors on the device hold."""
+    held = {
+        one._storage.value.data.untyped_storage().data_ptr(): one._storage.value.data
+        for one in gc.get_objects()
+        if type(one) is DeviceTensor and one._storage.value.data is not None
+    }
+    return sum(data.untyped_storage().nbytes() for data in held.values())
+
+
+def empty_cache() -> None:
+    """Nothing: freed memory belongs to the process."""
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the generator, which is PyTorch's for the CPU."""
+    torch.default_generator.manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """Nothing: torch.manual_seed seeds the generator for the CPU, which the device uses."""
+
+
+def get_rng_state(device: Any = None) -> Tensor:
+    """The state of the generator."""
+    return torch.get_rng_state()
+
+
+def set_rng_state(state: Tensor, device: Any = None) -> None:
+    """Set the state of the generator."""
+    torch.set_rng_state(state)
+
+
+def _is_in_bad_fork() -> bool:
+    return False
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Dtypes of autocast, which asks for them when it begins."""
+    autocast.begin()
+    return autocast.DTYPES

@@ -1,0 +1,109 @@
+"""Write a program as a graph of PyTorch ops."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from turbine.eager.layouts import Layout
+from turbine.eager.trace import Number, Op, Program, Ref
+
+aten = torch.ops.aten
+
+
+def graph_of(program: Program, layouts: Sequence[Layout]) -> fx.GraphModule:
+    """The graph of a program, given the layouts of its inputs; numbers are the last of these."""
+    graph = fx.Graph()
+    inputs = [_input(graph, number, layout) for number, layout in enumerate(layouts)]
+    values: list[Any] = []
+    for op in program.ops:
+        values += _Call(graph, op, inputs, values).results()
+    graph.output(tuple(values[index] for index in program.outputs))
+    return fx.GraphModule({}, graph)
+
+
+def _input(graph: fx.Graph, number: int, layout: Layout) -> fx.Node:
+    node = graph.placeholder(f"input_{number}")
+    node.meta["example_value"] = layout.make("meta")
+    return node
+
+
+class _Call:
+    """One op of a program, on its way to the graph."""
+
+    def __init__(
+        self, graph: fx.Graph, op: Op, inputs: Sequence[fx.Node], values: Sequence[Any]
+    ) -> None:
+        self.graph = graph
+        self.op = op
+        self.inputs = inputs
+        self.values = values
+
+    def results(self) -> list[Any]:
+        """The nodes of the results."""
+        args = [self._argument(one) for one in self.op.args]
+        kwargs = {name: self._argument(one) for name, one in self.op.kwargs.items()}
+        target = self.op.target
+        if any(isinstance(one, Number) for one in (*self.op.args, *self.op.kwargs.values())):
+            return [_WITH_NUMBERS[target](self._add, *args, **kwargs)]
+        call = self._add(target, *args, **kwargs)
+        call.meta["example_value"] = [one and one.make("meta") for one in self.op.results]
+        returns = [str(one.type) for one in target._schema.returns]
+        if returns == ["Tensor"]:
+            return [call]
+        if len(returns) > 1 and set(returns) != {"Tensor"}:
+            raise NotImplementedError(f"{target} gives a list among other results")
+        return [self._add(operator.getitem, call, place) for place in range(len(self.op.results))]
+
+    def _argument(self, argument: Any) -> Any:
+        if isinstance(argument, Ref):
+            index = argument.index
+            return self.values[index] if index >= 0 else self.inputs[~index]
+        if isinstance(argument, Number):
+            number = self._add(aten.select.int, self.inputs[-1], 0, argument.index)
+            (layout,) = self.op.results
+            assert layout is not None
+            return self._add(aten._to_copy.default, number, dtype=layout.dtype)
+        if isinstance(argument, list):
+            return [self._argument(one) for one in argument]
+        return argument
+
+    def _add(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.graph.call_function(target, args, kwargs)
+
+
+def _add_scaled(add: Any, x: Any, y: Any, alpha: Any = None, sign: Any = aten.add.Tensor) -> Any:
+    return add(sign, x, y if alpha is None else add(aten.mul.Tensor, y, alpha))
+
+
+def _subtract_scaled(add: Any, x: Any, y: Any, alpha: Any = None) -> Any:
+    return _add_scaled(add, x, y, alpha, aten.sub.Tensor)
+
+
+def _subtract_from(add: Any, x: Any, number: Any, alpha: Any = None) -> Any:
+    return _subtract_scaled(add, number, x, alpha)
+
+
+def _add_product(add: Any, x: Any, y: Any, z: Any, value: Any = None) -> Any:
+    return add(aten.add.Tensor, x, add(aten.mul.Tensor, add(aten.mul.Tensor, y, value), z))
+
+
+def _add_quotient(add: Any, x: Any, y: Any, z: Any, value: Any = None) -> Any:
+    return add(aten.add.Tensor, x, add(aten.div.Tensor, add(aten.mul.Tensor, y, value), z))
+
+
+# How ops with numbers (trace.TAKES_NUMBERS) are written if those are tensors without axes.
+_WITH_NUMBERS: dict[Any, Callable[..., Any]] = {
+    aten.add.Tensor: _add_scaled,
+    aten.sub.Tensor: _subtract_scaled,
+    aten.rsub.Scalar: _subtract_from,
+    aten.mul.Tensor: lambda add, x, y: add(aten.mul.Tensor, x, y),
+    aten.div.Tensor: lambda add, x, y: add(aten.div.Tensor, x, y),
+    aten.addcmul.default: _add_product,
+    aten.addcdiv.default: _add_quotient,
+    aten.lerp.Scalar: lambda add, x, end, weight: add(aten.lerp.Tensor, x, end, weight),
+}

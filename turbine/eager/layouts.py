@@ -1,0 +1,85 @@
+"""Layouts: what PyTorch knows of a tensor whose values are not computed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten
+
+
+class Layout:
+    """Sizes, strides, offset and dtype; equal layouts are one object."""
+
+    __slots__ = ("dtype", "offset", "size", "stride")
+
+    def __init__(
+        self, size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
+    ) -> None:
+        self.size = size
+        self.stride = stride
+        self.offset = offset
+        self.dtype = dtype
+
+    def __repr__(self) -> str:
+        return f"{self.dtype}{list(self.size)}".removeprefix("torch.")
+
+    def make(self, device: str) -> Tensor:
+        """A tensor of this layout, without values."""
+        base = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
+        if not self.offset:
+            return base
+        span = sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True)) + 1
+        memory = torch.empty(self.offset + max(span, 0), dtype=self.dtype, device=device)
+        return memory.as_strided(self.size, self.stride, self.offset)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether elements share memory, so that PyTorch refuses to write to them."""
+        return any(n > 1 and not step for n, step in zip(self.size, self.stride, strict=True))
+
+    def fits(self, tensor: Tensor) -> bool:
+        """Whether a tensor of its own memory has this layout."""
+        return tensor.shape == self.size and tensor.stride() == self.stride
+
+
+_known: dict[Any, Layout] = {}
+
+
+def layout_of(tensor: Tensor) -> Layout:
+    """The layout of a tensor."""
+    offset = int(tensor.storage_offset())
+    key = tuple(tensor.shape), tensor.stride(), offset, tensor.dtype
+    found = _known.get(key)
+    return found if found is not None else _known.setdefault(key, Layout(*key))
+
+
+# The layouts of an op's results, or None for those that are not defined, and how they are nested.
+Results = tuple[list[Layout | None], TreeSpec | None]
+_inferred: dict[Any, Results] = {}
+_MOST_INFERRED = 1 << 16
+
+
+def known_results(key: Any) -> Results | None:
+    """The layouts of what a call gives, if one with this key was inferred before."""
+    return _inferred.get(key)
+
+
+def infer(key: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Results:
+    """The layouts of what a call of meta tensors gives, by PyTorch's meta kernels."""
+    found = _describe(target(*args, **kwargs))
+    if len(_inferred) >= _MOST_INFERRED:
+        _inferred.clear()
+    _inferred[key] = found
+    return found
+
+
+def _describe(result: Any) -> Results:
+    if isinstance(result, Tensor):
+        return [layout_of(result)], None
+    leaves, spec = tree_flatten(result)
+    if not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
+        raise NotImplementedError("a result that is no tensor")
+    return [None if leaf is None else layout_of(leaf) for leaf in leaves], spec

@@ -1,0 +1,330 @@
+"""What each kind of op does on the device: compute, view, write, draw random numbers, or read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only, tree_unflatten
+
+from turbine import config, errors
+from turbine.capture.effects import draws
+from turbine.eager import recorder, tensor
+from turbine.eager.layouts import layout_of
+from turbine.eager.recorder import MixedDevices, read, record
+from turbine.eager.storage import View
+from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, from_cpu, wrap
+from turbine.eager.trace import LOCK, Value
+
+aten = torch.ops.aten
+
+# Ops that ran in PyTorch by themselves, with reasons; reads and random ops are not among them.
+fallbacks: Counter[tuple[str, str]] = Counter()
+
+Kind = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+_kinds: dict[Any, Kind] = {}
+
+
+def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Record an op, or run it."""
+    with LOCK:
+        kind = _kinds.get(func)
+        if kind is None:
+            kind = _kinds[func] = _classify(func)
+        if "device" in kwargs:
+            kwargs = dict(kwargs)
+            if not _is_here(kwargs["device"]):
+                return _leave(func, args, kwargs)
+            kwargs["device"] = _CPU
+        result = kind(func, args, kwargs)
+        if config.get("eager") == "op":
+            recorder.flush("one op at a time")
+        else:
+            recorder.end_if_long()
+        return result
+
+
+tensor.dispatch = dispatch
+_CPU = torch.device("cpu")
+
+
+def _is_here(device: Any) -> bool:
+    return device is None or torch.device(device).type in (DEVICE, INSIDE.type)
+
+
+def _classify(func: Any) -> Kind:
+    if func in _SPECIAL:
+        return _SPECIAL[func]
+    schema = func._schema
+    written = [one for one in schema.arguments if one.alias_info and one.alias_info.is_write]
+    if draws(func):
+        return _DRAWN.get(func, _run)
+    if func.namespace not in ("aten", "prims"):
+        return _run
+    if written:
+        return _classify_write(func, written)
+    returns = [str(one.type) for one in schema.returns]
+    if any(one.alias_info for one in schema.returns):
+        return _view
+    tensors = all(one in ("Tensor", "List[Tensor]", "Tensor[]") for one in returns)
+    return _compute if returns and tensors else _run
+
+
+def _classify_write(func: Any, written: Sequence[Any]) -> Kind:
+    schema = func._schema
+    twin = _twin(func)
+    if twin is None:
+        return _run
+    if schema.name.endswith("_") and len(written) == 1 and schema.arguments[0] is written[0]:
+        return lambda _, args, kwargs: _write(func, twin, args, kwargs)
+    if all(one.kwarg_only for one in written):
+        names = [one.name for one in written]
+        return lambda _, args, kwargs: _write_out(func, twin, names, args, kwargs)
+    return _run
+
+
+def _twin(func: Any) -> Any:
+    """The op without a write: add.Tensor for add_.Tensor and for add.out."""
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    packet = getattr(aten, name, None)
+    if packet is None:
+        return None
+    given = [
+        (one.name, str(one.type))
+        for one in func._schema.arguments
+        if not (one.kwarg_only and one.alias_info)
+    ]
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        if [(one.name, str(one.type)) for one in found._schema.arguments] == given:
+            return found
+    return None
+
+
+def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An op without effects."""
+    try:
+        values, spec = record(func, args, kwargs)
+    except MixedDevices:
+        raise
+    except Exception as error:
+        return _fall_back(func, args, kwargs, error)
+    wrapped = [None if value is None else wrap(value) for value in values]
+    return wrapped[0] if spec is None else tree_unflatten(wrapped, spec)
+
+
+def _instead(op: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    return _compute(op, args, kwargs)
+
+
+def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An op whose results share memory with its first argument."""
+    base = args[0]
+    settings = tuple(tuple(one) if isinstance(one, list) else one for one in args[1:])
+    if kwargs:
+        return _run(func, args, kwargs)
+    found = func(base._layout.make("meta"), *args[1:])
+    if isinstance(found, Tensor):
+        return _share(base, View(func, settings), found)
+    return [_share(base, View(func, settings, n), one) for n, one in enumerate(found)]
+
+
+def _share(base: DeviceTensor, view: View, like: Tensor) -> Tensor:
+    layout = layout_of(like)
+    views = base._views if view.target in _IDENTITIES else (*base._views, view)
+    return wrap(Value(layout), views, base._storage)
+
+
+_IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+
+
+def _write(func: Any, twin: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An in-place op: the first argument gets the result of the op without the write."""
+    target = args[0]
+    if isinstance(target, DeviceTensor) and not target._layout.repeats:
+        try:
+            values, spec = record(twin, args, kwargs)
+        except MixedDevices:
+            raise
+        except Exception:
+            return _run(func, args, kwargs)
+        (value,) = values
+        if spec is None and value is not None and _put(target, value):
+            return target
+    return _run(func, args, kwargs)
+
+
+def _put(target: DeviceTensor, value: Value) -> bool:
+    """Write a value, as the dtype of the target; False if PyTorch would refuse, or has to write."""
+    layout = value.layout
+    if layout.size != target._layout.size or not torch.can_cast(layout.dtype, target._layout.dtype):
+        return False
+    if layout.dtype != target._layout.dtype:
+        (converted,), _ = record(aten._to_copy.default, [wrap(value)], {"dtype": target.dtype})
+        assert converted is not None
+        value = converted
+    return recorder.write(target, value)
+
+
+def _write_out(
+    func: Any, twin: Any, names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """An op with out=, which is resized if it has other sizes."""
+    outs = [kwargs[name] for name in names]
+    named = {name: one for name, one in kwargs.items() if name not in names}
+    if not all(isinstance(one, DeviceTensor) for one in outs):
+        raise MixedDevices(f"out= of {func} is not on {DEVICE}:0, as its operands are")
+    results = twin(*args, **named)
+    for out, result in zip(outs, [results] if len(outs) == 1 else results, strict=True):
+        if out.shape != result.shape:
+            result = result.to(out.dtype)
+            out.data = result
+        else:
+            aten.copy_.default(out, result)
+    return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """copy_, also from and to other devices."""
+    target, source = args[:2]
+    if not isinstance(target, DeviceTensor):
+        data = read(source, "a copy")
+        target.copy_(data)
+        return target
+    layout = target._layout
+    if target._layout.repeats:
+        return _run(func, args, kwargs)
+    if not isinstance(source, DeviceTensor):
+        data = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype)
+        with torch.no_grad():
+            data.copy_(source.detach())
+        if recorder.write(target, Value(layout_of(data), data)):
+            return target
+        return _run(func, [target, from_cpu(data), *args[2:]], kwargs)
+    like = source
+    if source._layout.size != layout.size:
+        like = aten.expand.default(source, list(layout.size))
+    (value,), _ = record(aten._to_copy.default, [like], {"dtype": layout.dtype})
+    if value is not None and recorder.write(target, value):
+        return target
+    return _run(func, args, kwargs)
+
+
+def _draw_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An op that fills a tensor with random numbers: those of PyTorch's generator, at once."""
+    target = args[0]
+    layout = target._layout
+    data = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype)
+    func(data, *args[1:], **kwargs)
+    if not target._layout.repeats and recorder.write(target, Value(layout_of(data), data)):
+        return target
+    return aten.copy_.default(target, from_cpu(data))
+
+
+def _draw_like(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An op that draws random numbers for the sizes of its argument, whose values it ignores."""
+    return from_cpu(func(args[0]._layout.make("cpu"), *args[1:], **kwargs))
+
+
+def _drop(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """native_dropout, whose mask is drawn at once."""
+    x, p, train = args
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    like = x._layout.make("meta")
+    kept = torch.empty_like(like, dtype=torch.bool, device="cpu").bernoulli_(1 - p)
+    mask = from_cpu(kept)
+    scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
+    return (x * mask) * scale, mask
+
+
+def _fall_back(func: Any, args: Sequence[Any], kwargs: dict[str, Any], why: Exception) -> Any:
+    """An op that cannot be recorded: run it in PyTorch, which gives the answer or the error."""
+    result = _run(func, args, kwargs)
+    reason = str(why).splitlines()[0] if str(why) else type(why).__name__
+    if "nonzero" in reason or "data-dependent" in reason or "unique" in reason:
+        reason = "the size of its result depends on values"
+    key = str(func), reason
+    if key not in fallbacks:
+        errors.warn(f"{func} runs in PyTorch by itself on the turbine device: {reason}")
+    fallbacks[key] += 1
+    return result
+
+
+def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An op that reads values, writes to memory or is not known: run it in PyTorch now."""
+    if func._schema.is_mutable:
+        recorder.flush(f"{func}, which writes to memory")
+    known: dict[int, DeviceTensor] = {}
+
+    def on_cpu(one: Tensor) -> Tensor:
+        if not isinstance(one, DeviceTensor):
+            recorder.operand(one)  # other devices are refused
+            return one
+        data = read(one, str(func))
+        known[id(data)] = one
+        return data
+
+    own, named = tree_map_only(Tensor, on_cpu, (list(args), dict(kwargs)))
+    with torch.no_grad():
+        result = func(*own, **named)
+    tensors = [one for one in tree_leaves((own, named)) if isinstance(one, Tensor)]
+    taken = {one.untyped_storage().data_ptr() for one in tensors}
+    for data in tensors:
+        one = known.get(id(data))
+        if one is not None and data.shape != one.shape and not one._views:
+            one.data = from_cpu(data)  # it was resized
+
+    def wrapped(one: Tensor) -> Tensor:
+        found = known.get(id(one))
+        if one.layout is not torch.strided:
+            raise NotImplementedError(
+                f"{func} gives a tensor of layout {one.layout}, and the turbine device has strided "
+                "ones: call .cpu() first"
+            )
+        return from_cpu(recorder.own(one, layout_of(one), taken)) if found is None else found
+
+    return tree_map_only(Tensor, wrapped, result)
+
+
+def _leave(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An op whose result is on another device."""
+    own, named = tree_map_only(
+        DeviceTensor, lambda one: read(one, "a copy to another device"), (list(args), kwargs)
+    )
+    result = func(*own, **named)
+    return tree_map_only(Tensor, lambda one: one.clone(), result)
+
+
+_FILLS = ("normal_", "uniform_", "random_", "exponential_", "log_normal_", "cauchy_")
+_LIKES = ("rand_like", "randn_like", "randint_like")
+
+
+def _overloads(*names: str) -> list[Any]:
+    packets = [getattr(aten, name) for name in names]
+    return [
+        getattr(packet, overload)
+        for packet in packets
+        for overload in packet.overloads()
+        if "out" not in overload and "Tensor" not in overload
+    ]
+
+
+_DRAWN: dict[Any, Kind] = {
+    **dict.fromkeys([*_overloads(*_FILLS), aten.bernoulli_.float], _draw_in_place),
+    **dict.fromkeys([*_overloads(*_LIKES), aten.bernoulli.p], _draw_like),
+    aten.native_dropout.default: _drop,
+}
+# Views that are a flag on a tensor elsewhere.
+_FLAGS = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
+_SPECIAL: dict[Any, Kind] = {
+    **{view: partial(_instead, op) for view, op in _FLAGS.items()},
+    aten.copy_.default: _copy,
+    aten._has_compatible_shallow_copy_type.default: lambda _, args, __: all(
+        isinstance(one, DeviceTensor) for one in args
+    ),
+}

@@ -1,0 +1,133 @@
+"""Run programs: in PyTorch the first time and while they are compiled, then compiled."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine import config, dynamo
+from turbine.dynamo import records
+from turbine.eager.graphs import graph_of
+from turbine.eager.layouts import layout_of
+from turbine.eager.trace import Program, interpret
+
+log = logging.getLogger(__name__)
+
+# Code of more programs is not kept.
+_MOST_CODES = 512
+NEW, COMPILING, COMPILED, IN_PYTORCH = "new", "compiling", "compiled", "in PyTorch"
+
+
+@dataclass
+class Code:
+    """What is known of a program: its compiled code, and how often it ran in which way."""
+
+    ops: list[str]
+    state: str = NEW
+    reason: str = ""
+    call: Any = None
+    calls: dict[str, int] = field(default_factory=lambda: {COMPILED: 0, IN_PYTORCH: 0})
+    compile_seconds: float = 0.0
+
+    def fail(self, error: Exception) -> None:
+        """Let PyTorch run the program from now on."""
+        self.state, self.reason = IN_PYTORCH, f"{type(error).__name__}: {error}"
+
+
+codes: dict[Any, Code] = {}
+_pool: ThreadPoolExecutor | None = None
+
+
+def run(program: Program) -> list[Tensor]:
+    """The outputs of a program, as CPU tensors."""
+    code = codes.get(program.key)
+    if code is None:
+        if len(codes) >= _MOST_CODES:
+            del codes[next(iter(codes))]
+        code = codes[program.key] = Code([str(op.target) for op in program.ops])
+    elif code.state == NEW and config.get("eager") != "op":
+        _begin(code, program)
+    if code.state == COMPILED:
+        try:
+            results = _call(code, program)
+        except Exception as error:
+            log.warning("a program runs in PyTorch, since its code failed", exc_info=error)
+            code.fail(error)
+        else:
+            code.calls[COMPILED] += 1
+            return results
+    code.calls[IN_PYTORCH] += 1
+    return interpret(program)
+
+
+def wait() -> None:
+    """Wait until everything that is being compiled is."""
+    if _pool is not None:
+        _pool.submit(lambda: None).result()
+
+
+def _call(code: Code, program: Program) -> list[Tensor]:
+    with torch.no_grad():
+        return list(code.call(*_arguments(program)))
+
+
+def _arguments(program: Program) -> list[Tensor]:
+    """The inputs of a program's code; its numbers are the last."""
+    if not program.numbers:
+        return program.inputs
+    return [*program.inputs, torch.tensor(program.numbers, dtype=torch.float64)]
+
+
+def _begin(code: Code, program: Program) -> None:
+    """Trace a program, and let the compiler begin.
+
+    That is done here, not in the background: PyTorch saves and restores the state of the random
+    number generator while it traces.
+    """
+    global _pool
+    started = time.perf_counter()
+    arguments = _arguments(program)
+    graph = graph_of(program, [layout_of(one) for one in arguments])
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=()), records.collect() as graphs:
+            code.call = dynamo.backend(graph, arguments)
+    except Exception as error:
+        log.info("a program runs in PyTorch", exc_info=error)
+        code.fail(error)
+        return
+    code.state = COMPILING
+    if _pool is None:
+        _pool = ThreadPoolExecutor(1, "turbine-eager")
+    parts = [part for graph in graphs for part in graph.parts]
+    _pool.submit(_finish, code, parts, started)
+
+
+def _finish(code: Code, parts: Sequence[records.CompiledPart], started: float) -> None:
+    try:
+        for part in parts:
+            part.wait()
+        code.state = COMPILED
+    except Exception as error:
+        log.info("a program runs in PyTorch", exc_info=error)
+        code.fail(error)
+    code.compile_seconds = time.perf_counter() - started
+
+
+def _forget_pool() -> None:
+    """A fork has no thread that waits for the compiler."""
+    global _pool
+    _pool = None
+    for code in codes.values():
+        if code.state == COMPILING:
+            code.state = NEW
+
+
+os.register_at_fork(after_in_child=_forget_pool)

@@ -1,0 +1,157 @@
+"""Tensors on the "turbine" device.
+
+PyTorch's C++ code knows them as tensors on its "lazy" device. That device has no backend of its own
+in PyTorch's packages, is no accelerator, and its gradients are computed by the calling thread, so
+that nothing changes for tensors on other devices.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbine.eager.layouts import Layout, layout_of
+from turbine.eager.storage import Storage, View
+from turbine.eager.trace import Value
+
+DEVICE = "turbine"
+# How PyTorch's C++ code knows the device.
+INSIDE = torch.device("lazy", 0)
+# What an op on such tensors does; set by `ops`, which makes tensors.
+dispatch: Callable[[Any, Sequence[Any], dict[str, Any]], Any] = NotImplemented
+
+
+class DeviceTensor(torch.Tensor):
+    """A tensor on the "turbine" device."""
+
+    _storage: Storage
+    _views: tuple[View, ...]
+    _layout: Layout
+
+    __torch_function__: Any = torch._C._disabled_torch_function_impl
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device."""
+        return torch.device(DEVICE, 0)
+
+    @property
+    def data(self) -> Tensor:
+        """The same values, without a gradient."""
+        return self.detach()
+
+    @data.setter
+    def data(self, new: Any) -> None:
+        torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
+        self._storage, self._views, self._layout = new._storage, new._views, new._layout
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As of other tensors; on the device already, this tensor."""
+        device = kwargs.get("device", args[0] if args else None)
+        if not isinstance(device, (str, torch.device)) or torch.device(device).type != DEVICE:
+            return super().to(*args, **kwargs)
+        kwargs.pop("device", None)
+        rest = args[1:] if args and args[0] is device else args
+        if not rest and "dtype" not in kwargs:
+            kwargs["dtype"] = self.dtype
+        return super().to(*rest, **kwargs)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        """The values, and the device."""
+        with torch.no_grad():
+            shown = repr(self.cpu().detach())
+        end = f", device='{self.device}'"
+        if self.grad_fn is not None:
+            end += f", grad_fn=<{type(self.grad_fn).__name__}>"
+        elif self.requires_grad:
+            end += ", requires_grad=True"
+        return f"{shown[:-1]}{end})"
+
+    def __format__(self, spec: str) -> str:
+        """The number, as for tensors on other devices, or the values."""
+        return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Raise as for other devices, unless forced."""
+        if force:
+            return self.detach().cpu().numpy()
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
+        )
+
+    def __array__(self, dtype: Any = None) -> Any:
+        """Raise as for other devices."""
+        return self.numpy()
+
+    def tolist(self) -> Any:
+        """The values as Python numbers."""
+        return self.detach().cpu().tolist()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A leaf with values of its own."""
+        if not self.is_leaf:
+            raise RuntimeError(
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+                "protocol at the moment."
+            )
+        found = memo.get(id(self))
+        if found is None:
+            found = self.detach().clone().requires_grad_(self.requires_grad)
+            if isinstance(self, torch.nn.Parameter):
+                found = torch.nn.Parameter(found, self.requires_grad)
+            if self.grad is not None:
+                found.grad = copy.deepcopy(self.grad, memo)
+            memo[id(self)] = found
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saved as a CPU tensor, which loads where there is no such device."""
+        on_cpu = self.detach().cpu().requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            on_cpu = torch.nn.Parameter(on_cpu, self.requires_grad)
+        return on_cpu.__reduce_ex__(protocol)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The values, in CPU memory of their own."""
+        return self.detach().cpu().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        """Where `__dlpack__` has the values."""
+        return torch.empty(0).__dlpack_device__()
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record an op, or run it."""
+        return dispatch(func, args, kwargs or {})
+
+
+_make = torch.Tensor._make_wrapper_subclass
+
+
+def wrap(value: Value, views: tuple[View, ...] = (), storage: Storage | None = None) -> Tensor:
+    """A tensor of a value; with views, of a part of the storage's."""
+    layout = value.layout
+    made: DeviceTensor = _make(
+        DeviceTensor,
+        layout.size,
+        strides=layout.stride,
+        storage_offset=layout.offset,
+        dtype=layout.dtype,
+        device=INSIDE,
+    )
+    made._storage = Storage(value) if storage is None else storage
+    made._views = views
+    made._layout = layout
+    return made
+
+
+def from_cpu(tensor: Tensor) -> Tensor:
+    """A tensor of values that nothing else refers to."""
+    return wrap(Value(layout_of(tensor), tensor))
