@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only, tree_unflatten
 
-from turbine import config, errors
+from turbine import errors
 from turbine.capture.effects import draws
 from turbine.eager import recorder, tensor
-from turbine.eager.layouts import layout_of
+from turbine.eager.layouts import Layout, layout_of
 from turbine.eager.recorder import MixedDevices, read, record
 from turbine.eager.storage import View
 from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, from_cpu, wrap
@@ -26,25 +26,22 @@ aten = torch.ops.aten
 fallbacks: Counter[tuple[str, str]] = Counter()
 
 Kind = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
-_kinds: dict[Any, Kind] = {}
+_kinds: dict[int, Kind] = {}  # by the id of an op: hashing one takes longer
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Record an op, or run it."""
     with LOCK:
-        kind = _kinds.get(func)
+        kind = _kinds.get(id(func))
         if kind is None:
-            kind = _kinds[func] = _classify(func)
+            kind = _kinds[id(func)] = _classify(func)
         if "device" in kwargs:
             kwargs = dict(kwargs)
             if not _is_here(kwargs["device"]):
                 return _leave(func, args, kwargs)
             kwargs["device"] = _CPU
         result = kind(func, args, kwargs)
-        if config.get("eager") == "op":
-            recorder.flush("one op at a time")
-        else:
-            recorder.end_if_long()
+        recorder.end_if_long()
         return result
 
 
@@ -124,17 +121,24 @@ def _instead(op: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An op whose results share memory with its first argument."""
     base = args[0]
-    settings = tuple(tuple(one) if isinstance(one, list) else one for one in args[1:])
     if kwargs:
         return _run(func, args, kwargs)
-    found = func(base._layout.make("meta"), *args[1:])
-    if isinstance(found, Tensor):
-        return _share(base, View(func, settings), found)
-    return [_share(base, View(func, settings, n), one) for n, one in enumerate(found)]
+    settings = tuple([tuple(one) if type(one) is list else one for one in args[1:]])
+    key = id(func), base._layout, settings
+    layouts = _layouts_of_views.get(key)
+    if layouts is None:
+        found = func(base._layout.make("meta"), *args[1:])
+        several = [layout_of(one) for one in found] if isinstance(found, (list, tuple)) else None
+        layouts = _layouts_of_views[key] = layout_of(found) if several is None else several
+    if isinstance(layouts, Layout):
+        return _share(base, View(func, settings), layouts)
+    return [_share(base, View(func, settings, n), one) for n, one in enumerate(layouts)]
 
 
-def _share(base: DeviceTensor, view: View, like: Tensor) -> Tensor:
-    layout = layout_of(like)
+_layouts_of_views: dict[Any, Layout | list[Layout]] = {}
+
+
+def _share(base: DeviceTensor, view: View, layout: Layout) -> Tensor:
     views = base._views if view.target in _IDENTITIES else (*base._views, view)
     return wrap(Value(layout), views, base._storage)
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from turbine import config
 from turbine.eager.layouts import Layout, Results, infer, known_results, layout_of
 
 aten = torch.ops.aten
@@ -63,7 +64,7 @@ class Op(NamedTuple):
     """A call; `results` are the layouts of what it gives."""
 
     target: Any
-    args: tuple[Any, ...]
+    args: list[Any]
     kwargs: dict[str, Any]
     results: list[Layout | None]
 
@@ -96,6 +97,7 @@ class Trace:
         self.values: list[weakref.ref[Value] | None] = []
         self.inputs: list[Tensor] = []
         self.numbers: list[float] = []
+        self._most = MOST_OPS
         self.views: dict[Any, Operand] = {}
         self._places: dict[int, Operand] = {}
 
@@ -125,14 +127,17 @@ class Trace:
 
         Arguments are operands, or tensors for which `operand` gives one.
         """
-        key: list[Any] = [target]
-        kinds: list[Any] = [target]
-        own = tuple([self._encode(one, key, kinds, operand) for one in args])
+        if not self.ops:
+            self._most = 1 if config.get("eager") == "op" else MOST_OPS
+        name = id(target)  # hashing an op takes longer
+        key: list[Any] = [name]
+        kinds: list[Any] = [name]
+        own = [self._encode(one, key, kinds, operand) for one in args]
         named = {}
-        for name, one in kwargs.items():
-            key.append(name)
-            kinds.append(name)
-            named[name] = self._encode(one, key, kinds, operand)
+        for keyword, one in kwargs.items():
+            key.append(keyword)
+            kinds.append(keyword)
+            named[keyword] = self._encode(one, key, kinds, operand)
         call = tuple(kinds)
         found = known_results(call) or _infer(call, target, own, named)
         first = len(self.values)
@@ -153,32 +158,33 @@ class Trace:
         Numbers that are equal, 1 and True and 1.0, are kept apart, and so are 0.0 and -0.0.
         """
         kind = type(argument)
-        if kind is Operand or isinstance(argument, Tensor):
-            ref, layout = argument if kind is Operand else operand(argument)
-            key.append(ref)
-            kinds.append(layout)
-            return ref
-        if kind in (int, float) and key[0] in TAKES_NUMBERS and _is_float(kinds[1]):
+        if kind is Operand:
+            key.append(argument.ref)
+            kinds.append(argument.layout)
+            return argument.ref
+        if kind in _NUMBERS and key[0] in _NAMES_WITH_NUMBERS and _is_float(kinds[1]):
             number = Number(argument)
             number.index = len(self.numbers)
             self.numbers.append(number)
             key.append(Number)
             kinds.append(Number)
             return number
-        if kind in (float, bool, complex):
+        if kind in _PLAIN:
+            key.append(argument)
+            kinds.append(argument)
+            return argument
+        if kind in _TAGGED:
             tagged = kind, repr(argument)
             key.append(tagged)
             kinds.append(tagged)
-        elif kind is list or kind is tuple:
+            return argument
+        if kind is list or kind is tuple:
             key.append(len(argument))
             kinds.append(len(argument))
             return [self._encode(one, key, kinds, operand) for one in argument]
-        elif kind in _PLAIN:
-            key.append(argument)
-            kinds.append(argument)
-        else:
-            raise NotRecordable(f"an argument of type {kind.__name__}")
-        return argument
+        if isinstance(argument, Tensor):
+            return self._encode(operand(argument), key, kinds, operand)
+        raise NotRecordable(f"an argument of type {kind.__name__}")
 
     def hold(self, layout: Layout, index: int) -> Value:
         """The value of a result; it is one of the program's if it is alive when that runs."""
@@ -188,7 +194,7 @@ class Trace:
 
     def is_at_end(self) -> bool:
         """Whether the program should end here: it is long, or one turn of a loop."""
-        return len(self.calls) == self.period or len(self.ops) >= MOST_OPS
+        return len(self.calls) == self.period or len(self.ops) >= self._most
 
     def program(self) -> Program:
         """The program of the ops so far."""
@@ -198,6 +204,8 @@ class Trace:
         return Program(key, self.ops, self.inputs, self.numbers, alive)
 
 
+_NUMBERS = {int, float}
+_TAGGED = {float, bool, complex}
 _PLAIN = {int, str, type(None), torch.dtype, torch.memory_format, torch.layout, torch.device}
 # Ops whose numbers are inputs of a program: a learning rate does not make another one.
 TAKES_NUMBERS = {
@@ -210,6 +218,9 @@ TAKES_NUMBERS = {
     aten.addcdiv.default,
     aten.lerp.Scalar,
 }
+
+
+_NAMES_WITH_NUMBERS = {id(op) for op in TAKES_NUMBERS}
 
 
 def _is_float(layout: Any) -> bool:
