@@ -5,10 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import turbine
 from tests.forked import in_child
+from turbine import errors
+from turbine.eager import device
 
 PROGRAM = """
 import threading
@@ -46,6 +49,13 @@ assert torch.ones(2, device="turbine").tolist() == [1.0, 1.0]
 
 def test_code_for_the_cpu_behaves_as_before() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=300)
+
+
+def test_the_device_is_refused_beside_another_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_library", None)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with pytest.raises(errors.DeviceError, match="one accelerator in a process"):
+        turbine.eager.enable()
 
 
 def test_a_fork_goes_on_with_tensors_of_the_device() -> None:

@@ -1,8 +1,8 @@
 """The name "turbine" as a device of PyTorch's: factories, and `torch.turbine`.
 
 PyTorch lets one device be named from Python, and takes it for the accelerator of the process from
-then on. `enable` keeps that from code for other devices: `torch.accelerator` and `pin_memory`
-answer as before.
+then on. `enable` keeps that from code for the CPU: `torch.accelerator` and `pin_memory` answer as
+before. Where there is another accelerator, gradients on it would fail, so `enable` refuses.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ def enable() -> None:
 
     Nothing in the process changes before this call; a second one changes nothing.
 
+    Raises:
+        DeviceError: if PyTorch has another accelerator in this process, such as a GPU.
+
     >>> import torch, turbine
     >>> turbine.eager.enable()
     >>> torch.ones(3, device="turbine") + 1
@@ -43,6 +46,7 @@ def enable() -> None:
         raise errors.ConfigError(errors.unknown("value of eager", mode, _MODES))
     with LOCK:
         if _library is None:
+            _refuse_accelerators()
             _register()
         _enabled = True
 
@@ -56,6 +60,15 @@ def disable() -> None:
 def is_enabled() -> bool:
     """Whether tensors can be made on the device."""
     return _enabled
+
+
+def _refuse_accelerators() -> None:
+    if torch.accelerator.is_available():
+        other = torch.accelerator.current_accelerator()
+        raise errors.DeviceError(
+            f"PyTorch has one accelerator in a process: it would take turbine for it, not {other}",
+            hint=f"hide the other: CUDA_VISIBLE_DEVICES= for cuda, here {other}",
+        )
 
 
 def _register() -> None:
@@ -93,16 +106,13 @@ class _Guard(torch._C._acc.DeviceGuard):
 def _keep_accelerator() -> None:
     """Let `torch.accelerator` and `pin_memory` know the accelerator that they know now."""
     accelerator = torch._C._accelerator_getAccelerator()
-    has_one = torch.accelerator.is_available()
     torch._C._accelerator_getAccelerator = lambda: accelerator
     pin: Callable[..., Tensor] = torch.Tensor.pin_memory
 
     def pin_memory(self: Tensor, device: Any = None) -> Tensor:
-        if device is None and has_one:
-            device = accelerator
-        if device is None:
+        if device is None and accelerator is None:
             raise RuntimeError("Cannot access accelerator device when none is available.")
-        return pin(self, device)
+        return pin(self, device or accelerator)
 
     pin_memory.__doc__ = pin.__doc__
     torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
