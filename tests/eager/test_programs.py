@@ -28,8 +28,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     turbine.eager.wait()
 
 
-def codes() -> list[Code]:
-    return list(programs.codes.values())
+def only_code() -> Code:
+    found = list(programs.codes.values())
+    assert len(found) == 1, found
+    return found[0]
 
 
 def test_ops_are_one_program_that_is_compiled_once() -> None:
@@ -42,7 +44,7 @@ def test_ops_are_one_program_that_is_compiled_once() -> None:
         )
         if turn == 1:
             turbine.eager.wait()
-    (code,) = codes()
+    code = only_code()
     assert code.state == "compiled", code.reason
     assert code.calls == {"compiled": 2, "in PyTorch": 2}
     assert len(code.ops) == 5
@@ -66,7 +68,7 @@ def test_a_number_that_changes_makes_no_other_program() -> None:
     for step in range(1, 6):
         assert (x * (0.5 / step) + step).mean().item() == pytest.approx(0.5 / step + step)
         turbine.eager.wait()
-    (code,) = codes()
+    code = only_code()
     assert code.calls == {"compiled": 3, "in PyTorch": 2}
 
 
@@ -98,7 +100,7 @@ def test_a_loop_that_reads_nothing_repeats_one_program() -> None:
     expected = train(copy.deepcopy(model), x, 60)
     found = train(model.to("turbine"), x.to("turbine"), 60)
     torch.testing.assert_close([one.cpu() for one in found], expected, rtol=1e-4, atol=1e-5)
-    runs = sorted(sum(code.calls.values()) for code in codes())
+    runs = sorted(sum(code.calls.values()) for code in programs.codes.values())
     assert runs[-1] >= 20
     assert len(runs) <= 4
 
@@ -123,7 +125,7 @@ def test_a_program_that_does_not_compile_runs_in_pytorch(monkeypatch: pytest.Mon
     for _ in range(3):
         assert (x + 1).tolist() == [2.0, 2.0, 2.0]
         turbine.eager.wait()
-    (code,) = codes()
+    code = only_code()
     assert (code.state, code.reason) == ("in PyTorch", "RuntimeError: no compiler here")
     assert "no compiler here" in str(turbine.eager.explain())
 
@@ -133,7 +135,7 @@ def test_code_that_fails_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(2):
         assert (x + 1).tolist() == [2.0, 2.0, 2.0]
     turbine.eager.wait()
-    (code,) = codes()
+    code = only_code()
     assert code.state == "compiled"
 
     def fail(*_: object) -> None:
@@ -149,7 +151,7 @@ def test_ops_run_one_by_one_for_debugging() -> None:
     y = torch.ones(3, device="turbine") + 1
     assert turbine.eager.trace() == ""
     assert y.tolist() == [2.0, 2.0, 2.0]
-    assert {code.state for code in codes()} <= {"new"}
+    assert {code.state for code in programs.codes.values()} <= {"new"}
 
 
 def test_exceptions_keep_the_order_of_the_program() -> None:

@@ -26,21 +26,22 @@ aten = torch.ops.aten
 fallbacks: Counter[tuple[str, str]] = Counter()
 
 Kind = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
-_kinds: dict[int, Kind] = {}  # by the id of an op: hashing one takes longer
+# By the id of an op, as hashing one takes longer; with the op, so that the id stays its own.
+_kinds: dict[int, tuple[Any, Kind]] = {}
 
 
 def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Record an op, or run it."""
     with LOCK:
-        kind = _kinds.get(id(func))
-        if kind is None:
-            kind = _kinds[id(func)] = _classify(func)
+        known = _kinds.get(id(func))
+        if known is None:
+            known = _kinds[id(func)] = func, _classify(func)
         if "device" in kwargs:
             kwargs = dict(kwargs)
             if not _is_here(kwargs["device"]):
                 return _leave(func, args, kwargs)
             kwargs["device"] = _CPU
-        result = kind(func, args, kwargs)
+        result = known[1](func, args, kwargs)
         recorder.end_if_long()
         return result
 
