@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -28,6 +29,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     turbine.eager.wait()
 
 
+def forget() -> None:
+    """Forget programs of first calls: PyTorch infers shapes then, and may keep tensors in cycles."""
+    gc.collect()
+    programs.codes.clear()
+
+
 def only_code() -> Code:
     found = list(programs.codes.values())
     assert len(found) == 1, found
@@ -35,13 +42,15 @@ def only_code() -> Code:
 
 
 def test_ops_are_one_program_that_is_compiled_once() -> None:
+    def compute(x: Tensor) -> Tensor:
+        return (torch.nn.functional.gelu(x @ x.T + 1) * 2).sum(0)
+
     x = torch.randn(64, 32)
     y = x.to("turbine")
+    compute(y).cpu()
+    forget()
     for turn in range(4):
-        found = (torch.nn.functional.gelu(y @ y.T + 1) * 2).sum(0)
-        torch.testing.assert_close(
-            found.cpu(), (torch.nn.functional.gelu(x @ x.T + 1) * 2).sum(0), rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(compute(y).cpu(), compute(x), rtol=1e-4, atol=1e-4)
         if turn == 1:
             turbine.eager.wait()
     code = only_code()
@@ -54,7 +63,10 @@ def test_ops_are_one_program_that_is_compiled_once() -> None:
 
 
 def test_values_that_nobody_holds_are_not_made() -> None:
-    a = torch.ones(8).to("turbine") + 1
+    x = torch.ones(8).to("turbine")
+    ((x + 1) * 2).tolist()
+    forget()
+    a = x + 1
     b = a * 2
     del a
     program = recorder._trace.program()
@@ -65,6 +77,8 @@ def test_values_that_nobody_holds_are_not_made() -> None:
 
 def test_a_number_that_changes_makes_no_other_program() -> None:
     x = torch.ones(100).to("turbine")
+    (x * 0.5 + 1).mean().item()
+    forget()
     for step in range(1, 6):
         assert (x * (0.5 / step) + step).mean().item() == pytest.approx(0.5 / step + step)
         turbine.eager.wait()
@@ -102,7 +116,7 @@ def test_a_loop_that_reads_nothing_repeats_one_program() -> None:
     torch.testing.assert_close([one.cpu() for one in found], expected, rtol=1e-4, atol=1e-5)
     runs = sorted(sum(code.calls.values()) for code in programs.codes.values())
     assert runs[-1] >= 20
-    assert len(runs) <= 4
+    assert len(runs) <= 5
 
 
 def test_an_op_whose_size_depends_on_values_runs_by_itself() -> None:
@@ -122,6 +136,8 @@ def test_a_program_that_does_not_compile_runs_in_pytorch(monkeypatch: pytest.Mon
 
     monkeypatch.setattr("turbine.dynamo.backend", refuse)
     x = torch.ones(3).to("turbine")
+    (x + 1).tolist()
+    forget()
     for _ in range(3):
         assert (x + 1).tolist() == [2.0, 2.0, 2.0]
         turbine.eager.wait()
@@ -132,6 +148,8 @@ def test_a_program_that_does_not_compile_runs_in_pytorch(monkeypatch: pytest.Mon
 
 def test_code_that_fails_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(3).to("turbine")
+    (x + 1).tolist()
+    forget()
     for _ in range(2):
         assert (x + 1).tolist() == [2.0, 2.0, 2.0]
     turbine.eager.wait()
