@@ -30,7 +30,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Forget programs of first calls: PyTorch infers shapes then, and may keep tensors in cycles."""
+    """Forget first calls: PyTorch infers shapes in them, and may keep tensors in cycles."""
     gc.collect()
     programs.codes.clear()
 
