@@ -5,6 +5,7 @@ There is one trace for the process, so that ops of several threads keep their or
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from turbine.eager.layouts import Layout, Results, infer, known_results, layout_
 aten = torch.ops.aten
 
 LOCK = threading.RLock()
+os.register_at_fork(after_in_child=LOCK._at_fork_reinit)  # type: ignore[attr-defined]
 # A program of more ops takes long to compile.
 MOST_OPS = 1000
 _LEAST_PERIOD = 16
@@ -166,7 +168,7 @@ class Trace:
             number = Number(argument)
             number.index = len(self.numbers)
             self.numbers.append(number)
-            key.append(Number)
+            key.append((Number, number.index))
             kinds.append(Number)
             return number
         if kind in _PLAIN:
