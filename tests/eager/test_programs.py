@@ -179,3 +179,18 @@ def test_exceptions_keep_the_order_of_the_program() -> None:
         x += torch.ones(4, device="turbine")
     x *= 3
     assert x.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_an_op_that_raises_when_it_runs_loses_no_other_value() -> None:
+    x = torch.arange(3.0).to("turbine")
+    before, bad = x + 1, x[torch.tensor([5]).to("turbine")]
+    after, worse = before * 2, bad + 1
+    with pytest.raises(IndexError):
+        before.tolist()
+    assert before.tolist() == [1.0, 2.0, 3.0]
+    assert after.tolist() == [2.0, 4.0, 6.0]
+    with pytest.raises(IndexError):
+        worse.tolist()
+    with pytest.raises(IndexError):
+        worse * 2
+    assert (x + 1).tolist() == [1.0, 2.0, 3.0]

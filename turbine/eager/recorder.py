@@ -14,7 +14,7 @@ from turbine.eager import programs
 from turbine.eager.layouts import Layout, layout_of
 from turbine.eager.storage import BY_MEMORY, View, inverse
 from turbine.eager.tensor import DEVICE, DeviceTensor
-from turbine.eager.trace import MOST_OPS, Operand, Trace, Value, find_period, reference
+from turbine.eager.trace import MOST_OPS, Operand, Trace, Value, find_period, reference, rescue
 
 _trace = Trace()
 # Why programs ended, and how often.
@@ -70,12 +70,24 @@ def flush(why: str) -> None:
     if not program.outputs:
         return
     ends[why] += 1
+    raised: Exception | None = None
+    results: Sequence[Tensor | Exception]
+    try:
+        results = programs.run(program)
+    except Exception as error:
+        raised, results = error, rescue(program)
     taken = {one.untyped_storage().data_ptr() for one in program.inputs}
-    for index, data in zip(program.outputs, programs.run(program), strict=True):
+    for index, data in zip(program.outputs, results, strict=True):
         ref = trace.values[index]
         value = ref() if ref is not None else None
-        if value is not None:
+        if value is None:
+            continue
+        if isinstance(data, Exception):
+            value.error = data
+        else:
             value.data = own(data, value.layout, taken)
+    if raised is not None:
+        raise raised
 
 
 def own(data: Tensor, layout: Layout, taken: set[int]) -> Tensor:
@@ -99,7 +111,9 @@ def read(tensor: DeviceTensor, why: str) -> Tensor:
     if value.data is None:
         flush(why)
     data = value.data
-    assert data is not None
+    if data is None:
+        assert value.error is not None
+        raise value.error
     for view in tensor._views:
         data = view.apply(data)
     return data

@@ -27,14 +27,18 @@ _LEAST_PERIOD = 16
 
 
 class Value:
-    """What a storage holds: a CPU tensor, or the result of an op of the trace."""
+    """What a storage holds: a CPU tensor, or the result of an op of the trace.
 
-    __slots__ = ("__weakref__", "data", "index", "layout")
+    `error` is what the op raised when it ran.
+    """
+
+    __slots__ = ("__weakref__", "data", "error", "index", "layout")
 
     def __init__(self, layout: Layout, data: Tensor | None = None, index: int = -1) -> None:
         self.layout = layout
         self.data = data
         self.index = index
+        self.error: Exception | None = None
 
 
 class Ref:
@@ -105,6 +109,8 @@ class Trace:
 
     def operand(self, value: Value) -> Operand:
         """The operand for a value."""
+        if value.error is not None:
+            raise value.error
         if value.data is None:
             return Operand(reference(value.index), value.layout)
         return self.input(value.data)
@@ -278,6 +284,17 @@ _MISJUDGED = {
 
 def interpret(program: Program) -> list[Tensor]:
     """Run a program op by op in PyTorch; values are freed after their last use."""
+    results = _interpret(program, _call)
+    return [results[index] for index in program.outputs]
+
+
+def rescue(program: Program) -> list[Tensor | Exception]:
+    """The results of a program with an op that raises: what depends on it is the error."""
+    results = _interpret(program, _call_or_error)
+    return [results[index] for index in program.outputs]
+
+
+def _interpret(program: Program, call: Callable[[Op, Any, Any], Any]) -> dict[int, Any]:
     last: dict[int, int] = {}
     for number, op in enumerate(program.ops):
         for index in _operands(op):
@@ -297,15 +314,29 @@ def interpret(program: Program) -> list[Tensor]:
     with torch.no_grad():
         for number, op in enumerate(program.ops):
             named = {name: value(one) for name, one in op.kwargs.items()}
-            result = op.target(*[value(one) for one in op.args], **named)
-            for leaf in _leaves(result):
+            for leaf in call(op, [value(one) for one in op.args], named):
                 if count in last or count in kept:
                     values[count] = leaf
                 count += 1
             for index in _operands(op):
                 if index >= 0 and last[index] == number and index not in kept:
                     values.pop(index, None)
-    return [values[index] for index in program.outputs]
+    return values
+
+
+def _call(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return _leaves(op.target(*args, **kwargs))
+
+
+def _call_or_error(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    given = _leaves([args, list(kwargs.values())])
+    failed = next((one for one in given if isinstance(one, Exception)), None)
+    if failed is None:
+        try:
+            return _call(op, args, kwargs)
+        except Exception as error:
+            failed = error
+    return [failed] * len(op.results)
 
 
 def _leaves(result: Any) -> list[Any]:
