@@ -149,6 +149,30 @@ def test_writes_through_views_match_the_cpu() -> None:
         torch.testing.assert_close(one.cpu(), other)
 
 
+def reshapes(x: Tensor) -> list[Tensor]:
+    """Ops that change how a tensor sees its memory, beside views of it."""
+    row = x[0]
+    x.unsqueeze_(0)
+    x.squeeze_(0)
+    x.t_()
+    x[0, 1] = 7
+    y = torch.arange(4.0).reshape(2, 2).to(x.device)
+    first = y[0]
+    y.resize_(4)
+    y[1] = 9
+    z = torch.zeros(1).to(x.device)
+    z.set_(x)  # type: ignore[call-overload]
+    return [x, row, y, first, z]
+
+
+def test_tensors_that_change_their_shape_keep_their_views() -> None:
+    expected = reshapes(torch.arange(4.0).reshape(2, 2))
+    found = reshapes(on(torch.arange(4.0).reshape(2, 2)))
+    for one, other in zip(found, expected, strict=True):
+        assert (one.shape, one.stride()) == (other.shape, other.stride())
+        torch.testing.assert_close(one.cpu(), other)
+
+
 def test_out_is_resized_and_filled() -> None:
     x, out = on(torch.arange(3.0)), torch.empty(0, device="turbine")
     assert torch.add(x, 1, out=out) is out

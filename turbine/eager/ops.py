@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -77,6 +78,8 @@ def _classify_write(func: Any, written: Sequence[Any]) -> Kind:
     twin = _twin(func)
     if twin is None:
         return _run
+    if any(one.alias_info for one in twin._schema.returns):
+        return partial(_become_view, twin)
     if schema.name.endswith("_") and len(written) == 1 and schema.arguments[0] is written[0]:
         return lambda _, args, kwargs: _write(func, twin, args, kwargs)
     if all(one.kwarg_only for one in written):
@@ -134,6 +137,20 @@ def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if isinstance(layouts, Layout):
         return _share(base, View(func, settings), layouts)
     return [_share(base, View(func, settings, n), one) for n, one in enumerate(layouts)]
+
+
+def _become_view(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """unsqueeze_ and the like: a tensor becomes a view of itself, and its memory stays."""
+    target = args[0]
+    target.data = _view(twin, args, kwargs)
+    return target
+
+
+def _become(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """set_: a tensor becomes another."""
+    target, source = args
+    target.data = source
+    return target
 
 
 _layouts_of_views: dict[Any, Layout | list[Layout]] = {}
@@ -282,7 +299,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     for data in tensors:
         one = known.get(id(data))
         if one is not None and data.shape != one.shape and not one._views:
-            one.data = from_cpu(data)  # it was resized
+            _resize(one, data)
 
     def wrapped(one: Tensor) -> Tensor:
         found = known.get(id(one))
@@ -294,6 +311,17 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return from_cpu(recorder.own(one, layout_of(one), taken)) if found is None else found
 
     return tree_map_only(Tensor, wrapped, result)
+
+
+def _resize(tensor: DeviceTensor, data: Tensor) -> None:
+    """Let a tensor be as its memory is after an op that resized it; its views stay as they were."""
+    before, after = tensor._layout, layout_of(data)
+    tensor._storage.value.data = data.as_strided(before.size, before.stride, 0)
+    if data.numel() <= math.prod(before.size):
+        view = View(aten.as_strided.default, (after.size, after.stride, 0))
+        tensor.data = wrap(Value(after), (view,), tensor._storage)
+    else:
+        tensor.data = from_cpu(data)
 
 
 def _leave(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -327,6 +355,7 @@ _DRAWN: dict[Any, Kind] = {
 # Views that are a flag on a tensor elsewhere.
 _FLAGS = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 _SPECIAL: dict[Any, Kind] = {
+    aten.set_.source_Tensor: _become,
     **{view: partial(_instead, op) for view, op in _FLAGS.items()},
     aten.copy_.default: _copy,
     aten._has_compatible_shallow_copy_type.default: lambda _, args, __: all(
