@@ -16,6 +16,8 @@ from turbine.eager.storage import BY_MEMORY, View, inverse
 from turbine.eager.tensor import DEVICE, DeviceTensor
 from turbine.eager.trace import MOST_OPS, Operand, Trace, Value, find_period, reference, rescue
 
+aten = torch.ops.aten
+
 _trace = Trace()
 # Why programs ended, and how often.
 ends: Counter[str] = Counter()
@@ -151,7 +153,9 @@ def _view_of(value: Value, views: tuple[View, ...]) -> Operand:
     elif found is None:
         *above, view = views
         parent = _view_of(value, tuple(above))
-        found = _call(view.target, [parent, *view.arguments()], view.which or 0)
+        # Results of the trace need not be laid out as their tensors are.
+        target = aten.reshape.default if view.target is aten.view.default else view.target
+        found = _call(target, [parent, *view.arguments()], view.which or 0)
     _trace.views[key] = found
     return found
 
