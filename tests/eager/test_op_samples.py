@@ -30,7 +30,7 @@ LEFT_OUT = {
 }
 
 
-@pytest.mark.sweep(40)
+@pytest.mark.sweep(25)
 @pytest.mark.parametrize("name", sorted(OPS.keys() - LEFT_OUT))
 @pytest.mark.filterwarnings("ignore")
 def test_an_op_on_the_device_matches_the_cpu(name: str) -> None:

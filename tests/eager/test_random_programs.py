@@ -67,7 +67,8 @@ def run(seed: int, device: str) -> list[Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("first", range(0, 200, 100))
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("first", range(0, 400, 100))
 def test_random_programs_match_the_cpu(first: int) -> None:
     turbine.eager.enable()
     for seed in range(first, first + 100):
