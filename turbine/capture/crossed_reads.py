@@ -16,22 +16,13 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from turbine.capture.effects import FILLS, is_ordered, is_pointwise
+from turbine.capture.effects import FILLS, RESHAPES, is_ordered, is_pointwise
 from turbine.capture.sizes import count_elements, expression
 
 aten = torch.ops.aten
 
 # Ops that only change indices; the compiler folds them into the loops around them.
-_RESHAPES = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-}
-_VIEWS = _RESHAPES | {
+_VIEWS = RESHAPES | {
     aten.permute.default,
     aten.transpose.int,
     aten.t.default,
@@ -110,7 +101,7 @@ def _extend(paths: Paths, view: fx.Node) -> Paths:
 
 def _follow(path: Path, view: fx.Node) -> Path:
     """A path with one view more; a reshape of a reshape is one reshape."""
-    if view.target in _RESHAPES:
+    if view.target in RESHAPES:
         kept = path[:-1] if path[-1][0] is _RESHAPE else path
         return (*kept, (_RESHAPE, _shape(view)))
     if view.target is aten.expand.default:

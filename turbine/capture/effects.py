@@ -14,6 +14,16 @@ from turbine.capture.control_flow import bodies, is_control_flow
 aten = torch.ops.aten
 # Ops whose result is one repeated number.
 FILLS = {aten.full.default, aten.full_like.default, aten.scalar_tensor.default}
+# Views that keep the order of elements.
+RESHAPES = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+}
 # Processes may partition their graphs differently, but have to start collectives in one order.
 _COLLECTIVES = {"_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
 

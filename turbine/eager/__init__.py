@@ -1,7 +1,7 @@
 """The "turbine" device: eager tensors whose ops are compiled together.
 
-`turbine.eager.enable()` makes it a device of PyTorch's. Ops on its tensors are recorded, and run
-as one compiled program when a value is read; docs/eager.md tells more.
+`turbine.eager.enable()` registers it with PyTorch. Ops on its tensors are recorded, and run as one
+compiled program when a value is read. See docs/eager.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The name "turbine" as a device of PyTorch's: factories, and `torch.turbine`.
+"""Register "turbine" as a PyTorch device: factories, and `torch.turbine`.
 
 PyTorch lets one device be named from Python, and takes it for the accelerator of the process from
 then on. `enable` keeps that from code for the CPU: `torch.accelerator` and `pin_memory` answer as
@@ -67,7 +67,7 @@ def _refuse_accelerators() -> None:
         other = torch.accelerator.current_accelerator()
         raise errors.DeviceError(
             f"PyTorch has one accelerator in a process: it would take turbine for it, not {other}",
-            hint=f"hide the other: CUDA_VISIBLE_DEVICES= for cuda, here {other}",
+            hint=f"hide {other} from PyTorch, for example with CUDA_VISIBLE_DEVICES=",
         )
 
 
@@ -174,7 +174,6 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
 def _module() -> types.ModuleType:
     module = types.ModuleType("torch.turbine", "The turbine device.")
     functions: list[Callable[..., Any]] = [
-        is_available,
         device_count,
         current_device,
         synchronize,
@@ -190,12 +189,8 @@ def _module() -> types.ModuleType:
     ]
     for function in functions:
         setattr(module, function.__name__, function)
+    module.is_available = is_enabled  # type: ignore[attr-defined]
     return module
-
-
-def is_available() -> bool:
-    """Whether tensors can be made on the device."""
-    return _enabled
 
 
 def is_initialized() -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from turbine.eager.layouts import Layout
+from turbine.eager.layouts import Layout, NotRecordable
 from turbine.eager.trace import Number, Op, Program, Ref
 
 aten = torch.ops.aten
@@ -56,7 +56,7 @@ class _Call:
         if returns == ["Tensor"]:
             return [call]
         if len(returns) > 1 and set(returns) != {"Tensor"}:
-            raise NotImplementedError(f"{target} gives a list among other results")
+            raise NotRecordable(f"{target} returns a list among other results")
         return [self._add(operator.getitem, call, place) for place in range(len(self.op.results))]
 
     def _argument(self, argument: Any) -> Any:

@@ -56,6 +56,10 @@ def layout_of(tensor: Tensor) -> Layout:
     return found if found is not None else _known.setdefault(key, Layout(*key))
 
 
+class NotRecordable(Exception):
+    """An argument or a result that a program cannot hold."""
+
+
 # The layouts of an op's results, or None for those that are not defined, and how they are nested.
 Results = tuple[list[Layout | None], TreeSpec | None]
 _inferred: dict[Any, Results] = {}
@@ -81,5 +85,5 @@ def _describe(result: Any) -> Results:
         return [layout_of(result)], None
     leaves, spec = tree_flatten(result)
     if not all(leaf is None or isinstance(leaf, Tensor) for leaf in leaves):
-        raise NotImplementedError("a result that is no tensor")
+        raise NotRecordable("a result that is not a tensor")
     return [None if leaf is None else layout_of(leaf) for leaf in leaves], spec

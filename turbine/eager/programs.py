@@ -59,13 +59,16 @@ def run(program: Program) -> list[Tensor]:
         try:
             results = _call(code, program)
         except Exception as error:
+            results = interpret(program)  # raises if the error is the program's
             log.warning("a program runs in PyTorch, since its code failed", exc_info=error)
             code.fail(error)
         else:
             code.calls[COMPILED] += 1
             return results
+    else:
+        results = interpret(program)
     code.calls[IN_PYTORCH] += 1
-    return interpret(program)
+    return results
 
 
 def wait() -> None:
@@ -95,8 +98,8 @@ def _begin(code: Code, program: Program) -> None:
     global _pool
     started = time.perf_counter()
     arguments = _arguments(program)
-    graph = graph_of(program, [layout_of(one) for one in arguments])
     try:
+        graph = graph_of(program, [layout_of(one) for one in arguments])
         with torch.no_grad(), torch.random.fork_rng(devices=()), records.collect() as graphs:
             code.call = dynamo.backend(graph, arguments)
     except Exception as error:

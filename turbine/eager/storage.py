@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from turbine.capture.effects import RESHAPES
 from turbine.eager.trace import Operand, Value
 
 aten = torch.ops.aten
@@ -53,7 +54,7 @@ def inverse(view: View, parent: Operand, new: Operand) -> tuple[Any, list[Any]] 
     size = parent.layout.size
     if target in _SCATTERS:
         return _SCATTERS[target], [parent, new, *args]
-    if target in _RESHAPES:
+    if target in RESHAPES:
         return aten.reshape.default, [new, list(size)]
     if target is aten.permute.default:
         axes = [axis % len(size) for axis in args[0]]
@@ -67,12 +68,4 @@ _SCATTERS = {
     aten.select.int: aten.select_scatter.default,
     aten.slice.Tensor: aten.slice_scatter.default,
     aten.diagonal.default: aten.diagonal_scatter.default,
-}
-_RESHAPES = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
 }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from turbine import config
-from turbine.eager.layouts import Layout, Results, infer, known_results, layout_of
+from turbine.eager.layouts import Layout, NotRecordable, Results, infer, known_results, layout_of
 
 aten = torch.ops.aten
 
@@ -83,10 +83,6 @@ class Program(NamedTuple):
     inputs: list[Tensor]
     numbers: list[float]
     outputs: list[int]
-
-
-class NotRecordable(Exception):
-    """An argument that a program cannot hold."""
 
 
 class Trace:
@@ -207,7 +203,7 @@ class Trace:
     def program(self) -> Program:
         """The program of the ops so far."""
         alive = [place for place, ref in enumerate(self.values) if ref is not None and ref()]
-        layouts = tuple(layout_of(one) for one in self.inputs)
+        layouts = tuple([one.layout for one in self._places.values()])
         key = tuple(self.keys), tuple(alive), layouts
         return Program(key, self.ops, self.inputs, self.numbers, alive)
 
