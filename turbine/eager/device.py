@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer
+from torch.utils import _foreach_utils
 from torch.utils.backend_registration import rename_privateuse1_backend
 
 from turbine import config, errors
@@ -78,6 +80,8 @@ def _register() -> None:
     torch._register_device_module(DEVICE, _module())
     torch._C._acc.register_python_privateuseone_hook(_Hooks())
     torch._C._acc.register_python_privateuseone_device_guard(_Guard())
+    for types in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
+        types.append(DeviceTensor)
     _library = torch.library.Library("aten", "IMPL")
     for key in ("PrivateUse1", "Lazy"):
         _library.impl("empty.memory_format", _empty, key)

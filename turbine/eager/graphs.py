@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from turbine.eager.foreach import elements
 from turbine.eager.layouts import Layout, NotRecordable
 from turbine.eager.trace import Number, Op, Program, Ref
 
@@ -21,7 +22,8 @@ def graph_of(program: Program, layouts: Sequence[Layout]) -> fx.GraphModule:
     inputs = [_input(graph, number, layout) for number, layout in enumerate(layouts)]
     values: list[Any] = []
     for op in program.ops:
-        values += _Call(graph, op, inputs, values).results()
+        for one in elements(op):
+            values += _Call(graph, one, inputs, values).results()
     graph.output(tuple(values[index] for index in program.outputs))
     return fx.GraphModule({}, graph)
 

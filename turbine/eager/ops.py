@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -81,10 +81,11 @@ def _classify_write(func: Any, written: Sequence[Any]) -> Kind:
     if any(one.alias_info for one in twin._schema.returns):
         return partial(_become_view, twin)
     if schema.name.endswith("_") and len(written) == 1 and schema.arguments[0] is written[0]:
-        return lambda _, args, kwargs: _write(func, twin, args, kwargs)
+        is_list = str(written[0].type) == "List[Tensor]"
+        return partial(_write_each if is_list else _write, twin)
     if all(one.kwarg_only for one in written):
         names = [one.name for one in written]
-        return lambda _, args, kwargs: _write_out(func, twin, names, args, kwargs)
+        return partial(_write_out, twin, names)
     return _run
 
 
@@ -164,7 +165,7 @@ def _share(base: DeviceTensor, view: View, layout: Layout) -> Tensor:
 _IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 
 
-def _write(func: Any, twin: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _write(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An in-place op: the first argument gets the result of the op without the write."""
     target = args[0]
     if isinstance(target, DeviceTensor) and not target._layout.repeats:
@@ -175,17 +176,45 @@ def _write(func: Any, twin: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
         except Exception:
             return _run(func, args, kwargs)
         (value,) = values
-        if spec is None and value is not None and _put(target, value):
+        if spec is None and _fits(value, target) and _put(target, value):
             return target
     return _run(func, args, kwargs)
 
 
-def _put(target: DeviceTensor, value: Value) -> bool:
-    """Write a value, as the dtype of the target; False if PyTorch would refuse, or has to write."""
-    layout = value.layout
-    if layout.size != target._layout.size or not torch.can_cast(layout.dtype, target._layout.dtype):
+def _write_each(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An in-place op on a list: each of its tensors gets a result of the op without the write."""
+    targets = args[0]
+    if not all(isinstance(one, DeviceTensor) for one in targets):
+        return _run(func, args, kwargs)
+    written = {id(one._storage) for one in targets}
+    read = {id(one._storage) for one in tree_leaves(list(args[1:])) if isinstance(one, DeviceTensor)}
+    if len(written) < len(targets) or written & read or any(t._layout.repeats for t in targets):
+        return _run(func, args, kwargs)  # a write may change what a later element reads
+    try:
+        values, _ = record(twin, args, kwargs)
+    except MixedDevices:
+        raise
+    except Exception:
+        return _run(func, args, kwargs)
+    pairs = [(one, value) for one, value in zip(targets, values, strict=True) if _fits(value, one)]
+    if len(pairs) < len(targets):
+        return _run(func, args, kwargs)
+    for target, value in pairs:
+        if not _put(target, value):
+            aten.copy_.default(target, wrap(value))
+    return None
+
+
+def _fits(value: Value | None, target: DeviceTensor) -> TypeGuard[Value]:
+    """Whether PyTorch writes a result to a tensor, converted if necessary."""
+    if value is None or value.layout.size != target._layout.size:
         return False
-    if layout.dtype != target._layout.dtype:
+    return torch.can_cast(value.layout.dtype, target._layout.dtype)
+
+
+def _put(target: DeviceTensor, value: Value) -> bool:
+    """Write a value, as the dtype of the target; False if that takes a write to memory."""
+    if value.layout.dtype != target._layout.dtype:
         (converted,), _ = record(aten._to_copy.default, [wrap(value)], {"dtype": target.dtype})
         assert converted is not None
         value = converted
@@ -193,7 +222,7 @@ def _put(target: DeviceTensor, value: Value) -> bool:
 
 
 def _write_out(
-    func: Any, twin: Any, names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]
+    twin: Any, names: Sequence[str], func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Any:
     """An op with out=, which is resized if it has other sizes."""
     outs = [kwargs[name] for name in names]

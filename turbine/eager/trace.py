@@ -102,6 +102,7 @@ class Trace:
         self._most = MOST_OPS
         self.views: dict[Any, Operand] = {}
         self._places: dict[int, Operand] = {}
+        self._takes_numbers = False
 
     def operand(self, value: Value) -> Operand:
         """The operand for a value."""
@@ -136,6 +137,7 @@ class Trace:
         name = id(target)  # hashing an op takes longer
         key: list[Any] = [name]
         kinds: list[Any] = [name]
+        self._takes_numbers = name in _NAMES_WITH_NUMBERS
         own = [self._encode(one, key, kinds, operand) for one in args]
         named = {}
         for keyword, one in kwargs.items():
@@ -165,8 +167,10 @@ class Trace:
         if kind is Operand:
             key.append(argument.ref)
             kinds.append(argument.layout)
+            if argument.layout.dtype not in _WITH_NUMBERS:
+                self._takes_numbers = False
             return argument.ref
-        if kind in _NUMBERS and key[0] in _NAMES_WITH_NUMBERS and _is_float(kinds[1]):
+        if self._takes_numbers and kind in _NUMBERS:
             number = Number(argument)
             number.index = len(self.numbers)
             self.numbers.append(number)
@@ -222,13 +226,17 @@ TAKES_NUMBERS = {
     aten.addcdiv.default,
     aten.lerp.Scalar,
 }
+_LISTS = ("add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp")
+_WITH_NUMBERS = {torch.float32, torch.float64}
 
 
-_NAMES_WITH_NUMBERS = {id(op) for op in TAKES_NUMBERS}
+def _overloads(packet: Any) -> list[Any]:
+    return [getattr(packet, name) for name in packet.overloads()]
 
 
-def _is_float(layout: Any) -> bool:
-    return isinstance(layout, Layout) and layout.dtype in (torch.float32, torch.float64)
+_NAMES_WITH_NUMBERS = {id(op) for op in TAKES_NUMBERS} | {
+    id(op) for name in _LISTS for op in _overloads(getattr(aten, f"_foreach_{name}"))
+}
 
 
 def find_period(calls: Sequence[Any]) -> int:
