@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo import trace_rules
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.backend_registration import rename_privateuse1_backend
@@ -80,8 +81,9 @@ def _register() -> None:
     torch._register_device_module(DEVICE, _module())
     torch._C._acc.register_python_privateuseone_hook(_Hooks())
     torch._C._acc.register_python_privateuseone_device_guard(_Guard())
-    for types in (_foreach_utils._foreach_supported_types, optimizer._foreach_supported_types):
-        types.append(DeviceTensor)
+    trace_rules.add("turbine.eager")  # torch.compile should compile users' code, not this
+    for module in (_foreach_utils, optimizer):
+        module._foreach_supported_types.append(DeviceTensor)
     _library = torch.library.Library("aten", "IMPL")
     for key in ("PrivateUse1", "Lazy"):
         _library.impl("empty.memory_format", _empty, key)

@@ -49,6 +49,7 @@ def _element_of(func: Any) -> Any:
         return None  # all numbers in one tensor
     if name in _ELEMENTS:
         return _ELEMENTS[name]
-    packet = getattr(aten, name, None)
-    is_unary = packet is not None and len(func._schema.arguments) == 1
-    return packet.default if is_unary and "default" in packet.overloads() else None
+    packet: Any = getattr(aten, name, None)
+    if packet is None or len(func._schema.arguments) > 1:
+        return None
+    return packet.default if "default" in packet.overloads() else None

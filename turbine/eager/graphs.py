@@ -11,7 +11,8 @@ from torch import fx
 
 from turbine.eager.foreach import elements
 from turbine.eager.layouts import Layout, NotRecordable
-from turbine.eager.trace import Number, Op, Program, Ref
+from turbine.eager.storage import Ref
+from turbine.eager.trace import Number, Op, Program
 
 aten = torch.ops.aten
 

@@ -62,25 +62,11 @@ class NotRecordable(Exception):
 
 # The layouts of an op's results, or None for those that are not defined, and how they are nested.
 Results = tuple[list[Layout | None], TreeSpec | None]
-_inferred: dict[Any, Results] = {}
-_MOST_INFERRED = 1 << 16
 
 
-def known_results(key: Any) -> Results | None:
-    """The layouts of what a call gives, if one with this key was inferred before."""
-    return _inferred.get(key)
-
-
-def infer(key: Any, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Results:
+def infer(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Results:
     """The layouts of what a call of meta tensors gives, by PyTorch's meta kernels."""
-    found = _describe(target(*args, **kwargs))
-    if len(_inferred) >= _MOST_INFERRED:
-        _inferred.clear()
-    _inferred[key] = found
-    return found
-
-
-def _describe(result: Any) -> Results:
+    result = target(*args, **kwargs)
     if isinstance(result, Tensor):
         return [layout_of(result)], None
     leaves, spec = tree_flatten(result)

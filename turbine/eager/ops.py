@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only, tree_unflatten
 from turbine import errors
 from turbine.capture.effects import draws
 from turbine.eager import recorder, tensor
-from turbine.eager.layouts import Layout, layout_of
-from turbine.eager.recorder import MixedDevices, read, record
-from turbine.eager.storage import View
-from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, from_cpu, wrap
-from turbine.eager.trace import LOCK, Value
+from turbine.eager.layouts import layout_of
+from turbine.eager.recorder import compute, read, record
+from turbine.eager.storage import Ref, View, reference
+from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, from_cpu, wrap, wrap_value
+from turbine.eager.trace import LOCK, MixedDevices, Node, check_device
 
 aten = torch.ops.aten
 
@@ -110,12 +110,12 @@ def _twin(func: Any) -> Any:
 def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An op without effects."""
     try:
-        values, spec = record(func, args, kwargs)
+        values, spec = compute(func, args, kwargs)
     except MixedDevices:
         raise
     except Exception as error:
         return _fall_back(func, args, kwargs, error)
-    wrapped = [None if value is None else wrap(value) for value in values]
+    wrapped = [None if value is None else wrap_value(value) for value in values]
     return wrapped[0] if spec is None else tree_unflatten(wrapped, spec)
 
 
@@ -129,15 +129,10 @@ def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if kwargs:
         return _run(func, args, kwargs)
     settings = tuple([tuple(one) if type(one) is list else one for one in args[1:]])
-    key = id(func), base._layout, settings
-    layouts = _layouts_of_views.get(key)
-    if layouts is None:
-        found = func(base._layout.make("meta"), *args[1:])
-        several = [layout_of(one) for one in found] if isinstance(found, (list, tuple)) else None
-        layouts = _layouts_of_views[key] = layout_of(found) if several is None else several
-    if isinstance(layouts, Layout):
-        return _share(base, View(func, settings), layouts)
-    return [_share(base, View(func, settings, n), one) for n, one in enumerate(layouts)]
+    storage, found = base._storage, base._view.under(func, settings)
+    if type(found) is View:
+        return wrap(storage, found)
+    return [wrap(storage, one) for one in found]
 
 
 def _become_view(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -154,29 +149,17 @@ def _become(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return target
 
 
-_layouts_of_views: dict[Any, Layout | list[Layout]] = {}
-
-
-def _share(base: DeviceTensor, view: View, layout: Layout) -> Tensor:
-    views = base._views if view.target in _IDENTITIES else (*base._views, view)
-    return wrap(Value(layout), views, base._storage)
-
-
-_IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
-
-
 def _write(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An in-place op: the first argument gets the result of the op without the write."""
     target = args[0]
-    if isinstance(target, DeviceTensor) and not target._layout.repeats:
+    if isinstance(target, DeviceTensor) and not target._view.layout.repeats:
         try:
-            values, spec = record(twin, args, kwargs)
+            node, first = record(twin, args, kwargs)
         except MixedDevices:
             raise
         except Exception:
             return _run(func, args, kwargs)
-        (value,) = values
-        if spec is None and _fits(value, target) and _put(target, value):
+        if node.spec is None and _fits(node, 0, target) and _put(target, node, 0, first):
             return target
     return _run(func, args, kwargs)
 
@@ -187,38 +170,49 @@ def _write_each(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     if not all(isinstance(one, DeviceTensor) for one in targets):
         return _run(func, args, kwargs)
     written = {id(one._storage) for one in targets}
-    read = {id(one._storage) for one in tree_leaves(list(args[1:])) if isinstance(one, DeviceTensor)}
-    if len(written) < len(targets) or written & read or any(t._layout.repeats for t in targets):
+    read = {
+        id(one._storage) for one in tree_leaves(list(args[1:])) if isinstance(one, DeviceTensor)
+    }
+    if len(written) < len(targets) or written & read:
         return _run(func, args, kwargs)  # a write may change what a later element reads
     try:
-        values, _ = record(twin, args, kwargs)
+        node, first = record(twin, args, kwargs)
     except MixedDevices:
         raise
     except Exception:
         return _run(func, args, kwargs)
-    pairs = [(one, value) for one, value in zip(targets, values, strict=True) if _fits(value, one)]
-    if len(pairs) < len(targets):
-        return _run(func, args, kwargs)
-    for target, value in pairs:
-        if not _put(target, value):
-            aten.copy_.default(target, wrap(value))
+    for place, target in enumerate(targets):
+        if target._view.layout.repeats or not _fits(node, place, target):
+            return _run(func, args, kwargs)
+    for place, target in enumerate(targets):
+        if not _put(target, node, place, first):
+            result = recorder.hold(node, place, first)
+            assert result is not None
+            aten.copy_.default(target, wrap_value(result))
     return None
 
 
-def _fits(value: Value | None, target: DeviceTensor) -> TypeGuard[Value]:
+def _fits(node: Node, place: int, target: DeviceTensor) -> bool:
     """Whether PyTorch writes a result to a tensor, converted if necessary."""
-    if value is None or value.layout.size != target._layout.size:
+    layout = node.op.results[place]
+    if layout is None or layout.size != target._view.layout.size:
         return False
-    return torch.can_cast(value.layout.dtype, target._layout.dtype)
+    return torch.can_cast(layout.dtype, target._view.layout.dtype)
 
 
-def _put(target: DeviceTensor, value: Value) -> bool:
-    """Write a value, as the dtype of the target; False if that takes a write to memory."""
-    if value.layout.dtype != target._layout.dtype:
-        (converted,), _ = record(aten._to_copy.default, [wrap(value)], {"dtype": target.dtype})
-        assert converted is not None
-        value = converted
-    return recorder.write(target, value)
+def _put(target: DeviceTensor, node: Node, place: int, first: int) -> bool:
+    """Write a result, as the dtype of the target; False if that takes a write to memory."""
+    layout = node.op.results[place]
+    assert layout is not None
+    result = reference(first + place)
+    if layout.dtype != target._view.layout.dtype:
+        result = _convert(result, target.dtype)
+    return recorder.write(target, result)
+
+
+def _convert(tensor: Ref | Tensor, dtype: torch.dtype) -> Ref:
+    _, first = record(aten._to_copy.default, [tensor], {"dtype": dtype})
+    return reference(first)
 
 
 def _write_out(
@@ -246,21 +240,20 @@ def _copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         data = read(source, "a copy")
         target.copy_(data)
         return target
-    layout = target._layout
-    if target._layout.repeats:
+    layout = target._view.layout
+    if layout.repeats:
         return _run(func, args, kwargs)
     if not isinstance(source, DeviceTensor):
         data = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype)
         with torch.no_grad():
             data.copy_(source.detach())
-        if recorder.write(target, Value(layout_of(data), data)):
+        if recorder.write_data(target, data):
             return target
         return _run(func, [target, from_cpu(data), *args[2:]], kwargs)
     like = source
-    if source._layout.size != layout.size:
+    if source._view.layout.size != layout.size:
         like = aten.expand.default(source, list(layout.size))
-    (value,), _ = record(aten._to_copy.default, [like], {"dtype": layout.dtype})
-    if value is not None and recorder.write(target, value):
+    if recorder.write(target, _convert(like, layout.dtype)):
         return target
     return _run(func, args, kwargs)
 
@@ -268,17 +261,17 @@ def _copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _draw_in_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An op that fills a tensor with random numbers: those of PyTorch's generator, at once."""
     target = args[0]
-    layout = target._layout
+    layout = target._view.layout
     data = torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype)
     func(data, *args[1:], **kwargs)
-    if not target._layout.repeats and recorder.write(target, Value(layout_of(data), data)):
+    if not layout.repeats and recorder.write_data(target, data):
         return target
     return aten.copy_.default(target, from_cpu(data))
 
 
 def _draw_like(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An op that draws random numbers for the sizes of its argument, whose values it ignores."""
-    return from_cpu(func(args[0]._layout.make("cpu"), *args[1:], **kwargs))
+    return from_cpu(func(args[0]._view.layout.make("cpu"), *args[1:], **kwargs))
 
 
 def _drop(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -286,7 +279,7 @@ def _drop(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     x, p, train = args
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
-    like = x._layout.make("meta")
+    like = x._view.layout.make("meta")
     kept = torch.empty_like(like, dtype=torch.bool, device="cpu").bernoulli_(1 - p)
     mask = from_cpu(kept)
     scale = 0.0 if p == 1 else 1.0 / (1.0 - p)
@@ -314,7 +307,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
     def on_cpu(one: Tensor) -> Tensor:
         if not isinstance(one, DeviceTensor):
-            recorder.operand(one)  # other devices are refused
+            check_device(one)
             return one
         data = read(one, str(func))
         known[id(data)] = one
@@ -327,7 +320,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     taken = {one.untyped_storage().data_ptr() for one in tensors}
     for data in tensors:
         one = known.get(id(data))
-        if one is not None and data.shape != one.shape and not one._views:
+        if one is not None and data.shape != one.shape and one._view.parent is None:
             _resize(one, data)
 
     def wrapped(one: Tensor) -> Tensor:
@@ -344,11 +337,12 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _resize(tensor: DeviceTensor, data: Tensor) -> None:
     """Let a tensor be as its memory is after an op that resized it; its views stay as they were."""
-    before, after = tensor._layout, layout_of(data)
+    before, after = tensor._view.layout, layout_of(data)
     tensor._storage.value.data = data.as_strided(before.size, before.stride, 0)
     if data.numel() <= math.prod(before.size):
-        view = View(aten.as_strided.default, (after.size, after.stride, 0))
-        tensor.data = wrap(Value(after), (view,), tensor._storage)
+        size = after.size, after.stride, 0
+        view = View(after, tensor._view, aten.as_strided.default, size)
+        tensor.data = wrap(tensor._storage, view)
     else:
         tensor.data = from_cpu(data)
 

@@ -16,8 +16,9 @@ from torch import Tensor
 from turbine import config, dynamo
 from turbine.dynamo import records
 from turbine.eager.graphs import graph_of
+from turbine.eager.interpreter import interpret
 from turbine.eager.layouts import layout_of
-from turbine.eager.trace import Program, interpret
+from turbine.eager.trace import Node, Program
 
 log = logging.getLogger(__name__)
 
@@ -42,17 +43,18 @@ class Code:
         self.state, self.reason = IN_PYTORCH, f"{type(error).__name__}: {error}"
 
 
-codes: dict[Any, Code] = {}
+codes: dict[tuple[Node, tuple[int, ...]], Code] = {}
 _pool: ThreadPoolExecutor | None = None
 
 
 def run(program: Program) -> list[Tensor]:
     """The outputs of a program, as CPU tensors."""
-    code = codes.get(program.key)
+    key = program.node, program.outputs
+    code = codes.get(key)
     if code is None:
         if len(codes) >= _MOST_CODES:
             del codes[next(iter(codes))]
-        code = codes[program.key] = Code([str(op.target) for op in program.ops])
+        code = codes[key] = Code([str(op.target) for op in program.ops])
     elif code.state == NEW and config.get("eager") != "op":
         _begin(code, program)
     if code.state == COMPILED:
@@ -69,6 +71,11 @@ def run(program: Program) -> list[Tensor]:
         results = interpret(program)
     code.calls[IN_PYTORCH] += 1
     return results
+
+
+def often_run() -> list[Node]:
+    """Where programs end that ran more than once."""
+    return [node for (node, _), code in codes.items() if sum(code.calls.values()) > 1]
 
 
 def wait() -> None:

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.eager import programs
+from turbine.eager.interpreter import rescue
 from turbine.eager.layouts import Layout, layout_of
-from turbine.eager.storage import BY_MEMORY, View, inverse
-from turbine.eager.tensor import DEVICE, DeviceTensor
-from turbine.eager.trace import MOST_OPS, Operand, Trace, Value, find_period, reference, rescue
-
-aten = torch.ops.aten
+from turbine.eager.storage import Ref, Value, inverse, reference, whole
+from turbine.eager.tensor import DeviceTensor
+from turbine.eager.trace import MOST_OPS, NeedsMemory, Node, Trace, find_period, prune
 
 _trace = Trace()
 # Why programs ended, and how often.
@@ -26,23 +25,35 @@ LENGTH = "many ops"
 _history: deque[Any] = deque(maxlen=8 * MOST_OPS)
 
 
-def record(
+def record(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Node, int]:
+    """Add an op to the trace; gives its node and the index of its first result."""
+    try:
+        found = _trace.record(func, args, kwargs)
+    except NeedsMemory:
+        flush("a view by memory")
+        found = _trace.record(func, args, kwargs)
+    _trace.calls.append(func)
+    return found
+
+
+def compute(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[list[Value | None], Any]:
     """Add an op to the trace; gives the values of its results, and how they are nested."""
-    (layouts, spec), first = _trace.record(func, args, kwargs, operand)
-    _trace.calls.append(func)
-    values = [
-        None if layout is None else _trace.hold(layout, first + place)
-        for place, layout in enumerate(layouts)
-    ]
-    return values, spec
+    node, first = record(func, args, kwargs)
+    return [hold(node, place, first) for place in range(len(node.op.results))], node.spec
+
+
+def hold(node: Node, place: int, first: int) -> Value | None:
+    """The value of a result that was recorded, or None if it is not defined."""
+    layout = node.op.results[place]
+    return None if layout is None else _trace.hold(layout, first + place)
 
 
 def pending() -> list[str]:
     """The ops of the trace as text, a line each."""
     lines, first = [], 0
-    for op in _trace.ops:
+    for op in _trace.program().ops:
         given = [str(one) for one in op.args]
         given += [f"{name}={one}" for name, one in op.kwargs.items()]
         kinds = ", ".join(map(str, op.results))
@@ -61,7 +72,7 @@ def flush(why: str) -> None:
     """Run the ops of the trace."""
     global _trace
     trace = _trace
-    if not trace.ops:
+    if not trace.calls:
         return
     _history.extend(trace.calls)
     period = trace.period
@@ -71,6 +82,7 @@ def flush(why: str) -> None:
     program = trace.program()
     if not program.outputs:
         return
+    prune(programs.often_run)
     ends[why] += 1
     raised: Exception | None = None
     results: Sequence[Tensor | Exception]
@@ -116,78 +128,37 @@ def read(tensor: DeviceTensor, why: str) -> Tensor:
     if data is None:
         assert value.error is not None
         raise value.error
-    for view in tensor._views:
-        data = view.apply(data)
-    return data
+    return tensor._view.of(data)
 
 
-def operand(tensor: Tensor) -> Operand:
-    """The operand for a tensor among the arguments of an op."""
-    if isinstance(tensor, DeviceTensor):
-        return _view_of(tensor._storage.value, tensor._views)
-    if tensor.dim() or tensor.device.type != "cpu":
-        raise MixedDevices(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{DEVICE}:0 and {tensor.device}!"
-        )
-    return _trace.input(tensor.detach().clone())
-
-
-class MixedDevices(RuntimeError):
-    """Operands on several devices; the message is PyTorch's."""
-
-
-def _view_of(value: Value, views: tuple[View, ...]) -> Operand:
-    """The operand for a view of a value."""
-    if not views:
-        return _trace.operand(value)
-    if value.data is None and any(view.target in BY_MEMORY for view in views):
-        flush("a view by memory")
-    key = _trace.operand(value).ref, views
-    found = _trace.views.get(key)
-    if found is None and value.data is not None:
-        data = value.data
-        for one in views:
-            data = one.apply(data)
-        found = _trace.input(data)
-    elif found is None:
-        *above, view = views
-        parent = _view_of(value, tuple(above))
-        # Results of the trace need not be laid out as their tensors are.
-        target = aten.reshape.default if view.target is aten.view.default else view.target
-        found = _call(target, [parent, *view.arguments()], view.which or 0)
-    _trace.views[key] = found
-    return found
-
-
-def _call(target: Any, args: Sequence[Any], which: int = 0) -> Operand:
-    """Add an op on operands; gives one of its results."""
-    (layouts, _), first = _trace.record(target, args, {}, operand)
-    layout = layouts[which]
-    assert layout is not None
-    return Operand(reference(first + which), layout)
-
-
-def write(tensor: DeviceTensor, value: Value) -> bool:
-    """Give a tensor a value of its size and dtype, and with it the tensors that share memory.
+def write(tensor: DeviceTensor, new: Ref) -> bool:
+    """Give a tensor a result of its size and dtype, and with it the tensors that share memory.
 
     False if that takes a write to memory.
     """
-    storage, views = tensor._storage, tensor._views
-    base = storage.value.layout
-    if not views and value.data is None:
-        storage.value = _trace.hold(base, value.index)
-        return True
-    if not views:
-        assert value.data is not None
-        storage.value = Value(base, own(value.data, base, set()))
-        return True
-    new = _trace.operand(value)
-    for depth in reversed(range(len(views))):
-        parent = _view_of(storage.value, views[:depth])
-        call = inverse(views[depth], parent, new)
+    storage, view = tensor._storage, tensor._view
+    while view.parent is not None:
+        try:
+            parent = _trace.locate(storage.value, view.parent)
+        except NeedsMemory:
+            return False
+        call = inverse(view, parent, new)
         if call is None:
             return False
-        new = _call(*call)
-    storage.value = _trace.hold(base, new.ref.index)
+        new, view = _call(*call), view.parent
+    storage.value = _trace.hold(storage.value.layout, new.index)
     return True
+
+
+def write_data(tensor: DeviceTensor, data: Tensor) -> bool:
+    """Give a tensor the values of a CPU tensor, which nothing else refers to."""
+    storage, view = tensor._storage, tensor._view
+    if view.parent is None:
+        storage.value = Value(view.layout, own(data, view.layout, set()))
+        return True
+    return write(tensor, _trace.locate(Value(layout_of(data), data), whole(layout_of(data))))
+
+
+def _call(target: Any, args: Sequence[Any]) -> Ref:
+    _, first = _trace.record(target, args, {})
+    return reference(first)

@@ -1,38 +1,65 @@
 """Storages, which tensors that are views of each other share, and the views.
 
-A tensor is a storage and the view ops that lead from the storage's value to it. To write to a
-tensor is to give its storage a new value. Views read it when they are next used.
+A tensor is a storage and a view of it. To write to a tensor is to give its storage a new value.
+Views read it when they are next used.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from turbine.capture.effects import RESHAPES
-from turbine.eager.trace import Operand, Value
+from turbine.eager.layouts import Layout, layout_of
 
 aten = torch.ops.aten
 
 
-class View(NamedTuple):
-    """A view op without its operand; `which` of its results, if it gives several."""
+class Ref:
+    """An operand in the arguments of an op: a result of the trace, or ~number of an input."""
 
-    target: Any
-    args: tuple[Any, ...]
-    which: int | None = None
+    __slots__ = ("index",)
 
-    def apply(self, base: Tensor) -> Tensor:
-        """The view of a tensor."""
-        result = self.target(base, *self.arguments())
-        view: Tensor = result if self.which is None else result[self.which]
-        return view
+    def __init__(self, index: int) -> None:
+        self.index = index
 
-    def arguments(self) -> list[Any]:
-        """The arguments of the op, with lists."""
-        return [list(one) if isinstance(one, tuple) else one for one in self.args]
+    def __repr__(self) -> str:
+        return f"%{self.index}" if self.index >= 0 else f"%in{~self.index}"
+
+
+_refs: dict[int, Ref] = {}
+
+
+def reference(index: int) -> Ref:
+    """The reference to a result or an input; one object for each, compared by identity."""
+    found = _refs.get(index)
+    return found if found is not None else _refs.setdefault(index, Ref(index))
+
+
+class Value:
+    """What a storage holds: a CPU tensor, or the result of an op of the trace.
+
+    `ref` is the operand for it in the trace with number `trace`, `views` are those for its views.
+    `error` is what the op raised when it ran.
+    """
+
+    __slots__ = ("__weakref__", "data", "error", "layout", "ref", "trace", "views")
+
+    def __init__(
+        self, layout: Layout, data: Tensor | None = None, trace: int = -1, ref: Ref | None = None
+    ) -> None:
+        self.layout = layout
+        self.data = data
+        self.error: Exception | None = None
+        self.trace = trace
+        self.ref = ref
+        self.views: dict[View, Ref] | None = None
+
+    def enter(self, trace: int, ref: Ref) -> None:
+        """Be an operand of a trace."""
+        self.trace, self.ref, self.views = trace, ref, None
 
 
 class Storage:
@@ -44,14 +71,92 @@ class Storage:
         self.value = value
 
 
-# Views of the whole memory that depend on how it is laid out.
-BY_MEMORY = {aten.as_strided.default, aten.view.dtype, aten._reshape_alias.default}
+class View:
+    """A view of a storage: the whole, or a view op on another view of it.
+
+    `which` of the op's results it is, if there are several.
+    """
+
+    __slots__ = ("args", "layout", "parent", "target", "views", "which")
+
+    def __init__(
+        self,
+        layout: Layout,
+        parent: View | None = None,
+        target: Any = None,
+        args: tuple[Any, ...] = (),
+        which: int | None = None,
+    ) -> None:
+        self.layout = layout
+        self.parent = parent
+        self.target = target
+        self.args = args
+        self.which = which
+        self.views: dict[Any, View | list[View]] = {}
+
+    def under(self, target: Any, args: tuple[Any, ...]) -> View | list[View]:
+        """The view, or the views, that an op gives of this one. Equal views are mostly one object.
+
+        An op without effect, such as detach, gives this one.
+        """
+        key = id(target), args
+        found = self.views.get(key)
+        if found is None:
+            if len(self.views) >= _MOST_VIEWS:
+                self.views.clear()
+            found = self.views[key] = self._make(target, args)
+        return found
+
+    def _make(self, target: Any, args: tuple[Any, ...]) -> View | list[View]:
+        if target in _IDENTITIES:
+            return self
+        found = target(self.layout.make("meta"), *_with_lists(args))
+        if isinstance(found, Tensor):
+            return View(layout_of(found), self, target, args)
+        return [View(layout_of(one), self, target, args, n) for n, one in enumerate(found)]
+
+    def of(self, base: Tensor) -> Tensor:
+        """This view of a CPU tensor that holds the whole."""
+        if self.parent is None:
+            return base
+        result = self.target(self.parent.of(base), *self.arguments())
+        view: Tensor = result if self.which is None else result[self.which]
+        return view
+
+    def arguments(self) -> list[Any]:
+        """The arguments of the op, with lists."""
+        return _with_lists(self.args)
+
+    def is_by_memory(self) -> bool:
+        """Whether the view depends on how the whole is laid out in memory."""
+        if self.parent is None:
+            return False
+        return self.target in _BY_MEMORY or self.parent.is_by_memory()
 
 
-def inverse(view: View, parent: Operand, new: Operand) -> tuple[Any, list[Any]] | None:
+_MOST_VIEWS = 4096
+_IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+_BY_MEMORY = {aten.as_strided.default, aten.view.dtype, aten._reshape_alias.default}
+
+
+def _with_lists(args: tuple[Any, ...]) -> list[Any]:
+    return [list(one) if isinstance(one, tuple) else one for one in args]
+
+
+_wholes: dict[Layout, View] = {}
+
+
+def whole(layout: Layout) -> View:
+    """The view that is a whole storage."""
+    found = _wholes.get(layout)
+    return found if found is not None else _wholes.setdefault(layout, View(layout))
+
+
+def inverse(view: View, parent: Ref, new: Ref) -> tuple[Any, list[Any]] | None:
     """The op, and its arguments, that gives the parent's values with those of a view replaced."""
+    assert view.parent is not None
     target, args = view.target, view.arguments()
-    size = parent.layout.size
+    size = view.parent.layout.size
     if target in _SCATTERS:
         return _SCATTERS[target], [parent, new, *args]
     if target in RESHAPES:

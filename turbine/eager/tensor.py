@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbine.eager.layouts import Layout, layout_of
-from turbine.eager.storage import Storage, View
-from turbine.eager.trace import Value
+from turbine.eager.layouts import layout_of
+from turbine.eager.storage import Storage, Value, View, whole
 
 DEVICE = "turbine"
 # How PyTorch's C++ code knows the device.
@@ -29,8 +28,7 @@ class DeviceTensor(torch.Tensor):
     """A tensor on the "turbine" device."""
 
     _storage: Storage
-    _views: tuple[View, ...]
-    _layout: Layout
+    _view: View
 
     __torch_function__: Any = torch._C._disabled_torch_function_impl
 
@@ -47,7 +45,7 @@ class DeviceTensor(torch.Tensor):
     @data.setter
     def data(self, new: Any) -> None:
         torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
-        self._storage, self._views, self._layout = new._storage, new._views, new._layout
+        self._storage, self._view = new._storage, new._view
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """As of other tensors; on the device already, this tensor."""
@@ -135,23 +133,29 @@ class DeviceTensor(torch.Tensor):
 _make = torch.Tensor._make_wrapper_subclass
 
 
-def wrap(value: Value, views: tuple[View, ...] = (), storage: Storage | None = None) -> Tensor:
-    """A tensor of a value; with views, of a part of the storage's."""
-    layout = value.layout
+def wrap(storage: Storage, view: View) -> Tensor:
+    """A tensor that is a view of a storage."""
+    layout = view.layout
     made: DeviceTensor = _make(
         DeviceTensor,
         layout.size,
-        strides=layout.stride,
-        storage_offset=layout.offset,
-        dtype=layout.dtype,
-        device=INSIDE,
+        layout.stride,
+        layout.offset,
+        None,
+        layout.dtype,
+        torch.strided,
+        INSIDE,
     )
-    made._storage = Storage(value) if storage is None else storage
-    made._views = views
-    made._layout = layout
+    made._storage = storage
+    made._view = view
     return made
+
+
+def wrap_value(value: Value) -> Tensor:
+    """A tensor of a value."""
+    return wrap(Storage(value), whole(value.layout))
 
 
 def from_cpu(tensor: Tensor) -> Tensor:
     """A tensor of values that nothing else refers to."""
-    return wrap(Value(layout_of(tensor), tensor))
+    return wrap_value(Value(layout_of(tensor), tensor))

@@ -1,21 +1,26 @@
 """The trace: ops that were called and have not run. They run as one program when a value is read.
 
-There is one trace for the process, so that ops of several threads keep their order.
+There is one trace for the process, so that ops of several threads keep their order. Traces form a
+tree: a node is an op after those of the nodes above it. A loop walks the same nodes in every turn,
+so that only the first turn has to find out what its ops give.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import TreeSpec
 
 from turbine import config
-from turbine.eager.layouts import Layout, NotRecordable, Results, infer, known_results, layout_of
+from turbine.eager.layouts import Layout, NotRecordable, infer, layout_of
+from turbine.eager.storage import Ref, Storage, Value, View, reference
 
 aten = torch.ops.aten
 
@@ -26,44 +31,16 @@ MOST_OPS = 1000
 _LEAST_PERIOD = 16
 
 
-class Value:
-    """What a storage holds: a CPU tensor, or the result of an op of the trace.
-
-    `error` is what the op raised when it ran.
-    """
-
-    __slots__ = ("__weakref__", "data", "error", "index", "layout")
-
-    def __init__(self, layout: Layout, data: Tensor | None = None, index: int = -1) -> None:
-        self.layout = layout
-        self.data = data
-        self.index = index
-        self.error: Exception | None = None
-
-
-class Ref:
-    """An operand in the arguments of an op: a result of the trace, or ~number of an input."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __repr__(self) -> str:
-        return f"%{self.index}" if self.index >= 0 else f"%in{~self.index}"
-
-
 class Number(float):
-    """A number that a program takes as an input: it may differ from call to call."""
+    """A number that a program takes as an input: it may differ from call to call.
+
+    As a float it is what it was in the first call.
+    """
 
     index: int
 
-
-class Operand(NamedTuple):
-    """A reference, and the layout of what it refers to."""
-
-    ref: Ref
-    layout: Layout
+    def __repr__(self) -> str:
+        return f"%number{self.index}"
 
 
 class Op(NamedTuple):
@@ -75,14 +52,72 @@ class Op(NamedTuple):
     results: list[Layout | None]
 
 
-class Program(NamedTuple):
-    """Ops to run, with their inputs; `outputs` are the indices of results that somebody holds."""
+class Node:
+    """An op of a trace, after those of its parents; `spec` says how its results are nested."""
 
-    key: Any
-    ops: list[Op]
+    __slots__ = ("nodes", "op", "parent", "spec")
+
+    def __init__(self, parent: Node | None, op: Op, spec: TreeSpec | None) -> None:
+        self.parent = parent
+        self.op = op
+        self.spec = spec
+        self.nodes: dict[Any, Node] = {}
+
+    def path(self) -> list[Node]:
+        """The nodes from the first op to this one."""
+        nodes: list[Node] = []
+        node = self
+        while node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+
+_root = Node(None, Op(None, [], {}, []), None)
+_node_count = 0
+_MOST_NODES = 1 << 16
+
+
+def prune(find_kept: Callable[[], Iterable[Node]]) -> None:
+    """If the tree is large, forget the nodes that do not lead to these."""
+    global _node_count
+    if _node_count < _MOST_NODES:
+        return
+    alive = {node for leaf in find_kept() for node in leaf.path()}
+    for node in (_root, *alive):
+        node.nodes = {key: child for key, child in node.nodes.items() if child in alive}
+    _node_count = len(alive)
+
+
+class Program(NamedTuple):
+    """The ops down to a node, and their inputs; somebody holds the results `outputs`."""
+
+    node: Node
     inputs: list[Tensor]
     numbers: list[float]
-    outputs: list[int]
+    outputs: tuple[int, ...]
+
+    @property
+    def ops(self) -> list[Op]:
+        """The ops in order."""
+        return [node.op for node in self.node.path()]
+
+
+class NeedsMemory(Exception):
+    """An operand is a view that depends on memory, and its values are not computed yet."""
+
+
+class MixedDevices(RuntimeError):
+    """Operands on several devices; the message is PyTorch's."""
+
+
+def check_device(tensor: Tensor) -> None:
+    """Raise for a tensor of another device among operands, unless it is a number on the CPU."""
+    if tensor.dim() or tensor.device.type != "cpu":
+        raise MixedDevices(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"turbine:0 and {tensor.device}!"
+        )
 
 
 class Trace:
@@ -93,128 +128,208 @@ class Trace:
 
     def __init__(self, period: int = 0) -> None:
         self.period = period
+        self.number = next(_counter)
+        self.node = _root
         self.calls: list[Any] = []  # ops without those that views of results add
-        self.ops: list[Op] = []
-        self.keys: list[Any] = []
         self.values: list[weakref.ref[Value] | None] = []
         self.inputs: list[Tensor] = []
         self.numbers: list[float] = []
+        self._results: list[Layout | None] = []
+        self._layouts: list[Layout] = []  # of the inputs
+        self._owners: list[Value | None] = []  # of the inputs
+        self._known_inputs = 0  # inputs that the key of a node has the layout of
         self._most = MOST_OPS
-        self.views: dict[Any, Operand] = {}
-        self._places: dict[int, Operand] = {}
-        self._takes_numbers = False
 
-    def operand(self, value: Value) -> Operand:
-        """The operand for a value."""
-        if value.error is not None:
-            raise value.error
-        if value.data is None:
-            return Operand(reference(value.index), value.layout)
-        return self.input(value.data)
+    def record(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Node, int]:
+        """Add an op; gives its node and the index of its first result.
 
-    def input(self, tensor: Tensor) -> Operand:
-        """The operand for a CPU tensor."""
-        found = self._places.get(id(tensor))
-        if found is None:
-            self.inputs.append(tensor)
-            ref = reference(~(len(self.inputs) - 1))
-            found = self._places[id(tensor)] = Operand(ref, layout_of(tensor))
-        return found
-
-    def record(
-        self,
-        target: Any,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        operand: Callable[[Tensor], Operand],
-    ) -> tuple[Results, int]:
-        """Add an op; gives its results and the index of the first.
-
-        Arguments are operands, or tensors for which `operand` gives one.
+        Arguments are tensors, or references to operands of the trace.
         """
-        if not self.ops:
+        if self.node is _root:
             self._most = 1 if config.get("eager") == "op" else MOST_OPS
         name = id(target)  # hashing an op takes longer
         key: list[Any] = [name]
-        kinds: list[Any] = [name]
-        self._takes_numbers = name in _NAMES_WITH_NUMBERS
-        own = [self._encode(one, key, kinds, operand) for one in args]
-        named = {}
-        for keyword, one in kwargs.items():
-            key.append(keyword)
-            kinds.append(keyword)
-            named[keyword] = self._encode(one, key, kinds, operand)
-        call = tuple(kinds)
-        found = known_results(call) or _infer(call, target, own, named)
-        first = len(self.values)
-        self.ops.append(Op(target, own, named, found[0]))
-        self.keys.append(tuple(key))
-        self.values += [None] * len(found[0])
-        return found, first
+        takes_numbers = name in _NAMES_WITH_NUMBERS
+        numbers = len(self.numbers)
+        try:
+            for one in args:
+                self._encode(one, key, takes_numbers)
+            for keyword, one in kwargs.items():
+                key.append(keyword)
+                self._encode(one, key, takes_numbers)
+            if len(self._layouts) > self._known_inputs:
+                key += self._layouts[self._known_inputs :]
+            call = tuple(key)
+            node = self.node.nodes.get(call)
+            if node is None:
+                node = self._extend(call, target, args, kwargs, numbers)
+        except BaseException:
+            self._take_back(numbers)
+            raise
+        self.node = node
+        self._known_inputs = len(self._layouts)
+        results = node.op.results
+        first = len(self._results)
+        self._results += results
+        self.values += [None] * len(results)
+        return node, first
 
-    def _encode(
-        self,
-        argument: Any,
-        key: list[Any],
-        kinds: list[Any],
-        operand: Callable[[Tensor], Operand],
-    ) -> Any:
-        """An argument with references in place of tensors; adds to the keys of op and layouts.
+    def _encode(self, argument: Any, key: list[Any], takes_numbers: bool) -> None:
+        """Add an argument to the key of an op.
 
         Numbers that are equal, 1 and True and 1.0, are kept apart, and so are 0.0 and -0.0.
         """
         kind = type(argument)
-        if kind is Operand:
-            key.append(argument.ref)
-            kinds.append(argument.layout)
-            if argument.layout.dtype not in _WITH_NUMBERS:
-                self._takes_numbers = False
-            return argument.ref
-        if self._takes_numbers and kind in _NUMBERS:
-            number = Number(argument)
-            number.index = len(self.numbers)
-            self.numbers.append(number)
-            key.append((Number, number.index))
-            kinds.append(Number)
-            return number
-        if kind in _PLAIN:
+        if kind is float or kind is int:
+            if takes_numbers and self._are_floats(key):
+                self.numbers.append(argument)
+                key.append(Number)
+            else:
+                key.append(argument if kind is int else (float, repr(argument)))
+        elif kind in _PLAIN:
             key.append(argument)
-            kinds.append(argument)
-            return argument
-        if kind in _TAGGED:
-            tagged = kind, repr(argument)
-            key.append(tagged)
-            kinds.append(tagged)
-            return argument
-        if kind is list or kind is tuple:
+        elif kind is list or kind is tuple:
             key.append(len(argument))
-            kinds.append(len(argument))
-            return [self._encode(one, key, kinds, operand) for one in argument]
-        if isinstance(argument, Tensor):
-            return self._encode(operand(argument), key, kinds, operand)
-        raise NotRecordable(f"an argument of type {kind.__name__}")
+            for one in argument:
+                self._encode(one, key, takes_numbers)
+        elif kind in _TAGGED:
+            key.append((kind, repr(argument)))
+        elif isinstance(argument, Tensor):
+            storage: Storage | None = getattr(argument, "_storage", None)
+            if storage is None:
+                key.append(self._cpu_number(argument))
+                return
+            value, view = storage.value, argument._view  # type: ignore[attr-defined]
+            if value.trace == self.number and view.parent is None:
+                key.append(value.ref)
+            else:
+                key.append(self._locate(value, view))
+        else:
+            raise NotRecordable(f"an argument of type {kind.__name__}")
+
+    def _are_floats(self, key: list[Any]) -> bool:
+        """Whether numbers of an op are inputs: the tensors before them are floats."""
+        refs = [one for one in key if type(one) is Ref]
+        return bool(refs) and all(self._layout(ref).dtype in _WITH_NUMBERS for ref in refs)
+
+    def locate(self, value: Value, view: View) -> Ref:
+        """The operand for a view of a value."""
+        try:
+            return self._locate(value, view)
+        except BaseException:
+            self._take_back(len(self.numbers))
+            raise
+
+    def _locate(self, value: Value, view: View) -> Ref:
+        if value.error is not None:
+            raise value.error
+        if value.trace != self.number:
+            assert value.data is not None
+            value.enter(self.number, self._input(value.data, value))
+        assert value.ref is not None
+        if view.parent is None:
+            return value.ref
+        if value.views is None:
+            value.views = {}
+        found = value.views.get(view)
+        if found is None:
+            found = value.views[view] = self._add_view(value, view)
+        return found
+
+    def _add_view(self, value: Value, view: View) -> Ref:
+        if view.is_by_memory():
+            if value.data is None:
+                raise NeedsMemory
+            return self._input(view.of(value.data), value)
+        assert view.parent is not None
+        parent = self._locate(value, view.parent)
+        # Results of the trace need not be laid out as their tensors are.
+        target = aten.reshape.default if view.target is aten.view.default else view.target
+        _, first = self.record(target, [parent, *view.arguments()], {})
+        return reference(first + (view.which or 0))
+
+    def _cpu_number(self, tensor: Tensor) -> Ref:
+        """The operand for a tensor without axes on the CPU, which ops of other devices take."""
+        check_device(tensor)
+        return self._input(tensor.detach().clone(), None)
+
+    def _input(self, tensor: Tensor, owner: Value | None) -> Ref:
+        self.inputs.append(tensor)
+        self._layouts.append(layout_of(tensor))
+        self._owners.append(owner)
+        return reference(~(len(self.inputs) - 1))
+
+    def _take_back(self, numbers: int) -> None:
+        """Forget the inputs and numbers of an op that is not recorded."""
+        known = self._known_inputs
+        for owner in self._owners[known:]:
+            if owner is not None:
+                owner.trace = -1
+        del self.inputs[known:], self._layouts[known:], self._owners[known:]
+        del self.numbers[numbers:]
+
+    def _layout(self, ref: Ref) -> Layout:
+        index = ref.index
+        layout = self._results[index] if index >= 0 else self._layouts[~index]
+        assert layout is not None
+        return layout
+
+    def _extend(
+        self, call: tuple[Any, ...], target: Any, args: Sequence[Any], kwargs: Any, numbers: int
+    ) -> Node:
+        """A new node, for an op that was never called after those of the trace."""
+        global _node_count
+        parts, indices = iter(call[1:]), itertools.count(numbers)
+        own = [_decode(one, parts, indices) for one in args]
+        named = {}
+        for name, one in kwargs.items():
+            next(parts)
+            named[name] = _decode(one, parts, indices)
+        device = "cpu" if target in _MISJUDGED else "meta"
+
+        def stand_in(argument: Any) -> Any:
+            if isinstance(argument, Ref):
+                made = self._layout(argument).make(device)
+                return made if device == "meta" else made.zero_()
+            if isinstance(argument, list):
+                return [stand_in(one) for one in argument]
+            return torch.device(device) if isinstance(argument, torch.device) else argument
+
+        results, spec = infer(
+            target, stand_in(own), {name: stand_in(one) for name, one in named.items()}
+        )
+        node = self.node.nodes[call] = Node(self.node, Op(target, own, named, results), spec)
+        _node_count += 1
+        return node
 
     def hold(self, layout: Layout, index: int) -> Value:
         """The value of a result; it is one of the program's if it is alive when that runs."""
-        value = Value(layout, None, index)
+        value = Value(layout, None, self.number, reference(index))
         self.values[index] = weakref.ref(value)
         return value
 
     def is_at_end(self) -> bool:
         """Whether the program should end here: it is long, or one turn of a loop."""
-        return len(self.calls) == self.period or len(self.ops) >= self._most
+        calls = len(self.calls)
+        return calls == self.period or calls >= self._most or len(self.values) >= 2 * MOST_OPS
 
     def program(self) -> Program:
         """The program of the ops so far."""
         alive = [place for place, ref in enumerate(self.values) if ref is not None and ref()]
-        layouts = tuple([one.layout for one in self._places.values()])
-        key = tuple(self.keys), tuple(alive), layouts
-        return Program(key, self.ops, self.inputs, self.numbers, alive)
+        return Program(self.node, self.inputs, self.numbers, tuple(alive))
 
 
-_NUMBERS = {int, float}
-_TAGGED = {float, bool, complex}
-_PLAIN = {int, str, type(None), torch.dtype, torch.memory_format, torch.layout, torch.device}
+_counter = itertools.count()
+_TAGGED = {bool, complex}
+_PLAIN = {
+    Ref,
+    str,
+    type(None),
+    torch.dtype,
+    torch.memory_format,
+    torch.layout,
+    torch.device,
+}
 # Ops whose numbers are inputs of a program: a learning rate does not make another one.
 TAKES_NUMBERS = {
     aten.add.Tensor,
@@ -239,6 +354,18 @@ _NAMES_WITH_NUMBERS = {id(op) for op in TAKES_NUMBERS} | {
 }
 
 
+def _decode(argument: Any, parts: Iterator[Any], indices: Iterator[int]) -> Any:
+    """An argument of an op in a program, given what is in the op's key for it."""
+    part = next(parts)
+    if isinstance(argument, (list, tuple)):
+        return [_decode(one, parts, indices) for one in argument]
+    if part is Number:
+        number = Number(argument)
+        number.index = next(indices)
+        return number
+    return part if type(part) is Ref else argument
+
+
 def find_period(calls: Sequence[Any]) -> int:
     """After how many calls the later half of them repeats itself, or 0.
 
@@ -251,111 +378,9 @@ def find_period(calls: Sequence[Any]) -> int:
     return 0
 
 
-_refs: dict[int, Ref] = {}
-
-
-def reference(index: int) -> Ref:
-    """The reference to a result or an input; one object for each, compared by identity."""
-    found = _refs.get(index)
-    return found if found is not None else _refs.setdefault(index, Ref(index))
-
-
-def _infer(
-    key: tuple[Any, ...], target: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Results:
-    layouts = iter([part for part in key if isinstance(part, Layout)])
-    device = "cpu" if target in _MISJUDGED else "meta"
-
-    def stand_in(argument: Any) -> Any:
-        if isinstance(argument, Ref):
-            made = next(layouts).make(device)
-            return made if device == "meta" else made.zero_()
-        if isinstance(argument, list):
-            return [stand_in(one) for one in argument]
-        return torch.device(device) if isinstance(argument, torch.device) else argument
-
-    own = [stand_in(one) for one in args]
-    return infer(key, target, own, {name: stand_in(one) for name, one in kwargs.items()})
-
-
 # Ops whose results have other sizes on a CPU than PyTorch's meta kernels say; they are tried once.
 _MISJUDGED = {
     aten.native_batch_norm.default,
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
 }
-
-
-def interpret(program: Program) -> list[Tensor]:
-    """Run a program op by op in PyTorch; values are freed after their last use."""
-    results = _interpret(program, _call)
-    return [results[index] for index in program.outputs]
-
-
-def rescue(program: Program) -> list[Tensor | Exception]:
-    """The results of a program with an op that raises: what depends on it is the error."""
-    results = _interpret(program, _call_or_error)
-    return [results[index] for index in program.outputs]
-
-
-def _interpret(program: Program, call: Callable[[Op, Any, Any], Any]) -> dict[int, Any]:
-    last: dict[int, int] = {}
-    for number, op in enumerate(program.ops):
-        for index in _operands(op):
-            last[index] = number
-    kept = set(program.outputs)
-    values: dict[int, Any] = {}
-
-    def value(argument: Any) -> Any:
-        if isinstance(argument, Ref):
-            index = argument.index
-            return values[index] if index >= 0 else program.inputs[~index]
-        if isinstance(argument, list):
-            return [value(one) for one in argument]
-        return argument
-
-    count = 0
-    with torch.no_grad():
-        for number, op in enumerate(program.ops):
-            named = {name: value(one) for name, one in op.kwargs.items()}
-            for leaf in call(op, [value(one) for one in op.args], named):
-                if count in last or count in kept:
-                    values[count] = leaf
-                count += 1
-            for index in _operands(op):
-                if index >= 0 and last[index] == number and index not in kept:
-                    values.pop(index, None)
-    return values
-
-
-def _call(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    return _leaves(op.target(*args, **kwargs))
-
-
-def _call_or_error(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    given = _leaves([args, list(kwargs.values())])
-    failed = next((one for one in given if isinstance(one, Exception)), None)
-    if failed is None:
-        try:
-            return _call(op, args, kwargs)
-        except Exception as error:
-            failed = error
-    return [failed] * len(op.results)
-
-
-def _leaves(result: Any) -> list[Any]:
-    if isinstance(result, (list, tuple)):
-        return [leaf for one in result for leaf in _leaves(one)]
-    return [result]
-
-
-def _operands(op: Op) -> list[int]:
-    found: list[int] = []
-    left = [*op.args, *op.kwargs.values()]
-    while left:
-        one = left.pop()
-        if isinstance(one, Ref):
-            found.append(one.index)
-        elif isinstance(one, list):
-            left += one
-    return found
