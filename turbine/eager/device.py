@@ -173,7 +173,7 @@ def _make_on_cpu(op: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tens
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     """Called by C++ code that does not let tensors decide."""
-    copied: Tensor = ops.dispatch(torch.ops.aten.copy_.default, [target, source], {})
+    copied: Tensor = ops.dispatch(DeviceTensor, torch.ops.aten.copy_.default, (), [target, source])
     return copied
 
 

@@ -11,9 +11,12 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 
 class Layout:
-    """Sizes, strides, offset and dtype; equal layouts are one object."""
+    """Sizes, strides, offset and dtype; equal layouts are one object.
 
-    __slots__ = ("dtype", "offset", "size", "stride")
+    `repeats` says whether elements share memory, so that PyTorch refuses to write to them.
+    """
+
+    __slots__ = ("dtype", "offset", "repeats", "size", "stride")
 
     def __init__(
         self, size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
@@ -22,6 +25,7 @@ class Layout:
         self.stride = stride
         self.offset = offset
         self.dtype = dtype
+        self.repeats = any(n > 1 and not step for n, step in zip(size, stride, strict=True))
 
     def __repr__(self) -> str:
         return f"{self.dtype}{list(self.size)}".removeprefix("torch.")
@@ -34,11 +38,6 @@ class Layout:
         span = sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True)) + 1
         memory = torch.empty(self.offset + max(span, 0), dtype=self.dtype, device=device)
         return memory.as_strided(self.size, self.stride, self.offset)
-
-    @property
-    def repeats(self) -> bool:
-        """Whether elements share memory, so that PyTorch refuses to write to them."""
-        return any(n > 1 and not step for n, step in zip(self.size, self.stride, strict=True))
 
     def fits(self, tensor: Tensor) -> bool:
         """Whether a tensor of its own memory has this layout."""

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only, tree_unflatten
 
 from turbine import errors
 from turbine.capture.effects import draws
-from turbine.eager import recorder, tensor
+from turbine.eager import recorder
 from turbine.eager.layouts import layout_of
-from turbine.eager.recorder import compute, read, record
+from turbine.eager.recorder import read, record
 from turbine.eager.storage import Ref, View, reference
 from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, from_cpu, wrap, wrap_value
 from turbine.eager.trace import LOCK, MixedDevices, Node, check_device
@@ -31,13 +31,17 @@ Kind = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 _kinds: dict[int, tuple[Any, Kind]] = {}
 
 
-def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Record an op, or run it."""
+def dispatch(
+    cls: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """Record an op, or run it: __torch_dispatch__ of the tensors."""
     with LOCK:
         known = _kinds.get(id(func))
         if known is None:
             known = _kinds[id(func)] = func, _classify(func)
-        if "device" in kwargs:
+        if not kwargs:
+            kwargs = {}
+        elif "device" in kwargs:
             kwargs = dict(kwargs)
             if not _is_here(kwargs["device"]):
                 return _leave(func, args, kwargs)
@@ -47,7 +51,7 @@ def dispatch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return result
 
 
-tensor.dispatch = dispatch
+DeviceTensor.__torch_dispatch__ = classmethod(dispatch)  # type: ignore[assignment]
 _CPU = torch.device("cpu")
 
 
@@ -110,13 +114,21 @@ def _twin(func: Any) -> Any:
 def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An op without effects."""
     try:
-        values, spec = compute(func, args, kwargs)
+        node, first = record(func, args, kwargs)
     except MixedDevices:
         raise
     except Exception as error:
         return _fall_back(func, args, kwargs, error)
-    wrapped = [None if value is None else wrap_value(value) for value in values]
-    return wrapped[0] if spec is None else tree_unflatten(wrapped, spec)
+    if node.spec is None:
+        return _result(node, 0, first)
+    results = [_result(node, place, first) for place in range(len(node.op.results))]
+    return tree_unflatten(results, node.spec)
+
+
+def _result(node: Node, place: int, first: int) -> Tensor | None:
+    """The tensor of a result that was recorded, or None if it is not defined."""
+    layout = node.op.results[place]
+    return None if layout is None else wrap_value(recorder.hold(layout, first + place))
 
 
 def _instead(op: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -186,9 +198,7 @@ def _write_each(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any
             return _run(func, args, kwargs)
     for place, target in enumerate(targets):
         if not _put(target, node, place, first):
-            result = recorder.hold(node, place, first)
-            assert result is not None
-            aten.copy_.default(target, wrap_value(result))
+            aten.copy_.default(target, _result(node, place, first))
     return None
 
 

@@ -28,26 +28,15 @@ _history: deque[Any] = deque(maxlen=8 * MOST_OPS)
 def record(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Node, int]:
     """Add an op to the trace; gives its node and the index of its first result."""
     try:
-        found = _trace.record(func, args, kwargs)
+        return _trace.call(func, args, kwargs)
     except NeedsMemory:
         flush("a view by memory")
-        found = _trace.record(func, args, kwargs)
-    _trace.calls.append(func)
-    return found
+        return _trace.call(func, args, kwargs)
 
 
-def compute(
-    func: Any, args: Sequence[Any], kwargs: dict[str, Any]
-) -> tuple[list[Value | None], Any]:
-    """Add an op to the trace; gives the values of its results, and how they are nested."""
-    node, first = record(func, args, kwargs)
-    return [hold(node, place, first) for place in range(len(node.op.results))], node.spec
-
-
-def hold(node: Node, place: int, first: int) -> Value | None:
-    """The value of a result that was recorded, or None if it is not defined."""
-    layout = node.op.results[place]
-    return None if layout is None else _trace.hold(layout, first + place)
+def hold(layout: Layout, index: int) -> Value:
+    """The value of a result of the trace."""
+    return _trace.hold(layout, index)
 
 
 def pending() -> list[str]:
@@ -64,7 +53,7 @@ def pending() -> list[str]:
 
 def end_if_long() -> None:
     """Run the trace if it is long, or one turn of a loop."""
-    if _trace.is_at_end():
+    if _trace.is_at_end:
         flush(LENGTH)
 
 

@@ -8,7 +8,6 @@ that nothing changes for tensors on other devices.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,12 +19,10 @@ from turbine.eager.storage import Storage, Value, View, whole
 DEVICE = "turbine"
 # How PyTorch's C++ code knows the device.
 INSIDE = torch.device("lazy", 0)
-# What an op on such tensors does; set by `ops`, which makes tensors.
-dispatch: Callable[[Any, Sequence[Any], dict[str, Any]], Any] = NotImplemented
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on the "turbine" device."""
+    """A tensor on the "turbine" device; `ops` gives it __torch_dispatch__."""
 
     _storage: Storage
     _view: View
@@ -54,9 +51,8 @@ class DeviceTensor(torch.Tensor):
             return super().to(*args, **kwargs)
         kwargs.pop("device", None)
         rest = args[1:] if args and args[0] is device else args
-        if not rest and "dtype" not in kwargs:
-            kwargs["dtype"] = self.dtype
-        return super().to(*rest, **kwargs)
+        dtype = rest[0] if rest else kwargs.pop("dtype", None)
+        return super().to(dtype or self.dtype, *rest[1:], **kwargs)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """The values, and the device."""
@@ -121,13 +117,6 @@ class DeviceTensor(torch.Tensor):
     def __dlpack_device__(self) -> Any:
         """Where `__dlpack__` has the values."""
         return torch.empty(0).__dlpack_device__()
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Record an op, or run it."""
-        return dispatch(func, args, kwargs or {})
 
 
 _make = torch.Tensor._make_wrapper_subclass

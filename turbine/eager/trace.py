@@ -20,7 +20,8 @@ from torch.utils._pytree import TreeSpec
 
 from turbine import config
 from turbine.eager.layouts import Layout, NotRecordable, infer, layout_of
-from turbine.eager.storage import Ref, Storage, Value, View, reference
+from turbine.eager.storage import Ref, Value, View, reference
+from turbine.eager.tensor import DeviceTensor
 
 aten = torch.ops.aten
 
@@ -55,12 +56,13 @@ class Op(NamedTuple):
 class Node:
     """An op of a trace, after those of its parents; `spec` says how its results are nested."""
 
-    __slots__ = ("nodes", "op", "parent", "spec")
+    __slots__ = ("no_values", "nodes", "op", "parent", "spec")
 
     def __init__(self, parent: Node | None, op: Op, spec: TreeSpec | None) -> None:
         self.parent = parent
         self.op = op
         self.spec = spec
+        self.no_values = [None] * len(op.results)
         self.nodes: dict[Any, Node] = {}
 
     def path(self) -> list[Node]:
@@ -139,20 +141,36 @@ class Trace:
         self._owners: list[Value | None] = []  # of the inputs
         self._known_inputs = 0  # inputs that the key of a node has the layout of
         self._most = MOST_OPS
+        self.is_at_end = False  # whether the program should end: it is long, or one turn of a loop
+
+    def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Node, int]:
+        """Add an op that was called; gives its node and the index of its first result."""
+        found = self.record(target, args, kwargs)
+        self.calls.append(target)
+        count = len(self.calls)
+        if count == self.period or count >= self._most:
+            self.is_at_end = True
+        return found
 
     def record(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Node, int]:
         """Add an op; gives its node and the index of its first result.
 
         Arguments are tensors, or references to operands of the trace.
         """
-        if self.node is _root:
+        node = self.node
+        if node is _root:
             self._most = 1 if config.get("eager") == "op" else MOST_OPS
         name = id(target)  # hashing an op takes longer
         key: list[Any] = [name]
         takes_numbers = name in _NAMES_WITH_NUMBERS
-        numbers = len(self.numbers)
+        numbers, trace = len(self.numbers), self.number
         try:
             for one in args:
+                if type(one) is DeviceTensor:
+                    value = one._storage.value
+                    if value.trace == trace and one._view.parent is None:
+                        key.append(value.ref)
+                        continue
                 self._encode(one, key, takes_numbers)
             for keyword, one in kwargs.items():
                 key.append(keyword)
@@ -160,19 +178,18 @@ class Trace:
             if len(self._layouts) > self._known_inputs:
                 key += self._layouts[self._known_inputs :]
             call = tuple(key)
-            node = self.node.nodes.get(call)
-            if node is None:
-                node = self._extend(call, target, args, kwargs, numbers)
+            found = self.node.nodes.get(call)
+            if found is None:
+                found = self._extend(call, target, args, kwargs, numbers)
         except BaseException:
             self._take_back(numbers)
             raise
-        self.node = node
+        self.node = found
         self._known_inputs = len(self._layouts)
-        results = node.op.results
         first = len(self._results)
-        self._results += results
-        self.values += [None] * len(results)
-        return node, first
+        self._results += found.op.results
+        self.values += found.no_values
+        return found, first
 
     def _encode(self, argument: Any, key: list[Any], takes_numbers: bool) -> None:
         """Add an argument to the key of an op.
@@ -194,23 +211,19 @@ class Trace:
                 self._encode(one, key, takes_numbers)
         elif kind in _TAGGED:
             key.append((kind, repr(argument)))
+        elif kind is DeviceTensor:
+            key.append(self._locate(argument._storage.value, argument._view))
         elif isinstance(argument, Tensor):
-            storage: Storage | None = getattr(argument, "_storage", None)
-            if storage is None:
-                key.append(self._cpu_number(argument))
-                return
-            value, view = storage.value, argument._view  # type: ignore[attr-defined]
-            if value.trace == self.number and view.parent is None:
-                key.append(value.ref)
-            else:
-                key.append(self._locate(value, view))
+            key.append(self._cpu_number(argument))
         else:
             raise NotRecordable(f"an argument of type {kind.__name__}")
 
     def _are_floats(self, key: list[Any]) -> bool:
         """Whether numbers of an op are inputs: the tensors before them are floats."""
-        refs = [one for one in key if type(one) is Ref]
-        return bool(refs) and all(self._layout(ref).dtype in _WITH_NUMBERS for ref in refs)
+        for one in key:
+            if type(one) is Ref and self._layout(one).dtype not in _WITH_NUMBERS:
+                return False
+        return True
 
     def locate(self, value: Value, view: View) -> Ref:
         """The operand for a view of a value."""
@@ -279,6 +292,8 @@ class Trace:
     ) -> Node:
         """A new node, for an op that was never called after those of the trace."""
         global _node_count
+        if len(self._results) >= 2 * MOST_OPS:  # with those that views add
+            self.is_at_end = True
         parts, indices = iter(call[1:]), itertools.count(numbers)
         own = [_decode(one, parts, indices) for one in args]
         named = {}
@@ -307,11 +322,6 @@ class Trace:
         value = Value(layout, None, self.number, reference(index))
         self.values[index] = weakref.ref(value)
         return value
-
-    def is_at_end(self) -> bool:
-        """Whether the program should end here: it is long, or one turn of a loop."""
-        calls = len(self.calls)
-        return calls == self.period or calls >= self._most or len(self.values) >= 2 * MOST_OPS
 
     def program(self) -> Program:
         """The program of the ops so far."""
