@@ -17,14 +17,18 @@ from turbine.eager.trace import Number, Op, Program
 aten = torch.ops.aten
 
 
-def graph_of(program: Program, layouts: Sequence[Layout]) -> fx.GraphModule:
-    """The graph of a program, given the layouts of its inputs; numbers are the last of these."""
+def graph_of(program: Program, layouts: Sequence[Layout], varying: Sequence[int]) -> fx.GraphModule:
+    """The graph of a program, given the layouts of its inputs.
+
+    The last of these has the numbers that vary, which are given by their indices. The others are
+    constants.
+    """
     graph = fx.Graph()
     inputs = [_input(graph, number, layout) for number, layout in enumerate(layouts)]
     values: list[Any] = []
     for op in program.ops:
         for one in elements(op):
-            values += _Call(graph, one, inputs, values).results()
+            values += _Call(graph, one, inputs, values, program.numbers, varying).results()
     graph.output(tuple(values[index] for index in program.outputs))
     return fx.GraphModule({}, graph)
 
@@ -39,19 +43,27 @@ class _Call:
     """One op of a program, on its way to the graph."""
 
     def __init__(
-        self, graph: fx.Graph, op: Op, inputs: Sequence[fx.Node], values: Sequence[Any]
+        self,
+        graph: fx.Graph,
+        op: Op,
+        inputs: Sequence[fx.Node],
+        values: Sequence[Any],
+        numbers: Sequence[float],
+        varying: Sequence[int],
     ) -> None:
         self.graph = graph
         self.op = op
         self.inputs = inputs
         self.values = values
+        self.numbers = numbers
+        self.varying = varying
 
     def results(self) -> list[Any]:
         """The nodes of the results."""
         args = [self._argument(one) for one in self.op.args]
         kwargs = {name: self._argument(one) for name, one in self.op.kwargs.items()}
         target = self.op.target
-        if any(isinstance(one, Number) for one in (*self.op.args, *self.op.kwargs.values())):
+        if any(map(self._varies, (*self.op.args, *self.op.kwargs.values()))):
             return [_WITH_NUMBERS[target](self._add, *args, **kwargs)]
         call = self._add(target, *args, **kwargs)
         call.meta["example_value"] = [one and one.make("meta") for one in self.op.results]
@@ -66,14 +78,20 @@ class _Call:
         if isinstance(argument, Ref):
             index = argument.index
             return self.values[index] if index >= 0 else self.inputs[~index]
+        if isinstance(argument, Number) and not self._varies(argument):
+            return self.numbers[argument.index]
         if isinstance(argument, Number):
-            number = self._add(aten.select.int, self.inputs[-1], 0, argument.index)
+            place = self.varying.index(argument.index)
+            number = self._add(aten.select.int, self.inputs[-1], 0, place)
             (layout,) = self.op.results
             assert layout is not None
             return self._add(aten._to_copy.default, number, dtype=layout.dtype)
         if isinstance(argument, list):
             return [self._argument(one) for one in argument]
         return argument
+
+    def _varies(self, argument: Any) -> bool:
+        return isinstance(argument, Number) and argument.index in self.varying
 
     def _add(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
         return self.graph.call_function(target, args, kwargs)

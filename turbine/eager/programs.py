@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from array import array
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from turbine.dynamo import records
 from turbine.eager.graphs import graph_of
 from turbine.eager.interpreter import interpret
 from turbine.eager.layouts import layout_of
-from turbine.eager.trace import Node, Program
+from turbine.eager.trace import LOCK, Node, Program
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,26 @@ class Code:
     call: Any = None
     calls: dict[str, int] = field(default_factory=lambda: {COMPILED: 0, IN_PYTORCH: 0})
     compile_seconds: float = 0.0
+    numbers: array[float] | None = None  # of the last call
+    varying: set[int] = field(default_factory=set)  # the numbers that are inputs of the code
+    compiles: int = 0
+
+    def note_numbers(self, numbers: Sequence[float]) -> None:
+        """Find out which numbers vary. The code has the others as constants."""
+        now = array("d", numbers)
+        before, self.numbers = self.numbers, now
+        if before is None or before.tobytes() == now.tobytes():
+            return
+        several = self.compiles > 1  # numbers of a schedule vary one after the other
+        found = {
+            index
+            for index in range(len(now))
+            if several or before[index : index + 1].tobytes() != now[index : index + 1].tobytes()
+        }
+        if not found <= self.varying:
+            self.varying |= found
+            if self.state != IN_PYTORCH:
+                self.state = NEW
 
     def fail(self, error: Exception) -> None:
         """Let PyTorch run the program from now on."""
@@ -51,11 +72,13 @@ def run(program: Program) -> list[Tensor]:
     """The outputs of a program, as CPU tensors."""
     key = program.node, program.outputs
     code = codes.get(key)
+    is_new = code is None
     if code is None:
         if len(codes) >= _MOST_CODES:
             del codes[next(iter(codes))]
         code = codes[key] = Code([str(op.target) for op in program.ops])
-    elif code.state == NEW and config.get("eager") != "op":
+    code.note_numbers(program.numbers)
+    if code.state == NEW and not is_new and config.get("eager") != "op":
         _begin(code, program)
     if code.state == COMPILED:
         try:
@@ -86,14 +109,15 @@ def wait() -> None:
 
 def _call(code: Code, program: Program) -> list[Tensor]:
     with torch.no_grad():
-        return list(code.call(*_arguments(program)))
+        return list(code.call(*_arguments(code, program)))
 
 
-def _arguments(program: Program) -> list[Tensor]:
-    """The inputs of a program's code; its numbers are the last."""
-    if not program.numbers:
+def _arguments(code: Code, program: Program) -> list[Tensor]:
+    """The inputs of a program's code; the numbers that vary are the last."""
+    if not code.varying:
         return program.inputs
-    return [*program.inputs, torch.tensor(program.numbers, dtype=torch.float64)]
+    numbers = [program.numbers[index] for index in sorted(code.varying)]
+    return [*program.inputs, torch.tensor(numbers, dtype=torch.float64)]
 
 
 def _begin(code: Code, program: Program) -> None:
@@ -104,9 +128,10 @@ def _begin(code: Code, program: Program) -> None:
     """
     global _pool
     started = time.perf_counter()
-    arguments = _arguments(program)
+    arguments = _arguments(code, program)
+    code.compiles += 1
     try:
-        graph = graph_of(program, [layout_of(one) for one in arguments])
+        graph = graph_of(program, [layout_of(one) for one in arguments], sorted(code.varying))
         with torch.no_grad(), torch.random.fork_rng(devices=()), records.collect() as graphs:
             code.call = dynamo.backend(graph, arguments)
     except Exception as error:
@@ -117,18 +142,22 @@ def _begin(code: Code, program: Program) -> None:
     if _pool is None:
         _pool = ThreadPoolExecutor(1, "turbine-eager")
     parts = [part for graph in graphs for part in graph.parts]
-    _pool.submit(_finish, code, parts, started)
+    _pool.submit(_finish, code, code.compiles, parts, started)
 
 
-def _finish(code: Code, parts: Sequence[records.CompiledPart], started: float) -> None:
+def _finish(
+    code: Code, compiles: int, parts: Sequence[records.CompiledPart], started: float
+) -> None:
     try:
         for part in parts:
             part.wait()
-        code.state = COMPILED
     except Exception as error:
         log.info("a program runs in PyTorch", exc_info=error)
         code.fail(error)
-    code.compile_seconds = time.perf_counter() - started
+    with LOCK:
+        if code.state == COMPILING and code.compiles == compiles:
+            code.state = COMPILED
+    code.compile_seconds += time.perf_counter() - started
 
 
 def _forget_pool() -> None:
