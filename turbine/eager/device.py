@@ -89,8 +89,18 @@ def _register() -> None:
         _library.impl("empty.memory_format", _empty, key)
         _library.impl("empty_strided", _empty_strided, key)
         _library.impl("_copy_from", _copy_from, key)
-        for op in (torch.ops.aten.tril_indices.default, torch.ops.aten.triu_indices.default):
+        for op in _MADE_ON_CPU:
             _library.impl(op, partial(_make_on_cpu, op), key)
+
+
+# Factories whose C++ code is for certain devices.
+_MADE_ON_CPU = [
+    torch.ops.aten.tril_indices.default,
+    torch.ops.aten.triu_indices.default,
+    torch.ops.aten.kaiser_window.default,
+    torch.ops.aten.kaiser_window.periodic,
+    torch.ops.aten.kaiser_window.beta,
+]
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):

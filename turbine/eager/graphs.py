@@ -11,22 +11,25 @@ from torch import fx
 
 from turbine.eager.foreach import elements
 from turbine.eager.layouts import Layout, NotRecordable
+from turbine.eager.sizes import Size
 from turbine.eager.storage import Ref
 from turbine.eager.trace import Number, Op, Program
 
 aten = torch.ops.aten
 
 
-def graph_of(program: Program, layouts: Sequence[Layout], varying: Sequence[int]) -> fx.GraphModule:
-    """The graph of a program, given the layouts of its inputs.
+def graph_of(
+    program: Program, ops: Sequence[Op], layouts: Sequence[Layout], varying: Sequence[int]
+) -> fx.GraphModule:
+    """The graph of a program, given its ops, in which ints may be sizes, and layouts of its inputs.
 
-    The last of these has the numbers that vary, which are given by their indices. The others are
+    The last input has the numbers that vary, which are given by their indices. The others are
     constants.
     """
     graph = fx.Graph()
     inputs = [_input(graph, number, layout) for number, layout in enumerate(layouts)]
     values: list[Any] = []
-    for op in program.ops:
+    for op in ops:
         for one in elements(op):
             values += _Call(graph, one, inputs, values, program.numbers, varying).results()
     graph.output(tuple(values[index] for index in program.outputs))
@@ -86,9 +89,21 @@ class _Call:
             (layout,) = self.op.results
             assert layout is not None
             return self._add(aten._to_copy.default, number, dtype=layout.dtype)
+        if isinstance(argument, Size):
+            return self._size(argument)
         if isinstance(argument, list):
             return [self._argument(one) for one in argument]
         return argument
+
+    def _size(self, size: Size) -> fx.Node:
+        one, *others = [
+            self._add(aten.sym_size.int, self.inputs[axis.input], axis.axis) for axis in size.axes
+        ]
+        for other in others:
+            one = self._add(operator.mul, one, other)
+        if size.factor != 1:
+            one = self._add(operator.mul, one, size.factor)
+        return self._add(operator.add, one, size.offset) if size.offset else one
 
     def _varies(self, argument: Any) -> bool:
         return isinstance(argument, Number) and argument.index in self.varying

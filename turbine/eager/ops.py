@@ -64,6 +64,9 @@ def _classify(func: Any) -> Kind:
         return _SPECIAL[func]
     schema = func._schema
     written = [one for one in schema.arguments if one.alias_info and one.alias_info.is_write]
+    given = [one for one in schema.arguments if "Tensor" in str(one.type)]
+    if [one.name for one in written] == ["out"] and given == written:
+        return _fill
     if draws(func):
         return _DRAWN.get(func, _run)
     if func.namespace not in ("aten", "prims"):
@@ -241,6 +244,17 @@ def _write_out(
         else:
             aten.copy_.default(out, result)
     return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _fill(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """arange and the like, which PyTorch calls with out= after it made the tensor."""
+    out = kwargs["out"]
+    data = func(*args, **{**kwargs, "out": torch.empty(0, dtype=out.dtype)})
+    if data.shape != out.shape:
+        out.data = from_cpu(data)
+    elif not recorder.write_data(out, data):
+        aten.copy_.default(out, from_cpu(data))
+    return out
 
 
 def _copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

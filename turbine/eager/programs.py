@@ -13,18 +13,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from turbine import config, dynamo
 from turbine.dynamo import records
 from turbine.eager.graphs import graph_of
 from turbine.eager.interpreter import interpret
 from turbine.eager.layouts import layout_of
+from turbine.eager.sizes import Form, Pattern, fake_tensors, find_pattern, form_of
 from turbine.eager.trace import LOCK, Node, Program
 
 log = logging.getLogger(__name__)
 
 # Code of more programs is not kept.
 _MOST_CODES = 512
+# Programs that differ in sizes are compared, and compiled for several sizes, so many times.
+_MOST_TRIES = 8
 NEW, COMPILING, COMPILED, IN_PYTORCH = "new", "compiling", "compiled", "in PyTorch"
 
 
@@ -41,6 +46,8 @@ class Code:
     numbers: array[float] | None = None  # of the last call
     varying: set[int] = field(default_factory=set)  # the numbers that are inputs of the code
     compiles: int = 0
+    pattern: Pattern | None = None  # the sizes that the code is for, if it is for several
+    inputs: list[FakeTensor] = field(default_factory=list)  # what it was traced with
 
     def note_numbers(self, numbers: Sequence[float]) -> None:
         """Find out which numbers vary. The code has the others as constants."""
@@ -59,6 +66,18 @@ class Code:
             if self.state != IN_PYTORCH:
                 self.state = NEW
 
+    def fits(self, form: Form, program: Program) -> bool:
+        """Whether the code, which is for several sizes, is for those of a program too."""
+        if self.pattern is None or not self.pattern.fits(form):
+            return False
+        if self.state == IN_PYTORCH or not self.inputs:
+            return False
+        environment = self.inputs[0].fake_mode.shape_env
+        assert environment is not None
+        guards = environment.produce_guards_expression(self.inputs)
+        arguments = _arguments(self, program)
+        return guards is None or environment.evaluate_guards_expression(guards, arguments)
+
     def fail(self, error: Exception) -> None:
         """Let PyTorch run the program from now on."""
         self.state, self.reason = IN_PYTORCH, f"{type(error).__name__}: {error}"
@@ -76,7 +95,7 @@ def run(program: Program) -> list[Tensor]:
     if code is None:
         if len(codes) >= _MOST_CODES:
             del codes[next(iter(codes))]
-        code = codes[key] = Code([str(op.target) for op in program.ops])
+        code = codes[key] = _find(program)
     code.note_numbers(program.numbers)
     if code.state == NEW and not is_new and config.get("eager") != "op":
         _begin(code, program)
@@ -94,6 +113,51 @@ def run(program: Program) -> list[Tensor]:
         results = interpret(program)
     code.calls[IN_PYTORCH] += 1
     return results
+
+
+@dataclass
+class _Family:
+    """Programs that differ in sizes alone: some of them, what they have in common, and codes."""
+
+    forms: list[Form]
+    numbers: list[float]
+    pattern: Pattern | None = None
+    codes: list[Code] = field(default_factory=list)
+
+    def find(self, form: Form, program: Program, ops: list[str]) -> Code | None:
+        """Code for all sizes like those of a program, or None; it may have to be compiled."""
+        for code in self.codes:
+            if code.fits(form, program):
+                return code
+        if self.pattern is None or not self.pattern.fits(form):
+            self.forms.append(form)
+            self.pattern = find_pattern(self.forms)
+        if self.pattern is None or len(self.codes) + len(self.forms) > _MOST_TRIES:
+            return None
+        code = Code(ops, pattern=self.pattern)
+        code.note_numbers(self.numbers)
+        code.note_numbers(program.numbers)
+        _begin(code, program)
+        self.codes.append(code)  # code for large sizes is not for small ones
+        return code if code.fits(form, program) else None
+
+
+_families: dict[Any, _Family] = {}
+
+
+def _find(program: Program) -> Code:
+    """Code for a program that is new: that of programs with other sizes, or none yet."""
+    ops = [str(op.target) for op in program.ops]
+    if config.get("eager") == "op":
+        return Code(ops)
+    form = form_of(program)
+    family = _families.get(form.structure)
+    if family is None:
+        if len(_families) >= _MOST_CODES:
+            del _families[next(iter(_families))]
+        _families[form.structure] = _Family([form], program.numbers)
+        return Code(ops)
+    return family.find(form, program, ops) or Code(ops)
 
 
 def often_run() -> list[Node]:
@@ -131,9 +195,18 @@ def _begin(code: Code, program: Program) -> None:
     arguments = _arguments(code, program)
     code.compiles += 1
     try:
-        graph = graph_of(program, [layout_of(one) for one in arguments], sorted(code.varying))
-        with torch.no_grad(), torch.random.fork_rng(devices=()), records.collect() as graphs:
-            code.call = dynamo.backend(graph, arguments)
+        code.inputs = fake_tensors(arguments, code.pattern)
+        ops = program.ops if code.pattern is None else code.pattern.ops(program)
+        layouts = [layout_of(one) for one in arguments]
+        graph = graph_of(program, ops, layouts, sorted(code.varying))
+        context = TracingContext(code.inputs[0].fake_mode if code.inputs else FakeTensorMode())
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=()),
+            tracing(context),
+            records.collect() as graphs,
+        ):
+            code.call = dynamo.backend(graph, code.inputs)
     except Exception as error:
         log.info("a program runs in PyTorch", exc_info=error)
         code.fail(error)

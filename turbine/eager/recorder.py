@@ -61,7 +61,7 @@ def flush(why: str) -> None:
     """Run the ops of the trace."""
     global _trace
     trace = _trace
-    if not trace.calls:
+    if not trace.values:
         return
     _history.extend(trace.calls)
     period = trace.period

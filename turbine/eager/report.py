@@ -43,7 +43,7 @@ class DeviceReport:
 def explain() -> DeviceReport:
     """The programs that ran so far, compiled or not, and why they ended."""
     with LOCK:
-        codes = tuple(programs.codes.values())
+        codes = tuple({id(code): code for code in programs.codes.values()}.values())
         return DeviceReport(codes, dict(recorder.ends), fallbacks())
 
 

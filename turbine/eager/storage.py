@@ -18,24 +18,38 @@ aten = torch.ops.aten
 
 
 class Ref:
-    """An operand in the arguments of an op: a result of the trace, or ~number of an input."""
+    """An operand in the arguments of an op: a result of the trace, or ~number of an input.
 
-    __slots__ = ("index",)
+    `layout` is that of its tensor, if the op gives another one: a result may be written to a
+    tensor.
+    """
 
-    def __init__(self, index: int) -> None:
+    __slots__ = ("index", "layout")
+
+    def __init__(self, index: int, layout: Layout | None) -> None:
         self.index = index
+        self.layout = layout
 
     def __repr__(self) -> str:
         return f"%{self.index}" if self.index >= 0 else f"%in{~self.index}"
 
 
 _refs: dict[int, Ref] = {}
+_refs_with_layouts: dict[tuple[int, Layout], Ref] = {}
 
 
 def reference(index: int) -> Ref:
     """The reference to a result or an input; one object for each, compared by identity."""
     found = _refs.get(index)
-    return found if found is not None else _refs.setdefault(index, Ref(index))
+    return found if found is not None else _refs.setdefault(index, Ref(index, None))
+
+
+def reference_as(index: int, layout: Layout) -> Ref:
+    """The reference to a result of a tensor with another layout; one object for each."""
+    found = _refs_with_layouts.get((index, layout))
+    if found is None:
+        found = _refs_with_layouts.setdefault((index, layout), Ref(index, layout))
+    return found
 
 
 class Value:

@@ -20,7 +20,7 @@ from torch.utils._pytree import TreeSpec
 
 from turbine import config
 from turbine.eager.layouts import Layout, NotRecordable, infer, layout_of
-from turbine.eager.storage import Ref, Value, View, reference
+from turbine.eager.storage import Ref, Value, View, reference, reference_as
 from turbine.eager.tensor import DeviceTensor
 
 aten = torch.ops.aten
@@ -285,7 +285,7 @@ class Trace:
         index = ref.index
         layout = self._results[index] if index >= 0 else self._layouts[~index]
         assert layout is not None
-        return layout
+        return ref.layout or layout
 
     def _extend(
         self, call: tuple[Any, ...], target: Any, args: Sequence[Any], kwargs: Any, numbers: int
@@ -319,7 +319,9 @@ class Trace:
 
     def hold(self, layout: Layout, index: int) -> Value:
         """The value of a result; it is one of the program's if it is alive when that runs."""
-        value = Value(layout, None, self.number, reference(index))
+        is_own = self._results[index] is layout
+        ref = reference(index) if is_own else reference_as(index, layout)
+        value = Value(layout, None, self.number, ref)
         self.values[index] = weakref.ref(value)
         return value
 
