@@ -300,3 +300,33 @@ def test_threads_may_record_at_once() -> None:
 def test_sparse_tensors_are_refused() -> None:
     with pytest.raises(NotImplementedError, match=r"call .cpu\(\) first"):
         on(torch.eye(2)).to_sparse()
+
+
+def test_a_written_tensor_keeps_its_strides() -> None:
+    def compute(x: Tensor) -> list[Tensor]:
+        a, b = x.t().clone(), x.t().clone()
+        added = (a + torch.ones_like(a)).tanh()
+        b[0] = 1.0
+        b.add_(torch.ones_like(b, memory_format=torch.contiguous_format))
+        return [added, b.tanh(), b.tanh().sum(0)]
+
+    x = torch.randn(3, 4)
+    for found, expected in zip(compute(on(x)), compute(x), strict=True):
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_a_view_by_memory_of_a_result_is_an_operand_beside_it() -> None:
+    x = torch.arange(6.0)
+
+    def compute(x: Tensor) -> Tensor:
+        y = x * 2
+        return y[:3] + y.as_strided((3,), (2,), 0)
+
+    torch.testing.assert_close(compute(on(x)).cpu(), compute(x))
+
+
+def test_a_module_on_the_device_may_be_moved_there_again() -> None:
+    model = torch.nn.Linear(2, 2).to("turbine").to("turbine")
+    assert model.weight.device.type == "turbine"
+    assert model.to("turbine", torch.float64).weight.dtype == torch.float64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.turbine.synchronize()  # type: ignore[attr-defined]
     turbine.eager.wait()
     monkeypatch.setattr(programs, "codes", {})
+    monkeypatch.setattr(programs, "_families", {})
     recorder.ends.clear()
     recorder._history.clear()
     recorder._trace.period = 0
@@ -33,6 +35,7 @@ def forget() -> None:
     """Forget first calls: PyTorch infers shapes in them, and may keep tensors in cycles."""
     gc.collect()
     programs.codes.clear()
+    programs._families.clear()
 
 
 def only_code() -> Code:
@@ -84,6 +87,91 @@ def test_a_number_that_changes_makes_no_other_program() -> None:
         turbine.eager.wait()
     code = only_code()
     assert code.calls == {"compiled": 3, "in PyTorch": 2}
+
+
+def test_a_number_that_changes_late_is_compiled_once_more() -> None:
+    x = torch.ones(100).to("turbine")
+    (x * 0.5 + 1).mean().item()
+    forget()
+    for number in (2.0, 2.0, 2.0, 3.0, 3.0, 4.0, -0.0, 0.0):
+        found = (1.0 / (x * number + 0.0)).mean().item()
+        assert found == (1.0 / (torch.ones(100) * number + 0.0)).mean().item()
+        turbine.eager.wait()
+    code = only_code()
+    assert code.compiles == 2
+    assert code.calls["compiled"] >= 5
+
+
+SIZES = [32, 48, 20, 33, 7, 1, 0, 2, 48]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.sin() * 2 + 1).relu().sum(0),
+        lambda x: x.view(x.shape[0], 4, 4).transpose(1, 2).reshape(-1, 4).softmax(-1),
+        lambda x: (x @ x.T).relu().reshape(-1) + torch.zeros(len(x) * len(x), device=x.device),
+        lambda x: torch.cat([x, x]).mean(1) + torch.arange(2 * len(x), device=x.device),
+        lambda x: x[: len(x) // 2].cumsum(0),
+    ],
+)
+def test_programs_that_differ_in_sizes_match_the_cpu(function: Any) -> None:
+    torch.manual_seed(0)
+    for size in SIZES:
+        x = torch.randn(size, 16)
+        torch.testing.assert_close(
+            function(x.to("turbine")).cpu(), function(x), rtol=1e-4, atol=1e-4
+        )
+        turbine.eager.wait()
+
+
+def test_programs_that_differ_in_sizes_share_code() -> None:
+    def compute(x: Tensor) -> Tensor:
+        return (x.tanh().reshape(-1, 4) * 3 + 1).relu().sum(1)
+
+    compute(torch.randn(64, 16).to("turbine")).cpu()
+    forget()
+    for size in (64, 32, 48, 21, 63):
+        x = torch.randn(size, 16)
+        torch.testing.assert_close(compute(x.to("turbine")).cpu(), compute(x))
+        turbine.eager.wait()
+    ran = {id(code): code for code in programs.codes.values()}.values()
+    assert [sum(code.calls.values()) for code in ran] == [1, 4]
+
+
+def test_factories_end_no_program() -> None:
+    x = torch.ones(4).to("turbine") * 2
+    torch.arange(5, device="turbine")
+    torch.linspace(0, 1, 3, device="turbine")
+    torch.eye(3, device="turbine")
+    torch.randperm(4, device="turbine")
+    torch.zeros(2, device="turbine")
+    assert x._storage.value.data is None  # type: ignore[attr-defined]
+    assert not recorder.ends
+
+
+def test_optimizers_update_all_weights_in_one_program() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).to("turbine")
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(8, 4).to("turbine")
+    for _ in range(3):
+        model(x).sum().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not recorder.ends
+    names = "\n".join(recorder.pending())
+    assert "_foreach_addcdiv" in names
+
+
+def test_lists_that_share_tensors_are_updated_in_order() -> None:
+    for places in (([0, 1], [1, 0]), ([0, 0], [1, 1])):
+        found = []
+        for device in ("cpu", "turbine"):
+            both = [torch.ones(3).to(device), torch.full((3,), 2.0).to(device)]
+            torch._foreach_add_(*([both[place] for place in one] for one in places))
+            found.append([one.tolist() for one in both])
+        assert found[0] == found[1]
 
 
 def test_kinds_of_numbers_are_kept_apart() -> None:

@@ -55,14 +55,14 @@ class Code:
         before, self.numbers = self.numbers, now
         if before is None or before.tobytes() == now.tobytes():
             return
-        several = self.compiles > 1  # numbers of a schedule vary one after the other
-        found = {
+        changed = {
             index
             for index in range(len(now))
-            if several or before[index : index + 1].tobytes() != now[index : index + 1].tobytes()
+            if before[index : index + 1].tobytes() != now[index : index + 1].tobytes()
         }
-        if not found <= self.varying:
-            self.varying |= found
+        if not changed <= self.varying:
+            # After the second time, those are inputs too that did not change yet.
+            self.varying |= changed if self.compiles < 2 else set(range(len(now)))
             if self.state != IN_PYTORCH:
                 self.state = NEW
 
