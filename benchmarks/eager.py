@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     turbine.eager.enable()
     print(f"{'eager time over that of':36}{'device':>10}{'torch.compile':>16}")
     for name, make in ROWS.items():
+        torch._dynamo.reset()  # otherwise it takes the sizes of rows for dynamic ones
         calls = {
             "eager": make("cpu", lambda f: f),
             "device": make("turbine", lambda f: f),
