@@ -14,7 +14,11 @@ import torch
 from torch import Tensor, nn
 
 import turbine
-from turbine import errors
+import turbine.kernel as tk
+import turbine.kernel.lang as tkl
+from turbine import errors, ops
+
+N, B = tkl.symbols("N B")
 
 
 @pytest.fixture(autouse=True)
@@ -297,11 +301,6 @@ def test_threads_may_record_at_once() -> None:
     assert sums == {number: 100.0 * (number + 50) for number in range(4)}
 
 
-def test_sparse_tensors_are_refused() -> None:
-    with pytest.raises(NotImplementedError, match=r"call .cpu\(\) first"):
-        on(torch.eye(2)).to_sparse()
-
-
 def test_a_written_tensor_keeps_its_strides() -> None:
     def compute(x: Tensor) -> list[Tensor]:
         a, b = x.t().clone(), x.t().clone()
@@ -330,3 +329,59 @@ def test_a_module_on_the_device_may_be_moved_there_again() -> None:
     model = torch.nn.Linear(2, 2).to("turbine").to("turbine")
     assert model.weight.device.type == "turbine"
     assert model.to("turbine", torch.float64).weight.dtype == torch.float64
+
+
+@ops.custom_op("eager_device::soft_clip(Tensor x) -> Tensor")
+def soft_clip(x: Tensor) -> Tensor:
+    return torch.tanh(x) * 2
+
+
+@torch.library.custom_op("eager_device::thrice", mutates_args=())
+def thrice(x: Tensor) -> Tensor:
+    return x * 3
+
+
+@thrice.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@tk.gen.kernel(N // B)
+def double(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
+    start = tkl.program_id(0) * B
+    tkl.store(y, (start,), tkl.load(x, (start,), (B,)) * 2)
+
+
+def test_kernels_and_custom_ops_take_tensors_of_the_device() -> None:
+    x = torch.randn(40)
+    for op in (soft_clip, thrice, double):
+        found = op(on(x) + 1)
+        assert found.device.type == "turbine"
+        torch.testing.assert_close(found.cpu(), op(x + 1))
+    own, other = on(x).requires_grad_(), x.clone().requires_grad_()
+    soft_clip(own).sum().backward()
+    soft_clip(other).sum().backward()
+    assert own.grad is not None
+    torch.testing.assert_close(own.grad.cpu(), other.grad)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_second_derivatives_match_the_cpu() -> None:
+    x = torch.randn(4)
+    found = torch.func.hessian(lambda a: (a**3).sum())(on(x))
+    torch.testing.assert_close(found.cpu(), torch.func.hessian(lambda a: (a**3).sum())(x))
+
+
+def test_memory_has_an_address() -> None:
+    x, y = torch.ones(3).to("turbine") + 1, torch.ones(3).to("turbine") + 2
+    assert x.data_ptr() == x.view(3, 1).data_ptr()
+    assert x.data_ptr() != y.data_ptr()
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_tensors_of_other_kinds_are_refused() -> None:
+    x = on(torch.ones(3))
+    with pytest.raises(NotImplementedError, match=r"gives a quantized tensor.*\.cpu\(\) first"):
+        torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+    with pytest.raises(NotImplementedError, match=r"gives a torch\.sparse_coo tensor"):
+        x.to_sparse()

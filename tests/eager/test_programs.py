@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -282,3 +283,27 @@ def test_an_op_that_raises_when_it_runs_loses_no_other_value() -> None:
     with pytest.raises(IndexError):
         worse * 2
     assert (x + 1).tolist() == [1.0, 2.0, 3.0]
+
+
+def line_of(text: str) -> str:
+    number = 1 + inspect.getsource(inspect.getmodule(line_of)).splitlines().index(text)  # type: ignore[arg-type]
+    return f"{__file__}:{number}"
+
+
+def test_lines_of_the_users_code_are_named() -> None:
+    x = torch.arange(3.0).to("turbine")
+    y = (x + 1) * 2.5  # recorded
+    where = line_of("    y = (x + 1) * 2.5  # recorded")
+    assert turbine.eager.trace().splitlines()[-1] == (
+        f"%1 = aten.mul.Tensor(%0, 2.5) -> float32[3]  # {where}"
+    )
+    for _ in range(3):
+        torch.linalg.eigvalsh(torch.outer(y, y)).sum().item()  # not compiled
+        turbine.eager.wait()
+    where = line_of("        torch.linalg.eigvalsh(torch.outer(y, y)).sum().item()  # not compiled")
+    assert f"in PyTorch: aten._linalg_eigh.default at {where}: " in str(turbine.eager.explain())
+    bad = x[torch.tensor([5]).to("turbine")]  # out of bounds
+    where = line_of('    bad = x[torch.tensor([5]).to("turbine")]  # out of bounds')
+    with pytest.raises(IndexError) as caught:
+        bad.tolist()
+    assert caught.value.__notes__ == [f"aten.index.Tensor was called at {where}"]

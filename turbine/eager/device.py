@@ -89,6 +89,7 @@ def _register() -> None:
         _library.impl("empty.memory_format", _empty, key)
         _library.impl("empty_strided", _empty_strided, key)
         _library.impl("_copy_from", _copy_from, key)
+        _library.impl("_efficientzerotensor", _zeros, key)
         for op in _MADE_ON_CPU:
             _library.impl(op, partial(_make_on_cpu, op), key)
 
@@ -174,6 +175,11 @@ def _empty_strided(
 ) -> Tensor:
     _check(device)
     return from_cpu(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+
+
+def _zeros(size: Sequence[int], *, device: Any = None, dtype: Any = None, **_: Any) -> Tensor:
+    _check(device)
+    return from_cpu(torch.zeros(size, dtype=dtype))
 
 
 def _make_on_cpu(op: Any, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:

@@ -38,7 +38,7 @@ def elements(op: Op) -> Iterator[Op]:
         kwargs = dict(op.kwargs)
         if schema.name.removeprefix(_PREFIX) in _SCALED and len(args) == 4:
             kwargs["value"] = args.pop()
-        yield Op(target, args, kwargs, [layout])
+        yield Op(target, args, kwargs, [layout], op.where)
 
 
 def _element_of(func: Any) -> Any:

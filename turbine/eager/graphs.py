@@ -109,7 +109,11 @@ class _Call:
         return isinstance(argument, Number) and argument.index in self.varying
 
     def _add(self, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        return self.graph.call_function(target, args, kwargs)
+        node = self.graph.call_function(target, args, kwargs)
+        if self.op.where is not None:
+            file, _, line = self.op.where.rpartition(":")
+            node.stack_trace = f'File "{file}", line {line}, in {self.op.target}'
+        return node
 
 
 def _add_scaled(add: Any, x: Any, y: Any, alpha: Any = None, sign: Any = aten.add.Tensor) -> Any:

@@ -55,7 +55,12 @@ def _interpret(program: Program, call: Callable[[Op, Any, Any], Any]) -> dict[in
 
 
 def _call(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    return _leaves(op.target(*args, **kwargs))
+    try:
+        return _leaves(op.target(*args, **kwargs))
+    except Exception as error:
+        if op.where is not None:
+            error.add_note(f"{op.target} was called at {op.where}")
+        raise
 
 
 def _call_or_error(op: Op, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:

@@ -69,7 +69,7 @@ def _classify(func: Any) -> Kind:
         return _fill
     if draws(func):
         return _DRAWN.get(func, _run)
-    if func.namespace not in ("aten", "prims"):
+    if func.namespace not in ("aten", "prims") or "quantize_per" in schema.name:
         return _run
     if written:
         return _classify_write(func, written)
@@ -323,7 +323,7 @@ def _fall_back(func: Any, args: Sequence[Any], kwargs: dict[str, Any], why: Exce
     return result
 
 
-def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _run_now(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An op that reads values, writes to memory or is not known: run it in PyTorch now."""
     if func._schema.is_mutable:
         recorder.flush(f"{func}, which writes to memory")
@@ -349,14 +349,18 @@ def _run(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
     def wrapped(one: Tensor) -> Tensor:
         found = known.get(id(one))
-        if one.layout is not torch.strided:
+        if one.layout is not torch.strided or one.is_quantized:
+            kind = "quantized" if one.is_quantized else str(one.layout)
             raise NotImplementedError(
-                f"{func} gives a tensor of layout {one.layout}, and the turbine device has strided "
-                "ones: call .cpu() first"
+                f"{func} gives a {kind} tensor, and the turbine device has plain strided ones: "
+                "call .cpu() first"
             )
         return from_cpu(recorder.own(one, layout_of(one), taken)) if found is None else found
 
     return tree_map_only(Tensor, wrapped, result)
+
+
+_run: Kind = torch.compiler.disable(_run_now)
 
 
 def _resize(tensor: DeviceTensor, data: Tensor) -> None:

@@ -48,6 +48,12 @@ class Code:
     compiles: int = 0
     pattern: Pattern | None = None  # the sizes that the code is for, if it is for several
     inputs: list[FakeTensor] = field(default_factory=list)  # what it was traced with
+    graphs: list[records.GraphRecord] = field(default_factory=list)
+
+    @property
+    def left(self) -> list[records.LeftOp]:
+        """The ops that cannot be compiled, and run in PyTorch within the code."""
+        return [op for graph in self.graphs for op in graph.left if not op.is_chosen]
 
     def note_numbers(self, numbers: Sequence[float]) -> None:
         """Find out which numbers vary. The code has the others as constants."""
@@ -211,7 +217,7 @@ def _begin(code: Code, program: Program) -> None:
         log.info("a program runs in PyTorch", exc_info=error)
         code.fail(error)
         return
-    code.state = COMPILING
+    code.state, code.graphs = COMPILING, graphs
     if _pool is None:
         _pool = ThreadPoolExecutor(1, "turbine-eager")
     parts = [part for graph in graphs for part in graph.parts]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from turbine import errors
-from turbine.eager import programs
+from turbine.eager import programs, tensor
 from turbine.eager.interpreter import rescue
 from turbine.eager.layouts import Layout, layout_of
 from turbine.eager.storage import Ref, Value, inverse, reference, whole
 from turbine.eager.tensor import DeviceTensor
-from turbine.eager.trace import MOST_OPS, NeedsMemory, Node, Trace, find_period, prune
+from turbine.eager.trace import MOST_OPS, NeedsMemory, Node, Number, Trace, find_period, prune
 
 _trace = Trace()
 # Why programs ended, and how often.
@@ -42,11 +42,20 @@ def hold(layout: Layout, index: int) -> Value:
 def pending() -> list[str]:
     """The ops of the trace as text, a line each."""
     lines, first = [], 0
-    for op in _trace.program().ops:
-        given = [str(one) for one in op.args]
-        given += [f"{name}={one}" for name, one in op.kwargs.items()]
+    program = _trace.program()
+
+    def text(argument: Any) -> str:
+        if isinstance(argument, list):
+            return f"[{', '.join(map(text, argument))}]"
+        is_number = isinstance(argument, Number)
+        return str(program.numbers[argument.index] if is_number else argument)
+
+    for op in program.ops:
+        given = [text(one) for one in op.args]
+        given += [f"{name}={text(one)}" for name, one in op.kwargs.items()]
         kinds = ", ".join(map(str, op.results))
-        lines.append(f"%{first} = {op.target}({', '.join(given)}) -> {kinds}")
+        where = f"  # {op.where}" if op.where is not None else ""
+        lines.append(f"%{first} = {op.target}({', '.join(given)}) -> {kinds}{where}")
         first += len(op.results)
     return lines
 
@@ -59,10 +68,13 @@ def end_if_long() -> None:
 
 def flush(why: str) -> None:
     """Run the ops of the trace."""
+    if _trace.values:
+        _run_trace(why)
+
+
+def _run_now(why: str) -> None:
     global _trace
     trace = _trace
-    if not trace.values:
-        return
     _history.extend(trace.calls)
     period = trace.period
     if why == LENGTH and len(trace.calls) != period:
@@ -85,12 +97,19 @@ def flush(why: str) -> None:
         value = ref() if ref is not None else None
         if value is None:
             continue
-        if isinstance(data, Exception):
-            value.error = data
-        else:
+        try:
+            if isinstance(data, Exception):
+                raise data
             value.data = own(data, value.layout, taken)
+        except Exception as error:
+            value.error = error
+            raised = raised or error
     if raised is not None:
         raise raised
+
+
+# torch.compile compiles users' code, and not what runs while it is traced.
+_run_trace: Callable[[str], None] = torch.compiler.disable(_run_now)
 
 
 def own(data: Tensor, layout: Layout, taken: set[int]) -> Tensor:
@@ -108,24 +127,27 @@ def own(data: Tensor, layout: Layout, taken: set[int]) -> Tensor:
     return data
 
 
-def read(tensor: DeviceTensor, why: str) -> Tensor:
+def read(one: DeviceTensor, why: str) -> Tensor:
     """The values of a tensor, in the memory of its storage."""
-    value = tensor._storage.value
+    value = one._storage.value
     if value.data is None:
         flush(why)
     data = value.data
     if data is None:
         assert value.error is not None
         raise value.error
-    return tensor._view.of(data)
+    return one._view.of(data)
 
 
-def write(tensor: DeviceTensor, new: Ref) -> bool:
+tensor.read = read
+
+
+def write(target: DeviceTensor, new: Ref) -> bool:
     """Give a tensor a result of its size and dtype, and with it the tensors that share memory.
 
     False if that takes a write to memory.
     """
-    storage, view = tensor._storage, tensor._view
+    storage, view = target._storage, target._view
     while view.parent is not None:
         try:
             parent = _trace.locate(storage.value, view.parent)
@@ -139,13 +161,13 @@ def write(tensor: DeviceTensor, new: Ref) -> bool:
     return True
 
 
-def write_data(tensor: DeviceTensor, data: Tensor) -> bool:
+def write_data(target: DeviceTensor, data: Tensor) -> bool:
     """Give a tensor the values of a CPU tensor, which nothing else refers to."""
-    storage, view = tensor._storage, tensor._view
+    storage, view = target._storage, target._view
     if view.parent is None:
         storage.value = Value(view.layout, own(data, view.layout, set()))
         return True
-    return write(tensor, _trace.locate(Value(layout_of(data), data), whole(layout_of(data))))
+    return write(target, _trace.locate(Value(layout_of(data), data), whole(layout_of(data))))
 
 
 def _call(target: Any, args: Sequence[Any]) -> Ref:

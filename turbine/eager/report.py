@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from textwrap import shorten
 
+from turbine.dynamo.records import LeftOp
 from turbine.eager import ops, programs, recorder
 from turbine.eager.trace import LOCK
 from turbine.tables import table
@@ -35,6 +36,8 @@ class DeviceReport:
         ]
         head = ["ops", "runs compiled", "in PyTorch", "state", "compile s", "what"]
         lines = [table([head, *rows], right={0, 1, 2, 4})]
+        left = dict.fromkeys(_describe(op) for code in ran for op in code.left)
+        lines += [f"in PyTorch: {text}" for text in left]
         lines += [f"ended by {why}: {count}" for why, count in Counter(self.ends).most_common()]
         lines += [f"by itself in PyTorch: {op}: {why}" for op, why in self.fallbacks.items()]
         return "\n".join(lines)
@@ -56,6 +59,11 @@ def trace() -> str:
 def fallbacks() -> dict[str, str]:
     """The ops that could not be recorded and ran in PyTorch by themselves, with reasons."""
     return dict(ops.fallbacks.keys())
+
+
+def _describe(left: LeftOp) -> str:
+    where = f" at {left.where}" if left.where is not None else ""
+    return f"{left.op}{where}: {left.reason}"
 
 
 def _summary(names: list[str]) -> str:

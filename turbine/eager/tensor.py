@@ -8,6 +8,7 @@ that nothing changes for tensors on other devices.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from turbine.eager.storage import Storage, Value, View, whole
 DEVICE = "turbine"
 # How PyTorch's C++ code knows the device.
 INSIDE = torch.device("lazy", 0)
+# The values of a tensor; set by `recorder`, which runs ops.
+read: Callable[[DeviceTensor, str], Tensor] = NotImplemented
 
 
 class DeviceTensor(torch.Tensor):
@@ -81,6 +84,10 @@ class DeviceTensor(torch.Tensor):
     def __array__(self, dtype: Any = None) -> Any:
         """Raise as for other devices."""
         return self.numpy()
+
+    def data_ptr(self) -> int:
+        """Where the values are in memory until the next write: they are computed here."""
+        return read(self, "data_ptr").data_ptr()
 
     def tolist(self) -> Any:
         """The values as Python numbers."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import TreeSpec
 
-from turbine import config
+from turbine import config, errors
 from turbine.eager.layouts import Layout, NotRecordable, infer, layout_of
 from turbine.eager.storage import Ref, Value, View, reference, reference_as
 from turbine.eager.tensor import DeviceTensor
@@ -40,17 +40,15 @@ class Number(float):
 
     index: int
 
-    def __repr__(self) -> str:
-        return f"%number{self.index}"
-
 
 class Op(NamedTuple):
-    """A call; `results` are the layouts of what it gives."""
+    """A call; `results` are the layouts of what it gives, `where` the user's line."""
 
     target: Any
     args: list[Any]
     kwargs: dict[str, Any]
     results: list[Layout | None]
+    where: str | None = None
 
 
 class Node:
@@ -313,7 +311,8 @@ class Trace:
         results, spec = infer(
             target, stand_in(own), {name: stand_in(one) for name, one in named.items()}
         )
-        node = self.node.nodes[call] = Node(self.node, Op(target, own, named, results), spec)
+        op = Op(target, own, named, results, errors.user_line())
+        node = self.node.nodes[call] = Node(self.node, op, spec)
         _node_count += 1
         return node
 
