@@ -207,10 +207,10 @@ def _write_each(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any
 
 def _fits(node: Node, place: int, target: DeviceTensor) -> bool:
     """Whether PyTorch writes a result to a tensor, converted if necessary."""
-    layout = node.op.results[place]
-    if layout is None or layout.size != target._view.layout.size:
+    layout, own = node.op.results[place], target._view.layout
+    if layout is None or layout.size != own.size:
         return False
-    return torch.can_cast(layout.dtype, target._view.layout.dtype)
+    return layout.dtype == own.dtype or torch.can_cast(layout.dtype, own.dtype)
 
 
 def _put(target: DeviceTensor, node: Node, place: int, first: int) -> bool:

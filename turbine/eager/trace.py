@@ -236,7 +236,7 @@ class Trace:
             raise value.error
         if value.trace != self.number:
             assert value.data is not None
-            value.enter(self.number, self._input(value.data, value))
+            value.enter(self.number, self._input(value.data, value.layout, value))
         assert value.ref is not None
         if view.parent is None:
             return value.ref
@@ -251,7 +251,8 @@ class Trace:
         if view.is_by_memory():
             if value.data is None:
                 raise NeedsMemory
-            return self._input(view.of(value.data), value)
+            data = view.of(value.data)
+            return self._input(data, layout_of(data), value)
         assert view.parent is not None
         parent = self._locate(value, view.parent)
         # Results of the trace need not be laid out as their tensors are.
@@ -262,11 +263,12 @@ class Trace:
     def _cpu_number(self, tensor: Tensor) -> Ref:
         """The operand for a tensor without axes on the CPU, which ops of other devices take."""
         check_device(tensor)
-        return self._input(tensor.detach().clone(), None)
+        own = tensor.detach().clone()
+        return self._input(own, layout_of(own), None)
 
-    def _input(self, tensor: Tensor, owner: Value | None) -> Ref:
+    def _input(self, tensor: Tensor, layout: Layout, owner: Value | None) -> Ref:
         self.inputs.append(tensor)
-        self._layouts.append(layout_of(tensor))
+        self._layouts.append(layout)
         self._owners.append(owner)
         return reference(~(len(self.inputs) - 1))
 
