@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -307,3 +308,37 @@ def test_lines_of_the_users_code_are_named() -> None:
     with pytest.raises(IndexError) as caught:
         bad.tolist()
     assert caught.value.__notes__ == [f"aten.index.Tensor was called at {where}"]
+
+
+def test_an_interrupted_run_loses_only_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3).to("turbine")
+    y = x + 1
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            y.tolist()
+    with pytest.raises(turbine.errors.RunError, match="was interrupted"):
+        y.tolist()
+    with pytest.raises(turbine.errors.RunError, match="was interrupted"):
+        y + 1
+    assert (x + 1).tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_large_tree_of_ops_is_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.ones(3).to("turbine")
+    (x + 1).tolist()
+    forget()
+    for _ in range(2):
+        assert (x + 1).tolist() == [2.0, 2.0, 2.0]
+    trace = importlib.import_module("turbine.eager.trace")  # not the function
+    monkeypatch.setattr(trace, "_MOST_NODES", 50)
+    monkeypatch.setattr(trace, "_node_count", 0)
+    for number in range(100):
+        assert (x + 1)[number % 3].item() == 2.0
+        assert torch.full((number,), 1.0, device="turbine").sum().item() == number
+    assert trace._node_count <= 60
+    assert (x + 1).tolist() == [2.0, 2.0, 2.0]

@@ -103,7 +103,8 @@ def run(program: Program) -> list[Tensor]:
             del codes[next(iter(codes))]
         code = codes[key] = _find(program)
     code.note_numbers(program.numbers)
-    if code.state == NEW and not is_new and config.get("eager") != "op":
+    is_known = not is_new or code.pattern is not None
+    if code.state == NEW and is_known and config.get("eager") != "op":
         _begin(code, program)
     if code.state == COMPILED:
         try:
@@ -163,7 +164,11 @@ def _find(program: Program) -> Code:
             del _families[next(iter(_families))]
         _families[form.structure] = _Family([form], program.numbers)
         return Code(ops)
-    return family.find(form, program, ops) or Code(ops)
+    try:
+        return family.find(form, program, ops) or Code(ops)
+    except Exception as error:  # of PyTorch's code for symbolic sizes
+        log.info("a program is compiled for its sizes alone", exc_info=error)
+        return Code(ops)
 
 
 def often_run() -> list[Node]:

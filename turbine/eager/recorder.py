@@ -15,7 +15,7 @@ from turbine.eager.interpreter import rescue
 from turbine.eager.layouts import Layout, layout_of
 from turbine.eager.storage import Ref, Value, inverse, reference, whole
 from turbine.eager.tensor import DeviceTensor
-from turbine.eager.trace import MOST_OPS, NeedsMemory, Node, Number, Trace, find_period, prune
+from turbine.eager.trace import LOCK, MOST_OPS, NeedsMemory, Node, Number, Trace, find_period, prune
 
 _trace = Trace()
 # Why programs ended, and how often.
@@ -91,6 +91,9 @@ def _run_now(why: str) -> None:
         results = programs.run(program)
     except Exception as error:
         raised, results = error, rescue(program)
+    except BaseException:  # such as KeyboardInterrupt
+        _lose(trace, errors.RunError("the run that computes this value was interrupted"))
+        raise
     taken = {one.untyped_storage().data_ptr() for one in program.inputs}
     for index, data in zip(program.outputs, results, strict=True):
         ref = trace.values[index]
@@ -106,6 +109,14 @@ def _run_now(why: str) -> None:
             raised = raised or error
     if raised is not None:
         raise raised
+
+
+def _lose(trace: Trace, error: Exception) -> None:
+    """Let the values of a trace raise an error when they are read."""
+    for ref in trace.values:
+        value = ref() if ref is not None else None
+        if value is not None:
+            value.error = error
 
 
 # torch.compile compiles users' code, and not what runs while it is traced.
@@ -131,7 +142,8 @@ def read(one: DeviceTensor, why: str) -> Tensor:
     """The values of a tensor, in the memory of its storage."""
     value = one._storage.value
     if value.data is None:
-        flush(why)
+        with LOCK:
+            flush(why)
     data = value.data
     if data is None:
         assert value.error is not None

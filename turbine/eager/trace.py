@@ -84,6 +84,8 @@ def prune(find_kept: Callable[[], Iterable[Node]]) -> None:
     if _node_count < _MOST_NODES:
         return
     alive = {node for leaf in find_kept() for node in leaf.path()}
+    if len(alive) > _MOST_NODES // 2:
+        alive.clear()
     for node in (_root, *alive):
         node.nodes = {key: child for key, child in node.nodes.items() if child in alive}
     _node_count = len(alive)
