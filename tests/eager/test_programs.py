@@ -141,6 +141,24 @@ def test_programs_that_differ_in_sizes_share_code() -> None:
     assert [sum(code.calls.values()) for code in ran] == [1, 4]
 
 
+def test_a_cache_that_grows_shares_code() -> None:
+    def decode(steps: int, device: str) -> list[float]:
+        cache, found = torch.ones(2, 8).to(device), []
+        for step in range(steps):
+            new = torch.full((1, 8), 0.5).to(device) * step
+            cache = torch.cat([cache, new])
+            weights = (cache @ cache[-1]).softmax(0)
+            found.append((weights @ cache).square().sum().item())
+            turbine.eager.wait()
+        return found
+
+    decode(2, "turbine")
+    forget()
+    assert decode(9, "turbine") == pytest.approx(decode(9, "cpu"), rel=1e-4)
+    # Products of few rows and of many may be different code.
+    assert len({id(code) for code in programs.codes.values()}) <= 4
+
+
 def test_factories_end_no_program() -> None:
     x = torch.ones(4).to("turbine") * 2
     torch.arange(5, device="turbine")

@@ -17,7 +17,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from turbine import config, dynamo
-from turbine.dynamo import records
+from turbine.dynamo import records, small_graphs
 from turbine.eager.graphs import graph_of
 from turbine.eager.interpreter import interpret
 from turbine.eager.layouts import layout_of
@@ -53,7 +53,8 @@ class Code:
     @property
     def left(self) -> list[records.LeftOp]:
         """The ops that cannot be compiled, and run in PyTorch within the code."""
-        return [op for graph in self.graphs for op in graph.left if not op.is_chosen]
+        left = [op for graph in self.graphs for op in graph.left]
+        return [op for op in left if not op.is_chosen and op.reason != small_graphs.REASON]
 
     def note_numbers(self, numbers: Sequence[float]) -> None:
         """Find out which numbers vary. The code has the others as constants."""
