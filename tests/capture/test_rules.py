@@ -19,6 +19,7 @@ import turbine
 from tests.compiled import agrees
 from tests.compiled import compiled as under_torch_compile
 from tests.models import Fn, compiled, relative_error
+from turbine.capture.rules import fourier
 from turbine.capture.rules.convolution import convolution
 from turbine.capture.rules.products import expert_gradients, expert_product
 
@@ -172,6 +173,22 @@ def test_fourier_transforms_of_a_dynamic_batch_match_eager() -> None:
     artifact = compiled(transform, torch.randn(2, 5, 6), dynamic_shapes=(({0: Dim.DYNAMIC},),))
     x = torch.randn(3, 5, 6)
     torch.testing.assert_close(artifact(x), transform(x), rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_fourier_transforms_are_laid_out_as_in_eager(data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["_fft_c2c", "_fft_r2c", "_fft_c2r"]))
+    sizes = data.draw(st.lists(st.integers(2, 4), min_size=1, max_size=4))
+    order = data.draw(st.permutations(range(len(sizes))))
+    axes = data.draw(st.permutations(range(len(sizes))))[: data.draw(st.integers(1, 3))]
+    dtype = torch.float64 if kind == "_fft_r2c" else torch.complex128
+    x = torch.randn(sizes, dtype=dtype).permute(order)
+    last = 2 * x.shape[axes[-1]] - 2 if kind == "_fft_c2r" else True
+    found = fourier.RULES[getattr(torch.ops.aten, kind).default](x, axes, 0, last)
+    expected = getattr(torch.ops.aten, kind)(x, axes, 0, last)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import pi, prod, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from turbine.capture.sizes import is_empty
+from turbine.capture.sizes import hint, is_empty
 
 aten = torch.ops.aten
 Parts = tuple[Tensor, Tensor | None]
@@ -26,7 +26,8 @@ def c2c(x: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
     parts: Parts = (torch.real(x), torch.imag(x))
     for axis in dim:
         parts = _transform(parts, axis, x.shape[axis], forward)
-    return _scale(parts, normalization, [x.shape[axis] for axis in dim])
+    value = _scale(parts, normalization, [x.shape[axis] for axis in dim])
+    return _lay_out(value, _order(_strides(x), dim))
 
 
 def r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
@@ -38,7 +39,8 @@ def r2c(x: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor
     parts = _transform((x, None), last, kept, True)
     for axis in dim[:-1]:
         parts = _transform(parts, axis, x.shape[axis], True)
-    return _scale(parts, normalization, [x.shape[axis] for axis in dim])
+    value = _scale(parts, normalization, [x.shape[axis] for axis in dim])
+    return _lay_out(value, _order(_strides(x), dim[:-1], last))
 
 
 def c2r(x: Tensor, dim: list[int], normalization: int, last_size: int) -> Tensor:
@@ -60,7 +62,36 @@ def c2r(x: Tensor, dim: list[int], normalization: int, last_size: int) -> Tensor
     value = (real * weight) @ cosine - (imaginary * weight) @ sine
     sizes = [x.shape[axis] for axis in dim[:-1]]
     value = value * _factor(normalization, [*sizes, last_size])
-    return value.movedim(-1, dim[-1]).contiguous()
+    strides = _strides(x)
+    if len(dim) > 1:  # PyTorch transforms the other axes first
+        order = _order(strides, dim[:-1])
+        strides = [-order.index(axis) for axis in range(x.dim())]
+    return _lay_out(value.movedim(-1, dim[-1]).contiguous(), _order(strides, [], dim[-1]))
+
+
+def _strides(x: Tensor) -> list[int]:
+    return [hint(stride) for stride in x.stride()]
+
+
+def _order(strides: list[int], dim: list[int], *last: int) -> list[int]:
+    """The axes of PyTorch's result in memory: transformed ones are inside, if MKL computes it."""
+    axes = range(len(strides))
+    if not torch.backends.mkl.is_available():
+        return [*axes]
+
+    def by_stride(of: Iterable[int]) -> list[int]:
+        return sorted(of, key=lambda axis: -strides[axis])
+
+    inside = [axis % len(strides) for axis in (*dim, *last)]
+    within = by_stride(inside[: len(dim)])
+    return [*by_stride(axis for axis in axes if axis not in inside), *within, *inside[len(dim) :]]
+
+
+def _lay_out(value: Tensor, order: list[int]) -> Tensor:
+    if order == sorted(order):
+        return value
+    back = [order.index(axis) for axis in range(len(order))]
+    return value.permute(order).contiguous().permute(back)
 
 
 def _is_short(x: Tensor, dim: list[int]) -> bool:
