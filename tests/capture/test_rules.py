@@ -45,11 +45,11 @@ def test_depthwise_transposed_convolutions_match_eager(dtype: torch.dtype) -> No
     x = torch.randn(2, 6, 5, 4, dtype=dtype)
 
     def model(x: torch.Tensor) -> torch.Tensor:
-        return F.conv_transpose2d(x, weight, bias, 2, 1, 1, 6)
+        return F.conv_transpose2d(x, weight.to(x.dtype), bias.to(x.dtype), 2, 1, 1, 6)
 
     artifact = compiled(model, x, dynamic_shapes=(({2: Dim.AUTO},),))
-    for sample in (x, x[:, :, :3]):
-        torch.testing.assert_close(artifact(sample), model(sample))
+    for sample in (x, x[:, :, :3]):  # PyTorch adds up float16 in float16 on some CPUs
+        torch.testing.assert_close(artifact(sample), model(sample.double()).to(dtype))
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)

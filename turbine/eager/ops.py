@@ -18,7 +18,7 @@ from turbine.eager import recorder
 from turbine.eager.layouts import layout_of
 from turbine.eager.recorder import read, record
 from turbine.eager.storage import Ref, View, reference
-from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, from_cpu, wrap, wrap_value
+from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, from_cpu, wrap
 from turbine.eager.trace import LOCK, MixedDevices, Node, check_device
 
 aten = torch.ops.aten
@@ -123,15 +123,14 @@ def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     except Exception as error:
         return _fall_back(func, args, kwargs, error)
     if node.spec is None:
-        return _result(node, 0, first)
+        return recorder.result(first)
     results = [_result(node, place, first) for place in range(len(node.op.results))]
     return tree_unflatten(results, node.spec)
 
 
 def _result(node: Node, place: int, first: int) -> Tensor | None:
     """The tensor of a result that was recorded, or None if it is not defined."""
-    layout = node.op.results[place]
-    return None if layout is None else wrap_value(recorder.hold(layout, first + place))
+    return None if node.op.results[place] is None else recorder.result(first + place)
 
 
 def _instead(op: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ from turbine.eager import programs, tensor
 from turbine.eager.interpreter import rescue
 from turbine.eager.layouts import Layout, layout_of
 from turbine.eager.storage import Ref, Value, inverse, reference, whole
-from turbine.eager.tensor import DeviceTensor
+from turbine.eager.tensor import DeviceTensor, wrap_value
 from turbine.eager.trace import LOCK, MOST_OPS, NeedsMemory, Node, Number, Trace, find_period, prune
 
 _trace = Trace()
@@ -26,17 +26,19 @@ _history: deque[Any] = deque(maxlen=8 * MOST_OPS)
 
 
 def record(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Node, int]:
-    """Add an op to the trace; gives its node and the index of its first result."""
+    """Add an op that was called; gives its node and the index of its first result."""
     try:
-        return _trace.call(func, args, kwargs)
+        found = _trace.record(func, args, kwargs)
     except NeedsMemory:
         flush("a view by memory")
-        return _trace.call(func, args, kwargs)
+        found = _trace.record(func, args, kwargs)
+    _trace.calls.append(func)
+    return found
 
 
-def hold(layout: Layout, index: int) -> Value:
-    """The value of a result of the trace."""
-    return _trace.hold(layout, index)
+def result(index: int) -> Tensor:
+    """The tensor of a result of the trace."""
+    return wrap_value(_trace.hold(index))
 
 
 def pending() -> list[str]:
@@ -62,7 +64,7 @@ def pending() -> list[str]:
 
 def end_if_long() -> None:
     """Run the trace if it is long, or one turn of a loop."""
-    if _trace.is_at_end:
+    if _trace.is_at_end():
         flush(LENGTH)
 
 
@@ -169,7 +171,7 @@ def write(target: DeviceTensor, new: Ref) -> bool:
         if call is None:
             return False
         new, view = _call(*call), view.parent
-    storage.value = _trace.hold(storage.value.layout, new.index)
+    storage.value = _trace.hold_as(storage.value.layout, new.index)
     return True
 
 

@@ -141,16 +141,10 @@ class Trace:
         self._owners: list[Value | None] = []  # of the inputs
         self._known_inputs = 0  # inputs that the key of a node has the layout of
         self._most = MOST_OPS
-        self.is_at_end = False  # whether the program should end: it is long, or one turn of a loop
 
-    def call(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Node, int]:
-        """Add an op that was called; gives its node and the index of its first result."""
-        found = self.record(target, args, kwargs)
-        self.calls.append(target)
-        count = len(self.calls)
-        if count == self.period or count >= self._most:
-            self.is_at_end = True
-        return found
+    def is_at_end(self) -> bool:
+        """Whether the program should end: it is long, or one turn of a loop."""
+        return len(self.calls) >= self._most
 
     def record(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Node, int]:
         """Add an op; gives its node and the index of its first result.
@@ -159,7 +153,7 @@ class Trace:
         """
         node = self.node
         if node is _root:
-            self._most = 1 if config.get("eager") == "op" else MOST_OPS
+            self._most = 1 if config.get("eager") == "op" else self.period or MOST_OPS
         name = id(target)  # hashing an op takes longer
         key: list[Any] = [name]
         takes_numbers = name in _NAMES_WITH_NUMBERS
@@ -175,17 +169,18 @@ class Trace:
             for keyword, one in kwargs.items():
                 key.append(keyword)
                 self._encode(one, key, takes_numbers)
-            if len(self._layouts) > self._known_inputs:
-                key += self._layouts[self._known_inputs :]
+            layouts = self._layouts
+            if len(layouts) > self._known_inputs:
+                key += layouts[self._known_inputs :]
             call = tuple(key)
-            found = self.node.nodes.get(call)
+            found = self.node.nodes.get(call)  # a view among the arguments may have added a node
             if found is None:
                 found = self._extend(call, target, args, kwargs, numbers)
         except BaseException:
             self._take_back(numbers)
             raise
         self.node = found
-        self._known_inputs = len(self._layouts)
+        self._known_inputs = len(layouts)
         first = len(self._results)
         self._results += found.op.results
         self.values += found.no_values
@@ -295,7 +290,7 @@ class Trace:
         """A new node, for an op that was never called after those of the trace."""
         global _node_count
         if len(self._results) >= 2 * MOST_OPS:  # with those that views add
-            self.is_at_end = True
+            self._most = 0
         parts, indices = iter(call[1:]), itertools.count(numbers)
         own = [_decode(one, parts, indices) for one in args]
         named = {}
@@ -320,11 +315,19 @@ class Trace:
         _node_count += 1
         return node
 
-    def hold(self, layout: Layout, index: int) -> Value:
+    def hold(self, index: int) -> Value:
         """The value of a result; it is one of the program's if it is alive when that runs."""
-        is_own = self._results[index] is layout
-        ref = reference(index) if is_own else reference_as(index, layout)
-        value = Value(layout, None, self.number, ref)
+        layout = self._results[index]
+        assert layout is not None
+        value = Value(layout, None, self.number, reference(index))
+        self.values[index] = weakref.ref(value)
+        return value
+
+    def hold_as(self, layout: Layout, index: int) -> Value:
+        """The value of a result that is written to a tensor with another layout."""
+        if self._results[index] is layout:
+            return self.hold(index)
+        value = Value(layout, None, self.number, reference_as(index, layout))
         self.values[index] = weakref.ref(value)
         return value
 
