@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ def in_child(work: Callable[[], str]) -> str:
     child = os.fork()
     if child == 0:
         answer = "no answer"
+        faulthandler.dump_traceback_later(TIMEOUT - 5)  # where it hangs
         try:
             answer = work()
         except BaseException as error:
