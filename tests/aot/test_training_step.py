@@ -94,7 +94,8 @@ def test_models_train_as_in_pytorch(name: str) -> None:
         loss.backward()
         optimizer.step()
         torch.testing.assert_close(artifact.train_step(*batch), loss.detach(), atol=1e-6, rtol=1e-5)
-    check_weights(artifact, reference)
+    # The sign of a number that is nearly zero, before a relu, is up to rounding.
+    check_weights(artifact, reference, 1e-4)
 
 
 class Lion(Optimizer):

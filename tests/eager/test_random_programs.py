@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 import turbine
+from turbine.capture import updates
+from turbine.eager import trace_tree
 
 STEPS, MOST_TENSORS = 40, 14
 
@@ -67,19 +69,36 @@ def run(seed: int, device: str) -> list[Tensor]:
     return tensors
 
 
+def check(seed: int) -> None:
+    found, expected = run(seed, "turbine"), run(seed, "cpu")
+    assert [one.shape for one in found] == [one.shape for one in expected], seed
+    torch.testing.assert_close(
+        [one.cpu() for one in found],
+        expected,
+        rtol=1e-4,
+        atol=1e-4,
+        equal_nan=True,
+        check_stride=False,  # results of ops may differ in those of axes of size one
+        msg=f"seed {seed}",
+    )
+
+
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("first", range(0, 400, 100))
 def test_random_programs_match_the_cpu(first: int) -> None:
     turbine.eager.enable()
     for seed in range(first, first + 100):
-        found, expected = run(seed, "turbine"), run(seed, "cpu")
-        assert [one.shape for one in found] == [one.shape for one in expected], seed
-        torch.testing.assert_close(
-            [one.cpu() for one in found],
-            expected,
-            rtol=1e-4,
-            atol=1e-4,
-            equal_nan=True,
-            check_stride=False,  # results of ops may differ in those of axes of size one
-            msg=f"seed {seed}",
-        )
+        check(seed)
+
+
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("seed", range(60))
+def test_compiled_random_programs_update_memory_in_place(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turbine.eager.enable()
+    for module in (trace_tree, updates):
+        monkeypatch.setattr(module, "LEAST_BYTES", 0)
+    for _ in range(4):
+        check(seed)
+        turbine.eager.wait()

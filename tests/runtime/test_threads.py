@@ -46,6 +46,15 @@ print(before - after, threads() - after)
 """
 
 
+FORK = """
+from turbine.runtime import openmp
+from tests.forked import in_child
+torch.set_num_threads(2)
+torch.randn(1 << 20).exp()
+print(in_child(lambda: str(openmp.release_threads())))
+"""
+
+
 def run(script: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-c", WAIT + script],
@@ -66,6 +75,10 @@ def test_programs_use_the_thread_count_of_pytorch() -> None:
 
 def test_idle_openmp_threads_are_stopped_and_restarted() -> None:
     assert run(RELEASE) == ["1", "1"]
+
+
+def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent() -> None:
+    assert run(FORK) == ["None"]
 
 
 @pytest.mark.parametrize(("mflop", "expected"), [(1e6, True), (1, False)])

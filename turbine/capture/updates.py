@@ -199,4 +199,6 @@ def flatten(node: fx.Node) -> fx.Node:
     aten, plain = torch.ops.aten, torch.contiguous_format
     if not node.meta["val"].is_contiguous():
         node = emit(node.graph, aten.clone.default, node, memory_format=plain, beside=node)
-    return emit(node.graph, aten.view.default, node, [-1], beside=node)
+    # What PyTorch computes may be laid out differently than its meta kernels say.
+    op = aten.view.default if node.op == "placeholder" else aten.reshape.default
+    return emit(node.graph, op, node, [-1], beside=node)

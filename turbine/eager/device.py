@@ -23,7 +23,7 @@ from torch.utils.backend_registration import rename_privateuse1_backend
 from turbine import config, errors
 from turbine.eager import autocast, ops, recorder
 from turbine.eager.tensor import DEVICE, DeviceTensor, from_cpu
-from turbine.eager.trace import LOCK
+from turbine.eager.trace_tree import LOCK
 
 _MODES = ("lazy", "op")
 _enabled = False

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from turbine.eager.trace import Op
+from turbine.eager.trace_tree import Op
 
 aten = torch.ops.aten
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,18 +13,22 @@ from turbine.eager.foreach import elements
 from turbine.eager.layouts import Layout, NotRecordable
 from turbine.eager.sizes import Size
 from turbine.eager.storage import Ref
-from turbine.eager.trace import Number, Op, Program
+from turbine.eager.trace_tree import Number, Op, Program
 
 aten = torch.ops.aten
 
 
 def graph_of(
-    program: Program, ops: Sequence[Op], layouts: Sequence[Layout], varying: Sequence[int]
+    program: Program,
+    ops: Sequence[Op],
+    layouts: Sequence[Layout],
+    varying: Sequence[int],
+    written: Mapping[int, int],
 ) -> fx.GraphModule:
     """The graph of a program, given its ops, in which ints may be sizes, and layouts of its inputs.
 
     The last input has the numbers that vary, which are given by their indices. The others are
-    constants.
+    constants. Results in `written` are copied to an input.
     """
     graph = fx.Graph()
     inputs = [_input(graph, number, layout) for number, layout in enumerate(layouts)]
@@ -32,7 +36,9 @@ def graph_of(
     for op in ops:
         for one in elements(op):
             values += _Call(graph, one, inputs, values, program.numbers, varying).results()
-    graph.output(tuple(values[index] for index in program.outputs))
+    for index, number in written.items():
+        graph.call_function(aten.copy_.default, (inputs[number], values[index]))
+    graph.output(tuple(values[index] for index in program.outputs if index not in written))
     return fx.GraphModule({}, graph)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from turbine.eager.storage import Ref
-from turbine.eager.trace import Number, Op, Program
+from turbine.eager.trace_tree import Number, Op, Program
 
 
 def interpret(program: Program) -> list[Tensor]:

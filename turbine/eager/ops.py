@@ -19,7 +19,7 @@ from turbine.eager.layouts import layout_of
 from turbine.eager.recorder import read, record
 from turbine.eager.storage import Ref, View, reference
 from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, from_cpu, wrap
-from turbine.eager.trace import LOCK, MixedDevices, Node, check_device
+from turbine.eager.trace_tree import LOCK, MixedDevices, Node, check_device
 
 aten = torch.ops.aten
 

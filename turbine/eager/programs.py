@@ -22,7 +22,7 @@ from turbine.eager.graphs import graph_of
 from turbine.eager.interpreter import interpret
 from turbine.eager.layouts import layout_of
 from turbine.eager.sizes import Form, Pattern, fake_tensors, find_pattern, form_of
-from turbine.eager.trace import LOCK, Node, Program
+from turbine.eager.trace_tree import LOCK, Node, Program, Update
 
 log = logging.getLogger(__name__)
 
@@ -90,13 +90,13 @@ class Code:
         self.state, self.reason = IN_PYTORCH, f"{type(error).__name__}: {error}"
 
 
-codes: dict[tuple[Node, tuple[int, ...]], Code] = {}
+codes: dict[tuple[Node, tuple[int, ...], tuple[Update, ...]], Code] = {}
 _pool: ThreadPoolExecutor | None = None
 
 
 def run(program: Program) -> list[Tensor]:
     """The outputs of a program, as CPU tensors."""
-    key = program.node, program.outputs
+    key = program.node, program.outputs, program.updates
     code = codes.get(key)
     is_new = code is None
     if code is None:
@@ -174,7 +174,7 @@ def _find(program: Program) -> Code:
 
 def often_run() -> list[Node]:
     """Where programs end that ran more than once."""
-    return [node for (node, _), code in codes.items() if sum(code.calls.values()) > 1]
+    return [node for (node, *_), code in codes.items() if sum(code.calls.values()) > 1]
 
 
 def wait() -> None:
@@ -185,7 +185,17 @@ def wait() -> None:
 
 def _call(code: Code, program: Program) -> list[Tensor]:
     with torch.no_grad():
-        return list(code.call(*_arguments(code, program)))
+        results = iter(code.call(*_arguments(code, program)))
+    written = _written(code, program)
+    return [
+        program.inputs[written[index]] if index in written else next(results)
+        for index in program.outputs
+    ]
+
+
+def _written(code: Code, program: Program) -> dict[int, int]:
+    """The results that code writes to inputs; code for several sizes writes none."""
+    return {} if code.pattern is not None else dict(program.updates)
 
 
 def _arguments(code: Code, program: Program) -> list[Tensor]:
@@ -210,7 +220,8 @@ def _begin(code: Code, program: Program) -> None:
         code.inputs = fake_tensors(arguments, code.pattern)
         ops = program.ops if code.pattern is None else code.pattern.ops(program)
         layouts = [layout_of(one) for one in arguments]
-        graph = graph_of(program, ops, layouts, sorted(code.varying))
+        written = _written(code, program)
+        graph = graph_of(program, ops, layouts, sorted(code.varying), written)
         context = TracingContext(code.inputs[0].fake_mode if code.inputs else FakeTensorMode())
         with (
             torch.no_grad(),

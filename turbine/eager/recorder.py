@@ -15,7 +15,16 @@ from turbine.eager.interpreter import rescue
 from turbine.eager.layouts import Layout, layout_of
 from turbine.eager.storage import Ref, Value, inverse, reference, whole
 from turbine.eager.tensor import DeviceTensor, wrap_value
-from turbine.eager.trace import LOCK, MOST_OPS, NeedsMemory, Node, Number, Trace, find_period, prune
+from turbine.eager.trace_tree import (
+    LOCK,
+    MOST_OPS,
+    NeedsMemory,
+    Node,
+    Number,
+    Trace,
+    find_period,
+    prune,
+)
 
 _trace = Trace()
 # Why programs ended, and how often.
@@ -96,7 +105,12 @@ def _run_now(why: str) -> None:
     except BaseException:  # such as KeyboardInterrupt
         _lose(trace, errors.RunError("the run that computes this value was interrupted"))
         raise
-    taken = {one.untyped_storage().data_ptr() for one in program.inputs}
+    written = {update.input for update in program.updates}
+    taken = {
+        one.untyped_storage().data_ptr()
+        for number, one in enumerate(program.inputs)
+        if number not in written
+    }
     for index, data in zip(program.outputs, results, strict=True):
         ref = trace.values[index]
         value = ref() if ref is not None else None
@@ -171,7 +185,7 @@ def write(target: DeviceTensor, new: Ref) -> bool:
         if call is None:
             return False
         new, view = _call(*call), view.parent
-    storage.value = _trace.hold_as(storage.value.layout, new.index)
+    storage.value = _trace.replace(storage.value, new.index)
     return True
 
 

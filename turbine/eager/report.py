@@ -8,7 +8,7 @@ from textwrap import shorten
 
 from turbine.dynamo.records import LeftOp
 from turbine.eager import ops, programs, recorder
-from turbine.eager.trace import LOCK
+from turbine.eager.trace_tree import LOCK
 from turbine.tables import table
 
 

@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from turbine.eager.layouts import Layout, layout_of
 from turbine.eager.storage import Ref
-from turbine.eager.trace import Number, Op, Program
+from turbine.eager.trace_tree import Number, Op, Program
 
 # PyTorch compiles other code for axes of size 0 and 1.
 _LEAST_SIZE = 2

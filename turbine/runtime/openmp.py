@@ -7,21 +7,24 @@ about 13 ms. Until then they take half of each core from the threads of a compil
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 from collections.abc import Callable
 from functools import cache
 
 _LIBRARY = re.compile(r"/lib(gomp|iomp5|omp)[-.\w]*\.so[.\d]*$")
+_is_forked = False
 _SOFT = 1  # omp_pause_soft: the runtime keeps its settings, and starts threads when it needs them
 
 
 def release_threads() -> None:
     """End the threads that wait for this thread's next parallel op, which starts them again.
 
-    Takes 0.1 ms where there are any, and a microsecond where there are none.
+    Takes 0.1 ms where there are any, and a microsecond where there are none. In a forked child
+    there are none, and OpenMP would wait forever for those of the parent.
     """
-    if "torch" in sys.modules:
+    if "torch" in sys.modules and not _is_forked:
         _pause()(_SOFT)
 
 
@@ -42,3 +45,11 @@ def _pause() -> Callable[[int], int]:
 
 def _do_nothing(kind: int) -> int:
     return kind
+
+
+def _note_fork() -> None:
+    global _is_forked
+    _is_forked = True
+
+
+os.register_at_fork(after_in_child=_note_fork)

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec
 
 from turbine import config, errors
+from turbine.capture.updates import LEAST_BYTES
 from turbine.eager.layouts import Layout, NotRecordable, infer, layout_of
 from turbine.eager.storage import Ref, Value, View, reference, reference_as
 from turbine.eager.tensor import DeviceTensor
@@ -91,13 +92,24 @@ def prune(find_kept: Callable[[], Iterable[Node]]) -> None:
     _node_count = len(alive)
 
 
+class Update(NamedTuple):
+    """A result that replaces the values of an input, whose memory nothing else needs."""
+
+    result: int
+    input: int
+
+
 class Program(NamedTuple):
-    """The ops down to a node, and their inputs; somebody holds the results `outputs`."""
+    """The ops down to a node, and their inputs; somebody holds the results `outputs`.
+
+    Compiled code may write those of `updates` to the memory of inputs.
+    """
 
     node: Node
     inputs: list[Tensor]
     numbers: list[float]
     outputs: tuple[int, ...]
+    updates: tuple[Update, ...] = ()
 
     @property
     def ops(self) -> list[Op]:
@@ -138,7 +150,8 @@ class Trace:
         self.numbers: list[float] = []
         self._results: list[Layout | None] = []
         self._layouts: list[Layout] = []  # of the inputs
-        self._owners: list[Value | None] = []  # of the inputs
+        self._owners: list[weakref.ref[Value] | None] = []  # of the inputs
+        self._replaced: dict[int, int] = {}  # the input that a result of an in-place op replaces
         self._known_inputs = 0  # inputs that the key of a node has the layout of
         self._most = MOST_OPS
 
@@ -266,13 +279,14 @@ class Trace:
     def _input(self, tensor: Tensor, layout: Layout, owner: Value | None) -> Ref:
         self.inputs.append(tensor)
         self._layouts.append(layout)
-        self._owners.append(owner)
+        self._owners.append(None if owner is None else weakref.ref(owner))
         return reference(~(len(self.inputs) - 1))
 
     def _take_back(self, numbers: int) -> None:
         """Forget the inputs and numbers of an op that is not recorded."""
         known = self._known_inputs
-        for owner in self._owners[known:]:
+        for ref in self._owners[known:]:
+            owner = ref() if ref is not None else None
             if owner is not None:
                 owner.trace = -1
         del self.inputs[known:], self._layouts[known:], self._owners[known:]
@@ -323,18 +337,35 @@ class Trace:
         self.values[index] = weakref.ref(value)
         return value
 
-    def hold_as(self, layout: Layout, index: int) -> Value:
-        """The value of a result that is written to a tensor with another layout."""
-        if self._results[index] is layout:
-            return self.hold(index)
-        value = Value(layout, None, self.number, reference_as(index, layout))
-        self.values[index] = weakref.ref(value)
+    def replace(self, old: Value, index: int) -> Value:
+        """The value of a result that an op writes to a tensor in place of another value."""
+        if self._results[index] is old.layout:
+            value = self.hold(index)
+        else:
+            ref = reference_as(index, old.layout)
+            value = Value(old.layout, None, self.number, ref)
+            self.values[index] = weakref.ref(value)
+        if old.trace == self.number and old.ref is not None:
+            place = old.ref.index
+            replaced = ~place if place < 0 else self._replaced.get(place)
+            if replaced is not None:
+                self._replaced[index] = replaced
         return value
 
     def program(self) -> Program:
         """The program of the ops so far."""
         alive = [place for place, ref in enumerate(self.values) if ref is not None and ref()]
-        return Program(self.node, self.inputs, self.numbers, tuple(alive))
+        replaced = {self._replaced[place]: place for place in alive if place in self._replaced}
+        updates = [Update(new, old) for old, new in replaced.items() if self._is_free(old)]
+        return Program(self.node, self.inputs, self.numbers, tuple(alive), tuple(updates))
+
+    def _is_free(self, number: int) -> bool:
+        """Whether an input is large, and no tensor and no other input needs its memory."""
+        tensor, owner = self.inputs[number], self._owners[number]
+        if tensor.nbytes < LEAST_BYTES or owner is None or owner() is not None:
+            return False
+        memory = tensor.untyped_storage().data_ptr()
+        return [one.untyped_storage().data_ptr() for one in self.inputs].count(memory) == 1
 
 
 _counter = itertools.count()
