@@ -90,3 +90,25 @@ def test_training_on_the_device_matches_the_cpu(name: str, optimizer: str) -> No
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
     for one, weight in zip(other.state_dict().values(), model.state_dict().values(), strict=True):
         torch.testing.assert_close(one.cpu(), weight, rtol=1e-2, atol=1e-3)
+
+
+def test_optimizers_update_large_weights_in_place() -> None:
+    turbine.eager.enable()
+    large = nn.Parameter(torch.randn(2, 1 << 18).to("turbine"))
+    reference = nn.Parameter(large.detach().cpu())
+    momentum = torch.optim.SGD([large], 0.1, momentum=0.9)
+    expected = torch.optim.SGD([reference], 0.1, momentum=0.9)
+    places = []
+    for _ in range(5):
+        for weight, optimizer in ((large, momentum), (reference, expected)):
+            optimizer.zero_grad()
+            weight.square().mean().backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        places.append(large.data_ptr())
+        turbine.eager.wait()
+    assert places[-2] == places[-1]
+    torch.testing.assert_close(large.detach().cpu(), reference.detach())
+    kept = large.detach().clone()  # another tensor needs the values: new memory for the weight
+    with torch.no_grad():
+        large.add_(1)
+    torch.testing.assert_close(kept.cpu() + 1, large.detach().cpu())
