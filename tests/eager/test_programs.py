@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 import turbine
 from turbine import config
-from turbine.eager import programs, recorder
+from turbine.eager import programs, recorder, trace_tree
 from turbine.eager.programs import Code
 
 
@@ -352,11 +351,10 @@ def test_a_large_tree_of_ops_is_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
     for _ in range(2):
         assert (x + 1).tolist() == [2.0, 2.0, 2.0]
-    trace = importlib.import_module("turbine.eager.trace")  # not the function
-    monkeypatch.setattr(trace, "_MOST_NODES", 50)
-    monkeypatch.setattr(trace, "_node_count", 0)
+    monkeypatch.setattr(trace_tree, "_MOST_NODES", 50)
+    monkeypatch.setattr(trace_tree, "_node_count", 0)
     for number in range(100):
         assert (x + 1)[number % 3].item() == 2.0
         assert torch.full((number,), 1.0, device="turbine").sum().item() == number
-    assert trace._node_count <= 60
+    assert trace_tree._node_count <= 60
     assert (x + 1).tolist() == [2.0, 2.0, 2.0]

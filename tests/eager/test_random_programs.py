@@ -91,6 +91,15 @@ def test_random_programs_match_the_cpu(first: int) -> None:
         check(seed)
 
 
+@pytest.mark.sweep(1)
+@pytest.mark.parametrize("first", range(1000, 1200, 50))
+def test_random_programs_in_inference_mode_match_the_cpu(first: int) -> None:
+    turbine.eager.enable()
+    with torch.inference_mode():
+        for seed in range(first, first + 50):
+            check(seed)
+
+
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(60))
 def test_compiled_random_programs_update_memory_in_place(

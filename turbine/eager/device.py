@@ -7,6 +7,7 @@ before. Where there is another accelerator, gradients on it would fail, so `enab
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import types
 from collections.abc import Callable, Sequence
@@ -16,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo import trace_rules
+from torch.nn.modules import module as modules
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.backend_registration import rename_privateuse1_backend
 
 from turbine import config, errors
 from turbine.eager import autocast, ops, recorder
-from turbine.eager.tensor import DEVICE, DeviceTensor, from_cpu
+from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, check_index, from_cpu
 from turbine.eager.trace_tree import LOCK
 
 _MODES = ("lazy", "op")
@@ -81,6 +83,8 @@ def _register() -> None:
     torch._register_device_module(DEVICE, _module())
     torch._C._acc.register_python_privateuseone_hook(_Hooks())
     torch._C._acc.register_python_privateuseone_device_guard(_Guard())
+    _keep_parameters()
+    torch.serialization.register_package(_BEFORE_PYTORCH, lambda storage: None, _restore)
     trace_rules.add("turbine.eager")  # torch.compile should compile users' code, not this
     for module in (_foreach_utils, optimizer):
         module._foreach_supported_types.append(DeviceTensor)
@@ -135,14 +139,55 @@ def _keep_accelerator() -> None:
     torch.Tensor.pin_memory = pin_memory  # type: ignore[method-assign, assignment]
 
 
+_BEFORE_PYTORCH = 1  # PyTorch's own packages have priorities from 10 on
+
+
+class _LoadedStorage(torch.UntypedStorage):
+    """Memory that torch.load read for a tensor on the device, which copies it."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(DEVICE, 0)
+
+
+def _restore(storage: Any, location: str) -> Any:
+    """What torch.load does for `map_location="turbine"`."""
+    if location.partition(":")[0] != DEVICE:
+        return None
+    check_index(location)
+    storage.__class__ = _LoadedStorage
+    return storage
+
+
+def _keep_parameters() -> None:
+    """Let modules keep their parameters when they move: optimizers and ties know these objects."""
+    has_parts = modules.is_traceable_wrapper_subclass  # type: ignore[attr-defined]
+    apply: Callable[..., torch.nn.Module] = torch.nn.Module._apply
+
+    def is_swapped(one: Any) -> bool:
+        return isinstance(one, DeviceTensor) or has_parts(one)
+
+    def apply_and_swap(self: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+        swaps = torch.__future__.get_swap_module_params_on_conversion()
+        is_here = any(isinstance(one, DeviceTensor) for one in self._parameters.values())
+        torch.__future__.set_swap_module_params_on_conversion(swaps or is_here)
+        try:
+            return apply(self, fn, recurse)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(swaps)
+
+    modules.is_traceable_wrapper_subclass = is_swapped  # type: ignore[attr-defined, assignment]
+    torch.nn.Module._apply = apply_and_swap  # type: ignore[method-assign]
+
+
 def _check(device: Any) -> None:
-    if not _enabled:
+    is_internal = device is not None and torch.device(device).type == INSIDE.type
+    if not _enabled and not is_internal:  # ops on tensors that exist make others
         raise errors.DeviceError(
             "the turbine device is disabled", hint="call turbine.eager.enable()"
         )
-    index = torch.device(device).index if device is not None else None
-    if index:
-        raise RuntimeError(f"there is one turbine device, turbine:0, and no turbine:{index}")
+    if device is not None:
+        check_index(device)
 
 
 def _empty(
@@ -198,6 +243,7 @@ def _module() -> types.ModuleType:
     functions: list[Callable[..., Any]] = [
         device_count,
         current_device,
+        set_device,
         synchronize,
         memory_allocated,
         empty_cache,
@@ -212,6 +258,7 @@ def _module() -> types.ModuleType:
     for function in functions:
         setattr(module, function.__name__, function)
     module.is_available = is_enabled  # type: ignore[attr-defined]
+    module.device = contextlib.nullcontext  # type: ignore[attr-defined]
     return module
 
 
@@ -228,6 +275,10 @@ def device_count() -> int:
 def current_device() -> int:
     """The index of the device."""
     return 0
+
+
+def set_device(device: Any) -> None:
+    """Nothing: there is one device."""
 
 
 def synchronize(device: Any = None) -> None:

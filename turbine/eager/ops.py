@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -17,8 +19,8 @@ from turbine.capture.effects import draws
 from turbine.eager import recorder
 from turbine.eager.layouts import layout_of
 from turbine.eager.recorder import read, record
-from turbine.eager.storage import Ref, View, reference
-from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, from_cpu, wrap
+from turbine.eager.storage import Ref, Storage, View, reference, whole
+from turbine.eager.tensor import DEVICE, INSIDE, DeviceTensor, check_index, from_cpu, wrap
 from turbine.eager.trace_tree import LOCK, MixedDevices, Node, check_device
 
 aten = torch.ops.aten
@@ -41,7 +43,7 @@ def dispatch(
             known = _kinds[id(func)] = func, _classify(func)
         if not kwargs:
             kwargs = {}
-        elif "device" in kwargs:
+        elif "device" in kwargs and known[1] is not _decompose:
             kwargs = dict(kwargs)
             if not _is_here(kwargs["device"]):
                 return _leave(func, args, kwargs)
@@ -56,12 +58,26 @@ _CPU = torch.device("cpu")
 
 
 def _is_here(device: Any) -> bool:
-    return device is None or torch.device(device).type in (DEVICE, INSIDE.type)
+    """Whether a device is this one, or None. There is one; others with its name are refused."""
+    if device is None:
+        return True
+    if torch.device(device).type == DEVICE:
+        check_index(device)
+        return True
+    return torch.device(device).type == INSIDE.type
 
 
 def _classify(func: Any) -> Kind:
     if func in _SPECIAL:
         return _SPECIAL[func]
+    if func in _INDEXED:
+        return partial(_with_indices, _classify_plain(func))
+    return _classify_plain(func)
+
+
+def _classify_plain(func: Any) -> Kind:
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        return _decompose
     schema = func._schema
     written = [one for one in schema.arguments if one.alias_info and one.alias_info.is_write]
     given = [one for one in schema.arguments if "Tensor" in str(one.type)]
@@ -94,6 +110,11 @@ def _classify_write(func: Any, written: Sequence[Any]) -> Kind:
         names = [one.name for one in written]
         return partial(_write_out, twin, names)
     return _run
+
+
+def _decompose(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An op that PyTorch writes as others. In inference mode, and within ops, it is up to us."""
+    return func.decompose(*args, **kwargs)
 
 
 def _twin(func: Any) -> Any:
@@ -144,9 +165,54 @@ def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         return _run(func, args, kwargs)
     settings = tuple([tuple(one) if type(one) is list else one for one in args[1:]])
     storage, found = base._storage, base._view.under(func, settings)
-    if type(found) is View:
+    if torch.is_inference_mode_enabled() and not base.is_inference():
+        with torch._C._InferenceMode(False):  # a view of a normal tensor is one too
+            return _wrap_views(storage, found)
+    return _wrap_views(storage, found)
+
+
+def _wrap_views(storage: Storage, found: View | list[View]) -> Any:
+    if isinstance(found, View):
         return wrap(storage, found)
     return [wrap(storage, one) for one in found]
+
+
+def _with_indices(kind: Kind, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """An op whose indices may be on the CPU."""
+    x, indices, *rest = args
+    if any(isinstance(one, Tensor) and not isinstance(one, DeviceTensor) for one in indices):
+        indices = [
+            one if one is None or isinstance(one, DeviceTensor) else one.to(DEVICE)
+            for one in indices
+        ]
+    return kind(func, [x, indices, *rest], kwargs)
+
+
+def _pack(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """pack_padded_sequence, whose lengths and counts of rows are on the CPU."""
+    x, lengths, *rest = args
+    with torch.no_grad():
+        rows, counts = func(read(x, str(func)), lengths.cpu(), *rest, **kwargs)
+    return from_cpu(rows.clone()), counts
+
+
+def _normalize_batch(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """native_batch_norm, which writes running statistics though its schema does not say so."""
+    mean, variance, is_training = args[3:6]
+    if not is_training or mean is None or variance is None:
+        return _compute(func, args, kwargs)
+    *results, new_mean, new_variance = _compute(_BATCH_NORM, args, kwargs)
+    aten.copy_.default(mean, new_mean)
+    aten.copy_.default(variance, new_variance)
+    return tuple(results)
+
+
+def _take_memory(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """set_ to memory on the CPU: torch.load with map_location="turbine" calls it."""
+    target, memory, *layout = args
+    data = torch.empty(0, dtype=target.dtype).set_(memory, *layout)
+    target.data = from_cpu(data.clone())
+    return target
 
 
 def _become_view(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -200,7 +266,11 @@ def _write_each(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any
             return _run(func, args, kwargs)
     for place, target in enumerate(targets):
         if not _put(target, node, place, first):
-            aten.copy_.default(target, _result(node, place, first))
+            # A write to memory ends the trace: all results that are left have to be held.
+            left = [_result(node, n, first) for n in range(place, len(targets))]
+            for one, result in zip(targets[place:], left, strict=True):
+                aten.copy_.default(one, result)
+            break
     return None
 
 
@@ -235,6 +305,9 @@ def _write_out(
     named = {name: one for name, one in kwargs.items() if name not in names}
     if not all(isinstance(one, DeviceTensor) for one in outs):
         raise MixedDevices(f"out= of {func} is not on {DEVICE}:0, as its operands are")
+    _check_out(func, args, kwargs)
+    if len(outs) == 1 and named.get("dtype") is None and _has_dtype(twin):
+        named["dtype"] = outs[0].dtype  # a sum is computed in the dtype of its result
     results = twin(*args, **named)
     for out, result in zip(outs, [results] if len(outs) == 1 else results, strict=True):
         if out.shape != result.shape:
@@ -243,6 +316,22 @@ def _write_out(
         else:
             aten.copy_.default(out, result)
     return outs[0] if len(outs) == 1 else tuple(outs)
+
+
+def _check_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raise as PyTorch does if it does not write such a result to out=."""
+
+    def stand_in(one: Tensor) -> Tensor:
+        return one._view.layout.make("meta") if isinstance(one, DeviceTensor) else one
+
+    own, named = tree_map_only(Tensor, stand_in, (list(args), dict(kwargs)))
+    with warnings.catch_warnings(), suppress(NotImplementedError):
+        warnings.simplefilter("ignore")  # of resized results
+        func(*own, **named)
+
+
+def _has_dtype(op: Any) -> bool:
+    return any(one.name == "dtype" for one in op._schema.arguments)
 
 
 def _fill(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -343,7 +432,7 @@ def _run_now(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     taken = {one.untyped_storage().data_ptr() for one in tensors}
     for data in tensors:
         one = known.get(id(data))
-        if one is not None and data.shape != one.shape and one._view.parent is None:
+        if one is not None and data.shape != one.shape:
             _resize(one, data)
 
     def wrapped(one: Tensor) -> Tensor:
@@ -364,14 +453,18 @@ _run: Kind = torch.compiler.disable(_run_now)
 
 def _resize(tensor: DeviceTensor, data: Tensor) -> None:
     """Let a tensor be as its memory is after an op that resized it; its views stay as they were."""
-    before, after = tensor._view.layout, layout_of(data)
-    tensor._storage.value.data = data.as_strided(before.size, before.stride, 0)
-    if data.numel() <= math.prod(before.size):
-        size = after.size, after.stride, 0
-        view = View(after, tensor._view, aten.as_strided.default, size)
-        tensor.data = wrap(tensor._storage, view)
-    else:
-        tensor.data = from_cpu(data)
+    value, after = tensor._storage.value, layout_of(data)
+    before = value.layout
+    if tensor._view.parent is None:
+        value.data = data.as_strided(before.size, before.stride, 0)
+        if data.numel() > math.prod(before.size):
+            tensor.data = from_cpu(data)
+            return
+    elif value.data is None or data.untyped_storage().nbytes() > value.data.nbytes:
+        raise RuntimeError("resize_ of a view to more memory than it is a view of")
+    size = after.size, after.stride, after.offset
+    view = View(after, whole(before), aten.as_strided.default, size)
+    tensor.data = wrap(tensor._storage, view)
 
 
 def _leave(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -404,7 +497,19 @@ _DRAWN: dict[Any, Kind] = {
 }
 # Views that are a flag on a tensor elsewhere.
 _FLAGS = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
+_INDEXED = {
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._unsafe_index_put.default,
+    aten._index_put_impl_.default,
+}
+_BATCH_NORM = aten._native_batch_norm_legit_functional.default
 _SPECIAL: dict[Any, Kind] = {
+    aten.native_batch_norm.default: _normalize_batch,
+    aten.set_.source_Storage_storage_offset: _take_memory,
+    aten._pack_padded_sequence.default: _pack,
     aten.set_.source_Tensor: _become,
     **{view: partial(_instead, op) for view, op in _FLAGS.items()},
     aten.copy_.default: _copy,

@@ -137,6 +137,10 @@ class View:
         view: Tensor = result if self.which is None else result[self.which]
         return view
 
+    def whole(self) -> View:
+        """The storage that this is a view of."""
+        return self if self.parent is None else self.parent.whole()
+
     def arguments(self) -> list[Any]:
         """The arguments of the op, with lists."""
         return _with_lists(self.args)

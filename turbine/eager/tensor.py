@@ -39,8 +39,8 @@ class DeviceTensor(torch.Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The same values, without a gradient."""
-        return self.detach()
+        """The same memory, without a gradient and with a version of its own."""
+        return wrap(self._storage, self._view)
 
     @data.setter
     def data(self, new: Any) -> None:
@@ -52,6 +52,7 @@ class DeviceTensor(torch.Tensor):
         device = kwargs.get("device", args[0] if args else None)
         if not isinstance(device, (str, torch.device)) or torch.device(device).type != DEVICE:
             return super().to(*args, **kwargs)
+        check_index(device)
         kwargs.pop("device", None)
         rest = args[1:] if args and args[0] is device else args
         dtype = rest[0] if rest else kwargs.pop("dtype", None)
@@ -66,7 +67,8 @@ class DeviceTensor(torch.Tensor):
             end += f", grad_fn=<{type(self.grad_fn).__name__}>"
         elif self.requires_grad:
             end += ", requires_grad=True"
-        return f"{shown[:-1]}{end})"
+        head = "Parameter containing:\n" if isinstance(self, torch.nn.Parameter) else ""
+        return f"{head}{shown[:-1]}{end})"
 
     def __format__(self, spec: str) -> str:
         """The number, as for tensors on other devices, or the values."""
@@ -102,13 +104,24 @@ class DeviceTensor(torch.Tensor):
             )
         found = memo.get(id(self))
         if found is None:
-            found = self.detach().clone().requires_grad_(self.requires_grad)
+            found = self._copy(memo).requires_grad_(self.requires_grad)
             if isinstance(self, torch.nn.Parameter):
                 found = torch.nn.Parameter(found, self.requires_grad)
             if self.grad is not None:
                 found.grad = copy.deepcopy(self.grad, memo)
             memo[id(self)] = found
         return found
+
+    def _copy(self, memo: dict[int, Any]) -> Tensor:
+        """The same view of a copy of the storage, which tensors that share it have in common."""
+        base = self._view.whole()
+        found = memo.get(id(self._storage))
+        if found is None:
+            copied: DeviceTensor = wrap(self._storage, base).clone()  # type: ignore[assignment]
+            if copied._storage.value.layout is not base.layout:
+                return self.detach().clone()
+            found = memo[id(self._storage)] = copied._storage
+        return wrap(found, self._view)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved as a CPU tensor, which loads where there is no such device."""
@@ -124,6 +137,12 @@ class DeviceTensor(torch.Tensor):
     def __dlpack_device__(self) -> Any:
         """Where `__dlpack__` has the values."""
         return torch.empty(0).__dlpack_device__()
+
+
+def check_index(device: Any) -> None:
+    """Raise for a device with the name of this one and another index: there is one."""
+    if torch.device(device).index:
+        raise RuntimeError(f"there is one turbine device, turbine:0, and no {device}")
 
 
 _make = torch.Tensor._make_wrapper_subclass

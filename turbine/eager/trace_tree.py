@@ -311,7 +311,7 @@ class Trace:
         for name, one in kwargs.items():
             next(parts)
             named[name] = _decode(one, parts, indices)
-        device = "cpu" if target in _MISJUDGED else "meta"
+        device = "cpu" if self._is_misjudged(target, own) else "meta"
 
         def stand_in(argument: Any) -> Any:
             if isinstance(argument, Ref):
@@ -328,6 +328,13 @@ class Trace:
         node = self.node.nodes[call] = Node(self.node, op, spec)
         _node_count += 1
         return node
+
+    def _is_misjudged(self, target: Any, args: Sequence[Any]) -> bool:
+        """Whether PyTorch's meta kernel may give another layout than the op on a CPU has."""
+        if target not in _CONVOLUTIONS:
+            return target in _MISJUDGED
+        layouts = [self._layout(one) for one in args if isinstance(one, Ref)]
+        return any(list(one.stride) != sorted(one.stride, reverse=True) for one in layouts)
 
     def hold(self, index: int) -> Value:
         """The value of a result; it is one of the program's if it is alive when that runs."""
@@ -427,9 +434,12 @@ def find_period(calls: Sequence[Any]) -> int:
     return 0
 
 
+# Their results may follow the memory format of an operand.
+_CONVOLUTIONS = {aten.convolution.default, aten.convolution_backward.default}
 # Ops whose results have other sizes on a CPU than PyTorch's meta kernels say; they are tried once.
 _MISJUDGED = {
     aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_functional.default,
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
 }
