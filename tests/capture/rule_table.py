@@ -14,6 +14,7 @@ from tests.capture.rule_rows import (
     CORNERS,
     FITTED,
     FLOATS,
+    HALVES,
     IMAGE,
     INF,
     INTEGERS,
@@ -135,6 +136,12 @@ ARITHMETIC = [
     *each([aten.any.dim, aten.all.dim], ANY, MATRIX, x_and(1)),
     *each([aten.any.dims, aten.all.dims], ANY, MATRIX, x_and([1])),
     Row(aten.linspace.default, WIDE, VECTOR, lambda x, y: (-1, 1, 27)),
+    *[
+        Row(aten.arange.start_step, WIDE[:1], VECTOR, lambda x, y, steps=steps: steps, options)
+        for steps in ((0.0, 1.0, 0.1), (0, 1, 0.3), (1.0, 0.0, -0.1), (0, 7, 1))
+        for options in ({}, *({"dtype": dtype} for dtype in HALVES))
+    ],
+    Row(aten.constant_pad_nd.default, FLOATS, MATRIX, x_and([1, 1], 0.1)),
     Row(aten.copysign.Tensor, ANY, CORNERS, both),
     Row(aten.copysign.Scalar, ANY, CORNERS, x_and(-2)),
     Row(aten.atan2.default, (*WIDE, *INTEGERS, *BOOL), CORNERS, both),

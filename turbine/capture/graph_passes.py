@@ -149,14 +149,23 @@ _REDUCTIONS: dict[object, float | bool] = {
 }
 
 
-def fill_with_truth(graph_module: fx.GraphModule) -> None:
-    """Convert numbers that fill boolean tensors to bool: the compiler takes their lowest bit."""
+def convert_fill_values(graph_module: fx.GraphModule) -> None:
+    """Convert numbers that fill tensors: the compiler takes the lowest bit as a bool.
+
+    Outside of loops, it cannot round a float to a narrower dtype.
+    """
     for node in graph_module.graph.nodes:
         place, value = _NUMBERS.get(node.target), node.meta.get("val")
-        if place is None or not isinstance(value, torch.Tensor) or value.dtype != torch.bool:
+        if place is None or not isinstance(value, torch.Tensor) or len(node.args) <= place:
             continue
-        if len(node.args) > place and isinstance(node.args[place], (int, float)):
-            node.update_arg(place, bool(node.args[place]))
+        number = node.args[place]
+        if value.dtype == torch.bool and isinstance(number, (int, float)):
+            node.update_arg(place, bool(number))
+        if value.dtype in _NARROW_FLOATS and isinstance(number, float):
+            node.update_arg(place, torch.tensor(number, dtype=value.dtype).item())
+
+
+_NARROW_FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 
 
 # The position of the fill value among an op's arguments.

@@ -39,7 +39,7 @@ def _clean(graph_module: fx.GraphModule) -> None:
     graph_passes.drop_whole_slices(graph_module)
     graph_passes.fill_empty(graph_module)
     graph_passes.fill_reductions_of_nothing(graph_module)
-    graph_passes.fill_with_truth(graph_module)
+    graph_passes.convert_fill_values(graph_module)
     fold_uniform(graph_module.graph)
     keep_rounding(graph_module.graph)
     graph_module.graph.eliminate_dead_code()

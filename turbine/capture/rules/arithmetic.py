@@ -364,9 +364,38 @@ def linspace(
     return torch.where(place < steps // 2, start + step * place, from_end).to(dtype)
 
 
+def arange(
+    start: float,
+    end: float,
+    step: float = 1,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """start + step * place: the compiler's numbers have to be exact in the dtype."""
+    is_float = any(isinstance(n, (float, torch.SymFloat)) for n in (start, end, step))
+    if dtype is None:
+        dtype = torch.get_default_dtype() if is_float else torch.int64
+    if not dtype.is_floating_point or not (is_float or dtype.itemsize == 2):
+        return NotImplemented
+    # PyTorch computes values of 16 bits in float32.
+    wide = torch.float32 if dtype.itemsize == 2 else torch.float64
+    count = math.ceil((end - start) / step)
+    place = torch.arange(count, dtype=torch.int64, device=device).to(wide)
+    return (_rounded(start, wide) + _rounded(step, wide) * place).to(dtype)
+
+
+def _rounded(number: float, dtype: torch.dtype) -> float:
+    is_exact = dtype == torch.float64 or not isinstance(number, float)
+    return number if is_exact else float(numpy.float32(number))
+
+
 RULES: dict[Any, Callable[..., Any]] = {
     **{op: _with_number(on_tensors) for op, on_tensors in _OPS_WITH_NUMBERS.items()},
     aten.linspace.default: linspace,
+    aten.arange.start_step: arange,
     **{op: _of_truth(op) for op in _TRUTHS},
     aten.any.dims: any_along,
     aten.all.dims: all_along,
