@@ -10,10 +10,12 @@ from torch import Tensor
 
 from tests.capture.rule_rows import (
     FLOATS,
+    HALVES,
     HEADS,
     IMAGE,
     INF,
     MATRIX,
+    NAN,
     SQUARE,
     VOLUME,
     WIDE,
@@ -390,4 +392,74 @@ POOLING = [
         pool_gradient(lambda x: aten.adaptive_max_pool3d(x, [2, 2, 3]), lambda i: (i,)),
     ),
 ]
-LAYERS = [*NORMALIZATION, *EMBEDDING, *PRODUCTS, *ATTENTION, *POOLING]
+SCALES = torch.tensor([0.03, 0.02, 0.11, 0.4])
+RANGE = (-128, 127)
+FAKE_QUANTIZED = torch.tensor([[0.05, NAN, INF, -INF, 1e30, -300, 300, 1.0]] * 4)
+
+
+def shifts(dtype: torch.dtype) -> Tensor:
+    """A zero point for each row."""
+    return torch.tensor([0, 3, -5, 1.5]).to(dtype)
+
+
+def multiplied_by_int4(rows: int) -> Arguments:
+    """Rows that PyTorch packs in whole blocks, in a smaller one, or both."""
+
+    def arguments(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randint(0, 16, (rows, 64), generator=generator, dtype=torch.int32)
+        scales = torch.rand(2, rows, 2, generator=generator).to(x.dtype)
+        return x, aten._convert_weight_to_int4pack_for_cpu(weight, 1), 32, scales
+
+    return arguments
+
+
+QUANTIZED = [
+    *[
+        Row(
+            aten.fake_quantize_per_channel_affine_cachemask.default,
+            FLOATS,
+            Operands(random(4, 8), rtol=0, atol=0),
+            lambda x, y, of=of, special=special: (
+                special.to(x.dtype) if special is not None else x,
+                SCALES,
+                shifts(of),
+                0,
+                *RANGE,
+            ),
+        )
+        for of in (torch.int32, torch.float32)
+        for special in (None, FAKE_QUANTIZED)
+    ],
+    Row(
+        aten.fake_quantize_per_tensor_affine_cachemask.default,
+        FLOATS,
+        Operands(random(4, 8), rtol=0, atol=0),
+        lambda x, y: (torch.cat([x, FAKE_QUANTIZED.to(x.dtype)]), 0.02, 3, *RANGE),
+    ),
+    *[
+        Row(
+            aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+            FLOATS,
+            Operands(random(4, 8), rtol=0, atol=0),
+            lambda x, y, on=on: (x, SCALES[:1], shifts(torch.int32)[1:2], on, *RANGE),
+        )
+        for on in (indices(0), indices(1))
+    ],
+    Row(
+        aten._weight_int8pack_mm.default,
+        (torch.float32, *HALVES),
+        Operands(random(4, 32), rtol=1e-5, atol=1e-5),
+        lambda x, y: (x, (y.float() * 40).to(torch.int8), SCALES.to(x.dtype)),
+    ),
+    *[
+        Row(
+            aten._weight_int4pack_mm_for_cpu.default,
+            (torch.float32, *HALVES),
+            Operands(random(3, 64), rtol=1e-5, atol=1e-4),
+            multiplied_by_int4(rows),
+        )
+        for rows in (16, 64, 96)
+    ],
+]
+LAYERS = [*NORMALIZATION, *EMBEDDING, *PRODUCTS, *ATTENTION, *POOLING, *QUANTIZED]

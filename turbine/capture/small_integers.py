@@ -35,9 +35,21 @@ _MOVES = {
 def widen_small_integers(graph: fx.Graph) -> None:
     """Widen the operands of arithmetic ops, and narrow their results, in place."""
     for node in list(graph.nodes):
+        if _narrows_float(node):
+            # The compiler drops a clamp before the conversion: 300.0 becomes 44 for 255.
+            with graph.inserting_before(node):
+                (operand,) = node.all_input_nodes
+                node.replace_input_with(operand, _convert(graph, operand, torch.int32))
         if _computes(node) and any(_dtype(n) in WIDER for n in (node, *node.all_input_nodes)):
             with graph.inserting_before(node):
                 _widen(graph, node)
+
+
+def _narrows_float(node: fx.Node) -> bool:
+    """Whether a node converts floats to uint8."""
+    if node.target is not aten._to_copy.default or _dtype(node) != torch.uint8:
+        return False
+    return bool(_dtype(node.all_input_nodes[0]).is_floating_point)
 
 
 def _computes(node: fx.Node) -> bool:

@@ -23,6 +23,7 @@ from turbine.capture.rules import (
     ordering,
     pooling,
     products,
+    quantized,
     shapes,
     sums,
     trigonometry,
@@ -37,6 +38,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     **convolution.RULES,
     **pooling.RULES,
     **products.RULES,
+    **quantized.RULES,
     **embedding.RULES,
     **exponential.RULES,
     **trigonometry.RULES,
@@ -62,4 +64,8 @@ EXPORTED: dict[Any, Callable[..., Any]] = {
 }
 
 # Ops of other packages by name, which exist once these are loaded.
-OF_PACKAGES: dict[str, Callable[..., Any]] = {**arithmetic.OF_PACKAGES, **products.OF_PACKAGES}
+OF_PACKAGES: dict[str, Callable[..., Any]] = {
+    **arithmetic.OF_PACKAGES,
+    **products.OF_PACKAGES,
+    **quantized.OF_PACKAGES,
+}
