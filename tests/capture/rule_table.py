@@ -35,6 +35,7 @@ from tests.capture.rule_rows import (
     index_put,
     indices,
     number_first,
+    numbers,
     padded,
     put,
     scattered,
@@ -137,7 +138,7 @@ ARITHMETIC = [
     *each([aten.any.dims, aten.all.dims], ANY, MATRIX, x_and([1])),
     Row(aten.linspace.default, WIDE, VECTOR, lambda x, y: (-1, 1, 27)),
     *[
-        Row(aten.arange.start_step, WIDE[:1], VECTOR, lambda x, y, steps=steps: steps, options)
+        Row(aten.arange.start_step, WIDE[:1], VECTOR, numbers(*steps), options)
         for steps in ((0.0, 1.0, 0.1), (0, 1, 0.3), (1.0, 0.0, -0.1), (0, 7, 1))
         for options in ({}, *({"dtype": dtype} for dtype in HALVES))
     ],

@@ -402,6 +402,20 @@ def shifts(dtype: torch.dtype) -> Tensor:
     return torch.tensor([0, 3, -5, 1.5]).to(dtype)
 
 
+def quantized_rows(of: torch.dtype, special: Tensor | None) -> Arguments:
+    """With zero points of a dtype."""
+
+    def arguments(x: Tensor, y: Tensor) -> tuple[Any, ...]:
+        given = x if special is None else special.to(x.dtype)
+        return given, SCALES, shifts(of), 0, *RANGE
+
+    return arguments
+
+
+def quantized_if(enabled: Tensor) -> Arguments:
+    return lambda x, y: (x, SCALES[:1], shifts(torch.int32)[1:2], enabled, *RANGE)
+
+
 def multiplied_by_int4(rows: int) -> Arguments:
     """Rows that PyTorch packs in whole blocks, in a smaller one, or both."""
 
@@ -420,13 +434,7 @@ QUANTIZED = [
             aten.fake_quantize_per_channel_affine_cachemask.default,
             FLOATS,
             Operands(random(4, 8), rtol=0, atol=0),
-            lambda x, y, of=of, special=special: (
-                special.to(x.dtype) if special is not None else x,
-                SCALES,
-                shifts(of),
-                0,
-                *RANGE,
-            ),
+            quantized_rows(of, special),
         )
         for of in (torch.int32, torch.float32)
         for special in (None, FAKE_QUANTIZED)
@@ -442,7 +450,7 @@ QUANTIZED = [
             aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
             FLOATS,
             Operands(random(4, 8), rtol=0, atol=0),
-            lambda x, y, on=on: (x, SCALES[:1], shifts(torch.int32)[1:2], on, *RANGE),
+            quantized_if(on),
         )
         for on in (indices(0), indices(1))
     ],
