@@ -495,6 +495,60 @@ def test_updates_with_nan_are_left_out_and_counted() -> None:
     assert artifact.train_step(x, y).isfinite()
 
 
+class Normalized(nn.Module):
+    """Buffers written by a batch norm and by assignment, and one that is only read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.norm, self.other = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+        self.register_buffer("largest", torch.zeros(()))
+        self.register_buffer("factor", torch.full((16,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.one(x))
+        if self.training:
+            self.largest = torch.maximum(self.largest, hidden.detach().max())
+        y: Tensor = self.other(hidden * self.factor)
+        return y
+
+
+def test_a_batch_with_nan_leaves_buffers_as_they_were() -> None:
+    model, (x, y) = Normalized(), batches(1)[0]
+    artifact = turbine.aot.export_training_step(
+        model,
+        nn.CrossEntropyLoss(),
+        optimizer=adamw([*model.parameters()]),
+        args=(x, y),
+        accumulate=2,
+        skip_nonfinite=True,
+    ).compile()
+    names = [name for name, _ in model.named_buffers() if name in artifact.state]
+    assert names == ["largest", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+    bad = torch.full_like(x, torch.inf)
+    for given in (x, bad, bad, x):
+        artifact.train_step(given, y)
+        model(x) if given is x else None
+    assert artifact.gradients(bad, y)[0].isnan()
+    for name in names:
+        torch.testing.assert_close(artifact.state[name], model.get_buffer(name), msg=name)
+    assert int(artifact.state["trainer.skipped"]) == 2
+    assert artifact.evaluate(x, y).isfinite()
+
+
+@pytest.mark.parametrize("skip_nonfinite", [False, True])
+def test_a_grad_scaler_alone_updates_buffers_in_skipped_steps(skip_nonfinite: bool) -> None:
+    model, (x, y) = Normalized(), batches(1)[0]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    options = Options(skip_nonfinite=skip_nonfinite, scaler=scaler)
+    optimizer = adamw([*model.parameters()])
+    trainer = Trainer(model, nn.CrossEntropyLoss(), STREAM, optimizer, options)
+    traced(trainer, (x, y))(x * 1e3, y)
+    values = trainer.root.values()
+    assert int(values["trainer.skipped"]) == 1
+    assert int(values["norm.num_batches_tracked"]) == (0 if skip_nonfinite else 1)
+
+
 def export(model: nn.Module | None = None, **options: Any) -> None:
     model = model or mlp()
     given: dict[str, Any] = {"optimizer": adamw([*model.parameters()]), "args": batches(1)[0]}

@@ -71,10 +71,12 @@ def export_training_step(
         scheduler: a learning-rate scheduler that is stepped after each update.
         scheduler_steps: for how many updates its rates are exported; the last one stays.
         skip_nonfinite: make no update where a gradient is inf or nan, and count such steps in
-            `artifact.state["trainer.skipped"]`.
+            `artifact.state["trainer.skipped"]`. The buffers of the model, such as the statistics
+            of a batch norm, stay as they were before such a batch.
         grad_scaler: how the loss is scaled, for `torch.autocast("cpu", torch.float16)` in the loss:
             `torch.amp.GradScaler("cpu")`. The factor is `artifact.state["trainer.loss_scale"]`;
-            steps with inf or nan are skipped. Losses and gradients are returned unscaled.
+            steps with inf or nan are skipped. As in PyTorch they update the model's buffers,
+            unless `skip_nonfinite` is set. Losses and gradients are returned unscaled.
         seed: the seed of dropout and other random ops. Numbers depend on it and on how many were
             drawn before, not on the CPU, and are not those that PyTorch draws.
         module_name: what IREE's tools call the module; "module" unless given.

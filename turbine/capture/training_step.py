@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
+from turbine.capture.buffer_writes import BufferWrites
 from turbine.capture.model import export_program
 from turbine.capture.one_thread import traces
 from turbine.capture.optimizer_step import State, check_optimizer, initial_state, trace_step
@@ -254,10 +255,17 @@ class Trainer(ModelLoss):
         return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}
 
     def gradients(self, values: Values, args: Sequence[Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of a batch and the gradients of parameters; buffers are updated."""
+        """The loss of a batch and the gradients of parameters; buffers are updated.
+
+        With `skip_nonfinite`, a batch with gradients of inf or nan leaves the buffers as they were.
+        """
         leaves = {name: values[name].detach().requires_grad_() for name in self.trained}
+        # The model writes to copies: whether the gradients are finite is known after the backward.
+        buffers = self._buffer_copies(values) if self.options.skip_nonfinite else {}
+        writes = BufferWrites(buffers)
         with torch.enable_grad(), self.in_mode(is_training=True):
-            loss = self.loss({**values, **leaves}, args)
+            with writes:
+                loss = self.loss({**values, **leaves, **buffers}, args)
             scale = None if self.options.scaler is None else values[_SCALE].clone()
             scaled = loss if scale is None else loss * scale
             found = gradients(scaled, [*leaves.values()])
@@ -266,7 +274,12 @@ class Trainer(ModelLoss):
         if scale is not None:
             grads = {name: grad / scale for name, grad in grads.items()}
         self.reached = [*grads]
+        for name, buffer in writes.written().items():
+            values[name].copy_(torch.where(_all_finite(grads), buffer, values[name]))
         return loss.detach(), grads
+
+    def _buffer_copies(self, values: Values) -> dict[str, Tensor]:
+        return {name: values[name].clone() for name, _ in self.model.named_buffers()}
 
     def apply(self, values: Values, grads: Mapping[str, Tensor]) -> None:
         """Update the weights with gradients."""
@@ -275,7 +288,7 @@ class Trainer(ModelLoss):
         if not self.options.skips:
             self._update(values, values, grads)
             return
-        is_finite = torch.stack([grad.isfinite().all() for grad in grads.values()]).all()
+        is_finite = _all_finite(grads)
         written = {holder for name in grads for holder in (name, *self.holders[name].values())}
         after = {name: value.clone() for name, value in values.items() if name in written}
         steps = values[f"{TRAINER}.step"].clone()
@@ -363,6 +376,11 @@ def _check_loss(loss: Any) -> Tensor:
             hint="average it in loss_fn: return loss.mean()",
         )
     return loss.reshape(())
+
+
+def _all_finite(grads: Mapping[str, Tensor]) -> Tensor:
+    """Whether no gradient has inf or nan."""
+    return torch.stack([grad.isfinite().all() for grad in grads.values()]).all()
 
 
 def _clip(grads: Mapping[str, Tensor], most: float) -> dict[str, Tensor]:
