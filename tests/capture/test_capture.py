@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy
@@ -105,3 +106,57 @@ def test_only_the_taken_branch_of_cond_runs() -> None:
     artifact(x, index + 5, torch.tensor(2))
     with pytest.raises(turbine.errors.RunError, match="index out of range"):
         artifact(x, index + 5, torch.tensor(0))
+
+
+def coo() -> torch.Tensor:
+    return torch.eye(3).to_sparse()
+
+
+def jagged(x: torch.Tensor, layout: torch.layout = torch.jagged) -> torch.Tensor:
+    return torch.nested.nested_tensor([x, x[:1]], layout=layout)
+
+
+class Weighted(torch.nn.Module):
+    """A product with a sparse buffer or parameter."""
+
+    def __init__(self, is_buffer: bool) -> None:
+        super().__init__()
+        if is_buffer:
+            self.register_buffer("sparse", coo())
+        else:
+            self.sparse = torch.nn.Parameter(coo())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.sparse @ x
+
+
+def double(x: Any) -> Any:
+    return x["pair"][1] * 2
+
+
+def not_dense() -> list[tuple[torch.nn.Module, Any, str]]:
+    x, rows, linear = torch.ones(3), torch.ones(3, 2), torch.nn.Linear(3, 3)
+    to_csr, to_coo = Fn(lambda x: x.to_sparse_csr() @ x), Fn(lambda x: (x.to_sparse() * 2).sum())
+    return [
+        (linear, coo(), "argument input has layout torch.sparse_coo"),
+        (linear, coo().to_sparse_csr(), "argument input has layout torch.sparse_csr"),
+        (Fn(double), {"pair": [1, coo()]}, r"argument args\[0\]\['pair'\]\[1\] has layout"),
+        (linear, jagged(rows), "argument input is a nested tensor"),
+        (linear, jagged(rows, torch.strided), "argument input is a nested tensor"),
+        (Weighted(True), x, "buffer sparse has layout torch.sparse_coo"),
+        (Weighted(False), x, "parameter sparse has layout torch.sparse_coo"),
+        (to_csr, torch.eye(3), "the result of aten.to_sparse_csr.default has layout"),
+        (to_coo, torch.eye(3), "the result of aten.to_sparse.default has layout"),
+        (Fn(lambda x: jagged(x).values() * 2), rows, "computes with nested tensors"),
+        (Fn(lambda x: jagged(x, torch.strided)), rows, "computes with nested tensors"),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype:UserWarning")
+def test_sparse_and_nested_tensors_are_refused_by_name_and_line() -> None:
+    for model, x, message in not_dense():
+        with pytest.raises(turbine.errors.UnsupportedOp, match=message) as raised:
+            turbine.aot.export(model, args=(x,))
+        assert re.search(r"/tests/[a-z_/]*\.py:\d+$", str(raised.value.where)), message
+        assert "as x.to_dense()" in str(raised.value) or "to_padded_tensor" in str(raised.value)

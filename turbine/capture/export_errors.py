@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from traceback import extract_tb
 
 from turbine import errors
+from turbine.capture.argument_checks import DENSE_HINT, PADDED_HINT
 
 # Regular expression for PyTorch's message -> hint. The first match is used.
 _REMEDIES = {
@@ -32,9 +34,25 @@ _OTHERWISE = (
 )
 
 
+# Regular expression for a message or for a file of PyTorch's -> kind of tensor, hint.
+_NOT_DENSE = {
+    r"NestedTensor|nested_tensor|torch[./]nested\b": ("nested", PADDED_HINT),
+    r"Sparse|[_.]sparse_|torch/sparse\b": ("sparse", DENSE_HINT),
+}
+
+
 def export_error(name: str, error: Exception) -> errors.ExportError:
     """The error for a model that PyTorch could not export; `name` is the model's."""
     reason = f"{type(error).__name__}: {str(error).strip()}"
+    files = "\n".join(frame.filename for frame in extract_tb(error.__traceback__))
+    for pattern, (kind, advice) in _NOT_DENSE.items():
+        if re.search(pattern, f"{reason}\n{files}"):
+            return errors.UnsupportedOp(
+                f"PyTorch could not export {name}, which computes with {kind} tensors: "
+                + reason.split("\n\n")[0],
+                where=errors.line_of_error(error),
+                hint=advice,
+            )
     hints = (hint for pattern, hint in _REMEDIES.items() if re.search(pattern, reason))
     return errors.ExportError(
         f"PyTorch could not export {name}: " + reason.split("\n\n")[0],

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from turbine import dtypes, errors
+from turbine.capture.argument_checks import storage_fault
 
 aten = torch.ops.aten
 
@@ -24,11 +25,23 @@ _ONE_DTYPE = {
 
 def check_graph(graph: fx.Graph) -> None:
     """Raise for the first node with an unsupported layout or dtype."""
+    check_layouts(graph)
     for node in graph.nodes:
         for value in _tensors(node.meta.get("val")):
-            _check_tensor(node, value)
+            _check_dtype(node, value)
         if node.target in _ONE_DTYPE:
             _check_operands(node)
+
+
+def check_layouts(graph: fx.Graph) -> None:
+    """Raise for the first node with a sparse or nested tensor."""
+    for node in graph.nodes:
+        for value in _tensors(node.meta.get("val")):
+            fault = storage_fault(value)
+            if fault is not None:
+                fact, hint = fault
+                where = errors.line_of_trace(node.stack_trace)
+                raise errors.UnsupportedOp(f"{_describe(node)} {fact}", where=where, hint=hint)
 
 
 def check_strides(graph: fx.Graph) -> None:
@@ -51,13 +64,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
     return (one for one in values if isinstance(one, torch.Tensor))
 
 
-def _check_tensor(node: fx.Node, value: torch.Tensor) -> None:
-    if value.layout is not torch.strided:
-        raise errors.UnsupportedOp(
-            f"{_describe(node)} has layout {value.layout}, compiled code takes dense tensors",
-            where=errors.line_of_trace(node.stack_trace),
-            hint="convert it before the export, as in x.to_dense()",
-        )
+def _check_dtype(node: fx.Node, value: torch.Tensor) -> None:
     try:
         dtypes.of_torch(value.dtype)
     except errors.UnsupportedDtype as error:

@@ -16,12 +16,13 @@ from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
 from turbine.capture import convolutions, dim_names, passes, random_state, small_sizes
+from turbine.capture.argument_checks import check_dense
 from turbine.capture.control_flow import all_bodies
 from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.effect_tokens import drop_tokens
 from turbine.capture.export_errors import export_error
-from turbine.capture.graph_checks import check_graph, check_strides
+from turbine.capture.graph_checks import check_graph, check_layouts, check_strides
 from turbine.capture.one_thread import traces
 from turbine.capture.program import Devices, Program, check_devices
 from turbine.capture.program_check import agrees, can_compare
@@ -56,6 +57,8 @@ def capture(
     else:
         exported = export_program(model, args, kwargs or {}, dynamic_shapes, strict)
         warn_of_training_mode(model, exported)
+    for graph in (exported.graph, *(body.graph for body in all_bodies(exported.graph_module))):
+        check_layouts(graph)
     check_strides(exported.graph)
     decomposed = _decompose(exported)
     general = _trace(exported, decomposed)
@@ -148,6 +151,7 @@ def export_program(
         raise errors.ExportError(
             f"args is a {type(args).__name__}, expected a tuple", hint="write args=(x,)"
         )
+    check_dense(model, args, kwargs)
     args, kwargs = _unalias((args, kwargs))
     try:
         return _export(model, args, kwargs, dynamic_shapes, strict)
