@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import numpy
@@ -51,6 +53,22 @@ def test_a_model_that_only_dynamo_traces_is_exported() -> None:
 
     x = torch.randn(3)
     torch.testing.assert_close(compiled(through_numpy, x)(x), through_numpy(x))
+
+
+def test_a_trace_that_only_dynamo_completes_prints_nothing() -> None:
+    # torch's handler of logs writes to the stderr that it found when it was imported.
+    script = (
+        "import sys, torch, turbine\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        print('the user prints this', file=sys.stderr)\n"
+        "        return x * int((x > 0).sum())\n"
+        "print(turbine.aot.export(Model(), args=(torch.ones(3),)).signature.text())\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "(x: float32[3]) -> float32[3]\n", done.stderr
+    assert {*done.stderr.splitlines()} == {"the user prints this"}
 
 
 def test_unsupported_ops_are_all_named_with_the_users_line() -> None:

@@ -22,6 +22,7 @@ from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.effect_tokens import drop_tokens
 from turbine.capture.export_errors import export_error
+from turbine.capture.export_noise import quiet_failures
 from turbine.capture.graph_checks import check_graph, check_layouts, check_strides
 from turbine.capture.one_thread import traces
 from turbine.capture.program import Devices, Program, check_devices
@@ -170,7 +171,7 @@ def _export(
     strict: bool,
 ) -> ExportedProgram:
     # Errors have the contents of the log.
-    with Expanding(), Recurrences(trains=False), small_sizes.suppress_log():
+    with Expanding(), Recurrences(trains=False), small_sizes.suppress_log(), quiet_failures():
         return torch.export.export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )
