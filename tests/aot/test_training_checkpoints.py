@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn, optim
+from torch.optim import lr_scheduler as schedulers
 
 import turbine
 from examples import train_on_device
@@ -59,6 +60,43 @@ def test_checkpoints_go_to_pytorch_and_back(tmp_path: Path) -> None:
     torch.testing.assert_close(again.train_step(*data[5]), eager_step(model, optimizer, *data[5]))
     check_weights(again, model)
     assert int(again.state["trainer.step"]) == 6
+
+
+def test_training_with_a_scheduler_goes_on_in_pytorch(tmp_path: Path) -> None:
+    def make() -> tuple[nn.Module, optim.Optimizer, schedulers.StepLR]:
+        model = mlp()
+        optimizer = adamw([*model.parameters()])
+        return model, optimizer, schedulers.StepLR(optimizer, 2, 0.5)
+
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> None:
+        for model, optimizer, scheduler in trainings:
+            eager_step(model, optimizer, *batch)
+            scheduler.step()
+
+    exported, data, path = make(), batches(8), tmp_path / "c.safetensors"
+    artifact = turbine.aot.export_training_step(
+        exported[0],
+        nn.CrossEntropyLoss(),
+        optimizer=exported[1],
+        scheduler=exported[2],
+        args=data[0],
+        predict_args=(),
+    ).compile()
+    reference, resumed = make(), make()
+    trainings = [reference]
+    for batch in data[:4]:
+        artifact.train_step(*batch)
+        step(batch)
+    artifact.save_checkpoint(path)
+    resumed[2].load_state_dict(reference[2].state_dict())
+    turbine.aot.read_checkpoint(path, resumed[0], resumed[1])
+    assert resumed[1].param_groups[0]["lr"] == reference[1].param_groups[0]["lr"] == 0.0025
+    trainings.append(resumed)
+    for batch in data[4:]:
+        step(batch)
+    pairs = zip(resumed[0].parameters(), reference[0].parameters(), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)
 
 
 def test_checkpoints_are_safetensors_files_with_the_names_of_pytorch(tmp_path: Path) -> None:

@@ -23,7 +23,9 @@ def read_checkpoint(path: str | Path, model: nn.Module, optimizer: Optimizer | N
     """Set a model, and its optimizer, to the state that `artifact.save_checkpoint` wrote.
 
     Frozen parameters are not in the file and stay as they are. Nothing is changed if the file is
-    of another model.
+    of another model. Learning rates are those of the next step, as a scheduler leaves them. To go
+    on with a scheduler, make it before, since it sets the rates of the optimizer, and load its
+    state.
 
     >>> import torch, turbine
     >>> model = torch.nn.Linear(4, 2)
@@ -44,7 +46,7 @@ def read_checkpoint(path: str | Path, model: nn.Module, optimizer: Optimizer | N
     for index, group in enumerate(optimizer.param_groups):
         rate = values.get(f"{TRAINER}.learning_rate.{index}")
         if rate is not None:
-            group["lr"] = rate if isinstance(group["lr"], Tensor) else float(rate)
+            group["lr"] = rate.to(group["lr"]) if isinstance(group["lr"], Tensor) else float(rate)
 
 
 def write_checkpoint(path: str | Path, model: nn.Module, optimizer: Optimizer) -> None:

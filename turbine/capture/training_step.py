@@ -285,9 +285,15 @@ class Trainer(ModelLoss):
         """Update the weights with gradients."""
         if self.options.clip_grad_norm is not None:
             grads = _clip(grads, self.options.clip_grad_norm)
-        if not self.options.skips:
+        if self.options.skips:
+            self._update_if_finite(values, grads)
+        else:
             self._update(values, values, grads)
-            return
+        # As a scheduler in PyTorch, which is stepped after each update, leaves them.
+        for index, rate in enumerate(self._rates(values)):
+            values[f"{TRAINER}.learning_rate.{index}"].copy_(rate)
+
+    def _update_if_finite(self, values: Values, grads: Mapping[str, Tensor]) -> None:
         is_finite = _all_finite(grads)
         written = {holder for name in grads for holder in (name, *self.holders[name].values())}
         after = {name: value.clone() for name, value in values.items() if name in written}
@@ -319,11 +325,9 @@ class Trainer(ModelLoss):
         with at(type(self.optimizer).step):
             trace_step(self.optimizer, self.names, written, grads, state, rates, step)
         written[f"{TRAINER}.step"].add_(1)
-        for index, rate in enumerate(rates):
-            values[f"{TRAINER}.learning_rate.{index}"].copy_(rate)
 
     def _rates(self, values: Values) -> list[Tensor]:
-        """The learning rate of each group in this step."""
+        """The learning rate of each group in the next update."""
         step, rates = values[f"{TRAINER}.step"], []
         for index in range(len(self.optimizer.param_groups)):
             table = values.get(f"{TRAINER}.schedule.{index}")
