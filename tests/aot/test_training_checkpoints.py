@@ -153,8 +153,14 @@ def test_checkpoints_of_other_models_change_nothing(tmp_path: Path) -> None:
     before = numbers(artifact)
     other = mlp(hidden=12)
     turbine.aot.write_checkpoint(path, other, adamw([*other.parameters()]))
-    with pytest.raises(errors.ParameterError, match=r"0\.weight of type float32\[12, 8\]"):
+    with pytest.raises(
+        errors.ParameterError, match=r"0\.weight of type float32\[12, 8\]"
+    ) as raised:
         artifact.load_checkpoint(path)
+    assert "0.bias of type float32[12], expected float32[16]; 2.weight of" in raised.value.fact
+    assert raised.value.fact.endswith(" and 4 more")
+    with pytest.raises(errors.ParameterError, match=r"0\.weight is \[12, 8\].*; 2\.weight is"):
+        turbine.aot.read_checkpoint(path, mlp(), adamw([*mlp().parameters()]))
     deeper = nn.Sequential(*mlp(), nn.Linear(4, 4))
     turbine.aot.write_checkpoint(path, deeper, adamw([*deeper.parameters()]))
     with pytest.raises(errors.ParameterError, match=r"it also has 3\.bias"):

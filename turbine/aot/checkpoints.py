@@ -34,8 +34,8 @@ def read_checkpoint(path: str | Path, model: nn.Module, optimizer: Optimizer | N
     values = {key: _tensor(entry) for key, entry in open_archive(Path(path)).entries.items()}
     own = {n: v for n, v in values.items() if not n.startswith((f"{OPTIMIZER}.", f"{TRAINER}."))}
     held = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    state = {} if optimizer is None else _optimizer_state(path, model, optimizer, values)
     _check(path, held, own)
+    state = {} if optimizer is None else _optimizer_state(path, model, optimizer, values)
     with torch.no_grad():
         for name, value in own.items():
             held[name].copy_(value)
@@ -90,8 +90,9 @@ def _check(path: Any, held: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> 
         if name in held and value.shape != held[name].shape
     ]
     if problems:
+        more = f" and {len(problems) - _MOST} more" if len(problems) > _MOST else ""
         raise errors.ParameterError(
-            f"the checkpoint is of another model: {'; '.join(problems[:_MOST])}",
+            f"the checkpoint is of another model: {'; '.join(problems[:_MOST])}{more}",
             where=str(path),
             hint="read it into a model of the class that was exported",
         )

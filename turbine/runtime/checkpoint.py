@@ -13,14 +13,13 @@ from typing import Any
 import numpy
 
 from turbine import dtypes, errors
-from turbine.dims import Dim
 from turbine.runtime import container, libraries, safetensors_file
 from turbine.runtime.archive import open_archive
 from turbine.runtime.entries import Entry
 from turbine.runtime.state import Kept, State
 
 SUFFIX = ".safetensors"
-_MOST_NAMES = 5
+_MOST = 5
 # Values that PyTorch does not have.
 _TRAINER = "trainer."
 
@@ -73,6 +72,7 @@ def load(path: Path, state: State, shared: Shared, constants: Sequence[str]) -> 
             where=str(path),
             hint="load a checkpoint of the same model and optimizer",
         )
+    _check_types(path, state, entries, places)
     values = {
         name: _value(path, state.declaration(name), entries, keys) for name, keys in places.items()
     }
@@ -84,16 +84,25 @@ def _is_left_out(name: str, keys: Sequence[str], entries: Mapping[str, Entry]) -
     return name.startswith(_TRAINER) and not any(key in entries for key in keys)
 
 
+def _check_types(path: Path, state: State, entries: Mapping[str, Entry], places: Shared) -> None:
+    """Raise if values have other dtypes or shapes than the state, and name these values."""
+    wrong = [
+        f"{key} of type {entries[key].text}, expected {state.declaration(name).text()}"
+        for name, keys in places.items()
+        for key in keys
+        if not _fits(entries[key], state.declaration(name))
+    ]
+    if wrong:
+        raise errors.ParameterError(
+            f"the checkpoint has {_list(wrong, '; ')}",
+            where=str(path),
+            hint="load a checkpoint of the same model and optimizer",
+        )
+
+
 def _value(path: Path, kept: Kept, entries: Mapping[str, Entry], keys: Sequence[str]) -> Any:
     """The value of a state, which is the same under all keys."""
     found = [entries[key] for key in keys]
-    for key, entry in zip(keys, found, strict=True):
-        if entry.dtype != kept.dtype or not _fits(entry.shape, kept.shape or ()):
-            raise errors.ParameterError(
-                f"the checkpoint has {key} of type {entry.text}, expected {kept.text()}",
-                where=str(path),
-                hint="load a checkpoint of the same model and optimizer",
-            )
     different = [key for key, one in zip(keys, found, strict=True) if one.data != found[0].data]
     if different:
         raise errors.ParameterError(
@@ -106,16 +115,17 @@ def _value(path: Path, kept: Kept, entries: Mapping[str, Entry], keys: Sequence[
     return array.item() if kept.shape is None else array.copy()
 
 
-def _fits(found: tuple[int, ...] | None, expected: Sequence[Dim]) -> bool:
-    if found is None or len(found) != len(expected):
+def _fits(entry: Entry, kept: Kept) -> bool:
+    shape = kept.shape or ()
+    if entry.dtype != kept.dtype or entry.shape is None or len(entry.shape) != len(shape):
         return False
-    pairs = zip(found, expected, strict=True)
+    pairs = zip(entry.shape, shape, strict=True)
     return all(isinstance(size, str) or one == size for one, size in pairs)
 
 
-def _list(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+def _list(items: Sequence[str], separator: str = ", ") -> str:
+    more = f" and {len(items) - _MOST} more" if len(items) > _MOST else ""
+    return separator.join(items[:_MOST]) + more
 
 
 def _check_suffix(path: Path) -> None:
