@@ -424,7 +424,7 @@ artifact.save(sys.argv[1])
 """
 
 
-def test_a_killed_save_leaves_the_old_file_intact(saved: Path) -> None:
+def test_a_killed_save_leaves_the_old_file_and_the_next_one_cleans_up(saved: Path) -> None:
     before = saved.read_bytes()
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, str(saved)], stdout=subprocess.PIPE, text=True
@@ -433,11 +433,18 @@ def test_a_killed_save_leaves_the_old_file_intact(saved: Path) -> None:
         assert process.stdout.readline() == "half written\n"
         os.kill(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    drafts = [path for path in saved.parent.iterdir() if path != saved]
-    assert all(draft.name.startswith(".turbine-") for draft in drafts)
-    for draft in drafts:
-        draft.unlink()
+    (draft,) = (path for path in saved.parent.iterdir() if path != saved)
+    assert draft.name.startswith(f".turbine-{process.pid}-")
     assert saved.read_bytes() == before
+    # A process with the same number may be alive on another machine.
+    elsewhere = saved.with_name(f".turbine-{process.pid}-{'0' * 16}")
+    alive = saved.with_name(draft.name.replace(f"-{process.pid}-", f"-{os.getpid()}-"))
+    for other in (elsewhere, alive):
+        other.write_bytes(b"part")
+    turbine.load(saved).save(saved)
+    assert {*saved.parent.iterdir()} == {saved, elsewhere, alive}
+    for other in (elsewhere, alive):
+        other.unlink()
     assert_right(turbine.load(saved))
 
 

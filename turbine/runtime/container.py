@@ -10,6 +10,8 @@ import hashlib
 import json
 import mmap
 import os
+import platform
+import re
 import secrets
 import struct
 import tempfile
@@ -105,7 +107,7 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
     """A temporary file that replaces `path` if the block does not raise."""
     check_folder(path)
     _remove_stale(path.parent)
-    draft = path.with_name(f"{_DRAFT}{os.getpid()}-{secrets.token_hex(4)}")
+    draft = path.with_name(f"{_DRAFT}{os.getpid()}-{_process_space()}{secrets.token_hex(4)}")
     try:
         with draft.open("xb") as file:
             yield file
@@ -123,14 +125,50 @@ def replace_file(path: Path) -> Iterator[IO[bytes]]:
 
 def _remove_stale(folder: Path) -> None:
     """Remove temporary files of killed processes."""
+    space = _process_space()
     for draft in folder.glob(f"{_DRAFT}*"):
         with suppress(OSError):
-            if time.time() - draft.stat().st_mtime > _STALE_SECONDS:
+            is_old = time.time() - draft.stat().st_mtime > _STALE_SECONDS
+            if is_old or _is_of_dead_process(draft.name, space):
                 draft.unlink()
 
 
 _DRAFT = ".turbine-"
 _STALE_SECONDS = 3600.0
+
+
+def _is_of_dead_process(name: str, space: str) -> bool:
+    """Whether a temporary file was made here, by a process that no longer exists."""
+    made = re.fullmatch(rf"{re.escape(_DRAFT)}([1-9]\d{{0,9}})-{space}[0-9a-f]{{8}}", name)
+    return made is not None and not _exists(int(made[1]))
+
+
+def _exists(process: int) -> bool:
+    # On Windows, os.kill ends the process.
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    # One of another user, or no number of a process.
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+def _process_space() -> str:
+    """Eight digits for where a process id means the same process: this machine and container.
+
+    Others may write to the same folder, over a network or from a container.
+    """
+    parts = [platform.node()]
+    with suppress(OSError):
+        parts += [_BOOT.read_text(), os.readlink("/proc/self/ns/pid")]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
+
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def check_folder(path: Path) -> None:
