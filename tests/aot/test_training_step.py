@@ -573,6 +573,8 @@ def test_what_cannot_be_exported_says_so() -> None:
         ("the optimizer is a str", {"optimizer": "adam"}),
         ("expected a tuple", {"args": [1, 2]}),
         ("accumulate is 0", {"accumulate": 0}),
+        ("clip_grad_norm is -1.0", {"clip_grad_norm": -1.0}),
+        ("clip_grad_norm is nan", {"clip_grad_norm": float("nan")}),
     ]
     for message, options in cases:
         with pytest.raises(errors.ExportError, match=message):

@@ -95,6 +95,11 @@ def export_training_step(
     True
     """
     check_step(model, args, accumulate)
+    # Also true of nan.
+    if clip_grad_norm is not None and not clip_grad_norm >= 0:
+        raise errors.ExportError(
+            f"clip_grad_norm is {clip_grad_norm}", hint="use a norm of 0 or more, or None"
+        )
     rates = () if scheduler is None else simulate(scheduler, optimizer, scheduler_steps)
     options = Options(clip_grad_norm, accumulate, skip_nonfinite, rates, seed, grad_scaler)
     try:
