@@ -498,6 +498,8 @@ def test_updates_with_nan_are_left_out_and_counted() -> None:
 class Normalized(nn.Module):
     """Buffers written by a batch norm and by assignment, and one that is only read."""
 
+    largest: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
