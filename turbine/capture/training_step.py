@@ -274,8 +274,11 @@ class Trainer(ModelLoss):
         if scale is not None:
             grads = {name: grad / scale for name, grad in grads.items()}
         self.reached = [*grads]
-        for name, buffer in writes.written().items():
-            values[name].copy_(torch.where(_all_finite(grads), buffer, values[name]))
+        written = writes.written()
+        if written:
+            is_finite = _all_finite(grads)
+            for name, buffer in written.items():
+                values[name].copy_(torch.where(is_finite, buffer, values[name]))
         return loss.detach(), grads
 
     def _buffer_copies(self, values: Values) -> dict[str, Tensor]:
