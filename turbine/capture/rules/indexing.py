@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from turbine.capture.rules.masked_writes import MASKS, put_by_masks
 from turbine.capture.sizes import is_empty
 
 aten = torch.ops.aten
@@ -25,23 +26,25 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    """index_put: a mask becomes `where`; other indexed axes are flattened or moved to the front."""
+    """index_put: masks are replaced; other indexed axes are flattened or moved to the front."""
     if accumulate and x.dtype == torch.bool:  # the compiler adds bools modulo 2
         wide = (x.to(torch.int32), indices, values.to(torch.int32), True)
         return aten.index_put.default(*wide).to(torch.bool)
-    if len(indices) == 1 and indices[0] is not None and indices[0].dtype in _MASKS:
-        return _put_by_mask(x, indices[0].to(torch.bool), values, accumulate)
+    if any(index is not None and index.dtype in MASKS for index in indices):
+        return put_by_masks(x, indices, values, accumulate)
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     chosen = [index for index in indices if index is not None]
-    if not axes or axes == list(range(len(axes))) or axes[-1] - axes[0] != len(axes) - 1:
+    if not axes or axes == list(range(len(axes))):
         return NotImplemented
-    rank = torch.broadcast_shapes(*(index.shape for index in chosen))
-    ahead, behind = x.shape[: axes[0]], x.shape[axes[-1] + 1 :]
-    values = values.expand([*ahead, *rank, *behind])
-    is_static = all(isinstance(size, int) for size in x.shape[: axes[-1] + 1])
-    if len(axes) == 1 and chosen[0].dtype not in _MASKS and is_static and x.is_contiguous():
-        return _put_rows(x, axes[0], chosen[0], values, accumulate)
-    values = values.movedim([axes[0] + k for k in range(len(rank))], list(range(len(rank))))
+    if axes[-1] - axes[0] == len(axes) - 1:
+        rank = torch.broadcast_shapes(*(index.shape for index in chosen))
+        ahead, behind = x.shape[: axes[0]], x.shape[axes[-1] + 1 :]
+        values = values.expand([*ahead, *rank, *behind])
+        is_static = all(isinstance(size, int) for size in x.shape[: axes[-1] + 1])
+        if len(axes) == 1 and is_static and x.is_contiguous():
+            return _put_rows(x, axes[0], chosen[0], values, accumulate)
+        values = values.movedim([axes[0] + k for k in range(len(rank))], list(range(len(rank))))
+    # In the values, the axes of indices that are apart are at the front.
     front = list(range(len(axes)))
     written = x.movedim(axes, front).index_put(tuple(chosen), values, accumulate)
     back = written.movedim(front, axes)
@@ -61,41 +64,6 @@ def _put_rows(x: Tensor, axis: int, index: Tensor, values: Tensor, accumulate: b
     rows = (starts.view([blocks, *[1] * index.dim()]) + row).flatten()
     new = values.reshape([rows.shape[0], *behind])
     return x.view([count, *behind]).index_put((rows,), new, accumulate).view(x.shape)
-
-
-_MASKS = (torch.bool, torch.uint8)
-
-
-def _put_by_mask(x: Tensor, mask: Tensor, values: Tensor, accumulate: bool) -> Tensor:
-    """Write to the rows selected by a mask of the leading axes."""
-    rest = x.dim() - mask.dim()
-    chosen = mask.view([*mask.shape, *[1] * rest])
-    if values.dim() > rest and not statically_known_true(values.shape[0] == 1):
-        if accumulate or not isinstance(values.shape[0], int):
-            return _put_rows_by_mask(x, mask, chosen, values, accumulate)
-        rows = values.expand([values.shape[0], *x.shape[mask.dim() :]]).to(x.dtype)
-        return aten.masked_scatter.default(x, chosen.expand(x.shape), rows)
-    same = values.reshape(values.shape[values.dim() - min(rest, values.dim()) :]).to(x.dtype)
-    return torch.where(chosen, x + same if accumulate else same, x)
-
-
-def _put_rows_by_mask(
-    x: Tensor, mask: Tensor, chosen: Tensor, values: Tensor, accumulate: bool
-) -> Tensor:
-    """Write the n-th row of the values to the n-th place that a mask selects."""
-    if is_empty(values):
-        return x.clone()
-    places = mask.flatten().cumsum(0) - 1
-    count = values.shape[0]
-    _check_row_count(places, count)
-    rows = values.expand([count, *x.shape[mask.dim() :]]).to(x.dtype)
-    picked = rows.index_select(0, places.clamp(min=0)).view(x.shape)
-    return torch.where(chosen, x + picked if accumulate else picked, x)
-
-
-def _check_row_count(places: Tensor, count: int) -> None:
-    """Raise at run time unless the mask selects as many places as there are rows."""
-    torch._assert_async(places[-1] + 1 == count, "index_put: as many rows as the mask selects")
 
 
 def take(x: Tensor, index: Tensor) -> Tensor:
