@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.export import Dim
 
+import turbine
 from tests.models import compiled
 from turbine import errors
 
@@ -239,6 +240,37 @@ def test_strides_match_eager() -> None:
     _agrees(program, torch.randn(4, 4))
     with pytest.raises(errors.UnsupportedOp, match=r"as_strided of a tensor that is not contig"):
         compiled(lambda x: x.t().as_strided((2,), (1,)), torch.randn(4, 4))
+
+
+class _Overlap(torch.nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        windows = y.as_strided((4, 3), (2, 1))
+        windows[0] = 7.0
+        windows[1:, :2] *= 2
+        return y * 2
+
+
+def test_writes_to_a_view_with_shared_elements_are_refused() -> None:
+    with pytest.raises(errors.UnsupportedOp, match="share memory") as caught:
+        turbine.aot.export(_Overlap(), args=(torch.randn(2, 10),))
+    assert f"{__file__}:{_Overlap.forward.__code__.co_firstlineno + 3}" in str(caught.value)
+
+
+def test_writes_to_a_view_with_shared_elements_match_eager_under_torch_compile() -> None:
+    x = torch.randn(2, 10)
+    with turbine.config.override(library_calls="never"):
+        found = torch.compile(_Overlap(), backend="turbine")(x)
+    torch.testing.assert_close(found, _Overlap()(x), rtol=0, atol=0)
+
+
+def test_elements_that_interleave_are_written() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x.clone()
+        y.as_strided((3, 2), (2, 3))[0] = 7.0
+        return y
+
+    _agrees(program, torch.randn(2, 10))
 
 
 @pytest.mark.sweep(1)

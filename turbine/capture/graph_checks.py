@@ -10,6 +10,7 @@ from torch import fx
 
 from turbine import dtypes, errors
 from turbine.capture.argument_checks import storage_fault
+from turbine.capture.overlap import has_overlap
 
 aten = torch.ops.aten
 
@@ -56,6 +57,24 @@ def check_strides(graph: fx.Graph) -> None:
                 "as_strided of a tensor that is not contiguous",
                 where=errors.line_of_trace(node.stack_trace),
                 hint="write x.contiguous().as_strided(...), or views such as x.unfold",
+            )
+
+
+def check_overlap(graph: fx.Graph) -> None:
+    """Raise for a write to a strided view with elements that share memory.
+
+    PyTorch's functionalization turns it into a write of the whole view, old elements included.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.as_strided_scatter.default):
+        shape, strides = (
+            [n.meta["val"] if isinstance(n, fx.Node) else n for n in sizes]
+            for sizes in node.args[2:4]
+        )
+        if has_overlap(shape, strides):
+            raise errors.UnsupportedOp(
+                f"a write to as_strided({shape}, {strides}), whose elements share memory",
+                where=errors.line_of_trace(node.stack_trace),
+                hint="write to the tensor itself, or to views whose elements are apart",
             )
 
 

@@ -23,7 +23,12 @@ from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.effect_tokens import drop_tokens
 from turbine.capture.export_errors import export_error
 from turbine.capture.export_noise import quiet_failures
-from turbine.capture.graph_checks import check_graph, check_layouts, check_strides
+from turbine.capture.graph_checks import (
+    check_graph,
+    check_layouts,
+    check_overlap,
+    check_strides,
+)
 from turbine.capture.one_thread import traces
 from turbine.capture.program import Devices, Program, check_devices
 from turbine.capture.program_check import agrees, can_compare
@@ -68,6 +73,7 @@ def capture(
     passes.clean(decomposed.graph_module)
     for module in (decomposed.graph_module, *all_bodies(decomposed.graph_module)):
         check_graph(module.graph)
+        check_overlap(module.graph)
     program = read_program(decomposed, name_parameters(model, exported))
     passes.prepare(program.graph, program.inputs)
 

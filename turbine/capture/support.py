@@ -14,6 +14,7 @@ from turbine import dtypes, errors
 from turbine.capture.control_flow import bodies, is_control_flow
 from turbine.capture.declared_ops import EMITTED, SPEAKING
 from turbine.capture.effects import draws
+from turbine.capture.overlap import keeps_overlap
 from turbine.mlir import torch_ops
 
 aten = torch.ops.aten
@@ -32,6 +33,8 @@ WRONG: dict[Any, str] = {
 
 # In the dialect, but the compiler rejects them.
 _REFUSED = {aten.as_strided.default, aten.as_strided_scatter.default}
+# In PyTorch, their results have the strides of the first operand.
+_KEEPING_OVERLAP = {aten.select_scatter.default, aten.slice_scatter.default}
 DRAWS = "draws random numbers from PyTorch's generator"
 
 
@@ -89,7 +92,14 @@ def _op_obstacle(node: fx.Node) -> str | None:
     is_known = torch_ops.is_defined(target.name()) or target.name() in EMITTED
     if target in _REFUSED or not is_known:
         return "the compiler has no definition of it"
+    if target in _KEEPING_OVERLAP and _writes_to_overlap(node):
+        return "writes to a view whose elements share memory"
     return None
+
+
+def _writes_to_overlap(node: fx.Node) -> bool:
+    value = node.all_input_nodes[0].meta.get("val")
+    return isinstance(value, torch.Tensor) and keeps_overlap(value)
 
 
 def _body_obstacles(node: fx.Node) -> Iterator[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from turbine.capture.overlap import has_overlap, keeps_overlap
 from turbine.capture.rules.masked_writes import MASKS, put_by_masks
 from turbine.capture.sizes import is_empty
 
@@ -278,6 +279,8 @@ def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
     """Write to a strided view of the flattened tensor."""
+    if has_overlap(size, stride):
+        return NotImplemented
     places = _strided_indices(x, size, stride, offset)
     return NotImplemented if places is None else put(x, places, source.to(x.dtype))
 
@@ -307,6 +310,8 @@ def _strided_indices(
 
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """PyTorch's rule, with a source of the same dtype."""
+    if keeps_overlap(x):
+        return NotImplemented
     rule = decomposition_table[aten.select_scatter.default]
     written: Tensor = rule(x, source.to(x.dtype), dim, index)
     return written
@@ -317,6 +322,8 @@ def slice_scatter(x: Tensor, source: Tensor, *place: Any, **named: Any) -> Tenso
 
     IREE 3.13 drops a source of dynamic size that covers the whole tensor and is computed from it.
     """
+    if keeps_overlap(x):
+        return NotImplemented
     if 0 in source.shape:
         return x.clone()
     if all(statically_known_true(a == b) for a, b in zip(source.shape, x.shape, strict=True)):
