@@ -328,6 +328,16 @@ INDEXING = [
         aten.index_put.default, ANY, MATRIX, lambda x, y: (x, [_PLACES[:2], _PLACES[1:3]], y[0, :2])
     ),
     Row(aten.index_put.default, ANY, MATRIX, lambda x, y: (x, [_PLACES[:2].int()], y[:2])),
+    Row(
+        aten.index_put.default,
+        ANY,
+        IMAGE,
+        lambda x, y: (
+            x,
+            [torch.tensor([0]), None, torch.tensor([0, 1])],
+            y[0, :, :2, :].movedim(1, 0),
+        ),
+    ),
     Row(aten.take.default, ANY, MATRIX, lambda x, y: (x, indices(3, -1, 20))),
     *[Row(aten.gather.default, ANY, MATRIX, x_and(k, _CHOSEN)) for k in (1, -1)],
     Row(aten.index_select.default, ANY, MATRIX, x_and(-1, _CHOSEN[0])),
