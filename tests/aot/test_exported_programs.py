@@ -365,6 +365,22 @@ def test_complex_numbers_match_eager() -> None:
     torch.testing.assert_close(found, program(x), atol=1e-30, rtol=2e-6)
 
 
+def test_complex_numbers_made_of_parts_match_eager() -> None:
+    def program(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
+        z = torch.complex(a, b)
+        wide = z.to(torch.complex128)
+        filled = z.masked_fill(a > 0, 1 + 2j), torch.where(a > 0, z, 1j)
+        whole = (z / z.sum()).imag, z.prod(0), z.cumprod(0), (z == z.conj()).any()
+        return *filled, *whole, torch.isclose(z, z.conj()), wide * wide / (1 - wide), torch.log(z)
+
+    size = torch.export.Dim("size", min=2)
+    args = torch.randn(4, 6), torch.randn(4, 6)
+    longer = torch.randn(9, 6), torch.randn(9, 6)
+    torch.testing.assert_close(compiled(program, *args)(*args), program(*args))
+    dynamic = compiled(program, *args, dynamic_shapes=(({0: size}, {0: size}),))
+    torch.testing.assert_close(dynamic(*longer), program(*longer))
+
+
 def test_sums_of_cancelling_integers_match_eager() -> None:
     def program(n: Tensor) -> tuple[Tensor, ...]:
         return n.median(-1)[0], (n == n.sum(-1, keepdim=True)) & (

@@ -78,6 +78,14 @@ def fitted(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return x, x
 
 
+def plane(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Complex numbers on both sides of every branch cut, small and large."""
+    values = [0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 1e-6, -1e-6, 1e-20, 1e10]
+    real, imaginary = pairs(values, dtype.to_real())
+    x = torch.complex(real, imaginary)
+    return x, x.flip(0)
+
+
 def random(*shape: int) -> Callable[[torch.dtype], tuple[Tensor, Tensor]]:
     def make(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(3)
@@ -107,6 +115,7 @@ def rows_with_ties(columns: int) -> Callable[[torch.dtype], tuple[Tensor, Tensor
 
 CORNERS = Operands(corners, rtol=2e-5, atol=0)  # all pairs of special values
 LINE = Operands(line, ulps=20)  # from -8 to 8, and special values; the same backwards
+PLANE = Operands(plane, ulps=20)
 FITTED = Operands(fitted, is_wide=True)  # eager itself loses digits left of zero
 TIES = Operands(rows_with_ties(9), rtol=0, atol=0)
 LONG_TIES = Operands(rows_with_ties(200), rtol=0, atol=0)

@@ -23,6 +23,7 @@ from tests.capture.rule_rows import (
     MATRIX,
     NAN,
     NUMBERS,
+    PLANE,
     TIES,
     VECTOR,
     VOLUME,
@@ -191,6 +192,8 @@ FUNCTIONS = [
     ),
     Row(aten.polygamma.default, WIDE, FITTED, lambda x, y: (2, x)),
 ]
+_EXPONENTS = (0, 1, 2, 3, 5, -1, -2, 0.5, -0.5, 2.5, 1 - 2j)
+_AS_COMPLEX = {"dtype": torch.complex64}
 COMPLEXES = [
     *each([aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor], COMPLEX, MATRIX, both),
     *each([aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar], COMPLEX, MATRIX, x_and(2.5)),
@@ -199,6 +202,70 @@ COMPLEXES = [
         COMPLEX,
         MATRIX,
     ),
+    *each(
+        defaults(
+            "sqrt rsqrt log log2 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh "
+            "atanh sgn isnan isinf logical_not"
+        ),
+        COMPLEX,
+        PLANE,
+    ),
+    *each(
+        defaults("sqrt log log10 expm1 exp2 tanh sum mean prod any all nan_to_num isnan isinf sgn"),
+        COMPLEX,
+        MATRIX,
+    ),
+    *[Row(aten.pow.Tensor_Scalar, COMPLEX, MATRIX, x_and(p)) for p in _EXPONENTS],
+    Row(aten.pow.Tensor_Scalar, COMPLEX, PLANE, x_and(0.5)),
+    Row(aten.pow.Tensor_Scalar, WIDE, MATRIX, x_and(1 + 2j)),
+    Row(aten.pow.Tensor_Tensor, COMPLEX, MATRIX, both),
+    Row(aten.pow.Tensor_Tensor, COMPLEX, MATRIX, lambda x, y: (x, y.real)),
+    Row(aten.pow.Scalar, COMPLEX, MATRIX, number_first(2.0)),
+    Row(aten.div.Tensor, COMPLEX, MATRIX, both),
+    Row(aten.div.Tensor, COMPLEX, MATRIX, lambda x, y: (x.real, y)),
+    Row(aten.div.Tensor, COMPLEX, MATRIX, lambda x, y: (x, y.real)),
+    Row(aten.div.Tensor, COMPLEX, MATRIX, lambda x, y: (x, 0 * y.real)),
+    *[Row(aten.div.Scalar, COMPLEX, MATRIX, x_and(number)) for number in (2.0, 1 - 2j)],
+    Row(aten.lerp.Scalar, COMPLEX, MATRIX, lambda x, y: (x, y, 0.25)),
+    Row(aten.lerp.Scalar, COMPLEX, MATRIX, lambda x, y: (x, y, 1j)),
+    *each([aten.cumsum.default, aten.cumprod.default], COMPLEX, MATRIX, x_and(0)),
+    *each([aten.sum.dim_IntList, aten.mean.dim], COMPLEX, MATRIX, x_and([1], True)),
+    *[Row(op, COMPLEX, VECTOR, lambda x, y: (x[0],)) for op in defaults("sum mean prod")],
+    Row(aten.sum.default, (torch.float32,), MATRIX, options={"dtype": torch.complex64}),
+    *each([aten.prod.dim_int, aten.any.dim, aten.all.dim], COMPLEX, MATRIX, x_and(1)),
+    *each([aten.any.dims, aten.all.dims], COMPLEX, MATRIX, x_and([0, 1])),
+    *each(
+        [aten.var.correction, aten.std.correction, aten.var_mean.correction],
+        COMPLEX,
+        MATRIX,
+        x_and([1]),
+    ),
+    *each([aten.eq.Tensor, aten.ne.Tensor], COMPLEX, PLANE, both),
+    *each([aten.eq.Scalar, aten.ne.Scalar], COMPLEX, PLANE, x_and(1 - 1j)),
+    *each(defaults("logical_and logical_or logical_xor"), COMPLEX, PLANE, both),
+    *[
+        Row(aten._to_copy.default, COMPLEX, MATRIX, options={"dtype": dtype})
+        for dtype in (torch.bool, torch.float32, torch.complex128)
+    ],
+    Row(aten.full.default, COMPLEX, MATRIX, lambda x, y: ([2, 3], 1 + 2j)),
+    Row(aten.scalar_tensor.default, COMPLEX, MATRIX, lambda x, y: (1 + 2j,), _AS_COMPLEX),
+    Row(aten.full_like.default, COMPLEX, MATRIX, x_and(1 + 2j)),
+    Row(
+        aten.addmm.default,
+        COMPLEX,
+        MATRIX,
+        lambda x, y: (x[:, :4], x, y.t().contiguous()),
+        {"beta": 2, "alpha": 1j},
+    ),
+    *each(
+        [aten.scatter.src, aten.scatter_add.default],
+        COMPLEX,
+        MATRIX,
+        lambda x, y: (x, 1, indices(0, 2, 3).expand(4, 3), y),
+    ),
+    Row(aten.scatter.value, COMPLEX, VECTOR, lambda x, y: (x, 0, indices(0, 2), 1j)),
+    Row(aten.index_add.default, COMPLEX, VECTOR, lambda x, y: (x, 0, indices(0, 0, 2), y[:3])),
+    Row(aten.index_put.default, COMPLEX, VECTOR, lambda x, y: (x, [indices(0, 2)], y[:2])),
     Row(aten.polar.default, WIDE, MATRIX, both),
     Row(aten._to_copy.default, WIDE, MATRIX, options={"dtype": torch.complex64}),
     Row(aten._fft_c2c.default, COMPLEX, MATRIX, lambda x, y: (x[:2, :3], [0, 1], 0, True)),

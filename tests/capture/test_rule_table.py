@@ -18,7 +18,8 @@ from tests.capture.rule_rows import Row
 from tests.capture.rule_table import DTYPES, ROWS, rows_of
 from tests.commit_seed import Drawn
 from tests.models import compiled
-from turbine.capture.rules import EXPORTED, RULES
+from turbine.capture.decompositions import is_complex
+from turbine.capture.rules import EXPORTED, OF_COMPLEX, RULES
 from turbine.capture.training_step import without_onednn
 
 pytestmark = [
@@ -36,7 +37,7 @@ def test_rules_match_their_ops(dtype: torch.dtype) -> None:
     wrong = []
     for row in rows_of(dtype):
         args, expected = _arguments(row, dtype), _expected(row, dtype)
-        for rule in _rules(row):
+        for rule in _rules(row, args):
             if rule(*args, **row.options) is not NotImplemented:
                 wrong += _differences(row, dtype, row.call(rule, args), expected)
     assert not wrong, "\n".join(wrong)
@@ -65,7 +66,7 @@ WITHOUT_VALUES = {aten.empty_permuted.default}
 
 
 def test_every_rule_is_in_the_table() -> None:
-    assert (RULES | EXPORTED).keys() - {row.op for row in ROWS} == WITHOUT_VALUES
+    assert (RULES | EXPORTED | OF_COMPLEX).keys() - {row.op for row in ROWS} == WITHOUT_VALUES
 
 
 # Where another rule gave a tensor other strides.
@@ -80,18 +81,21 @@ def test_every_rule_applies_to_a_row() -> None:
     applied = {
         (row.op, rule)
         for row in ROWS
-        for rule in _rules(row)
         for dtype in row.dtypes
+        for rule in _rules(row, _arguments(row, dtype))
         if rule(*_arguments(row, dtype), **row.options) is not NotImplemented
     }
-    rules = [*RULES.items(), *EXPORTED.items()]
+    rules = [*RULES.items(), *EXPORTED.items(), *OF_COMPLEX.items()]
     left = {op for op, rule in rules if (op, rule) not in applied}
     is_x86 = torch.backends.cpu.get_cpu_capability().startswith("AVX")
     assert left == RESTRIDED | DYNAMIC | WITHOUT_VALUES | (set() if is_x86 else X86)
 
 
-def _rules(row: Row) -> list[Callable[..., Any]]:
-    return [table[row.op] for table in (RULES, EXPORTED) if row.op in table]
+def _rules(row: Row, args: tuple[Any, ...]) -> list[Callable[..., Any]]:
+    tables = [RULES, EXPORTED]
+    if any(map(is_complex, torch_pytree.tree_leaves((args, [*row.options.values()])))):
+        tables.append(OF_COMPLEX)
+    return [table[row.op] for table in tables if row.op in table]
 
 
 def _arguments(row: Row, dtype: torch.dtype) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch._library.utils import lookup_op
 
 from turbine.capture import declared_ops
 from turbine.capture.effects import draws
-from turbine.capture.rules import EXPORTED, OF_PACKAGES, RULES
+from turbine.capture.rules import EXPORTED, OF_COMPLEX, OF_PACKAGES, RULES
 from turbine.capture.rules.ordering import SHORT_ROWS
 from turbine.mlir import torch_ops
 
@@ -67,7 +68,7 @@ def _rules_for_packages() -> Table:
 
 def current_tracing_decompositions() -> Table:
     """The table for traced functions: random ops and factorizations stay in PyTorch."""
-    table = current_aot_decompositions()
+    table = {op: _rule_of_real(rule) for op, rule in current_aot_decompositions().items()}
     chosen = {op: RULES.get(op) if EXPORTED.get(op) is rule else rule for op, rule in table.items()}
     table = {op: rule for op, rule in chosen.items() if rule is not None}
     # Random ops stay, unless the rule is ours: it returns NotImplemented where the op draws.
@@ -136,7 +137,34 @@ def _default() -> Table:
             table.setdefault(op, rule)
     table.update(get_decompositions(list(MISTRUSTED)))
     table.update(RULES | EXPORTED)
-    return table
+    return table | {op: _OfComplex(rule, table.get(op)) for op, rule in OF_COMPLEX.items()}
+
+
+@dataclass(frozen=True)
+class _OfComplex:
+    """A rule for calls with complex numbers, and the rule for others, if there is one."""
+
+    rule: Callable[..., Any]
+    other: Callable[..., Any] | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if any(map(is_complex, (*args, *kwargs.values()))):
+            result = self.rule(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return NotImplemented if self.other is None else self.other(*args, **kwargs)
+
+
+def is_complex(value: Any) -> bool:
+    """Whether an argument is a complex tensor, number or dtype."""
+    if isinstance(value, torch.Tensor | torch.dtype):
+        dtype = value if isinstance(value, torch.dtype) else value.dtype
+        return dtype.is_complex
+    return isinstance(value, complex)
+
+
+def _rule_of_real(rule: Callable[..., Any]) -> Any:
+    return rule.other if isinstance(rule, _OfComplex) else rule
 
 
 def _is_decomposed(op: torch._ops.OpOverload) -> bool:

@@ -8,6 +8,8 @@ from turbine.capture.rules import (
     attention,
     bessel,
     clamping,
+    complex_functions,
+    complex_tensors,
     complexes,
     convolution,
     distance,
@@ -56,11 +58,18 @@ RULES: dict[Any, Callable[..., Any]] = {
 # For exported programs only: torch.compile runs these ops in PyTorch.
 EXPORTED: dict[Any, Callable[..., Any]] = {
     **arithmetic.EXPORTED,
-    **complexes.EXPORTED,
     **indexing.EXPORTED,
     **inverse.RULES,
     **masks.RULES,
     **shapes.EXPORTED,
+}
+
+# For exported programs too, before the other rules: where an operand, a number or the dtype of the
+# result is complex.
+OF_COMPLEX: dict[Any, Callable[..., Any]] = {
+    **complexes.OF_COMPLEX,
+    **complex_functions.OF_COMPLEX,
+    **complex_tensors.OF_COMPLEX,
 }
 
 # Ops of other packages by name, which exist once these are loaded.

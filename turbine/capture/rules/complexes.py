@@ -14,14 +14,14 @@ from turbine.capture.rules import arithmetic
 aten = torch.ops.aten
 
 
-def _parts(x: Tensor | complex) -> tuple[Any, Any]:
+def parts(x: Tensor | complex) -> tuple[Any, Any]:
     """Real and imaginary, as tensors or numbers."""
     if isinstance(x, Tensor):
         return (torch.real(x), torch.imag(x)) if x.is_complex() else (x, 0.0)
     return complex(x).real, complex(x).imag
 
 
-def _make_complex(real: Tensor, imaginary: Tensor, dtype: torch.dtype) -> Tensor:
+def make_complex(real: Tensor, imaginary: Tensor, dtype: torch.dtype) -> Tensor:
     """A complex tensor from two parts, which are broadcast."""
     part = dtype.to_real()
     real, imaginary = torch.broadcast_tensors(real.to(part), imaginary.to(part))
@@ -34,10 +34,12 @@ def _is_complex(*values: Any) -> bool:
 
 def add(a: Tensor, b: Any, alpha: Any = 1) -> Tensor:
     """Part by part."""
-    if not _is_complex(a, b) or isinstance(alpha, complex):
+    if not _is_complex(a, b):
         return NotImplemented
-    (ar, ai), (br, bi) = _parts(a), _parts(b)
-    return _make_complex(ar + alpha * br, _sum(ai, alpha * bi, ar), torch.result_type(a, b))
+    if isinstance(alpha, complex):
+        return a + b * alpha
+    (ar, ai), (br, bi) = parts(a), parts(b)
+    return make_complex(ar + alpha * br, _sum(ai, alpha * bi, ar), torch.result_type(a, b))
 
 
 def sub(a: Tensor, b: Any, alpha: Any = 1) -> Tensor:
@@ -54,52 +56,48 @@ def mul(a: Tensor, b: Any) -> Tensor:
     """The complex product; two multiplications if one factor is real."""
     if not _is_complex(a, b):
         return NotImplemented
-    (ar, ai), (br, bi) = _parts(a), _parts(b)
+    (ar, ai), (br, bi) = parts(a), parts(b)
     real, imaginary = ar * br, ai * br
     if _is_complex(b):
         real, imaginary = real - ai * bi, imaginary + ar * bi
-    return _make_complex(real, imaginary, torch.result_type(a, b))
+    return make_complex(real, imaginary, torch.result_type(a, b))
 
 
 def neg(x: Tensor) -> Tensor:
     """Part by part."""
     if not x.is_complex():
         return arithmetic.negative(x)
-    return _make_complex(-torch.real(x), -torch.imag(x), x.dtype)
+    return make_complex(-torch.real(x), -torch.imag(x), x.dtype)
 
 
 def conj(x: Tensor) -> Tensor:
     """The complex conjugate; real numbers are unchanged."""
-    return x if not x.is_complex() else _make_complex(torch.real(x), -torch.imag(x), x.dtype)
+    return x if not x.is_complex() else make_complex(torch.real(x), -torch.imag(x), x.dtype)
 
 
 def exp(x: Tensor) -> Tensor:
     """exp(real) times (cos(imaginary), sin(imaginary))."""
-    if not x.is_complex():
-        return NotImplemented
     length, direction = torch.exp(x.real), x.imag
     # 0 * cos(inf) and inf * sin(0) would be nan.
     real = torch.where(length == 0, 0.0, length * torch.cos(direction))
     is_real = (length == 0) | (direction == 0)
-    return _make_complex(real, torch.where(is_real, 0.0, length * torch.sin(direction)), x.dtype)
+    return make_complex(real, torch.where(is_real, 0.0, length * torch.sin(direction)), x.dtype)
 
 
 def reciprocal(x: Tensor) -> Tensor:
     """conj(x) / |x|**2, scaled so that the square does not overflow."""
-    if not x.is_complex():
-        return arithmetic.reciprocal(x)
     larger = torch.maximum(x.real.abs(), x.imag.abs())
     smaller = torch.minimum(x.real.abs(), x.imag.abs())
     is_zero = (larger == inf) & (smaller < inf)
     real, imaginary = x.real / larger, x.imag / larger
     square = real * real + imaginary * imaginary
     real = torch.where(is_zero, 0.0, real / square / larger)
-    return _make_complex(real, torch.where(is_zero, 0.0, -imaginary / square / larger), x.dtype)
+    return make_complex(real, torch.where(is_zero, 0.0, -imaginary / square / larger), x.dtype)
 
 
 def sigmoid(x: Tensor) -> Tensor:
     """The compiler negates real numbers only."""
-    return torch.reciprocal(torch.exp(-x) + 1) if x.is_complex() else NotImplemented
+    return torch.reciprocal(torch.exp(-x) + 1)
 
 
 def absolute(x: Tensor) -> Tensor:
@@ -137,7 +135,7 @@ def total(
     if not x.is_complex() or (dtype is not None and dtype != x.dtype):
         return NotImplemented
     real = torch.real(x).sum(dim, keepdim=keepdim)
-    return _make_complex(real, torch.imag(x).sum(dim, keepdim=keepdim), x.dtype)
+    return make_complex(real, torch.imag(x).sum(dim, keepdim=keepdim), x.dtype)
 
 
 RULES: dict[Any, Callable[..., Any]] = {
@@ -156,7 +154,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._to_copy.default: to_copy,
 }
 
-EXPORTED: dict[Any, Callable[..., Any]] = {
+# For exported programs, where an operand, a number or the dtype of the result is complex.
+OF_COMPLEX: dict[Any, Callable[..., Any]] = {
     aten._conj.default: conj,
     aten.exp.default: exp,
     aten.reciprocal.default: reciprocal,
