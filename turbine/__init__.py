@@ -20,6 +20,8 @@ from turbine import config as config
 from turbine import errors as errors
 from turbine.version import __version__ as __version__
 
+config.warn_of_misspelt_variables()
+
 if TYPE_CHECKING:
     from turbine import aot as aot
     from turbine import eager as eager

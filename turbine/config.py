@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,17 @@ def override(**options: Any) -> Iterator[None]:
         _overrides.reset(token)
 
 
-_VARIABLES = {name: f"TURBINE_{name.upper()}" for name in OPTIONS}
+_PREFIX = "TURBINE_"
+_VARIABLES = {name: f"{_PREFIX}{name.upper()}" for name in OPTIONS}
+
+
+def warn_of_misspelt_variables() -> None:
+    """Warn of environment variables whose names are nearly those of options."""
+    for name in os.environ:
+        if not name.startswith(_PREFIX) or name in _VARIABLES.values():
+            continue
+        for near in get_close_matches(name, _VARIABLES.values(), n=1, cutoff=0.85):
+            errors.warn(f"{name} is not a variable of Turbine, and has no effect; is it {near}?")
 
 
 def _check(name: str, value: Any, label: str | None = None) -> Any:

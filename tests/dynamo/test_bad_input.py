@@ -65,7 +65,7 @@ def test_backends_are_registered_without_importing_turbine(tmp_path: Path) -> No
         ({"compile_timeout": "soon"}, None, ["compile_timeout"]),
         ({"strategy": "nonsense"}, None, ["nonsense", "auto"]),
         ({"target": "cuda:sm_80"}, None, ["cuda:sm_80", "CPU"]),
-        (None, "reduce-overhead", ["reduce-overhead", "max-autotune"]),
+        (None, "max-autotone", ["max-autotone", "max-autotune"]),
     ],
     ids=str,
 )
@@ -84,6 +84,7 @@ def test_invalid_options_of_torch_compile_are_reported() -> None:
 def test_valid_options_and_modes_are_accepted() -> None:
     assert options.check({"cache": False}, "default") == {"cache": False}
     assert options.check(None, "max-autotune") == {"strategy": "tune"}
+    assert options.check(None, "reduce-overhead") == {}
 
 
 def test_exceptions_of_the_model_are_propagated() -> None:

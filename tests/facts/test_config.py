@@ -183,3 +183,12 @@ def test_set_applies_to_all_threads() -> None:
     thread.start()
     thread.join(10)
     assert seen == ["plain"]
+
+
+def test_misspelt_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TURBINE_CAHCE", "0")
+    monkeypatch.setenv("TURBINE_CACHE", "1")
+    monkeypatch.setenv("TURBINE_HALL", "yes")  # of another program
+    with pytest.warns(UserWarning, match="TURBINE_CAHCE .* is it TURBINE_CACHE?") as caught:
+        config.warn_of_misspelt_variables()
+    assert len(caught) == 1

@@ -47,7 +47,8 @@ def backend(
         example_inputs: its inputs, as fake tensors.
         options: options of `turbine.config` for this function alone, `torch.compile(options=...)`;
             docs/torch_compile.md lists them.
-        mode: "default", or "max-autotune" to measure strategies and keep the fastest.
+        mode: "default", or "max-autotune" to measure strategies and keep the fastest. PyTorch's
+            other modes are like one of these.
 
     Returns:
         A function with the graph's inputs and results. Ops that cannot be compiled, or that

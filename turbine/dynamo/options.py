@@ -26,7 +26,9 @@ OPTIONS = (
 # The options of each mode; explicit options override them.
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
+    "reduce-overhead": {},  # what it reduces are launches on GPUs
     "max-autotune": {"strategy": "tune"},
+    "max-autotune-no-cudagraphs": {"strategy": "tune"},
 }
 
 
