@@ -226,6 +226,16 @@ def test_tensors_work_after_the_device_is_disabled() -> None:
         turbine.eager.enable()
 
 
+def test_values_that_are_read_in_inference_mode_may_be_written_later() -> None:
+    turbine.eager.enable()
+    x = torch.arange(4.0, device="turbine") * 2
+    with torch.inference_mode():
+        assert x.tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert not x._storage.value.data.is_inference()  # type: ignore[attr-defined]
+    x.as_strided((2,), (1,)).add_(1)
+    assert x.tolist() == [1.0, 3.0, 4.0, 6.0]
+
+
 def test_autocast_reaches_into_layers() -> None:
     turbine.eager.enable()
     x = torch.ones(2, 3, 4, device="turbine")

@@ -99,9 +99,11 @@ def _run_now(why: str) -> None:
     raised: Exception | None = None
     results: Sequence[Tensor | Exception]
     try:
-        results = programs.run(program)
-    except Exception as error:
-        raised, results = error, rescue(program)
+        with torch._C._InferenceMode(False):  # ops may have been called outside of it
+            try:
+                results = programs.run(program)
+            except Exception as error:
+                raised, results = error, rescue(program)
     except BaseException:  # such as KeyboardInterrupt
         _lose(trace, errors.RunError("the run that computes this value was interrupted"))
         raise
