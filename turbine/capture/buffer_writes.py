@@ -21,7 +21,7 @@ class BufferWrites(TorchDispatchMode):
         self._versions = {name: buffer._version for name, buffer in buffers.items()}
         self._statistics: list[Tensor] = []
 
-    def written(self) -> dict[str, Tensor]:
+    def find_written(self) -> dict[str, Tensor]:
         """The buffers that were written."""
         return {name: buffer for name, buffer in self._buffers.items() if self._changed(name)}
 

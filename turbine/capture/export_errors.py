@@ -34,7 +34,7 @@ _OTHERWISE = (
 )
 
 
-# Regular expression for a message or for a file of PyTorch's -> kind of tensor, hint.
+# Regular expression for a message, or for the path of a PyTorch file -> kind of tensor, hint.
 _NOT_DENSE = {
     r"NestedTensor|nested_tensor|torch[./]nested\b": ("nested", PADDED_HINT),
     r"Sparse|[_.]sparse_|torch/sparse\b": ("sparse", DENSE_HINT),

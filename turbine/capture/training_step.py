@@ -274,7 +274,7 @@ class Trainer(ModelLoss):
         if scale is not None:
             grads = {name: grad / scale for name, grad in grads.items()}
         self.reached = [*grads]
-        written = writes.written()
+        written = writes.find_written()
         if written:
             is_finite = _all_finite(grads)
             for name, buffer in written.items():

@@ -186,14 +186,14 @@ def wait() -> None:
 def _call(code: Code, program: Program) -> list[Tensor]:
     with torch.no_grad():
         results = iter(code.call(*_arguments(code, program)))
-    written = _written(code, program)
+    written = _find_written(code, program)
     return [
         program.inputs[written[index]] if index in written else next(results)
         for index in program.outputs
     ]
 
 
-def _written(code: Code, program: Program) -> dict[int, int]:
+def _find_written(code: Code, program: Program) -> dict[int, int]:
     """The results that code writes to inputs; code for several sizes writes none."""
     return {} if code.pattern is not None else dict(program.updates)
 
@@ -220,7 +220,7 @@ def _begin(code: Code, program: Program) -> None:
         code.inputs = fake_tensors(arguments, code.pattern)
         ops = program.ops if code.pattern is None else code.pattern.ops(program)
         layouts = [layout_of(one) for one in arguments]
-        written = _written(code, program)
+        written = _find_written(code, program)
         graph = graph_of(program, ops, layouts, sorted(code.varying), written)
         context = TracingContext(code.inputs[0].fake_mode if code.inputs else FakeTensorMode())
         with (
