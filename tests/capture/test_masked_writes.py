@@ -42,7 +42,7 @@ class Case:
     rank: int = 2
 
 
-# The values or the other indices tell how many elements of the mask may be true.
+# The values or the other indices determine how many elements of the mask may be true.
 ROWS: dict[str, Case] = {
     "alone": Case(lambda x, m, r: put(m)(x, r)),
     "alone, added": Case(lambda x, m, r: put(m, accumulate=True)(x, r)),
