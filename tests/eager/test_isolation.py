@@ -58,6 +58,16 @@ def test_the_device_is_refused_beside_another_accelerator(monkeypatch: pytest.Mo
         turbine.eager.enable()
 
 
+def test_a_forked_child_does_not_run_what_its_parent_called() -> None:
+    turbine.eager.enable()
+    torch.randn(1 << 20).exp()  # starts threads, which a child does not have
+    large = torch.randn(1 << 20).to("turbine").exp()
+    x = torch.arange(4.0, device="turbine") + 1
+
+    assert in_child(lambda: str((x - 1).tolist())) == "[0.0, 1.0, 2.0, 3.0]"
+    assert large.min().item() > 0
+
+
 def test_a_fork_goes_on_with_tensors_of_the_device() -> None:
     turbine.eager.enable()
     x = torch.arange(4.0, device="turbine")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -81,6 +83,20 @@ def flush(why: str) -> None:
     """Run the ops of the trace."""
     if _trace.values:
         _run_trace(why)
+
+
+def _prepare_fork() -> None:
+    """Run what was called before a fork: PyTorch's threads do not run in the child."""
+    LOCK.acquire()
+    with suppress(Exception):  # raised again where the values are read
+        flush("a fork")
+
+
+os.register_at_fork(
+    before=_prepare_fork,
+    after_in_parent=LOCK.release,
+    after_in_child=LOCK._at_fork_reinit,  # type: ignore[attr-defined]
+)
 
 
 def _run_now(why: str) -> None:

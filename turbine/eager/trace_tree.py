@@ -8,7 +8,6 @@ so that only the first turn has to find out what its ops give.
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +26,6 @@ from turbine.eager.tensor import DeviceTensor
 aten = torch.ops.aten
 
 LOCK = threading.RLock()
-os.register_at_fork(after_in_child=LOCK._at_fork_reinit)  # type: ignore[attr-defined]
 # A program of more ops takes long to compile.
 MOST_OPS = 1000
 _LEAST_PERIOD = 16
