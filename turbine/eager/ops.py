@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -250,9 +251,8 @@ def _write_each(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any
     if not all(isinstance(one, DeviceTensor) for one in targets):
         return _run(func, args, kwargs)
     written = {id(one._storage) for one in targets}
-    read = {
-        id(one._storage) for one in tree_leaves(list(args[1:])) if isinstance(one, DeviceTensor)
-    }
+    operands = chain.from_iterable(one if type(one) is list else (one,) for one in args[1:])
+    read = {id(one._storage) for one in operands if isinstance(one, DeviceTensor)}
     if len(written) < len(targets) or written & read:
         return _run(func, args, kwargs)  # a write may change what a later element reads
     try:
