@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import turbine
+from turbine.eager import programs
 
 
 def mlp() -> nn.Module:
@@ -112,3 +113,36 @@ def test_optimizers_update_large_weights_in_place() -> None:
     with torch.no_grad():
         large.add_(1)
     torch.testing.assert_close(kept.cpu() + 1, large.detach().cpu())
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_failure_after_a_write_in_place_is_never_a_wrong_number(
+    is_written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turbine.eager.enable()
+    monkeypatch.setattr(programs, "codes", {})
+    monkeypatch.setattr(programs, "_families", {})
+    large = torch.zeros(1 << 19).to("turbine")
+    for _ in range(4):
+        large.add_(1).mul_(2).sub_(1)
+        large[0].item()
+        turbine.eager.wait()
+    found = [code for code in programs.codes.values() if code.state == "compiled"]
+    assert found
+
+    def fail(*arguments: Tensor) -> None:
+        if is_written:
+            torch.autograd.graph.increment_version(arguments[0])  # as updates do
+            arguments[0].add_(1)
+        raise ValueError("after the write")
+
+    before = large[0].item()
+    for code in found:
+        code.call = fail
+    large.add_(1).mul_(2).sub_(1)
+    if is_written:
+        for _ in range(2):
+            with pytest.raises(turbine.errors.RunError, match="written to its inputs"):
+                large[0].item()
+    else:
+        assert large[0].item() == 2 * before + 1

@@ -9,6 +9,7 @@ from functools import partial
 
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.autograd.graph import increment_version
 
 from turbine import errors
 from turbine.capture.effects import Mutation
@@ -44,7 +45,7 @@ def place_updates(graph: fx.GraphModule, updated: Mapping[int, str]) -> list[Upd
         except errors.TurbineError as error:
             log.info("an update in place does not compile: %s", error)
             continue
-        run = partial(_run, call, not placed)
+        run = partial(_run, call, len(update.written), not placed)
         rewrite(graph, update, Mutation(run, "update_in_place"))
         placed.append(update)
     if placed:
@@ -65,7 +66,8 @@ def _load(kernel: Kernel, update: Update) -> TensorCall:
     return TensorCall(call.entry, slots, call.results, call.in_place)
 
 
-def _run(call: TensorCall, is_first: bool, *tensors: Tensor) -> None:
+def _run(call: TensorCall, written: int, is_first: bool, *tensors: Tensor) -> None:
+    increment_version([one for one in tensors[:written] if not one.is_inference()])
     if is_first:  # updates take a millisecond or more: all cores should be free for them
         openmp.release_threads()
     call(tensors)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from turbine import config, dynamo
+from turbine import config, dynamo, errors
 from turbine.dynamo import records, small_graphs
 from turbine.eager.graphs import graph_of
 from turbine.eager.interpreter import interpret
@@ -94,6 +94,10 @@ codes: dict[tuple[Node, tuple[int, ...], tuple[Update, ...]], Code] = {}
 _pool: ThreadPoolExecutor | None = None
 
 
+class InputsOverwritten(errors.RunError):
+    """A program cannot run again: it failed after it had written to its inputs."""
+
+
 def run(program: Program) -> list[Tensor]:
     """The outputs of a program, as CPU tensors."""
     key = program.node, program.outputs, program.updates
@@ -108,9 +112,14 @@ def run(program: Program) -> list[Tensor]:
     if code.state == NEW and is_known and config.get("eager") != "op":
         _begin(code, program)
     if code.state == COMPILED:
+        versions = _input_versions(code, program)
         try:
             results = _call(code, program)
         except Exception as error:
+            if _input_versions(code, program) != versions:
+                raise InputsOverwritten(
+                    f"a program failed after it had written to its inputs: {error}"
+                ) from error
             results = interpret(program)  # raises if the error is the program's
             log.warning("a program runs in PyTorch, since its code failed", exc_info=error)
             code.fail(error)
@@ -191,6 +200,11 @@ def _call(code: Code, program: Program) -> list[Tensor]:
         program.inputs[written[index]] if index in written else next(results)
         for index in program.outputs
     ]
+
+
+def _input_versions(code: Code, program: Program) -> list[int]:
+    """How often the inputs that code writes to were written."""
+    return [program.inputs[number]._version for number in _find_written(code, program).values()]
 
 
 def _find_written(code: Code, program: Program) -> dict[int, int]:

@@ -118,8 +118,13 @@ def _run_now(why: str) -> None:
         with torch._C._InferenceMode(False):  # ops may have been called outside of it
             try:
                 results = programs.run(program)
+            except programs.InputsOverwritten:
+                raise
             except Exception as error:
                 raised, results = error, rescue(program)
+    except programs.InputsOverwritten as error:
+        _lose(trace, error)
+        raise
     except BaseException:  # such as KeyboardInterrupt
         _lose(trace, errors.RunError("the run that computes this value was interrupted"))
         raise

@@ -369,6 +369,8 @@ class Trace:
         tensor, owner = self.inputs[number], self._owners[number]
         if tensor.nbytes < LEAST_BYTES or owner is None or owner() is not None:
             return False
+        if tensor.is_inference():  # has no version, and PyTorch writes to it in its mode alone
+            return False
         memory = tensor.untyped_storage().data_ptr()
         return [one.untyped_storage().data_ptr() for one in self.inputs].count(memory) == 1
 
