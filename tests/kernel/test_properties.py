@@ -426,3 +426,16 @@ def first_of_next_row(
 def test_a_reduction_beyond_the_buffer_reads_nothing() -> None:
     x = numbers(0, 16, 2)
     assert torch.equal(first_of_next_row(x), first_of_next_row.interpret(x))
+
+
+@tk.gen.kernel(M)
+def count_programs(x: tkl.InOutBuffer[M, tkl.i32]) -> None:
+    i = tkl.program_id(0)
+    tkl.store(x, (i,), tkl.load(x, (i,), (1,)) + 1)
+
+
+@pytest.mark.parametrize("programs", [0, 1, 7, 8, 31, 32, 33, 63, 65, 100, 257])
+def test_every_program_of_a_grid_runs_once(programs: int) -> None:
+    found = torch.arange(programs, dtype=torch.int32)
+    count_programs(found)
+    assert found.tolist() == list(range(1, programs + 1))

@@ -3,6 +3,10 @@
 Note [Few workgroups]
 A grid may have many small programs. A workgroup runs a range of them in sequence, and a launch has
 at most WORKGROUPS workgroups, however large the grid is.
+
+Note [Workgroups that do nothing]
+A worker of IREE takes RESERVED consecutive workgroups at once if there are as many for each
+worker. Two workers would share 24 workgroups 16 to 8. So only the first of RESERVED runs programs.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ from turbine.target import Target
 _MOST_BINDINGS, _MOST_SIZES = 32, 31
 # Target kinds that kernels compile for; "any" is IR for a target that is not known yet.
 _KINDS = ("cpu", "any")
+# See Note [Workgroups that do nothing].
+RESERVED = 8
 DISPATCH_ATTRIBUTES = (
     "translation_info = #iree_codegen.translation_info<"
     "pipeline = #iree_cpu.pipeline<BufferOpsTileAndVectorize>>"
@@ -212,11 +218,10 @@ def _body(
     total: Index = 1
     for count in grid:
         total = w.mul(total, count)
+    first, last = Value("%first_range", "index"), Value("%last_range", "index")
     groups = Value("%groups", "index")
-    share = w.floordiv(w.add(total, w.sub(groups, 1)), groups)
-    first = w.mul(Value("%workgroup", "index"), share)
-    end = w.min(w.add(first, share), total)
-    with w.loop(first, end) as loop, emitter.scope():
+    start, stop = (w.floordiv(w.mul(one, total), groups) for one in (first, last))
+    with w.loop(start, stop) as loop, emitter.scope():
         emitter.number = loop.counter
         rest: Index = loop.counter
         for axis in range(len(grid) - 1, -1, -1):
@@ -286,11 +291,20 @@ def _executable(layout: Layout, name: str, w: Writer) -> list[str]:
         f"stream.executable.export public @{name}_code workgroups(%n: index)"
         " -> (index, index, index) {",
         "  %one = arith.constant 1 : index",
-        "  stream.return %n, %one, %one : index, index, index",
+        f"  %reserved = arith.constant {RESERVED} : index",
+        "  %count = arith.muli %n, %reserved : index",
+        "  stream.return %count, %one, %one : index, index, index",
         "}",
         "builtin.module {",
         f"func.func @{name}_code({', '.join(arguments)}) attributes {{{DISPATCH_ATTRIBUTES}}} {{",
-        "%workgroup = stream.dispatch.workgroup.id[0] : index",
+        "%id = stream.dispatch.workgroup.id[0] : index",
+        f"%reserved = arith.constant {RESERVED} : index",
+        f"%before_next = arith.constant {RESERVED - 1} : index",
+        "%workgroup = arith.divui %id, %reserved : index",
+        "%above = arith.addi %id, %before_next : index",
+        "%first_range = arith.divui %above, %reserved : index",
+        "%one_more = arith.constant 1 : index",
+        "%last_range = arith.addi %workgroup, %one_more : index",
         *w.top,
         *head.lines,
         *spanned,
