@@ -125,6 +125,16 @@ def test_ops_are_not_replaced_on_other_targets() -> None:
     assert placed(program, targets.parse("cuda:sm_80")) is program
 
 
+@pytest.mark.parametrize(
+    ("depth", "columns", "width"),
+    [(64, 128, 64), (4096, 128, 32), (64, 96, 48), (64, 32, 32), (64, 100, 48), (8192, 128, 48)],
+)
+def test_panels_divide_the_columns_where_the_cache_allows(
+    depth: int, columns: int, width: int
+) -> None:
+    assert linear_module.panel_width(depth, columns, AVX512) == width
+
+
 class Changing(nn.Module):
     """Matmuls with state and with an argument instead of a weight."""
 

@@ -67,8 +67,12 @@ def linear_of_few_rows(
 
 # Vector register sizes in bytes for which the kernel is faster than IREE's code.
 FASTER_ON = {64}
-# Columns of a panel in vectors: with eight rows they fill the registers.
-_PANEL_VECTORS = 3
+# Columns of a panel in vectors, best first: with six, eight or twelve rows they fill the registers.
+# A register tile goes to the result without a copy where panels divide the columns.
+_PANEL_VECTORS = (4, 3, 2)
+_USUAL_VECTORS = 3
+# Elements of a panel that fit into the L2 cache with the rest.
+_MOST_PACKED = 4096 * 32
 # Columns of a panel for AMX, whose contraction is a multiple of a row of its registers.
 _AMX_COLUMNS, _AMX_DEPTH = 32, 32
 _FLOAT_BYTES = 4
@@ -125,7 +129,7 @@ class Linear:
         if is_for_amx and depth % _AMX_DEPTH == 0:
             kernel, width = linear_by_amx, _AMX_COLUMNS
         else:
-            kernel, width = linear, _PANEL_VECTORS * target.vector_bytes // _FLOAT_BYTES
+            kernel, width = linear, panel_width(depth, columns, target)
             x = _convert(x, torch.float32, node)
         panels = -(-columns // width)
         rest = panels * width - columns
@@ -139,6 +143,14 @@ class Linear:
         bias = _convert(bias, torch.float32, node)
         result = emit(graph, kernel.op.op, x, packed, bias, beside=node)
         return _convert(result, node.meta["val"].dtype, node)
+
+
+def panel_width(depth: int, columns: int, target: Target) -> int:
+    """The columns of a panel: such that no column is unused, if there is such a width."""
+    lanes = target.vector_bytes // _FLOAT_BYTES
+    widths = [vectors * lanes for vectors in _PANEL_VECTORS]
+    fitting = (w for w in widths if columns % w == 0 and depth * w <= _MOST_PACKED)
+    return next(fitting, _USUAL_VECTORS * lanes)
 
 
 @dataclass(frozen=True)
