@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 import turbine
 from tests.library.placing import count, exported
 from turbine.capture.recurrence import Recurrences
-from turbine.library.recurrence import lstm, with_rows
+from turbine.library.recurrence import lstm, rows_of_a_program, with_rows
 
 LAYERS: dict[str, Any] = {
     "lstm": lambda: nn.LSTM(5, 16, batch_first=True),
@@ -49,6 +49,14 @@ def test_outputs_and_gradients_match_torch(name: str, rows: int, steps: int) -> 
         found = results(layer, x, *states)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "directions", "programs"),
+    [(1, 1, 1), (4, 1, 1), (8, 1, 2), (8, 2, 2), (9, 1, 2), (64, 1, 8)],
+)
+def test_a_batch_of_eight_rows_is_for_two_cores(rows: int, directions: int, programs: int) -> None:
+    assert -(-rows // rows_of_a_program(rows, directions)) * directions == programs
 
 
 def kernels_of(program: Any) -> list[str]:

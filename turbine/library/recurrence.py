@@ -23,7 +23,7 @@ H = tkl.sym.H  # units of a state
 BB = tkl.sym.BB
 T = tkl.types.T
 In, Out = tkl.InputBuffer, tkl.OutputBuffer
-_MOST_ROWS = 8  # of a program
+_FEW_ROWS, _MOST_ROWS = 4, 8  # of a program
 # A panel of a packed weight gives all gates of some units; going back, it gives more units.
 _UNITS, _UNITS_BACK = 16, 64
 _PANELS, _PANELS_BACK = tkl.cdiv(H, _UNITS), tkl.cdiv(H, _UNITS_BACK)
@@ -400,19 +400,25 @@ def with_rows(kernel: tk.Kernel, rows: int) -> tk.Kernel:
 
 def _forward(kernel: tk.Kernel, x: Tensor, weight: Tensor, *args: Tensor) -> Any:
     packed = pack_forward(weight.shape[1])(weight.contiguous())
-    return _call(kernel, x.shape[1], x, packed, *args)
+    return _call(kernel, x.shape[1], len(weight), x, packed, *args)
 
 
 def _backward(kernel: tk.Kernel, weight: Tensor, grad_h: Tensor, *args: Tensor) -> Any:
     packed = pack_backward(weight.shape[1])(weight.contiguous())
-    return _call(kernel, grad_h.shape[2], grad_h, *args, packed)
+    return _call(kernel, grad_h.shape[2], len(weight), grad_h, *args, packed)
 
 
-def _call(kernel: tk.Kernel, rows: Any, *args: Tensor) -> Any:
+def _call(kernel: tk.Kernel, rows: Any, directions: int, *args: Tensor) -> Any:
     """Call a kernel whose programs have some of the rows."""
-    is_few = isinstance(rows, int) and 0 < rows < _MOST_ROWS
-    own = with_rows(kernel, rows if is_few else _MOST_ROWS)
+    own = with_rows(kernel, rows_of_a_program(rows, directions))
     return own(*(one.contiguous() for one in args))
+
+
+def rows_of_a_program(rows: Any, directions: int) -> int:
+    """Most rows, unless a small batch would then be one program; few cost more loads of weights."""
+    if not isinstance(rows, int) or rows == 0:
+        return _MOST_ROWS
+    return min(rows, _FEW_ROWS if rows * directions <= _MOST_ROWS else _MOST_ROWS)
 
 
 def _gradient_of_weight(grads: Tensor, h: Tensor) -> Tensor:
