@@ -6,7 +6,7 @@ the columns that a tap reads are neighbours.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -23,7 +23,10 @@ from turbine.capture.convolutions import Convolution
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.capture.sizes import hint
+from turbine.library import tail
 from turbine.library.nodes import constant_nodes
+from turbine.library.tail import Tail
+from turbine.library.windows import Windows, pack, put_channels_last
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -35,26 +38,63 @@ BH, BL = tkl.symbols("BH BL")
 f32 = tkl.f32
 
 
+@dataclass(frozen=True)
+class End:
+    """What a kernel does with a sum before it stores it."""
+
+    has_residual: bool = False  # to be added
+    least: float | None = None
+    most: float | None = None
+
+    def apply(self, sums: Any, residual: Any, place: Sequence[Any], shape: Sequence[Any]) -> Any:
+        """The values to store at a place."""
+        if self.has_residual:
+            sums = sums + tkl.load(residual, place, shape)
+        if self.least is not None:
+            sums = tkl.maximum(sums, self.least)
+        return sums if self.most is None else tkl.minimum(sums, self.most)
+
+
+def _declare(
+    compute: Callable[..., None], end: End, x: Any, weight: Any, y: Any, *grid: Any, **options: Any
+) -> Any:
+    """The kernel of compute(x, weight, bias, residual, y); without residuals that is None."""
+    outputs = y[-1]
+
+    def with_residual(
+        x: tkl.InputBuffer[*x, f32],
+        weight: tkl.InputBuffer[*weight, f32],
+        bias: tkl.InputBuffer[outputs, f32],
+        residual: tkl.InputBuffer[*y, f32],
+        y: tkl.OutputBuffer[*y, f32],
+    ) -> None:
+        compute(x, weight, bias, residual, y)
+
+    def without(
+        x: tkl.InputBuffer[*x, f32],
+        weight: tkl.InputBuffer[*weight, f32],
+        bias: tkl.InputBuffer[outputs, f32],
+        y: tkl.OutputBuffer[*y, f32],
+    ) -> None:
+        compute(x, weight, bias, None, y)
+
+    function = with_residual if end.has_residual else without
+    function.__name__ = compute.__name__
+    return tk.gen.kernel(*grid, **options)(function)
+
+
+_PLAIN = End()
+
+
 @cache
-def full(taps: tuple[int, int], stride: tuple[int, int], block: tuple[int, int]) -> Any:
+def full(
+    taps: tuple[int, int], stride: tuple[int, int], block: tuple[int, int], end: End = _PLAIN
+) -> Any:
     """The kernel for windows over all channels; a program computes a block of one panel."""
     (kh, kw), (down, across) = taps, stride
     rows, columns = H - (kh - 1) // down, L - (kw - 1) // across
 
-    @tk.gen.kernel(
-        P,
-        columns // BL,
-        rows // BH,
-        B,
-        blocks={BH: block[0], BL: block[1]},
-        specialize=(H, L),
-    )
-    def convolution(
-        x: tkl.InputBuffer[B, down, H, L, D, f32],
-        weight: tkl.InputBuffer[P, kh, kw, C, W, f32],
-        bias: tkl.InputBuffer[N, f32],
-        y: tkl.OutputBuffer[B, rows, columns, N, f32],
-    ) -> None:
+    def convolution(x: Any, weight: Any, bias: Any, residual: Any, y: Any) -> None:
         panel, column, row = tkl.program_id(0), tkl.program_id(1) * BL, tkl.program_id(2) * BH
         image = tkl.program_id(3)
 
@@ -78,33 +118,34 @@ def full(taps: tuple[int, int], stride: tuple[int, int], block: tuple[int, int])
         for i in range(min(down, kh)):
             for j in range(min(across, kw)):
                 sums = add_taps(i, j, sums)
-        tkl.store(y, (image, row, column, panel * W), sums + tkl.load(bias, (panel * W,), (W,)))
+        sums = sums + tkl.load(bias, (panel * W,), (W,))
+        own = image, row, column, panel * W
+        tkl.store(y, own, end.apply(sums, residual, own, (None, BH, BL, W)))
 
-    return convolution
+    buffers = (B, down, H, L, D), (P, kh, kw, C, W), (B, rows, columns, N)
+    grid = P, columns // BL, rows // BH, B
+    blocks = {BH: block[0], BL: block[1]}
+    return _declare(convolution, end, *buffers, *grid, blocks=blocks, specialize=(H, L))
 
 
 @cache
-def depthwise(taps: tuple[int, int], stride: tuple[int, int]) -> Any:
+def depthwise(taps: tuple[int, int], stride: tuple[int, int], end: End = _PLAIN) -> Any:
     """The kernel for a convolution of every channel by itself; a program computes a row."""
     (kh, kw), (down, across) = taps, stride
     rows, columns = H - (kh - 1) // down, L - (kw - 1) // across
 
-    @tk.gen.kernel(rows, B, specialize=(H, L, C))
-    def depthwise_convolution(
-        x: tkl.InputBuffer[B, down, H, L, across * C, f32],
-        weight: tkl.InputBuffer[kh, kw, C, f32],
-        bias: tkl.InputBuffer[C, f32],
-        y: tkl.OutputBuffer[B, rows, columns, C, f32],
-    ) -> None:
+    def depthwise_convolution(x: Any, weight: Any, bias: Any, residual: Any, y: Any) -> None:
         row, image = tkl.program_id(0), tkl.program_id(1)
         sums = tkl.load(bias, (0,), (C,))
         for i, j in product(range(kh), range(kw)):
             place = image, i % down, row + i // down, j // across, j % across * C
             values = tkl.load(x, place, (None, None, None, columns, C))
             sums = sums + values * tkl.load(weight, (i, j, 0), (None, None, C))
-        tkl.store(y, (image, row, 0, 0), sums)
+        own = image, row, 0, 0
+        tkl.store(y, own, end.apply(sums, residual, own, (None, None, columns, C)))
 
-    return depthwise_convolution
+    buffers = (B, down, H, L, across * C), (kh, kw, C), (B, rows, columns, C)
+    return _declare(depthwise_convolution, end, *buffers, rows, B, specialize=(H, L, C))
 
 
 _FLOAT_BYTES = 4
@@ -119,14 +160,15 @@ _FEW_CHANNELS = 8
 
 @dataclass(frozen=True)
 class Match:
-    """A convolution that a kernel computes."""
+    """A convolution that a kernel computes, with what follows it."""
 
     found: Convolution
+    tail: Tail
 
     @property
     def node(self) -> fx.Node:
         """The node whose value the kernel computes."""
-        return self.found.node
+        return self.tail.node
 
     def is_faster_on(self, target: Target) -> bool:
         """On every CPU."""
@@ -134,7 +176,7 @@ class Match:
 
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
-        call = _Call(self.found)
+        call = _Call(self.found, self.tail)
         y = call.add(aten.permute.default, call.write(target), [0, 3, 1, 2])
         if self.node.meta["val"].dim() < _MOST_AXES:
             y = call.add(aten.squeeze.dim, y, 2)
@@ -145,15 +187,31 @@ class Match:
 class _Call:
     """Writes the call of a kernel, with operands in its layout."""
 
-    def __init__(self, found: Convolution) -> None:
+    def __init__(self, found: Convolution, tail: Tail) -> None:
         self.node, self.bias = found.node, found.bias
-        x, self.weight = found.x, found.weight
+        self.weight, self.residual = found.weight, tail.residual
         self.stride, self.padding = found.stride, found.padding
+        self.end = End(self.residual is not None, tail.least, tail.most)
+        self.join_factors(tail)
+        self.x = put_channels_last(found.x, self.node)
         if len(self.stride) == 1:
-            x, self.weight = (self.add(aten.unsqueeze.default, one, 2) for one in (x, self.weight))
+            self.weight = self.add(aten.unsqueeze.default, self.weight, 2)
             self.stride, self.padding = (1, *self.stride), (0, *self.padding)
-        self.x = self.add(aten.permute.default, x, [0, 2, 3, 1])
+        if self.residual is not None:
+            self.residual = self.pack(put_channels_last(self.residual, self.node))
         self.is_depthwise = found.groups > 1
+
+    def join_factors(self, tail: Tail) -> None:
+        """Multiply the weight and the bias by the scale of the tail, and add its shift."""
+        if tail.scale is not None:
+            scale = self.add(aten.view.default, tail.scale, [-1])
+            shape = [-1, *[1] * (self.weight.meta["val"].dim() - 1)]
+            by_output = self.add(aten.view.default, scale, shape)
+            self.weight = self.add(aten.mul.Tensor, self.weight, by_output)
+            self.bias = self.bias and self.add(aten.mul.Tensor, self.bias, scale)
+        if tail.shift is not None:
+            shift = self.add(aten.view.default, tail.shift, [-1])
+            self.bias = self.add(aten.add.Tensor, self.bias, shift) if self.bias else shift
 
     @property
     def taps(self) -> list[int]:
@@ -166,7 +224,7 @@ class _Call:
 
     def pack(self, x: fx.Node) -> fx.Node:
         """Make a tensor contiguous."""
-        return self.add(aten.clone.default, x, memory_format=torch.contiguous_format)
+        return pack(x, self.node)
 
     def write(self, target: Target) -> fx.Node:
         """Add the call; return its result, whose last axis are channels."""
@@ -178,11 +236,12 @@ class _Call:
         if self.is_depthwise:
             weight = self.add(aten.squeeze.dim, self.weight, 1)
             weight = self.pack(self.add(aten.permute.default, weight, [1, 2, 0]))
-            kernel = depthwise(tuple(self.taps), tuple(self.stride))
+            kernel = depthwise(tuple(self.taps), tuple(self.stride), self.end)
         else:
             weight = self.pack_panels(target)
-            kernel = full(tuple(self.taps), tuple(self.stride), (1, _block(columns)))
-        return self.add(kernel.op.op, x, weight, bias)
+            kernel = full(tuple(self.taps), tuple(self.stride), (1, _block(columns)), self.end)
+        residual = [] if self.residual is None else [self.residual]
+        return self.add(kernel.op.op, x, weight, bias, *residual)
 
     def join_columns(self) -> None:
         """Make the columns of a window channels of one column."""
@@ -202,22 +261,11 @@ class _Call:
 
     def split_phases(self) -> tuple[int, fx.Node]:
         """The columns of the result, and the images, padded and with their rows in phases."""
-        _, *sizes, channels = self.x.meta["val"].shape
-        windows = list(zip(sizes, self.taps, self.stride, self.padding, strict=True))
-        counts = [(n + 2 * p - k) // s + 1 for n, k, s, p in windows]
-        # Rows and columns of a phase, and zeros after the last.
-        lengths = [n + (k - 1) // s for n, (_, k, s, _) in zip(counts, windows, strict=True)]
-        ends = [n * s - size - p for n, (size, _, s, p) in zip(lengths, windows, strict=True)]
-        x, margins = self.x, [self.padding[1], max(ends[1], 0), self.padding[0], max(ends[0], 0)]
-        for axis, (size, end) in enumerate(zip(sizes, ends, strict=True), start=1):
-            if end < 0:  # elements after the last window
-                x = self.add(aten.slice.Tensor, x, axis, 0, size + end)
-        if any(margins):
-            x = self.add(aten.constant_pad_nd.default, x, [0, 0, *margins])
-        (rows, columns), (down, across) = lengths, self.stride
-        phases = [-1, rows, down, columns, across * channels]
-        x = self.add(aten.view.default, self.pack(x), phases)
-        return counts[1], self.pack(self.add(aten.permute.default, x, [0, 2, 1, 3, 4]))
+        margins = [(margin, margin) for margin in self.padding]
+        windows = Windows(self.taps, self.stride, margins)
+        _, columns = windows.count(self.x.meta["val"].shape[1:3])
+        x = windows.split(self.x, self.node)
+        return columns, self.pack(self.add(aten.permute.default, x, [0, 2, 1, 3, 4]))
 
     def pack_panels(self, target: Target) -> fx.Node:
         """The weight in panels, which are computed when an artifact is loaded."""
@@ -248,13 +296,13 @@ def _block(columns: int) -> int:
 
 def find(region: Region) -> Iterator[Match]:
     """Find convolutions whose weights are constant, or packed in little time."""
-    constant = constant_nodes(region)
+    constant, claimed = constant_nodes(region), set[fx.Node]()
     for found in convolutions.find(region.graph.graph):
         x, weight = found.x.meta["val"], found.weight.meta["val"]
         if not supports(x, weight, found.stride, found.dilation, found.groups):
             continue
         if found.weight in constant or found.groups > 1 or _pays_for_packing(found):
-            yield Match(found)
+            yield Match(found, tail.find(found.node, constant, claimed))
 
 
 def supports(

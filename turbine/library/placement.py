@@ -10,7 +10,7 @@ from torch import fx
 
 from turbine.capture.nodes import copy_graph
 from turbine.capture.program import Region
-from turbine.library import attention, convolution, linear, matmul, rows, update
+from turbine.library import attention, convolution, linear, matmul, pooling, rows, update
 from turbine.target import Target
 
 
@@ -28,10 +28,11 @@ class Match(Protocol):
         """Call the kernel before the node; return the result."""
 
 
-# Attention first: it contains a softmax.
+# Attention first: it contains a softmax. Convolutions before pooling, which takes their layout.
 FINDERS = (
     attention.find,
     convolution.find,
+    pooling.find,
     linear.find_few_rows,
     linear.find,
     matmul.find,
@@ -77,7 +78,9 @@ def _with_kernels(region: R, target: Target) -> R:
     replaced: dict[fx.Node, fx.Node] = {}
     for find in FINDERS:
         matches: list[Match] = [*find(copied)]
-        for match in matches:
+        places = {node: place for place, node in enumerate(module.graph.nodes)}
+        # From the last to the first: the operands of a match are not replaced before it.
+        for match in sorted(matches, key=lambda match: places[match.node], reverse=True):
             if match.is_faster_on(target):
                 with module.graph.inserting_before(match.node), match.node.meta["val"].fake_mode:
                     replaced[match.node] = match.replace(target)
