@@ -16,17 +16,12 @@ from tests.library.placing import NEON, count, placed
 from tests.models import Fn, compiled
 from turbine import target as targets
 from turbine.capture.program import Program
-from turbine.library.attention import Kernels, in_blocks, one_by_one
+from turbine.library.attention import Layouts, kernels
+from turbine.library.heads import Layout
 from turbine.target import Target
 
 aten = torch.ops.aten
 INF = float("inf")
-KERNELS = [
-    kernel
-    for way in (in_blocks, one_by_one)
-    for kernel in (way.plain, way.causal, way.biased, way.masked)
-]
-
 sdpa = F.scaled_dot_product_attention
 
 
@@ -48,8 +43,9 @@ def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def kernels_in(program: Program) -> list[str]:
-    targets = [node.target for node in program.graph.graph.nodes]
-    return [kernel.__name__ for kernel in KERNELS if kernel.op.op in targets]
+    names = [str(node.target).split(".") for node in program.graph.graph.nodes]
+    called = [name[1].rstrip("_0123456789") for name in names if name[0] == "tk"]
+    return [name for name in called if name.endswith("attention")]
 
 
 def heads(*sizes: int, count: int = 3) -> tuple[Tensor, ...]:
@@ -131,10 +127,57 @@ def test_attention_matches_pytorch(name: str) -> None:
     torch.testing.assert_close(exported.compile()(*args), function(*args), equal_nan=True)
 
 
-@pytest.mark.parametrize(("queries", "way"), [(3, one_by_one), (4, in_blocks)])
-def test_few_queries_are_computed_one_by_one(queries: int, way: Kernels) -> None:
+@pytest.mark.parametrize(("queries", "is_alone"), [(3, True), (4, False)])
+def test_few_queries_are_computed_one_by_one(queries: int, is_alone: bool) -> None:
     exported = turbine.aot.export(Fn(sdpa), args=queries_and_keys(queries, 40))
-    assert count(placed(exported.program), way.plain.op.op) == 1
+    kernel = kernels(Layouts(), is_alone=is_alone).plain
+    assert count(placed(exported.program), kernel.op.op) == 1
+
+
+def of_one_tensor(x: Tensor) -> Tensor:
+    """Queries, keys and values of (batch, length, 3, heads, width)."""
+    q, k, v = x.permute(2, 0, 3, 1, 4).unbind(0)
+    return sdpa(q, k, v).transpose(1, 2).flatten(2)
+
+
+def of_heads_last(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+    return sdpa(q, k, v, scale=0.3).transpose(1, 2)
+
+
+def of_scaled_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q, k, v = (one.transpose(1, 2) for one in (q, k * 0.5, v * 2.0))
+    return sdpa(q, k, v, is_causal=True).transpose(1, 2)
+
+
+def of_parts_in_other_places(x: Tensor, k: Tensor) -> Tensor:
+    """Queries are the last part, and values come before the batch; keys have heads first."""
+    q = x[:, :, -1].transpose(1, 2)
+    return sdpa(q, k, x.select(2, 0).permute(0, 2, 1, 3))
+
+
+LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], tuple[int | None, ...]]] = {
+    "one tensor": (of_one_tensor, (torch.randn(2, 37, 3, 4, 16),), (0, 1, 2, 0)),
+    "one query of one tensor": (of_one_tensor, (torch.randn(2, 1, 3, 4, 16),), (0, 1, 2, 0)),
+    "heads last": (of_heads_last, heads(2, 37, 4, 16), (0, 0, 0, 0)),
+    "heads first": (sdpa, heads(2, 4, 37, 16), (None, None, None, None)),
+    "factors": (of_scaled_keys, heads(2, 37, 4, 16), (0, 0, 0, 0)),
+    "other places": (
+        of_parts_in_other_places,
+        (torch.randn(2, 37, 3, 4, 16), torch.randn(2, 4, 37, 16)),
+        (2, None, 0, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_heads_are_read_where_they_are(name: str) -> None:
+    function, args, parts = LAYOUTS[name]
+    exported = turbine.aot.export(Fn(function), args=args)
+    found = kernels(Layouts(*map(Layout, parts)), is_alone=args[0].shape[1] == 1)
+    ops = found.plain.op.op, found.causal.op.op
+    assert count(placed(exported.program), *ops) == 1
+    torch.testing.assert_close(exported.compile()(*args), function(*args))
 
 
 @pytest.mark.sweep(1)

@@ -1,10 +1,9 @@
 """Flash attention: blocks of keys with a running maximum and a running sum."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,16 +14,28 @@ import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.capture.sizes import expression, sizes_of
+from turbine.library.heads import B, Layout, Source, sources_of
 from turbine.library.nodes import only_user, restore_shape, to_rank
 from turbine.target import Target
 
 aten = torch.ops.aten
 
-B, H, S, T, D = tkl.symbols("B H S T D")  # batch, heads, queries, keys, head size
+H, S, T, D = tkl.symbols("H S T D")  # heads, queries, keys, head size
 E = tkl.sym.E  # head size of values
+PQ, PK, PV = tkl.symbols("PQ PK PV")  # parts of tensors that hold them
 MB, MH = tkl.symbols("MB MH")  # batch and heads of a mask: 1, or those of the scores
 BM, BN = tkl.symbols("BM BN")
 f32 = tkl.f32
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """Those of the operands and of the result."""
+
+    q: Layout = Layout()
+    k: Layout = Layout()
+    v: Layout = Layout()
+    y: Layout = Layout()
 
 
 def _apply_mask(scores: Any, mask: Any) -> Any:
@@ -35,18 +46,26 @@ def _apply_mask(scores: Any, mask: Any) -> Any:
 
 
 def _attend(
-    q: Any, k: Any, v: Any, mask: Any, y: Any, scale: Any, if_hidden: Any, is_causal: bool = False
+    layouts: Layouts,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    y: Any,
+    scale: Any,
+    if_hidden: Any,
+    is_causal: bool = False,
 ) -> None:
     row, head, batch = tkl.program_id(0) * BM, tkl.program_id(1), tkl.program_id(2)
-    queries = tkl.load(q, (batch, head, row, 0), (None, None, BM, D))
+    queries = tkl.load(q, layouts.q.place(batch, head, row), layouts.q.rows(BM, D))
     start = tkl.full((BM,), -math.inf, f32), tkl.zeros((BM,), f32), tkl.zeros((BM, E), f32)
 
     last = tkl.minimum(row + BM, T) if is_causal else T  # keys after the query are masked
 
     @tkl.for_loop(0, last // BN, init_args=[*start])
     def blocks(j: Any, largest: Any, total: Any, sums: Any) -> Any:
-        keys = tkl.load(k, (batch, head, j * BN, 0), (None, None, BN, D))
-        values = tkl.load(v, (batch, head, j * BN, 0), (None, None, BN, E))
+        keys = tkl.load(k, layouts.k.place(batch, head, j * BN), layouts.k.rows(BN, D))
+        values = tkl.load(v, layouts.v.place(batch, head, j * BN), layouts.v.rows(BN, E))
         scores = tkl.dot(queries, tkl.transpose(keys, (1, 0)))
         scores = scores * (scale * math.log2(math.e))  # for exp2
         if mask is not None:
@@ -63,17 +82,26 @@ def _attend(
 
     _, total, sums = blocks
     divisor = tkl.where(total == 0.0, if_hidden, total)
-    tkl.store(y, (batch, head, row, 0), sums / divisor[:, None])
+    place, heads = layouts.y.place(batch, head, row), sums / divisor[:, None]
+    tkl.store(y, place, heads if layouts.y.part is None else heads[:, None, None])
 
 
 def _attend_alone(
-    q: Any, k: Any, v: Any, mask: Any, y: Any, scale: Any, if_hidden: Any, is_causal: bool = False
+    layouts: Layouts,
+    q: Any,
+    k: Any,
+    v: Any,
+    mask: Any,
+    y: Any,
+    scale: Any,
+    if_hidden: Any,
+    is_causal: bool = False,
 ) -> None:
     """One query: keys and values are read once, so they are not worth a matmul's blocks."""
     head, row, batch = tkl.program_id(0), tkl.program_id(1), tkl.program_id(2)
-    query = tkl.load(q, (batch, head, row, 0), (None, None, None, D))
-    keys = tkl.load(k, (batch, head, 0, 0), (None, None, T, D))
-    values = tkl.load(v, (batch, head, 0, 0), (None, None, T, E))
+    query = tkl.load(q, layouts.q.place(batch, head, row), layouts.q.rows(None, D))
+    keys = tkl.load(k, layouts.k.place(batch, head, 0), layouts.k.rows(T, D))
+    values = tkl.load(v, layouts.v.place(batch, head, 0), layouts.v.rows(T, E))
     scores = tkl.sum(keys * query[None, :], axis=1) * (scale * math.log2(math.e))
     if mask is not None:
         place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), row, 0
@@ -84,11 +112,7 @@ def _attend_alone(
     weights = tkl.exp2(scores - tkl.where(largest == -math.inf, 0.0, largest))
     total = tkl.sum(weights)
     divisor = tkl.where(total == 0.0, if_hidden, total)
-    tkl.store(y, (batch, head, row, 0), tkl.dot(weights[None, :], values) / divisor)
-
-
-Q, K, V = (tkl.InputBuffer[B, H, *sizes, f32] for sizes in ((S, D), (T, D), (T, E)))
-Y = tkl.OutputBuffer[B, H, S, E, f32]
+    tkl.store(y, layouts.y.place(batch, head, row), tkl.dot(weights[None, :], values) / divisor)
 
 
 @dataclass(frozen=True)
@@ -101,7 +125,16 @@ class Kernels:
     masked: Any
 
 
-def _kernels(attend: Callable[..., None], *grid: Any) -> Kernels:
+@cache
+def kernels(layouts: Layouts, *, is_alone: bool = False) -> Kernels:
+    """The kernels for blocks of queries, or for one query each, of tensors in these layouts."""
+    attend = partial(_attend_alone if is_alone else _attend, layouts)
+    grid = (H, S, B) if is_alone else (S // BM, H, B)
+    Q = tkl.InputBuffer[*layouts.q.shape(H, S, D, PQ), f32]
+    K = tkl.InputBuffer[*layouts.k.shape(H, T, D, PK), f32]
+    V = tkl.InputBuffer[*layouts.v.shape(H, T, E, PV), f32]
+    Y = tkl.OutputBuffer[*layouts.y.shape(H, S, E, 1), f32]
+
     @tk.gen.kernel(*grid)
     def attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
         """softmax(scale * q @ k.T) @ v"""
@@ -141,10 +174,6 @@ def _kernels(attend: Callable[..., None], *grid: Any) -> Kernels:
     return Kernels(attention, causal_attention, biased_attention, masked_attention)
 
 
-in_blocks = _kernels(_attend, S // BM, H, B)
-one_by_one = _kernels(_attend_alone, H, S, B)
-
-
 # As many queries are computed one by one.
 FEW_QUERIES = 3
 _MOST_FEATURES = 256
@@ -172,11 +201,10 @@ class Attention:
         return all(isinstance(size, int) and size <= _MOST_FEATURES for size in sizes)
 
     @property
-    def kernels(self) -> Kernels:
-        """The kernels for this many queries."""
+    def is_alone(self) -> bool:
+        """Whether there are few queries."""
         queries = self.query.meta["val"].shape[-2]
-        is_few = isinstance(queries, int) and queries <= FEW_QUERIES
-        return one_by_one if is_few else in_blocks
+        return isinstance(queries, int) and queries <= FEW_QUERIES
 
     def is_faster_on(self, target: Target) -> bool:
         """On every CPU."""
@@ -188,15 +216,36 @@ class Attention:
         q, k, v = (to_rank(one, 4, self.node) for one in (self.query, self.key, self.value))
         # Of two transposes nothing is left.
         k = emit(graph, aten.permute.default, k, [0, 1, 3, 2], beside=self.node)
-        numbers = self.scale, self.if_hidden
+        queries, keys, values = _source(q), _source(k), _source(v, may_scale=False)
+        y = Layout(0 if self.is_transposed else None)
+        layouts = Layouts(queries.layout, keys.layout, values.layout, y)
+        found = kernels(layouts, is_alone=self.is_alone)
+        operands = [source.write(self.node) for source in (queries, keys, values)]
+        numbers = self.scale * queries.factor * keys.factor, self.if_hidden
         if self.mask is None or _is_causal(self.mask):
-            kernel = self.kernels.plain if self.mask is None else self.kernels.causal
-            result = emit(graph, kernel.op.op, q, k, v, *numbers, beside=self.node)
+            kernel = found.plain if self.mask is None else found.causal
         else:
-            mask = _expand_mask(self.node, to_rank(self.mask, 4, self.node), q, k)
-            kernel = self.kernels.biased if _is_bias(self.mask) else self.kernels.masked
-            result = emit(graph, kernel.op.op, q, k, v, mask, *numbers, beside=self.node)
+            operands.append(_expand_mask(self.node, to_rank(self.mask, 4, self.node), q, k))
+            kernel = found.biased if _is_bias(self.mask) else found.masked
+        result = emit(graph, kernel.op.op, *operands, *numbers, beside=self.node)
+        if self.is_transposed:
+            result = emit(graph, aten.squeeze.dim, result, 2, beside=self.node)
+            result = emit(graph, aten.permute.default, result, [0, 2, 1, 3], beside=self.node)
         return restore_shape(result, self.node)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether all users put the heads behind the queries."""
+        is_transpose = [
+            user.target is aten.permute.default and user.args[1] == [0, 2, 1, 3]
+            for user in self.node.users
+        ]
+        return all(is_transpose) and bool(is_transpose)
+
+
+def _source(operand: fx.Node, *, may_scale: bool = True) -> Source:
+    """The nearest to where an operand comes from."""
+    return [one for one in sources_of(operand) if may_scale or one.factor == 1.0][-1]
 
 
 def find(region: Region) -> Iterator[Attention]:
