@@ -86,6 +86,12 @@ class Config:
     sync_limit_mflop: float = _option(
         1.0, "programs below this much work run on the calling thread", least=0
     )
+    threads: int = _option(
+        0, "threads that a call runs on; 0: as many as PyTorch's, or one for each core", least=0
+    )
+    cores: tuple[int, ...] = _option(
+        (), "cores that threads of programs are pinned to, such as '0,2-3'; none: all"
+    )
     keep_memory_mb: int = _option(
         256, "freed blocks of up to this size stay with the process for the next call", least=0
     )
@@ -195,6 +201,17 @@ def _whole(value: Any) -> int:
     return number
 
 
+def _wholes(value: Any) -> tuple[int, ...]:
+    """Different whole numbers, from a list or a text such as "0,2-3"."""
+    if isinstance(value, str):
+        ends = [[int(end) for end in part.split("-", 1)] for part in value.split(",")]
+        value = [number for end in ends for number in range(end[0], end[-1] + 1)]
+    numbers = tuple(map(_whole, value))
+    if len(dict.fromkeys(numbers)) < len(numbers) or min(numbers, default=0) < 0:
+        raise ValueError("negative, or the same number twice")
+    return numbers
+
+
 def _path(value: Any) -> Path:
     return Path(value).expanduser()
 
@@ -208,6 +225,7 @@ _CONVERT: dict[str, Any] = {
     "int": _whole,
     "float": float,
     "str": _text,
+    "tuple[int, ...]": _wholes,
     "Path": _path,
     "Path | None": _path_or_none,
 }

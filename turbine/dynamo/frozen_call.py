@@ -52,9 +52,10 @@ class FrozenCall:
         weights, passed = self._part.split(args)
         state = [(weight.data_ptr(), _version(weight)) for weight in weights.values()]
         if state != self._state:
-            self._weights, self._state = weights, state
+            self._weights = weights
             self._storages = [weight.untyped_storage() for weight in weights.values()]
             self._executable.reset()
+            self._state = state  # last: other threads may call then
         return self._call(passed)
 
     def _providers(self) -> list[Any]:

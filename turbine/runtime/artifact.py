@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from iree.runtime import version as iree_version
 
-from turbine import errors, target
+from turbine import config, errors, target
 from turbine.runtime import checkpoint, container, device, parameters
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
@@ -112,8 +112,7 @@ class Artifact:
     def check_runs_here(self) -> None:
         """Raise unless this machine has the CPU features and devices that the code needs."""
         _check_host(self.target, self._contents.source)
-        for ordinal in range(self.target.devices):
-            device.device(self.driver, ordinal)
+        self._executable.find_devices()
 
     @property
     def weight_names(self) -> list[str]:
@@ -177,7 +176,11 @@ _TAKEN = {name for name in vars(Artifact) if not name.startswith("_")} | {
 
 
 def load(
-    path: str | Path, *, weights: str | Path | Mapping[str, str | Path] | None = None
+    path: str | Path,
+    *,
+    weights: str | Path | Mapping[str, str | Path] | None = None,
+    threads: int | None = None,
+    cores: Iterable[int] | None = None,
 ) -> Artifact:
     """Load an artifact file.
 
@@ -185,6 +188,10 @@ def load(
         path: the file that `compile(save_to=...)` or `turbine compile` wrote.
         weights: an archive (.irpa, .safetensors or .gguf) that replaces its weights, or a dict from
             scopes to archives.
+        threads: how many threads a call runs on; with 1, on the calling thread. By default the
+            option `threads`.
+        cores: the cores that the program's own threads are pinned to, one each. By default the
+            option `cores`.
 
     Raises:
         ArtifactError: if the file is damaged, or of another version or target.
@@ -192,7 +199,9 @@ def load(
     >>> import turbine
     >>> turbine.load("model.turbine", weights="tuned.safetensors")  # doctest: +SKIP
     """
-    artifact = Artifact(container.open_file(Path(path)), _convert_weights(weights))
+    given = {"threads": threads, "cores": cores}
+    with config.override(**{name: v for name, v in given.items() if v is not None}):
+        artifact = Artifact(container.open_file(Path(path)), _convert_weights(weights))
     artifact.check_runs_here()
     return artifact
 

@@ -7,7 +7,8 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +26,22 @@ if TYPE_CHECKING:
 
 SYNC = "local-sync"
 TASK = "local-task"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The threads of a device on the CPU, and the cores that they are pinned to."""
+
+    threads: int = 0  # 0: as many as PyTorch's; without it, one for each core
+    cores: tuple[int, ...] = ()  # (): all that the process may use
+
+    @property
+    def thread_count(self) -> int:
+        """How many threads there are."""
+        torch = sys.modules.get("torch")
+        cores = len(os.sched_getaffinity(0)) if torch is None else int(torch.get_num_threads())
+        return self.threads or len(self.cores) or cores
+
 
 # Note [Devices outlive results]
 # A buffer of IREE's heap allocator refers to its device without owning it, so a result that
@@ -318,14 +335,16 @@ def _uri_of_torch(torch_device: torch.device | str) -> str | None:
 
 
 def driver_for(wanted: Target, load: float) -> str:
-    """Run small programs on the calling thread, large ones on as many as PyTorch uses.
+    """Run small programs on the calling thread, large ones on the threads of the options.
 
     `load` is about how many million operations of a matmul take as long.
     """
     if wanted.kind != "cpu":
         return wanted.drivers[0]
+    chosen = placement()
     is_small = load < config.current().sync_limit_mflop
-    return SYNC if is_small or thread_count() == 1 else TASK
+    is_on_caller = is_small or (chosen.thread_count == 1 and not chosen.cores)
+    return SYNC if is_on_caller else TASK
 
 
 def load_of(manifest: Mapping[str, Any]) -> float:
@@ -335,9 +354,26 @@ def load_of(manifest: Mapping[str, Any]) -> float:
 
 
 def thread_count() -> int:
-    """How many threads PyTorch is set to use; without it, how many cores this process may use."""
-    torch = sys.modules.get("torch")
-    return len(os.sched_getaffinity(0)) if torch is None else int(torch.get_num_threads())
+    """How many threads calls of programs that are loaded now run on."""
+    return placement().thread_count
+
+
+def placement() -> Placement:
+    """Where programs that are loaded now run: the options `threads` and `cores`."""
+    options = config.current()
+    allowed = os.sched_getaffinity(0)
+    missing = [core for core in options.cores if core not in allowed]
+    if missing:
+        raise errors.ConfigError(
+            f"this process may not use core {missing[0]}: cores={options.cores}",
+            hint=f"it may use {', '.join(map(str, sorted(allowed)))}",
+        )
+    if options.cores and options.threads > len(options.cores):
+        raise errors.ConfigError(
+            f"threads={options.threads} do not fit on cores={options.cores}",
+            hint="a thread is pinned to a core of its own: give as many cores, or fewer threads",
+        )
+    return Placement(options.threads, options.cores)
 
 
 def is_long(driver: str, load: float) -> bool:
@@ -349,19 +385,23 @@ def is_long(driver: str, load: float) -> bool:
 _LONG = 100
 
 
-def device(uri: str, ordinal: int = 0) -> Any:
+_DEFAULT = Placement()
+
+
+def device(uri: str, ordinal: int = 0, placement: Placement = _DEFAULT) -> Any:
     """The device of a URI, such as "cuda://0"; a driver's name alone means its default device.
 
-    `ordinal` selects another device of the driver.
+    `ordinal` selects another device of the driver. Each placement has devices of its own.
     """
     with _lock:
-        return _device(uri, ordinal, config.current().guard)
+        placement = placement if uri == TASK else _DEFAULT
+        return _device(uri, ordinal, config.current().guard, placement)
 
 
 def driver(name: str) -> Any:
     """A driver by its name."""
     with _lock:
-        return _driver(name)
+        return _driver(name, _DEFAULT)
 
 
 def immortal(value: Any) -> Any:
@@ -371,7 +411,7 @@ def immortal(value: Any) -> Any:
 
 
 @cache
-def _driver(name: str) -> Any:
+def _driver(name: str, placement: Placement) -> Any:
     known = iree.query_available_drivers()
     if name not in known:
         raise errors.DeviceError(
@@ -380,19 +420,37 @@ def _driver(name: str) -> Any:
         )
     if name == TASK:
         # Read when the driver is created, for all of its devices.
-        iree.flags.parse_flags(f"--task_topology_max_group_count={thread_count()}")
+        iree.flags.parse_flags(f"--task_topology_max_group_count={placement.thread_count}")
     heap.keep_freed_blocks()
     try:
         # Not IREE's shared driver, which has threads; see Note [After a fork].
-        return immortal(iree._binding.create_hal_driver(name))
+        with _on_cores(placement.cores):
+            return immortal(iree._binding.create_hal_driver(name))
     except (RuntimeError, ValueError) as error:
         raise _no_device(name, error) from error
 
 
+@contextmanager
+def _on_cores(cores: tuple[int, ...]) -> Iterator[None]:
+    """Run on certain cores; IREE pins threads to those that the thread which creates them may use.
+
+    Its flag for this, task_topology_cpu_ids, can be set only once in a process.
+    """
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @cache
-def _device(uri: str, ordinal: int, is_guarded: bool) -> Any:
+def _device(uri: str, ordinal: int, is_guarded: bool, placement: Placement) -> Any:
     name, _, path = uri.partition("://")
-    driver = _driver(name)
+    driver = _driver(name, placement)
     try:
         if path:
             found = driver.create_device_by_uri(uri, allocators=_allocators(is_guarded))

@@ -7,7 +7,7 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -17,13 +17,18 @@ import iree.runtime as iree
 from turbine import config, errors
 from turbine.runtime import device as devices
 from turbine.runtime import openmp, scheduling
+from turbine.runtime.device import Placement
+from turbine.runtime.shared_lock import SharedLock
 from turbine.signature import STORED_RESULTS, read_stored_results
 
 Providers = Callable[[], list[Any]]
 
 
 class Executable:
-    """One VM context and its state. Calls from several threads are serialized.
+    """One VM context and its state.
+
+    Calls of a program without state run at the same time; see Note [Calls at the same time]. Those
+    of others take turns.
 
     `code` is bytes or a VM module, and is checked at once. `driver` is the URI of a device, or a
     function that returns devices. `providers` returns the weights at the first call. `state` has
@@ -37,23 +42,31 @@ class Executable:
         driver: str | Callable[[], list[Any]],
         providers: Providers,
         *,
-        state: Sequence[tuple[str, str]] | None = (),
+        state: Iterable[tuple[str, str]] | None = (),
         device_count: int = 1,
         needs_cores: bool = False,
     ) -> None:
-        find = partial(_devices, driver, device_count) if isinstance(driver, str) else driver
-        self._find_devices: Callable[[], list[Any]] = find
+        self.find_devices = (
+            partial(_devices, driver, device_count, devices.placement())
+            if isinstance(driver, str)
+            else driver
+        )
         self._device: Any = None
         self._providers = providers
         self._needs_cores = needs_cores
         self._has_threads = driver != devices.SYNC
-        self._state = state
+        self._state = None if state is None else tuple(state)
         self._saved: list[Any] = []  # state of a failed context, for the next one
         self._lost: str | None = None  # why the state is lost
         self._module = code if isinstance(code, iree.VmModule) else load_module(code)
         self._context: Any = None
-        self._lock = threading.RLock()
+        self._start_locks()
         _alive.add(self)
+
+    def _start_locks(self) -> None:
+        has_state = self._state is None or bool(self._state)
+        self._calls: Any = threading.RLock() if has_state else SharedLock()
+        self._loading = threading.RLock()  # taken inside of the other
 
     def entry(self, name: str) -> EntryPoint:
         """A function of the program, by its name."""
@@ -66,27 +79,28 @@ class Executable:
     def device(self) -> Any:
         """The device for arguments; loads the program on first use."""
         if self._context is None:
-            with self._lock:
+            with self._calls:
                 self._load()
         return self._device
 
     def invoke(self, function: Any, arguments: Any, result_count: int) -> Any:
         """Call with a VM list of buffer views and ints; returns the list of results.
 
-        A context is not reliable after a failed call, so the program is loaded again, with the
-        state of the old context.
+        After a failed call a program with state is loaded again, with the state of the old context.
         """
         results = iree.VmVariantList(result_count)
-        with self._lock:
-            if self._context is None:
-                self._load()
+        with self._calls:
+            context = self._context
+            if context is None:
+                context = self._load()
             if self._needs_cores:
                 openmp.release_threads()
             is_batch = self._has_threads and scheduling.stop_preempting()
             try:
-                self._context.invoke(function, arguments, results)
+                context.invoke(function, arguments, results)
             except _FAILURES as error:
-                self._drop_failed()
+                if self._state != ():
+                    self._drop_failed()
                 raise errors.RunError(
                     f"the compiled program failed: {str(error).splitlines()[0]}",
                     hint=_RESET if self._state is None else self._lost,
@@ -98,7 +112,7 @@ class Executable:
 
     def reset(self) -> None:
         """Reset the program's state to its initial values."""
-        with self._lock:
+        with self._calls, self._loading:
             self._context = None
             self._saved = []
             self._lost = None
@@ -112,22 +126,26 @@ class Executable:
         devices.immortal((self._context, self._saved))
         self._context = None
         self._saved = []
-        self._lock = threading.RLock()
+        self._start_locks()
 
     def stop(self) -> None:
         """Block calls from other threads; see Note [Calls at exit]."""
-        self._lock.acquire(timeout=_EXIT_TIMEOUT)
+        self._calls.acquire(timeout=_EXIT_TIMEOUT)
 
-    def _load(self) -> None:
-        """Create the context and bind the weights; initializers of the program run here."""
-        if self._context is not None:
-            return
+    def _load(self) -> Any:
+        """The context, created at first: weights are bound, and initializers of the program run."""
+        with self._loading:
+            if self._context is None:
+                self._context = self._create_context()
+            return self._context
+
+    def _create_context(self) -> Any:
         if self._lost is not None:
             raise errors.RunError(
                 self._lost, hint="load the artifact again in this process, or call reset()"
             )
         providers = self._providers()
-        every = self._find_devices()
+        every = self.find_devices()
         self._device = every[0]
         instance = devices.instance()
         try:
@@ -138,7 +156,7 @@ class Executable:
         except _FAILURES as error:
             raise _refusal(error) from error
         self._restore(context)
-        self._context = context
+        return context
 
     def _drop_failed(self) -> None:
         """Drop a context that failed, and save its state if it can be read."""
@@ -160,8 +178,8 @@ class Executable:
         self._saved = []
 
 
-def _devices(driver: str, count: int) -> list[Any]:
-    return [devices.device(driver, ordinal) for ordinal in range(count)]
+def _devices(driver: str, count: int, placement: Placement) -> list[Any]:
+    return [devices.device(driver, ordinal, placement) for ordinal in range(count)]
 
 
 class EntryPoint:
@@ -185,6 +203,11 @@ def align_code(code: bytes) -> memoryview:
     return memoryview(memory)
 
 
+# Note [Calls at the same time]
+# IREE synchronizes nothing inside of a context, and a program has to allow concurrent calls. One
+# without state does: its globals are set when it is loaded, and each call has a stack, buffers and
+# semaphores of its own. So threads share one context, and with it the weights, packed once.
+#
 # Note [Calls at exit]
 # At exit, Python ends a daemon thread when it next takes the GIL. In the middle of IREE's C++ this
 # aborts the process. So an exit handler waits for calls to end and keeps their locks. The main
