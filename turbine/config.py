@@ -92,6 +92,9 @@ class Config:
     cores: tuple[int, ...] = _option(
         (), "cores that threads of programs are pinned to, such as '0,2-3'; none: all"
     )
+    pickle_content: bool = _option(
+        False, "pickled artifacts hold the contents of their files, in place of the paths"
+    )
     keep_memory_mb: int = _option(
         256, "freed blocks of up to this size stay with the process for the next call", least=0
     )

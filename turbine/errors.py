@@ -102,7 +102,7 @@ class ArgumentError(TurbineError, ValueError, TypeError):
 
 
 class StateError(TurbineError, KeyError):
-    """An unknown name of a program's state."""
+    """An unknown name of a program's state, or a call without the session that it needs."""
 
     __str__ = TurbineError.__str__
 
@@ -136,7 +136,7 @@ class ParameterError(TurbineError, RuntimeError, ValueError):
 
 
 class RunError(TurbineError, RuntimeError):
-    """The compiled program failed at run time; it is reloaded before the next call."""
+    """The compiled program failed at run time; the next call does not suffer from it."""
 
 
 class MissingExtra(TurbineError, ImportError):

@@ -8,8 +8,7 @@ import sys
 import textwrap
 import threading
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,11 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import turbine
+from tests.threads import TIMEOUT, run_threads
 from turbine import errors
 from turbine.runtime import device as devices
 from turbine.runtime.shared_lock import SharedLock
 
-TIMEOUT = 60
 WIDTH = 64
 
 
@@ -48,27 +47,6 @@ def lookup_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run_threads(work: Sequence[Callable[[], None]]) -> None:
-    """Run each function in a thread; raise if one fails or hangs."""
-    faults: list[str] = []
-    start = threading.Barrier(len(work))
-
-    def guarded(function: Callable[[], None]) -> None:
-        try:
-            start.wait(TIMEOUT)
-            function()
-        except BaseException:
-            faults.append(traceback.format_exc())
-
-    threads = [threading.Thread(target=guarded, args=(f,), daemon=True) for f in work]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT)
-    assert faults == [], "\n".join(faults)
-    assert not any(thread.is_alive() for thread in threads)
-
-
 @pytest.mark.parametrize("driver", [devices.SYNC, devices.TASK])
 def test_each_thread_gets_the_results_of_its_own_arguments(driver: str, lookup_file: Path) -> None:
     with turbine.config.override(sync_limit_mflop=1e9 if driver == devices.SYNC else 0.0):
@@ -89,7 +67,7 @@ def test_each_thread_gets_the_results_of_its_own_arguments(driver: str, lookup_f
             with pytest.raises(errors.RunError):
                 artifact(wrong)
 
-    run_threads([*(lambda k=k: call(k) for k in range(8)), fail, fail])
+    run_threads([*(partial(call, k) for k in range(8)), fail, fail])
 
 
 def test_calls_of_one_artifact_run_at_the_same_time(lookup_file: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,24 +12,29 @@ from urllib.parse import quote
 from iree.runtime import version as iree_version
 
 from turbine import config, errors, target
-from turbine.runtime import checkpoint, container, device, parameters
+from turbine.runtime import container, device, parameters
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
-from turbine.runtime.function import Function, alternate
-from turbine.runtime.state import Kept, State
+from turbine.runtime.function import check_before
+from turbine.runtime.program import Program
+from turbine.runtime.session import Session
+from turbine.runtime.state import Snapshot
 from turbine.runtime.weights import Given, Weights
-from turbine.signature import Signature, state_functions
+from turbine.signature import state_functions
 from turbine.target import Target
 
 CODE = "code"
 
 
-class Artifact:
+class Artifact(Program):
     """A compiled model, called as the model is, with torch tensors or numpy arrays.
 
     Loading maps the file and checks everything but the weights. The first call checks the weights
     and precomputes values that depend on them alone. Several entry points are called by name,
     `artifact.decode(x)`; `artifact.state` has the values that the program keeps between calls.
+
+    Threads may call it at the same time. A pickled artifact is the path of its file, and its state
+    if it has been called; `pickle_content` is the option for the contents in place of the path.
     """
 
     def __init__(self, contents: Container, weights: Given = None) -> None:
@@ -40,8 +46,9 @@ class Artifact:
             _check_iree(self.manifest["provenance"]["iree-base-compiler"], contents.source)
             contents.check(CODE)
             self.driver = device.driver_for(self.target, device.load_of(self.manifest))
+            self._threads = device.placement().threads
             self._weights = Weights(contents, weights)
-            self._executable = Executable(
+            executable = Executable(
                 contents.bytes_of(CODE),
                 self.driver,
                 partial(_bind, self.target, self._weights),
@@ -49,37 +56,14 @@ class Artifact:
                 needs_cores=device.is_long(self.driver, device.load_of(self.manifest)),
                 state=[state_functions(index) for index, _ in enumerate(self.manifest["state"])],
             )
-            self.functions = {
-                name: Function(self._executable, name, Signature.from_json(data), contents.span)
-                for name, data in self.manifest["functions"].items()
-            }
-            kept = [Kept.from_json(row) for row in self.manifest["state"]]
-            self.state = State(self._executable, kept, contents.span)
-            training = self.manifest.get("training", {})
-            self._shared: dict[str, list[str]] = training.get("shared", {})
-            batches = training.get("accumulate", 1)
-            if batches > 1:
-                update, add = (self.functions[name] for name in ("train_step", "accumulate"))
-                alternate(update, add, self.state, batches)
+            super().__init__(self.manifest, executable, executable.own_values, contents.span)
         except (KeyError, TypeError, AttributeError) as error:
             raise errors.ArtifactError(
                 f"the manifest is invalid: {error!r}", where=contents.source, hint=container.AGAIN
             ) from error
-
-        self._call = self.function().call if len(self.functions) == 1 else self._refuse
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(args, kwargs)
-
-    def __getattr__(self, name: str) -> Function:
-        """An entry point by its name: `artifact.decode(x)`."""
-        functions: dict[str, Function] = self.__dict__.get("functions", {})
-        if name not in functions:
-            raise AttributeError(errors.unknown("entry point", name, functions), obj=self)
-        return functions[name]
-
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *self.functions]
+        if self.state:
+            for function in self.functions.values():
+                check_before(function, partial(_check_unshared, executable))
 
     def __repr__(self) -> str:
         texts = [f"{name}{f.signature.text()}" for name, f in self.functions.items()]
@@ -87,27 +71,48 @@ class Artifact:
             texts = [self.manifest["name"] + self.signature.text()]
         return f"<turbine artifact {', '.join(texts)} for {self.target.text}>"
 
-    @property
-    def signature(self) -> Signature:
-        """The arguments and results of the only entry point."""
-        return self.function().signature
+    def session(self) -> Session:
+        """A copy of the state with the same entry points: one for each conversation, say.
 
-    def function(self, name: str | None = None) -> Function:
-        """An entry point by its name, or the only one."""
-        if name is not None:
-            if name not in self.functions:
-                raise errors.ArgumentError(errors.unknown("entry point", name, self.functions))
-            return self.functions[name]
-        if len(self.functions) != 1:
-            raise errors.ArgumentError(
-                f"the artifact has {len(self.functions)} entry points",
-                hint=f"use one by its name: {', '.join(self.functions)}",
+        Sessions share the weights. Their calls take turns, and copy the state when another one
+        called before. While sessions are open, calls of the artifact itself are errors.
+
+        >>> import torch, turbine
+        >>> counter = torch.nn.BatchNorm1d(2)
+        >>> artifact = turbine.aot.export(counter, args=(torch.ones(4, 2),)).compile()
+        >>> with artifact.session() as one, artifact.session() as other:
+        ...     _ = one(torch.ones(4, 2)), one(torch.ones(4, 2)), other(torch.ones(4, 2))
+        ...     print(int(one.state["num_batches_tracked"]))
+        2
+        """
+        if not self.state:
+            raise errors.StateError(
+                "the program keeps no state, so it has no sessions",
+                hint="call the artifact itself, from as many threads as you like",
             )
-        (only,) = self.functions.values()
-        return only
+        return Session(self, self._executable.copy(self._owner))
 
-    def _refuse(self, args: Any, kwargs: Any) -> Any:
-        return self.function()
+    def __deepcopy__(self, memo: dict[int, Any]) -> Artifact:
+        """The artifact itself if it has no state; otherwise another, with a copy of the state."""
+        if not self.state:
+            return self
+        with config.override(threads=self._threads):
+            copied = Artifact(self._contents, self._weights.given)
+        copied.state.restore(self.state.snapshot())
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        by_content = config.current().pickle_content or self._contents.source == container.IN_MEMORY
+        given = {scope: str(path.absolute()) for scope, path in self._weights.given.items()}
+        origin = Origin(
+            str(Path(self._contents.source).absolute()),
+            self._contents.digest,
+            tuple(given.items()),
+            self._threads,
+            bool(self.state),
+        )
+        content = bytes(self._contents.data) if by_content else None
+        return _restore, (origin, content, self.state.snapshot())
 
     def check_runs_here(self) -> None:
         """Raise unless this machine has the CPU features and devices that the code needs."""
@@ -122,18 +127,6 @@ class Artifact:
     def reset(self) -> None:
         """Reset state to the values it was exported with."""
         self._executable.reset()
-
-    def save_checkpoint(self, path: str | Path) -> None:
-        """Write the state to a .safetensors file, which replaces an old one atomically.
-
-        Tensors of a model have the names that PyTorch has for them. A training step's optimizer
-        has `optimizer.<parameter>.<name>` for each of its tensors.
-        """
-        checkpoint.save(Path(path), self.state, self._shared)
-
-    def load_checkpoint(self, path: str | Path) -> None:
-        """Set the state to that of a file; the state stays as it is if the file does not fit."""
-        checkpoint.load(Path(path), self.state, self._shared, self.weight_names)
 
     def save(self, path: str | Path) -> None:
         """Write the artifact to one file, which replaces an old one atomically.
@@ -161,6 +154,51 @@ class Artifact:
         return written
 
 
+@dataclass(frozen=True)
+class Origin:
+    """What an artifact was loaded from, for copies in other processes."""
+
+    path: str
+    digest: bytes
+    weights: tuple[tuple[str, str], ...]
+    threads: int
+    has_state: bool
+
+
+def _restore(origin: Origin, content: bytes | None, snapshot: Snapshot) -> Artifact:
+    """An artifact from a pickle. Those without state are shared if they are from one file."""
+    if content is not None:
+        artifact = _open(origin, container.from_bytes(content, origin.path))
+    elif origin.has_state:
+        artifact = _open_file(origin)
+    else:
+        artifact = _open_shared(origin)
+    artifact.state.restore(snapshot)
+    return artifact
+
+
+def _open_file(origin: Origin) -> Artifact:
+    contents = container.open_file(Path(origin.path))
+    if contents.digest != origin.digest:
+        raise errors.ArtifactError(
+            "the file is not the one that the pickled artifact was loaded from",
+            where=origin.path,
+            hint="give each version a path of its own, or set the option pickle_content",
+        )
+    return _open(origin, contents)
+
+
+# Tasks of a pool bring their artifact with them, each time.
+_open_shared = lru_cache(maxsize=4)(_open_file)
+
+
+def _open(origin: Origin, contents: Container) -> Artifact:
+    with config.override(threads=origin.threads):
+        artifact = Artifact(contents, _convert_weights(dict(origin.weights)))
+    artifact.check_runs_here()
+    return artifact
+
+
 def name_problem(name: str) -> str | None:
     """Why a function cannot be an attribute of an artifact under a name."""
     if not name.isidentifier() or name.startswith("_"):
@@ -170,7 +208,7 @@ def name_problem(name: str) -> str | None:
     return None
 
 
-_TAKEN = {name for name in vars(Artifact) if not name.startswith("_")} | {
+_TAKEN = {name for name in dir(Artifact) if not name.startswith("_")} | {
     *("driver", "functions", "manifest", "state", "target"),
 }
 
@@ -233,6 +271,15 @@ def _check_host(wanted: Target, source: str) -> None:
             f"compiled for {wanted.chip}; this CPU lacks {', '.join(missing)}",
             where=source,
             hint='compile with target="cpu:generic" for any CPU of this architecture',
+        )
+
+
+def _check_unshared(executable: Executable) -> None:
+    """Raise if there are sessions: a call of the artifact would be of none of them."""
+    if executable.has_copies():
+        raise errors.StateError(
+            "the artifact has open sessions, and this call is of none of them",
+            hint="call a session, or close them: session.close()",
         )
 
 

@@ -17,7 +17,7 @@ import struct
 import tempfile
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -62,6 +62,12 @@ class Container:
         """The addresses of the mapping."""
         start = numpy.frombuffer(self.data, numpy.uint8).ctypes.data
         return start, start + len(self.data)
+
+    @property
+    def digest(self) -> bytes:
+        """The digest of the manifest, which has the checksums of the sections."""
+        digest: bytes = _HEADER.unpack_from(self.data)[-1]
+        return digest
 
     def check(self, name: str) -> None:
         """Raise unless a section matches its checksum."""
@@ -182,11 +188,23 @@ def check_folder(path: Path) -> None:
 
 def anonymous(manifest: dict[str, Any], sections: Sequence[tuple[str, Any]]) -> Container:
     """A container in an unnamed temporary file, which ends with the process."""
+    return _unnamed(lambda file: write(file, manifest, sections), IN_MEMORY)
+
+
+def from_bytes(content: bytes, source: str) -> Container:
+    """A container from the bytes of a file, for errors from `source`; mapped like a file."""
+    return _unnamed(lambda file: file.write(content), source)
+
+
+IN_MEMORY = "<memory>"
+
+
+def _unnamed(fill: Callable[[IO[bytes]], object], source: str) -> Container:
     try:
         with tempfile.TemporaryFile() as file:
-            write(file, manifest, sections)
+            fill(file)
             file.flush()
-            return _map(file, "<memory>")
+            return _map(file, source)
     except OSError as error:
         raise errors.ArtifactError(
             f"cannot keep the artifact in {tempfile.gettempdir()}: {error.strerror}",

@@ -7,7 +7,8 @@ import mmap
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from weakref import WeakSet
@@ -22,6 +23,18 @@ from turbine.runtime.shared_lock import SharedLock
 from turbine.signature import STORED_RESULTS, read_stored_results
 
 Providers = Callable[[], list[Any]]
+
+
+@dataclass(eq=False)
+class Values:
+    """The state of one owner: in the context during its calls, and `saved` while others call.
+
+    It is what the program was exported with if it is in neither.
+    """
+
+    saved: list[Any] | None = None  # a VM list for each value
+    lost: str | None = None  # why the values are gone, until a reset
+    is_closed: bool = False
 
 
 class Executable:
@@ -56,8 +69,9 @@ class Executable:
         self._needs_cores = needs_cores
         self._has_threads = driver != devices.SYNC
         self._state = None if state is None else tuple(state)
-        self._saved: list[Any] = []  # state of a failed context, for the next one
-        self._lost: str | None = None  # why the state is lost
+        self.own_values = Values()
+        self._owners = WeakSet([self.own_values])
+        self._resident: Values | None = None  # whose state is in the context
         self._module = code if isinstance(code, iree.VmModule) else load_module(code)
         self._context: Any = None
         self._start_locks()
@@ -68,22 +82,22 @@ class Executable:
         self._calls: Any = threading.RLock() if has_state else SharedLock()
         self._loading = threading.RLock()  # taken inside of the other
 
-    def entry(self, name: str) -> EntryPoint:
-        """A function of the program, by its name."""
+    def entry(self, name: str, owner: Values | None = None) -> EntryPoint:
+        """A function of the program, by its name, for calls with the state of an owner."""
         function = self._module.lookup_function(name)
         if function is None:
             known = self._module.function_names
             raise errors.ArtifactError(errors.unknown("entry point", name, known))
-        return EntryPoint(self, function)
+        return EntryPoint(self, function, owner or self.own_values)
 
-    def device(self) -> Any:
+    def device(self, owner: Values | None = None) -> Any:
         """The device for arguments; loads the program on first use."""
         if self._context is None:
             with self._calls:
-                self._load()
+                self._load(owner or self.own_values)
         return self._device
 
-    def invoke(self, function: Any, arguments: Any, result_count: int) -> Any:
+    def invoke(self, function: Any, owner: Values, arguments: Any, result_count: int) -> Any:
         """Call with a VM list of buffer views and ints; returns the list of results.
 
         After a failed call a program with state is loaded again, with the state of the old context.
@@ -91,8 +105,8 @@ class Executable:
         results = iree.VmVariantList(result_count)
         with self._calls:
             context = self._context
-            if context is None:
-                context = self._load()
+            if context is None or owner is not self._resident:
+                context = self._load(owner)
             if self._needs_cores:
                 openmp.release_threads()
             is_batch = self._has_threads and scheduling.stop_preempting()
@@ -100,50 +114,91 @@ class Executable:
                 context.invoke(function, arguments, results)
             except _FAILURES as error:
                 if self._state != ():
-                    self._drop_failed()
+                    self._drop_failed(context, owner)
                 raise errors.RunError(
                     f"the compiled program failed: {str(error).splitlines()[0]}",
-                    hint=_RESET if self._state is None else self._lost,
+                    hint=_RESET if self._state is None else owner.lost,
                 ) from error
             finally:
                 if is_batch:
                     scheduling.preempt_again()
         return results
 
+    def copy(self, owner: Values) -> Values:
+        """A new owner with a copy of the state of another."""
+        with self._calls:
+            copied = Values(self._read(self._load(owner)))
+            self._owners.add(copied)
+        return copied
+
     def reset(self) -> None:
-        """Reset the program's state to its initial values."""
+        """Reset the program's own state to its initial values."""
         with self._calls, self._loading:
-            self._context = None
-            self._saved = []
-            self._lost = None
+            own = self.own_values
+            own.saved = own.lost = None
+            if self._resident is own:
+                self._resident = self._context = None
+
+    def restart(self, owner: Values) -> None:
+        """Give an owner a copy of the program's own state."""
+        with self._calls:
+            if owner.is_closed:
+                raise _closed()
+            saved = self._read(self._load(self.own_values))
+            owner.saved, owner.lost = saved, None
+
+    def close(self, owner: Values) -> None:
+        """Drop the state of an owner, whose calls are errors from now on."""
+        with self._calls:
+            owner.is_closed, owner.saved = True, None
+            if self._resident is owner:
+                self._resident = None
+
+    def has_copies(self) -> bool:
+        """Whether there are owners of the state beside the program itself."""
+        with self._calls:
+            return any(o is not self.own_values and not o.is_closed for o in self._owners)
+
+    def is_initial(self, owner: Values) -> bool:
+        """Whether the state is what the program was exported with."""
+        is_elsewhere = owner.is_closed or owner.lost is not None or self._resident is owner
+        return owner.saved is None and not is_elsewhere
 
     def leave_parent(self) -> None:
         """Drop objects of the parent process; see Note [After a fork]."""
         keeps_state = self._state is None or bool(self._state)
-        if keeps_state and (self._context is not None or self._saved):
-            self._lost = "the program keeps state, and was called before this process was forked"
-        # Freeing them could wait for threads of the parent.
-        devices.immortal((self._context, self._saved))
-        self._context = None
-        self._saved = []
+        for owner in list(self._owners):
+            if keeps_state and not self.is_initial(owner):
+                owner.lost = (
+                    "the program keeps state, and was called before this process was forked"
+                )
+            devices.immortal(owner.saved)
+            owner.saved = None
+        # Freeing it could wait for threads of the parent.
+        devices.immortal(self._context)
+        self._context = self._resident = None
         self._start_locks()
 
     def stop(self) -> None:
         """Block calls from other threads; see Note [Calls at exit]."""
         self._calls.acquire(timeout=_EXIT_TIMEOUT)
 
-    def _load(self) -> Any:
-        """The context, created at first: weights are bound, and initializers of the program run."""
+    def _load(self, owner: Values) -> Any:
+        """The context with the state of an owner; the first time, weights are bound."""
         with self._loading:
-            if self._context is None:
-                self._context = self._create_context()
+            if self._context is None or owner is not self._resident:
+                _check(owner)
+                self._save_resident()
+                if owner.saved is None:
+                    self._context = None
+                if self._context is None:
+                    self._context = self._create_context()
+                self._write(self._context, owner.saved or ())
+                self._resident, owner.saved = owner, None
             return self._context
 
     def _create_context(self) -> Any:
-        if self._lost is not None:
-            raise errors.RunError(
-                self._lost, hint="load the artifact again in this process, or call reset()"
-            )
+        """Bind the weights; initializers of the program run here."""
         providers = self._providers()
         every = self.find_devices()
         self._device = every[0]
@@ -152,30 +207,56 @@ class Executable:
             modules = [iree.create_hal_module(instance, devices=every)]
             if providers:
                 modules.append(iree.create_io_parameters_module(instance, *providers))
-            context = iree.VmContext(instance, [*modules, self._module])
+            return iree.VmContext(instance, [*modules, self._module])
         except _FAILURES as error:
             raise _refusal(error) from error
-        self._restore(context)
-        return context
 
-    def _drop_failed(self) -> None:
+    def _save_resident(self) -> None:
+        """Save the state in the context for its owner, if there is one."""
+        if self._resident is not None:
+            self._save(self._context, self._resident)
+            self._resident = None
+
+    def _drop_failed(self, context: Any, owner: Values) -> None:
         """Drop a context that failed, and save its state if it can be read."""
-        context, self._context = self._context, None
-        nothing = iree.VmVariantList(0)
-        try:
-            for getter, _ in self._state or ():
-                self._saved.append(iree.VmVariantList(1))
-                context.invoke(self._module.lookup_function(getter), nothing, self._saved[-1])
-        except _FAILURES:
-            self._saved = []
-            self._lost = "the program's state was lost in a call that failed"
+        self._save(context, owner)
+        self._context = self._resident = None
 
-    def _restore(self, context: Any) -> None:
-        """Set the saved state in a new context, which takes over its memory."""
-        for (_, setter), value in zip(self._state or (), self._saved, strict=False):
+    def _save(self, context: Any, owner: Values) -> None:
+        owner.lost = "the program's state was lost in a call that failed"
+        try:
+            owner.saved = self._read(context) or None
+        except _FAILURES:
+            return
+        owner.lost = None
+
+    def _read(self, context: Any) -> list[Any]:
+        """A copy of the state in a context."""
+        values = []
+        for getter, _ in self._state or ():
+            values.append(iree.VmVariantList(1))
+            function = self._module.lookup_function(getter)
+            context.invoke(function, iree.VmVariantList(0), values[-1])
+        return values
+
+    def _write(self, context: Any, values: Sequence[Any]) -> None:
+        """Set the state in a context, which takes over the memory."""
+        for (_, setter), value in zip(self._state or (), values, strict=False):
             function = self._module.lookup_function(setter)
             context.invoke(function, value, iree.VmVariantList(0))
-        self._saved = []
+
+
+def _check(owner: Values) -> None:
+    if owner.is_closed:
+        raise _closed()
+    if owner.lost is not None:
+        raise errors.RunError(
+            owner.lost, hint="load the artifact again in this process, or call reset()"
+        )
+
+
+def _closed() -> errors.StateError:
+    return errors.StateError("the session is closed", hint="open another: artifact.session()")
 
 
 def _devices(driver: str, count: int, placement: Placement) -> list[Any]:
@@ -185,15 +266,15 @@ def _devices(driver: str, count: int, placement: Placement) -> list[Any]:
 class EntryPoint:
     """One function of an executable."""
 
-    def __init__(self, executable: Executable, function: Any) -> None:
-        self.device = executable.device
-        self.invoke: Callable[[Any, int], Any] = partial(executable.invoke, function)
+    def __init__(self, executable: Executable, function: Any, owner: Values) -> None:
+        self.device: Callable[[], Any] = partial(executable.device, owner)
+        self.invoke: Callable[[Any, int], Any] = partial(executable.invoke, function, owner)
         stored = function.reflection.get(STORED_RESULTS)
         if config.current().guard or stored is not None:
             from turbine.runtime import guard
 
             results = read_stored_results(stored or "[]")
-            self.invoke = guard.guard_calls(self.invoke, executable.device, results)
+            self.invoke = guard.guard_calls(self.invoke, self.device, results)
 
 
 def align_code(code: bytes) -> memoryview:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from turbine import errors
 from turbine.runtime.caller import Caller
-from turbine.runtime.executable import Executable
+from turbine.runtime.executable import EntryPoint
 from turbine.runtime.overlap import Span
 from turbine.runtime.state import State
 from turbine.signature import Signature
@@ -14,17 +16,34 @@ from turbine.signature import Signature
 class Function:
     """One entry point of an artifact."""
 
-    def __init__(self, executable: Executable, name: str, signature: Signature, span: Span) -> None:
+    def __init__(self, name: str, signature: Signature, entry: EntryPoint, span: Span) -> None:
         self.name = name
         self.signature = signature
-        self.entry = executable.entry(name)
-        self.call = Caller(signature, self.entry, span).call
+        self.entry = entry
+        self.call = Caller(signature, entry, span).call
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.call(args, kwargs)
 
+    def __reduce__(self) -> Any:
+        raise errors.ArgumentError(
+            f"the entry point {self.name!r} cannot be pickled or copied by itself",
+            hint=f"pickle the artifact or session, and take its {self.name!r} from the copy",
+        )
+
     def __repr__(self) -> str:
         return f"<turbine function {self.name}{self.signature.text()}>"
+
+
+def check_before(function: Function, check: Callable[[], None]) -> None:
+    """Run a check before each call, which raises if there must be none."""
+    call = function.call
+
+    def checked(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        check()
+        return call(args, kwargs)
+
+    function.call = checked
 
 
 # The count of batches since the last update.

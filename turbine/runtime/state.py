@@ -12,8 +12,9 @@ import numpy
 from turbine import errors
 from turbine.dims import Dim
 from turbine.pytree import LEAF, Tree
+from turbine.runtime import libraries
 from turbine.runtime.caller import Caller
-from turbine.runtime.executable import Executable
+from turbine.runtime.executable import Executable, Values
 from turbine.runtime.overlap import Span
 from turbine.signature import Input, Output, Signature, state_functions
 
@@ -44,8 +45,11 @@ class Kept:
         return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
 
 
+Snapshot = dict[str, Any] | None
+
+
 class State(Mapping[str, Any]):
-    """The values that one loaded program keeps between calls; reading and setting copy.
+    """The values that an artifact or a session keeps between calls; reading and setting copy.
 
     >>> import torch, turbine
     >>> counter = torch.nn.BatchNorm1d(2)
@@ -56,8 +60,11 @@ class State(Mapping[str, Any]):
     tensor(4)
     """
 
-    def __init__(self, executable: Executable, kept: Sequence[Kept], span: Span) -> None:
+    def __init__(
+        self, executable: Executable, owner: Values, kept: Sequence[Kept], span: Span
+    ) -> None:
         self._executable = executable
+        self._owner = owner
         self._kept = {value.name: (index, value) for index, value in enumerate(kept)}
         self._span = span
 
@@ -77,6 +84,17 @@ class State(Mapping[str, Any]):
     def declaration(self, name: str) -> Kept:
         """The type of a value."""
         return self._find(name)[1]
+
+    def snapshot(self) -> Snapshot:
+        """A copy of all values, in arrays; None if they are what the program was exported with."""
+        if self._executable.is_initial(self._owner):
+            return None
+        return {name: _to_numpy(value) for name, value in self.items()}
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Set all values to those of a snapshot."""
+        for name, value in (snapshot or {}).items():
+            self[name] = value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._kept)
@@ -100,7 +118,12 @@ class State(Mapping[str, Any]):
         given = LEAF if outputs else Tree("tuple", ())
         names = tuple(item.name for item in inputs)
         signature = Signature(inputs, outputs, taken, given, {}, names)
-        return Caller(signature, self._executable.entry(function), self._span)
+        return Caller(signature, self._executable.entry(function, self._owner), self._span)
+
+
+def _to_numpy(value: Any) -> Any:
+    library = libraries.of(value)
+    return value if library is None else library.to_numpy(value)
 
 
 def _copy(value: Any) -> Any:

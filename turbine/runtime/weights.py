@@ -36,7 +36,7 @@ class Weights:
                 contents.bytes_of(WEIGHT_PREFIX + weight.name)  # raises if it is missing
 
     def _by_scope(self, given: Given) -> dict[str, Path]:
-        if given is None:
+        if not given:
             return {}
         if not self.declared:
             where = None if isinstance(given, Mapping) else str(given)
