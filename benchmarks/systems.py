@@ -63,6 +63,15 @@ def artifact(workload: Example | Task, strategy: str = "auto") -> Call:
 def onnx_runtime(workload: Example | Task) -> Call:
     if isinstance(workload, Task):
         raise NotTaken
+    session = onnx_session(workload, torch.get_num_threads())
+    tensors = [leaf for leaf in tree_leaves((workload.args, workload.kwargs)) if _is_tensor(leaf)]
+    inputs = session.get_inputs()
+    feed = {one.name: tensor.numpy() for one, tensor in zip(inputs, tensors, strict=True)}
+    return lambda: [torch.from_numpy(result) for result in session.run(None, feed)]
+
+
+def onnx_session(example: Example, threads: int) -> Any:
+    """The model in ONNX Runtime, for calls on so many threads."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -70,10 +79,10 @@ def onnx_runtime(workload: Example | Task) -> Call:
             "onnxruntime is not installed", hint="pip install turbine[bench]"
         ) from error
     program = torch.onnx.export(
-        workload.model,
-        workload.args,
-        kwargs=workload.kwargs,
-        dynamic_shapes=workload.dynamic_shapes,
+        example.model,
+        example.args,
+        kwargs=example.kwargs,
+        dynamic_shapes=example.dynamic_shapes,
         dynamo=True,
         verbose=False,
     )
@@ -81,14 +90,10 @@ def onnx_runtime(workload: Example | Task) -> Call:
     file = io.BytesIO()
     program.save(file)
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(
         file.getvalue(), options, providers=["CPUExecutionProvider"]
     )
-    tensors = [leaf for leaf in tree_leaves((workload.args, workload.kwargs)) if _is_tensor(leaf)]
-    inputs = session.get_inputs()
-    feed = {one.name: tensor.numpy() for one, tensor in zip(inputs, tensors, strict=True)}
-    return lambda: [torch.from_numpy(result) for result in session.run(None, feed)]
 
 
 SYSTEMS: dict[str, Callable[[Example | Task], Call]] = {

@@ -151,6 +151,19 @@ def test_a_warm_start_takes_less_time_than_a_cold_one(
     assert seconds["warm"][0] < seconds["cold"][0]
 
 
+def test_serving_is_measured_without_onnx_runtime(
+    benchmark: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    serving = importlib.import_module("serving")
+    monkeypatch.setattr(serving, "HIDDEN", 32)
+    monkeypatch.setattr(serving, "LONG_ROWS", 64)
+    printed = benchmark("serving", "--seconds", "0.05", "--clients", "1", "3")
+    tables = [table.splitlines() for table in printed.strip().split("\n\n")]
+    systems = len({1, torch.get_num_threads()})
+    assert [len(rows) for rows in tables] == [1 + 2 * systems, 2 + systems, 3]
+
+
 KERNELS = sorted(path.stem for path in (ROOT / "examples" / "kernels").glob("*.py"))
 
 
