@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test sweep soak check format bench coverage docs clean
+.PHONY: help setup run test sweep soak check format bench coverage docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,11 @@ coverage: $(INSTALLED) ## judge ops and architectures and write docs/coverage.md
 
 docs: $(INSTALLED) ## build the documentation site in build/site
 	$(BIN)/python docs/build_site.py build/site
+
+wheel: $(INSTALLED) ## build the wheels of turbine and turbine-runtime in dist
+	rm -rf build/lib build/bdist.* build/complete dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --no-index --wheel-dir build/complete .
+	$(BIN)/python -m wheels.split build/complete/turbine-*.whl dist
 
 clean: ## remove build outputs and caches, keep .venv
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,7 +20,7 @@ from sphinx.cmd.build import build_main
 from sphinx.ext.napoleon import Config, GoogleDocstring
 
 from turbine import config
-from turbine.cli.main import VERBS, main
+from turbine.cli.main import main, verbs
 from turbine.kernel import lang
 from turbine.kernel.trace.op import Op
 
@@ -125,7 +125,7 @@ def _config_page() -> str:
 
 def _cli_page() -> str:
     sections = ["# Command line"]
-    for verb in VERBS:
+    for verb in verbs():
         with redirect_stdout(io.StringIO()) as shown:
             main([verb, "--help"])
         sections.append(f"## turbine {verb}\n\n```text\n{shown.getvalue()}```")

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from turbine import config as config
 from turbine import errors as errors
+from turbine import whole_package as _whole_package
 from turbine.version import __version__ as __version__
 
 config.warn_of_misspelt_variables()
+_whole_package.explain_absence()
 
 if TYPE_CHECKING:
     from turbine import aot as aot
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
     from turbine.runtime.artifact import Artifact as Artifact
     from turbine.runtime.artifact import load as load
 
-# Imported on first use, from these modules: artifacts run where torch is not installed.
+# Imported on first use, from these modules: artifacts run where torch is not installed, and where
+# turbine-runtime is alone, which has no others than the runtime.
 _MODULES = ("aot", "eager", "kernel", "ops", "passes", "runtime")
 _NAMES = {
     "Artifact": "turbine.runtime.artifact",

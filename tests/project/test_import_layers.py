@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
+
+from wheels.imports import Import, files_of, imports_of
 
 pytestmark = pytest.mark.tiny
 
@@ -53,6 +52,7 @@ LOOSE = dict.fromkeys(
         "redirects",
         "renamed",
         "version",
+        "whole_package",
     ),
     "facts",
 ) | {"__main__": "cli"}
@@ -90,16 +90,9 @@ AFTER_TORCH = (
 House = dict[str, str]  # path from the repository root -> source text
 
 
-@dataclass(frozen=True)
-class Import:
-    name: str  # dotted, with the imported name at the end: turbine.errors.ShapeMismatch
-    line: int
-    at_load: bool  # runs when the module is imported: not in a function, not for types only
-
-
 def violations(house: House) -> list[str]:
     """Every import that breaks the table, as `file:line imports X (why)`."""
-    imports = {path: list(_imports(path, text)) for path, text in house.items()}
+    imports = {path: imports_of(path, text) for path, text in house.items()}
     bringers = _files_that_bring_torch(imports)
     found = [f"{path}:1 has no floor (add it to FLOORS)" for path in house if not _is_placed(path)]
     for path, items in imports.items():
@@ -110,30 +103,6 @@ def violations(house: House) -> list[str]:
                 for why in _complaints(path, item, bringers)
             )
     return found
-
-
-def _imports(path: str, text: str) -> Iterator[Import]:
-    package = path.rpartition("/")[0].replace("/", ".")
-    return _imports_below(ast.parse(text, path), package, at_load=True)
-
-
-def _imports_below(node: ast.AST, package: str, at_load: bool) -> Iterator[Import]:
-    if isinstance(node, ast.Import):
-        yield from (Import(alias.name, node.lineno, at_load) for alias in node.names)
-        return
-    if isinstance(node, ast.ImportFrom):
-        base = resolve_name("." * node.level + (node.module or ""), package)
-        yield from (Import(f"{base}.{alias.name}", node.lineno, at_load) for alias in node.names)
-        return
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        at_load = False
-    for child in ast.iter_child_nodes(node):
-        for_types = isinstance(node, ast.If) and child in node.body and _asks_for_types(node.test)
-        yield from _imports_below(child, package, at_load and not for_types)
-
-
-def _asks_for_types(test: ast.expr) -> bool:
-    return ast.unparse(test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
 
 
 def _is_placed(path: str) -> bool:
@@ -204,15 +173,7 @@ def _brings_torch(item: Import, bringers: set[str]) -> bool:
         return False
     if any(_is_within(item.name, library) for library in BRING_TORCH):
         return True
-    return not bringers.isdisjoint(_files_loaded_by(item.name))
-
-
-def _files_loaded_by(name: str) -> Iterator[str]:
-    """Paths that importing a dotted name would run, below the top package."""
-    parts = name.split(".")
-    for count in range(2, len(parts) + 1):
-        stem = "/".join(parts[:count])
-        yield from (f"{stem}.py", f"{stem}/__init__.py")
+    return not bringers.isdisjoint(files_of(item.name))
 
 
 def _is_within(name: str, prefix: str) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from typing import Annotated
 
-from turbine import config, errors
+from turbine import config, errors, whole_package
 from turbine import target as targets
 from turbine.progress import progress
 from turbine.tables import bytes_text
@@ -41,7 +41,9 @@ def check_installation(
 
 
 def _findings(calibrate: bool) -> Iterator[tuple[str, bool, str]]:
-    for name, check in CHECKS.items():
+    names = CHECKS if whole_package.is_installed() else RUNTIME_CHECKS
+    for name in names:
+        check = CHECKS[name]
         if calibrate and check is _library_calls:
             yield name, *_verdict(_calibrate)  # it shows its own progress
             continue
@@ -64,7 +66,9 @@ def _python() -> str:
 
 
 def _turbine() -> str:
-    return __version__
+    if whole_package.is_installed():
+        return __version__
+    return f"{__version__}, the runtime alone; {whole_package.HINT} adds the compiler"
 
 
 def _torch() -> str:
@@ -186,3 +190,4 @@ CHECKS: dict[str, Callable[[], str]] = {
     "library calls": _library_calls,
     "end to end": _end_to_end,
 }
+RUNTIME_CHECKS = ("python", "turbine", "iree runtime", "drivers")  # where the runtime is alone

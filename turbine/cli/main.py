@@ -9,34 +9,25 @@ import traceback
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 
-from turbine import config, errors
+from turbine import config, errors, whole_package
 from turbine.cli.bench import bench_artifact
-from turbine.cli.cache import show_cache
-from turbine.cli.compile import compile_model
-from turbine.cli.coverage import show_coverage
 from turbine.cli.doctor import check_installation
-from turbine.cli.fuzz import fuzz_programs
 from turbine.cli.inspect import inspect_artifact
-from turbine.cli.opt import transform_ir
 from turbine.cli.options import Assignment, Verb, add_options, call
 from turbine.cli.profile import profile_artifact
 from turbine.cli.run import run_artifact
 from turbine.cli.trace import show_trace
 from turbine.version import __version__
 
-VERBS: dict[str, Verb] = {
-    "compile": compile_model,
+RUNTIME_VERBS: dict[str, Verb] = {
     "run": run_artifact,
     "bench": bench_artifact,
     "profile": profile_artifact,
     "inspect": inspect_artifact,
-    "opt": transform_ir,
-    "cache": show_cache,
     "trace": show_trace,
-    "coverage": show_coverage,
-    "fuzz": fuzz_programs,
     "doctor": check_installation,
 }
+MORE_VERBS = f"{whole_package.HINT} adds the verbs that compile"
 FAILED = 1
 INTERRUPTED = 130  # what a shell reports for a command that SIGINT ended
 READER_GONE = 141  # likewise for SIGPIPE
@@ -63,14 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return READER_GONE
 
 
+def verbs() -> dict[str, Verb]:
+    """The verbs that are installed, by name."""
+    if not whole_package.is_installed():
+        return RUNTIME_VERBS
+    from turbine.cli import toolchain
+
+    return {**toolchain.VERBS, **RUNTIME_VERBS}
+
+
 def _main(words: list[str]) -> int:
+    known = verbs()
     try:
-        options = _parse(words)
+        options = _parse(words, known)
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return int(stop.code or 0)
     try:
         with config.override(**{option.name: option.value for option in options.set}):
-            return call(VERBS[options.verb], options)
+            return call(known[options.verb], options)
     except BrokenPipeError:
         raise
     except (errors.TurbineError, OSError) as error:
@@ -78,21 +79,26 @@ def _main(words: list[str]) -> int:
         return FAILED
 
 
-def _parse(words: list[str]) -> Namespace:
-    parser = _parser()
+def _parse(words: list[str], known: dict[str, Verb]) -> Namespace:
+    parser = _parser(known)
     if not words:
         parser.print_help(sys.stderr)
         raise SystemExit(2)
-    if not words[0].startswith("-") and words[0] not in VERBS:
-        parser.error(errors.unknown("verb", words[0], VERBS))
+    if not words[0].startswith("-") and words[0] not in known:
+        more = f"; {parser.epilog}" if parser.epilog is not None else ""
+        parser.error(errors.unknown("verb", words[0], known) + more)
     return parser.parse_args(words)
 
 
-def _parser() -> ArgumentParser:
-    parser = ArgumentParser("turbine", description="Compile PyTorch models and run them.")
+def _parser(known: dict[str, Verb]) -> ArgumentParser:
+    parser = ArgumentParser(
+        "turbine",
+        description="Compile PyTorch models and run them.",
+        epilog=None if whole_package.is_installed() else MORE_VERBS,
+    )
     parser.add_argument("--version", action="version", version=f"turbine {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for name, verb in VERBS.items():
+    for name, verb in known.items():
         summary, _, details = (inspect.getdoc(verb) or "").partition("\n\n")
         own = verbs.add_parser(
             name,

@@ -293,7 +293,7 @@ def _compile(source: bytes, folder: CodeFolder | None, device: Device) -> bytes:
     if find_spec("iree.compiler") is None:
         raise errors.MissingExtra(
             "there is no compiler here",
-            hint="install iree-base-compiler, or use from_file_cache_only with a filled folder",
+            hint="pip install turbine, or use from_file_cache_only with a filled folder",
         )
     from turbine.compiler import pipeline
 
