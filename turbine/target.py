@@ -125,6 +125,8 @@ def parse(text: str) -> Target:
     name, _, chip = text.partition(":")
     if name not in KINDS or text.endswith(":"):
         raise errors.UnknownTarget(errors.unknown("target", text, spellings()))
+    if name == "cpu":
+        chip = chip.replace("_", "-")  # x86_64_v3 is x86-64-v3 in LLVM
     return Target(name, chip or KINDS[name].default_chip)
 
 

@@ -332,6 +332,13 @@ def test_compile_writes_code_for_another_target(turbine: Turbine) -> None:
     assert json.loads(turbine("inspect", "gpu.turbine", "--json").out)["driver"] == "cuda"
 
 
+def test_compile_writes_code_for_several_cpus(turbine: Turbine) -> None:
+    words = ["-o", "cpus.turbine", "--target", "cpu:generic", "--target", "cpu"]
+    assert turbine("compile", "cli_models:two", *words).code == 0
+    targets = json.loads(turbine("inspect", "cpus.turbine", "--json").out)
+    assert (targets["target"]["chip"], len(targets["variants"])) == ("generic", 1)
+
+
 def test_compile_notes_a_model_in_training_mode(turbine: Turbine) -> None:
     answer = turbine("compile", "cli_models:training", "-o", "t.mlir")
     assert answer.code == 0

@@ -76,5 +76,5 @@ def test_iree_names_of_targets_are_accepted(tmp_path: Path) -> None:
     assert (tmp_path / "relu.vmfb").stat().st_size
     with pytest.raises(errors.ConfigError, match="unknown target backend 'llvm_cpu'"):
         output.compile(target_backends="llvm_cpu")
-    with pytest.raises(errors.ConfigError, match="one target at a time"):
+    with pytest.raises(errors.ConfigError, match="one target backend at a time"):
         output.compile(target="cpu", target_backends=["llvm-cpu"])

@@ -31,13 +31,15 @@ from turbine.mlir import devices, elementwise, function, rewrites
 from turbine.mlir.ir import Operation
 from turbine.packed_weights import QuantizationReport
 from turbine.passes import Pass
-from turbine.runtime import container, parameters
+from turbine.runtime import container, parameters, variants
 from turbine.runtime.archive import open_archive
-from turbine.runtime.artifact import CODE, Artifact
+from turbine.runtime.artifact import Artifact
 from turbine.runtime.entries import Declared, Entry
 from turbine.runtime.state import Kept
+from turbine.runtime.variants import Variant
 from turbine.runtime.weights import WEIGHT_PREFIX, check_keys
 from turbine.signature import Signature
+from turbine.target import Target
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class ExportOutput:
         self,
         save_to: str | Path | None = None,
         *,
-        target: str | None = None,
+        target: str | Sequence[str] | None = None,
         target_backends: str | Sequence[str] | None = None,
         strategy: str | None = None,
         archive: str | Path | None = None,
@@ -177,7 +179,9 @@ class ExportOutput:
         Args:
             save_to: the file to write; a name that ends in .vmfb is IREE's own format, with the
                 weights beside it as .irpa.
-            target: the machine, as `turbine.target` has it, such as "cpu" or "cpu:generic".
+            target: the machine, as `turbine.target` has it, such as "cpu" or "cpu:generic"; or a
+                list of CPUs, ["cpu:generic", "cpu:x86-64-v3"]. Of several, the artifact has code
+                for each, and runs the one with the most features that the CPU has.
             target_backends: the same as IREE's compiler has it, "llvm-cpu".
             strategy: the flags to compile with; "tune" times several and keeps the fastest.
             archive: an .irpa file to write the weights to, which the artifact then names; or a
@@ -194,16 +198,40 @@ class ExportOutput:
                 hint="write a procedure, a function whose name begins with no underscore",
             )
         _check_places(save_to, archive)
-        target = _target(target, target_backends)
+        wanted = _targets(target, target_backends)
+        if len(wanted) > 1 and save_to is not None and Path(save_to).suffix == VMFB_SUFFIX:
+            raise errors.ConfigError(
+                f"{len(wanted)} targets in {save_to}: a {VMFB_SUFFIX} file has code for one",
+                hint="save a .turbine file, or compile for one target at a time",
+            )
         if archive is not None:
             declared = self._declare_weights(archived=False)
             check_keys(declared, str(archive))
             if not _is_written(archive):
                 open_archive(Path(archive)).check(declared)
-        chosen = targets.parse(config.current().target if target is None else target)
-        resolved = partial(host.resolve, chosen, in_process=in_process)
+        compiling = partial(
+            self._compile_for,
+            strategy=strategy,
+            timeout=timeout,
+            in_process=in_process,
+            cache=cache,
+            describe=describe,
+        )
+        return _deliver([compiling(one) for one in wanted], save_to, archive)
+
+    def _compile_for(
+        self,
+        wanted: Target,
+        *,
+        strategy: str | None,
+        timeout: float | None,
+        in_process: bool | None,
+        cache: bool | None,
+        describe: bool,
+    ) -> _Code:
+        resolved = partial(host.resolve, wanted, in_process=in_process)
         ready = self.lowered_for(TargetQuery(resolved))
-        chosen = replace(chosen, devices=devices.count(ready.lowered.module))
+        chosen = replace(wanted, devices=devices.count(ready.lowered.module))
         ready.verify()
         module = rewrites.clone(devices.with_known_devices(ready.lowered.module, chosen.devices))
         elementwise.use_formulas(module)
@@ -229,7 +257,7 @@ class ExportOutput:
             if describe
             else []
         )
-        return ready._deliver(compiled, save_to, archive, dispatches)
+        return _Code(ready, compiled, dispatches)
 
     def lowered_for(self, target: TargetQuery) -> ExportOutput:
         """The export with kernels and products of quantized weights emitted for a target."""
@@ -262,55 +290,25 @@ class ExportOutput:
             )
         return transforms.transform(lowered, self.passes) if self.passes else lowered
 
-    def _deliver(
-        self,
-        compiled: Compiled,
-        save_to: str | Path | None,
-        archive: str | Path | None,
-        dispatches: list[dict[str, Any]],
-    ) -> Artifact:
-        if save_to is None or Path(save_to).suffix == VMFB_SUFFIX:
-            manifest = self._manifest(compiled, dispatches)
-            artifact = Artifact(container.anonymous(manifest, self._sections(compiled)))
-            if save_to is not None:
-                artifact.save_vmfb(save_to)
-            return artifact
-        path = Path(save_to)
-        if archive is None:
-            container.save(path, self._manifest(compiled, dispatches), self._sections(compiled))
-            return Artifact(container.open_file(path))
-        if _is_written(archive):
-            parameters.save_archive(Path(archive), [_entry(w) for w in self.lowered.external])
-        named = os.path.relpath(archive, path.parent)
-        manifest = self._manifest(compiled, dispatches, named)
-        container.save(path, manifest, [(CODE, compiled.data)])
-        return Artifact(container.open_file(path))
-
-    def _manifest(
-        self,
-        compiled: Compiled,
-        dispatches: Sequence[dict[str, Any]] = (),
-        archive: str | None = None,
-    ) -> dict[str, Any]:
+    def manifest(self, code: Sequence[Variant], archive: str | None = None) -> dict[str, Any]:
+        """The manifest of an artifact with this code; `archive` is where its weights are."""
         declared = self._declare_weights(archived=archive is not None and _is_written(archive))
         scopes = [] if archive is None else [weight.scope for weight in declared]
         return {
             "name": self.module_name,
-            "target": asdict(compiled.target),
-            "strategy": compiled.strategy,
+            **variants.to_json([*code]),
             "functions": {name: e.signature.to_json() for name, e in self.entry_points.items()},
             "load": max(entry.load for entry in self.entry_points.values()),
             "archives": dict.fromkeys(scopes, archive),
             "weights": [asdict(weight) for weight in declared],
             "state": [asdict(_to_constant(weight)) for weight in self.lowered.state],
-            "dispatches": [*dispatches],
             "training": self.training,
             "provenance": self.provenance,
         }
 
-    def _sections(self, compiled: Compiled) -> list[tuple[str, Any]]:
-        weights = [(WEIGHT_PREFIX + w.name, raw_bytes(w.tensor)) for w in self.lowered.external]
-        return [(CODE, compiled.data), *weights]
+    def weight_sections(self) -> list[tuple[str, Any]]:
+        """The sections of the weights that are not in the code."""
+        return [(WEIGHT_PREFIX + w.name, raw_bytes(w.tensor)) for w in self.lowered.external]
 
     def _declare_weights(self, *, archived: bool) -> list[Declared]:
         return [_declaration(weight, archived) for weight in self.lowered.external]
@@ -321,7 +319,7 @@ class ExportOutput:
 
     def _measure(self, compiled: Compiled) -> float:
         """Seconds of one call of each function on its example arguments."""
-        artifact = Artifact(container.anonymous(self._manifest(compiled), self._sections(compiled)))
+        artifact = _deliver([_Code(self, compiled)], None, None)
         seconds = 0.0
         for name, entry in self.entry_points.items():
             args, kwargs = copy.deepcopy(entry.example or ((), {}))
@@ -333,22 +331,82 @@ class ExportOutput:
 VMFB_SUFFIX = ".vmfb"
 
 
+@dataclass(frozen=True)
+class _Code:
+    """An export as it was lowered for a target, and its code."""
+
+    ready: ExportOutput
+    compiled: Compiled
+    dispatches: list[dict[str, Any]] = field(default_factory=list)
+
+
+def _deliver(
+    codes: Sequence[_Code], save_to: str | Path | None, archive: str | Path | None
+) -> Artifact:
+    """The artifact with the code for each target; the weights are the same for all."""
+    ready = _with_weights_of(codes)
+    rows = [
+        Variant(c.compiled.target, c.compiled.strategy, c.dispatches, variants.code_section(index))
+        for index, c in enumerate(codes)
+    ]
+    sections = [(row.code, c.compiled.data) for row, c in zip(rows, codes, strict=True)]
+    if save_to is None or Path(save_to).suffix == VMFB_SUFFIX:
+        every = [*sections, *ready.weight_sections()]
+        artifact = Artifact(container.anonymous(ready.manifest(rows), every))
+        if save_to is not None:
+            artifact.save_vmfb(save_to)
+        return artifact
+    path = Path(save_to)
+    if archive is None:
+        container.save(path, ready.manifest(rows), [*sections, *ready.weight_sections()])
+        return Artifact(container.open_file(path))
+    if _is_written(archive):
+        parameters.save_archive(Path(archive), [_entry(w) for w in ready.lowered.external])
+    named = os.path.relpath(archive, path.parent)
+    container.save(path, ready.manifest(rows, named), sections)
+    return Artifact(container.open_file(path))
+
+
+def _with_weights_of(codes: Sequence[_Code]) -> ExportOutput:
+    """The export as lowered for the first target, with the weights that any of the targets uses."""
+    first = codes[0].ready
+    every = {weight.name: weight for code in codes for weight in code.ready.lowered.external}
+    states = {tuple(value.name for value in code.ready.lowered.state) for code in codes}
+    assert len(states) == 1, f"state differs between targets: {states}"
+    return replace(first, lowered=replace(first.lowered, external=tuple(every.values())))
+
+
 # IREE's names of targets, and ours.
 _BACKENDS = {"llvm-cpu": "cpu", "cuda": "cuda", "rocm": "hip", "vulkan-spirv": "vulkan"}
 
 
-def _target(target: str | None, backends: str | Sequence[str] | None) -> str | None:
+def _targets(
+    target: str | Sequence[str] | None, backends: str | Sequence[str] | None
+) -> list[Target]:
+    """The targets that the arguments of `compile` name, each once."""
     if backends is None:
-        return target
+        texts = config.current().target if target is None else target
+        found = [targets.parse(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        return _check_several(list(dict.fromkeys(found)))
     names = [backends] if isinstance(backends, str) else list(backends)
     if target is not None or len(names) != 1:
         raise errors.ConfigError(
-            f"one target at a time, not {target=} target_backends={names}",
-            hint="compile once for each",
+            f"one target backend at a time, not {target=} target_backends={names}",
+            hint='compile once for each, or for several CPUs: target=["cpu:generic", "cpu"]',
         )
     if names[0] not in _BACKENDS:
         raise errors.ConfigError(errors.unknown("target backend", names[0], _BACKENDS))
-    return _BACKENDS[names[0]]
+    return [targets.parse(_BACKENDS[names[0]])]
+
+
+def _check_several(found: list[Target]) -> list[Target]:
+    kinds = {target.kind for target in found}
+    if not found or (len(found) > 1 and kinds != {"cpu"}):
+        raise errors.UnknownTarget(
+            f"cannot compile for {[target.text for target in found]} in one artifact",
+            hint="a list of targets has CPUs alone, and one at least; compile once for each GPU",
+        )
+    return found
 
 
 def _is_written(archive: str | Path) -> bool:

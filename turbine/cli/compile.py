@@ -22,7 +22,9 @@ def compile_model(
     *,
     output: Annotated[Path, "file to write: .turbine, .vmfb, .mlir or .mlirbc", "-o"],
     input: Annotated[tuple[str, ...], "an input, if the factory returns none: 8x3xf32"] = (),
-    target: Annotated[str | None, "what to compile for: cpu, cpu:generic, cuda:sm_80 ..."] = None,
+    target: Annotated[
+        tuple[str, ...], "what to compile for: cpu, cpu:generic, cuda:sm_80 ...; or several CPUs"
+    ] = (),
     strategy: Annotated[str | None, "auto, tune (time them all) or a strategy's name"] = None,
     weights: Annotated[str | None, "where weights go: external, global or inline"] = None,
     archive: Annotated[Path | None, "write the weights to a separate .irpa file"] = None,
@@ -46,13 +48,13 @@ def compile_model(
     if output.suffix in MLIR_SUFFIXES:
         written = _write_mlir(exported, output)
     else:
-        kind = config.current().target if target is None else target
-        with progress(f"compiling {exported.module_name} for {kind}"):
+        wanted = target or (config.current().target,)
+        with progress(f"compiling {exported.module_name} for {', '.join(wanted)}"):
             if output.suffix == ARTIFACT_SUFFIX:
                 options = {"strategy": strategy, "archive": archive, "describe": describe}
-                written = _write_artifact(exported, output, target=target, **options)
+                written = _write_artifact(exported, output, target=wanted, **options)
             else:
-                written = exported.compile(target=target, strategy=strategy).save_vmfb(output)
+                written = exported.compile(target=wanted, strategy=strategy).save_vmfb(output)
     print(*written, sep="\n")
     return 0
 
@@ -64,7 +66,7 @@ SUFFIXES = (ARTIFACT_SUFFIX, ".vmfb", *MLIR_SUFFIXES)
 
 def _check(
     output: Path,
-    target: str | None,
+    target: tuple[str, ...],
     strategy: str | None,
     weights: str | None,
     archive: Path | None,
@@ -75,9 +77,14 @@ def _check(
 
     check_output(output, SUFFIXES)
     settings = config.current()
-    kind = targets.parse(settings.target if target is None else target).kind
-    strategies.choose(settings.strategy if strategy is None else strategy, kind)
-    if output.suffix in MLIR_SUFFIXES and (target is not None or strategy is not None):
+    for text in target or (settings.target,):
+        kind = targets.parse(text).kind
+        strategies.choose(settings.strategy if strategy is None else strategy, kind)
+    if len(target) > 1 and output.suffix != ARTIFACT_SUFFIX:
+        raise errors.ConfigError(
+            f"several targets with {output.suffix}", hint="only a .turbine file has code for each"
+        )
+    if output.suffix in MLIR_SUFFIXES and (target or strategy is not None):
         raise errors.ConfigError(
             f"--target or --strategy with {output.suffix}", hint="only the export is written there"
         )

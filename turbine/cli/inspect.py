@@ -89,15 +89,13 @@ def _everything(contents: Container, damage: dict[str, str] | None) -> dict[str,
 
 def _text(contents: Container) -> str:
     manifest = contents.manifest
-    target = Target(**manifest["target"])
     weights = manifest["weights"]
     total = sum(entry["length"] for entry in weights)
     facts = {
         "name": manifest["name"],
         **_functions(manifest),
         "state": _state(manifest),
-        "target": f"{target.text} {target.architecture}".strip(),
-        "features": target.features,
+        **_targets(manifest),
         "driver": _driver(manifest),
         "work": f"{_load(manifest):.4g} Mflop on one core",
         "strategy": manifest["strategy"],
@@ -107,6 +105,18 @@ def _text(contents: Container) -> str:
     }
     shown = table([(key, str(value)) for key, value in facts.items() if value])
     return f"{shown}\n\n{_sections(contents)}"
+
+
+def _targets(manifest: dict[str, Any]) -> dict[str, str]:
+    """The target of the code, or of each of several variants."""
+    from turbine.runtime import variants
+
+    facts: dict[str, str] = {}
+    for number, variant in enumerate(variants.from_json(manifest), 1):
+        target, place = variant.target, f" {number}" if manifest.get("variants") else ""
+        facts[f"target{place}"] = f"{target.text} {target.architecture}".strip()
+        facts[f"features{place}"] = target.features
+    return facts
 
 
 def _functions(manifest: dict[str, Any]) -> dict[str, str]:

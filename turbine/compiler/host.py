@@ -15,6 +15,7 @@ _CPU = re.compile(r'[{ ]cpu = "(?P<cpu>[^"]*)"')
 _FEATURES = re.compile(r'cpu_features = "(?P<features>[^"]*)"')
 _GPU = "#iree_gpu.target<"
 _NOT_KNOWN = "Unknown "
+_NAMES = re.compile(r"^List of accepted CPUs: (.*)$", re.M)
 _TRIPLE = re.compile(r'target_triple = "(?P<architecture>[^-"]*)-')
 
 
@@ -35,8 +36,7 @@ def resolve(wanted: Target, *, in_process: bool | None = None) -> Target:
     )
     if not found.features and wanted.chip not in ("host", "generic"):
         raise errors.UnknownTarget(
-            f"no CPU named {wanted.chip!r} for {target.host_architecture()}",
-            hint="use a name that LLVM knows, 'cpu:generic', or 'cpu' for this machine",
+            f"no CPU named {wanted.chip!r} for {target.host_architecture()}", hint=_CPU_HINT
         )
     return _usable(found) if wanted.chip == "host" else found
 
@@ -76,10 +76,17 @@ def _probe(wanted: Target, in_process: bool | None) -> str:
 
 
 def _unknown(wanted: Target, why: str) -> errors.UnknownTarget:
+    names = _NAMES.search(why)
+    if names is not None:
+        listed = errors.unknown("CPU", wanted.chip, names[1].split(", "))
+        return errors.UnknownTarget(listed, hint=_CPU_HINT)
     chips = ", ".join(f"{wanted.kind}:{c}" for c in target.KINDS[wanted.kind].example_chips)
     return errors.UnknownTarget(
         f"the compiler does not take target {wanted.text!r}: {why}", hint=f"for instance: {chips}"
     )
+
+
+_CPU_HINT = "use a name that LLVM knows, 'cpu:generic', or 'cpu' for this machine"
 
 
 def _first(pattern: re.Pattern[str], text: str, default: str) -> str:

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from iree.runtime import version as iree_version
 
-from turbine import config, errors, target
-from turbine.runtime import container, device, parameters
+from turbine import config, errors
+from turbine.runtime import container, device, parameters, variants
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
 from turbine.runtime.function import check_before
@@ -21,9 +21,6 @@ from turbine.runtime.session import Session
 from turbine.runtime.state import Snapshot
 from turbine.runtime.weights import Given, Weights
 from turbine.signature import state_functions
-from turbine.target import Target
-
-CODE = "code"
 
 
 class Artifact(Program):
@@ -39,19 +36,22 @@ class Artifact(Program):
 
     def __init__(self, contents: Container, weights: Given = None) -> None:
         self._contents = contents
-        self.manifest: dict[str, Any] = contents.manifest
         try:
-            self.target = Target(**self.manifest["target"])
+            variant = variants.choose(contents.manifest)
+            # Of the code that was chosen; the file's own has that of each CPU.
+            self.manifest: dict[str, Any] = {**contents.manifest, **variants.to_json([variant])}
+            self.target = variant.target
+            self._code = contents.bytes_of(variant.code)
             _check_devices(self.target.devices, contents.source)
             _check_iree(self.manifest["provenance"]["iree-base-compiler"], contents.source)
-            contents.check(CODE)
+            contents.check(variant.code)
             self.driver = device.driver_for(self.target, device.load_of(self.manifest))
             self._threads = device.placement().threads
             self._weights = Weights(contents, weights)
             executable = Executable(
-                contents.bytes_of(CODE),
+                self._code,
                 self.driver,
-                partial(_bind, self.target, self._weights),
+                partial(_bind, self._weights),
                 device_count=self.target.devices,
                 needs_cores=device.is_long(self.driver, device.load_of(self.manifest)),
                 state=[state_functions(index) for index, _ in enumerate(self.manifest["state"])],
@@ -116,7 +116,7 @@ class Artifact(Program):
 
     def check_runs_here(self) -> None:
         """Raise unless this machine has the CPU features and devices that the code needs."""
-        _check_host(self.target, self._contents.source)
+        variants.check_host(self._contents.manifest, self._contents.source)
         self._executable.find_devices()
 
     @property
@@ -134,7 +134,7 @@ class Artifact(Program):
         Weights in an archive stay there, and the new file refers to it.
         """
         sections = [(name, self._contents.bytes_of(name)) for name in self._contents.sections]
-        manifest = {**self.manifest, **self._weights.as_seen_from(Path(path).parent)}
+        manifest = {**self._contents.manifest, **self._weights.as_seen_from(Path(path).parent)}
         container.save(Path(path), manifest, sections)
 
     def save_vmfb(self, path: str | Path) -> list[Path]:
@@ -145,7 +145,7 @@ class Artifact(Program):
         code = Path(path)
         written = [code]
         with container.replace_file(code) as file:
-            file.write(self._contents.bytes_of(CODE))
+            file.write(self._code)
         scopes = self._weights.scopes
         for scope in scopes:
             part = f".{quote(scope, safe='')}" if scope and len(scopes) > 1 else ""
@@ -250,28 +250,10 @@ def _convert_weights(weights: str | Path | Mapping[str, str | Path] | None) -> G
     return None if weights is None else Path(weights)
 
 
-def _bind(wanted: Target, weights: Weights) -> list[Any]:
+def _bind(weights: Weights) -> list[Any]:
     """The providers for the first call. No method, which would keep the artifact alive."""
-    _check_host(wanted, weights.contents.source)
+    variants.check_host(weights.contents.manifest, weights.contents.source)
     return weights.providers()
-
-
-def _check_host(wanted: Target, source: str) -> None:
-    if wanted.kind != "cpu":
-        return
-    if wanted.architecture and wanted.architecture != target.host_architecture():
-        raise errors.ArtifactTargetError(
-            f"compiled for {wanted.architecture}, this machine is {target.host_architecture()}",
-            where=source,
-            hint="compile the model on a machine of this kind",
-        )
-    missing = target.missing_features(wanted)
-    if missing:
-        raise errors.ArtifactTargetError(
-            f"compiled for {wanted.chip}; this CPU lacks {', '.join(missing)}",
-            where=source,
-            hint='compile with target="cpu:generic" for any CPU of this architecture',
-        )
 
 
 def _check_unshared(executable: Executable) -> None:
