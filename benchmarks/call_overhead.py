@@ -24,7 +24,8 @@ from torch.utils.dlpack import from_dlpack, to_dlpack
 import turbine
 from turbine.runtime import container
 from turbine.runtime import device as devices
-from turbine.runtime.artifact import CODE, Artifact
+from turbine.runtime.artifact import Artifact
+from turbine.runtime.variants import CODE
 
 ELEMENTS = 64
 BLOCK = 50

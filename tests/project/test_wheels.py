@@ -20,6 +20,8 @@ from wheels import split
 from wheels.imports import imports_of
 
 ROOT = Path(__file__).resolve().parents[2]
+# What a build reads.
+SOURCES = ("pyproject.toml", "LICENSE", "turbine", "shark_turbine", "iree")
 # What distributions of dependencies call the modules that the runtime imports.
 MODULES = {"iree-base-runtime": "iree.runtime", "ml_dtypes": "ml_dtypes", "numpy": "numpy"}
 TEST_TOOLS = r"^\s*(import|from) (pytest|hypothesis|filecheck|expecttest|tests)\b"
@@ -57,10 +59,12 @@ class Environment:
 def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The wheels, built as `make wheel` does from a copy of the sources."""
     source = tmp_path_factory.mktemp("source")
-    for name in ("turbine", "shark_turbine", "iree"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+    for name in SOURCES:
+        if (ROOT / name).is_file():
+            shutil.copy(ROOT / name, source)
+        else:
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(ROOT / name, source / name, ignore=ignored)
     options = ("--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", "complete", ".")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", *options]
     subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=300)
@@ -201,6 +205,13 @@ def test_the_whole_package_depends_on_the_runtime_of_its_version(built: list[Pat
     ]
     assert "Name: turbine-runtime" in lines
     assert f"Version: {version}" in lines
+
+
+def test_the_dockerfile_copies_all_that_the_build_needs() -> None:
+    lines = (ROOT / "examples" / "deploy" / "Dockerfile").read_text().splitlines()
+    copies = [line.split()[1:-1] for line in lines if line.startswith("COPY ") and "--" not in line]
+    copied = {name for names in copies for name in names}
+    assert copied == {*SOURCES, "wheels"}
 
 
 def test_the_runtime_runs_an_artifact(runtime: Environment, model: Path) -> None:

@@ -386,7 +386,8 @@ def _targets(
     """The targets that the arguments of `compile` name, each once."""
     if backends is None:
         texts = config.current().target if target is None else target
-        found = [targets.parse(text) for text in ([texts] if isinstance(texts, str) else texts)]
+        several = [texts] if isinstance(texts, str) or not isinstance(texts, Sequence) else texts
+        found = [targets.parse(text) for text in several]
         return _check_several(list(dict.fromkeys(found)))
     names = [backends] if isinstance(backends, str) else list(backends)
     if target is not None or len(names) != 1:
