@@ -74,6 +74,11 @@ def three(): return Pair().eval(), (X, X.clone()), {"scale": X.clone(), "flag": 
 def mapping(): return {"model": Affine().eval(), "args": (X,), "module_name": "named"}
 def bare(): return Affine().eval()
 instance = Affine().eval()
+def wide(): return nn.Linear(64, 32).eval()
+class Sized(nn.Module):
+    def forward(self, first, second, scale):
+        return (first + second).sum() * scale
+def sized(): return Sized().eval()
 def training(): return Affine(), (X,)
 def dynamic(): return Example(Affine().eval(), (X,), {}, ({0: Dim("batch", min=2, max=8)},))
 def bfloat(): return Names().eval(), (X.bfloat16(),)
@@ -104,6 +109,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path = tmp_path_factory.mktemp("cli")
     (path / "cli_models.py").write_text(MODELS)
     (path / "cli_broken.py").write_text("import cli_absent\n")
+    (path / "broken.pt2").write_text("no archive")
     yield path
     for name in ("cli_models", "cli_broken"):
         sys.modules.pop(name, None)
@@ -281,6 +287,8 @@ def test_compile_accepts_every_form_of_factory(turbine: Turbine, name: str) -> N
         ("cli_models:number", "cli_models:number returned a value of type int"),
         ("cli_models:misspelled", "unknown argument 'arguments'; valid: "),
         ("cli_models:bare", "Affine takes (x), 0 inputs given"),
+        ("absent.pt2", "no file absent.pt2"),
+        ("broken.pt2", "cannot read broken.pt2: "),
     ],
 )
 def test_an_invalid_factory_is_explained(turbine: Turbine, factory: str, told: str) -> None:
@@ -302,6 +310,9 @@ def test_an_invalid_factory_is_explained(turbine: Turbine, factory: str, told: s
         ("-o x.turbine --archive w.irpa --weights inline", "--archive with --weights inline"),
         ("-o x.mlir --target cpu", "--target or --strategy with .mlir"),
         ("-o x.turbine --input 2x3xf32", "cli_models:two returns its own inputs"),
+        ("-o x.turbine --group-size 8", "--group-size without --quantize"),
+        ("-o x.turbine --target cpu --target cuda", "cannot compile for ['cpu:host', 'cuda:"),
+        ("-o x.vmfb --target cpu --target cpu:generic", "several targets with .vmfb"),
     ],
 )
 def test_an_invalid_option_of_compile_is_explained(turbine: Turbine, words: str, told: str) -> None:
@@ -314,6 +325,57 @@ def test_an_invalid_option_of_compile_is_explained(turbine: Turbine, words: str,
 def test_traceback_shows_the_line_that_raised(turbine: Turbine) -> None:
     told = turbine("compile", "cli_models:raises", "-o", "x.turbine", "--traceback").err
     assert 'raise ValueError("no data here")' in told
+
+
+def test_compile_takes_a_saved_program(turbine: Turbine) -> None:
+    batch = torch.export.Dim("batch", max=8)
+    program = torch.export.export(
+        torch.nn.Linear(3, 2), (torch.ones(4, 3),), dynamic_shapes=({0: batch},)
+    )
+    torch.export.save(program, "linear.pt2")
+    assert turbine("compile", "linear.pt2", "-o", "linear.mlir").code == 0
+    assert (
+        "tensor<?x3xf32>" in Path("linear.mlir").read_text()
+        or "[?,3]" in Path("linear.mlir").read_text()
+    )
+    answer = turbine("compile", "linear.pt2", "-o", "x.turbine", "--input", "2x3xf32")
+    assert "linear.pt2 has its own inputs" in answer.err
+
+
+def test_named_sizes_are_dynamic(turbine: Turbine) -> None:
+    words = ["-i", "first:batch[1..64]x3xf32", "-i", "scale:widthxf32", "-i", "second:batchx3xf32"]
+    answer = turbine("compile", "cli_models:sized", "-o", "sized.turbine", *words)
+    assert answer.code == 0, answer.err
+    shown = json.loads(turbine("inspect", "sized.turbine", "--json").out)
+    signature = shown["functions"]["main"]
+    shapes = {row["name"]: row["shape"] for row in signature["inputs"]}
+    assert shapes == {"first": ["batch", 3], "second": ["batch", 3], "scale": ["width"]}
+    assert signature["symbols"]["batch"] == {"minimum": 1, "maximum": 64}
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("-i n[1..8]x3xf32 -i n[1..9]x3xf32", "n[1..9], and before n[1..8]"),
+        ("-i n[0..1]x3xf32", "n[0..1] has no size that can vary"),
+        ("-i maxx3xf32", "cannot read input 'maxx3xf32'"),
+        ("-i n[2]x3xf32", "cannot read input 'n[2]x3xf32'"),
+        ("-i y:nx3xf32", "takes (x), 1 inputs given: missing a required argument: 'x'"),
+    ],
+)
+def test_an_invalid_input_of_compile_is_explained(turbine: Turbine, words: str, told: str) -> None:
+    answer = turbine("compile", "cli_models:bare", "-o", "x.turbine", *words.split())
+    assert answer.code == 1
+    assert told in answer.err
+
+
+def test_compile_packs_weights(turbine: Turbine) -> None:
+    words = ["-i", "1x64xf32", "--quantize", "4", "--group-size", "16"]
+    answer = turbine("compile", "cli_models:wide", "-o", "wide.turbine", *words)
+    assert answer.code == 0
+    assert "note: 1 weights are packed in 4 bits; 8.1 KiB before, " in answer.err
+    shown = json.loads(turbine("inspect", "wide.turbine", "--json").out)
+    assert [w["name"] for w in shown["weights"]] == ["weight.packed", "weight.scales", "bias"]
 
 
 def test_compile_prints_every_file_it_writes(turbine: Turbine) -> None:

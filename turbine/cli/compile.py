@@ -1,31 +1,39 @@
-"""`turbine compile`: the factory of a model in, an artifact, .vmfb or MLIR file out."""
+"""`turbine compile`: the name of a model in, an artifact, .vmfb or MLIR file out."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from turbine import config, errors
 from turbine import target as targets
-from turbine.cli import factory as factories
+from turbine.cli import sources
+from turbine.cli.factory import importable_from
 from turbine.cli.options import check_output
 from turbine.progress import progress
+from turbine.tables import bytes_text
 
 if TYPE_CHECKING:
     from turbine.aot import ExportOutput
 
 
 def compile_model(
-    factory: Annotated[str, "function that makes the model and its inputs, pkg.module:name"],
+    model: Annotated[str, "function that makes it, pkg.module:name, or a .pt2 file"],
     *,
     output: Annotated[Path, "file to write: .turbine, .vmfb, .mlir or .mlirbc", "-o"],
-    input: Annotated[tuple[str, ...], "an input, if the factory returns none: 8x3xf32"] = (),
+    input: Annotated[
+        tuple[str, ...],
+        "an input, if the function returns none: 8x3xf32, ids:batch[1..64]x128xi64",
+        "-i",
+    ] = (),
     target: Annotated[
         tuple[str, ...], "what to compile for: cpu, cpu:generic, cuda:sm_80 ...; or several CPUs"
     ] = (),
     strategy: Annotated[str | None, "auto, tune (time them all) or a strategy's name"] = None,
+    quantize: Annotated[Literal["4", "8"] | None, "bits of the weights of matmuls"] = None,
+    group_size: Annotated[int | None, "quantized weights that share a scale (32)"] = None,
     weights: Annotated[str | None, "where weights go: external, global or inline"] = None,
     archive: Annotated[Path | None, "write the weights to a separate .irpa file"] = None,
     describe: Annotated[
@@ -34,17 +42,25 @@ def compile_model(
 ) -> int:
     """Compile a model ahead of time and print the paths of the files written.
 
-    The factory is called without arguments. It returns an object with model, args, kwargs and
+    The function is called without arguments. It returns an object with model, args, kwargs and
     dynamic_shapes; a tuple (model, args[, kwargs]); a dict of turbine.aot.export's arguments
     with "model"; or an nn.Module, which needs --input. The current folder is searched first.
+    A .pt2 file is what torch.export.save writes.
+
+    Inputs are random, or 0 where they are integers. A size that has a name may vary: "batch",
+    or with a range "batch[1..64]", "batch[8..]". Sizes of one name are equal.
 
     example:
       turbine compile turbine.zoo:lenet -o lenet.turbine
     """
-    factories.split(factory)
+    sources.check(model)
     _check(output, target, strategy, weights, archive, describe)
-    with progress(f"exporting {factory}"):
-        exported = _export(factory, input, weights)
+    if group_size is not None and quantize is None:
+        raise errors.ConfigError("--group-size without --quantize", hint="add --quantize 4 or 8")
+    with progress(f"exporting {model}"):
+        exported = _export(model, input, weights)
+        if quantize is not None:
+            exported = _quantize(exported, int(quantize), group_size)
     if output.suffix in MLIR_SUFFIXES:
         written = _write_mlir(exported, output)
     else:
@@ -102,11 +118,11 @@ def _check(
         )
 
 
-def _export(factory: str, inputs: tuple[str, ...], weights: str | None) -> ExportOutput:
+def _export(source: str, inputs: tuple[str, ...], weights: str | None) -> ExportOutput:
     # What the factory prints is talk; stdout is for the paths.
     with (
         contextlib.redirect_stdout(sys.stderr),
-        factories.importable_from(Path.cwd()),
+        importable_from(Path.cwd()),
     ):
         try:
             from turbine import aot
@@ -119,12 +135,26 @@ def _export(factory: str, inputs: tuple[str, ...], weights: str | None) -> Expor
 
         if weights is not None:
             check_place(weights)
-        options = factories.export_arguments(factory, inputs)
+        options = sources.export_arguments(source, inputs)
         if weights is not None:
             options["weights"] = weights
         model = options.pop("model")
         _note_training(model)
         return aot.export(model, **options)
+
+
+def _quantize(exported: ExportOutput, bits: int, group_size: int | None) -> ExportOutput:
+    from turbine import aot
+
+    if group_size is None:
+        quantized = aot.quantize(exported, bits=bits)
+    else:
+        quantized = aot.quantize(exported, bits=bits, group_size=group_size)
+    report = quantized.quantization
+    assert report is not None
+    sizes = f"{bytes_text(report.bytes_before)} before, {bytes_text(report.bytes_after)} after"
+    _note(f"{len(report.layers)} weights are packed in {bits} bits; {sizes}")
+    return quantized
 
 
 def _note_training(model: Any) -> None:

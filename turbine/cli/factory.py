@@ -8,17 +8,13 @@ import inspect
 import logging
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turbine import errors
-from turbine.cli import arguments
-
-if TYPE_CHECKING:
-    import torch
 
 _RETURNS = (
     "return an object with model, args, kwargs and dynamic_shapes; a tuple (model, args) or "
@@ -44,23 +40,17 @@ def split(factory: str) -> tuple[str, str]:
     module, _, name = factory.partition(":")
     if not module or not name or module.startswith("."):
         raise errors.ExportError(
-            f"{factory!r} does not name a factory", hint="write pkg.module:name, as turbine.zoo:mlp"
+            f"{factory!r} does not name a factory",
+            hint="write pkg.module:name, as turbine.zoo:mlp, or the name of a .pt2 file",
         )
     return module, name
 
 
-def export_arguments(factory: str, inputs: Sequence[str]) -> dict[str, Any]:
-    """The keyword arguments of an export, "model" among them; inputs are for a bare nn.Module."""
+def export_arguments(factory: str) -> dict[str, Any]:
+    """The keyword arguments of an export that the factory returns, "model" among them."""
     with _without_log_of_export():
         made = _make(factory, _find(factory))
-    found = _parse_result(factory, made)
-    if "args" not in found and "kwargs" not in found and _is_module(found["model"]):
-        found["args"] = _inputs(found["model"], inputs)
-    elif inputs:
-        raise errors.ExportError(
-            f"{factory} returns its own inputs", hint="leave out --input, or return the model alone"
-        )
-    return {"module_name": _identifier(factory), **found}
+    return {"module_name": identifier(factory.rpartition(":")[2]), **_parse_result(factory, made)}
 
 
 @contextlib.contextmanager
@@ -105,7 +95,7 @@ def _import(name: str) -> ModuleType:
 
 def _make(factory: str, found: Any) -> Any:
     """The result of the factory; a module or an object that is not callable is the model itself."""
-    if _is_module(found) or not callable(found):
+    if is_module(found) or not callable(found):
         return found
     try:
         return found()
@@ -144,35 +134,8 @@ def _is_named(parameter: inspect.Parameter) -> bool:
     return parameter.kind is not inspect.Parameter.VAR_POSITIONAL
 
 
-def _inputs(model: torch.nn.Module, texts: Sequence[str]) -> tuple[Any, ...]:
-    """Tensors for a model without example inputs, one per text."""
-    random = arguments.generator()
-    values = tuple(_tensor(arguments.read(text, random)) for text in texts)
-    signature = inspect.signature(model.forward)
-    try:
-        signature.bind(*values)
-    except TypeError as error:
-        raise errors.ExportError(
-            f"{type(model).__name__} takes {signature}, {len(values)} inputs given: {error}",
-            hint="give one --input per argument, such as --input 1x3x224x224xf32",
-        ) from error
-    return values
-
-
-def _tensor(value: Any) -> Any:
-    """An array as a tensor, by its bytes: numpy and torch share no bfloat16."""
-    import numpy
-    import torch
-
-    from turbine import dtypes
-
-    if isinstance(value, int):
-        return value
-    raw = torch.from_numpy(value.reshape(-1).view(numpy.uint8))
-    return raw.view(dtypes.of_numpy(value.dtype).torch).reshape(value.shape)
-
-
-def _is_module(value: Any) -> bool:
+def is_module(value: Any) -> bool:
+    """Whether a value is an nn.Module."""
     import torch
 
     return isinstance(value, torch.nn.Module)
@@ -184,8 +147,8 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, (torch.nn.Module, torch.export.ExportedProgram))
 
 
-def _identifier(factory: str) -> str:
-    name = factory.rpartition(":")[2]
+def identifier(name: str) -> str:
+    """The name with other letters where a module of IREE has none."""
     return "".join(c if c.isalnum() else "_" for c in name)
 
 

@@ -1,0 +1,62 @@
+"""Models on the command line: a text that names one in, arguments of `turbine.aot.export` out."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from turbine import errors
+from turbine.cli import example_inputs, factory
+from turbine.cli.example_inputs import ExampleInput
+
+SAVED = ".pt2"
+
+
+def check(source: str) -> None:
+    """Raise for a text that can name no model."""
+    if source.endswith(SAVED):
+        _check_file(Path(source))
+    else:
+        factory.split(source)
+
+
+def export_arguments(source: str, inputs: Sequence[str]) -> dict[str, Any]:
+    """The keyword arguments of an export, "model" among them; inputs are for a bare nn.Module."""
+    parsed = example_inputs.parse(inputs)
+    if source.endswith(SAVED):
+        return _saved_program(Path(source), parsed)
+    found = factory.export_arguments(source)
+    if "args" not in found and "kwargs" not in found and factory.is_module(found["model"]):
+        return {**example_inputs.call_arguments(found["model"], parsed), **found}
+    if inputs:
+        raise errors.ExportError(
+            f"{source} returns its own inputs", hint="leave out --input, or return the model alone"
+        )
+    return found
+
+
+def _saved_program(path: Path, inputs: Sequence[ExampleInput]) -> dict[str, Any]:
+    """A program that torch.export.save wrote."""
+    import torch
+
+    if inputs:
+        raise errors.ExportError(
+            f"{path} has its own inputs and sizes",
+            hint="leave out --input; sizes that vary are given to torch.export.export",
+        )
+    try:
+        program = torch.export.load(path)
+    except (OSError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise errors.ExportError(
+            f"cannot read {path}: {error}", hint="give a file that torch.export.save wrote"
+        ) from error
+    return {"model": program, "module_name": factory.identifier(path.stem)}
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise errors.ExportError(
+            f"no file {path}", hint="give a file that torch.export.save wrote, or pkg.module:name"
+        )
