@@ -78,6 +78,15 @@ def paths(tree: Tree, path: str = "") -> list[str]:
     ]
 
 
+def to_text(tree: Tree, leaves: Sequence[str]) -> str:
+    """The nested value as Python would print it, with texts for the leaves.
+
+    >>> to_text(Tree("dict", (LEAF, Tree("tuple", (LEAF,))), ("loss", "parts")), ["f32", "i64"])
+    "{'loss': f32, 'parts': (i64,)}"
+    """
+    return _print(tree, iter(leaves))
+
+
 _STRUCTURE = "pass the same structure that the model was exported with"
 
 
@@ -146,6 +155,21 @@ def _build(tree: Tree, leaves: Iterator[Any]) -> Any:
     if tree.kind == "ordered_dict":
         return OrderedDict(items)
     return _record(tree.type_path, items) if tree.kind == "record" else items
+
+
+def _print(tree: Tree, leaves: Iterator[str]) -> str:
+    if tree.kind == "leaf":
+        return next(leaves)
+    children = [_print(child, leaves) for child in tree.children]
+    if tree.kind == "tuple":
+        return f"({children[0]},)" if len(children) == 1 else f"({', '.join(children)})"
+    if tree.kind == "list":
+        return f"[{', '.join(children)}]"
+    named = zip(tree.keys, children, strict=True)
+    if tree.kind == "record":
+        name = tree.type_path.rpartition(":")[2].rpartition(".")[2]
+        return f"{name}({', '.join(f'{key}={child}' for key, child in named)})"
+    return f"{{{', '.join(f'{key!r}: {child}' for key, child in named)}}}"
 
 
 def _record(type_path: str, items: dict[str | int, Any]) -> Any:

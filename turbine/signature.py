@@ -85,10 +85,10 @@ class Signature:
         )
 
     def text(self) -> str:
-        """One line a person can read: (x: float32[batch, 4]) -> float32[batch]."""
-        inputs = ", ".join(f"{i.name}: {_leaf_text(i)}" for i in self.inputs)
-        outputs = ", ".join(_leaf_text(o) for o in self.outputs)
-        return f"({inputs}) -> {outputs if len(self.outputs) == 1 else f'({outputs})'}"
+        """One line a person can read: (x: float32[batch, 4], k: fixed at 2) -> float32[batch]."""
+        inputs = ", ".join(f"{i.name}: {_input_text(i)}" for i in self.inputs)
+        outputs = pytree.to_text(self.out_tree, [_leaf_text(o) for o in self.outputs])
+        return f"({inputs}) -> {outputs}"
 
     def leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The argument leaves in order, whether passed by position or by name."""
@@ -170,6 +170,11 @@ def stored_results_text(results: Iterable[StoredResult]) -> str:
 def read_stored_results(text: str) -> list[StoredResult]:
     """The results that `stored_results_text` wrote."""
     return [StoredResult(**{**row, "shape": tuple(row["shape"])}) for row in json.loads(text)]
+
+
+def _input_text(leaf: Input) -> str:
+    # A value that the program was exported with, and takes no other.
+    return f"fixed at {leaf.value!r}" if leaf.kind == "constant" else _leaf_text(leaf)
 
 
 def _leaf_text(leaf: Input | Output) -> str:

@@ -184,7 +184,7 @@ def test_weights_are_stored_once(decoder: turbine.Artifact) -> None:
 
 def test_signatures_print_as_declared(decoder: turbine.Artifact) -> None:
     text = decoder.step.signature.text()
-    assert text == "(x: float32[x_0, 8], scale: float32) -> (float32[x_0, 4], index)"
+    assert text == "(x: float32[x_0, 8], scale: float32) -> {'y': float32[x_0, 4], 'n': index}"
 
 
 def test_ir_is_built_with_an_instance(tmp_path: Path) -> None:

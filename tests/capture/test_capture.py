@@ -38,6 +38,24 @@ def test_dynamic_sizes_keep_the_names_the_user_gave() -> None:
     assert output.signature.symbols["length"].maximum == 64
 
 
+def test_an_exported_program_keeps_the_names_of_arguments_and_sizes() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: dict[str, torch.Tensor], y: torch.Tensor, scale: int = 1) -> object:
+            return {"sum": x["a"].sum() + y * scale, "all": (x["b"],)}
+
+    rows = torch.export.Dim("rows", min=2, max=8)
+    x = {"a": torch.ones(3, 4), "b": torch.ones(5)}
+    program = torch.export.export(
+        Model(),
+        (x, torch.ones(3, 4), 2),
+        dynamic_shapes={"x": {"a": {0: rows}, "b": None}, "y": {0: rows}, "scale": None},
+    )
+    assert turbine.aot.export(program).signature.text() == (
+        "(x['a']: float32[rows, 4], x['b']: float32[5], y: float32[rows, 4], scale: fixed at 2) "
+        "-> {'sum': float32[rows, 4], 'all': (float32[5],)}"
+    )
+
+
 def test_a_model_pytorch_cannot_export_is_an_export_error_with_the_cause() -> None:
     def branches_on_data(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.sum() > 0 else x - 1

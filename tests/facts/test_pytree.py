@@ -171,8 +171,16 @@ def test_signatures_round_trip_through_json() -> None:
 
 def test_signatures_print_as_one_line() -> None:
     assert SIGNATURE.text() == (
-        "(x: float32[n, 2], pair[0]: int8[2*n], pair[1]: None, count: int n, mode: 'fast') "
-        "-> (uint8[3], size n, 1.5, float64)"
+        "(x: float32[n, 2], pair[0]: int8[2*n], pair[1]: fixed at None, count: int n, "
+        "mode: fixed at 'fast') -> [uint8[3], size n, 1.5, float64]"
+    )
+
+
+def test_signatures_print_the_structure_of_results() -> None:
+    pair = Tree("record", (LEAF, Tree("tuple", (LEAF,))), ("low", "high"), "shapes.boxes:Box.Inner")
+    signature = replace(SIGNATURE, out_tree=Tree("dict", (LEAF, LEAF, pair), ("loss", "n", 3)))
+    assert signature.text().partition(" -> ")[2] == (
+        "{'loss': uint8[3], 'n': size n, 3: Inner(low=1.5, high=(float64,))}"
     )
 
 

@@ -118,7 +118,7 @@ def test_the_manifest_describes_the_program(saved: Path, output: ExportOutput) -
 
 
 def test_repr_shows_signature_and_target(artifact: turbine.Artifact) -> None:
-    assert repr(artifact).startswith("<turbine artifact net(x: float32[batch, 4]) -> float32")
+    assert repr(artifact).startswith("<turbine artifact net(x: float32[batch, 4]) -> {'y': float32")
 
 
 def test_the_umask_applies_to_saved_files(artifact: turbine.Artifact, tmp_path: Path) -> None:

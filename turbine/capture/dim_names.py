@@ -1,4 +1,4 @@
-"""Rename size symbols as the user named them in `dynamic_shapes`: "batch", not "s31"."""
+"""Rename size symbols as the user named them: "batch", not "s31"."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch._subclasses import FakeTensor
+from torch.export import ExportedProgram
 from torch.export.dynamic_shapes import _DerivedDim, _DimHint
 
 from turbine.pytree import Tree
@@ -14,15 +16,41 @@ from turbine.signature import Input, Signature
 
 
 def with_user_names(signature: Signature, dynamic_shapes: Any) -> Signature:
-    """The signature with the user's names for its symbols."""
+    """The signature with the names that `dynamic_shapes` has for its symbols."""
     given = list(_leaf_specs(signature, dynamic_shapes))
     named: dict[str, str] = {}
     for leaf, spec in zip(signature.inputs, given, strict=True):
         named.update(_names(leaf, spec))
-    # Skip names that stand for two symbols, or that are symbols already.
-    if len(set(named.values())) != len(named) or set(named.values()) & set(signature.symbols):
-        return signature
     return _rename(signature, named)
+
+
+def with_traced_names(signature: Signature, exported: ExportedProgram) -> Signature:
+    """The signature with the names that torch.export was given, where it still has them.
+
+    A program that was saved and loaded has lost them.
+    """
+    shapes = {leaf.name: leaf.shape for leaf in signature.inputs}
+    named = {}
+    for source, name in _debug_names(exported).items():
+        found = _SOURCE.fullmatch(source)
+        if found is None or not name.isidentifier() or name.startswith("_"):
+            continue
+        shape, axis = shapes.get(found["root"] + found["path"], ()), int(found["axis"])
+        if axis < len(shape) and str(shape[axis]).isidentifier():
+            named[str(shape[axis])] = name
+    return _rename(signature, named)
+
+
+# How PyTorch writes the size of an argument: L['x']['ids'].size()[0].
+_SOURCE = re.compile(r"L\['(?P<root>\w+)'\](?P<path>.*)\.size\(\)\[(?P<axis>\d+)\]")
+
+
+def _debug_names(exported: ExportedProgram) -> dict[str, str]:
+    for node in exported.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor) and value.fake_mode.shape_env is not None:
+            return value.fake_mode.shape_env.source_name_to_debug_name
+    return {}
 
 
 def _leaf_specs(signature: Signature, dynamic_shapes: Any) -> Iterator[Any]:
@@ -62,6 +90,10 @@ def _names(leaf: Input, spec: Any) -> Iterator[tuple[str, str]]:
 
 
 def _rename(signature: Signature, named: Mapping[str, str]) -> Signature:
+    # Not with names that stand for two symbols, or that are symbols already.
+    if len(set(named.values())) != len(named) or set(named.values()) & set(signature.symbols):
+        return signature
+
     def text(value: Any) -> Any:
         return re.sub(r"[A-Za-z_]\w*", lambda m: named.get(m[0], m[0]), value)
 

@@ -80,7 +80,11 @@ def capture(
     is_open = small_sizes.has_default_ranges(dynamic_shapes)
     sizes = _SmallSizes(model, exported, general, program, strict)
     signature = sizes.find_valid_sizes(is_open, least_sizes)
-    named = dim_names.with_user_names(signature, dynamic_shapes)
+    named = (
+        dim_names.with_traced_names(signature, exported)
+        if isinstance(model, ExportedProgram)
+        else dim_names.with_user_names(signature, dynamic_shapes)
+    )
     devices = check_devices(arg_device, len(program.inputs))
     return replace(program, signature=named, devices=devices)
 

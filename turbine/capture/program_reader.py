@@ -177,11 +177,21 @@ def name_parameters(
     """The names of the positional arguments."""
     arguments = trees.arguments(exported.call_spec.in_spec).children
     if isinstance(model, ExportedProgram):
-        return _placeholder_names(exported, arguments)
+        declared_names = _declared_names(exported)
+        if len(declared_names) < len(arguments):
+            return _placeholder_names(exported, arguments)
+        return declared_names[: len(arguments)]
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     declared = inspect.signature(model.forward).parameters.values()
     names = [parameter.name for parameter in declared if parameter.kind in positional]
     return (*names, *(f"arg{i}" for i in range(len(names), len(arguments))))
+
+
+def _declared_names(exported: ExportedProgram) -> tuple[str, ...]:
+    """The names in the model's own signature, those of keywords last; none if they are unknown."""
+    root = exported.module_call_graph[0].signature if exported.module_call_graph else None
+    names = None if root is None else root.forward_arg_names
+    return () if names is None else tuple(names)
 
 
 def _placeholder_names(
