@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from tests.jobs_here import answer_here
-from turbine import config, progress, tables, zoo
+from turbine import aot, config, progress, tables, zoo
 from turbine.cli import options
 from turbine.cli.main import main, verbs
 from turbine.runtime import container, run_trace
@@ -78,6 +78,10 @@ def wide(): return nn.Linear(64, 32).eval()
 class Sized(nn.Module):
     def forward(self, first, second, scale):
         return (first + second).sum() * scale
+class Refuses(nn.Module):
+    def forward(self, x):
+        raise ValueError("not today")
+def refuses(): return Refuses(), (X,)
 def sized(): return Sized().eval()
 def training(): return Affine(), (X,)
 def dynamic(): return Example(Affine().eval(), (X,), {}, ({0: Dim("batch", min=2, max=8)},))
@@ -537,6 +541,31 @@ def test_bench_prints_figures(turbine: Turbine, compiled: Callable[[str], str]) 
     assert 0 < figures["min_ms"] <= figures["median_ms"] <= figures["p90_ms"]
     assert turbine("bench", compiled("example"), "--seconds", "0").out.count("\n") == 2
     assert "seconds=-1.0" in turbine("bench", compiled("example"), "--seconds", "-1").err
+
+
+def test_bench_compares_with_other_systems(
+    turbine: Turbine, compiled: Callable[[str], str]
+) -> None:
+    words = ["bench", compiled("dynamic"), "--seconds", "0.01", "--compare"]
+    answer = turbine(*words, "eager", "--json")
+    assert answer.code == 0, answer.err
+    rows = json.loads(answer.out)["systems"]
+    assert list(rows) == ["artifact", "eager"]
+    assert all(row["median_ms"] > 0 and row["calls"] >= 5 for row in rows.values())
+    shown = turbine(*words, "eager", "--model", "cli_models:refuses")
+    assert shown.code == 1
+    assert "eager cannot run the model: not today" in shown.err
+    assert shown.out.splitlines()[1].endswith("1.00")
+    assert "unknown system 'eagr'; valid: eager" in turbine(*words, "eagr").err
+
+
+def test_bench_asks_for_the_model_of_an_artifact(turbine: Turbine) -> None:
+    aot.export(nn.ReLU(), args=(torch.ones(2),)).compile("relu.turbine")
+    answer = turbine("bench", "relu.turbine", "--compare", "eager")
+    assert "does not say which model it was compiled from\n  hint: add --model" in answer.err
+    assert (
+        turbine("bench", "relu.turbine", "--compare", "eager", "--model", "torch.nn:ReLU").code == 0
+    )
 
 
 def test_inspect_describes_an_artifact(turbine: Turbine, compiled: Callable[[str], str]) -> None:

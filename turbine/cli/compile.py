@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -140,7 +141,8 @@ def _export(source: str, inputs: tuple[str, ...], weights: str | None) -> Export
             options["weights"] = weights
         model = options.pop("model")
         _note_training(model)
-        return aot.export(model, **options)
+        exported = aot.export(model, **options)
+        return replace(exported, provenance={**exported.provenance, "source": source})
 
 
 def _quantize(exported: ExportOutput, bits: int, group_size: int | None) -> ExportOutput:

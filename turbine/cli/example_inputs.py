@@ -55,7 +55,7 @@ def parse(texts: Sequence[str]) -> list[ExampleInput]:
 def call_arguments(model: torch.nn.Module, inputs: Sequence[ExampleInput]) -> dict[str, Any]:
     """The args, kwargs and dynamic_shapes for an export of the model."""
     random = arguments.generator()
-    values = [_tensor(_read(one, random)) for one in inputs]
+    values = [to_tensor(_read(one, random)) for one in inputs]
     names = [one.name for one in inputs]
     args = tuple(value for name, value in zip(names, values, strict=True) if name is None)
     kwargs = {name: value for name, value in zip(names, values, strict=True) if name is not None}
@@ -158,7 +158,7 @@ def _dynamic_shapes(model: torch.nn.Module, inputs: Sequence[ExampleInput]) -> d
     return {**bound, **bound.pop(keywords, {})} if keywords is not None else dict(bound)
 
 
-def _tensor(value: Any) -> Any:
+def to_tensor(value: Any) -> Any:
     """An array as a tensor, by its bytes: numpy and torch share no bfloat16."""
     import numpy
     import torch

@@ -37,6 +37,14 @@ def export_arguments(source: str, inputs: Sequence[str]) -> dict[str, Any]:
     return found
 
 
+def load_model(source: str) -> Any:
+    """The model itself, to be called in PyTorch."""
+    if source.endswith(SAVED):
+        return _saved_program(Path(source), ())["model"].module()
+    model = factory.export_arguments(source)["model"]
+    return model if factory.is_module(model) else model.module()
+
+
 def _saved_program(path: Path, inputs: Sequence[ExampleInput]) -> dict[str, Any]:
     """A program that torch.export.save wrote."""
     import torch

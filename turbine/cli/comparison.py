@@ -1,0 +1,115 @@
+"""`turbine bench --compare`: a model and the arguments of a call in, what to time out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from turbine import errors
+from turbine.cli import sources
+from turbine.cli.example_inputs import to_tensor
+from turbine.cli.factory import importable_from
+from turbine.progress import progress
+
+
+@dataclass(frozen=True)
+class Call:
+    """A model in eager PyTorch, and the arguments of a call."""
+
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def source_of(provenance: Mapping[str, Any], given: str | None) -> str:
+    """The text that names the model: the given one, or that which `turbine compile` had."""
+    found = provenance.get("source") if given is None else given
+    if found is None:
+        raise errors.ConfigError(
+            "the artifact does not say which model it was compiled from",
+            hint="add --model pkg.module:name or --model program.pt2",
+        )
+    sources.check(found)
+    return str(found)
+
+
+def calls(
+    systems: Sequence[str],
+    source: str,
+    artifact: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> dict[str, Callable[[], object]]:
+    """The artifact's call and that of each system that can run the model, on the same tensors."""
+    for name in systems:
+        if name not in SYSTEMS:
+            raise errors.ConfigError(errors.unknown("system", name, SYSTEMS))
+    args, kwargs = tree_map(_as_tensor, (args, kwargs))
+    with redirect_stdout(sys.stderr), importable_from(Path.cwd()):
+        call = Call(sources.load_model(source), args, kwargs)
+        found: dict[str, Callable[[], object]] = {"artifact": lambda: artifact(*args, **kwargs)}
+        for name in systems:
+            made = _prepare(name, call)
+            if made is not None:
+                found[name] = made
+    return found
+
+
+def _prepare(name: str, call: Call) -> Callable[[], object] | None:
+    """The call of one system, run once; None, and a line on stderr, if it cannot run the model."""
+    with progress(f"preparing {name}"), torch.no_grad():
+        try:
+            made = torch.no_grad()(SYSTEMS[name](call))
+            made()
+        # Whatever a system raises, the others are still worth timing.
+        except Exception as error:
+            print(f"{name} cannot run the model: {str(error).splitlines()[0]}", file=sys.stderr)
+            return None
+    return made
+
+
+def _as_tensor(value: Any) -> Any:
+    return to_tensor(value) if isinstance(value, numpy.ndarray) else value
+
+
+def _eager(call: Call) -> Callable[[], Any]:
+    return lambda: call.model(*call.args, **call.kwargs)
+
+
+def _inductor(call: Call) -> Callable[[], Any]:
+    compiled = torch.compile(call.model)
+    return lambda: compiled(*call.args, **call.kwargs)
+
+
+def _onnx_runtime(call: Call) -> Callable[[], Any]:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise errors.MissingExtra(
+            f"onnxruntime cannot be imported: {error}", hint="pip install turbine[bench]"
+        ) from error
+    assert isinstance(call.model, torch.nn.Module)
+    program = torch.onnx.export(
+        call.model, call.args, kwargs=call.kwargs, dynamo=True, verbose=False
+    )
+    assert program is not None
+    content = program.model_proto.SerializeToString()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    leaves = tree_leaves((call.args, call.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    names = [one.name for one in session.get_inputs()]
+    feed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+    return lambda: session.run(None, feed)
+
+
+SYSTEMS = {"eager": _eager, "inductor": _inductor, "onnxruntime": _onnx_runtime}
