@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from turbine.aot.output import ExportOutput
 from turbine.compiler import pipeline
 from turbine.runtime.archive import READERS, open_archive
 from turbine.runtime.entries import Declared
+
+save_shard = WRITERS[".safetensors"]
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +175,89 @@ def test_gguf_blocks_are_dequantized_to_float16(half: Path, tmp_path: Path) -> N
     torch.testing.assert_close(found, model(X.half()).detach(), rtol=5e-3, atol=5e-3)
 
 
+@pytest.mark.parametrize("suffix", [".irpa", ".safetensors"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_16_bits_are_widened(
+    suffix: str, dtype: torch.dtype, compiled: Path, tmp_path: Path
+) -> None:
+    other = Net(1).to(dtype)
+    WRITERS[suffix](tmp_path / f"half{suffix}", other.state_dict())
+    found = turbine.load(compiled, weights=tmp_path / f"half{suffix}")(X)
+    torch.testing.assert_close(found, other.float()(X).detach())
+
+
+def test_weights_that_would_be_rounded_are_rejected(half: Path, tmp_path: Path) -> None:
+    path = tmp_path / "wide.safetensors"
+    save_shard(path, Net(1).state_dict())
+    with pytest.raises(errors.ParameterError, match=r"float32\[64\], expected float16\[64\]"):
+        turbine.load(half, weights=path)
+
+
+def test_a_state_dict_replaces_the_weights(compiled: Path, tmp_path: Path) -> None:
+    other = Net(1)
+    loaded = turbine.load(compiled, weights=other.state_dict())
+    arrays = {name: value.numpy() for name, value in Net(1).state_dict().items()}
+    from_arrays = turbine.load(compiled, weights=arrays)
+    halves = turbine.load(compiled, weights=Net(1).to(torch.bfloat16).state_dict())
+    expected = other(X).detach()
+    with torch.no_grad():
+        other.first.weight.zero_()  # the artifact has copies
+    torch.testing.assert_close(loaded(X), expected)
+    torch.testing.assert_close(from_arrays(X), expected)
+    torch.testing.assert_close(halves(X), Net(1).to(torch.bfloat16).float()(X).detach())
+    loaded.save(tmp_path / "saved.turbine")
+    torch.testing.assert_close(turbine.load(tmp_path / "saved.turbine")(X), expected)
+
+
+def test_an_invalid_state_dict_is_explained(compiled: Path) -> None:
+    state: dict[str, object] = {**Net(1).state_dict()}
+    with pytest.raises(errors.ParameterError, match=r"first\.bias is a list, expected a tensor"):
+        turbine.load(compiled, weights={**state, "first.bias": [1.0]})
+    state.pop("first.bias")
+    with pytest.raises(errors.ParameterError, match=r"lacks 1 parameters: first\.bias"):
+        turbine.load(compiled, weights=state)
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_folder_of_shards_replaces_the_weights(
+    has_index: bool, compiled: Path, tmp_path: Path
+) -> None:
+    other, folder = Net(1), tmp_path / "shards"
+    folder.mkdir()
+    state = sorted(other.state_dict().items())
+    shards = {"model-1-of-2.safetensors": state[:2], "model-2-of-2.safetensors": state[2:]}
+    for name, rows in shards.items():
+        save_shard(folder / name, dict(rows))
+    if has_index:
+        # Files that the index does not name are of something else.
+        save_shard(folder / "consolidated.safetensors", dict(state))
+        places = {key: name for name, rows in shards.items() for key, _ in rows}
+        index = folder / "model.safetensors.index.json"
+        index.write_text(json.dumps({"weight_map": places}))
+    loaded = turbine.load(compiled, weights=folder)
+    torch.testing.assert_close(loaded(X), other(X).detach())
+    loaded.save(tmp_path / "saved.turbine")
+    found = turbine.load(tmp_path / "saved.turbine")(X)
+    torch.testing.assert_close(found, other(X).detach())
+
+
+def test_an_invalid_folder_of_shards_is_explained(compiled: Path, tmp_path: Path) -> None:
+    with pytest.raises(errors.ParameterError, match=r"no \.safetensors files in"):
+        turbine.load(compiled, weights=tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": 3}')
+    with pytest.raises(errors.ParameterError, match="its index is damaged"):
+        turbine.load(compiled, weights=tmp_path)
+    index.write_text('{"weight_map": {"first.bias": "absent.safetensors"}}')
+    with pytest.raises(errors.ParameterError, match=r"no archive at .*absent\.safetensors"):
+        turbine.load(compiled, weights=tmp_path)
+    index.unlink()
+    for name in ("a", "b"):
+        save_shard(tmp_path / f"{name}.safetensors", Net(1).state_dict())
+    with pytest.raises(errors.ParameterError, match=r"it holds 'first\.bias' twice"):
+        turbine.load(compiled, weights=tmp_path)
+
+
 def test_values_out_of_range_of_the_dtype_are_rejected(half: Path, tmp_path: Path) -> None:
     state = {**Net().state_dict(), "first.bias": torch.full((64,), 1e6)}
     artifact = turbine.load(half, weights=save_gguf(tmp_path / "large.gguf", state))
@@ -248,12 +334,12 @@ def test_a_wrong_shape_is_named(suffix: str, compiled: Path, tmp_path: Path) -> 
         turbine.load(compiled, weights=tmp_path / f"odd{suffix}")
 
 
-WRONG_DTYPES = [(".irpa", "int32"), (".irpa", "float16"), (".safetensors", "float16")]
+WRONG_DTYPES = [(".irpa", "int32"), (".irpa", "float64"), (".safetensors", "float64")]
 
 
 @pytest.mark.parametrize(("suffix", "dtype"), [*WRONG_DTYPES, (".gguf", "int32")])
 def test_a_wrong_dtype_is_named(suffix: str, dtype: str, compiled: Path, tmp_path: Path) -> None:
-    """Of the same size, too; only GGUF's floating point numbers are converted."""
+    """Of the same size, too; only GGUF's numbers are converted where they might be rounded."""
     state = Net().state_dict()
     state["first.bias"] = state["first.bias"].to(dtypes.from_torch_name(dtype).torch)
     WRITERS[suffix](tmp_path / f"odd{suffix}", state)

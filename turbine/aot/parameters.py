@@ -12,8 +12,9 @@ import torch
 from turbine import dtypes, errors
 from turbine.capture.traits import ExternalTensorTrait
 from turbine.lower.weights import raw_bytes
-from turbine.runtime import gguf_file, parameters
+from turbine.runtime import parameters
 from turbine.runtime.archive import READERS, open_archive
+from turbine.runtime.conversion import convert
 from turbine.runtime.entries import Entry
 
 
@@ -84,7 +85,7 @@ class ParameterArchiveEntry:
                 hint="as_flat_tensor gives its bytes",
             )
         name = self.raw.dtype or "float32"
-        data = gguf_file.convert(self.raw, name) if self.raw.blocks else self.raw.data
+        data = convert(self.raw, name) if self.raw.blocks else self.raw.data
         return _tensor(numpy.asarray(data), dtypes.from_torch_name(name), self.raw.shape)
 
     def __repr__(self) -> str:

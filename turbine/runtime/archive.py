@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from turbine import errors
 from turbine.runtime import gguf_file, irpa, safetensors_file
+from turbine.runtime.conversion import convert
 from turbine.runtime.entries import Damage, Declared, Entry
 
 READERS: dict[str, Callable[[memoryview], Iterator[Entry]]] = {
@@ -21,9 +23,9 @@ READERS: dict[str, Callable[[memoryview], Iterator[Entry]]] = {
 
 @dataclass(frozen=True)
 class Archive:
-    """A mapped archive. Replacing or removing the file does not change it."""
+    """A mapped file or folder of files, which may be replaced or removed; or values in memory."""
 
-    path: Path
+    path: Path | None  # None in memory
     entries: dict[str, Entry]
 
     def check(self, wanted: Iterable[Declared]) -> None:
@@ -43,14 +45,13 @@ class Archive:
         if facts:
             raise errors.ParameterError(
                 f"the archive {'; and it '.join(facts)}",
-                where=str(self.path),
+                where=None if self.path is None else str(self.path),
                 hint="use the archive of the model that was exported, or export this one",
             )
 
     def bytes_of(self, weight: Declared) -> memoryview:
         """The elements of a parameter in the dtype that the program declares."""
-        entry = self.entries[weight.key]
-        return gguf_file.convert(entry, weight.dtype) if entry.convertible else entry.data
+        return convert(self.entries[weight.key], weight.dtype)
 
     def check_bytes(self, wanted: Iterable[Declared]) -> None:
         """Raise if a parameter differs from its checksum, where it has one."""
@@ -69,7 +70,12 @@ class Archive:
 
 
 def open_archive(path: Path, *, mapped: bool = True, writable: bool = False) -> Archive:
-    """Open an .irpa, .safetensors or .gguf file; writes to a `writable` one reach the file."""
+    """Open an .irpa, .safetensors or .gguf file, or a folder of .safetensors files.
+
+    Writes to a `writable` file reach it.
+    """
+    if path.is_dir():
+        return _open_folder(path, mapped)
     if path.suffix not in READERS:
         raise errors.ParameterError(
             errors.unknown("archive type", path.suffix, READERS),
@@ -87,6 +93,42 @@ def open_archive(path: Path, *, mapped: bool = True, writable: bool = False) -> 
         raise _refusal(str(error), path) from error
     except _STUMBLES as error:
         raise _refusal(f"it is damaged, or no {path.suffix} file", path) from error
+
+
+def _open_folder(folder: Path, mapped: bool) -> Archive:
+    """The shards that the index of a folder names, or all of its .safetensors files."""
+    shards = _shards(folder)
+    if not shards:
+        raise errors.ParameterError(
+            f"no {_SHARD} files in {folder}",
+            hint=f"archives in that folder: {', '.join(_archives_in(folder)) or 'none'}",
+        )
+    opened = [open_archive(folder / name, mapped=mapped) for name in shards]
+    every = (entry for shard in opened for entry in shard.entries.values())
+    try:
+        return Archive(folder, _by_key(every))
+    except Damage as error:
+        raise _refusal(str(error), folder) from error
+
+
+def _shards(folder: Path) -> list[str]:
+    indices = sorted(folder.glob(f"*{_SHARD}.index.json"))
+    if not indices:
+        return sorted(path.name for path in folder.glob(f"*{_SHARD}"))
+    try:
+        named = {shard for index in indices for shard in _weight_map(index).values()}
+        # An index names files of its own folder, and no others.
+        return sorted(Path(str(name)).name for name in named)
+    except (OSError, *_STUMBLES) as error:
+        raise _refusal("its index is damaged", indices[0]) from error
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads(index.read_text())["weight_map"]
+    return found
+
+
+_SHARD = ".safetensors"
 
 
 def _archives_in(folder: Path) -> list[str]:

@@ -19,6 +19,7 @@ from turbine.runtime.function import check_before
 from turbine.runtime.program import Program
 from turbine.runtime.session import Session
 from turbine.runtime.state import Snapshot
+from turbine.runtime.state_dict import StateDict
 from turbine.runtime.weights import Given, Weights
 from turbine.signature import state_functions
 
@@ -97,21 +98,22 @@ class Artifact(Program):
         if not self.state:
             return self
         with config.override(threads=self._threads):
-            copied = Artifact(self._contents, self._weights.given)
+            copied = Artifact(self._whole_contents(), self._weights.given)
         copied.state.restore(self.state.snapshot())
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
-        by_content = config.current().pickle_content or self._contents.source == container.IN_MEMORY
+        contents = self._whole_contents()
+        by_content = config.current().pickle_content or contents.source == container.IN_MEMORY
         given = {scope: str(path.absolute()) for scope, path in self._weights.given.items()}
         origin = Origin(
-            str(Path(self._contents.source).absolute()),
-            self._contents.digest,
+            str(Path(contents.source).absolute()),
+            contents.digest,
             tuple(given.items()),
             self._threads,
             bool(self.state),
         )
-        content = bytes(self._contents.data) if by_content else None
+        content = bytes(contents.data) if by_content else None
         return _restore, (origin, content, self.state.snapshot())
 
     def check_runs_here(self) -> None:
@@ -133,9 +135,20 @@ class Artifact(Program):
 
         Weights in an archive stay there, and the new file refers to it.
         """
-        sections = [(name, self._contents.bytes_of(name)) for name in self._contents.sections]
-        manifest = {**self._contents.manifest, **self._weights.as_seen_from(Path(path).parent)}
-        container.save(Path(path), manifest, sections)
+        container.save(Path(path), *self._parts(Path(path).parent))
+
+    def _whole_contents(self) -> Container:
+        """The file; if weights are in no file, another with them."""
+        if not self._weights.sections_in_memory():
+            return self._contents
+        return container.anonymous(*self._parts(Path(self._contents.source).parent))
+
+    def _parts(self, folder: Path) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+        """The manifest and the sections of a file in a folder."""
+        sections = {name: self._contents.bytes_of(name) for name in self._contents.sections}
+        sections |= self._weights.sections_in_memory()
+        manifest = {**self._contents.manifest, **self._weights.as_seen_from(folder)}
+        return manifest, [*sections.items()]
 
     def save_vmfb(self, path: str | Path) -> list[Path]:
         """Write a .vmfb for IREE's tools, and an .irpa beside it if there are weights.
@@ -216,7 +229,7 @@ _TAKEN = {name for name in dir(Artifact) if not name.startswith("_")} | {
 def load(
     path: str | Path,
     *,
-    weights: str | Path | Mapping[str, str | Path] | None = None,
+    weights: str | Path | Mapping[str, Any] | None = None,
     threads: int | None = None,
     cores: Iterable[int] | None = None,
 ) -> Artifact:
@@ -224,8 +237,9 @@ def load(
 
     Args:
         path: the file that `compile(save_to=...)` or `turbine compile` wrote.
-        weights: an archive (.irpa, .safetensors or .gguf) that replaces its weights, or a dict from
-            scopes to archives.
+        weights: what replaces its weights: an archive (.irpa, .safetensors or .gguf), a folder of
+            .safetensors files, a state dict, whose values are copied, or a dict from scopes to
+            archives.
         threads: how many threads a call runs on; with 1, on the calling thread. By default the
             option `threads`.
         cores: the cores that the program's own threads are pinned to, one each. By default the
@@ -244,8 +258,10 @@ def load(
     return artifact
 
 
-def _convert_weights(weights: str | Path | Mapping[str, str | Path] | None) -> Given:
+def _convert_weights(weights: str | Path | Mapping[str, Any] | None) -> Given:
     if isinstance(weights, Mapping):
+        if not all(isinstance(value, str | Path) for value in weights.values()):
+            return StateDict(weights)
         return {scope: Path(path) for scope, path in weights.items()}
     return None if weights is None else Path(weights)
 

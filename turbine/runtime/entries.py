@@ -55,8 +55,12 @@ class Declared:
         """Whether the entry has this type or can be converted to it."""
         if entry.shape is None:
             return len(entry.data) == self.length
-        same = entry.dtype == self.dtype or (entry.convertible and self.dtype in CONVERSIONS)
-        return same and entry.shape == self.shape
+        is_readable = (
+            entry.dtype == self.dtype
+            or entry.dtype in WIDENED.get(self.dtype, ())
+            or (entry.convertible and self.dtype in CONVERSIONS)
+        )
+        return is_readable and entry.shape == self.shape
 
     def describe_mismatch(self, entry: Entry) -> str:
         """The type of the entry and the declared type, as text."""
@@ -64,7 +68,12 @@ class Declared:
         return f"{entry.text}, expected {f'{self.length} bytes' if entry.shape is None else wanted}"
 
 
-# Dtypes that entries are converted to.
+# Dtypes whose numbers a wider one has too: they are converted in any archive.
+WIDENED = {
+    "float32": ("float16", "bfloat16"),
+    "float64": ("float16", "bfloat16", "float32"),
+}
+# Dtypes that convertible entries are converted to.
 CONVERSIONS = ("float16", "bfloat16", "float32")
 
 

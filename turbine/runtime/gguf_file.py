@@ -139,25 +139,8 @@ def _block(kind: int) -> tuple[str, int, int]:
     return known.name, *package.GGML_QUANT_SIZES[known]
 
 
-def convert(entry: Entry, dtype: str) -> memoryview:
-    """The elements of a convertible entry as a dtype; not copied if it is their own."""
-    if entry.dtype == dtype:
-        return entry.data
-    numbers = _numbers(entry)
-    with numpy.errstate(over="ignore"):
-        result = numpy.ascontiguousarray(numbers.astype(dtypes.from_torch_name(dtype).numpy))
-    if numpy.isinf(result).sum() > numpy.isinf(numbers).sum():
-        raise errors.ParameterError(
-            f"{entry.key} ({entry.text}) has numbers too large for {dtype}",
-            hint="export the model with this weight in float32",
-        )
-    return result.reshape(-1).view(numpy.uint8).data
-
-
-def _numbers(entry: Entry) -> numpy.ndarray[Any, Any]:
-    assert entry.shape is not None
-    if entry.dtype is not None:
-        return numpy.frombuffer(entry.data, dtypes.from_torch_name(entry.dtype).numpy)
+def decode(entry: Entry) -> numpy.ndarray[Any, Any]:
+    """The numbers of an entry of quantized blocks."""
     package = _package("to read quantized tensors")
     kind = package.GGMLQuantizationType[entry.blocks]
     _, size = package.GGML_QUANT_SIZES[kind]

@@ -13,10 +13,11 @@ from turbine.runtime import parameters
 from turbine.runtime.archive import Archive, open_archive
 from turbine.runtime.container import Container
 from turbine.runtime.entries import Declared, Entry
+from turbine.runtime.state_dict import StateDict
 
 WEIGHT_PREFIX = "weight:"
-# An archive for all scopes, or archives by scope.
-Given = Path | Mapping[str, Path] | None
+# An archive for all scopes, archives by scope, or values by name.
+Given = Path | Mapping[str, Path] | StateDict | None
 
 
 class Weights:
@@ -26,8 +27,15 @@ class Weights:
         self.contents = contents
         self.declared = [Declared.from_json(row) for row in contents.manifest["weights"]]
         self.scopes = list(dict.fromkeys(weight.scope for weight in self.declared))
-        self.given = self._by_scope(given)
-        self.archives = self._open({**named_archives(contents), **self.given})
+        self._refuse_inline(given)
+        self.given: dict[str, Path] = {}
+        if isinstance(given, StateDict):
+            self._replaced = set(self.scopes)
+            self.archives = {s: given.archive(self._of(s)) for s in self.scopes}
+        else:
+            self.given = self._by_scope(given)
+            self._replaced = set(self.given)
+            self.archives = self._open({**named_archives(contents), **self.given})
         self._written = {row["name"] for row in contents.manifest["state"]}
         self._bytes: dict[str, memoryview] = {}
         self._checked = False
@@ -35,16 +43,20 @@ class Weights:
             if weight.scope not in self.archives:
                 contents.bytes_of(WEIGHT_PREFIX + weight.name)  # raises if it is missing
 
-    def _by_scope(self, given: Given) -> dict[str, Path]:
-        if not given:
-            return {}
-        if not self.declared:
-            where = None if isinstance(given, Mapping) else str(given)
+    def _refuse_inline(self, given: Given) -> None:
+        if given and not self.declared:
             raise errors.ParameterError(
                 "the artifact has its weights in its code",
-                where=where,
+                where=str(given) if isinstance(given, Path) else None,
                 hint='export with weights="external" to give other weights when it is loaded',
             )
+
+    def _of(self, scope: str) -> list[Declared]:
+        return [weight for weight in self.declared if weight.scope == scope]
+
+    def _by_scope(self, given: Path | Mapping[str, Path] | None) -> dict[str, Path]:
+        if given is None:
+            return {}
         if not isinstance(given, Mapping):
             return dict.fromkeys(self.scopes, given)
         unknown = [scope for scope in given if scope not in self.scopes]
@@ -54,7 +66,7 @@ class Weights:
 
     def _open(self, paths: Mapping[str, Path]) -> dict[str, Archive]:
         for scope, path in paths.items():
-            if scope not in self.given and not path.is_file():
+            if scope not in self._replaced and not path.exists():
                 raise errors.ParameterError(
                     f"no archive at {path}",
                     where=self.contents.source,
@@ -78,20 +90,31 @@ class Weights:
         """The weights of a scope; not copied, unless converted."""
         return [
             Entry(weight.key, self._bytes_of(weight), weight.dtype, weight.shape)
-            for weight in self.declared
-            if weight.scope == scope
+            for weight in self._of(scope)
         ]
+
+    def sections_in_memory(self) -> dict[str, memoryview]:
+        """The sections of weights that are in no file."""
+        scopes = {scope for scope, archive in self.archives.items() if archive.path is None}
+        return {
+            WEIGHT_PREFIX + weight.name: self._bytes_of(weight)
+            for weight in self.declared
+            if weight.scope in scopes
+        }
 
     def as_seen_from(self, folder: Path) -> dict[str, Any]:
         """The rows for the manifest of an artifact that is saved in a folder."""
-        paths = {s: os.path.relpath(archive.path, folder) for s, archive in self.archives.items()}
+        paths = {
+            scope: os.path.relpath(archive.path, folder)
+            for scope, archive in self.archives.items()
+            if archive.path is not None
+        }
         # The checksums do not belong to given weights.
-        known = [replace(w, crc32=None) if w.scope in self.given else w for w in self.declared]
+        known = [replace(w, crc32=None) if w.scope in self._replaced else w for w in self.declared]
         return {"archives": paths, "weights": [asdict(weight) for weight in known]}
 
     def _of_scope(self, scope: str) -> dict[str, memoryview]:
-        weights = [weight for weight in self.declared if weight.scope == scope]
-        return {weight.key: self._bind_bytes(weight) for weight in weights}
+        return {weight.key: self._bind_bytes(weight) for weight in self._of(scope)}
 
     def _bind_bytes(self, weight: Declared) -> memoryview:
         # A program may write to its state in place, and a reset needs the old values.
@@ -112,8 +135,8 @@ class Weights:
         for weight in self.declared:
             if weight.scope not in self.archives:
                 self.contents.check(WEIGHT_PREFIX + weight.name)
-        for scope in self.archives.keys() - self.given.keys():
-            self.archives[scope].check_bytes(w for w in self.declared if w.scope == scope)
+        for scope in self.archives.keys() - self._replaced:
+            self.archives[scope].check_bytes(self._of(scope))
 
 
 def named_archives(contents: Container) -> dict[str, Path]:
