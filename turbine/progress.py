@@ -8,9 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TextIO
 
 DELAY = 1.0  # seconds before the first word
+LIBRARY_DELAY = 2.0  # the same where nobody ran a command
 TERMINAL_PERIOD = 1.0  # seconds between rewrites of the line on a terminal
 PLAIN_PERIOD = 10.0  # seconds between lines elsewhere
 _ERASE_LINE = "\r\x1b[K"
@@ -20,9 +22,14 @@ _ERASE_LINE = "\r\x1b[K"
 def progress(what: str, delay: float = DELAY) -> Iterator[None]:
     """Show "compiling resnet18 ... 3 s" while the block runs, and erase it afterwards.
 
+    There is one line: work inside of other work, or in another thread, is not shown.
+
     >>> with progress("compiling resnet18"):
     ...     pass
     """
+    if not _line.acquire(blocking=False):
+        yield
+        return
     done = threading.Event()
     thread = threading.Thread(target=_show, args=(what, sys.stderr, done, delay), daemon=True)
     thread.start()
@@ -31,6 +38,17 @@ def progress(what: str, delay: float = DELAY) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+        _line.release()
+
+
+_line = threading.Lock()
+
+
+def progress_on_terminal(what: str) -> AbstractContextManager[None]:
+    """The same for work of the library: on a terminal only, and after two seconds."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    return progress(what, delay=LIBRARY_DELAY)
 
 
 def _show(what: str, stream: TextIO, done: threading.Event, delay: float) -> None:

@@ -650,6 +650,29 @@ def test_progress_is_printed_late_and_erased(stream: io.StringIO, written: str) 
     assert stream.getvalue() == written
 
 
+def test_progress_inside_of_other_progress_is_not_shown() -> None:
+    with contextlib.redirect_stderr(io.StringIO()) as stream:
+        with progress.progress("outer", delay=0.01), progress.progress("inner", delay=0):
+            while not stream.getvalue():
+                time.sleep(0.01)
+        with progress.progress("next", delay=0.01):
+            while "next" not in stream.getvalue():
+                time.sleep(0.01)
+    assert stream.getvalue() == "outer ... 0 s\nnext ... 0 s\n"
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal(), True), (io.StringIO(), False)])
+def test_the_library_shows_its_progress_on_a_terminal(
+    stream: io.StringIO, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LIBRARY_DELAY", 0)
+    with contextlib.redirect_stderr(stream):
+        aot.export(nn.ReLU(), args=(torch.ones(7),)).compile(cache=False)
+    text = stream.getvalue()
+    words = ("turbine is exporting ReLU", "turbine is compiling module for cpu:host")
+    assert [word in text for word in words] == [shown, shown]
+
+
 def test_progress_is_silent_when_quick() -> None:
     with contextlib.redirect_stderr(Terminal()) as stream, progress.progress("waiting"):
         pass

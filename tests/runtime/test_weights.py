@@ -78,3 +78,19 @@ def test_iree_names_of_targets_are_accepted(tmp_path: Path) -> None:
         output.compile(target_backends="llvm_cpu")
     with pytest.raises(errors.ConfigError, match="one target backend at a time"):
         output.compile(target="cpu", target_backends=["llvm-cpu"])
+
+
+def test_a_suffix_of_another_format_is_rejected(tmp_path: Path) -> None:
+    output = turbine.aot.export(torch.nn.ReLU(), args=(torch.ones(2),))
+    artifact = output.compile()
+    for write, name, told in (
+        (output.compile, "relu.mlir", r"\.mlir is for IR as text, which ExportOutput.save_mlir"),
+        (output.compile, "relu.pt2", r"\.pt2 is for a program of PyTorch"),
+        (output.save_mlir, "relu.turbine", r"\.turbine is for an artifact"),
+        (artifact.save, "relu.vmfb", r"\.vmfb is for code .*Artifact.save_vmfb"),
+        (artifact.save_vmfb, "relu.turbine", r"\.turbine is for an artifact"),
+    ):
+        with pytest.raises(errors.ConfigError, match=told):
+            write(tmp_path / name)
+    artifact.save(tmp_path / "relu.release-1")
+    assert [path.name for path in tmp_path.iterdir()] == ["relu.release-1"]

@@ -20,6 +20,7 @@ from turbine.compiler import host
 from turbine.library.random import STREAM
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import DEFAULT_NAME, lower_all
+from turbine.progress import progress_on_terminal
 
 
 def export(
@@ -80,16 +81,17 @@ def export(
     if isinstance(model, ExportTargetDef):
         arg_device = arg_device or model.argument_device_affinities
         model = target_of(model)
-    program = capture(
-        model,
-        args if args is not None else example_args,
-        kwargs,
-        dynamic_shapes=dynamic_shapes,
-        strict=strict_export,
-        arg_device=arg_device,
-        stream=STREAM,
-        seed=seed,
-    )
+    with progress_on_terminal(f"turbine is exporting {type(model).__name__}"):
+        program = capture(
+            model,
+            args if args is not None else example_args,
+            kwargs,
+            dynamic_shapes=dynamic_shapes,
+            strict=strict_export,
+            arg_device=arg_device,
+            stream=STREAM,
+            seed=seed,
+        )
     programs = {function_name or DEFAULT_NAME: program}
     return output_of(programs, name, model, weights, shape_expressions)
 

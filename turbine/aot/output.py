@@ -31,6 +31,7 @@ from turbine.mlir import devices, elementwise, function, rewrites
 from turbine.mlir.ir import Operation
 from turbine.packed_weights import QuantizationReport
 from turbine.passes import Pass
+from turbine.progress import progress_on_terminal
 from turbine.runtime import container, parameters, variants
 from turbine.runtime.archive import open_archive
 from turbine.runtime.artifact import Artifact
@@ -157,6 +158,7 @@ class ExportOutput:
 
     def save_mlir(self, path: str | Path) -> None:
         """Write the IR as text, or as bytecode where the name ends in .mlirbc."""
+        container.check_suffix(Path(path), ".mlir", ".mlirbc")
         mlir_context.save(self.lowered.module, Path(path))
 
     def compile(
@@ -217,7 +219,11 @@ class ExportOutput:
             cache=cache,
             describe=describe,
         )
-        return _deliver([compiling(one) for one in wanted], save_to, archive)
+        codes = []
+        for one in wanted:
+            with progress_on_terminal(f"turbine is compiling {self.module_name} for {one.text}"):
+                codes.append(compiling(one))
+        return _deliver(codes, save_to, archive)
 
     def _compile_for(
         self,
@@ -421,6 +427,8 @@ def _check_places(save_to: str | Path | None, archive: str | Path | None) -> Non
             "archive= needs save_to= an artifact file that names it",
             hint='add save_to="model.turbine", or leave archive= out',
         )
+    if save_to is not None:
+        container.check_suffix(Path(save_to), ".turbine", VMFB_SUFFIX)
     for path in (save_to, archive):
         if path is not None:
             container.check_folder(Path(path))

@@ -19,6 +19,7 @@ from turbine import config, errors
 from turbine.compiler import cache, diagnostics, host, invoke, session, strategies
 from turbine.compiler.invoke import Job
 from turbine.compiler.strategies import Strategy
+from turbine.progress import progress_on_terminal
 from turbine.target import Target
 
 log = logging.getLogger(__name__)
@@ -151,10 +152,11 @@ class _Plan:
 
     def finish(self, measure: Measure | None, started: Job | None = None) -> Compiled:
         """Compile; `started` is a running job of the first candidate."""
-        if self.wanted == strategies.TUNE:
-            compiled = self.attempt.fastest(self.candidates, measure, started)
-        else:
-            compiled = self.attempt.first(self.candidates, started)
+        with progress_on_terminal(f"turbine is compiling for {self.attempt.target.text}"):
+            if self.wanted == strategies.TUNE:
+                compiled = self.attempt.fastest(self.candidates, measure, started)
+            else:
+                compiled = self.attempt.first(self.candidates, started)
         if self.key is not None:
             what = self.attempt.target.text
             facts = {"what": what, "strategy": compiled.strategy, "seconds": compiled.seconds}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ from turbine.dynamo import failure_cache
 from turbine.dynamo.frozen_call import load_part
 from turbine.dynamo.part_code import PartCode, Weights, lower_part
 from turbine.dynamo.totals import add
-from turbine.progress import progress
+from turbine.progress import progress_on_terminal
 from turbine.runtime import device
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ class PartModule(torch.nn.Module):
         """Wait for the compiler, and return what to call."""
         with self._waiting:
             if self._call is None:
-                with _progress(self.ops.total()):
+                with progress_on_terminal(f"turbine is compiling {self.ops.total()} ops"):
                     self._call = self._finish()
         return self._call
 
@@ -141,16 +140,6 @@ class PartModule(torch.nn.Module):
         placeholders = self.eager.graph.find_nodes(op="placeholder")
         args = [_make_random(node.meta["val"]) for node in placeholders]
         return pipeline.seconds_of(lambda: call(args))
-
-
-_QUIET_SECONDS = 2.0
-
-
-def _progress(op_count: int) -> AbstractContextManager[None]:
-    """Show on a terminal that a call waits for the compiler."""
-    if sys.stderr is None or not sys.stderr.isatty():
-        return nullcontext()
-    return progress(f"turbine is compiling {op_count} ops", delay=_QUIET_SECONDS)
 
 
 def _as_fault(error: Exception) -> errors.TurbineError:

@@ -135,6 +135,7 @@ class Artifact(Program):
 
         Weights in an archive stay there, and the new file refers to it.
         """
+        container.check_suffix(Path(path), ".turbine")
         container.save(Path(path), *self._parts(Path(path).parent))
 
     def _whole_contents(self) -> Container:
@@ -156,6 +157,7 @@ class Artifact(Program):
         Each of several scopes gets an .irpa, with the scope in its name.
         """
         code = Path(path)
+        container.check_suffix(code, ".vmfb")
         written = [code]
         with container.replace_file(code) as file:
             file.write(self._code)

@@ -177,6 +177,29 @@ def _process_space() -> str:
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
+# What a file of each suffix holds, and what writes one.
+_WRITERS = {
+    ".turbine": "an artifact, which compile(save_to=...) and Artifact.save write",
+    ".vmfb": "code for IREE's tools, which compile(save_to=...) and Artifact.save_vmfb write",
+    ".mlir": "IR as text, which ExportOutput.save_mlir writes",
+    ".mlirbc": "IR as bytecode, which ExportOutput.save_mlir writes",
+    ".irpa": "weights, which compile(..., archive=...) writes",
+    ".safetensors": "weights, which the safetensors package writes",
+    ".gguf": "weights, which the gguf package writes",
+    ".pt2": "a program of PyTorch, which torch.export.save writes",
+    ".onnx": "a program of ONNX, which torch.onnx.export writes",
+}
+
+
+def check_suffix(path: Path, *valid: str) -> None:
+    """Raise if a file's suffix says that it holds something else; other names are free."""
+    if path.suffix in _WRITERS and path.suffix not in valid:
+        raise errors.ConfigError(
+            f"cannot write {path.name}: {path.suffix} is for {_WRITERS[path.suffix]}",
+            hint=f"call it {path.with_suffix(valid[0]).name}",
+        )
+
+
 def check_folder(path: Path) -> None:
     """Raise unless the parent folder of a path exists."""
     if not path.parent.is_dir():
