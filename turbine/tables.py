@@ -18,6 +18,14 @@ def table(rows: Sequence[Sequence[str]], *, right: Collection[int] = ()) -> str:
     return "\n".join(lines)
 
 
+def fit(text: str, width: int) -> str:
+    """The text, or as much of it as fits in a line of a width."""
+    return text if len(text) <= width else f"{text[: max(width - len(_CUT), 0)]}{_CUT}"
+
+
+_CUT = " ..."
+
+
 def bytes_text(count: int) -> str:
     """A size in the unit that suits it: "512 B", "1.5 KiB", "46.8 MiB"."""
     if count < 1024:

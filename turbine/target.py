@@ -88,6 +88,11 @@ class Target:
         return KINDS[self.kind].drivers
 
     @property
+    def enabled(self) -> list[str]:
+        """The CPU features that code may use."""
+        return [name[1:] for name in self.features.split(",") if name.startswith("+")]
+
+    @property
     def vector_bytes(self) -> int:
         """The width of a vector register; a CPU has to be resolved, `compiler.host.resolve`."""
         assert self.kind != "cpu" or self.architecture, f"{self.text} is not resolved"
@@ -141,10 +146,9 @@ def missing_features(target: Target) -> list[str]:
     """CPU features that code for this target uses and this machine lacks."""
     if target.kind != "cpu":
         return []
-    wanted = [f[1:] for f in target.features.split(",") if f.startswith("+")]
     have = host_flags()
     checkable = _LINUX_FLAG.get(host_architecture(), {})
-    return sorted({f for f in wanted if f in checkable and checkable[f] not in have})
+    return sorted({f for f in target.enabled if f in checkable and checkable[f] not in have})
 
 
 def host_architecture() -> str:

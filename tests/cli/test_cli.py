@@ -23,7 +23,7 @@ from torch import nn
 
 from tests.jobs_here import answer_here
 from turbine import aot, config, progress, tables, zoo
-from turbine.cli import options
+from turbine.cli import doctor, options
 from turbine.cli.main import main, verbs
 from turbine.runtime import container, run_trace
 from turbine.zoo.example import Example
@@ -583,6 +583,29 @@ def test_inspect_describes_an_artifact(turbine: Turbine, compiled: Callable[[str
     assert " 2 to 8\n" in answer.out
 
 
+def test_inspect_fits_a_screen(turbine: Turbine) -> None:
+    layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20))).eval()
+    aot.export(layers, args=(torch.ones(1, 4),)).compile("deep.turbine")
+    short, full = (
+        turbine("inspect", "deep.turbine").out,
+        turbine("inspect", "deep.turbine", "--all").out,
+    )
+    assert len(short.splitlines()) <= 30
+    assert "\n33 more, listed by --all " in short
+    assert "weight:19.bias" in full
+    assert container.open_file(Path("deep.turbine")).manifest["target"]["features"] in full
+
+
+def test_doctor_fits_a_terminal(turbine: Turbine, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "x" * 300
+    monkeypatch.setattr(doctor, "CHECKS", {"long": lambda: long})
+    assert long in turbine("doctor").out
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert turbine("doctor").out == f"ok   long           {'x' * 36} ...\n"
+    assert long in turbine("doctor", "--all").out
+
+
 def test_inspect_finds_corruption(turbine: Turbine, compiled: Callable[[str], str]) -> None:
     whole = Path(compiled("example")).read_bytes()
     Path("damaged.turbine").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
@@ -618,7 +641,9 @@ def test_cache_lists_and_clears(turbine: Turbine, tmp_path: Path) -> None:
     elsewhere = ["--set", f"cache_dir={tmp_path}"]
     turbine("compile", "cli_models:two", "-o", "c.turbine", *elsewhere)
     listed = json.loads(turbine("cache", "--json", *elsewhere).out)["entries"]
-    assert "tiled" in turbine("cache", *elsewhere).out
+    shown = turbine("cache", *elsewhere).out
+    assert "tiled" in shown
+    assert "two for cpu:" in shown  # the model, or the name that the export was given
     assert turbine("cache", "--clear", *elsewhere).out == f"removed {len(listed)}\n"
     assert turbine("cache", *elsewhere).out.startswith("0 kept, 0 B of 4.0 GiB in ")
 
@@ -669,7 +694,7 @@ def test_the_library_shows_its_progress_on_a_terminal(
     with contextlib.redirect_stderr(stream):
         aot.export(nn.ReLU(), args=(torch.ones(7),)).compile(cache=False)
     text = stream.getvalue()
-    words = ("turbine is exporting ReLU", "turbine is compiling module for cpu:host")
+    words = ("turbine is exporting ReLU", "turbine is compiling ReLU for cpu:host")
     assert [word in text for word in words] == [shown, shown]
 
 

@@ -12,7 +12,7 @@ from turbine import errors
 from turbine.aot import provenance
 from turbine.aot.compiled_module import CompiledModule, ExportTargetDef
 from turbine.aot.fx_programs import FxPrograms, FxProgramsBuilder, is_private, target_of
-from turbine.aot.output import Exported, ExportOutput
+from turbine.aot.output import DEFAULT_MODULE, Exported, ExportOutput
 from turbine.capture.model import capture
 from turbine.capture.program import Devices, Program
 from turbine.capture.weights import share_weights
@@ -75,7 +75,7 @@ def export(
         return _export_module(_instance(model, weights))
     if example_args and args is not None:
         raise errors.ExportError("example arguments given twice", hint="use args=(...) alone")
-    name = module_name or "module"
+    name = module_name or DEFAULT_MODULE
     if isinstance(model, FxPrograms):
         return _export_several(model, name, weights, shape_expressions, seed)
     if isinstance(model, ExportTargetDef):

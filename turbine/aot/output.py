@@ -221,7 +221,7 @@ class ExportOutput:
         )
         codes = []
         for one in wanted:
-            with progress_on_terminal(f"turbine is compiling {self.module_name} for {one.text}"):
+            with progress_on_terminal(f"turbine is compiling {self._name} for {one.text}"):
                 codes.append(compiling(one))
         return _deliver(codes, save_to, archive)
 
@@ -257,6 +257,7 @@ class ExportOutput:
             in_process=in_process,
             use_cache=cache,
             measure=ready._measure if self._has_examples else None,
+            name=self._name,
         )
         dispatches = (
             pipeline.describe_dispatches(source, chosen, compiled.strategy, in_process=in_process)
@@ -320,6 +321,12 @@ class ExportOutput:
         return [_declaration(weight, archived) for weight in self.lowered.external]
 
     @property
+    def _name(self) -> str:
+        """The name that the user gave, or else that of the model's class."""
+        model = str(self.provenance.get("model", "")).rpartition(".")[2]
+        return model if model and self.module_name == DEFAULT_MODULE else self.module_name
+
+    @property
     def _has_examples(self) -> bool:
         return all(entry.example is not None for entry in self.entry_points.values())
 
@@ -335,6 +342,7 @@ class ExportOutput:
 
 
 VMFB_SUFFIX = ".vmfb"
+DEFAULT_MODULE = "module"  # what IREE's tools call a program without a name
 
 
 @dataclass(frozen=True)

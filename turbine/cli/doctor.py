@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as jsons
 import platform
+import shutil
 import sys
 import tempfile
 import time
@@ -14,7 +15,7 @@ from typing import Annotated
 from turbine import config, errors, whole_package
 from turbine import target as targets
 from turbine.progress import progress
-from turbine.tables import bytes_text
+from turbine.tables import bytes_text, fit
 from turbine.version import __version__
 
 
@@ -23,6 +24,7 @@ def check_installation(
     calibrate: Annotated[
         bool, "time the usual library calls on this machine, so that torch.compile need not"
     ] = False,
+    all: Annotated[bool, "print long lines in full, and every CPU feature"] = False,
     json: Annotated[bool, "print the findings as JSON"] = False,
 ) -> int:
     """Check the installation; the exit code is 0 if everything works.
@@ -31,13 +33,23 @@ def check_installation(
       turbine doctor
     """
     findings = []
+    width = _width(all)
     for name, ok, text in _findings(calibrate):
         findings.append({"name": name, "ok": ok, "text": text})
         if not json:
-            print(f"{'ok' if ok else 'FAIL':5}{name:15}{text}", flush=True)
+            line = f"{'ok' if ok else 'FAIL':5}{name:15}{text}"
+            print(fit(line, width) if ok else line, flush=True)
     if json:
         print(jsons.dumps(findings, indent=2))
-    return 0 if all(finding["ok"] for finding in findings) else 1
+    failed = [finding for finding in findings if not finding["ok"]]
+    return 1 if failed else 0
+
+
+def _width(in_full: bool) -> int:
+    """What fits in a line of a terminal; elsewhere nothing is cut."""
+    if in_full or not sys.stdout.isatty():
+        return sys.maxsize
+    return shutil.get_terminal_size().columns
 
 
 def _findings(calibrate: bool) -> Iterator[tuple[str, bool, str]]:
@@ -92,7 +104,7 @@ def _cpu() -> str:
     from turbine.compiler import host
 
     found = host.resolve(targets.parse("cpu"))
-    return f"{found.chip} ({found.architecture}) {found.features}"
+    return f"{found.chip} ({found.architecture}) with {', '.join(found.enabled)}"
 
 
 def _drivers() -> str:

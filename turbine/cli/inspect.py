@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json as jsons
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from turbine import dims, errors
 from turbine.progress import progress
 from turbine.signature import Range, Signature
-from turbine.tables import bytes_text, table
+from turbine.tables import bytes_text, fit, table
 from turbine.target import Target
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def inspect_artifact(
     artifact: Annotated[Path, "file that `turbine compile` wrote"],
     *,
     verify: Annotated[bool, "check all checksums; the exit code is 1 if one is wrong"] = False,
+    all: Annotated[bool, "print every CPU feature and section, and long lines in full"] = False,
     json: Annotated[bool, "print everything as JSON"] = False,
 ) -> int:
     """Show the signature, target, weights and origin of an artifact without loading it.
@@ -37,7 +39,7 @@ def inspect_artifact(
     if json:
         print(jsons.dumps(_everything(contents, damage if verify else None), indent=2))
     else:
-        print(_text(contents))
+        print(_text(contents, all))
         if verify:
             print(f"\n{_verdict(contents, damage)}")
     return 1 if damage else 0
@@ -87,7 +89,7 @@ def _everything(contents: Container, damage: dict[str, str] | None) -> dict[str,
     return facts if damage is None else {**facts, "damage": damage}
 
 
-def _text(contents: Container) -> str:
+def _text(contents: Container, in_full: bool) -> str:
     manifest = contents.manifest
     weights = manifest["weights"]
     total = sum(entry["length"] for entry in weights)
@@ -95,7 +97,7 @@ def _text(contents: Container) -> str:
         "name": manifest["name"],
         **_functions(manifest),
         "state": _state(manifest),
-        **_targets(manifest),
+        **_targets(manifest, in_full),
         "driver": _driver(manifest),
         "work": f"{_load(manifest):.4g} Mflop on one core",
         "strategy": manifest["strategy"],
@@ -103,11 +105,16 @@ def _text(contents: Container) -> str:
         "archive": ", ".join(map(str, _archives(contents))),
         **{f"from {key}": value or "" for key, value in manifest["provenance"].items()},
     }
-    shown = table([(key, str(value)) for key, value in facts.items() if value])
-    return f"{shown}\n\n{_sections(contents)}"
+    limit = sys.maxsize if in_full else _LONGEST
+    rows = [(key, fit(str(value), limit)) for key, value in facts.items() if value]
+    return f"{table(rows)}\n\n{_sections(contents, in_full)}"
 
 
-def _targets(manifest: dict[str, Any]) -> dict[str, str]:
+_LONGEST = 400  # characters of a value
+_MOST_SECTIONS = 8
+
+
+def _targets(manifest: dict[str, Any], in_full: bool) -> dict[str, str]:
     """The target of the code, or of each of several variants."""
     from turbine.runtime import variants
 
@@ -115,7 +122,8 @@ def _targets(manifest: dict[str, Any]) -> dict[str, str]:
     for number, variant in enumerate(variants.from_json(manifest), 1):
         target, place = variant.target, f" {number}" if manifest.get("variants") else ""
         facts[f"target{place}"] = f"{target.text} {target.architecture}".strip()
-        facts[f"features{place}"] = target.features
+        count = f"{len(target.enabled)}, listed by --all" if target.enabled else ""
+        facts[f"features{place}"] = target.features if in_full else count
     return facts
 
 
@@ -134,9 +142,17 @@ def _state(manifest: dict[str, Any]) -> str:
     return ", ".join(f"{value.name}: {value.text()}" for value in kept)
 
 
-def _sections(contents: Container) -> str:
-    rows = [("section", "bytes")]
-    rows += [(s.name, str(s.length)) for s in contents.sections.values()]
+def _sections(contents: Container, in_full: bool) -> str:
+    """The code, and the largest of the other sections."""
+    from turbine.runtime.variants import CODE
+
+    sections = list(contents.sections.values())
+    largest = sorted(sections, key=lambda s: (not s.name.startswith(CODE), -s.length))
+    kept = sections if in_full else largest[:_MOST_SECTIONS]
+    rows = [("section", "bytes"), *((s.name, str(s.length)) for s in kept)]
+    rest = [section for section in sections if section not in kept]
+    if rest:
+        rows.append((f"{len(rest)} more, listed by --all", str(sum(s.length for s in rest))))
     return table(rows, right={1})
 
 

@@ -73,16 +73,18 @@ def compile_ir(
     use_cache: bool | None = None,
     measure: Measure | None = None,
     intermediates: Path | None = None,
+    name: str = "",
 ) -> Compiled:
     """Compile with the first strategy that works, or under "tune" with the fastest.
 
     `fingerprint` stands for the source in the cache key, for sources whose bytes hold more
     than what is compiled (such as the file names in locations). `intermediates` is a folder that
-    receives assembly and object files, for which the code is compiled in any case.
+    receives assembly and object files, for which the code is compiled in any case. `name` is what
+    `turbine cache` calls the program.
     """
     if intermediates is not None:
         use_cache = False
-    plan = _plan(source, target, strategy, fingerprint, timeout, in_process, use_cache)
+    plan = _plan(source, target, strategy, fingerprint, timeout, in_process, use_cache, name=name)
     if intermediates is not None:
         keeping = (f"--iree-hal-dump-executable-intermediates-to={intermediates}",)
         plan = replace(plan, attempt=replace(plan.attempt, extra=keeping))
@@ -104,12 +106,14 @@ def describe_dispatches(
     return described
 
 
-def begin_ir(source: bytes, target: Target, *, fingerprint: str | None = None) -> Pending:
+def begin_ir(
+    source: bytes, target: Target, *, fingerprint: str | None = None, name: str = ""
+) -> Pending:
     """Compile in the background as the configuration says.
 
     What fails is not compiled op by op: the caller does better with parts of the program.
     """
-    plan = _plan(source, target, fingerprint=fingerprint, isolate=False)
+    plan = _plan(source, target, fingerprint=fingerprint, isolate=False, name=name)
     known = plan.read_cache()
     started = plan.attempt.begin(plan.candidates[0]) if known is None else None
     return Pending(plan, known, started, os.getpid())
@@ -142,6 +146,13 @@ class _Plan:
     wanted: str
     candidates: Sequence[Strategy]
     attempt: _Attempt
+    name: str
+
+    @property
+    def what(self) -> str:
+        """What is compiled, and for what."""
+        target = self.attempt.target.text
+        return f"{self.name} for {target}" if self.name else target
 
     def read_cache(self) -> Compiled | None:
         entry = cache.read(self.key) if self.key is not None else None
@@ -152,14 +163,13 @@ class _Plan:
 
     def finish(self, measure: Measure | None, started: Job | None = None) -> Compiled:
         """Compile; `started` is a running job of the first candidate."""
-        with progress_on_terminal(f"turbine is compiling for {self.attempt.target.text}"):
+        with progress_on_terminal(f"turbine is compiling {self.what}"):
             if self.wanted == strategies.TUNE:
                 compiled = self.attempt.fastest(self.candidates, measure, started)
             else:
                 compiled = self.attempt.first(self.candidates, started)
         if self.key is not None:
-            what = self.attempt.target.text
-            facts = {"what": what, "strategy": compiled.strategy, "seconds": compiled.seconds}
+            facts = {"what": self.what, "strategy": compiled.strategy, "seconds": compiled.seconds}
             cache.write(self.key, cache.Entry(compiled.data, facts))
         return compiled
 
@@ -173,6 +183,7 @@ def _plan(
     in_process: bool | None = None,
     use_cache: bool | None = None,
     isolate: bool = True,
+    name: str = "",
 ) -> _Plan:
     settings = config.current()
     wanted = settings.strategy if strategy is None else strategy
@@ -187,6 +198,7 @@ def _plan(
         wanted,
         candidates,
         _Attempt(source, target, limit, in_process),
+        name,
     )
 
 

@@ -221,7 +221,9 @@ def _compile(example: Example) -> Callable[[Sequence[Any]], object]:
     frozen = {places[indices.index(index)].name for index in example.frozen}
     code = lower_part(traced.graph, target, Weights(frozen=frozen))
     flat = code.flat
-    compiled = pipeline.compile_ir(flat.bytecode, target, fingerprint=flat.fingerprint)
+    compiled = pipeline.compile_ir(
+        flat.bytecode, target, fingerprint=flat.fingerprint, name="calibration"
+    )
     load = work.load(traced.graph.graph)
     driver = device.driver_for(target, load / LATER if example.alternates else load)
     return load_part(compiled.data, driver, code, load)

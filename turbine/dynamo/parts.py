@@ -112,7 +112,12 @@ class PartModule(torch.nn.Module):
         failure = failure_cache.part_failure(self._name)
         if failure is not None:
             return failure
-        return pipeline.begin_ir(code.bytecode, self._target, fingerprint=code.fingerprint)
+        return pipeline.begin_ir(
+            code.bytecode,
+            self._target,
+            fingerprint=code.fingerprint,
+            name=f"a part of {self.ops.total()} ops",
+        )
 
     def _finish(self) -> Call:
         if isinstance(self._pending, errors.TurbineError):

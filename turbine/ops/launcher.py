@@ -173,7 +173,9 @@ class OpLauncher:
     def _compile(self, traced: Traced) -> CompiledOp:
         code = self._lower(traced)
         target = targets.parse(config.current().target)
-        compiled = pipeline.compile_ir(code.bytecode, target, fingerprint=code.fingerprint)
+        compiled = pipeline.compile_ir(
+            code.bytecode, target, fingerprint=code.fingerprint, name=self.schema.qualified
+        )
         text = partial(mlir_context.to_text, code.module)
         label = run_trace.kernel(self.schema.qualified.replace("::", "."), text, compiled.data)
         driver = device.driver_for(target, work.mflop(traced.graph.graph))

@@ -43,11 +43,6 @@ class Variant:
             return f"compiled for {self.target.chip}; this CPU lacks {', '.join(missing)}"
         return None
 
-    @property
-    def feature_count(self) -> int:
-        """How many features of the CPU it may use."""
-        return sum(name.startswith("+") for name in self.target.features.split(","))
-
 
 def code_section(index: int) -> str:
     """The name of the section with the code of a variant."""
@@ -69,7 +64,7 @@ def choose(manifest: dict[str, Any]) -> Variant:
     """The variant that uses the most features of this CPU; the first if it can run none."""
     variants = from_json(manifest)
     fitting = [variant for variant in variants if variant.obstacle is None]
-    return max(fitting, key=lambda variant: variant.feature_count, default=variants[0])
+    return max(fitting, key=lambda variant: len(variant.target.enabled), default=variants[0])
 
 
 def check_host(manifest: dict[str, Any], source: str) -> None:

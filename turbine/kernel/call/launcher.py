@@ -216,7 +216,7 @@ def write_main(program: KernelProgram, facts: Facts) -> Code:
 def load_code(program: KernelProgram, code: Code, mflop: float) -> TensorCall:
     """Load the function of a module, to be called on tensors."""
     target = host.default_target()
-    made = pipeline.compile_ir(code.text.encode(), target)
+    made = pipeline.compile_ir(code.text.encode(), target, name=f"kernel {program.name}")
     run_trace.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
     driver = device.driver_for(target, mflop)
     passed = [p for p in program.parameters if p.is_passed]
