@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from tests.jobs_here import answer_here
-from turbine import aot, config, progress, tables, zoo
+from turbine import aot, config, load, progress, tables, zoo
 from turbine.cli import doctor, options
 from turbine.cli.main import main, verbs
 from turbine.runtime import container, run_trace
@@ -344,6 +344,31 @@ def test_compile_takes_a_saved_program(turbine: Turbine) -> None:
     )
     answer = turbine("compile", "linear.pt2", "-o", "x.turbine", "--input", "2x3xf32")
     assert "linear.pt2 has its own inputs" in answer.err
+
+
+def test_compile_takes_a_folder_of_transformers(turbine: Turbine) -> None:
+    transformers = pytest.importorskip("transformers", reason="an extra, `models`")
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=20, num_hidden_layers=1, **sizes)
+    config.save_pretrained("random")
+    model = transformers.BertModel(config).eval()
+    model.save_pretrained("bert")
+    words = ["-i", "input_ids:batch[1..4]x8xi64", "-o", "bert.turbine"]
+    answer = turbine("compile", "hf:bert", *words)
+    assert answer.code == 0, answer.err
+    loaded = load("bert.turbine")
+    ids = torch.arange(24).reshape(3, 8) % 20
+    with torch.no_grad():
+        expected = model(input_ids=ids).last_hidden_state
+    torch.testing.assert_close(loaded(input_ids=ids)["last_hidden_state"], expected)
+    words[-1] = "bert.mlir"
+    assert "the weights are random" in turbine("compile", "hf:BertModel@random", *words).err
+    for source, told in (
+        ("hf:absent", "no config.json in absent"),
+        ("hf:BretModel@bert", "has no architecture 'BretModel'"),
+        ("hf:random", "config.json does not name one architecture"),
+    ):
+        assert told in turbine("compile", source, *words).err
 
 
 def test_named_sizes_are_dynamic(turbine: Turbine) -> None:

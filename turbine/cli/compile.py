@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def compile_model(
-    model: Annotated[str, "function that makes it, pkg.module:name, or a .pt2 file"],
+    model: Annotated[str, "function that makes it, pkg.module:name; .pt2 file; hf:FOLDER"],
     *,
     output: Annotated[Path, "file to write: .turbine, .vmfb, .mlir or .mlirbc", "-o"],
     input: Annotated[
@@ -46,7 +46,8 @@ def compile_model(
     The function is called without arguments. It returns an object with model, args, kwargs and
     dynamic_shapes; a tuple (model, args[, kwargs]); a dict of turbine.aot.export's arguments
     with "model"; or an nn.Module, which needs --input. The current folder is searched first.
-    A .pt2 file is what torch.export.save writes.
+    A .pt2 file is what torch.export.save writes. hf:FOLDER, or hf:ARCHITECTURE@FOLDER, is a model
+    of the transformers package: its config.json, and weights if there are .safetensors files.
 
     Inputs are random, or 0 where they are integers. A size that has a name may vary: "batch",
     or with a range "batch[1..64]", "batch[8..]". Sizes of one name are equal.

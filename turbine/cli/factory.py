@@ -41,7 +41,7 @@ def split(factory: str) -> tuple[str, str]:
     if not module or not name or module.startswith("."):
         raise errors.ExportError(
             f"{factory!r} does not name a factory",
-            hint="write pkg.module:name, as turbine.zoo:mlp, or the name of a .pt2 file",
+            hint="write pkg.module:name, as turbine.zoo:mlp, a .pt2 file, or hf:FOLDER",
         )
     return module, name
 

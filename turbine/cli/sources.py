@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from turbine import errors
-from turbine.cli import example_inputs, factory
+from turbine.cli import example_inputs, factory, pretrained
 from turbine.cli.example_inputs import ExampleInput
 
 SAVED = ".pt2"
@@ -16,7 +16,9 @@ SAVED = ".pt2"
 
 def check(source: str) -> None:
     """Raise for a text that can name no model."""
-    if source.endswith(SAVED):
+    if source.startswith(pretrained.PREFIX):
+        pretrained.check(source)
+    elif source.endswith(SAVED):
         _check_file(Path(source))
     else:
         factory.split(source)
@@ -27,7 +29,7 @@ def export_arguments(source: str, inputs: Sequence[str]) -> dict[str, Any]:
     parsed = example_inputs.parse(inputs)
     if source.endswith(SAVED):
         return _saved_program(Path(source), parsed)
-    found = factory.export_arguments(source)
+    found = _found(source)
     if "args" not in found and "kwargs" not in found and factory.is_module(found["model"]):
         return {**example_inputs.call_arguments(found["model"], parsed), **found}
     if inputs:
@@ -41,8 +43,15 @@ def load_model(source: str) -> Any:
     """The model itself, to be called in PyTorch."""
     if source.endswith(SAVED):
         return _saved_program(Path(source), ())["model"].module()
-    model = factory.export_arguments(source)["model"]
+    model = _found(source)["model"]
     return model if factory.is_module(model) else model.module()
+
+
+def _found(source: str) -> dict[str, Any]:
+    if source.startswith(pretrained.PREFIX):
+        model = pretrained.load(source)
+        return {"model": model, "module_name": type(model).__name__}
+    return factory.export_arguments(source)
 
 
 def _saved_program(path: Path, inputs: Sequence[ExampleInput]) -> dict[str, Any]:
