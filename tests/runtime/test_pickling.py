@@ -77,6 +77,13 @@ def test_weights_and_threads_go_with_a_pickle(folder: Path, tmp_path: Path) -> N
     assert torch.equal(copied(ONES), torch.full((2, 3), 4.0))
 
 
+def test_values_of_a_state_dict_go_with_a_pickle(folder: Path) -> None:
+    values = {"weight": torch.ones(3, 4), "bias": torch.zeros(3)}
+    artifact = turbine.load(folder / "linear.turbine", weights=values)
+    values["weight"].zero_()
+    assert torch.equal(pickle.loads(pickle.dumps(artifact))(ONES), torch.full((2, 3), 4.0))
+
+
 def test_another_file_at_the_path_is_an_error(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.turbine"
     path.write_bytes((folder / "linear.turbine").read_bytes())
