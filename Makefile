@@ -7,10 +7,10 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test sweep soak check format bench coverage docs wheel clean
+.PHONY: help setup run test test-gpu sweep soak check format bench coverage docs wheel clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## create .venv and install everything (the only step that needs a network)
 
@@ -19,6 +19,9 @@ run: $(INSTALLED) ## run the quickstart example
 
 test: $(INSTALLED) check ## check, then the whole test suite; of sweeps a slice that follows the commit
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-gpu: $(INSTALLED) ## the tests that need an NVIDIA GPU, with a PyTorch built for CUDA
+	$(BIN)/python -m pytest -m gpu $(ARGS)
 
 sweep: $(INSTALLED) ## the tests of which `make test` runs a slice, whole (one slice again: make test ARGS="--seed HEX")
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --sweep -m sweep $(ARGS)

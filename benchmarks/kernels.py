@@ -6,6 +6,7 @@ checks of loaded indices cost. Calls take turns, so that a busy machine is busy 
     python benchmarks/kernels.py --seconds 3
     python benchmarks/kernels.py --only gemm,softmax
     python benchmarks/kernels.py --only checks
+    python benchmarks/kernels.py --device cuda
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import cuda_kernels
 import torch
 import torch.nn.functional as F
 from timing import Call, round_robin, warn_if_busy
@@ -240,9 +242,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=3.0, help="time spent on each kernel")
     parser.add_argument("--only", default="", help="kernels whose names begin with one of these")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     options = parser.parse_args(arguments)
-    warn_if_busy()
     wanted = tuple(name for name in options.only.split(",") if name)
+    if options.device == "cuda":
+        print(cuda_kernels.report(wanted))
+        return 0
+    warn_if_busy()
     rows = [_row(case, options.seconds) for case in CASES if case.name.startswith(wanted or "")]
     head = ["kernel", "turbine ms", "PyTorch ms", "ratio", "goal"]
     print(tables.table([head, *rows], right=(1, 2, 3, 4)))

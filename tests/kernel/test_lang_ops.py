@@ -10,9 +10,9 @@ from __future__ import annotations
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import islice, product
 from types import CodeType
 from typing import Any
@@ -25,10 +25,12 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from tests.kernel.language import OPS
 from tests.kernel.op_table import ALWAYS, OTHERS, ROWS, SAMPLES, Row, rows_of
+from tests.kernel.triton_interpreter import triton_interpreter
 from turbine import dtypes, errors
 
 M, N, B = tkl.symbols("M N B")
-BACKENDS = ("interpret", "cpu")
+# "triton" is what GPUs run, in Triton's interpreter.
+BACKENDS = ("interpret", "cpu", "triton")
 
 
 # The shape and dtype of results that are stacked in one output: a kernel has few buffers.
@@ -73,11 +75,17 @@ def kernel_of(
     return tk.gen.kernel()(kernel)
 
 
+def runner(kernel: tk.Kernel, backend: str) -> Callable[..., Any]:
+    """A function that calls a kernel on a backend."""
+    on_gpu = partial(triton_interpreter().call, kernel) if backend == "triton" else kernel
+    return kernel.interpret if backend == "interpret" else on_gpu
+
+
 @cache
 def results_of(sample: str, backend: str) -> dict[Row, tuple[Tensor, ...]]:
     rows, made, places = rows_of(sample), SAMPLES[sample], places_of(sample)
     kernel = kernel_of(rows, made.x.dtype, made.tile, places)
-    run = kernel.interpret if backend == "interpret" else kernel
+    run = runner(kernel, backend)
     stacks = dict.fromkeys(stack for stack, _ in places)
     outputs = dict(zip(stacks, run(x=made.x, y=made.y), strict=True))
     results = (outputs[stack][place] for stack, place in places)
@@ -101,7 +109,9 @@ def test_ops_match_pytorch(row: Row, sample: str, backend: str) -> None:
 @pytest.mark.sweep(1)
 @pytest.mark.parametrize("sample", OTHERS)
 def test_ops_match_pytorch_in_every_dtype(sample: str) -> None:
-    for row, backend in product(rows_of(sample), BACKENDS):
+    # Triton's interpreter has no bf16.
+    backends = [name for name in BACKENDS if (name, sample) != ("triton", "bf16")]
+    for row, backend in product(rows_of(sample), backends):
         actual, expected = results_of(sample, backend)[row], row.on_tensors(SAMPLES[sample])
         torch.testing.assert_close(
             actual,
@@ -210,14 +220,22 @@ PROGRAMS = {
         speak,
         (VECTOR,),
         (VECTOR,),
-        printed={"interpret": [SAID[0], "stopped", SAID[1], "stopped"], "cpu": SAID},
+        printed={
+            "interpret": [SAID[0], "stopped", SAID[1], "stopped"],
+            "cpu": SAID,
+            "triton": SAID,
+        },
     ),
     "failed assertion": Program(
         (tkl.assert_,),
         speak,
         (VECTOR + 5,),
         error="too large",
-        printed={"interpret": ["x = [5 6 7 8]"], "cpu": ["x = [5 6 7 8]", "x = [9 . . .]"]},
+        printed={
+            "interpret": ["x = [5 6 7 8]"],
+            "cpu": ["x = [5 6 7 8]", "x = [9 . . .]"],
+            "triton": ["x = [5 6 7 8]", "x = [9 . . .]"],
+        },
     ),
 }
 
@@ -228,7 +246,7 @@ def test_programs_match_pytorch(
     name: str, backend: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = PROGRAMS[name]
-    run = program.kernel.interpret if backend == "interpret" else program.kernel
+    run = runner(program.kernel, backend)
     monkeypatch.setattr(sys, "breakpointhook", lambda: sys.stdout.write("stopped\n"))
     if program.error is None:
         given = run(*program.args)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
+from tests.kernel.triton_interpreter import triton_interpreter
 from turbine import config
 from turbine.dtypes import Dtype
 from turbine.kernel.trace.types import DTYPES
@@ -47,13 +49,22 @@ def numbers(seed: int, *shape: int, dtype: Dtype = tkl.f32) -> Tensor:
 
 
 def agree(kernel: Any, args: tuple[Any, ...], *expected: Tensor, tolerance: float = 0.0) -> None:
-    """Check the interpreter and compiled code against the expected results."""
-    for run in (kernel.interpret, kernel):
+    """Check the interpreter and compiled code, for CPUs and GPUs, against the expected results."""
+    runs = [kernel.interpret, kernel]
+    if _runs_in_triton([*args, *expected]):
+        runs.append(partial(triton_interpreter().call, kernel))
+    for run in runs:
         given = run(*args)
         results = given if isinstance(given, tuple) else (given,)
         for result, wanted in zip(results, expected, strict=True):
             assert result.dtype == wanted.dtype
             assert_close(result, wanted, tolerance)
+
+
+def _runs_in_triton(values: Sequence[Any]) -> bool:
+    """Whether Triton's interpreter has the dtypes."""
+    dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
+    return not any(d.is_floating_point and d.itemsize < 4 and d is not torch.half for d in dtypes)
 
 
 def assert_close(result: Tensor, wanted: Tensor, tolerance: float = 0.0) -> None:

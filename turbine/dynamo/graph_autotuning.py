@@ -126,7 +126,7 @@ def _can_repeat(args: Sequence[Any]) -> bool:
     """Whether a call can be repeated without a trace."""
     tensors = [argument for argument in args if isinstance(argument, Tensor)]
     return (
-        all(map(has_memory, tensors))
+        all(tensor.is_cpu and has_memory(tensor) for tensor in tensors)
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.maybe_current_level() is None
         and _top_saved_tensors_default_hooks(True) is None

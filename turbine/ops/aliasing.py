@@ -52,9 +52,10 @@ def overlaps_itself(tensor: Tensor) -> bool:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor is plain CPU memory."""
+    """Whether a tensor is plain memory of the CPU or of a GPU."""
     plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-    return plain and tensor.device.type == "cpu" and not torch._is_functional_tensor(tensor)
+    is_known = tensor.device.type in ("cpu", "cuda")
+    return plain and is_known and not torch._is_functional_tensor(tensor)
 
 
 def is_traced(tensor: Tensor) -> bool:

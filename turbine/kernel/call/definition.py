@@ -72,16 +72,25 @@ class Definition:
         place = self.signature.place
         return {p.name: _check_argument(self.__name__, p, given, place) for p in passed}
 
-    def resolve_call(self, named: Mapping[str, Any]) -> Call:
+    def resolve_call(self, named: Mapping[str, Any], device: str = "cpu") -> Call:
         """The program of a call, its sizes, and the facts that its code depends on."""
         program = self.program(named)
-        blocks = self.own_sizes(program)
-        sizes = bind_sizes(self.signature, named, blocks)
+        sizes = bind_sizes(self.signature, named, self.own_sizes(program, device))
         signatures.check_open(self.signature, program.size_symbols, sizes)
-        fixed = {*blocks, *sizes_of_products(program)}
+        return program, sizes, self._key(self._types(named), program, sizes)
+
+    def on_device(self, call: Call, device: str) -> Call:
+        """A call with the block sizes that are chosen for another kind of device."""
+        program, sizes, key = call
+        sizes = {**sizes, **self.own_sizes(program, device)}
+        return program, sizes, self._key(key.present, program, sizes)
+
+    def _key(
+        self, types: tuple[tuple[str, str], ...], program: KernelProgram, sizes: dict[Symbol, int]
+    ) -> Key:
+        fixed = {*self.own_sizes(program), *sizes_of_products(program)}
         static = {s: v for s, v in sizes.items() if s in fixed or s.name in self.specialized}
-        key = Key(self._types(named), tuple(sorted((s.name, value) for s, value in static.items())))
-        return program, sizes, key
+        return Key(types, tuple(sorted((s.name, value) for s, value in static.items())))
 
     def _types(self, named: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
         return tuple(
@@ -101,15 +110,15 @@ class Definition:
                 self._programs[types] = traced
         return self._programs[types]
 
-    def own_sizes(self, program: KernelProgram) -> dict[Symbol, int]:
+    def own_sizes(self, program: KernelProgram, device: str = "cpu") -> dict[Symbol, int]:
         """The block sizes: those that the user set, and those that are chosen."""
         given = {Symbol(name): value for name, value in self.blocks.items()}
-        chosen = {s: block.size for s, block in self.chosen_blocks(program).items()}
+        chosen = {s: block.size for s, block in self.chosen_blocks(program, device).items()}
         return {**chosen, **given}
 
-    def chosen_blocks(self, program: KernelProgram) -> dict[Symbol, Block]:
+    def chosen_blocks(self, program: KernelProgram, device: str = "cpu") -> dict[Symbol, Block]:
         """The block sizes that the user left open, with reasons."""
-        chosen = choose_blocks(program, self.signature.size_symbols)
+        chosen = choose_blocks(program, self.signature.size_symbols, device)
         return {s: block for s, block in chosen.items() if s.name not in self.blocks}
 
     def check_blocks(self, blocks: Mapping[str, int]) -> None:

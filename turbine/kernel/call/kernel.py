@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from turbine.kernel.backends import interpret
 from turbine.kernel.call import autograd
 from turbine.kernel.call.autograd import Gradient
 from turbine.kernel.call.definition import Call, Definition
+from turbine.kernel.call.gpu_launcher import GpuLauncher, QuickLaunch
 from turbine.kernel.call.launcher import KernelLauncher, Variant, check_grid, separate_inputs
 from turbine.kernel.trace.types import BufferType
 from turbine.runtime.quick_call import QuickCall, is_shareable
@@ -44,9 +46,10 @@ class Kernel(Definition):
         self.__wrapped__ = function
         self.__signature__ = self.signature.of_call()
         self.launcher = KernelLauncher(self.signature)
+        self.gpu = GpuLauncher()
         # Resolved calls by types and sizes of their tensors.
         self._known: dict[tuple[Any, ...], tuple[Call, Variant]] = {}
-        self._quick: tuple[QuickCall, int] | None = None
+        self._quick: tuple[QuickCall | QuickLaunch, int] | None = None
         self._op: Any = None
         self._origin: tuple[Kernel, dict[str, int]] | None = None
 
@@ -84,10 +87,46 @@ class Kernel(Definition):
         """Run the kernel on plain CPU tensors; later calls like `args` take the fast path."""
         if config.get("interpret"):
             return self._interpret(named)
+        device = self._device_of(named)
+        if device.type != "cpu":
+            return self._run_on_gpu(named, args, device)
         self.last_call, variant = self.prepare(named)
         outputs = variant.run(named, self.last_call[1])
         if args is not None and not variant.written:
             self._remember(variant, args, self.last_call[1])
+        return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
+
+    def _device_of(self, named: Mapping[str, Any]) -> torch.device:
+        """The device of a call's tensors; raises if there is none that kernels run on."""
+        tensors = [value for value in named.values() if isinstance(value, Tensor)]
+        devices = list(dict.fromkeys(tensor.device for tensor in tensors))
+        if len(devices) > 1:
+            listed = " and ".join(map(str, devices))
+            raise errors.KernelError(
+                f"{self.__name__} was called with tensors on {listed}",
+                where=self.signature.place,
+                hint=f"move them to one device, tensor.to({str(devices[0])!r})",
+            )
+        if devices and devices[0].type not in ("cpu", "cuda"):
+            raise errors.KernelError(
+                f"{self.__name__} was called with tensors on {devices[0]}",
+                where=self.signature.place,
+                hint="kernels run on CPUs and CUDA GPUs: move the tensors there, tensor.cpu()",
+            )
+        return devices[0] if devices else torch.device("cpu")
+
+    def _run_on_gpu(
+        self, named: Mapping[str, Any], args: tuple[Any, ...] | None, device: torch.device
+    ) -> Any:
+        resolve = partial(self.resolve_call, named, "cuda")
+        self.last_call, launch, outputs = self.gpu.run(named, device, resolve)
+        is_repeatable = bool(outputs) and not launch.variant.program.of_usage("inout")
+        # Guards of PyTorch's refuse a tensor that is passed twice.
+        given = args or ()
+        is_new = len({*map(id, given)} - {id(None)}) == len(given)
+        if given and is_repeatable and is_new:
+            names = [p.name for p in self.signature.passed]
+            self._quick = QuickLaunch(launch, names, given), len(given)
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def prepare(self, named: Mapping[str, Any]) -> tuple[Call, Variant]:
@@ -130,13 +169,6 @@ class Kernel(Definition):
         result = self.repeat_call(args)
         if result is not None:
             return result
-        devices = {str(a.device) for a in args if isinstance(a, Tensor) and a.device.type != "cpu"}
-        if devices:
-            raise errors.KernelError(
-                f"{self.__name__} was called with tensors on {', '.join(sorted(devices))}",
-                where=self.signature.place,
-                hint="kernels run on the CPU: move the tensors there, tensor.cpu()",
-            )
         names = [p.name for p in self.signature.passed]
         return self.run(dict(zip(names, args, strict=True)), args)
 
@@ -147,7 +179,12 @@ class Kernel(Definition):
     def _interpret(self, named: Mapping[str, Any]) -> Any:
         program, sizes, _ = self.last_call = self.resolve_call(named)
         check_grid(program, sizes)
-        outputs = list(interpret.run(program, sizes, separate_inputs(program, named)).values())
+        device = self._device_of(named)
+        given = separate_inputs(program, {name: _on_cpu(value) for name, value in named.items()})
+        outputs = [t.to(device) for t in interpret.run(program, sizes, given).values()]
+        for parameter in program.of_usage("inout"):
+            if given[parameter.name] is not named[parameter.name]:
+                named[parameter.name].copy_(given[parameter.name])
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def using(self, **blocks: int) -> Kernel:
@@ -238,7 +275,7 @@ class Kernel(Definition):
 
     def explain_recompiles(self) -> str:
         """Why code was compiled, each time."""
-        reasons = enumerate(self.launcher.reasons, start=1)
+        reasons = enumerate([*self.launcher.reasons, *self.gpu.reasons], start=1)
         lines = [f"{number}: {reason}" for number, reason in reasons]
         return "\n".join(lines) or "nothing was compiled yet"
 
@@ -256,6 +293,10 @@ def _fact(value: Any) -> Any:
     return (value.dtype, value.shape) if isinstance(value, Tensor) else value is None
 
 
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
 def _is_plain() -> bool:
     """Whether a call is in plain eager mode, without tracing, transforms or modes."""
     return not (
@@ -267,11 +308,11 @@ def _is_plain() -> bool:
 
 
 def _are_plain(named: Mapping[str, Any]) -> bool:
-    """Whether tensors are plain CPU tensors that need no gradient."""
+    """Whether tensors are plain tensors of a CPU or a GPU that need no gradient."""
     tensors = [value for value in named.values() if isinstance(value, Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
     return all(
-        type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu"
+        type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type in ("cpu", "cuda")
         for tensor in tensors
     )

@@ -17,6 +17,7 @@ from turbine.dtypes import Dtype
 from turbine.kernel.backends.iree.module import Code
 from turbine.kernel.call.definition import Definition
 from turbine.kernel.call.launcher import facts_of, write_main
+from turbine.kernel.inspection import gpu_text
 from turbine.kernel.lang.control_flow import Body, cond_op, for_op, output_of, result, while_op
 from turbine.kernel.program import program as programs
 from turbine.kernel.program.blocks import Block
@@ -40,8 +41,10 @@ class View:
 
 def text(kernel: Definition, stage: str, args: Sequence[Any]) -> str:
     """Print a stage for these arguments; without any, for those of the last call."""
+    if stage in gpu_text.STAGES:
+        return gpu_text.STAGES[stage](kernel, args)
     if stage not in STAGES:
-        raise errors.KernelError(errors.unknown("stage", stage, STAGES))
+        raise errors.KernelError(errors.unknown("stage", stage, [*STAGES, *gpu_text.STAGES]))
     return STAGES[stage](view_for(kernel, args))
 
 

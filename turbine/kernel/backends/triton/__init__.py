@@ -1,0 +1,1 @@
+"""A program as a Triton kernel, for NVIDIA GPUs."""
