@@ -100,34 +100,56 @@ def cross_entropy(
     tkl.store(loss, (i,), total - chosen)
 
 
+@tk.gen.kernel(M // BM, N // BN)
+def gemm_transposed(
+    a: tkl.InputBuffer[M, K, T], b: tkl.InputBuffer[N, K, T], c: tkl.OutputBuffer[M, N, tkl.bf16]
+) -> None:
+    i, j = tkl.program_id(0) * BM, tkl.program_id(1) * BN
+
+    @tkl.for_loop(0, K // BK, init_args=[tkl.zeros((BM, BN), tkl.f32)])
+    def body(k: Any, acc: Any) -> Any:
+        x = tkl.load(a, (i, k * BK), (BM, BK))
+        y = tkl.load(b, (j, k * BK), (BN, BK))
+        return tkl.dot(x, tkl.transpose(y), acc)
+
+    tkl.store(c, (i, j), body[0])
+
+
 In, Out = (kind[B, H, S, D, T] for kind in (tkl.InputBuffer, tkl.OutputBuffer))
 
 
 def attention_kernel(is_causal: bool) -> tk.Kernel:
-    """Flash attention, with or without later keys."""
+    """Flash attention; if it is causal, only blocks on the diagonal compare positions."""
 
     @tk.gen.kernel(B, H, S // BM)
     def attention(q: In, k: In, v: In, out: Out, scale: tkl.f32) -> None:  # type: ignore[valid-type]
-        b, h, i = (tkl.program_id(axis) for axis in range(3))
+        b, h = tkl.program_id(0), tkl.program_id(1)
+        # The longest rows first, so that no program is left alone at the end.
+        i = tkl.num_programs(2) - 1 - tkl.program_id(2) if is_causal else tkl.program_id(2)
         rows = tkl.load(q, (b, h, i * BM, 0), (None, None, BM, D))
-        largest, total = tkl.full((BM,), -math.inf, tkl.f32), tkl.zeros((BM,), tkl.f32)
-        init = [largest, total, tkl.zeros((BM, D), tkl.f32)]
-        end = tkl.minimum((i + 1) * BM, S) if is_causal else S
+        to_exp2 = scale * math.log2(math.e)
 
-        @tkl.for_loop(0, end // BN, init_args=init)
-        def blocks(j: Any, largest: Any, total: Any, acc: Any) -> Any:
-            keys = tkl.load(k, (b, h, j * BN, 0), (None, None, BN, D))
-            values = tkl.load(v, (b, h, j * BN, 0), (None, None, BN, D))
-            scores = tkl.dot(rows, tkl.transpose(keys)) * (scale * math.log2(math.e))
-            if is_causal:
-                query, key = i * BM + tkl.arange(BM), j * BN + tkl.arange(BN)
-                scores = tkl.where(query[:, None] >= key[None, :], scores, -math.inf)
-            new = tkl.maximum(largest, tkl.max(scores, axis=1))
-            weights, shrink = tkl.exp2(scores - new[:, None]), tkl.exp2(largest - new)
+        def step(j: Any, state: Any, is_masked: bool) -> Any:
+            largest, total, acc = state
+            keys = tkl.load(k, (b, h, j * BM, 0), (None, None, BM, D))
+            values = tkl.load(v, (b, h, j * BM, 0), (None, None, BM, D))
+            scores = tkl.dot(rows, tkl.transpose(keys))
+            if is_masked:
+                lanes = tkl.arange(BM)
+                scores = tkl.where(lanes[:, None] >= lanes[None, :], scores, -math.inf)
+            new = tkl.maximum(largest, tkl.max(scores, axis=1) * to_exp2)
+            weights, shrink = tkl.exp2(scores * to_exp2 - new[:, None]), tkl.exp2(largest - new)
             total = total * shrink + tkl.sum(weights, axis=1)
             return new, total, tkl.dot(weights.to(v.dtype), values, acc * shrink[:, None])
 
-        _, total, acc = blocks
+        largest, total = tkl.full((BM,), -math.inf, tkl.f32), tkl.zeros((BM,), tkl.f32)
+        init = [largest, total, tkl.zeros((BM, D), tkl.f32)]
+
+        @tkl.for_loop(0, i if is_causal else S // BM, init_args=init)
+        def blocks(j: Any, *state: Any) -> Any:
+            return step(j, state, False)
+
+        _, total, acc = step(i, blocks, True) if is_causal else blocks
         tkl.store(out, (b, h, i * BM, 0), acc / total[:, None])
 
     return attention
@@ -149,16 +171,33 @@ class Case:
     name: str
     kernel: Callable[..., Tensor]
     eager: Callable[..., Tensor]
-    shapes: tuple[tuple[int, ...], ...]
-    dtype: torch.dtype
+    args: Callable[[], Sequence[Tensor]]
     work: float  # floating-point operations, or bytes
     unit: str  # "TFLOP/s" or "TB/s"
     tolerance: float = 2e-2
 
 
+def _random(*shapes: tuple[int, ...], dtype: torch.dtype) -> Callable[[], list[Tensor]]:
+    return lambda: [torch.randn(shape, dtype=dtype, device="cuda") for shape in shapes]
+
+
 def _product(size: int, dtype: torch.dtype) -> Case:
     name = f"gemm {str(dtype).removeprefix('torch.')} {size}^3"
-    return Case(name, gemm, torch.mm, ((size, size),) * 2, dtype, 2 * size**3, "TFLOP/s", 0.5)
+    args = _random(*((size, size),) * 2, dtype=dtype)
+    return Case(name, gemm, torch.mm, args, 2 * size**3, "TFLOP/s", 0.5)
+
+
+def _float8_product(size: int) -> Case:
+    def args() -> list[Tensor]:
+        pair = (torch.randn(size, size, device="cuda") for _ in range(2))
+        return [x.to(torch.float8_e4m3fn) for x in pair]
+
+    def eager(a: Tensor, b: Tensor) -> Tensor:
+        one = torch.ones((), device="cuda")
+        return torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16)
+
+    name = f"gemm float8_e4m3fn {size}^3"
+    return Case(name, gemm_transposed, eager, args, 2 * size**3, "TFLOP/s", 1.0)
 
 
 def _attention(size: int, is_causal: bool) -> Case:
@@ -173,7 +212,7 @@ def _attention(size: int, is_causal: bool) -> Case:
         return result
 
     name = f"attention {'causal ' * is_causal}S={size} D=128"
-    return Case(name, ours, eager, (shape,) * 3, torch.float16, work, "TFLOP/s")
+    return Case(name, ours, eager, _random(*(shape,) * 3, dtype=torch.float16), work, "TFLOP/s")
 
 
 def _moves(
@@ -186,10 +225,23 @@ def _moves(
     """A case that is bound by memory: it reads its arguments and writes one like the first."""
     read = sum(math.prod(shape) for shape in shapes)
     work = (read + math.prod(shapes[0])) * dtype.itemsize
-    return Case(name, kernel, eager, shapes, dtype, work, "TB/s")
+    return Case(name, kernel, eager, _random(*shapes, dtype=dtype), work, "TB/s")
 
 
 ROWS, ROW = (32768, 4096), (4096,)
+
+
+def _cross_entropy() -> Case:
+    """The loss of 8192 tokens of a vocabulary of 50304."""
+
+    def args() -> list[Tensor]:
+        logits = torch.randn(8192, 50304, dtype=torch.bfloat16, device="cuda")
+        return [logits, torch.randint(0, 50304, (8192,), device="cuda")]
+
+    def eager(logits: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(logits.float(), target, reduction="none")
+
+    return Case("cross entropy", cross_entropy, eager, args, 8192 * 50304 * 2, "TB/s")
 
 
 def _layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -202,6 +254,7 @@ CASES = (
     _product(8192, torch.float16),
     _product(4096, torch.bfloat16),
     _product(8192, torch.bfloat16),
+    _float8_product(8192),
     _moves("softmax", softmax, lambda x: F.softmax(x, -1), ROWS),
     _moves("softmax f32", softmax, lambda x: F.softmax(x, -1), ROWS, dtype=torch.float32),
     _moves("layernorm", layernorm, _layer_norm, ROWS, ROW, ROW),
@@ -214,6 +267,7 @@ CASES = (
         ROW,
         ROWS,
     ),
+    _cross_entropy(),
     _attention(4096, False),
     _attention(4096, True),
 )
@@ -230,7 +284,7 @@ def measure(case: Case) -> list[str]:
     from triton.testing import do_bench
 
     torch.manual_seed(0)
-    args = [torch.randn(shape, dtype=case.dtype, device="cuda") for shape in case.shapes]
+    args = case.args()
     expected = case.eager(*args)
     torch.testing.assert_close(
         case.kernel(*args), expected, atol=case.tolerance, rtol=case.tolerance

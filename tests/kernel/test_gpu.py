@@ -14,8 +14,9 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from tests.kernel.op_table import ROWS, SAMPLES, rows_of
 from tests.kernel.test_lang_ops import PROGRAMS, kernel_of, places_of
-from tests.kernel.test_triton import gemm, softmax
+from tests.kernel.test_triton import FLOATS_OF_8_BITS, convert, gemm, rounded, softmax
 from turbine import errors
+from turbine.kernel.trace.types import DTYPES
 
 pytestmark = [
     pytest.mark.gpu,
@@ -151,3 +152,29 @@ def test_mistakes_have_errors() -> None:
     failing = PROGRAMS["failed assertion"]
     with pytest.raises(errors.KernelError, match="too large"):
         failing.kernel(failing.args[0].cuda())
+
+
+@pytest.mark.parametrize("name", FLOATS_OF_8_BITS)
+def test_floats_of_8_bits_are_converted_as_in_pytorch(name: str) -> None:
+    dtype = DTYPES[name].torch
+    every = torch.arange(256, dtype=torch.uint8).view(dtype)
+    floats = convert(every.cuda()).cpu()
+    torch.testing.assert_close(floats, every.float(), rtol=0, atol=0, equal_nan=True)
+    numbers = torch.cat([every.float() * 1.0625, torch.randn(500) * 10 ** torch.randn(500)])
+    wanted = numbers.to(dtype)
+    found = rounded(numbers.cuda(), torch.zeros_like(wanted).cuda()).cpu()
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_interpreter_takes_tensors_of_the_gpu(x: Tensor) -> None:
+    agrees(softmax.interpret(x[:2]), x[:2])
+    before = torch.ones(3, device="cuda")
+    scale_.interpret(before, 2.0)
+    assert before.tolist() == [2, 2, 2]
+
+
+def test_text_is_for_this_gpu(x: Tensor) -> None:
+    major, minor = torch.cuda.get_device_capability()
+    assert f".target sm_{major}{minor}" in softmax.text("ptx", x)
+    softmax(x)
+    assert "on cuda:0" in softmax.explain_recompiles()

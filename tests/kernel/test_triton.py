@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,11 +19,12 @@ from turbine.kernel.backends.triton import compilation
 from turbine.kernel.call.gpu_launcher import is_aligned
 from turbine.kernel.call.kernel import Kernel
 from turbine.kernel.inspection.gpu_text import code_for
+from turbine.kernel.trace.types import DTYPES
 
 M, N, K, BM, BN, BK = tkl.symbols("M N K BM BN BK")
 T = tkl.types.T
-# Those that take Triton's interpreter seconds: their ops are in others, or in test_properties.py.
-SLOW = {"dropout", "flash_attention", "rope", "top_k"}
+# Those that take Triton's interpreter few seconds; ops of others are in test_properties.py.
+FLOATS_OF_8_BITS = ("f8e4m3fn", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz")
 EXAMPLES = (
     "batched_gemm",
     "cumsum",
@@ -148,3 +150,46 @@ def test_without_triton_the_error_says_what_to_install(monkeypatch: pytest.Monke
 def test_tensors_of_two_devices_are_an_error() -> None:
     with pytest.raises(errors.KernelError, match="tensors on cpu and meta"):
         gemm.run({"a": torch.ones(2, 2), "b": torch.ones(2, 2, device="meta")})
+
+
+@tk.gen.kernel()
+def pick(
+    x: tkl.InputBuffer[M, N, tkl.f32],
+    place: tkl.InputBuffer[1, tkl.i64],
+    y: tkl.OutputBuffer[1, tkl.f32].filled(-1),
+) -> None:
+    tkl.store(y, (0,), tkl.load(x, (1, tkl.load(place, (0,))), check=False))
+
+
+def test_single_elements_out_of_range_are_masked_off() -> None:
+    x = torch.arange(6.0).view(2, 3)
+    for place, wanted in ((2, 5), (3, -1), (-1, -1)):
+        assert triton_interpreter().call(pick, x, torch.tensor([place])).item() == wanted
+
+
+@tk.gen.kernel(N // BN, blocks={BN: 256})
+def convert(x: tkl.InputBuffer[N, T], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
+    start = (tkl.program_id(0) * BN,)
+    tkl.store(y, start, tkl.load(x, start, (BN,)))
+
+
+@tk.gen.kernel(N // BN, blocks={BN: 256})
+def rounded(
+    x: tkl.InputBuffer[N, tkl.f32], like: tkl.InputBuffer[N, T], y: tkl.OutputBuffer[N, T]
+) -> None:
+    start = (tkl.program_id(0) * BN,)
+    tkl.store(y, start, tkl.load(x, start, (BN,)))
+
+
+@pytest.mark.parametrize("name", FLOATS_OF_8_BITS)
+def test_floats_of_8_bits_are_converted_as_in_pytorch(name: str) -> None:
+    dtype = DTYPES[name]
+    every = torch.arange(256, dtype=torch.uint8).view(dtype.torch)
+    floats = triton_interpreter().call(convert, every)
+    torch.testing.assert_close(floats, every.float(), rtol=0, atol=0, equal_nan=True)
+    edges = torch.tensor([0.0, -0.0, math.nan, math.inf, 464, 465, 61439, 61440, 248, 1e30, 1e-30])
+    halfway = torch.cat([every.float() * 1.0625, torch.nextafter(every.float(), torch.zeros(()))])
+    numbers = torch.cat([edges, -edges, halfway, torch.randn(500) * 10 ** torch.randn(500)])
+    wanted = numbers.to(dtype.torch)
+    found = triton_interpreter().call(rounded, numbers, torch.zeros_like(wanted))
+    torch.testing.assert_close(found.float(), wanted.float(), rtol=0, atol=0, equal_nan=True)

@@ -22,7 +22,7 @@ def softmax(x: tkl.InputBuffer[M, N, T], y: tkl.OutputBuffer[M, N, T]) -> None:
 # CHECK-NEXT: program = tl.program_id(0)
 # CHECK-NEXT: lane_64 = tl.arange(0, 64)
 # CHECK-NEXT: # triton_softmax.py:14
-# CHECK-NEXT: x_1 = tl.load(x + (N * program) + lane_64, mask=lane_64 < N, other=0)
+# CHECK-NEXT: x_1 = tl.load(x + (N * program) + lane_64, mask=lane_64 < N, other=0.0)
 # CHECK-NEXT: cast = x_1.to(tl.float32)
 # CHECK-NEXT: # triton_softmax.py:15
 # CHECK-NEXT: max = tl.reduce(tl.where(lane_64 < N, cast, float("-inf")), 0, larger)

@@ -1,7 +1,7 @@
 """Call a kernel on CUDA tensors: Triton code for the sizes and facts of a call, found or compiled.
 
-Note [Calls of the last kind]
-A call costs little more than its launch if it is like the one before: PyTorch's guards compare the
+Note [Calls like a recent one]
+A call costs little more than its launch if it is like a recent one: PyTorch's guards compare the
 tensors, pointers are compared in alignment, and sizes, strides and the grid are those of that call.
 """
 
@@ -208,7 +208,7 @@ def _first_record(words: Tensor, alarms: int) -> Tensor:
 
 @dataclass
 class QuickLaunch:
-    """The fast path of a call: see Note [Calls of the last kind]."""
+    """The fast path of a call: see Note [Calls like a recent one]."""
 
     launch: Launch
     names: Sequence[str]
@@ -218,8 +218,7 @@ class QuickLaunch:
         tensors = [arg for arg in self.args if isinstance(arg, Tensor)]
         guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         self._matches = guards.check
-        self._is_tensor = [isinstance(arg, Tensor) for arg in self.args]
-        self._all_tensors = all(self._is_tensor)
+        self._all_tensors = len(tensors) == len(self.args)
         self._kinds = [type(arg) for arg in self.args]
         self._misaligned = [arg.data_ptr() % ALIGNMENT != 0 for arg in tensors]
         order = {name: place for place, name in enumerate(self.names)}

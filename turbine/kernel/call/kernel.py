@@ -49,7 +49,8 @@ class Kernel(Definition):
         self.gpu = GpuLauncher()
         # Resolved calls by types and sizes of their tensors.
         self._known: dict[tuple[Any, ...], tuple[Call, Variant]] = {}
-        self._quick: tuple[QuickCall | QuickLaunch, int] | None = None
+        # Fast paths for calls like recent ones, with the number of their arguments.
+        self._quick: tuple[tuple[QuickCall | QuickLaunch, int], ...] = ()
         self._op: Any = None
         self._origin: tuple[Kernel, dict[str, int]] | None = None
 
@@ -126,7 +127,8 @@ class Kernel(Definition):
         is_new = len({*map(id, given)} - {id(None)}) == len(given)
         if given and is_repeatable and is_new:
             names = [p.name for p in self.signature.passed]
-            self._quick = QuickLaunch(launch, names, given), len(given)
+            quick = QuickLaunch(launch, names, given), len(given)
+            self._quick = (quick, *self._quick[: _MOST_QUICK - 1])
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def prepare(self, named: Mapping[str, Any]) -> tuple[Call, Variant]:
@@ -143,11 +145,15 @@ class Kernel(Definition):
         return known
 
     def repeat_call(self, args: tuple[Any, ...]) -> Any:
-        """The fast path: the result of a call like the last one; None for other calls."""
-        quick = self._quick
-        if quick is None or len(args) != quick[1] or config.get("interpret"):
+        """The fast path: the result of a call like a recent one; None for other calls."""
+        if not self._quick or config.get("interpret"):
             return None
-        return quick[0].call(args)
+        for quick, count in self._quick:
+            if len(args) == count:
+                result = quick.call(args)
+                if result is not None:
+                    return result
+        return None
 
     def _remember(
         self, variant: Variant, args: tuple[Any, ...], sizes: Mapping[Symbol, int]
@@ -162,7 +168,7 @@ class Kernel(Definition):
             inspect = variant.inspect(sizes) if variant.report.alarms else None
             quick = QuickCall(variant.call.entry, (0, 0), is_fresh=True, inspect=inspect)
             quick.remember(args)
-            self._quick = quick, len(args)
+            self._quick = ((quick, len(args)),)
 
     def _run_op(self, *args: Any) -> Any:
         """Run the kernel as PyTorch's dispatcher calls it: every argument, in order."""
@@ -286,6 +292,8 @@ def _with_blocks(kernel: Kernel, blocks: dict[str, int]) -> Kernel:
 
 # The number of resolved calls that are kept.
 _MOST_KNOWN = 4096
+# The number of fast paths that a call on a GPU tries.
+_MOST_QUICK = 4
 
 
 def _fact(value: Any) -> Any:

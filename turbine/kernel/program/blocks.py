@@ -24,50 +24,41 @@ class Block:
 class Choices:
     """The block sizes of a kind of device, by how tiles use them."""
 
-    alone: Block
-    last: Block
-    before: Block
-    either: Block
-    rows: Block  # an axis of a product
+    product: Product
+    half_product: Product  # of elements of 16 bits
+    byte_product: Product
+    alone: Block = Block(1024, "the only axis of its tiles")
+    last: Block = Block(1024, "the last axis of its tiles: long rows are read in line")
+    before: Block = Block(4, "not the last axis of its tiles")
+    either: Block = Block(64, "the last axis of some tiles, not of others")
+
+
+@dataclass(frozen=True)
+class Product:
+    """The block sizes of products."""
+
+    rows: Block
     columns: Block
     summed: Block
-    wide_summed: Block  # where operands have 32 bits or more
-    fed_rows: Block  # where the result of a product is an operand of another
-    both: Block
+    both: Block  # axes of products that feed each other
 
 
-_ALONE = Block(1024, "the only axis of its tiles")
-_LAST = Block(1024, "the last axis of its tiles: long rows are read in line")
-_BEFORE = Block(4, "not the last axis of its tiles")
-_EITHER = Block(64, "the last axis of some tiles, not of others")
-_CPU_RESULT = Block(256, "an axis of a product")
-_CPU_SUMMED = Block(256, "the contraction of a product")
-_BOTH = Block(64, "products that feed each other")
+def _product(rows: int, columns: int, summed: int, both: int) -> Product:
+    return Product(
+        Block(rows, "the rows of a product"),
+        Block(columns, "the columns of a product"),
+        Block(summed, "the contraction of a product"),
+        Block(both, "products that feed each other"),
+    )
 
+
+_OF_CPU = _product(256, 256, 256, 64)
 CHOICES = {
-    "cpu": Choices(
-        alone=_ALONE,
-        last=_LAST,
-        before=_BEFORE,
-        either=_EITHER,
-        rows=_CPU_RESULT,
-        columns=_CPU_RESULT,
-        summed=_CPU_SUMMED,
-        wide_summed=_CPU_SUMMED,
-        fed_rows=_BOTH,
-        both=_BOTH,
-    ),
+    "cpu": Choices(_OF_CPU, _OF_CPU, _OF_CPU),
     "cuda": Choices(
-        alone=_ALONE,
-        last=_LAST,
-        before=_BEFORE,
-        either=_EITHER,
-        rows=Block(128, "the rows of a product"),
-        columns=Block(256, "the columns of a product"),
-        summed=Block(64, "the contraction of a product of small elements"),
-        wide_summed=Block(32, "the contraction of a product"),
-        fed_rows=Block(128, "the rows of products that feed each other"),
-        both=_BOTH,
+        product=_product(128, 64, 32, 64),
+        half_product=_product(128, 256, 64, 128),
+        byte_product=_product(256, 128, 128, 128),
     ),
 }
 
@@ -107,24 +98,21 @@ def _of_products(program: KernelProgram, choices: Choices) -> dict[Symbol, Block
         summed |= a[-1].symbols
         rows |= {s for size in a[:-1] for s in size.symbols}
         columns |= b[-1].symbols
-    both = (rows | columns) & summed
-    if both:
-        return {
-            **dict.fromkeys(rows | columns, choices.fed_rows),
-            **dict.fromkeys(columns | summed, choices.both),
-        }
-    contraction = choices.wide_summed if _is_wide(program) else choices.summed
+    sizes = _sizes_of(program, choices)
+    if (rows | columns) & summed:
+        return dict.fromkeys(rows | columns | summed, sizes.both)
     return {
-        **dict.fromkeys(summed, contraction),
-        **dict.fromkeys(columns, choices.columns),
-        **dict.fromkeys(rows, choices.rows),
+        **dict.fromkeys(summed, sizes.summed),
+        **dict.fromkeys(columns, sizes.columns),
+        **dict.fromkeys(rows, sizes.rows),
     }
 
 
-def _is_wide(program: KernelProgram) -> bool:
-    """Whether a dot multiplies elements of 32 bits or more."""
+def _sizes_of(program: KernelProgram, choices: Choices) -> Product:
+    """The block sizes for the widest elements that a program multiplies."""
     dots = [node for node in nodes_of(program.graph) if node.target is dot]
-    return any(a.meta["type"].dtype.bits >= 32 for a, *_ in map(arguments, dots))
+    bits = max((a.meta["type"].dtype.bits for a, *_ in map(arguments, dots)), default=32)
+    return {8: choices.byte_product, 16: choices.half_product}.get(bits, choices.product)
 
 
 def _by_axis(program: KernelProgram, choices: Choices) -> dict[Symbol, Block]:

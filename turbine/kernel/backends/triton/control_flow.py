@@ -3,27 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
 
-from turbine.kernel.backends.triton.emitter import Emitter, Value, rule, union_of
+from turbine.kernel.backends.triton.emitter import Condition, Emitter, Value, rule
+from turbine.kernel.backends.triton.loop_masks import hoisted_bounds
 from turbine.kernel.lang import control_flow
 from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.trace.op import arguments
 from turbine.kernel.trace.types import TileType
+from turbine.kernel.trace.validity import Bound, Valid
 
 
 @rule(control_flow.for_op)
 def _for(emitter: Emitter, node: fx.Node) -> list[Value]:
     start, stop, step, init, body, captured = arguments(node)
-    carried = _start(emitter, init)
+    carried, hoisted = _start(emitter, init), hoisted_bounds(body)
     assert body.counter is not None
     counter = emitter.symbols[body.counter] = emitter.name(body.counter.name)
     limits = [emitter.expr(start), emitter.expr(stop)] + [str(step)] * (step != 1)
     with emitter.indented(f"for {counter} in range({', '.join(limits)}):"):
-        _iterate(emitter, body, carried, captured)
+        _iterate(emitter, body, carried, captured, hoisted)
+    for value, first, bounds in zip(carried, init, hoisted, strict=True):
+        _restore(emitter, value, first, bounds)
     return carried
+
+
+def _restore(emitter: Emitter, carried: Value, first: fx.Node, bounds: Sequence[Bound]) -> None:
+    """Give the lanes outside of bounds the values from before the loop."""
+    type = first.meta["type"]
+    conditions = _apart_from_padding(emitter, type, bounds, ())
+    if conditions:
+        whole = emitter.dense(emitter.value(first), type)
+        mask = emitter.all_of(conditions, whole.axes).text
+        emitter.emit(f"{carried.text} = tl.where({mask}, {carried.text}, {whole.text})")
+
+
+def _apart_from_padding(
+    emitter: Emitter, type: TileType, bounds: Sequence[Bound], masks: Sequence[fx.Node]
+) -> list[Condition]:
+    """The conditions for valid lanes; lanes of padding may hold anything."""
+    padding = emitter.conditions(type.shape, (), ())
+    found = emitter.conditions(type.shape, bounds, masks)
+    return [one for one in found if one not in padding]
 
 
 @rule(control_flow.while_op)
@@ -33,7 +57,7 @@ def _while(emitter: Emitter, node: fx.Node) -> list[Value]:
     goes_on = emitter.name("goes_on")
     _assign_test(emitter, goes_on, test, carried, of_test)
     with emitter.indented(f"while {goes_on}:"):
-        _iterate(emitter, body, carried, captured)
+        _iterate(emitter, body, carried, captured, [()] * len(carried))
         _assign_test(emitter, goes_on, test, carried, of_test)
     return carried
 
@@ -55,31 +79,35 @@ def _start(emitter: Emitter, init: Sequence[fx.Node]) -> list[Value]:
 
 
 def _iterate(
-    emitter: Emitter, body: Body, carried: Sequence[Value], captured: Sequence[fx.Node]
+    emitter: Emitter,
+    body: Body,
+    carried: Sequence[Value],
+    captured: Sequence[fx.Node],
+    hoisted: Sequence[Sequence[Bound]],
 ) -> None:
-    """Write the body of a loop; masked-off lanes keep what was carried."""
+    """Write the body of a loop; masked-off lanes keep what was carried, but for hoisted bounds."""
+    before = len(emitter.lines)
     results = emitter.enter(body, carried, captured)
-    rows = zip(carried, results, body.valid, output_of(body.graph), strict=True)
-    updates = [
-        (old.text, _update(emitter, old, new, valid, node.meta["type"]))
-        for old, new, valid, node in rows
-    ]
-    changed = [(name, text) for name, text in updates if name != text]
-    if not changed:
-        if not emitter.lines[-1].startswith(" ") or emitter.lines[-1].endswith(":"):
-            emitter.emit("pass")
-        return
-    emitter.emit(f"{', '.join(n for n, _ in changed)} = {', '.join(t for _, t in changed)}")
+    rows = zip(carried, results, body.valid, hoisted, output_of(body.graph), strict=True)
+    updates = []
+    for old, new, valid, later, node in rows:
+        bounds = tuple(bound for bound in valid.bounds if bound not in later)
+        text = _update(emitter, old, new, replace(valid, bounds=bounds), node.meta["type"])
+        if text != old.text:
+            updates.append((old.text, text))
+    if updates:
+        names, texts = zip(*updates, strict=True)
+        emitter.emit(f"{', '.join(names)} = {', '.join(texts)}")
+    elif len(emitter.lines) == before:
+        emitter.emit("pass")
 
 
-def _update(emitter: Emitter, old: Value, new: Value, valid: Any, type: TileType) -> str:
-    conditions = emitter.conditions(type.shape, valid.bounds, valid.masks)
-    # Padding may hold anything.
-    needed = [one for one in conditions if one not in emitter.conditions(type.shape, (), ())]
+def _update(emitter: Emitter, old: Value, new: Value, valid: Valid, type: TileType) -> str:
+    conditions = _apart_from_padding(emitter, type, valid.bounds, valid.masks)
     whole = emitter.dense(new, type)
-    if not needed:
+    if not conditions:
         return whole.text
-    mask = emitter.all_of(needed, union_of([whole])).text
+    mask = emitter.all_of(conditions, whole.axes).text
     return f"tl.where({mask}, {whole.text}, {old.text})"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import fx
 
 from turbine.algebra import Expr
+from turbine.kernel.backends.triton.casting import convert
 from turbine.kernel.backends.triton.emitter import Condition, Emitter, Value, rule, tight
 from turbine.kernel.lang import debugging, index_checks
 from turbine.kernel.program.messages import (
@@ -23,7 +24,9 @@ from turbine.kernel.program.messages import (
     Site,
 )
 from turbine.kernel.trace.op import arguments, options
-from turbine.kernel.trace.types import BOOL, I64
+from turbine.kernel.trace.types import BOOL, DTYPES, I64
+
+F64 = DTYPES["f64"]
 
 
 @rule(debugging.assert_op)
@@ -140,7 +143,8 @@ def _write_tile(emitter: Emitter, operand: fx.Node, bounds: Any, masks: Any, sta
     axes, value = emitter.axes_of(type.shape), emitter.value(operand)
     text = emitter.dense(value, type).text
     if type.dtype.kind == "float":
-        text = f"{tight(text)}.to(tl.float64).to(tl.int64, bitcast=True)"
+        wide = convert(emitter, text, type.dtype, F64)
+        text = f"{tight(wide)}.to(tl.int64, bitcast=True)"
     else:
         text = f"{tight(text)}.to(tl.int64)"
     pointer, step = start, "2"

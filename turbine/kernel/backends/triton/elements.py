@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from turbine.dtypes import Dtype
 from turbine.kernel.trace.types import tensor_of
 
@@ -23,6 +25,9 @@ TYPES = {
     "float64": "tl.float64",
     "float8_e5m2": "tl.float8e5",
     "float8_e4m3fn": "tl.float8e4nv",
+    # These are computed from their bits: see `casting`.
+    "float8_e5m2fnuz": "tl.uint8",
+    "float8_e4m3fnuz": "tl.uint8",
 }
 # The types of arguments in a signature.
 ARGUMENT_TYPES = {
@@ -41,6 +46,8 @@ ARGUMENT_TYPES = {
     "float64": "fp64",
     "float8_e5m2": "fp8e5",
     "float8_e4m3fn": "fp8e4nv",
+    "float8_e5m2fnuz": "u8",
+    "float8_e4m3fnuz": "u8",
 }
 
 
@@ -50,11 +57,23 @@ def is_small(dtype: Dtype) -> bool:
 
 
 def literal(number: bool | int | float, dtype: Dtype) -> str:
-    """A number of a dtype as text; an operand of an op on tiles of that dtype."""
+    """A number of a dtype as an operand of an op on tiles of that dtype."""
+    text = _text(number, dtype)
+    # Triton rounds other literals to f32.
+    return f"tl.full([], {text}, tl.float64)" if dtype.name == "float64" else text
+
+
+def element(number: bool | int | float, dtype: Dtype) -> str:
+    """A number as an element of a tile: its bits, where a dtype is computed from them."""
+    if dtype.kind == "float" and TYPES[dtype.name] == "tl.uint8":
+        return str(int(tensor_of(number, dtype).view(torch.uint8)))
+    return _text(number, dtype)
+
+
+def _text(number: bool | int | float, dtype: Dtype) -> str:
     if dtype.kind == "float":
         rounded = float(tensor_of(number, dtype).double())
-        text = repr(rounded) if math.isfinite(rounded) else f'float("{rounded}")'
-        return text if dtype.bits < 64 else f"tl.full([], {text}, tl.float64)"
+        return repr(rounded) if math.isfinite(rounded) else f'float("{rounded}")'
     if dtype.kind == "bool":
         return str(bool(number))
     return str(int(number) % 2**dtype.bits if dtype.kind == "uint" else int(number))

@@ -296,14 +296,17 @@ class Emitter:
 
     def scalar(self, value: Value) -> str:
         """A constant as a scalar of its dtype."""
-        return f"tl.full([], {_plain(value)}, {self.type(value.dtype)})"
+        assert value.number is not None
+        number = elements.element(value.number, value.dtype)
+        return f"tl.full([], {number}, {self.type(value.dtype)})"
 
     def dense(self, value: Value, type: TileType, axes: Sequence[int] | None = None) -> Value:
         """A tile as a tensor with all its axes, or with the given ones."""
         wanted = self.axes_of(type.shape) if axes is None else tuple(axes)
         shape = self.counts(type.shape, wanted)
         if value.number is not None:
-            text = f"tl.full({shape}, {_plain(value)}, {self.type(value.dtype)})"
+            number = elements.element(value.number, value.dtype)
+            text = f"tl.full({shape}, {number}, {self.type(value.dtype)})"
             return Value(text, wanted, value.dtype, zero_unless=value.zero_unless)
         text = self.operand(value, wanted)
         if value.axes != wanted:
@@ -339,7 +342,8 @@ class Emitter:
         for mask in masks:
             value, sizes = self.value(mask), mask.meta["type"].shape
             # A mask counts along the axes of its type, also where its elements are all the same.
-            if value.number is not True and any(sizes[axis].number != 1 for axis in wanted):
+            counts = along is None or any(sizes[axis].number != 1 for axis in wanted)
+            if counts and value.number is not True:
                 found.append(Condition(value.axes, self.operand(value, value.axes)))
         return list(dict.fromkeys(found))
 
@@ -457,25 +461,13 @@ def power_of_two(count: int) -> int:
 
 def tight(text: str) -> str:
     """An expression that an index, a call or another operator may follow."""
-    is_atom = text.replace(".", "_").isidentifier() or text.isdigit() or _is_call(text)
-    return text if is_atom else f"({text})"
-
-
-def _is_call(text: str) -> bool:
-    """Whether a text is one call or one pair of brackets."""
-    name, bracket, _ = text.partition("(")
-    if (
-        not bracket
-        or not text.endswith(")")
-        or not (name == "" or name.replace(".", "_").isidentifier())
-    ):
-        return False
     depth = 0
-    for place, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0 and letter == ")":
-            return place == len(text) - 1
-    return False
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        is_plain = letter.isalnum() or letter in "_.()[]"
+        if not depth and not is_plain:
+            return f"({text})"
+    return text
 
 
 def _union(axes: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -490,17 +482,6 @@ def union_of(values: Sequence[Value]) -> tuple[int, ...]:
 def _largest_of(bounds: Sequence[int | None]) -> int | None:
     known = [bound for bound in bounds if bound is not None]
     return max(known) if known and len(known) == len(bounds) else None
-
-
-def _plain(value: Value) -> str:
-    """The number of a constant, without its dtype."""
-    assert value.number is not None
-    text = elements.literal(value.number, value.dtype)
-    return (
-        text.removeprefix("tl.full([], ").removesuffix(", tl.float64)")
-        if "tl.full" in text
-        else text
-    )
 
 
 FLOOR_DIVIDE = """\

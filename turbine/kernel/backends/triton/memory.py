@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import fx
 
 from turbine.algebra import ZERO, Expr
+from turbine.kernel.backends.triton import elements
 from turbine.kernel.backends.triton.emitter import (
     Condition,
     Emitter,
@@ -48,7 +49,7 @@ def load(
     if not conditions:
         return emitter.assign(source.name, Value(f"tl.load({pointer})", axes, source.dtype))
     mask = emitter.all_of(conditions, axes).text
-    text = f"tl.load({pointer}, mask={mask}, other=0)"
+    text = f"tl.load({pointer}, mask={mask}, other={elements.element(0, source.dtype)})"
     zero = frozenset(conditions)
     return emitter.assign(source.name, Value(text, axes, source.dtype, zero_unless=zero))
 

@@ -15,11 +15,12 @@ from torch import fx
 
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.triton import elements
-from turbine.kernel.backends.triton.emitter import Emitter, Value, rule, tight
+from turbine.kernel.backends.triton.casting import convert
+from turbine.kernel.backends.triton.emitter import Emitter, Value, rule
 from turbine.kernel.backends.triton.reductions import fill
 from turbine.kernel.lang import ordering
 from turbine.kernel.trace.op import arguments, options
-from turbine.kernel.trace.types import DTYPES, I64
+from turbine.kernel.trace.types import DTYPES, F32, I64
 
 I32 = DTYPES["i32"]
 # Bits of the index in a sorted number.
@@ -175,7 +176,7 @@ def _small_key(emitter: Emitter, row: str, dtype: Dtype) -> str:
     """Keys of 32 bits, as 64-bit integers that are not negative."""
     if dtype.kind == "float":
         function = emitter.call("sort_key_of_floats", _KEY_OF_FLOATS)
-        return f"{function}({row if dtype.bits == 32 else f'{tight(row)}.to(tl.float32)'})"
+        return f"{function}({convert(emitter, row, dtype, F32)})"
     wide = f"{row}.to(tl.int64)"
     return f"{wide} - ({elements.smallest(dtype)})" if dtype.kind == "int" else wide
 

@@ -9,6 +9,7 @@ from torch import fx
 from turbine.algebra import Expr
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.triton import elements
+from turbine.kernel.backends.triton.casting import convert
 from turbine.kernel.backends.triton.emitter import (
     FLOOR_DIVIDE,
     RULES,
@@ -19,7 +20,7 @@ from turbine.kernel.backends.triton.emitter import (
     tight,
     union_of,
 )
-from turbine.kernel.lang import arithmetic, casting, constants, creation, functions
+from turbine.kernel.lang import arithmetic, constants, creation, functions
 from turbine.kernel.trace.op import Op, arguments
 from turbine.kernel.trace.types import F32, I64
 
@@ -46,8 +47,7 @@ def _from_index(emitter: Emitter, node: fx.Node) -> Value:
     value = Value(emitter.expr(expr), (), dtype, most=emitter.magnitude(expr))
     if value.is_narrow:
         return emitter.assign("index", value)
-    text = f"tl.cast({value.text}, {emitter.type(dtype)})"
-    return emitter.assign("index", Value(text, (), dtype))
+    return emitter.assign("index", Value(_cast(emitter, value.text, dtype), (), dtype))
 
 
 @rule(creation.arange)
@@ -62,7 +62,7 @@ def _arange(emitter: Emitter, node: fx.Node) -> Value:
         text = f"{emitter.factor(start)} + {text}"
     value = Value(text, (0,), dtype, most=most)
     if not value.is_narrow:
-        value = Value(f"{tight(text)}.to({emitter.type(dtype)})", (0,), dtype)
+        value = Value(_cast(emitter, text, dtype), (0,), dtype)
     return emitter.assign("arange", value) if value.text != emitter.lane(size) else value
 
 
@@ -70,8 +70,14 @@ def _from_expr(emitter: Emitter, expr: Expr, dtype: Dtype, most: int | None) -> 
     number = emitter.facts.simplify(expr).number
     if number is not None:
         return Value(elements.literal(number, dtype), (), dtype, number, abs(number))
-    text = f"tl.cast({emitter.expr(expr)}, {emitter.type(dtype)})"
-    return emitter.assign("arange", Value(text, (), dtype))
+    return emitter.assign("arange", Value(_cast(emitter, emitter.expr(expr), dtype), (), dtype))
+
+
+def _cast(emitter: Emitter, text: str, dtype: Dtype) -> str:
+    """An integer in a dtype."""
+    if dtype.kind == "float" and dtype.bits == 8:
+        return convert(emitter, f"tl.cast({text}, tl.float32)", F32, dtype)
+    return f"tl.cast({text}, {emitter.type(dtype)})"
 
 
 # Elementwise ops
@@ -107,7 +113,7 @@ def _extreme(name: str, of_bools: str) -> Form:
 def _comparison(symbol: str) -> Form:
     def form(emitter: Emitter, dtype: Dtype, operands: Sequence[str]) -> str:
         if dtype.kind == "bool":
-            operands = [f"{tight(one)}.to(tl.int8)" for one in operands]
+            operands = [f"tl.cast({one}, tl.int8)" for one in operands]
         return _operator(symbol)(emitter, dtype, operands)
 
     return form
@@ -269,10 +275,10 @@ def _pointwise(emitter: Emitter, node: fx.Node) -> Value:
     is_exact = not result.is_narrow and not is_compared
     texts = _operands(emitter, values, axes, is_exact)
     if elements.is_small(dtype):
-        values_in = [_widen(text, value) for text, value in zip(texts, values, strict=True)]
-        text = _FORMS[op](emitter, F32, values_in)
+        wide = [_widen(emitter, one, value) for one, value in zip(texts, values, strict=True)]
+        text = _FORMS[op](emitter, F32, wide)
         if type.dtype.kind == "float":
-            text = round_to(emitter, text, type.dtype)
+            text = convert(emitter, text, F32, type.dtype)
     else:
         text = _FORMS[op](emitter, dtype, texts)
     return emitter.assign(op.name, Value(text, axes, type.dtype, most=most))
@@ -288,11 +294,11 @@ def _operands(
     return texts
 
 
-def _widen(text: str, value: Value) -> str:
+def _widen(emitter: Emitter, text: str, value: Value) -> str:
     """An operand of a small float dtype in f32."""
     if value.number is not None and not text.startswith("tl.full"):
         return text
-    return f"{tight(text)}.to(tl.float32)"
+    return convert(emitter, text, value.dtype, F32)
 
 
 for _op in _FORMS:
@@ -317,44 +323,3 @@ def _where(emitter: Emitter, node: fx.Node) -> Value:
         ]
     text = f"tl.where({chosen}, {texts[0]}, {texts[1]})"
     return emitter.assign("where", Value(text, axes, x.dtype, most=most))
-
-
-# Conversions
-
-
-@rule(casting.to_dtype)
-def _to_dtype(emitter: Emitter, node: fx.Node) -> Value:
-    operand, dtype = arguments(node)
-    value = emitter.value(operand)
-    if value.number is not None:
-        value = Value(emitter.scalar(value), (), value.dtype)
-    text = cast(emitter, value, dtype)
-    if value.is_narrow and dtype.name == "int32":
-        text = value.text
-    most = value.most if dtype == I64 else None
-    zero = value.zero_unless
-    return emitter.assign("cast", Value(text, value.axes, dtype, most=most, zero_unless=zero))
-
-
-def cast(emitter: Emitter, value: Value, dtype: Dtype) -> str:
-    """A tile in another dtype."""
-    text = tight(value.text)
-    if dtype.kind == "bool":
-        return f"{text} != 0"
-    if dtype.kind == "float":
-        return round_to(emitter, text, dtype, value.dtype)
-    return f"{text}.to({emitter.type(dtype)})"
-
-
-def round_to(emitter: Emitter, text: str, dtype: Dtype, of: Dtype = F32) -> str:
-    """A float, in f32 unless `of` says otherwise, rounded to another dtype."""
-    return f"{tight(text)}.to({emitter.type(dtype)})"
-
-
-@rule(casting.bitcast)
-def _bitcast(emitter: Emitter, node: fx.Node) -> Value:
-    operand, dtype = arguments(node)
-    value = emitter.value(operand)
-    text = emitter.scalar(value) if value.number is not None else emitter.operand(value, value.axes)
-    text = f"{tight(text)}.to({emitter.type(dtype)}, bitcast=True)"
-    return emitter.assign("bitcast", Value(text, value.axes, dtype))

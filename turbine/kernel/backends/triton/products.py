@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 from torch import fx
 
 from turbine.dtypes import Dtype
+from turbine.kernel.backends.triton.casting import convert, converted
 from turbine.kernel.backends.triton.emitter import Emitter, Value, rule
 from turbine.kernel.backends.triton.reductions import fill
 from turbine.kernel.lang import products
 from turbine.kernel.trace.op import arguments, options
-from turbine.kernel.trace.types import TileType
+from turbine.kernel.trace.types import DTYPES, F32, TileType
 
 # Products in memory at once, where there is no instruction for a dot.
 _MOST_PRODUCTS = 1 << 20
@@ -25,11 +27,14 @@ def _dot(emitter: Emitter, node: fx.Node) -> Value:
     sides = zip((left, right), given["bounds"], given["masks"], (-1, -2), strict=True)
     a, b = (_without_masked(emitter, *side) for side in sides)
     acc, axes = emitter.value(start), emitter.axes_of(type.shape)
+    wide = acc.dtype if acc.dtype.bits == 64 else products.accumulator_dtype(a.dtype)
     batch = [axis for axis in axes if axis < type.rank - 2]
     is_matrix = all(len(one.axes) == len(batch) + 2 for one in (a, b))
-    if is_matrix and len(batch) <= 1 and _has_instruction(a.dtype):
-        return _instruction(emitter, node, a, b, acc)
-    return _sum_of_products(emitter, node, a, b, acc)
+    write = _sum_of_products
+    if is_matrix and len(batch) <= 1 and (wide.kind == "float" or a.dtype.name == "int8"):
+        write = _instruction
+    text = write(emitter, node, a, b, acc, wide)
+    return emitter.assign("dot", Value(convert(emitter, text, wide, acc.dtype), axes, acc.dtype))
 
 
 def _without_masked(
@@ -41,40 +46,45 @@ def _without_masked(
     return fill(emitter, emitter.value(operand), type, conditions, 0, emitter.axes_of(type.shape))
 
 
-def _has_instruction(dtype: Dtype) -> bool:
-    return dtype.kind == "float" or dtype.name == "int8"
-
-
-def _instruction(emitter: Emitter, node: fx.Node, a: Value, b: Value, acc: Value) -> Value:
+def _instruction(
+    emitter: Emitter, node: fx.Node, a: Value, b: Value, acc: Value, wide: Dtype
+) -> str:
+    """A dot that the GPU has an instruction for, or that Triton makes of multiply-adds."""
     type: TileType = node.meta["type"]
-    axes, texts = emitter.axes_of(type.shape), [_named(emitter, one).text for one in (a, b)]
-    wide = products.accumulator_dtype(a.dtype)
-    is_empty = acc.number == 0
-    is_added = not is_empty and acc.dtype == wide
-    parts = texts
+    dtype = wide if wide.bits == 64 else _COMPUTED_IN.get(a.dtype.name, a.dtype)
+    parts = [_named(emitter, converted(emitter, one, dtype)).text for one in (a, b)]
+    is_added = acc.number != 0 and acc.dtype == wide
     if is_added:
-        parts = [*parts, emitter.dense(acc, type).text]
-    if a.dtype.name == "float32":
-        parts = [*parts, 'input_precision="ieee"']
-    out = {"float64": "tl.float64", "int32": "tl.int32"}.get(wide.name)
-    if out is not None:
-        parts = [*parts, f"out_dtype={out}"]
+        parts.append(emitter.dense(acc, type).text)
+    if dtype == F32:
+        parts.append('input_precision="ieee"')
+    if wide != F32:
+        parts.append(f"out_dtype={emitter.type(wide)}")
     text = f"tl.dot({', '.join(parts)})"
-    if not is_empty and not is_added:
-        text = f"{text} + {emitter.operand(acc, axes)}.to({emitter.type(wide)})"
-    if acc.dtype != wide:
-        text = f"({text}).to({emitter.type(acc.dtype)})"
-    return emitter.assign("dot", Value(text, axes, acc.dtype))
+    if acc.number == 0 or is_added:
+        return text
+    return f"{text} + {_in(emitter, acc, wide, emitter.axes_of(type.shape))}"
 
 
-def _sum_of_products(emitter: Emitter, node: fx.Node, a: Value, b: Value, acc: Value) -> Value:
+# Floats that no instruction multiplies, and others that have all their numbers.
+_COMPUTED_IN = dict.fromkeys(("float8_e4m3fnuz", "float8_e5m2fnuz"), DTYPES["f16"])
+
+
+def _in(emitter: Emitter, value: Value, dtype: Dtype, axes: Sequence[int]) -> str:
+    """A tile in a dtype, with some axes."""
+    return emitter.operand(converted(emitter, value, dtype), axes)
+
+
+def _sum_of_products(
+    emitter: Emitter, node: fx.Node, a: Value, b: Value, acc: Value, wide: Dtype
+) -> str:
     """A dot for which there is no instruction: all products at once, and their sums."""
     left, right, _ = arguments(node)
     rank, axes = node.meta["type"].rank, emitter.axes_of(node.meta["type"].shape)
     # Axes: batch axes, rows, contraction, columns.
-    a_axes, b_axes = a.axes, tuple(axis if axis < rank - 2 else axis + 1 for axis in b.axes)
-    among = tuple(sorted({*a_axes, *b_axes}))
-    sizes = {**dict(zip(a_axes, _sizes(emitter, left, a), strict=True))}
+    b_axes = tuple(axis if axis < rank - 2 else axis + 1 for axis in b.axes)
+    among = tuple(sorted({*a.axes, *b_axes}))
+    sizes = dict(zip(a.axes, _sizes(emitter, left, a), strict=True))
     sizes |= dict(zip(b_axes, _sizes(emitter, right, b), strict=True))
     if prod(sizes.values()) > _MOST_PRODUCTS:
         raise emitter.error(
@@ -82,25 +92,15 @@ def _sum_of_products(emitter: Emitter, node: fx.Node, a: Value, b: Value, acc: V
             "large for one of products",
             "use smaller blocks",
         )
-    wide = products.accumulator_dtype(left.meta["type"].dtype)
-    to = emitter.type(wide)
-    texts = [
-        f"{emitter.placed(_named(emitter, value).text, own, among)}.to({to})"
-        for value, own in ((a, a_axes), (b, b_axes))
-    ]
-    text = " * ".join(texts)
+    factors = [_named(emitter, converted(emitter, one, wide)).text for one in (a, b)]
+    pairs = zip(factors, (a.axes, b_axes), strict=True)
+    text = " * ".join(emitter.placed(factor, own, among) for factor, own in pairs)
     if rank - 1 in among:
         text = f"tl.sum({text}, {among.index(rank - 1)})"
-    if acc.number != 0:
-        text = f"{text} + {emitter.operand(acc, axes)}"
-    if acc.dtype != wide:
-        text = f"({text}).to({emitter.type(acc.dtype)})"
-    return emitter.assign("dot", Value(text, axes, acc.dtype))
+    return text if acc.number == 0 else f"{text} + {_in(emitter, acc, wide, axes)}"
 
 
 def _named(emitter: Emitter, value: Value) -> Value:
-    if value.number is not None:
-        return Value(emitter.scalar(value), (), value.dtype)
     return value if value.text.isidentifier() else emitter.assign("operand", value)
 
 

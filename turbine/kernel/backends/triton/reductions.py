@@ -8,7 +8,8 @@ from torch import fx
 
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.triton import elements
-from turbine.kernel.backends.triton.emitter import Condition, Emitter, Value, rule, tight
+from turbine.kernel.backends.triton.casting import convert, converted
+from turbine.kernel.backends.triton.emitter import Condition, Emitter, Value, rule
 from turbine.kernel.lang import reductions
 from turbine.kernel.trace.op import Op, arguments, options
 from turbine.kernel.trace.types import DTYPES, F32, I64, TileType
@@ -83,13 +84,7 @@ def rows_of(
     conditions = emitter.conditions(type.shape, given["bounds"], given["masks"], axes)
     value = emitter.value(operand)
     if value.dtype != dtype:
-        text = emitter.scalar(value) if value.number is not None else value.text
-        value = Value(
-            f"{tight(text)}.to({emitter.type(dtype)})",
-            value.axes,
-            dtype,
-            zero_unless=value.zero_unless,
-        )
+        value = converted(emitter, value, dtype)
     return fill(emitter, value, type.of(dtype), conditions, neutral(name, dtype), along), along
 
 
@@ -138,12 +133,7 @@ def _reduce(emitter: Emitter, node: fx.Node) -> Value:
     if helper is not None and along:
         emitter.call(*helper)
     text, axes = reduce_rows(emitter, rows, along, call, node)
-    if wide != dtype:
-        text = (
-            f"{tight(text)} != 0"
-            if dtype.kind == "bool"
-            else f"{tight(text)}.to({emitter.type(dtype)})"
-        )
+    text = convert(emitter, text, wide, dtype)
     return emitter.assign(op.name, Value(text, axes, dtype))
 
 

@@ -1,6 +1,7 @@
 """All rules of the GPU backend."""
 
 from turbine.kernel.backends.triton import atomics as atomics
+from turbine.kernel.backends.triton import casting as casting
 from turbine.kernel.backends.triton import control_flow as control_flow
 from turbine.kernel.backends.triton import debugging as debugging
 from turbine.kernel.backends.triton import memory as memory

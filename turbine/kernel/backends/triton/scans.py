@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from torch import fx
 
-from turbine.dtypes import Dtype
 from turbine.kernel.backends.triton import elements
-from turbine.kernel.backends.triton.emitter import Condition, Emitter, Value, rule, tight
+from turbine.kernel.backends.triton.casting import convert, converted
+from turbine.kernel.backends.triton.emitter import Condition, Emitter, Value, rule
 from turbine.kernel.backends.triton.reductions import (
     LARGER,
     PRODUCT,
@@ -51,18 +51,8 @@ def _scan(emitter: Emitter, node: fx.Node) -> Value:
     value = converted(emitter, value, wide)
     rows = fill(emitter, value, type.of(wide), conditions, neutral(name, wide), [axis])
     text = call.format(rows.text, rows.axes.index(axis), bool(reverse))
-    if wide != dtype:
-        text = f"{text} != 0" if dtype.kind == "bool" else f"{text}.to({emitter.type(dtype)})"
+    text = convert(emitter, text, wide, dtype)
     return emitter.assign(op.name, Value(text, rows.axes, dtype))
-
-
-def converted(emitter: Emitter, value: Value, dtype: Dtype) -> Value:
-    """A tile in another dtype, and a constant as a scalar."""
-    if value.number is not None:
-        value = Value(emitter.scalar(value), (), value.dtype)
-    if value.dtype == dtype:
-        return value
-    return Value(f"{tight(value.text)}.to({emitter.type(dtype)})", value.axes, dtype)
 
 
 @rule(scans.scan_op)

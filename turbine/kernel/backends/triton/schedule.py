@@ -18,11 +18,12 @@ from turbine.kernel.trace.op import arguments
 from turbine.kernel.trace.types import TileType
 
 # Elements that a warp computes: more would not fit its registers, fewer leave it idle.
-_ELEMENTS_OF_WARP = 256
-_MOST_WARPS = 16
+_ELEMENTS_OF_WARP = 512
+_MOST_WARPS = 32
 # Elements of a product's result from which on 8 warps share it.
 _LARGE_PRODUCT = 128 * 128
 _MOST_STAGES = 4
+_STAGES_OF_SEVERAL = 3  # where products feed each other
 # Bytes of shared memory that a program of an H100 has, beside those that Triton needs itself.
 SHARED_BYTES = 227 << 10
 
@@ -54,9 +55,14 @@ def choose_schedule(
     if products:
         largest = max(count(node.meta["type"]) for node in products)
         read = {load for node in products for load in _loads(node)}
-        stage = sum(count(n.meta["type"]) * n.meta["type"].dtype.itemsize for n in read)
-        stages = shared_bytes // stage if stage else 1
-        return Schedule(8 if largest >= _LARGE_PRODUCT else 4, min(max(stages, 1), _MOST_STAGES))
+        bytes_of: dict[fx.Graph, int] = {}  # bytes that an iteration of each loop reads
+        for load in read:
+            size = count(load.meta["type"]) * load.meta["type"].dtype.itemsize
+            bytes_of[load.graph] = bytes_of.get(load.graph, 0) + size
+        stage = max(bytes_of.values(), default=0)
+        most = _MOST_STAGES if len(products) == 1 else _STAGES_OF_SEVERAL
+        stages = min(max(shared_bytes // stage, 1), most) if stage else 1
+        return Schedule(8 if largest >= _LARGE_PRODUCT else 4, stages)
     types = [node.meta.get("type") for node in nodes]
     largest = max((count(type) for type in types if isinstance(type, TileType)), default=1)
     return Schedule(power_of_two(min(max(largest // _ELEMENTS_OF_WARP, 1), _MOST_WARPS)), 3)

@@ -9,10 +9,11 @@ from math import prod
 from torch import fx
 
 from turbine.algebra import ZERO, Expr
+from turbine.kernel.backends.triton.casting import convert
 from turbine.kernel.backends.triton.emitter import Emitter, Value, rule, tight
 from turbine.kernel.lang import memory, shapes
 from turbine.kernel.trace.op import arguments, options
-from turbine.kernel.trace.types import BOOL
+from turbine.kernel.trace.types import BOOL, F32
 
 
 @rule(shapes.expand_dims)
@@ -123,8 +124,9 @@ def _one_lane(emitter: Emitter, value: Value, is_wanted: str, place: int) -> str
     if value.dtype.kind == "bool":
         return f"tl.sum(tl.where({is_wanted}, {tight(text)}.to(tl.int32), 0), {place}) != 0"
     if value.dtype.kind == "float" and value.dtype.bits < 32:
-        total = f"tl.sum(tl.where({is_wanted}, {tight(text)}.to(tl.float32), 0.0), {place})"
-        return f"{total}.to({emitter.type(value.dtype)})"
+        wide = convert(emitter, text, value.dtype, F32)
+        total = f"tl.sum(tl.where({is_wanted}, {wide}, 0.0), {place})"
+        return convert(emitter, total, F32, value.dtype)
     return f"tl.sum(tl.where({is_wanted}, {text}, 0), {place}).to({emitter.type(value.dtype)})"
 
 
