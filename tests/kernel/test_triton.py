@@ -193,3 +193,22 @@ def test_floats_of_8_bits_are_converted_as_in_pytorch(name: str) -> None:
     wanted = numbers.to(dtype.torch)
     found = triton_interpreter().call(rounded, numbers, torch.zeros_like(wanted))
     torch.testing.assert_close(found.float(), wanted.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@tk.gen.kernel(N)
+def far_apart(x: tkl.InputBuffer[N, tkl.i64], y: tkl.OutputBuffer[N, tkl.i64]) -> None:
+    i = tkl.program_id(0)
+    tkl.store(y, (i,), tkl.load(x, (i,)) + i * 5_000_000_000)
+
+
+@tk.gen.kernel(5)
+def outside(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[5, tkl.f32]) -> None:
+    i = tkl.program_id(0)
+    tkl.store(y, (i,), tkl.load(x, (i * 2**30,), (1,), other=-1)[0])
+
+
+def test_indices_beyond_32_bits() -> None:
+    found = triton_interpreter().call(far_apart, torch.arange(3))
+    assert found.tolist() == [0, 5_000_000_001, 10_000_000_002]
+    found = triton_interpreter().call(outside, torch.ones(8))
+    assert found.tolist() == [1, -1, -1, -1, -1]

@@ -324,13 +324,14 @@ def layout_of(
         for name, value in args.items()
         if isinstance(value, Tensor) and not value.is_contiguous()
     )
-    spans = [
-        prod(size.evaluate(sizes) for size in p.type.shape)
-        for p in program.parameters
-        if isinstance(p.type, BufferType)
-    ]
+    programs = prod(count.evaluate(sizes) for count in program.grid)
+    spans = [module.largest_offset(program, sizes)]
+    for parameter in program.parameters:
+        if isinstance(parameter.type, BufferType):
+            count = prod(size.evaluate(sizes) for size in parameter.type.shape)
+            spans.append(count * (programs if parameter.type.usage == "temporary" else 1))
     spans += [_span(value) for value in args.values() if isinstance(value, Tensor)]
-    is_wide = max(spans, default=0) >= _LARGE or max(sizes.values(), default=0) >= SMALL
+    is_wide = max(spans) >= _LARGE or max(sizes.values(), default=0) >= SMALL
     return Layout(module.padded_sizes(program, facts, sizes), is_wide, strided)
 
 

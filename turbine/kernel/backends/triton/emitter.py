@@ -201,35 +201,39 @@ class Emitter:
 
     # Expressions
 
-    def expr(self, expr: Expr) -> str:
-        """An integer expression as a scalar."""
+    def expr(self, expr: Expr, *, is_wide: bool = False) -> str:
+        """An integer expression as a scalar; `is_wide` computes it in 64 bits."""
         text = ""
         for monomial, factor in self.facts.simplify(expr).terms:
-            parts = [self._atom(atom) for atom in monomial]
+            parts = [self._atom(atom, is_wide) for atom in monomial]
             shown = [str(abs(factor))] if abs(factor) != 1 or not parts else []
             sign = (" - " if text else "-") if factor < 0 else (" + " if text else "")
             text += sign + " * ".join([*parts, *shown])
         return text or "0"
 
-    def factor(self, expr: Expr) -> str:
+    def factor(self, expr: Expr, *, is_wide: bool = False) -> str:
         """An expression as an operand."""
-        return tight(self.expr(expr))
+        return tight(self.expr(expr, is_wide=is_wide))
 
-    def _atom(self, atom: Atom) -> str:
+    def _atom(self, atom: Atom, is_wide: bool) -> str:
         if isinstance(atom, Symbol):
-            return self._symbol(atom)
+            text = self._symbol(atom)
+            return f"tl.cast({text}, tl.int64)" if is_wide else text
         if isinstance(atom, Extreme):
             name = {"min": "tl.minimum", "max": "tl.maximum"}[atom.name]
-            return f"{name}({self.expr(atom.one)}, {self.expr(atom.other)})"
-        return self._quotient(atom)
+            one, other = (self.expr(e, is_wide=is_wide) for e in (atom.one, atom.other))
+            return f"{name}({one}, {other})"
+        return self._quotient(atom, is_wide)
 
-    def _quotient(self, atom: Quotient) -> str:
-        below = self.expr(atom.below)
+    def _quotient(self, atom: Quotient, is_wide: bool) -> str:
+        below = self.expr(atom.below, is_wide=is_wide)
         if atom.counts_blocks:
-            return f"tl.cdiv({self.expr(atom.above - atom.below + 1)}, {below})"
+            above = self.expr(atom.above - atom.below + 1, is_wide=is_wide)
+            return f"tl.cdiv({above}, {below})"
+        above = self.expr(atom.above, is_wide=is_wide)
         if is_never_negative(atom.above, self.facts.ranges):
-            return f"({self.factor(atom.above)} // {self.factor(atom.below)})"
-        return f"{self.floor_divide()}({self.expr(atom.above)}, {below})"
+            return f"({tight(above)} // {tight(below)})"
+        return f"{self.floor_divide()}({above}, {below})"
 
     def floor_divide(self) -> str:
         """The function that divides integers and rounds down."""
@@ -244,28 +248,7 @@ class Emitter:
 
     def magnitude(self, expr: Expr) -> int | None:
         """A number that the expression's magnitude does not exceed, if one is known."""
-        total = 0
-        for monomial, factor in self.facts.simplify(expr).terms:
-            product = abs(factor)
-            for atom in monomial:
-                most = self._magnitude(atom)
-                if most is None:
-                    return None
-                product *= most
-            total += product
-        return total
-
-    def _magnitude(self, atom: Atom) -> int | None:
-        if isinstance(atom, Symbol):
-            if atom.kind == "size":
-                return None if self.is_wide else SMALL
-            within = self.facts.ranges.get(atom)
-            ends = [] if within is None else [within.first, within.last]
-            return _largest_of([self.magnitude(end) for end in ends])
-        if isinstance(atom, Extreme):
-            return _largest_of([self.magnitude(atom.one), self.magnitude(atom.other)])
-        above, by = self.magnitude(atom.above), self.facts.simplify(atom.below).number
-        return above if above is None or by is None else above // by + 1
+        return magnitude(expr, self.facts, None if self.is_wide else SMALL)
 
     # Values
 
@@ -477,6 +460,33 @@ def _union(axes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 def union_of(values: Sequence[Value]) -> tuple[int, ...]:
     """The axes that any of some tiles has."""
     return _union([value.axes for value in values])
+
+
+def magnitude(expr: Expr, facts: Facts, size: int | None) -> int | None:
+    """A number that an expression's magnitude does not exceed; `size` is one for all sizes."""
+    total = 0
+    for monomial, factor in facts.simplify(expr).terms:
+        product = abs(factor)
+        for atom in monomial:
+            most = _magnitude_of(atom, facts, size)
+            if most is None:
+                return None
+            product *= most
+        total += product
+    return total
+
+
+def _magnitude_of(atom: Atom, facts: Facts, size: int | None) -> int | None:
+    if isinstance(atom, Symbol):
+        if atom.kind == "size":
+            return size
+        within = facts.ranges.get(atom)
+        ends = [] if within is None else [within.first, within.last]
+        return _largest_of([magnitude(end, facts, size) for end in ends])
+    if isinstance(atom, Extreme):
+        return _largest_of([magnitude(one, facts, size) for one in (atom.one, atom.other)])
+    above, by = magnitude(atom.above, facts, size), facts.simplify(atom.below).number
+    return above if above is None or by is None else above // by + 1
 
 
 def _largest_of(bounds: Sequence[int | None]) -> int | None:

@@ -12,7 +12,14 @@ from turbine.algebra import ONE, Expr, Symbol, symbol
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.triton import rules as rules
 from turbine.kernel.backends.triton.elements import ARGUMENT_TYPES, TYPES
-from turbine.kernel.backends.triton.emitter import Emitter, Source, Value, dot_sizes, power_of_two
+from turbine.kernel.backends.triton.emitter import (
+    Emitter,
+    Source,
+    Value,
+    dot_sizes,
+    magnitude,
+    power_of_two,
+)
 from turbine.kernel.backends.triton.schedule import (
     SHARED_BYTES,
     Schedule,
@@ -73,6 +80,16 @@ def tile_sizes(program: KernelProgram, facts: Facts) -> list[Expr]:
     ]
     sizes = [facts.simplify(s) for type in types if isinstance(type, TileType) for s in type.shape]
     return [size for size in dict.fromkeys(sizes) if size.number is None]
+
+
+def largest_offset(program: KernelProgram, sizes: Mapping[Symbol, int]) -> int:
+    """The largest magnitude of the places where blocks of a call start, as far as it is known."""
+    facts = Facts(sizes, {}, program.ranges)
+    found = [0]
+    for node in nodes_of(program.graph):
+        if node.target in (memory.load, memory.store, atomics.atomic_block):
+            found += [magnitude(expr, facts, None) or 0 for expr in node.args[1]]  # type: ignore[arg-type, union-attr]
+    return max(found)
 
 
 def padded_sizes(

@@ -47,7 +47,8 @@ def _from_index(emitter: Emitter, node: fx.Node) -> Value:
     value = Value(emitter.expr(expr), (), dtype, most=emitter.magnitude(expr))
     if value.is_narrow:
         return emitter.assign("index", value)
-    return emitter.assign("index", Value(_cast(emitter, value.text, dtype), (), dtype))
+    text = _cast(emitter, emitter.expr(expr, is_wide=True), dtype)
+    return emitter.assign("index", Value(text, (), dtype))
 
 
 @rule(creation.arange)
@@ -58,9 +59,11 @@ def _arange(emitter: Emitter, node: fx.Node) -> Value:
     if emitter.is_unit(size):
         return _from_expr(emitter, start, dtype, most)
     text = emitter.lane(size)
-    if emitter.facts.simplify(start).number != 0:
-        text = f"{emitter.factor(start)} + {text}"
     value = Value(text, (0,), dtype, most=most)
+    if emitter.facts.simplify(start).number != 0:
+        first = emitter.factor(start, is_wide=not value.is_narrow)
+        value = Value(f"{first} + {text}", (0,), dtype, most=most)
+        text = value.text
     if not value.is_narrow:
         value = Value(_cast(emitter, text, dtype), (0,), dtype)
     return emitter.assign("arange", value) if value.text != emitter.lane(size) else value
@@ -70,7 +73,8 @@ def _from_expr(emitter: Emitter, expr: Expr, dtype: Dtype, most: int | None) -> 
     number = emitter.facts.simplify(expr).number
     if number is not None:
         return Value(elements.literal(number, dtype), (), dtype, number, abs(number))
-    return emitter.assign("arange", Value(_cast(emitter, emitter.expr(expr), dtype), (), dtype))
+    text = _cast(emitter, emitter.expr(expr, is_wide=True), dtype)
+    return emitter.assign("arange", Value(text, (), dtype))
 
 
 def _cast(emitter: Emitter, text: str, dtype: Dtype) -> str:
