@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 TIMEOUT = 60
 
 
-def run_threads(work: Sequence[Callable[[], object]]) -> None:
+def run_threads(work: Sequence[Callable[[], object]], *, timeout: float = TIMEOUT) -> None:
     """Call each function in a thread of its own, all at once."""
     faults: list[str] = []
     start = threading.Barrier(len(work))
@@ -25,6 +25,6 @@ def run_threads(work: Sequence[Callable[[], object]]) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(TIMEOUT)
+        thread.join(timeout)
     assert faults == [], "\n".join(faults)
     assert not any(thread.is_alive() for thread in threads)

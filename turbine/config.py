@@ -92,6 +92,11 @@ class Config:
     cores: tuple[int, ...] = _option(
         (), "cores that threads of programs are pinned to, such as '0,2-3'; none: all"
     )
+    overflow_mb: int = _option(
+        256,
+        "artifacts of up to this size are loaded again, for calls that find their threads busy",
+        least=0,
+    )
     pickle_content: bool = _option(
         False, "pickled artifacts hold the contents of their files, in place of the paths"
     )

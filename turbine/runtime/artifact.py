@@ -55,6 +55,7 @@ class Artifact(Program):
                 partial(_bind, self._weights),
                 device_count=self.target.devices,
                 needs_cores=device.is_long(self.driver, device.load_of(self.manifest)),
+                may_overflow=self._may_overflow(),
                 state=[state_functions(index) for index, _ in enumerate(self.manifest["state"])],
             )
             super().__init__(self.manifest, executable, executable.own_values, contents.span)
@@ -65,6 +66,13 @@ class Artifact(Program):
         if self.state:
             for function in self.functions.values():
                 check_before(function, partial(_check_unshared, executable))
+
+    def _may_overflow(self) -> bool:
+        """Whether the program may be loaded twice: it has threads, no state, and little memory."""
+        size = len(self._contents.bytes_of(CODE)) + sum(w.length for w in self._weights.declared)
+        is_small = size <= config.current().overflow_mb << 20
+        is_plain = self.target.devices == 1 and not self.manifest["state"]
+        return self.driver == device.TASK and is_plain and is_small
 
     def __repr__(self) -> str:
         texts = [f"{name}{f.signature.text()}" for name, f in self.functions.items()]

@@ -19,6 +19,7 @@ from turbine import config, errors
 from turbine.runtime import device as devices
 from turbine.runtime import openmp, scheduling
 from turbine.runtime.device import Placement
+from turbine.runtime.overflow import Invoke, Overflow
 from turbine.runtime.shared_lock import SharedLock
 from turbine.signature import STORED_RESULTS, read_stored_results
 
@@ -46,7 +47,8 @@ class Executable:
     `code` is bytes or a VM module, and is checked at once. `driver` is the URI of a device, or a
     function that returns devices. `providers` returns the weights at the first call. `state` has
     the names of the functions that read and set each value of the state; None if unknown. Calls of
-    one that `needs_cores` do not share them with threads of PyTorch that wait for work.
+    one that `needs_cores` do not share them with threads of PyTorch that wait for work. One that
+    `may_overflow` is loaded a second time if its threads are busy; see Note [Busy threads].
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Executable:
         state: Iterable[tuple[str, str]] | None = (),
         device_count: int = 1,
         needs_cores: bool = False,
+        may_overflow: bool = False,
     ) -> None:
+        self._placement = devices.placement()
         self.find_devices = (
-            partial(_devices, driver, device_count, devices.placement())
+            partial(_devices, driver, device_count, self._placement)
             if isinstance(driver, str)
             else driver
         )
@@ -74,6 +78,9 @@ class Executable:
         self._resident: Values | None = None  # whose state is in the context
         self._module = code if isinstance(code, iree.VmModule) else load_module(code)
         self._context: Any = None
+        self._on_caller = (
+            Executable(self._module, devices.SYNC, providers) if may_overflow else None
+        )
         self._start_locks()
         _alive.add(self)
 
@@ -96,6 +103,15 @@ class Executable:
             with self._calls:
                 self._load(owner or self.own_values)
         return self._device
+
+    def invocation(self, function: Any, owner: Values) -> Invoke:
+        """A function to be called with arguments, on the threads that suit each call."""
+        invoke = partial(self.invoke, function, owner)
+        other = self._on_caller
+        if other is None:
+            return invoke
+        on_caller = partial(other.invoke, function, other.own_values)
+        return Overflow(self._placement, invoke, on_caller).invoke
 
     def invoke(self, function: Any, owner: Values, arguments: Any, result_count: int) -> Any:
         """Call with a VM list of buffer views and ints; returns the list of results.
@@ -138,6 +154,8 @@ class Executable:
             own.saved = own.lost = None
             if self._resident is own:
                 self._resident = self._context = None
+        if self._on_caller is not None:
+            self._on_caller.reset()
 
     def restart(self, owner: Values) -> None:
         """Give an owner a copy of the program's own state."""
@@ -268,7 +286,7 @@ class EntryPoint:
 
     def __init__(self, executable: Executable, function: Any, owner: Values) -> None:
         self.device: Callable[[], Any] = partial(executable.device, owner)
-        self.invoke: Callable[[Any, int], Any] = partial(executable.invoke, function, owner)
+        self.invoke: Invoke = executable.invocation(function, owner)
         stored = function.reflection.get(STORED_RESULTS)
         if config.current().guard or stored is not None:
             from turbine.runtime import guard
