@@ -72,7 +72,7 @@ MAY_IMPORT_LATE = {
 # The one part of IREE each room may import; rooms not listed import none of it.
 IREE_PART = {
     "mlir": "iree.compiler",
-    "lower": "iree.compiler.extras.fx_importer",
+    "lower": "iree.compiler.extras",
     "compiler": "iree.compiler.api",
     "runtime": "iree.runtime",
     "compat": "iree",

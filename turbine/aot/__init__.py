@@ -27,6 +27,7 @@ from turbine.aot.import_phases import ImportPhase as ImportPhase
 from turbine.aot.iree_ops import IREE as IREE
 from turbine.aot.jittable import jittable as jittable
 from turbine.aot.joint import export_joint as export_joint
+from turbine.aot.onnx_models import export_onnx as export_onnx
 from turbine.aot.output import ExportOutput as ExportOutput
 from turbine.aot.parameters import ParameterArchive as ParameterArchive
 from turbine.aot.parameters import ParameterArchiveBuilder as ParameterArchiveBuilder

@@ -92,7 +92,7 @@ class ExportOutput:
         traced = [name for name, program in captured.items() if program is None]
         if traced:
             raise errors.ExportError(
-                f"{', '.join(traced)} of {self.module_name}: no captured program, but a procedure",
+                f"{', '.join(traced)} of {self.module_name}: no program was captured in PyTorch",
                 hint="export an nn.Module or an ExportedProgram for this",
             )
         return {name: program for name, program in captured.items() if program is not None}
@@ -277,7 +277,8 @@ class ExportOutput:
 
     def _with_kernels(self, target: TargetQuery) -> dict[str, Program] | None:
         """The programs with kernels of the library, if these are faster; passes look for ops."""
-        if self.module is not None or self.passes:
+        has_programs = all(entry.program is not None for entry in self.entry_points.values())
+        if self.module is not None or self.passes or not has_programs:
             return None
         return place_kernels(self.programs, lambda: target.target)
 

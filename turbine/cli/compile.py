@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def compile_model(
-    model: Annotated[str, "function that makes it, pkg.module:name; .pt2 file; hf:FOLDER"],
+    model: Annotated[str, "function that makes it, pkg.module:name; .pt2 or .onnx file; hf:FOLDER"],
     *,
     output: Annotated[Path, "file to write: .turbine, .vmfb, .mlir or .mlirbc", "-o"],
     input: Annotated[
@@ -46,8 +46,9 @@ def compile_model(
     The function is called without arguments. It returns an object with model, args, kwargs and
     dynamic_shapes; a tuple (model, args[, kwargs]); a dict of turbine.aot.export's arguments
     with "model"; or an nn.Module, which needs --input. The current folder is searched first.
-    A .pt2 file is what torch.export.save writes. hf:FOLDER, or hf:ARCHITECTURE@FOLDER, is a model
-    of the transformers package: its config.json, and weights if there are .safetensors files.
+    A .pt2 file is what torch.export.save writes; an .onnx file needs the onnx package.
+    hf:FOLDER, or hf:ARCHITECTURE@FOLDER, is a model of the transformers package: its
+    config.json, and weights if there are .safetensors files.
 
     Inputs are random, or 0 where they are integers. A size that has a name may vary: "batch",
     or with a range "batch[1..64]", "batch[8..]". Sizes of one name are equal.
@@ -137,6 +138,8 @@ def _export(source: str, inputs: tuple[str, ...], weights: str | None) -> Export
 
         if weights is not None:
             check_place(weights)
+        if source.endswith(sources.ONNX):
+            return _export_onnx(source, inputs, weights)
         options = sources.export_arguments(source, inputs)
         if weights is not None:
             options["weights"] = weights
@@ -144,6 +147,19 @@ def _export(source: str, inputs: tuple[str, ...], weights: str | None) -> Export
         _note_training(model)
         exported = aot.export(model, **options)
         return replace(exported, provenance={**exported.provenance, "source": source})
+
+
+def _export_onnx(source: str, inputs: tuple[str, ...], weights: str | None) -> ExportOutput:
+    from turbine import aot
+
+    if inputs:
+        raise errors.ExportError(f"{source} has its own inputs", hint="leave out --input")
+    if weights not in (None, "inline"):
+        raise errors.ConfigError(
+            f"--weights {weights} with {source}", hint="weights of ONNX models are in the code"
+        )
+    exported = aot.export_onnx(source)
+    return replace(exported, provenance={**exported.provenance, "source": source})
 
 
 def _quantize(exported: ExportOutput, bits: int, group_size: int | None) -> ExportOutput:

@@ -12,13 +12,14 @@ from turbine.cli import example_inputs, factory, pretrained
 from turbine.cli.example_inputs import ExampleInput
 
 SAVED = ".pt2"
+ONNX = ".onnx"
 
 
 def check(source: str) -> None:
     """Raise for a text that can name no model."""
     if source.startswith(pretrained.PREFIX):
         pretrained.check(source)
-    elif source.endswith(SAVED):
+    elif source.endswith((SAVED, ONNX)):
         _check_file(Path(source))
     else:
         factory.split(source)
@@ -41,6 +42,10 @@ def export_arguments(source: str, inputs: Sequence[str]) -> dict[str, Any]:
 
 def load_model(source: str) -> Any:
     """The model itself, to be called in PyTorch."""
+    if source.endswith(ONNX):
+        raise errors.ConfigError(
+            f"{source} is no model of PyTorch", hint="add --model with the model that it came from"
+        )
     if source.endswith(SAVED):
         return _saved_program(Path(source), ())["model"].module()
     model = _found(source)["model"]
@@ -75,5 +80,5 @@ def _saved_program(path: Path, inputs: Sequence[ExampleInput]) -> dict[str, Any]
 def _check_file(path: Path) -> None:
     if not path.is_file():
         raise errors.ExportError(
-            f"no file {path}", hint="give a file that torch.export.save wrote, or pkg.module:name"
+            f"no file {path}", hint="give a .pt2 or .onnx file, pkg.module:name or hf:FOLDER"
         )

@@ -90,6 +90,18 @@ def set_module_name(module: Module, name: str) -> None:
     module.operation.attributes["sym_name"] = StringAttr.get(name)
 
 
+def rename_only(module: Module, name: str) -> None:
+    """Rename the only function of an imported module, without what its importer noted on it."""
+    (op,) = module.body.operations
+    op.attributes["sym_name"] = StringAttr.get(name)
+    for note in [key for key in _attribute_names(op) if key.startswith("torch.onnx_meta.")]:
+        del op.attributes[note]
+
+
+def _attribute_names(op: Operation) -> list[str]:
+    return [op.attributes[at].name for at in range(len(op.attributes))]
+
+
 def unknown_torch_ops(module: Module) -> list[tuple[str, str]]:
     """(op name, source line) of each op the torch dialect has no definition for."""
     return [
