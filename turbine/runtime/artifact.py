@@ -69,7 +69,7 @@ class Artifact(Program):
 
     def _may_overflow(self) -> bool:
         """Whether the program may be loaded twice: it has threads, no state, and little memory."""
-        size = len(self._contents.bytes_of(CODE)) + sum(w.length for w in self._weights.declared)
+        size = len(self._code) + sum(w.length for w in self._weights.declared)
         is_small = size <= config.current().overflow_mb << 20
         is_plain = self.target.devices == 1 and not self.manifest["state"]
         return self.driver == device.TASK and is_plain and is_small
