@@ -13,9 +13,9 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
-from turbine.capture.sizes import expression, sizes_of
+from turbine.capture.sizes import sizes_of
 from turbine.library.heads import B, Layout, Source, sources_of
-from turbine.library.nodes import only_user, restore_shape, to_rank
+from turbine.library.nodes import have_equal_sizes, only_user, restore_shape, to_rank
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -374,21 +374,17 @@ def _is_leading_view(node: fx.Node) -> bool:
     assert isinstance(source, fx.Node)
     before, after = source.meta["val"].shape, node.meta["val"].shape
     if node.target is aten.expand.default:
-        return _equal(before, after)
-    return _equal(before[-2:], after[-2:])
+        return have_equal_sizes(before, after)
+    return have_equal_sizes(before[-2:], after[-2:])
 
 
 def _has_leading(node: fx.Node, leading: Any) -> bool:
-    return _equal(node.meta["val"].shape[:-2], leading)
+    return have_equal_sizes(node.meta["val"].shape[:-2], leading)
 
 
 def _has_same_shape(one: fx.Node, other: fx.Node) -> bool:
     """Whether two nodes have one shape: a mask may have more axes than the scores."""
-    return _equal(one.meta["val"].shape, other.meta["val"].shape)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    return [*map(expression, one)] == [*map(expression, other)]
+    return have_equal_sizes(one.meta["val"].shape, other.meta["val"].shape)
 
 
 def _is_bias(node: fx.Node) -> bool:
@@ -435,7 +431,7 @@ def _expand_mask(place: fx.Node, mask: fx.Node, query: fx.Node, key: fx.Node) ->
     """Expand a mask to every query and every key."""
     graph = place.graph
     whole = query.meta["val"].shape[2], key.meta["val"].shape[2]
-    if _equal(mask.meta["val"].shape[2:], whole):
+    if have_equal_sizes(mask.meta["val"].shape[2:], whole):
         return mask
     sizes = *sizes_of(graph, query, [2]), *sizes_of(graph, key, [2])
     shape = [-1, -1, *sizes]

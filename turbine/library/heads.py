@@ -11,7 +11,7 @@ from torch import fx
 
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
-from turbine.capture.sizes import expression
+from turbine.library.nodes import have_equal_sizes
 
 aten = torch.ops.aten
 
@@ -101,5 +101,4 @@ def _before(source: Source) -> Source | None:
 
 
 def _keeps_shape(node: Any) -> bool:
-    before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
-    return [*map(expression, before)] == [*map(expression, after)]
+    return have_equal_sizes(node.args[0].meta["val"].shape, node.meta["val"].shape)

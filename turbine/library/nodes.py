@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import fx
 
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
+from turbine.capture.sizes import expression
 
 aten = torch.ops.aten
 
@@ -26,6 +29,11 @@ def constant_nodes(region: Region) -> set[fx.Node]:
         if is_constant:
             constant.add(node)
     return constant
+
+
+def have_equal_sizes(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    """Whether two shapes are the same at every call."""
+    return [*map(expression, one)] == [*map(expression, other)]
 
 
 def only_user(node: fx.Node) -> fx.Node | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from turbine.library.nodes import only_user
+from turbine.library.nodes import have_equal_sizes, only_user
 
 aten = torch.ops.aten
 
@@ -79,13 +79,14 @@ _RULES: dict[Any, Callable[..., Tail | None]] = {aten.mul.Tensor: _multiply, ate
 
 
 def _has_shape_of(node: fx.Node, other: fx.Node) -> bool:
-    return bool(node.meta["val"].shape == other.meta["val"].shape)
+    return have_equal_sizes(node.meta["val"].shape, other.meta["val"].shape)
 
 
 def _is_per_channel(node: fx.Node, result: fx.Node) -> bool:
     shape, whole = node.meta["val"].shape, result.meta["val"].shape
-    wanted = (1, whole[1], *[1] * (len(whole) - 2))
-    return (1,) * (len(whole) - len(shape)) + tuple(shape) == wanted and whole[1] != 1
+    broadcast = *[1] * (len(whole) - len(shape)), *shape
+    wanted = 1, whole[1], *[1] * (len(whole) - 2)
+    return have_equal_sizes(broadcast, wanted) and whole[1] != 1
 
 
 def _add_least(tail: Tail) -> Tail | None:
