@@ -159,7 +159,7 @@ print(workers() == [str(first)])
 def test_programs_are_pinned_to_their_cores(lookup_file: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(WORKERS), str(lookup_file)],
-        env={"TURBINE_SYNC_LIMIT_MFLOP": "0"},
+        env={**os.environ, "TURBINE_SYNC_LIMIT_MFLOP": "0"},
         capture_output=True,
         text=True,
         check=False,
