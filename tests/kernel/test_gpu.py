@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +173,13 @@ def test_the_interpreter_takes_tensors_of_the_gpu(x: Tensor) -> None:
     before = torch.ones(3, device="cuda")
     scale_.interpret(before, 2.0)
     assert before.tolist() == [2, 2, 2]
+
+
+def test_code_in_the_docs_runs(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs/gpu.md").read_text()
+    page = tmp_path / "page.py"
+    page.write_text("\n".join(re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)))
+    runpy.run_path(str(page))
 
 
 def test_text_is_for_this_gpu(x: Tensor) -> None:

@@ -266,7 +266,8 @@ class Kernel(Definition):
     def text(self, stage: str, *args: Any) -> str:
         """What becomes of the kernel: "fx" is its graph, "typed" the graph with proofs of bounds,
         "plan" which ops are one loop, which have scratch buffers, block sizes and register tiles,
-        "mlir" what is compiled, "asm" what the compiler made of it.
+        "mlir" what is compiled, "asm" what the compiler made of it. For GPUs, "triton" is the
+        source, "ttir" and "ptx" what Triton makes of it.
 
         Without arguments it is shown as it was called last, or if it was not, for any.
         """

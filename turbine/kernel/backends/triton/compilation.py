@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import linecache
 from collections.abc import Collection
+from importlib.abc import SourceLoader
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from typing import Any
 
 from turbine import errors
@@ -27,16 +30,34 @@ def import_triton() -> Any:
     return triton
 
 
+class _Loader(SourceLoader):
+    """Imports the source of a kernel as a module."""
+
+    def __init__(self, text: str, file: str) -> None:
+        self.text = text
+        self.file = file
+
+    def get_filename(self, fullname: str) -> str:
+        """The name by which Triton finds the source."""
+        return self.file
+
+    def get_data(self, path: str) -> bytes:
+        """The source."""
+        return self.text.encode()
+
+
 def load_function(code: Code) -> Any:
-    """Run the source of a kernel; returns its function, as Triton's decorator makes it."""
+    """Import the source of a kernel; returns its function, as Triton's decorator makes it."""
     import_triton()
     digest = hashlib.sha256(code.text.encode()).hexdigest()[:16]
     file = f"<turbine kernel {code.name} {digest}>"
     # Triton reads the source of its functions again, from here.
     linecache.cache[file] = (len(code.text), None, code.text.splitlines(keepends=True), file)
-    space: dict[str, Any] = {"__name__": f"turbine_kernel_{code.name}_{digest}"}
-    exec(compile(code.text, file, "exec"), space)
-    return space[code.name]
+    loader = _Loader(code.text, file)
+    spec = ModuleSpec(f"turbine_kernel_{code.name}_{digest}", loader, origin=file)
+    module = module_from_spec(spec)
+    loader.exec_module(module)
+    return vars(module)[code.name]
 
 
 def current_target() -> Any:
