@@ -151,6 +151,9 @@ def test_mistakes_have_errors() -> None:
     on_gpu = torch.ones(3, device="cuda")
     with pytest.raises(errors.KernelError, match="tensors on cuda:0 and cpu"):
         gemm(on_gpu[None], torch.ones(3, 3))
+    for report in (tk.explain, tk.check):
+        with pytest.raises(errors.KernelError, match="takes CPU tensors"):
+            report(softmax, on_gpu[None])
     failing = PROGRAMS["failed assertion"]
     with pytest.raises(errors.KernelError, match="too large"):
         failing.kernel(failing.args[0].cuda())

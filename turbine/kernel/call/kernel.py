@@ -88,7 +88,7 @@ class Kernel(Definition):
         """Run the kernel on plain CPU tensors; later calls like `args` take the fast path."""
         if config.get("interpret"):
             return self._interpret(named)
-        device = self._device_of(named)
+        device = self.device_of(named)
         if device.type != "cpu":
             return self._run_on_gpu(named, args, device)
         self.last_call, variant = self.prepare(named)
@@ -97,7 +97,7 @@ class Kernel(Definition):
             self._remember(variant, args, self.last_call[1])
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
-    def _device_of(self, named: Mapping[str, Any]) -> torch.device:
+    def device_of(self, named: Mapping[str, Any]) -> torch.device:
         """The device of a call's tensors; raises if there is none that kernels run on."""
         tensors = [value for value in named.values() if isinstance(value, Tensor)]
         devices = list(dict.fromkeys(tensor.device for tensor in tensors))
@@ -115,6 +115,15 @@ class Kernel(Definition):
                 hint="kernels run on CPUs and CUDA GPUs: move the tensors there, tensor.cpu()",
             )
         return devices[0] if devices else torch.device("cpu")
+
+    def check_on_cpu(self, named: Mapping[str, Any], what: str) -> None:
+        """Raise for tensors of a GPU, on which a report is not available."""
+        if self.device_of(named).type != "cpu":
+            raise errors.KernelError(
+                f"{what} of {self.__name__} takes CPU tensors",
+                where=self.signature.place,
+                hint="pass tensor.cpu(); kernel.text('triton') shows the code for a GPU",
+            )
 
     def _run_on_gpu(
         self, named: Mapping[str, Any], args: tuple[Any, ...] | None, device: torch.device
@@ -185,7 +194,7 @@ class Kernel(Definition):
     def _interpret(self, named: Mapping[str, Any]) -> Any:
         program, sizes, _ = self.last_call = self.resolve_call(named)
         check_grid(program, sizes)
-        device = self._device_of(named)
+        device = self.device_of(named)
         given = separate_inputs(program, {name: _on_cpu(value) for name, value in named.items()})
         outputs = [t.to(device) for t in interpret.run(program, sizes, given).values()]
         for parameter in program.of_usage("inout"):

@@ -61,6 +61,7 @@ def explain(kernel: Kernel, *args: Any) -> CallReport:
     ((3,), (1024, 'chosen'))
     """
     named = kernel.bind_arguments(args, {})
+    kernel.check_on_cpu(named, "tk.explain")
     program, sizes, _ = kernel.resolve_call(named)
     limits = peaks()
     # A kernel may write to its arguments.

@@ -102,6 +102,7 @@ def check(
     double: interpreter and compiled code agree (y by at most 0.0e+00 of the largest)
     """
     named = kernel.bind_arguments(args, {})
+    kernel.check_on_cpu(named, "tk.check")
     program, sizes, key = kernel.resolve_call(named)
     pair = _Pair(program, sizes, key, named, Tolerance(rtol, atol))
     differences = {}
