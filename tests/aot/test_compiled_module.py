@@ -204,7 +204,7 @@ def test_ir_is_built_with_an_instance(tmp_path: Path) -> None:
 def test_procedures_are_not_captured_programs() -> None:
     output = aot.export(Decoder)
     assert "step" in output.entry_points
-    with pytest.raises(errors.ExportError, match=r"step.*of decoder: no captured program"):
+    with pytest.raises(errors.ExportError, match=r"step.*of decoder: no program was captured"):
         _ = output.programs
 
 

@@ -252,3 +252,22 @@ def test_constant_folding_matches_eager_under_torch_compile() -> None:
     assert not report.left
     found = torch.compile(function, backend="turbine")(x)
     torch.testing.assert_close(found, function(x))
+
+
+def integers(dtype: torch.dtype) -> torch.Tensor:
+    """Numbers of all sizes, and those between two bfloat16 numbers."""
+    if dtype == torch.bool:
+        return torch.tensor([False, True] * 20)
+    info = torch.iinfo(dtype)
+    powers = [2**n + m for n in range(8, 63) for m in (-1, 0, 1, 2 ** (n - 8), 3 * 2 ** (n - 8))]
+    found = [info.min, info.max, *range(40), *powers, *(-power for power in powers)]
+    return torch.tensor([n for n in found if info.min <= n <= info.max], dtype=dtype)
+
+
+def test_integers_are_rounded_to_bfloat16_as_in_eager() -> None:
+    dtypes = torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
+    rows = [integers(dtype) for dtype in dtypes]
+    args = *rows, torch.tensor(259)
+    artifact = compiled(lambda *given: [x.to(torch.bfloat16) for x in given], *args)
+    for found, given in zip(artifact(*args), args, strict=True):
+        assert torch.equal(found, given.to(torch.bfloat16))

@@ -19,7 +19,7 @@ from turbine.capture.joined_indices import join_indices
 from turbine.capture.long_formulas import mark_long_formulas
 from turbine.capture.ownership import isolate_writes
 from turbine.capture.reshapes import rewrite_reshapes
-from turbine.capture.rounding import keep_rounding
+from turbine.capture.rounding import keep_rounding, round_integers
 from turbine.capture.size_arithmetic import rewrite_size_arithmetic
 from turbine.capture.small_integers import widen_small_integers
 from turbine.capture.spread_rows import mark_spread_rows
@@ -41,6 +41,7 @@ def _clean(graph_module: fx.GraphModule) -> None:
     graph_passes.fill_reductions_of_nothing(graph_module)
     graph_passes.convert_fill_values(graph_module)
     fold_uniform(graph_module.graph)
+    round_integers(graph_module.graph)
     keep_rounding(graph_module.graph)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()

@@ -1,4 +1,8 @@
-"""Keep rounding to bfloat16: IREE drops it where a loop narrows and widens a number."""
+"""Round to bfloat16 as PyTorch does.
+
+IREE drops rounding where a loop narrows and widens a number. PyTorch converts integers by float32;
+IREE makes one conversion of the two, and has no code for it on CPUs without bfloat16 instructions.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,41 @@ from turbine.capture.nodes import emit
 aten = torch.ops.aten
 
 _WIDE = {torch.float32, torch.float64}
+
+
+def round_integers(graph: fx.Graph) -> None:
+    """Convert integers and bools to bfloat16 by the bits of float32, rounded to nearest even."""
+    for node in graph.find_nodes(op="call_function", target=aten._to_copy.default):
+        (operand,) = node.all_input_nodes
+        if _dtype(node) == torch.bfloat16 and _dtype(operand) in _INTEGERS:
+            with graph.inserting_before(node):
+                rounded = _round(graph, operand, beside=node)
+            # The node itself becomes the last step, since a signature may name it.
+            node.target, node.args, node.kwargs = rounded.target, rounded.args, {}
+            graph.erase_node(rounded)
+
+
+_INTEGERS = {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+
+
+def _round(graph: fx.Graph, operand: fx.Node, beside: fx.Node) -> fx.Node:
+    """A number as bfloat16: the upper half of a float32, rounded."""
+
+    def add(op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return emit(graph, op, *args, beside=beside, **kwargs)
+
+    wide = add(aten._to_copy.default, operand, dtype=torch.float32)
+    shape = operand.meta["val"].shape
+    # The compiler has no bitcast of tensors of rank 0.
+    row = wide if shape else add(aten.view.default, wide, [1])
+    bits = add(aten.view.dtype, row, torch.int32)
+    upper = add(aten.__rshift__.Scalar, bits, 16)
+    is_odd = add(aten.bitwise_and.Scalar, upper, 1)
+    rounded = add(aten.add.Tensor, add(aten.add.Tensor, bits, is_odd), 0x7FFF)
+    half = add(aten.__rshift__.Scalar, rounded, 16)
+    short = add(aten._to_copy.default, half, dtype=torch.int16)
+    result = add(aten.view.dtype, short, torch.bfloat16)
+    return result if shape else add(aten.view.default, result, [])
 
 
 def keep_rounding(graph: fx.Graph) -> None:
