@@ -212,3 +212,19 @@ def test_indices_beyond_32_bits() -> None:
     assert found.tolist() == [0, 5_000_000_001, 10_000_000_002]
     found = triton_interpreter().call(outside, torch.ones(8))
     assert found.tolist() == [1, -1, -1, -1, -1]
+
+
+@tk.gen.kernel()
+def largest(
+    x: tkl.InputBuffer[N, T], value: tkl.OutputBuffer[1, T], place: tkl.OutputBuffer[1, tkl.i64]
+) -> None:
+    values, places = tkl.topk(tkl.load(x, (0,), (N,)), 1)
+    tkl.store(value, (0,), values)
+    tkl.store(place, (0,), places)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool], ids=str)
+def test_the_first_of_sorted_elements_has_its_index(dtype: torch.dtype) -> None:
+    x = torch.tensor([0, 0, 7, 5, 0, 3]).to(dtype)
+    value, place = triton_interpreter().call(largest, x)
+    assert (value.dtype, value.item(), place.item()) == (dtype, x[2].item(), 2)

@@ -190,7 +190,11 @@ class Emitter:
 
     def counts(self, shape: Sequence[Expr], axes: Sequence[int]) -> str:
         """The padded sizes along some axes, as a list."""
-        return "[" + ", ".join(str(self.lane_count(shape[axis])) for axis in axes) + "]"
+        return self.list_of([shape[axis] for axis in axes])
+
+    def list_of(self, sizes: Sequence[Expr]) -> str:
+        """The padded sizes of axes, as a list."""
+        return f"[{', '.join(str(self.lane_count(size)) for size in sizes)}]"
 
     def lane(self, size: Expr) -> str:
         """The lanes along an axis: a tensor of one axis."""

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from turbine.algebra import Expr
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.triton import elements
 from turbine.kernel.backends.triton.casting import convert
-from turbine.kernel.backends.triton.emitter import Emitter, Value, rule
+from turbine.kernel.backends.triton.emitter import Emitter, Value, rule, tight
 from turbine.kernel.backends.triton.reductions import fill
 from turbine.kernel.lang import ordering
 from turbine.kernel.trace.op import arguments, options
-from turbine.kernel.trace.types import DTYPES, F32, I64
+from turbine.kernel.trace.types import F32, I64
 
-I32 = DTYPES["i32"]
 # Bits of the index in a sorted number.
 _INDEX_BITS = 20
 
@@ -49,93 +49,88 @@ def sorted_places(key, is_last, places, axis: tl.constexpr):
 
 
 @dataclass(frozen=True)
-class Row:
-    """A tile that is sorted along its last tensor axis."""
+class _Rows:
+    """The shape of a tile that is sorted along one of its axes, which is moved to the end."""
 
-    text: str
-    axes: tuple[int, ...]  # of the tile, with the sorted one last
+    emitter: Emitter
+    shape: tuple[Expr, ...]
     axis: int
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of its tensor."""
+        return self.emitter.axes_of(self.shape)
+
+    @property
+    def last(self) -> int:
+        """The place of the sorted axis at the end."""
+        return len(self.axes) - 1
+
+    def move_to_end(self, text: str) -> str:
+        """A tensor with the sorted axis at the end."""
+        place = self.axes.index(self.axis)
+        order = [n for n in range(len(self.axes)) if n != place] + [place]
+        return text if place == self.last else f"tl.permute({text}, {order})"
+
+    def move_back(self, text: str) -> str:
+        """A tensor with its last axis in the place of the sorted one."""
+        place = self.axes.index(self.axis)
+        order = list(range(self.last))
+        order.insert(place, self.last)
+        return text if place == self.last else f"tl.permute({text}, {order})"
+
+    def places(self, count: Expr) -> str:
+        """The first places of each row."""
+        lane = self.emitter.placed(self.emitter.lane(count), [self.last], range(len(self.axes)))
+        others = [self.shape[one] for one in self.axes if one != self.axis]
+        return f"tl.broadcast_to({lane}, {self.emitter.list_of([*others, count])})"
+
+    def assign(self, name: str, text: str, dtype: Dtype) -> str:
+        """The variable of a tensor."""
+        return self.emitter.assign(name, Value(text, self.axes, dtype)).text
+
+    def result(self, text: str, dtype: Dtype, count: Expr) -> Value:
+        """A tensor with so many elements of each row, as a tile."""
+        text = self.move_back(text)
+        if not self.emitter.is_unit(count):
+            return self.emitter.assign("sorted", Value(text, self.axes, dtype))
+        axes = tuple(one for one in self.axes if one != self.axis)
+        shape = self.emitter.counts(self.shape, axes)
+        text = f"tl.reshape({text}, {shape})" if axes else f"tl.max({text}, 0)"
+        return self.emitter.assign("sorted", Value(text, axes, dtype))
 
 
 @rule(ordering.sort_op)
 def _sort(emitter: Emitter, node: fx.Node) -> list[Value]:
     operand, axis, descending, count = arguments(node)
-    type, given = operand.meta["type"], options(node)
-    dtype, size = type.dtype, type.shape[axis]
+    type, size = operand.meta["type"], operand.meta["type"].shape[axis]
     if emitter.is_unit(size):
         return [emitter.value(operand), Value("0", (), I64, 0, 0)]
     lanes = emitter.lane_count(size)
     if lanes > 1 << _INDEX_BITS:
         raise emitter.error(f"a sort of {lanes} elements", "sort at most 2**20")
-    axes = emitter.axes_of(type.shape)
-    last = len(axes) - 1
-    value = emitter.assign("row", emitter.dense(emitter.value(operand), type))
+    rows, dtype = _Rows(emitter, type.shape, axis), type.dtype
+    whole = emitter.dense(emitter.value(operand), type)
+    row = rows.assign("row", rows.move_to_end(tight(whole.text)), dtype)
+    is_last = rows.assign("is_last", rows.move_to_end(_is_masked(emitter, node).text), I64)
+    places = rows.assign("lanes", f"{rows.places(size)}.to(tl.int64)", I64)
+    order = _order(emitter, row, dtype, bool(descending), is_last, places, rows.last)
+    if emitter.lane_count(count) != lanes:
+        order = rows.assign("order", f"tl.gather({order}, {rows.places(count)}, {rows.last})", I64)
+    found = _gather(row, order, dtype, rows.last)
+    return [rows.result(found, dtype, count), rows.result(order, I64, count)]
+
+
+def _is_masked(emitter: Emitter, node: fx.Node) -> Value:
+    """1 for lanes along the sorted axis that are masked off, 0 for others."""
+    operand, axis, *_ = arguments(node)
+    type, given = operand.meta["type"].of(I64), options(node)
     conditions = emitter.conditions(type.shape, given["bounds"], given["masks"], [axis])
-    flags = fill(
-        emitter, Value("tl.full([], 0, tl.int64)", (), I64), type.of(I64), conditions, 1, axes
-    )
-    row = _last_axis(emitter, value.text, axes, axis)
-    is_last = emitter.assign(
-        "is_last", Value(_last_axis(emitter, flags.text, axes, axis), axes, I64)
-    )
-    row_name = emitter.assign("row", Value(row, axes, dtype)).text
-    ordered = (*(one for one in axes if one != axis), axis)
-    shape = "[" + ", ".join(str(emitter.lane_count(type.shape[one])) for one in ordered) + "]"
-    lane = emitter.lane(size)
-    places = f"[{'None, ' * last}:]" if last else ""
-    lane_text = emitter.assign(
-        "lanes", Value(f"tl.broadcast_to({lane}{places}, {shape}).to(tl.int64)", axes, I64)
-    ).text
-    order = _order(emitter, row_name, dtype, bool(descending), is_last.text, lane_text, last)
-    kept = emitter.lane_count(count)
-    if kept != lanes:
-        front = emitter.lane(count)
-        short = shape.replace(f"{lanes}]", f"{kept}]")
-        index = f"tl.broadcast_to({front}{places}, {short})"
-        order = emitter.assign(
-            "order", Value(f"tl.gather({order}, {index}, {last})", axes, I64)
-        ).text
-    found = _gather(emitter, row_name, order, dtype, last)
-    texts = [_first_axes(text, axes, axis) for text in (found, order)]
-    unit = emitter.is_unit(count)
-    results = []
-    for text, of in zip(texts, (dtype, I64), strict=True):
-        kept_axes = axes
-        if unit:
-            text, kept_axes = (
-                f"tl.reshape({text}, {_shape_without(emitter, type, axes, axis)})",
-                (tuple(one for one in axes if one != axis)),
-            )
-            if not kept_axes:
-                text = f"tl.max({texts[0 if of == dtype else 1]}, 0)"
-        results.append(emitter.assign("sorted", Value(text, kept_axes, of)))
-    return results
+    zero = Value("tl.full([], 0, tl.int64)", (), I64)
+    return fill(emitter, zero, type, conditions, 1, emitter.axes_of(type.shape))
 
 
-def _shape_without(emitter: Emitter, type: object, axes: tuple[int, ...], axis: int) -> str:
-    return emitter.counts(type.shape, [one for one in axes if one != axis])  # type: ignore[attr-defined]
-
-
-def _last_axis(emitter: Emitter, text: str, axes: tuple[int, ...], axis: int) -> str:
-    """A tensor with one of its axes last."""
-    place = axes.index(axis)
-    if place == len(axes) - 1:
-        return text
-    order = [n for n in range(len(axes)) if n != place] + [place]
-    return f"tl.permute({text}, {order})"
-
-
-def _first_axes(text: str, axes: tuple[int, ...], axis: int) -> str:
-    """A tensor with its last axis back in its place."""
-    place, last = axes.index(axis), len(axes) - 1
-    if place == last:
-        return text
-    order = list(range(last))
-    order.insert(place, last)
-    return f"tl.permute({text}, {order})"
-
-
-def _gather(emitter: Emitter, row: str, order: str, dtype: Dtype, axis: int) -> str:
+def _gather(row: str, order: str, dtype: Dtype, axis: int) -> str:
     """The elements of rows at some places."""
     index = f"{order}.to(tl.int32)"
     if dtype.kind == "bool":

@@ -133,7 +133,7 @@ def _one_lane(emitter: Emitter, value: Value, is_wanted: str, place: int) -> str
 def gather(emitter: Emitter, value: Value, index: str, place: int, sizes: Sequence[Expr]) -> str:
     """Elements along one axis of a tensor, at an index of one axis."""
     rank = len(sizes)
-    shape = "[" + ", ".join(str(emitter.lane_count(size)) for size in sizes) + "]"
+    shape = emitter.list_of(sizes)
     places = ", ".join(":" if n == place else "None" for n in range(rank))
     spread = f"({index})[{places}]" if rank > 1 else f"({index})"
     text = emitter.operand(value, value.axes)
@@ -221,7 +221,7 @@ def _regather(emitter: Emitter, whole: Value, old: Sequence[Expr], new: Sequence
         rest = emitter.name("rest")
     flat = f"tl.reshape({whole.text}, [{source}])"
     index = f"tl.minimum({index}, {source - 1})"
-    shape = "[" + ", ".join(str(emitter.lane_count(size)) for size in new) + "]"
+    shape = emitter.list_of(new)
     if whole.dtype.kind == "bool":
         return f"tl.reshape(tl.gather({flat}.to(tl.int8), {index}, 0) != 0, {shape})"
     return f"tl.reshape(tl.gather({flat}, {index}, 0), {shape})"
