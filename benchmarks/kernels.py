@@ -20,6 +20,7 @@ from typing import Any
 import cuda_kernels
 import torch
 import torch.nn.functional as F
+from timed_kernels import add, gemm, layernorm, rms_norm, softmax
 from timing import Call, round_robin, warn_if_busy
 from torch import Tensor
 
@@ -31,54 +32,6 @@ from turbine.kernel.call.kernel import Kernel
 M, N, K, D, H, S = tkl.sym.M, tkl.sym.N, tkl.sym.K, tkl.sym.D, tkl.sym.H, tkl.sym.S
 BM, BN, BK = tkl.sym.BM, tkl.sym.BN, tkl.sym.BK
 f32 = tkl.f32
-
-
-@tk.gen.kernel(M // BM, N // BN)
-def gemm(
-    a: tkl.InputBuffer[M, K, f32], b: tkl.InputBuffer[K, N, f32], c: tkl.OutputBuffer[M, N, f32]
-) -> None:
-    i, j = tkl.program_id(0), tkl.program_id(1)
-
-    @tkl.for_loop(0, K // BK, init_args=[tkl.zeros((BM, BN), f32)])
-    def body(k: Any, acc: Any) -> Any:
-        x = tkl.load(a, (i * BM, k * BK), (BM, BK))
-        y = tkl.load(b, (k * BK, j * BN), (BK, BN))
-        return tkl.dot(x, y, acc)
-
-    tkl.store(c, (i * BM, j * BN), body[0])
-
-
-@tk.gen.kernel(M)
-def softmax(x: tkl.InputBuffer[M, N, f32], y: tkl.OutputBuffer[M, N, f32]) -> None:
-    i = tkl.program_id(0)
-    row = tkl.load(x, (i, 0), (1, N))
-    numerator = tkl.exp(row - tkl.max(row))
-    tkl.store(y, (i, 0), numerator / tkl.sum(numerator))
-
-
-@tk.gen.kernel(M)
-def layernorm(
-    x: tkl.InputBuffer[M, N, f32],
-    weight: tkl.InputBuffer[N, f32],
-    bias: tkl.InputBuffer[N, f32],
-    y: tkl.OutputBuffer[M, N, f32],
-) -> None:
-    i = tkl.program_id(0)
-    row = tkl.load(x, (i, 0), (1, N))
-    centered = row - tkl.sum(row) / N
-    scale = tkl.rsqrt(tkl.sum(centered * centered) / N + 1e-5)
-    w, b = tkl.load(weight, (0,), (N,)), tkl.load(bias, (0,), (N,))
-    tkl.store(y, (i, 0), centered * scale * w + b)
-
-
-@tk.gen.kernel(M)
-def rms_norm(
-    x: tkl.InputBuffer[M, N, f32], weight: tkl.InputBuffer[N, f32], y: tkl.OutputBuffer[M, N, f32]
-) -> None:
-    i = tkl.program_id(0)
-    row = tkl.load(x, (i, 0), (1, N))
-    scale = tkl.rsqrt(tkl.sum(row * row) / N + 1e-6)
-    tkl.store(y, (i, 0), row * scale * tkl.load(weight, (0,), (N,)))
 
 
 def gelu_of(x: Any) -> Any:
@@ -130,14 +83,6 @@ def attention(
         return larger, total, tkl.dot(weights, values, acc * shrink)
 
     tkl.store(o, (h, i * BM, 0), body[2] / body[1])
-
-
-@tk.gen.kernel(N // BN, blocks={BN: 64})
-def add(
-    x: tkl.InputBuffer[N, f32], y: tkl.InputBuffer[N, f32], z: tkl.OutputBuffer[N, f32]
-) -> None:
-    place = (tkl.program_id(0) * BN,)
-    tkl.store(z, place, tkl.load(x, place, (BN,)) + tkl.load(y, place, (BN,)))
 
 
 def take(check: bool) -> Kernel:

@@ -12,22 +12,21 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from systems import onnx_session
 from timing import Call, warn_if_busy
 from torch import Tensor, nn
 
 import turbine
 from turbine import errors, tables
-from turbine.zoo.example import Example
+from turbine.cli.comparison import onnx_session
 
 WIDTH, HIDDEN, LONG_ROWS = 256, 1024, 4096
 HISTORY = 512  # rows that a conversation keeps
@@ -111,14 +110,17 @@ def systems_of(path: Path) -> dict[str, Serve]:
     """Each way to serve the MLP, by name."""
     threads = torch.get_num_threads()
     shapes = ({0: torch.export.Dim("rows", min=1, max=LONG_ROWS)},)
-    example = Example(mlp(), (torch.zeros(2, WIDTH),), {}, shapes)
-    turbine.aot.export(example.model, args=example.args, dynamic_shapes=shapes).compile(path)
+    model, args = mlp(), (torch.zeros(2, WIDTH),)
+    turbine.aot.export(model, args=args, dynamic_shapes=shapes).compile(path)
     systems: dict[str, Serve] = {
         f"{OURS}, threads={count}": turbine.load(path, threads=count)
         for count in dict.fromkeys((1, threads))
     }
     try:
-        sessions = {count: onnx_session(example, count) for count in dict.fromkeys((1, threads))}
+        sessions = {
+            count: onnx_session(model, args, {}, dynamic_shapes=shapes, threads=count)
+            for count in dict.fromkeys((1, threads))
+        }
     except errors.MissingExtra as error:
         print(f"no rows of ONNX Runtime: {error.fact}; {error.hint}", file=sys.stderr)
         return systems
@@ -186,28 +188,22 @@ def checked(serve: Serve, x: Tensor) -> Call:
 
 def serve_clients(calls: Sequence[Call], seconds: float, beside: Call | None = None) -> Load:
     """Make each call again and again, in a thread of its own; `beside` is not counted."""
-    milliseconds: list[list[float]] = [[] for _ in calls]
-    faults: list[BaseException] = []
-    end = time.perf_counter() + seconds
-
-    def work(call: Call, taken: list[float]) -> None:
-        try:
-            while (started := time.perf_counter()) < end:
-                call()
-                taken.append(1e3 * (time.perf_counter() - started))
-        except BaseException as error:
-            faults.append(error)
-
-    jobs = [*zip(calls, milliseconds, strict=True), *([(beside, [])] if beside else [])]
-    threads = [threading.Thread(target=work, args=job) for job in jobs]
     started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if faults:
-        raise faults[0]
-    return Load([one for taken in milliseconds for one in taken], time.perf_counter() - started)
+    end = started + seconds
+
+    def work(call: Call) -> list[float]:
+        taken = []
+        while (before := time.perf_counter()) < end:
+            call()
+            taken.append(1e3 * (time.perf_counter() - before))
+        return taken
+
+    with ThreadPoolExecutor(len(calls) + 1) as pool:
+        other = None if beside is None else pool.submit(work, beside)
+        milliseconds = [one for taken in pool.map(work, calls) for one in taken]
+    if other is not None:
+        other.result()
+    return Load(milliseconds, time.perf_counter() - started)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,11 +10,10 @@ from typing import Any
 import torch
 from timing import Call
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 from workloads import Example, Task
 
 import turbine
-from turbine import errors
+from turbine.cli.comparison import onnx_feed, onnx_session
 
 
 class NotTaken(Exception):
@@ -63,37 +61,11 @@ def artifact(workload: Example | Task, strategy: str = "auto") -> Call:
 def onnx_runtime(workload: Example | Task) -> Call:
     if isinstance(workload, Task):
         raise NotTaken
-    session = onnx_session(workload, torch.get_num_threads())
-    tensors = [leaf for leaf in tree_leaves((workload.args, workload.kwargs)) if _is_tensor(leaf)]
-    inputs = session.get_inputs()
-    feed = {one.name: tensor.numpy() for one, tensor in zip(inputs, tensors, strict=True)}
+    session = onnx_session(
+        workload.model, workload.args, workload.kwargs, dynamic_shapes=workload.dynamic_shapes
+    )
+    feed = onnx_feed(session, workload.args, workload.kwargs)
     return lambda: [torch.from_numpy(result) for result in session.run(None, feed)]
-
-
-def onnx_session(example: Example, threads: int) -> Any:
-    """The model in ONNX Runtime, for calls on so many threads."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise errors.MissingExtra(
-            "onnxruntime is not installed", hint="pip install turbine[bench]"
-        ) from error
-    program = torch.onnx.export(
-        example.model,
-        example.args,
-        kwargs=example.kwargs,
-        dynamic_shapes=example.dynamic_shapes,
-        dynamo=True,
-        verbose=False,
-    )
-    assert program is not None
-    file = io.BytesIO()
-    program.save(file)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    return onnxruntime.InferenceSession(
-        file.getvalue(), options, providers=["CPUExecutionProvider"]
-    )
 
 
 SYSTEMS: dict[str, Callable[[Example | Task], Call]] = {
@@ -153,7 +125,3 @@ def _training_artifact(task: Task, strategy: str) -> Call:
     )
     loaded = exported.compile(strategy=strategy)
     return lambda: loaded.train_step(*batch)
-
-
-def _is_tensor(leaf: object) -> bool:
-    return isinstance(leaf, Tensor)

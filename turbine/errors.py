@@ -136,7 +136,7 @@ class ParameterError(TurbineError, RuntimeError, ValueError):
 
 
 class RunError(TurbineError, RuntimeError):
-    """The compiled program failed at run time; the next call does not suffer from it."""
+    """The compiled program failed at run time; later calls are not affected."""
 
 
 class MissingExtra(TurbineError, ImportError):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -424,7 +425,7 @@ class _Layer(torch.nn.Module):
         return {"y": y.view(2, -1) if self.is_static else y}
 
 
-class _Package:
+class _Package(ModuleType):
     """What is used of the transformers package."""
 
     __version__ = "1.0"
@@ -444,7 +445,7 @@ def _architecture(*, is_static: bool) -> Architecture:
 
 @pytest.fixture
 def _fake_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", _Package())
+    monkeypatch.setitem(sys.modules, "transformers", _Package("transformers"))
     rows = {"open": _architecture(is_static=False), "fixed": _architecture(is_static=True)}
     monkeypatch.setattr(architectures, "ARCHITECTURES", rows)
 
@@ -467,14 +468,14 @@ def test_the_command_judges_architectures(
 
 def test_an_architecture_with_a_wrong_answer_fails() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "transformers", _Package())
+        patch.setitem(sys.modules, "transformers", _Package("transformers"))
         patch.setattr(exported, "_compile", lambda case, axes: lambda x: [x])
         verdicts = architectures.judge(_architecture(is_static=False))
     assert {verdict.status for verdict in verdicts.values()} == {FAILS}
 
 
 def test_a_model_that_cannot_be_built_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", _Package())
+    monkeypatch.setitem(sys.modules, "transformers", _Package("transformers"))
     verdicts = architectures.judge(replace(_architecture(is_static=False), model="NoModel"))
     assert {verdict.status for verdict in verdicts.values()} == {NOT_TRACED}
     assert "NoModel" in verdicts[architectures.STATIC].reason

@@ -70,13 +70,13 @@ class TritonInterpreter:
         facts = facts_of(program, sizes, static)
         code = module.write(program, facts, layout_of(program, facts, sizes, given))
         variant = GpuVariant(program, {}, code, None)
-        values, made, programs = variant.arguments_of_call(given, sizes)
+        values, new_tensors, programs = variant.arguments_of_call(given, sizes)
         for place, name in variant.passed_places(given):
             values[place] = given[name]
-        for one in made:
+        for one in new_tensors:
             values[one.place] = one.allocate(torch.device("cpu"))
         values = [_as_bytes(value) for value in values]
-        changed = {one.place for one in made}
+        changed = {one.place for one in new_tensors}
         written = {p.name for p in program.of_usage("inout")}
         changed |= {place for place, name in variant.passed_places(given) if name in written}
         answers = iter(self._ask(code.text, code.name, values, programs))
@@ -85,8 +85,8 @@ class TritonInterpreter:
                 answer = next(answers)
                 if place in changed:
                     value.copy_(answer)
-        variant.deliver({one.kind: values[one.place] for one in made}, sizes)
-        outputs = {o.name: values[o.place].view(o.dtype) for o in made if o.kind == "output"}
+        variant.deliver({one.kind: values[one.place] for one in new_tensors}, sizes)
+        outputs = {o.name: values[o.place].view(o.dtype) for o in new_tensors if o.kind == "output"}
         return {p.name: outputs[p.name] for p in program.of_usage("output")}
 
     def _ask(self, text: str, name: str, values: list[Any], programs: int) -> list[Tensor]:

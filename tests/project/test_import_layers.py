@@ -48,6 +48,7 @@ LOOSE = dict.fromkeys(
         "permissions",
         "progress",
         "child_processes",
+        "extras",
         "needs_torch",
         "redirects",
         "renamed",

@@ -258,7 +258,7 @@ print(hasattr(turbine, "nothing"))
     line = "turbine.{} is not part of turbine-runtime | pip install turbine"
     assert runtime.output(program).splitlines() == [
         *(line.format(name) for name in ("aot", "ops", "dynamo", "kernel")),
-        "there is no compiler here | pip install turbine",
+        "no compiler is installed | pip install turbine",
         "False",
     ]
     ended = runtime.run("turbine", "compile", "turbine.zoo:mlp")

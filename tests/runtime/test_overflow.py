@@ -57,7 +57,7 @@ def calls(places: list[str], threads: overflow._Threads) -> Overflow:
 
 
 def invoke(calls: Overflow) -> None:
-    devices.instance()  # without one, a list is no list
+    devices.instance()  # IREE makes lists in an instance
     calls.invoke(iree.VmVariantList(0), 0)
 
 

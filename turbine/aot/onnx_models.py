@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from turbine.aot import provenance
-from turbine.aot.output import Exported, ExportOutput
+from turbine.aot.output import Exported, ExportOutput, module_name_of
 from turbine.lower.importer import DEFAULT_NAME
 from turbine.lower.onnx import lower_onnx
 
@@ -21,14 +21,14 @@ def export_onnx(path: str | Path, *, module_name: str | None = None) -> ExportOu
         module_name: what IREE's tools call the module; the file's name unless given.
 
     Raises:
-        ExportError: if the file is no ONNX model.
+        ExportError: if the file is not an ONNX model.
         UnsupportedOp: if the importer or the compiler lacks an operator.
 
     >>> import turbine
     >>> turbine.aot.export_onnx("model.onnx").compile("model.turbine")  # doctest: +SKIP
     """
     file = Path(path)
-    name = module_name or "".join(c if c.isalnum() else "_" for c in file.stem)
+    name = module_name or module_name_of(file.stem)
     found = lower_onnx(file, name)
     # A weight is used once at least; what a program does is not counted in ONNX.
     load = 2 * found.weight_count / 1e6

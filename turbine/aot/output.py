@@ -346,6 +346,11 @@ VMFB_SUFFIX = ".vmfb"
 DEFAULT_MODULE = "module"  # what IREE's tools call a program without a name
 
 
+def module_name_of(text: str) -> str:
+    """A text as the name of a module of IREE."""
+    return "".join(c if c.isalnum() else "_" for c in text)
+
+
 @dataclass(frozen=True)
 class _Code:
     """An export as it was lowered for a target, and its code."""

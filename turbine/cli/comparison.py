@@ -17,6 +17,7 @@ from turbine import errors
 from turbine.cli import sources
 from turbine.cli.example_inputs import to_tensor
 from turbine.cli.factory import importable_from
+from turbine.extras import import_extra
 from turbine.progress import progress
 
 
@@ -90,26 +91,38 @@ def _inductor(call: Call) -> Callable[[], Any]:
 
 
 def _onnx_runtime(call: Call) -> Callable[[], Any]:
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise errors.MissingExtra(
-            f"onnxruntime cannot be imported: {error}", hint="pip install turbine[bench]"
-        ) from error
     assert isinstance(call.model, torch.nn.Module)
+    session = onnx_session(call.model, call.args, call.kwargs)
+    feed = onnx_feed(session, call.args, call.kwargs)
+    return lambda: session.run(None, feed)
+
+
+def onnx_session(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    dynamic_shapes: Any = None,
+    threads: int | None = None,
+) -> Any:
+    """The model in ONNX Runtime, for calls on so many threads; PyTorch's number by default."""
+    onnxruntime = import_extra("onnxruntime", "bench")
     program = torch.onnx.export(
-        call.model, call.args, kwargs=call.kwargs, dynamo=True, verbose=False
+        model, args, kwargs=kwargs, dynamic_shapes=dynamic_shapes, dynamo=True, verbose=False
     )
     assert program is not None
-    content = program.model_proto.SerializeToString()
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    leaves = tree_leaves((call.args, call.kwargs))
+    options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
+    content = program.model_proto.SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def onnx_feed(session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arrays for a call of ONNX Runtime, by name."""
+    leaves = tree_leaves((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     names = [one.name for one in session.get_inputs()]
-    feed = {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
-    return lambda: session.run(None, feed)
+    return {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
 
 
 SYSTEMS = {"eager": _eager, "inductor": _inductor, "onnxruntime": _onnx_runtime}

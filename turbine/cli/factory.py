@@ -50,7 +50,10 @@ def export_arguments(factory: str) -> dict[str, Any]:
     """The keyword arguments of an export that the factory returns, "model" among them."""
     with _without_log_of_export():
         made = _make(factory, _find(factory))
-    return {"module_name": identifier(factory.rpartition(":")[2]), **_parse_result(factory, made)}
+    from turbine.aot.output import module_name_of
+
+    name = module_name_of(factory.rpartition(":")[2])
+    return {"module_name": name, **_parse_result(factory, made)}
 
 
 @contextlib.contextmanager
@@ -145,11 +148,6 @@ def _is_model(value: Any) -> bool:
     import torch
 
     return isinstance(value, (torch.nn.Module, torch.export.ExportedProgram))
-
-
-def identifier(name: str) -> str:
-    """The name with other letters where a module of IREE has none."""
-    return "".join(c if c.isalnum() else "_" for c in name)
 
 
 def _nearest(name: str, owner: Any) -> str:

@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from turbine import errors
+from turbine.extras import import_extra
 
 PREFIX = "hf:"
 _CONFIG = "config.json"
@@ -32,7 +33,7 @@ def load(source: str) -> Any:
     the folder runs.
     """
     check(source)
-    library = _transformers()
+    library = import_extra("transformers", "models")
     architecture, folder = _split(source)
     kind = _class_of(library, architecture or _declared(folder), folder)
     config = library.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -73,14 +74,3 @@ def _class_of(library: ModuleType, name: str, folder: Path) -> Any:
             hint="use the name of a model's class, such as BertModel, or another version of it",
         )
     return kind
-
-
-def _transformers() -> ModuleType:
-    try:
-        import transformers
-    except ImportError as error:
-        raise errors.MissingExtra(
-            f"transformers cannot be imported: {error}", hint="pip install turbine[models]"
-        ) from error
-    library: ModuleType = transformers
-    return library

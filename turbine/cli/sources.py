@@ -16,7 +16,7 @@ ONNX = ".onnx"
 
 
 def check(source: str) -> None:
-    """Raise for a text that can name no model."""
+    """Raise for a text that cannot name a model."""
     if source.startswith(pretrained.PREFIX):
         pretrained.check(source)
     elif source.endswith((SAVED, ONNX)):
@@ -30,7 +30,7 @@ def export_arguments(source: str, inputs: Sequence[str]) -> dict[str, Any]:
     parsed = example_inputs.parse(inputs)
     if source.endswith(SAVED):
         return _saved_program(Path(source), parsed)
-    found = _found(source)
+    found = _load_source(source)
     if "args" not in found and "kwargs" not in found and factory.is_module(found["model"]):
         return {**example_inputs.call_arguments(found["model"], parsed), **found}
     if inputs:
@@ -44,15 +44,16 @@ def load_model(source: str) -> Any:
     """The model itself, to be called in PyTorch."""
     if source.endswith(ONNX):
         raise errors.ConfigError(
-            f"{source} is no model of PyTorch", hint="add --model with the model that it came from"
+            f"{source} is not a PyTorch model", hint="add --model with the model that it came from"
         )
     if source.endswith(SAVED):
         return _saved_program(Path(source), ())["model"].module()
-    model = _found(source)["model"]
+    model = _load_source(source)["model"]
     return model if factory.is_module(model) else model.module()
 
 
-def _found(source: str) -> dict[str, Any]:
+def _load_source(source: str) -> dict[str, Any]:
+    """What a factory returns, or a model of a folder."""
     if source.startswith(pretrained.PREFIX):
         model = pretrained.load(source)
         return {"model": model, "module_name": type(model).__name__}
@@ -62,6 +63,8 @@ def _found(source: str) -> dict[str, Any]:
 def _saved_program(path: Path, inputs: Sequence[ExampleInput]) -> dict[str, Any]:
     """A program that torch.export.save wrote."""
     import torch
+
+    from turbine.aot.output import module_name_of
 
     if inputs:
         raise errors.ExportError(
@@ -74,7 +77,7 @@ def _saved_program(path: Path, inputs: Sequence[ExampleInput]) -> dict[str, Any]
         raise errors.ExportError(
             f"cannot read {path}: {error}", hint="give a file that torch.export.save wrote"
         ) from error
-    return {"model": program, "module_name": factory.identifier(path.stem)}
+    return {"model": program, "module_name": module_name_of(path.stem)}
 
 
 def _check_file(path: Path) -> None:

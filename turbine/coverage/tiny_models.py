@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from turbine import errors
+from turbine.extras import import_extra
 
 VOCABULARY = 99
 
@@ -35,13 +35,7 @@ class Architecture:
 
 def transformers() -> Any:
     """The package, which is optional."""
-    try:
-        import transformers as package
-    except ImportError as error:
-        raise errors.MissingExtra(
-            "transformers is not installed", hint="pip install turbine[models]"
-        ) from error
-    return package
+    return import_extra("transformers", "models")
 
 
 # Configuration class, what it is given, model class, arguments of a call.

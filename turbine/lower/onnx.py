@@ -12,6 +12,7 @@ from typing import Any
 
 from turbine import dtypes, errors
 from turbine.dims import Dim
+from turbine.extras import import_extra
 from turbine.lower.importer import DEFAULT_NAME, Lowered
 from turbine.mlir import context as mlir_context
 from turbine.mlir import function
@@ -52,16 +53,9 @@ def lower_onnx(path: Path, module_name: str) -> OnnxModule:
 
 
 def _onnx() -> ModuleType:
-    try:
-        import onnx
-        import onnx.shape_inference
-        import onnx.version_converter
-    except ImportError as error:
-        raise errors.MissingExtra(
-            f"onnx cannot be imported: {error}", hint="pip install turbine[onnx]"
-        ) from error
-    library: ModuleType = onnx
-    return library
+    for part in ("onnx.shape_inference", "onnx.version_converter"):
+        import_extra(part, "onnx")
+    return import_extra("onnx", "onnx")
 
 
 def _read(onnx: ModuleType, path: Path) -> Any:
@@ -133,7 +127,7 @@ def _type(onnx: ModuleType, name: str, value: Any) -> tuple[str, tuple[Dim, ...]
     tensor = value.type.tensor_type
     if value.type.WhichOneof("value") != "tensor_type" or not tensor.HasField("shape"):
         raise errors.ExportError(
-            f"{name} of the ONNX model is no tensor of a known rank",
+            f"{name} of the ONNX model is not a tensor of known rank",
             hint="export the model with tensors for its arguments and results",
         )
     dtype = dtypes.of_numpy(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name

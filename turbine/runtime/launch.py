@@ -292,7 +292,7 @@ def _compile(source: bytes, folder: CodeFolder | None, device: Device) -> bytes:
         return known
     if find_spec("iree.compiler") is None:
         raise errors.MissingExtra(
-            "there is no compiler here",
+            "no compiler is installed",
             hint="pip install turbine, or use from_file_cache_only with a filled folder",
         )
     from turbine.compiler import pipeline

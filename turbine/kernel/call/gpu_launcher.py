@@ -8,7 +8,7 @@ tensors, pointers are compared in alignment, and sizes, strides and the grid are
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from math import prod
 from typing import Any
@@ -30,7 +30,6 @@ from turbine.kernel.program import store_checks
 from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.messages import ALARM, LOG_WORDS, MOST_ALARMS
 from turbine.kernel.program.program import KernelProgram
-from turbine.kernel.program.signature import Parameter
 from turbine.kernel.trace.types import BufferType
 from turbine.ops.code_cache import CodeCache
 
@@ -72,11 +71,11 @@ class GpuVariant:
 
     def arguments_of_call(
         self, args: Mapping[str, Any], sizes: Mapping[Symbol, int]
-    ) -> tuple[list[Any], list[Made], int]:
+    ) -> tuple[list[Any], list[NewTensor], int]:
         """The sizes and strides of a call, the tensors that it makes, the number of programs."""
         programs = prod(count.evaluate(sizes) for count in self.program.grid)
         buffers = {p.name: p.type for p in self.program.parameters}
-        made: list[Made] = []
+        new_tensors: list[NewTensor] = []
         values: list[Any] = []
         for place, argument in enumerate(self.code.arguments):
             values.append(None)
@@ -85,13 +84,17 @@ class GpuVariant:
             elif argument.kind == "stride":
                 values[place] = args[argument.of].stride(argument.axis)
             elif argument.kind != "number" and argument.of not in args:
-                made.append(_made(argument, place, buffers.get(argument.of), sizes, programs))
-        return values, made, programs
+                new_tensors.append(
+                    _new_tensor(argument, place, buffers.get(argument.of), sizes, programs)
+                )
+        return values, new_tensors, programs
 
     def bind(self, args: Mapping[str, Any], sizes: Mapping[Symbol, int], device: int) -> Launch:
         """A launch for calls with these sizes and strides."""
-        values, made, programs = self.arguments_of_call(args, sizes)
-        return Launch(self, programs, dict(sizes), values, self.passed_places(args), made, device)
+        values, new_tensors, programs = self.arguments_of_call(args, sizes)
+        return Launch(
+            self, programs, dict(sizes), values, self.passed_places(args), new_tensors, device
+        )
 
     def deliver(self, made: Mapping[str, Tensor], sizes: Mapping[Symbol, int]) -> None:
         """Print what was logged, then raise for assertions that failed."""
@@ -104,7 +107,7 @@ class GpuVariant:
 
 
 @dataclass(frozen=True)
-class Made:
+class NewTensor:
     """A tensor that a launch allocates."""
 
     place: int
@@ -121,23 +124,23 @@ class Made:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
-def _made(
+def _new_tensor(
     argument: Argument,
     place: int,
     type: Any,
     sizes: Mapping[Symbol, int],
     programs: int,
-) -> Made:
+) -> NewTensor:
     if argument.kind == "alarms":
-        return Made(place, "alarms", "", (MOST_ALARMS + 2 * programs,), torch.int64, 0)
+        return NewTensor(place, "alarms", "", (MOST_ALARMS + 2 * programs,), torch.int64, 0)
     if argument.kind == "log":
-        return Made(place, "log", "", (LOG_WORDS,), torch.int64, 0)
+        return NewTensor(place, "log", "", (LOG_WORDS,), torch.int64, 0)
     assert isinstance(type, BufferType)
     assert isinstance(type.dtype, Dtype)
     shape = tuple(size.evaluate(sizes) for size in type.shape)
     if type.usage == "temporary":
-        return Made(place, "temporary", argument.of, (programs, *shape), type.dtype.torch)
-    return Made(place, "output", argument.of, shape, type.dtype.torch, type.fill)
+        return NewTensor(place, "temporary", argument.of, (programs, *shape), type.dtype.torch)
+    return NewTensor(place, "output", argument.of, shape, type.dtype.torch, type.fill)
 
 
 @dataclass
@@ -149,7 +152,7 @@ class Launch:
     sizes: dict[Symbol, int]
     values: list[Any]
     tensors: list[tuple[int, str]]  # places of arguments, and the parameters they are
-    made: list[Made]
+    new_tensors: list[NewTensor]
     device: int
 
     def __post_init__(self) -> None:
@@ -170,8 +173,8 @@ class Launch:
 
     def launch(self, values: list[Any]) -> list[Tensor]:
         """Launch with these arguments; what the launch makes is filled in."""
-        tensors = [one.allocate(self._device) for one in self.made]
-        for one, tensor in zip(self.made, tensors, strict=True):
+        tensors = [one.allocate(self._device) for one in self.new_tensors]
+        for one, tensor in zip(self.new_tensors, tensors, strict=True):
             values[one.place] = tensor
         if self.programs:
             if torch._C._cuda_getDevice() == self.device:
@@ -180,9 +183,9 @@ class Launch:
                 with torch.cuda.device(self.device):
                     self._start(values)
         if not self._is_silent and not torch.cuda.is_current_stream_capturing():
-            by_kind = {one.kind: t for one, t in zip(self.made, tensors, strict=True)}
+            by_kind = {one.kind: t for one, t in zip(self.new_tensors, tensors, strict=True)}
             self.variant.deliver(by_kind, self.sizes)
-        pairs = zip(self.made, tensors, strict=True)
+        pairs = zip(self.new_tensors, tensors, strict=True)
         return [tensor for one, tensor in pairs if one.kind == "output"]
 
     def _start(self, values: Sequence[Any]) -> None:
@@ -212,19 +215,20 @@ class QuickLaunch:
 
     launch: Launch
     names: Sequence[str]
-    args: Sequence[Any]  # no tensor twice, which the guards refuse
+    # No tensor twice, which the guards refuse. They are not kept: that would keep their memory.
+    args: InitVar[Sequence[Any]]
 
-    def __post_init__(self) -> None:
-        tensors = [arg for arg in self.args if isinstance(arg, Tensor)]
+    def __post_init__(self, args: Sequence[Any]) -> None:
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
         guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         self._matches = guards.check
-        self._all_tensors = len(tensors) == len(self.args)
-        self._kinds = [type(arg) for arg in self.args]
+        self._all_tensors = len(tensors) == len(args)
+        self._kinds = [type(arg) for arg in args]
         self._misaligned = [arg.data_ptr() % ALIGNMENT != 0 for arg in tensors]
         order = {name: place for place, name in enumerate(self.names)}
         self._places = [(place, order[name]) for place, name in self.launch.tensors]
-        made = self.launch.made
-        self._is_single = sum(one.kind == "output" for one in made) == 1
+        outputs = [one for one in self.launch.new_tensors if one.kind == "output"]
+        self._is_single = len(outputs) == 1
 
     def call(self, args: tuple[Any, ...]) -> Any:
         """The results, or None if the call has to take the general path."""
@@ -379,7 +383,3 @@ def _plain(value: Any) -> Any:
 
 def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
-
-
-def _is_buffer(parameter: Parameter) -> bool:
-    return isinstance(parameter.type, BufferType)

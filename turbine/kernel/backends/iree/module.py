@@ -5,8 +5,8 @@ A grid may have many small programs. A workgroup runs a range of them in sequenc
 at most WORKGROUPS workgroups, however large the grid is.
 
 Note [Workgroups that do nothing]
-A worker of IREE takes RESERVED consecutive workgroups at once if there are as many for each
-worker. Two workers would share 24 workgroups 16 to 8. So only the first of RESERVED runs programs.
+A worker of IREE reserves RESERVED consecutive workgroups if there are as many for each worker. Two
+workers would share 24 workgroups 16 to 8. So only the first of RESERVED runs programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compile Triton source: code and a target in, a kernel of Triton's out, kept in Triton's cache."""
+"""Compile Triton source: code and a target in, a compiled kernel out; Triton keeps it on disk."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ def compile_code(code: Code, target: Any, aligned: Collection[Argument]) -> Any:
     options = {"num_warps": code.schedule.warps, "num_stages": code.schedule.stages}
     try:
         return triton.compile(source, target, options)
-    except Exception as error:
-        if isinstance(error, errors.TurbineError):
-            raise
+    except Exception as error:  # of many types of Triton and LLVM
         name = f"{target.backend}:{target.arch}"
         raise errors.KernelError(
             f"Triton does not compile kernel {code.name} for {name}: {error}",

@@ -161,10 +161,6 @@ def _square_root(emitter: Emitter, dtype: Dtype, operands: Sequence[str]) -> str
     return f"tl.{'sqrt_rn' if dtype.bits == 32 else 'sqrt'}({operands[0]})"
 
 
-def _fma(emitter: Emitter, dtype: Dtype, operands: Sequence[str]) -> str:
-    return f"tl.fma({', '.join(operands)})"
-
-
 _FLOOR_DIVIDE_FLOATS = """\
 def floor_divide_floats(x, y):
     rest = libdevice.fmod(x, y)
@@ -213,7 +209,7 @@ _FORMS: dict[Op, Form] = {
     arithmetic.pow: _function("libdevice.pow({0}, {1})"),
     arithmetic.neg: lambda emitter, dtype, operands: f"-{tight(operands[0])}",
     arithmetic.abs: _absolute,
-    arithmetic.fma: _fma,
+    arithmetic.fma: _function("tl.fma({0}, {1}, {2})"),
     arithmetic.minimum: _extreme("minimum", "&"),
     arithmetic.maximum: _extreme("maximum", "|"),
     arithmetic.clamp: _clamp,

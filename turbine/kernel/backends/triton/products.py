@@ -52,7 +52,7 @@ def _instruction(
     """A dot that the GPU has an instruction for, or that Triton makes of multiply-adds."""
     type: TileType = node.meta["type"]
     dtype = wide if wide.bits == 64 else _COMPUTED_IN.get(a.dtype.name, a.dtype)
-    parts = [_named(emitter, converted(emitter, one, dtype)).text for one in (a, b)]
+    parts = [_assign_operand(emitter, converted(emitter, one, dtype)).text for one in (a, b)]
     is_added = acc.number != 0 and acc.dtype == wide
     if is_added:
         parts.append(emitter.dense(acc, type).text)
@@ -92,7 +92,7 @@ def _sum_of_products(
             "large for one of products",
             "use smaller blocks",
         )
-    factors = [_named(emitter, converted(emitter, one, wide)).text for one in (a, b)]
+    factors = [_assign_operand(emitter, converted(emitter, one, wide)).text for one in (a, b)]
     pairs = zip(factors, (a.axes, b_axes), strict=True)
     text = " * ".join(emitter.placed(factor, own, among) for factor, own in pairs)
     if rank - 1 in among:
@@ -100,7 +100,8 @@ def _sum_of_products(
     return text if acc.number == 0 else f"{text} + {_in(emitter, acc, wide, axes)}"
 
 
-def _named(emitter: Emitter, value: Value) -> Value:
+def _assign_operand(emitter: Emitter, value: Value) -> Value:
+    """An operand as a variable."""
     return value if value.text.isidentifier() else emitter.assign("operand", value)
 
 

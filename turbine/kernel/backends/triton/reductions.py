@@ -16,18 +16,28 @@ from turbine.kernel.trace.types import DTYPES, F32, I64, TileType
 
 I32 = DTYPES["i32"]
 
-LARGER = """\
+# Functions of Triton: names and texts.
+LARGER = (
+    "larger",
+    """\
 def larger(x, y):
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
-"""
-SMALLER = """\
+""",
+)
+SMALLER = (
+    "smaller",
+    """\
 def smaller(x, y):
     return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
-"""
-PRODUCT = """\
+""",
+)
+PRODUCT = (
+    "product",
+    """\
 def product(x, y):
     return x * y
-"""
+""",
+)
 _FIRST = """\
 def first_of_{name}(x, i, y, j):
     is_first = (x {sign} y) | ((x == y) & (i < j))
@@ -110,9 +120,9 @@ def reduce_rows(
 
 _CALLS = {
     "sum": ("tl.sum({0}, {1})", None),
-    "prod": ("tl.reduce({0}, {1}, product)", ("product", PRODUCT)),
-    "max": ("tl.reduce({0}, {1}, larger)", ("larger", LARGER)),
-    "min": ("tl.reduce({0}, {1}, smaller)", ("smaller", SMALLER)),
+    "prod": ("tl.reduce({0}, {1}, product)", PRODUCT),
+    "max": ("tl.reduce({0}, {1}, larger)", LARGER),
+    "min": ("tl.reduce({0}, {1}, smaller)", SMALLER),
     "any": ("tl.max({0}, {1})", None),
     "all": ("tl.min({0}, {1})", None),
 }

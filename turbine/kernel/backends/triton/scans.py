@@ -29,7 +29,6 @@ _SCANS = {
     "cummax": ("max", "tl.associative_scan({0}, {1}, larger, reverse={2})", LARGER),
     "cummin": ("min", "tl.associative_scan({0}, {1}, smaller, reverse={2})", SMALLER),
 }
-_HELPERS = {PRODUCT: "product", LARGER: "larger", SMALLER: "smaller"}
 I32 = DTYPES["i32"]
 _SCALAR = TileType((), F32)
 
@@ -46,7 +45,7 @@ def _scan(emitter: Emitter, node: fx.Node) -> Value:
     wide = I32 if dtype.kind == "bool" else F32 if elements.is_small(dtype) else dtype
     name, call, helper = _SCANS[op.name]
     if helper is not None:
-        emitter.call(_HELPERS[helper], helper)
+        emitter.call(*helper)
     conditions = emitter.conditions(type.shape, given["bounds"], given["masks"], [axis])
     value = converted(emitter, value, wide)
     rows = fill(emitter, value, type.of(wide), conditions, neutral(name, wide), [axis])
