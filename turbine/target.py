@@ -43,7 +43,7 @@ KINDS = {
             (),
             "--iree-cuda-target",
             "sm_80",
-            ("sm_80", "sm_89"),
+            ("sm_80", "sm_90"),
         ),
         Kind(
             "hip",
@@ -65,6 +65,10 @@ KINDS = {
         ),
     )
 }
+
+
+# The newest NVIDIA GPU that IREE's compiler has a description of; newer ones run its code.
+_NEWEST_KNOWN = 89
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,22 @@ class Target:
         return {"+amx-tile", "+amx-bf16"} <= set(self.features.split(","))
 
     @property
-    def code_facts(self) -> tuple[str, int, bool]:
+    def code_facts(self) -> tuple[str, int | str, bool]:
         """What IR that was emitted for this target depends on."""
-        return self.kind, self.vector_bytes, self.has_amx
+        of_chip = self.vector_bytes if self.kind == "cpu" else self.chip
+        return self.kind, of_chip, self.has_amx
+
+    @property
+    def _known_chip(self) -> str:
+        """The chip, or one whose code it runs if the compiler does not know it."""
+        is_newer = self.kind == "cuda" and (self.capability or 0) > _NEWEST_KNOWN
+        return f"sm_{_NEWEST_KNOWN}" if is_newer else self.chip
+
+    @property
+    def capability(self) -> int | None:
+        """The compute capability of an NVIDIA GPU, 90 for sm_90; None for other spellings."""
+        number = self.chip.removeprefix("sm_").removesuffix("a")
+        return int(number) if self.chip.startswith("sm_") and number.isdigit() else None
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -115,7 +132,7 @@ class Target:
         kind = KINDS[self.kind]
         places = [""] if self.devices == 1 else [f"[{at}]" for at in range(self.devices)]
         device = tuple(f"--iree-hal-target-device={kind.device}{place}" for place in places)
-        flags = (*device, *kind.flags, f"{kind.chip_flag}={self.chip}")
+        flags = (*device, *kind.flags, f"{kind.chip_flag}={self._known_chip}")
         if self.features:
             flags += (f"--iree-llvmcpu-target-cpu-features={self.features}",)
         return flags

@@ -152,6 +152,10 @@ def _outer_type(kept: Weight | Number) -> Type:
     return Type.parse(f"!torch.vtensor<[{sizes}],{row.torch_mlir}>")
 
 
+# What says itself what is wrong, and where.
+_CLEAR = (errors.ExportError, errors.ParameterError, errors.KernelError, errors.UnknownTarget)
+
+
 class _Walk:
     """Lowers one graph; IREE's node importer does the ops."""
 
@@ -249,7 +253,7 @@ class _Walk:
             try:
                 self.body.import_nodes([node], skip_placeholders_outputs=True)
                 self.bind_shape(node)
-            except (errors.ExportError, errors.ParameterError):
+            except _CLEAR:
                 raise
             except (NotImplementedError, AssertionError, TypeError, KeyError, ValueError) as error:
                 raise self.make_error(node, error) from error

@@ -36,8 +36,6 @@ from turbine.ops.code_cache import CodeCache
 # The program of a call, its sizes, and the facts that its code depends on.
 Call = tuple[KernelProgram, dict[Symbol, int], Key]
 _MOST_LAUNCHES = 4096
-# Elements from which on an offset may not fit 32 bits; blocks reach a little beyond a tensor.
-_LARGE = 2**31 - 2**24
 _MOST_PROGRAMS = 2**31 - 1
 
 
@@ -335,7 +333,7 @@ def layout_of(
             count = prod(size.evaluate(sizes) for size in parameter.type.shape)
             spans.append(count * (programs if parameter.type.usage == "temporary" else 1))
     spans += [_span(value) for value in args.values() if isinstance(value, Tensor)]
-    is_wide = max(spans) >= _LARGE or max(sizes.values(), default=0) >= SMALL
+    is_wide = max(spans) >= module.LARGE or max(sizes.values(), default=0) >= SMALL
     return Layout(module.padded_sizes(program, facts, sizes), is_wide, strided)
 
 

@@ -16,6 +16,7 @@ from turbine.compiler import host, pipeline
 from turbine.dtypes import Dtype
 from turbine.dump import dump
 from turbine.kernel.backends.iree import module
+from turbine.kernel.backends.iree.launch import scalar_element
 from turbine.kernel.backends.iree.module import Code
 from turbine.kernel.program import store_checks
 from turbine.kernel.program.facts import Facts
@@ -238,7 +239,7 @@ def _slot(parameter: Parameter) -> Slot:
 
 def scalar_dtype(type: ScalarType) -> Dtype:
     """The dtype of the 0-d tensor in which a number is passed."""
-    return dtypes.from_spelling(module.scalar_element(type.dtype))
+    return dtypes.from_spelling(scalar_element(type.dtype))
 
 
 def _to_tensor(parameter: Parameter, value: Any) -> Tensor:

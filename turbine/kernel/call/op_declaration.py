@@ -22,6 +22,7 @@ from turbine.capture.declared_ops import OPERATIONS, SPEAKING
 from turbine.capture.sizes import hint
 from turbine.dtypes import SCALARS, Dtype
 from turbine.kernel.backends.iree import module
+from turbine.kernel.backends.triton import embedding
 from turbine.kernel.call.definition import Definition
 from turbine.kernel.call.launcher import (
     check_grid,
@@ -42,6 +43,7 @@ from turbine.mlir.ir import Type, Value
 from turbine.ops import custom_op, gradients
 from turbine.ops.declared_op import DeclaredOp
 from turbine.ops.ir_builder import Builder
+from turbine.target import Target
 
 NAMESPACE = "tk"
 # Names that a namespace of torch.ops has itself.
@@ -140,15 +142,19 @@ class _Rules:
     def emit(self, builder: Builder, *args: Any) -> list[Value | None]:
         """Emit the kernel as a function of the module, and a call of it."""
         program, sizes = self._resolve_call(builder.examples)
+        on_gpu = builder.target.kind == "cuda"
+        if on_gpu:
+            sizes = self._with_blocks_of(program, sizes, "cuda")
         facts = _facts(program, sizes)
         function = f"{self.name}_{_digest(program, facts)}"
-        code = module.write(program, facts, function, builder.target)
+        write = embedding.write if on_gpu else _write_code
+        text = write(program, facts, function, builder.target)
         if program.is_printing:
             name = self.kernel.__name__
             errors.warn(f"kernel {name} prints, and exported programs do not")
         values = self._bind_arguments(args)
         passed = [_operand(builder, p, values[p.name]) for p in program.parameters if p.is_passed]
-        results = iter(builder.call(code.text, *passed, name=function))
+        results = iter(builder.call(text, *passed, name=function))
         given = [next(results) for _ in program.of_usage("output")]
         return [*given, *(None if values[p.name] is None else next(results) for p in self.written)]
 
@@ -173,6 +179,16 @@ class _Rules:
             )
         )
 
+    def _with_blocks_of(
+        self, program: KernelProgram, sizes: dict[Symbol, Size], device: str
+    ) -> dict[Symbol, Size]:
+        """The sizes, with blocks for a kind of device unless shapes of outputs depend on them."""
+        blocks = self.kernel.own_sizes(program, device)
+        outputs = [p.type for p in program.of_usage("output")]
+        shapes = [type.shape for type in outputs if isinstance(type, BufferType)]
+        used = {symbol for shape in shapes for size in shape for symbol in size.symbols}
+        return sizes if used & {*blocks} else {**sizes, **blocks}
+
     def _bind_arguments(self, args: Sequence[Any]) -> dict[str, Any]:
         names = [p.name for p in self.kernel.signature.passed]
         return dict(zip(names, args, strict=True))
@@ -189,6 +205,10 @@ class _Rules:
         if all(isinstance(size, int) for size in sizes.values()):
             check_grid(program, {symbol: int(size) for symbol, size in sizes.items()})
         return program, sizes
+
+
+def _write_code(program: KernelProgram, facts: Facts, name: str, target: Target) -> str:
+    return module.write(program, facts, name, target).text
 
 
 def _facts(program: KernelProgram, sizes: dict[Symbol, Size]) -> Facts:

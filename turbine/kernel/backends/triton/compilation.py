@@ -24,8 +24,8 @@ def import_triton() -> Any:
         import triton
     except ImportError as error:
         raise errors.KernelError(
-            "kernels on CUDA tensors are compiled by Triton, which cannot be imported",
-            hint="pip install turbine[cuda]; or move the tensors to the CPU, tensor.cpu()",
+            f"kernels for GPUs are compiled by Triton, which cannot be imported: {error}",
+            hint="pip install turbine[cuda]; or run the kernel on the CPU",
         ) from error
     return triton
 

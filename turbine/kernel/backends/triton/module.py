@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 
 from torch import fx
 
 from turbine.algebra import ONE, Expr, Symbol, symbol
 from turbine.dtypes import Dtype
 from turbine.kernel.backends.triton import rules as rules
-from turbine.kernel.backends.triton.elements import ARGUMENT_TYPES, TYPES
+from turbine.kernel.backends.triton.elements import ARGUMENT_TYPES, TYPES, is_small
 from turbine.kernel.backends.triton.emitter import (
     Emitter,
     Source,
@@ -35,6 +35,8 @@ from turbine.kernel.trace.types import BufferType, ScalarType, TileType
 
 # Rows of programs that are run together, so that what they read stays in the cache.
 _GROUP = 8
+# Elements from which on an offset may not fit 32 bits; blocks reach a little beyond a tensor.
+LARGE = 2**31 - 2**24
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,9 @@ class Layout:
     is_wide: bool = False  # whether indices may need 64 bits
     # Strides of tensors that are not contiguous: a number if it is 0 or 1, otherwise an argument.
     strided: tuple[tuple[str, tuple[int | None, ...]], ...] = ()
+    # Whether IREE launches it: addresses come first, as they are bound, numbers are in memory,
+    # and sizes have 32 bits.
+    is_embedded: bool = False
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,12 @@ def write(
     emitter.lines[start:start] = [
         f"    {lane} = tl.arange(0, {count})" for count, lane in emitter.lanes.items()
     ]
+    if layout.is_embedded and layout.is_wide:
+        names = [emitter.symbols[size] for size in emitter.sizes]
+        emitter.lines[:0] = [f"    {name} = {name}.to(tl.int64)" for name in names]
     arguments = tuple(_arguments(emitter, program, layout, parameters))
+    if layout.is_embedded:
+        arguments = tuple(sorted(arguments, key=partial(_binding_order, program)))
     head = f"def {name}({', '.join(argument.name for argument in arguments)}):"
     parts = [_HEAD.format(about=_about(program))]
     parts += [f"@triton.jit\n{text}" for text in emitter.functions.values()]
@@ -152,7 +162,10 @@ def _bind_parameters(
     for parameter, node in zip(program.parameters, program.graph.nodes, strict=False):
         name = names[parameter.name]
         if isinstance(parameter.type, ScalarType):
-            emitter.values[node] = _number(emitter, parameter.type.dtype, name)
+            if layout.is_embedded:
+                address, name = name, emitter.name(f"{name}_value")
+                emitter.emit(f"{name} = tl.load({address})")
+            emitter.values[node] = _number(parameter.type.dtype, name)
             continue
         shape, dtype = parameter.type.shape, parameter.type.dtype
         assert isinstance(dtype, Dtype)
@@ -212,7 +225,7 @@ def _buffer(node: fx.Node) -> str:
     return name
 
 
-def _number(emitter: Emitter, dtype: Dtype, name: str) -> Value:
+def _number(dtype: Dtype, name: str) -> Value:
     """A number that is passed, in its own dtype."""
     if dtype.kind == "bool":
         return Value(f"({name} != 0)", (), dtype)
@@ -286,7 +299,7 @@ def _row_by_row(emitter: Emitter, names: Sequence[str], counts: Sequence[str]) -
 def _arguments(
     emitter: Emitter, program: KernelProgram, layout: Layout, names: Mapping[str, str]
 ) -> Iterator[Argument]:
-    whole = "i64" if layout.is_wide else "i32"
+    whole = "i64" if layout.is_wide and not layout.is_embedded else "i32"
     for parameter in program.parameters:
         name = names[parameter.name]
         if isinstance(parameter.type, BufferType):
@@ -295,7 +308,10 @@ def _arguments(
             yield Argument(name, "buffer", type, parameter.name, is_made=is_made)
         else:
             assert isinstance(parameter.type.dtype, Dtype)
-            yield Argument(name, "number", _number_type(parameter.type.dtype), parameter.name)
+            type = _number_type(parameter.type.dtype)
+            if layout.is_embedded:
+                type = _tensor_type(parameter.type.dtype)
+            yield Argument(name, "number", type, parameter.name)
     for of, strides in layout.strided:
         for axis, number in enumerate(strides):
             if number is None:
@@ -307,6 +323,26 @@ def _arguments(
         yield Argument("alarms", "alarms", "*i64")
     if emitter.sites:
         yield Argument("log", "log", "*i64")
+
+
+def _binding_order(program: KernelProgram, argument: Argument) -> int:
+    """The place of an argument among those that IREE passes: see iree/launch.py."""
+    if argument.kind in _ORDER:
+        return _ORDER[argument.kind]
+    (type,) = (p.type for p in program.parameters if p.name == argument.of)
+    assert isinstance(type, BufferType)
+    return _ORDER["filled" if type.fill is not None else type.usage]
+
+
+_KINDS = ("number", "input", "inout", "filled", "alarms", "log", "output", "temporary", "size")
+_ORDER = {kind: place for place, kind in enumerate(_KINDS)}
+
+
+def _tensor_type(dtype: Dtype) -> str:
+    """The type of a number in memory, as iree/launch.py passes it."""
+    if dtype.kind == "bool":
+        return "*i8"
+    return "*fp32" if is_small(dtype) else f"*{ARGUMENT_TYPES[dtype.name]}"
 
 
 def _element(parameter: Parameter) -> str:
