@@ -83,6 +83,7 @@ TORCH_FREE = {"facts", "compiler", "runtime"}
 BRING_TORCH = ("torch", "iree.compiler.extras.fx_importer")
 # Imported only once a torch tensor has been seen; others still may not import them at load.
 AFTER_TORCH = (
+    "turbine/runtime/cuda_tensors.py",
     "turbine/runtime/torch_buffers.py",
     "turbine/runtime/quick_call.py",
     "turbine/runtime/tensor_call.py",

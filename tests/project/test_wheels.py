@@ -159,7 +159,7 @@ def test_the_runtime_loads_nothing_beyond_its_requirements() -> None:
     assert foreign == []
 
 
-AFTER_TORCH = ("torch_buffers", "quick_call", "tensor_call")
+AFTER_TORCH = ("torch_buffers", "cuda_tensors", "quick_call", "tensor_call")
 
 
 def test_an_import_in_a_function_is_followed_only_below_the_runtime() -> None:

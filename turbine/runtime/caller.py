@@ -12,7 +12,7 @@ import numpy
 from turbine import dims, dtypes, errors, pytree
 from turbine.dims import Dim
 from turbine.dtypes import Dtype
-from turbine.runtime import libraries, numpy_buffers
+from turbine.runtime import gpu_buffers, libraries, numpy_buffers
 from turbine.runtime.executable import EntryPoint
 from turbine.runtime.overlap import Span, overlaps, share_memory
 from turbine.signature import Input, Output, Signature
@@ -23,6 +23,8 @@ class Caller:
 
     def __init__(self, signature: Signature, entry: EntryPoint, code_and_weights: Span) -> None:
         self.signature = signature
+        self.libraries: Any = libraries if entry.is_on_host else gpu_buffers
+        self.library_of_type: Mapping[type, Any] = self.libraries.BY_TYPE
         self.entry = entry
         self.fixed_span = code_and_weights
         self.flat_count = _flat_count(signature)
@@ -48,7 +50,9 @@ class Caller:
         symbols: dict[str, int] = {}
         taken = [self.fixed_span]
         arguments, library = self._arguments(device, leaves, symbols, taken)
-        if not self.seen_torch and library is not numpy_buffers:
+        if not self.entry.is_on_host:
+            library.wait()
+        elif not self.seen_torch and library is not numpy_buffers:
             self.seen_torch = True
             self.quick = _quick_call(self)
         if self.quick is not None and leaves is args:
@@ -60,7 +64,7 @@ class Caller:
         values = self._values(device, library, results, taken)
         # Last, since a result may share an argument's memory.
         for leaf, value in written:
-            _LIBRARIES[type(leaf)].write(leaf, value)
+            self.libraries.of(leaf).write(leaf, value)
         if self.single:
             return values[0]
         return pytree.unflatten(
@@ -81,7 +85,7 @@ class Caller:
                 elif _is_passed(spec, leaf, symbols):
                     arguments.push_int(leaf)
                 continue
-            library = _LIBRARIES.get(type(leaf)) or _library_of(spec, leaf)
+            library = self.library_of_type.get(type(leaf)) or self._library_of(spec, leaf)
             view = library.to_view(device, leaf, row, taken)
             if view is None:
                 raise _refusal(spec, library.problem(leaf, row))
@@ -96,11 +100,17 @@ class Caller:
                 )
             arguments.push_ref(view)
             # A call with both torch tensors and numpy arrays returns tensors.
-            if made_of is None or library is not numpy_buffers:
+            if made_of is None or library.PRIORITY > made_of.PRIORITY:
                 made_of = library
         if self.sizes or symbols:
             self._check_symbols(leaves, symbols)
-        return arguments, made_of or libraries.default()
+        return arguments, made_of or self.libraries.default()
+
+    def _library_of(self, spec: Input, leaf: Any) -> Any:
+        library = self.libraries.of(leaf)
+        if library is None:
+            raise _refusal(spec, f"is a {type(leaf).__name__}, expected a tensor")
+        return library
 
     def _check_symbols(self, leaves: Sequence[Any], symbols: dict[str, int]) -> None:
         """Bind symbols to sizes; check equal sizes, size expressions, ranges and conditions."""
@@ -133,7 +143,7 @@ class Caller:
     def _check_apart(self, leaves: Sequence[Any]) -> None:
         """Raise if a mutated argument shares memory with another: the trace assumed it does not."""
         layouts = {
-            k: _LIBRARIES[type(leaves[k])].layout(leaves[k])
+            k: self.libraries.of(leaves[k]).layout(leaves[k])
             for k, (_, row, _) in enumerate(self.inputs)
             if row is not None
         }
@@ -153,7 +163,7 @@ class Caller:
         """The mutated arguments and their new values."""
         pairs = []
         for k, (index, row) in enumerate(self.mutated, start=len(self.returned)):
-            library = _LIBRARIES[type(leaves[index])]
+            library = self.libraries.of(leaves[index])
             value = library.from_view(device, results.get_as_object(k, _VIEW), row)
             # Two arguments may have been swapped: read both before either is written.
             if overlaps(library.span(value), taken):
@@ -181,15 +191,6 @@ class Caller:
 
 
 _VIEW = iree.HalBufferView
-# The module for an argument, by its type.
-_LIBRARIES = libraries.BY_TYPE
-
-
-def _library_of(spec: Input, leaf: Any) -> ModuleType:
-    library = libraries.of(leaf)
-    if library is None:
-        raise _refusal(spec, f"is a {type(leaf).__name__}, expected a tensor")
-    return library
 
 
 def _quick_call(caller: Caller) -> Any:

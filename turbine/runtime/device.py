@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 SYNC = "local-sync"
 TASK = "local-task"
+ON_HOST = (SYNC, TASK)  # drivers whose programs share memory with the CPU
 
 
 @dataclass(frozen=True)
@@ -453,9 +454,9 @@ def _device(uri: str, ordinal: int, is_guarded: bool, placement: Placement) -> A
     driver = _driver(name, placement)
     try:
         if path:
-            found = driver.create_device_by_uri(uri, allocators=_allocators(is_guarded))
+            found = driver.create_device_by_uri(uri, allocators=_allocators(name, is_guarded))
         else:
-            found = _open(driver, name, ordinal, _allocators(is_guarded))
+            found = _open(driver, name, ordinal, _allocators(name, is_guarded))
     except (RuntimeError, ValueError) as error:
         raise _no_device(uri, error) from error
     return immortal(found)
@@ -468,14 +469,19 @@ def _no_device(uri: str, error: Exception) -> errors.DeviceError:
     )
 
 
-def _allocators(is_guarded: bool) -> list[str]:
-    """The allocators; guarded, one that fills memory with 0xCD to show uninitialized reads."""
-    return ["debug"] if is_guarded else []
+def _allocators(driver: str, is_guarded: bool) -> list[str]:
+    """The allocators; guarded, one that fills memory with 0xCD to show uninitialized reads.
+
+    On GPUs, one that keeps freed memory for later calls, whose allocation would take milliseconds.
+    """
+    if is_guarded:
+        return ["debug"]
+    return [] if driver in ON_HOST else ["caching"]
 
 
 def _open(made: Any, driver: str, ordinal: int, allocators: list[str]) -> Any:
     """A device by its ordinal; CPU drivers make as many as needed."""
-    if ordinal == 0 or driver in (SYNC, TASK):
+    if ordinal == 0 or driver in ON_HOST:
         return made.create_default_device(allocators=allocators)
     present = made.query_available_devices()
     if ordinal >= len(present):

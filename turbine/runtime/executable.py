@@ -72,6 +72,7 @@ class Executable:
         self._providers = providers
         self._needs_cores = needs_cores
         self._has_threads = driver != devices.SYNC
+        self.is_on_host = not isinstance(driver, str) or driver in devices.ON_HOST
         self._state = None if state is None else tuple(state)
         self.own_values = Values()
         self._owners = WeakSet([self.own_values])
@@ -287,6 +288,7 @@ class EntryPoint:
     def __init__(self, executable: Executable, function: Any, owner: Values) -> None:
         self.device: Callable[[], Any] = partial(executable.device, owner)
         self.invoke: Invoke = executable.invocation(function, owner)
+        self.is_on_host = executable.is_on_host
         stored = function.reflection.get(STORED_RESULTS)
         if config.current().guard or stored is not None:
             from turbine.runtime import guard

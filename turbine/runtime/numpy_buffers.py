@@ -17,7 +17,10 @@ from turbine.runtime.overlap import Layout, Span
 # IREE imports host memory in place only from addresses that are multiples of this.
 ALIGNMENT = 64
 
+# Results of a call are of the library of highest priority among its arguments.
+PRIORITY = 0
 Array = NDArray[Any]
+NOTHING = numpy.zeros(0, numpy.uint8)
 
 # Dtypes that numpy exports by DLPack; those of ml_dtypes are passed as bytes.
 _NATIVE = {row.name for row in dtypes.TABLE if row.numpy.isbuiltin == 1}
@@ -99,6 +102,17 @@ def layout(array: Array) -> Layout:
 
 def to_numpy(array: Array) -> Array:
     """The array."""
+    return array
+
+
+def to_bytes(array: Array, dtype: Dtype) -> Array | None:
+    """The bytes of a contiguous copy, or None for an array of another dtype."""
+    return _bytes(array.copy()) if array.dtype == dtype.numpy else None
+
+
+def from_bytes(raw: Array, shape: Sequence[int], dtype: Dtype) -> Array:
+    """An array that owns these bytes."""
+    array: Array = raw.view(dtype.numpy).reshape(shape)
     return array
 
 

@@ -5,6 +5,7 @@ Imported only once a torch tensor has been seen: artifacts run where torch is no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from turbine.runtime import numpy_buffers
 from turbine.runtime.numpy_buffers import ALIGNMENT
 from turbine.runtime.overlap import Layout, Span
 
+# Results of a call are of the library of highest priority among its arguments.
+PRIORITY = 1
 _DLPACK_CPU = 1
 _UINT8 = from_torch_name("uint8")
 _DTYPES = {row.name: row.torch for row in TABLE}
@@ -119,6 +122,21 @@ def to_numpy(tensor: Tensor) -> Any:
     """The values as an array of the numpy dtype in the table."""
     raw = plain_copy(tensor.cpu()).reshape(-1).view(torch.uint8).numpy()
     return raw.view(of_torch(tensor.dtype).numpy).reshape(tensor.shape)
+
+
+def to_bytes(tensor: Tensor, dtype: Dtype) -> Any:
+    """The bytes of a CPU tensor as an array, or None if it has none (`problem` says why)."""
+    try:
+        if tensor.dtype is not _DTYPES[dtype.name] or not tensor.is_cpu:
+            return None
+        return plain_copy(tensor).reshape(-1).view(torch.uint8).numpy()
+    except RuntimeError:
+        return None
+
+
+def from_bytes(raw: Any, shape: Sequence[int], dtype: Dtype) -> Tensor:
+    """A tensor that owns these bytes."""
+    return torch.from_numpy(raw).view(dtype.torch).reshape(shape)
 
 
 def copy(tensor: Tensor) -> Tensor:
