@@ -245,9 +245,10 @@ def test_other_patterns_are_not_replaced(function: Callable[..., Tensor]) -> Non
     [
         (heads(2, 3, 40, 300), NEON),
         (tuple(one.double() for one in heads(2, 3, 40, 16)), NEON),
-        (heads(2, 3, 40, 16), targets.parse("cuda:sm_80")),
+        (heads(2, 3, 40, 16), targets.parse("hip:gfx942")),
+        (tuple(one.half() for one in heads(2, 3, 40, 16)), NEON),
     ],
-    ids=["many features", "float64", "GPU"],
+    ids=["many features", "float64", "GPU without kernels", "float16"],
 )
 def test_unsupported_attention_is_not_replaced(args: tuple[Tensor, ...], target: Target) -> None:
     exported = turbine.aot.export(Fn(sdpa), args=args)

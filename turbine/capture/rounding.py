@@ -94,6 +94,29 @@ def _widen(graph: fx.Graph, node: fx.Node) -> fx.Node:
     return widened if shape else emit(graph, aten.view.default, widened, [], beside=node)
 
 
+def widened_from(node: fx.Node) -> fx.Node | None:
+    """The float of 16 bits that a node is in float32, by a conversion or as `_widen` writes it."""
+    if _dtype(node) != torch.float32:
+        return None
+    if node.target is aten._to_copy.default:
+        (source,) = node.all_input_nodes
+        return source if _dtype(source) in _NARROW else widened_from(source)
+    for target in _WIDENING:
+        if node.target is not target:
+            return None
+        (node,) = node.all_input_nodes
+    return node if _dtype(node) == torch.bfloat16 else None
+
+
+_NARROW = {torch.float16, torch.bfloat16}
+_WIDENING = (
+    aten.view.dtype,
+    aten.mul.Scalar,
+    aten._to_copy.default,
+    aten.view.dtype,
+)  # from the last op to the first
+
+
 def _dtype(node: fx.Node) -> torch.dtype | None:
     value: Any = node.meta.get("val")
     return value.dtype if isinstance(value, torch.Tensor) else None

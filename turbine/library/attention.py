@@ -13,9 +13,16 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
+from turbine.capture.rounding import widened_from
 from turbine.capture.sizes import sizes_of
 from turbine.library.heads import B, Layout, Source, sources_of
-from turbine.library.nodes import have_equal_sizes, only_user, restore_shape, to_rank
+from turbine.library.nodes import (
+    have_equal_sizes,
+    is_conversion,
+    only_user,
+    restore_shape,
+    to_rank,
+)
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -23,6 +30,7 @@ aten = torch.ops.aten
 H, S, T, D = tkl.symbols("H S T D")  # heads, queries, keys, head size
 E = tkl.sym.E  # head size of values
 PQ, PK, PV = tkl.symbols("PQ PK PV")  # parts of tensors that hold them
+U, V = tkl.types.U, tkl.types.V  # of the operands, and of a bias
 MB, MH = tkl.symbols("MB MH")  # batch and heads of a mask: 1, or those of the scores
 BM, BN = tkl.symbols("BM BN")
 f32 = tkl.f32
@@ -40,9 +48,9 @@ class Layouts:
 
 def _apply_mask(scores: Any, mask: Any) -> Any:
     """Add a bias, in the base of exp2, or hide scores."""
-    if mask.dtype == f32:
-        return scores + mask * math.log2(math.e)
-    return tkl.where(mask, -math.inf, scores)
+    if mask.dtype == tkl.bool:
+        return tkl.where(mask, -math.inf, scores)
+    return scores + mask.to(f32) * math.log2(math.e)
 
 
 def _attend(
@@ -78,7 +86,7 @@ def _attend(
         origin = tkl.where(new == -math.inf, 0.0, new)  # for rows whose keys are all masked so far
         weights, shrink = tkl.exp2(scores - origin[:, None]), tkl.exp2(largest - origin)
         total = total * shrink + tkl.sum(weights, axis=1)
-        return new, total, tkl.dot(weights, values, sums * shrink[:, None])
+        return new, total, tkl.dot(weights.to(values.dtype), values, sums * shrink[:, None])
 
     _, total, sums = blocks
     divisor = tkl.where(total == 0.0, if_hidden, total)
@@ -102,7 +110,8 @@ def _attend_alone(
     query = tkl.load(q, layouts.q.place(batch, head, row), layouts.q.rows(None, D))
     keys = tkl.load(k, layouts.k.place(batch, head, 0), layouts.k.rows(T, D))
     values = tkl.load(v, layouts.v.place(batch, head, 0), layouts.v.rows(T, E))
-    scores = tkl.sum(keys * query[None, :], axis=1) * (scale * math.log2(math.e))
+    products = keys.to(f32) * query.to(f32)[None, :]
+    scores = tkl.sum(products, axis=1) * (scale * math.log2(math.e))
     if mask is not None:
         place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), row, 0
         scores = _apply_mask(scores, tkl.load(mask, place, (None, None, None, T)))
@@ -112,7 +121,8 @@ def _attend_alone(
     weights = tkl.exp2(scores - tkl.where(largest == -math.inf, 0.0, largest))
     total = tkl.sum(weights)
     divisor = tkl.where(total == 0.0, if_hidden, total)
-    tkl.store(y, layouts.y.place(batch, head, row), tkl.dot(weights[None, :], values) / divisor)
+    result = tkl.dot(weights[None, :], values.to(f32)) / divisor
+    tkl.store(y, layouts.y.place(batch, head, row), result)
 
 
 @dataclass(frozen=True)
@@ -130,28 +140,30 @@ def kernels(layouts: Layouts, *, is_alone: bool = False) -> Kernels:
     """The kernels for blocks of queries, or for one query each, of tensors in these layouts."""
     attend = partial(_attend_alone if is_alone else _attend, layouts)
     grid = (H, S, B) if is_alone else (S // BM, H, B)
-    Q = tkl.InputBuffer[*layouts.q.shape(H, S, D, PQ), f32]
-    K = tkl.InputBuffer[*layouts.k.shape(H, T, D, PK), f32]
-    V = tkl.InputBuffer[*layouts.v.shape(H, T, E, PV), f32]
-    Y = tkl.OutputBuffer[*layouts.y.shape(H, S, E, 1), f32]
+    Queries = tkl.InputBuffer[*layouts.q.shape(H, S, D, PQ), U]
+    Keys = tkl.InputBuffer[*layouts.k.shape(H, T, D, PK), U]
+    Values = tkl.InputBuffer[*layouts.v.shape(H, T, E, PV), U]
+    Result = tkl.OutputBuffer[*layouts.y.shape(H, S, E, 1), U]
 
     @tk.gen.kernel(*grid)
-    def attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
+    def attention(q: Queries, k: Keys, v: Values, y: Result, scale: f32, if_hidden: f32) -> None:
         """softmax(scale * q @ k.T) @ v"""
         attend(q, k, v, None, y, scale, if_hidden)
 
     @tk.gen.kernel(*grid)
-    def causal_attention(q: Q, k: K, v: V, y: Y, scale: f32, if_hidden: f32) -> None:
+    def causal_attention(
+        q: Queries, k: Keys, v: Values, y: Result, scale: f32, if_hidden: f32
+    ) -> None:
         """Attention with a causal mask."""
         attend(q, k, v, None, y, scale, if_hidden, is_causal=True)
 
     @tk.gen.kernel(*grid)
     def biased_attention(
-        q: Q,
-        k: K,
-        v: V,
-        bias: tkl.InputBuffer[MB, MH, S, T, f32],
-        y: Y,
+        q: Queries,
+        k: Keys,
+        v: Values,
+        bias: tkl.InputBuffer[MB, MH, S, T, V],
+        y: Result,
         scale: f32,
         if_hidden: f32,
     ) -> None:
@@ -160,11 +172,11 @@ def kernels(layouts: Layouts, *, is_alone: bool = False) -> Kernels:
 
     @tk.gen.kernel(*grid)
     def masked_attention(
-        q: Q,
-        k: K,
-        v: V,
+        q: Queries,
+        k: Keys,
+        v: Values,
         hidden: tkl.InputBuffer[MB, MH, S, T, tkl.bool],
-        y: Y,
+        y: Result,
         scale: f32,
         if_hidden: f32,
     ) -> None:
@@ -177,6 +189,7 @@ def kernels(layouts: Layouts, *, is_alone: bool = False) -> Kernels:
 # As many queries are computed one by one.
 FEW_QUERIES = 3
 _MOST_FEATURES = 256
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -194,8 +207,8 @@ class Attention:
     @property
     def is_supported(self) -> bool:
         """Whether the kernels support the operands."""
-        q, v = self.query.meta["val"], self.value.meta["val"]
-        if any(value.dtype != torch.float32 for value in (q, v)):
+        q, k, v = (node.meta["val"] for node in (self.query, self.key, self.value))
+        if q.dtype not in _DTYPES or not q.dtype == k.dtype == v.dtype:
             return False
         sizes = q.shape[-1], v.shape[-1]
         return all(isinstance(size, int) and size <= _MOST_FEATURES for size in sizes)
@@ -207,8 +220,8 @@ class Attention:
         return isinstance(queries, int) and queries <= FEW_QUERIES
 
     def is_faster_on(self, target: Target) -> bool:
-        """On every CPU."""
-        return True
+        """On GPUs; on every CPU in f32."""
+        return target.kind == "cuda" or self.query.meta["val"].dtype == torch.float32
 
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
@@ -269,13 +282,16 @@ def _match(softmax: fx.Node) -> Attention | None:
     scores, axis, is_widened = softmax.args
     assert isinstance(scores, fx.Node)
     rank = scores.meta["val"].ndim
-    if is_widened or rank not in (3, 4) or axis not in (-1, rank - 1):
+    is_f32 = scores.meta["val"].dtype == torch.float32
+    if is_widened or not is_f32 or rank not in (3, 4) or axis not in (-1, rank - 1):
         return None
     found = _match_scores(scores)
     weights = _match_zeroed_rows(softmax, scores)
     if found is None or (found.mask is not None and found.mask.meta["val"].ndim > rank):
         return None
-    left = _last_view(weights or softmax)
+    chosen = weights or softmax
+    narrowed = only_user(chosen)
+    left = _last_view(narrowed if is_conversion(narrowed) else chosen)
     product = only_user(left)
     if product is None or product.target is not aten.bmm.default or product.args[0] is not left:
         return None
@@ -318,7 +334,8 @@ def _match_scaled(node: Any) -> _Scores | None:
         factor = float(node.args[1])
         scale = factor if node.target is aten.mul.Tensor else 1.0 / factor if factor else math.nan
         node = node.args[0]
-    matmul = _view_base(node)
+    node = _view_base(node)
+    matmul = _view_base(widened_from(node) or node)
     if matmul.target is not aten.bmm.default or math.isnan(scale):
         return None
     return _Scores(matmul, scale)
@@ -388,7 +405,7 @@ def _has_same_shape(one: fx.Node, other: fx.Node) -> bool:
 
 
 def _is_bias(node: fx.Node) -> bool:
-    return bool(node.meta["val"].dtype == torch.float32)
+    return node.meta["val"].dtype in _DTYPES
 
 
 def _is_causal(mask: fx.Node) -> bool:

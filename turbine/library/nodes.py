@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import fx
 
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
+from turbine.capture.rounding import widened_from
 from turbine.capture.sizes import expression
 
 aten = torch.ops.aten
@@ -40,6 +41,20 @@ def only_user(node: fx.Node) -> fx.Node | None:
     """The user of a node, if it is the only one."""
     users = [*node.users]
     return users[0] if len(users) == 1 else None
+
+
+def is_conversion(node: fx.Node | None) -> TypeGuard[fx.Node]:
+    """Whether a node changes the dtype alone."""
+    is_copy = node is not None and node.target is aten._to_copy.default
+    return is_copy and {*node.kwargs} == {"dtype"}  # type: ignore[union-attr]
+
+
+def narrow_ends(x: fx.Node, y: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """What is converted to `x`, and to what `y` is converted, if both are of one 16-bit dtype."""
+    source, end = widened_from(x), only_user(y)
+    if source is None or not is_conversion(end):
+        return None
+    return (source, end) if source.meta["val"].dtype == end.meta["val"].dtype else None
 
 
 def to_rank(node: fx.Node, rank: int, beside: fx.Node) -> fx.Node:

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, Protocol, TypeVar
 
 from torch import fx
 
+from turbine import errors
 from turbine.capture.nodes import copy_graph
 from turbine.capture.program import Region
-from turbine.library import attention, convolution, linear, matmul, pooling, rows, update
+from turbine.library import (
+    attention,
+    convolution,
+    gpu_convolution,
+    gpu_matmul,
+    gpu_reductions,
+    linear,
+    matmul,
+    pooling,
+    rows,
+    update,
+)
 from turbine.target import Target
 
 
@@ -29,7 +43,7 @@ class Match(Protocol):
 
 
 # Attention first: it contains a softmax. Convolutions before pooling, which takes their layout.
-FINDERS = (
+_OF_CPU = (
     attention.find,
     convolution.find,
     pooling.find,
@@ -40,6 +54,21 @@ FINDERS = (
     rows.find_group_norms,
     rows.find_softmaxes,
 )
+_NARROW_NORMS = partial(rows.of_narrow_rows, rows.find_layer_norms)
+_ALL_SOFTMAXES = partial(rows.find_softmaxes, dtypes=rows.ANY_WIDTH)
+_NARROW_SOFTMAXES = partial(rows.of_narrow_rows, _ALL_SOFTMAXES)
+FINDERS: dict[str, tuple[Callable[[Any], Iterator[Match]], ...]] = {
+    "cpu": _OF_CPU,
+    # Convolutions before the matmuls that they become.
+    "cuda": (
+        attention.find,
+        gpu_convolution.find,
+        gpu_matmul.find,
+        gpu_reductions.find,
+        _NARROW_NORMS,
+        _NARROW_SOFTMAXES,
+    ),
+}
 
 
 R = TypeVar("R", bound=Region)
@@ -53,17 +82,40 @@ def place_kernels(
     `find_target` is called only if there is a match.
     """
     matches: list[Match] = [
-        match for region in regions.values() for find in FINDERS for match in find(region)
+        match
+        for region in regions.values()
+        for find in {one for finders in FINDERS.values() for one in finders}
+        for match in find(region)
     ]
     has_updates = any(update.find(region) for region in regions.values())
     if not matches and not has_updates:
         return None
     target = find_target()
-    if target.kind != "cpu":
+    if target.kind not in FINDERS or not runs_kernels(target):
         return None
     if not has_updates and not any(match.is_faster_on(target) for match in matches):
         return None
     return {name: _with_kernels(region, target) for name, region in regions.items()}
+
+
+def runs_kernels(target: Target) -> bool:
+    """Whether kernels can be compiled for a target."""
+    if target.kind != "cuda":
+        return True
+    if (target.capability or 0) < _LEAST_CAPABILITY:
+        return False
+    if find_spec("triton") is None:
+        errors.warn(
+            "the program has no kernels of Turbine's library, since Triton is not installed, and "
+            "is slow: pip install turbine[cuda]",
+            errors.SlowCodeWarning,
+        )
+        return False
+    return True
+
+
+# Older GPUs lack instructions of these kernels.
+_LEAST_CAPABILITY = 80
 
 
 def _check_shape(found: fx.Node, expected: fx.Node) -> None:
@@ -76,7 +128,7 @@ def _with_kernels(region: R, target: Target) -> R:
     module, own = copy_graph(region.graph)
     copied = replace(region, graph=module)
     replaced: dict[fx.Node, fx.Node] = {}
-    for find in FINDERS:
+    for find in FINDERS[target.kind]:
         matches: list[Match] = [*find(copied)]
         places = {node: place for place, node in enumerate(module.graph.nodes)}
         # From the last to the first: the operands of a match are not replaced before it.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -14,28 +14,29 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
-from turbine.library.nodes import only_user, restore_shape, to_rank
+from turbine.library.nodes import narrow_ends, only_user, restore_shape, to_rank
 from turbine.target import Target
 
 aten = torch.ops.aten
 
 A, B, N = tkl.sym.A, tkl.sym.B, tkl.sym.N
 f32 = tkl.f32
+T, U, V = tkl.types.T, tkl.types.U, tkl.types.V  # of rows, weights and biases
 
 
 @tk.gen.kernel(B, A)
 def layer_norm(
-    x: tkl.InputBuffer[A, B, N, f32],
-    weight: tkl.InputBuffer[N, f32],
-    bias: tkl.InputBuffer[N, f32],
-    y: tkl.OutputBuffer[A, B, N, f32],
+    x: tkl.InputBuffer[A, B, N, T],
+    weight: tkl.InputBuffer[N, U],
+    bias: tkl.InputBuffer[N, V],
+    y: tkl.OutputBuffer[A, B, N, T],
     eps: f32,
 ) -> None:
     """Layer norm of each row."""
     place = tkl.program_id(1), tkl.program_id(0), 0
-    row = _standardize(tkl.load(x, place, (None, None, N)), eps)
-    scaled = row * tkl.load(weight, (0,), (N,)) + tkl.load(bias, (0,), (N,))
-    tkl.store(y, place, scaled[None, None])
+    row = _standardize(tkl.load(x, place, (None, None, N)).to(f32), eps)
+    factor, shift = tkl.load(weight, (0,), (N,)).to(f32), tkl.load(bias, (0,), (N,)).to(f32)
+    tkl.store(y, place, (row * factor + shift)[None, None])
 
 
 @tk.gen.kernel(B, A)
@@ -55,14 +56,16 @@ def _standardize(row: Any, eps: Any) -> Any:
 
 
 @tk.gen.kernel(B, A)
-def softmax(x: tkl.InputBuffer[A, B, N, f32], y: tkl.OutputBuffer[A, B, N, f32]) -> None:
+def softmax(x: tkl.InputBuffer[A, B, N, T], y: tkl.OutputBuffer[A, B, N, T]) -> None:
     """The softmax of each row."""
     place = tkl.program_id(1), tkl.program_id(0), 0
-    row = tkl.load(x, place, (None, None, N))
+    row = tkl.load(x, place, (None, None, N)).to(f32)
     numerator = tkl.exp(row - tkl.max(row))
     tkl.store(y, place, (numerator / tkl.sum(numerator))[None, None])
 
 
+_WIDE = (torch.float32,)
+ANY_WIDTH = (*_WIDE, torch.bfloat16, torch.float16)
 # Shorter rows do not pay for a program.
 _LEAST_COLUMNS = 32
 
@@ -72,17 +75,10 @@ class LayerNorm:
     """A match: a layer norm, as capture/rules/normalization.py emits it."""
 
     node: fx.Node
-    centered: fx.Node  # x minus its mean
+    x: fx.Node
     weight: fx.Node | None
     bias: fx.Node | None
     eps: float
-
-    @property
-    def x(self) -> fx.Node:
-        """The operand."""
-        x = self.centered.args[0]
-        assert isinstance(x, fx.Node)
-        return x
 
     def is_faster_on(self, target: Target) -> bool:
         """On every CPU: IREE needs six dispatches."""
@@ -126,6 +122,7 @@ class Softmax:
     """A softmax along the last axis."""
 
     node: fx.Node
+    x: fx.Node
 
     def is_faster_on(self, target: Target) -> bool:
         """On every CPU."""
@@ -133,20 +130,18 @@ class Softmax:
 
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
-        x = self.node.args[0]
-        assert isinstance(x, fx.Node)
-        rows = to_rank(x, 3, self.node)
+        rows = to_rank(self.x, 3, self.node)
         y = emit(self.node.graph, softmax.op.op, rows, beside=self.node)
         return restore_shape(y, self.node)
 
 
-def find_softmaxes(region: Region) -> Iterator[Softmax]:
-    """Find softmax along contiguous rows."""
+def find_softmaxes(region: Region, dtypes: Sequence[torch.dtype] = _WIDE) -> Iterator[Softmax]:
+    """Find softmax along contiguous rows of certain dtypes."""
     for node in region.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
         x, axis, is_widened = node.args
         rank = x.meta["val"].ndim
-        if not is_widened and rank and axis % rank == rank - 1 and _has_rows(x):
-            yield Softmax(node)
+        if not is_widened and rank and axis % rank == rank - 1 and _has_rows(x, dtypes):
+            yield Softmax(node, x)
 
 
 def find_layer_norms(region: Region) -> Iterator[LayerNorm]:
@@ -155,6 +150,16 @@ def find_layer_norms(region: Region) -> Iterator[LayerNorm]:
         found = _match_layer_norm(node)
         if found is not None and _has_rows(found.x):
             yield found
+
+
+R = TypeVar("R", LayerNorm, Softmax)
+
+
+def of_narrow_rows(find: Callable[[Region], Iterator[R]], region: Region) -> Iterator[R]:
+    """Find matches, with the conversions around those of rows that are narrower than f32."""
+    for match in find(region):
+        ends = narrow_ends(match.x, match.node)
+        yield match if ends is None else replace(match, x=ends[0], node=ends[1])
 
 
 def find_group_norms(region: Region) -> Iterator[GroupNorm]:
@@ -203,7 +208,9 @@ def _match_layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
     mean = rsqrt.meta["val"].shape
     fits = [mean == (*centered.meta["val"].shape[:-1], 1)]
     fits += [p.meta["val"].shape == (columns,) for p in (weight, bias) if p is not None]
-    return LayerNorm(last, centered, weight, bias, eps) if all(fits) else None
+    x = centered.args[0]
+    assert isinstance(x, fx.Node)
+    return LayerNorm(last, x, weight, bias, eps) if all(fits) else None
 
 
 _ADD = aten.add.Tensor
@@ -229,10 +236,10 @@ def _is_of(node: fx.Node, op: Any) -> bool:
     return str(node.meta.get("original_aten")) == str(op)
 
 
-def _has_rows(x: fx.Node) -> bool:
-    """Whether a kernel supports the rows: f32, with at most three axes or static sizes."""
+def _has_rows(x: fx.Node, dtypes: Sequence[torch.dtype] = _WIDE) -> bool:
+    """Whether a kernel supports the rows: at most three axes, or static sizes."""
     value = x.meta["val"]
-    if value.dtype != torch.float32 or value.ndim == 0:
+    if value.dtype not in dtypes or value.ndim == 0:
         return False
     *leading, columns = value.shape
     if not isinstance(columns, int) or columns < _LEAST_COLUMNS:

@@ -118,6 +118,41 @@ def convolution(
     return y.clone(memory_format=suggest_memory_format(x)).to(x.dtype)
 
 
+def can_be_matmul(x: Tensor, weight: Tensor, padding: Sequence[int]) -> bool:
+    """Whether `as_matmul` applies: sizes that windows of several elements slide over are fixed."""
+    sizes = (*x.shape[1:], *weight.shape)
+    is_fixed = all(isinstance(size, int) and size > 0 for size in sizes)
+    return is_fixed or _is_pointwise(weight, padding)
+
+
+def _is_pointwise(weight: Tensor, padding: Sequence[int]) -> bool:
+    return all(size == 1 for size in weight.shape[2:]) and not any(padding)
+
+
+def as_matmul(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """A convolution of any floats as a matmul."""
+    if groups == 1 and _is_pointwise(weight, padding):
+        for axis, step in enumerate(stride, start=2):
+            x = aten.slice(x, axis, 0, None, step) if step > 1 else x
+        channels = x.transpose(0, 1)
+        product = weight.flatten(1) @ channels.flatten(1)
+        y = product.reshape([weight.shape[0], *channels.shape[1:]]).transpose(0, 1)
+    else:
+        windows = _windows(weight, [*stride], [*padding], [*dilation], groups)
+        y = _gather(x, weight, windows)
+    if bias is not None:
+        y = y + bias.view([-1, *[1] * (x.dim() - 2)])
+    return y.clone(memory_format=suggest_memory_format(x)).to(x.dtype)
+
+
 def convolution_backward(
     grad: Tensor,
     x: Tensor,
