@@ -37,6 +37,9 @@ class Config:
     cache_dir: Path = _option(
         Path(os.path.expanduser("~")) / ".cache" / "turbine", "where compiled code is kept"
     )
+    cache_seed_dir: Path | None = _option(
+        None, "a second cache, which is only read: filled by one job for many"
+    )
     cache_limit_mb: int = _option(
         4096, "least recently used entries go when the cache is larger", least=0
     )

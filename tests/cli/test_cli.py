@@ -384,6 +384,18 @@ def test_cache_lists_and_clears(turbine: Turbine, tmp_path: Path) -> None:
     assert turbine("cache", *elsewhere).out.startswith("0 kept, 0 B of 4.0 GiB in ")
 
 
+def test_cache_and_doctor_name_the_seed(turbine: Turbine, tmp_path: Path) -> None:
+    absent, here = tmp_path / "absent", tmp_path / "seed"
+    here.mkdir(mode=0o700)
+    shown = turbine("cache", "--set", f"cache_seed_dir={here}").out
+    assert f"entries of {here} are read too" in shown
+    for seed, ok in ((here, True), (absent, False)):
+        found = turbine("doctor", "--json", "--set", f"cache_seed_dir={seed}", "--set", "cache=0")
+        [finding] = [f for f in json.loads(found.out) if f["name"] == "cache"]
+        assert finding["ok"] is ok
+        assert str(seed) in finding["text"]
+
+
 def test_doctor_reports_failures(turbine: Turbine) -> None:
     findings = turbine("doctor", "--json", "--set", "cache_dir=/dev/null/cache", "--set", "cache=0")
     failed = [finding["name"] for finding in json.loads(findings.out) if not finding["ok"]]

@@ -26,7 +26,7 @@ MIB = 2**20
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setattr(cache, "_warned", False)
+    monkeypatch.setattr(cache, "_warned", set())
     with config.override(cache_dir=tmp_path / "cache"):
         yield tmp_path / "cache"
 
@@ -343,6 +343,98 @@ def test_a_folder_that_cannot_be_created_warns_once(tmp_path: Path) -> None:
         assert cache.read(_key("a")) is None
         assert cache.listings() == []
         assert cache.clear() == 0
+
+
+@pytest.fixture
+def seed(tmp_path: Path) -> Iterator[Path]:
+    """A second folder with an entry, which is only read."""
+    with config.override(cache_dir=tmp_path / "seed"):
+        cache.write(_key("seeded"), ENTRY)
+    with config.override(cache_seed_dir=tmp_path / "seed"):
+        yield tmp_path / "seed"
+
+
+def test_entries_of_the_seed_are_read_and_new_ones_are_written_elsewhere(
+    seed: Path, folder: Path
+) -> None:
+    assert cache.read(_key("seeded")) == ENTRY
+    cache.write(_key("a"), ENTRY)
+    assert cache.read(_key("a")) == ENTRY
+    assert [item.key for item in cache.listings()] == [_key("a")]
+    assert [item.key for item in cache.listings(seed)] == [_key("seeded")]
+
+
+def test_an_entry_of_the_cache_wins_over_that_of_the_seed(seed: Path) -> None:
+    cache.write(_key("seeded"), Entry(b"own", {}))
+    found = cache.read(_key("seeded"))
+    assert found is not None
+    assert found.data == b"own"
+
+
+def test_nothing_in_the_seed_is_changed(seed: Path) -> None:
+    [entry] = seed.glob("*/*")
+    entry.write_bytes(b"damaged")
+    os.utime(entry, (1, 1))
+    with config.override(cache_limit_mb=0):
+        assert cache.read(_key("seeded")) is None
+        cache.write(_key("a"), ENTRY)
+        assert cache.clear() == 0
+    assert entry.read_bytes() == b"damaged"
+    assert entry.stat().st_mtime == 1
+
+
+def test_a_seed_that_others_may_write_is_not_read(seed: Path) -> None:
+    seed.chmod(0o770)
+    with pytest.warns(RuntimeWarning, match="does not read the seed of its cache: .*; remove it"):
+        assert cache.read(_key("seeded")) is None
+    assert cache.read(_key("seeded")) is None  # a second warning would be an error
+
+
+def test_a_seed_that_does_not_exist_is_reported(tmp_path: Path) -> None:
+    with config.override(cache_seed_dir=tmp_path / "absent"):
+        with pytest.warns(RuntimeWarning, match="seed of its cache: .*absent"):
+            assert cache.read(_key("a")) is None
+        cache.write(_key("a"), ENTRY)
+        assert cache.read(_key("a")) == ENTRY
+
+
+def test_a_compile_is_found_in_the_seed(tmp_path: Path) -> None:
+    def is_cached() -> bool:
+        source = b"func.func @f() { return }"
+        return pipeline.compile_ir(source, parse("cpu:generic"), strategy="plain-O0").cached
+
+    with config.override(cache_dir=tmp_path / "seed"):
+        assert not is_cached()
+    with config.override(cache_seed_dir=tmp_path / "seed"):
+        assert is_cached()
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
+def test_an_entry_that_a_network_file_system_lost_is_missing(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Such as one that another machine replaced or evicted while this one had it open.
+    cache.write(_key("a"), ENTRY)
+
+    def lose(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", lose)
+        assert cache.read(_key("a")) is None
+    assert cache.read(_key("a")) == ENTRY
+
+
+def test_no_lock_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Locks of network file systems may hang, or exclude nobody.
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    for name in ("flock", "lockf", "fcntl"):
+        monkeypatch.setattr(f"fcntl.{name}", refuse)
+    monkeypatch.setattr("os.link", refuse)
+    cache.write(_key("a"), ENTRY)
+    assert cache.read(_key("a")) == ENTRY
 
 
 def test_a_read_only_folder_is_readable(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ ONES = torch.ones(2, 4)
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of an entry in a new cache."""
-    monkeypatch.setattr(cache, "_warned", False)
+    monkeypatch.setattr(cache, "_warned", set())
     with config.override(cache_dir=tmp_path / "cache"):
         cache.write(cache.key_of(["a"]), ENTRY)
         assert cache.read(cache.key_of(["a"])) == ENTRY

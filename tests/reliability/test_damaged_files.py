@@ -306,7 +306,7 @@ def test_a_misnamed_cache_entry_is_ignored(tmp_path: Path) -> None:
     with turbine.config.override(cache_dir=tmp_path / "cache"):
         for name in "ab":
             cache.write(cache.key_of([name]), cache.Entry(name.encode(), {}))
-        first, second = (cache.path_of(cache.key_of([name])) for name in "ab")
+        first, second = (cache.path_of(cache.key_of([name]), tmp_path / "cache") for name in "ab")
         first.replace(second)
         assert cache.read(cache.key_of(["b"])) is None
 

@@ -42,6 +42,7 @@ def _json(listings: Sequence[Listing]) -> str:
     settings = config.current()
     facts = {
         "folder": str(settings.cache_dir),
+        "seed_folder": settings.cache_seed_dir and str(settings.cache_seed_dir),
         "bytes": sum(item.size for item in listings),
         "limit_bytes": settings.cache_limit_mb * 2**20,
         "entries": [asdict(item) for item in listings],
@@ -65,4 +66,6 @@ def _text(listings: Sequence[Listing]) -> str:
     total = bytes_text(sum(item.size for item in listings))
     limit = bytes_text(settings.cache_limit_mb * 2**20)
     summary = f"{len(listings)} kept, {total} of {limit} in {settings.cache_dir}"
+    if settings.cache_seed_dir is not None:
+        summary += f"; entries of {settings.cache_seed_dir} are read too"
     return f"{table(rows, right={3, 4})}\n\n{summary}" if listings else summary

@@ -8,15 +8,18 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from turbine import config, errors, whole_package
+from turbine import config, errors, permissions, whole_package
 from turbine import target as targets
 from turbine.progress import progress
 from turbine.tables import bytes_text, fit
 from turbine.version import __version__
+
+if TYPE_CHECKING:
+    from turbine.compiler.cache import Listing
 
 
 def check_installation(
@@ -130,9 +133,26 @@ def _cache() -> str:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
-    listings = cache.listings()
-    total = sum(item.size for item in listings)
-    return f"{folder} is writable, {len(listings)} kept, {bytes_text(total)}"
+    return f"{folder} is writable, {_kept(cache.listings())}{_seed()}"
+
+
+def _seed() -> str:
+    from turbine.compiler import cache
+
+    folder = config.current().cache_seed_dir
+    if folder is None:
+        return ""
+    problem = permissions.problem(folder.stat()) if folder.is_dir() else "is no folder"
+    if problem is not None:
+        raise errors.ConfigError(
+            f"cache_seed_dir is not read: {folder} {problem}",
+            hint="name a folder that only you or root may write (chmod -R go-w), or leave it out",
+        )
+    return f"; seed {folder} is read, {_kept(cache.listings(folder))}"
+
+
+def _kept(listings: Sequence[Listing]) -> str:
+    return f"{len(listings)} kept, {bytes_text(sum(item.size for item in listings))}"
 
 
 def _end_to_end() -> str:

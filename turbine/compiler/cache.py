@@ -54,12 +54,21 @@ def key_of(parts: Iterable[str | bytes]) -> str:
 
 
 def read(key: str) -> Entry | None:
-    """The entry; None if there is none that we or root wrote. A damaged file is removed."""
-    path = path_of(key)
+    """The entry, of the cache or of its seed; None if there is none that we or root wrote."""
+    settings = config.current()
+    entry = _read_own(key, settings.cache_dir)
+    if entry is None and settings.cache_seed_dir is not None:
+        entry = _read_seed(key, settings.cache_seed_dir)
+    return entry
+
+
+def _read_own(key: str, folder: Path) -> Entry | None:
+    """An entry of our folder, marked as used; a damaged file is removed."""
+    path = path_of(key, folder)
     try:
-        raw = _read_trusted(path)
+        raw = _read_trusted(path, folder)
     except _Untrusted as error:
-        _warn_once(f"turbine does not read its cache: {error}")
+        _warn_once(folder, f"turbine does not read its cache: {error}")
         return None
     except OSError:
         return None
@@ -72,9 +81,20 @@ def read(key: str) -> Entry | None:
     return entry
 
 
+def _read_seed(key: str, folder: Path) -> Entry | None:
+    """An entry of a folder in which nothing is changed."""
+    try:
+        return _decode(key, _read_trusted(path_of(key, folder), folder))
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) or not folder.is_dir():
+            _warn_once(folder, f"turbine does not read the seed of its cache: {error}")
+        return None
+
+
 def write(key: str, entry: Entry) -> None:
     """Write an entry; a folder that cannot be written causes one warning, and no error."""
-    path = path_of(key)
+    folder = config.current().cache_dir
+    path = path_of(key, folder)
     try:
         make_folder(path.parent)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=_TEMPORARY, delete=False) as file:
@@ -89,7 +109,7 @@ def write(key: str, entry: Entry) -> None:
                 raise
         evict()
     except OSError as error:
-        _warn_once(f"turbine cannot write its cache ({error}); compiled code is not kept")
+        _warn_once(folder, f"turbine cannot write its cache ({error}); compiled code is not kept")
 
 
 def make_folder(folder: Path) -> None:
@@ -105,9 +125,9 @@ class _Untrusted(OSError):
     """A file or a folder of the cache that another user may have written."""
 
 
-def _read_trusted(path: Path) -> bytes:
+def _read_trusted(path: Path, root: Path) -> bytes:
     """The bytes of a file that, as its folders, nobody but us and root may write."""
-    for folder in (config.current().cache_dir, path.parent):
+    for folder in (root, path.parent):
         _check_writers(folder, folder.stat())
     with path.open("rb") as file:
         _check_writers(path, os.fstat(file.fileno()))
@@ -120,10 +140,10 @@ def _check_writers(path: Path, status: os.stat_result) -> None:
         raise _Untrusted(f"{path} {problem}; remove it, or `chmod go-w` what is yours")
 
 
-def listings() -> list[Listing]:
-    """Every whole entry, most recently used first."""
+def listings(folder: Path | None = None) -> list[Listing]:
+    """Every whole entry of the cache, or of a seed, most recently used first."""
     found = []
-    for path in _files():
+    for path in _files(folder or config.current().cache_dir):
         with contextlib.suppress(OSError):
             status = path.stat()
             found.append(Listing(path.stem, status.st_size, status.st_mtime, _facts(path)))
@@ -133,7 +153,7 @@ def listings() -> list[Listing]:
 def clear() -> int:
     """Remove every entry and the IR of failed compiles; returns the number of entries."""
     count = 0
-    for path in [*_files(), *_failed_entries()]:
+    for path in [*_files(config.current().cache_dir), *_failed_entries()]:
         with contextlib.suppress(OSError):
             path.unlink()
             count += path.suffix == _SUFFIX
@@ -149,7 +169,7 @@ def evict() -> None:
     """Remove least recently used files past the size limit, and files of killed writers."""
     limit = config.current().cache_limit_mb * 2**20
     sized = []
-    for path in [*_files(), *_failed_entries()]:
+    for path in [*_files(config.current().cache_dir), *_failed_entries()]:
         with contextlib.suppress(OSError):
             status = path.stat()
             sized.append((status.st_mtime, status.st_size, path))
@@ -170,13 +190,13 @@ def _remove_stale() -> None:
                 path.unlink()
 
 
-def path_of(key: str) -> Path:
-    """The file of an entry."""
-    return config.current().cache_dir / key[:2] / f"{key}{_SUFFIX}"
+def path_of(key: str, folder: Path) -> Path:
+    """The file of an entry of a cache or of a seed."""
+    return folder / key[:2] / f"{key}{_SUFFIX}"
 
 
-def _files() -> Iterator[Path]:
-    return config.current().cache_dir.glob(f"??/*{_SUFFIX}")
+def _files(folder: Path) -> Iterator[Path]:
+    return folder.glob(f"??/*{_SUFFIX}")
 
 
 def _failed_entries() -> Iterator[Path]:
@@ -218,11 +238,10 @@ def _facts(path: Path) -> dict[str, Any]:
         return {}
 
 
-_warned = False
+_warned: set[Path] = set()
 
 
-def _warn_once(message: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
+def _warn_once(folder: Path, message: str) -> None:
+    if folder not in _warned:
+        _warned.add(folder)
         errors.warn(message, RuntimeWarning)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -70,11 +71,12 @@ def _write(name: str, facts: dict[str, Any]) -> None:
 
 
 def _read(name: str, settings: Config) -> dict[str, Any] | None:
-    return _read_file(name, str(settings.cache_dir)) if settings.cache else _here.get(name)
+    folders = (settings.cache_dir, settings.cache_seed_dir)
+    return _read_file(name, folders) if settings.cache else _here.get(name)
 
 
 @lru_cache(maxsize=10_000)
-def _read_file(name: str, folder: str) -> dict[str, Any] | None:
+def _read_file(name: str, folders: tuple[Path | None, ...]) -> dict[str, Any] | None:
     entry = cache.read(name)
     return None if entry is None else entry.facts
 
