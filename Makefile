@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-gpu sweep soak check format bench coverage docs wheel clean
+.PHONY: help setup run test test-gpu test-scale sweep soak check format bench coverage docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ test: $(INSTALLED) check ## check, then the whole test suite; of sweeps a slice 
 
 test-gpu: $(INSTALLED) ## the tests that need an NVIDIA GPU, with a PyTorch built for CUDA
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-scale: $(INSTALLED) ## the tests of docs/scale.md: Ray, which it installs, and training that loses workers
+	$(BIN)/python -m pip install --quiet --editable ".[ray]"
+	$(BIN)/python -m pytest -m scale $(ARGS)
 
 sweep: $(INSTALLED) ## the tests of which `make test` runs a slice, whole (one slice again: make test ARGS="--seed HEX")
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --sweep -m sweep $(ARGS)

@@ -5,7 +5,8 @@
 `--sweep` (`make sweep`) runs them all. A test that compiles many rows as one program takes
 `drawn(rows, 3)` of them likewise. The seed follows the commit, so that each commit runs other
 slices; pytest prints it, and `--seed HEX` repeats a run. `--soak` (`make soak`) gives
-tests/reliability its full numbers: `amount(5, 200)` is 200 then, and 5 otherwise.
+tests/reliability its full numbers: `amount(5, 200)` is 200 then, and 5 otherwise. Tests that are
+marked `scale` only run with `-m scale` (`make test-scale`).
 """
 
 from __future__ import annotations
@@ -104,9 +105,11 @@ def drawn(request: pytest.FixtureRequest, seed: int) -> Drawn:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests outside of a sweep's slice; long files run first."""
+    """Deselect tests of `scale`, and those outside of a sweep's slice; long files run first."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.path.stem not in LONG)
+    if "scale" not in config.option.markexpr:
+        _deselect(config, items, [item for item in items if item.get_closest_marker("scale")])
     sweeps: dict[str, list[pytest.Item]] = {}
     for item in items:
         for owner, _ in islice(item.iter_markers_with_node("sweep"), 1):
@@ -115,7 +118,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     seed = config.getoption("--seed")
     kept = {item for name, sweep in sweeps.items() for item in _slice(name, sweep, seed)}
-    left_out = [item for sweep in sweeps.values() for item in sweep if item not in kept]
+    _deselect(config, items, [i for sweep in sweeps.values() for i in sweep if i not in kept])
+
+
+def _deselect(config: pytest.Config, items: list[pytest.Item], left_out: list[pytest.Item]) -> None:
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=left_out)
 

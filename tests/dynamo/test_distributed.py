@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,48 +9,24 @@ import pytest
 import torch
 from torch import fx
 
+from tests import torchrun
 from tests.dynamo import distributed_program
 from turbine.capture.partition import partition
 
 pytestmark = pytest.mark.run
 
-ROOT = Path(__file__).parents[2]
 PROCESSES = 2
-PATIENCE = 240  # seconds
 
 Outcomes = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """What each process made of each job."""
+    """What each process made of each job, with an agent for each, as on two machines."""
     folder = tmp_path_factory.mktemp("distributed")
-    program = [str(ROOT / "tests" / "dynamo" / "distributed_program.py"), str(folder)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*torchrun, f"--nproc-per-node={PROCESSES}", *program],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        printed, _ = process.communicate(timeout=PATIENCE)
-    finally:
-        _end(process.pid)
-    assert process.returncode == 0, printed
+    with torchrun.agents(folder, Path(distributed_program.__file__), str(folder)) as started:
+        torchrun.wait(folder, started)
     return [torch.load(folder / f"{rank}.pt") for rank in range(PROCESSES)]
-
-
-def _end(session: int) -> None:
-    """Whatever the launcher started and did not end; mostly there is nothing."""
-    try:
-        os.killpg(session, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 @pytest.mark.parametrize("job", ["replicated", "sharded"])
