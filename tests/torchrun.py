@@ -27,11 +27,6 @@ def agents(
     meeting = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", "--rdzv-id=test"]
     meeting.append(f"--rdzv-endpoint={folder / 'meeting'}")
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={count}", *meeting]
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # docs/scale.md says why
-    }
     started: Agents = []
     try:
         for number in range(count):
@@ -40,7 +35,7 @@ def agents(
                     subprocess.Popen(
                         [*torchrun, *options, str(program), *words],
                         cwd=folder,
-                        env=environment,
+                        env=environment(),
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,
@@ -50,6 +45,14 @@ def agents(
     finally:
         for agent in started:
             _end(agent)
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # docs/scale.md says why
+    }
 
 
 def wait(folder: Path, started: Agents) -> str:

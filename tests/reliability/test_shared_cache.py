@@ -1,4 +1,4 @@
-"""Two processes share a cache folder on a full disk."""
+"""Processes share a cache folder: on a full disk, and while some of them are killed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
+from tests.reliability import processes
 from turbine import config
 from turbine.compiler import cache
 
@@ -68,6 +70,49 @@ def test_two_processes_share_a_cache_on_a_full_disk(tmp_path: Path, amount: Amou
     with config.override(cache_dir=folder):
         assert len(cache.listings()) > 0
         assert all(cache.read(listing.key) is not None for listing in cache.listings())
+
+
+# Compiles programs that others compile too, and compares what they compute.
+COMPILER = """
+import sys
+import torch
+from turbine.runtime import Launchable
+size = "tensor<2xi32>"
+for number in range(int(sys.argv[1])):
+    constant = f"%0 = arith.constant dense<{number}> : {size}"
+    body = f"{constant} %1 = arith.addi %x, %0 : {size} return %1 : {size}"
+    source = f"func.func @main(%x: {size}) -> {size} {{ {body} }}"
+    found = Launchable.jit_compile(source)(torch.ones(2, dtype=torch.int32))
+    assert found.tolist() == [number + 1] * 2, (number, found)
+    print(number, flush=True)
+"""
+
+
+def test_processes_that_are_killed_share_a_cache_with_others(
+    tmp_path: Path, amount: Amount
+) -> None:
+    programs, count = amount(3, 40), amount(2, 8)
+    where, mark = {"TURBINE_CACHE_DIR": str(tmp_path / "cache")}, f"{os.getpid()}-sharing"
+    with ExitStack() as stack:
+        pairs = [
+            [
+                stack.enter_context(processes.start(COMPILER, str(programs), mark=name, **where))
+                for name in (mark, f"{mark}-victim")
+            ]
+            for _ in range(count)
+        ]
+        for number, (_, victim) in enumerate(pairs):
+            assert victim.stdout is not None
+            for _ in range(1 + number % programs):  # it is in the midst of the next program
+                victim.stdout.readline()
+            victim.kill()
+        answers = [survivor.communicate(timeout=amount(120, 1200)) for survivor, _ in pairs]
+        assert [survivor.returncode for survivor, _ in pairs] == [0] * count, answers
+    assert processes.ends(f"{mark}-victim")
+    with config.override(cache_dir=tmp_path / "cache"):
+        found = [cache.read(listing.key) for listing in cache.listings()]
+    assert len(found) >= programs
+    assert None not in found
 
 
 def _mounting(folder: Path, command: str) -> list[str]:

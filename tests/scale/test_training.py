@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,42 @@ def test_one_machine_goes_on_where_two_stopped(
         printed = torchrun.wait(tmp_path, agents)
     assert f"1 processes go on from step-{STEPS // 2:08}" in printed
     assert len(_lines(tmp_path)) == STEPS
+    assert _losses(tmp_path) == pytest.approx(expected, rel=TOLERANCE)
+
+
+# Machine 1 cuts its cable when there are two checkpoints. torchrun tells by names who hosts the
+# meeting point, and both machines have the same name: is_host says it.
+MACHINE = """
+conf=is_host=$((1 - MACHINE)),last_call_timeout=5,read_timeout=10,keep_alive_interval=2
+set -- "$PYTHON" -m torch.distributed.run --nnodes 1:2 --max-restarts 3 --rdzv-backend c10d \\
+    --rdzv-endpoint 10.77.0.1:29500 --rdzv-id test --rdzv-conf "$conf" \\
+    --local-addr 10.77.0.$((MACHINE + 1)) "$@"
+if [ $MACHINE = 0 ]; then exec "$@"; fi
+"$@" &
+while [ ! -d step-00000020 ] && kill -0 $!; do sleep 0.05; done
+ip link set cable down
+sleep 5
+kill -9 $!
+"""
+TWO_MACHINES = ["sh", str(Path(__file__).with_name("two_machines.sh"))]
+
+
+def test_one_machine_goes_on_when_the_cable_to_the_other_is_cut(
+    expected: Losses, tmp_path: Path
+) -> None:
+    if subprocess.run([*TWO_MACHINES, "true"], capture_output=True).returncode:
+        pytest.skip("no network namespaces here: they need iproute2 and user namespaces")
+    words = [str(PROGRAM), *_words(tmp_path), "--patience", "20"]
+    done = subprocess.run(
+        [*TWO_MACHINES, "sh", "-c", MACHINE, "machine", *words],
+        cwd=tmp_path,
+        env=torchrun.environment() | {"PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=torchrun.PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 processes go on from step-" in done.stdout
     assert _losses(tmp_path) == pytest.approx(expected, rel=TOLERANCE)
 
 
