@@ -30,6 +30,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
+import turbine
+
 BATCH, WIDTH, CLASSES = 64, 32, 8
 KEPT = 2  # checkpoints
 
@@ -69,17 +71,42 @@ def train(options: argparse.Namespace) -> None:
         record(options.folder, step, loss.detach())
         if (step + 1) % options.every == 0 or step + 1 == options.steps:
             save(model, optimizer, options.folder, step + 1)
+    if distributed.get_rank() == 0:
+        print(f"{turbine.counters()['ops_compiled']} ops were compiled")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + F.gelu(self.linear(x))
+        return x
+
+
+class Classifier(nn.Module):
+    # A class of its own: torch.compile skips nn.Sequential inside of DDP.
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.scores = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        x = self.scores(x)
+        return x
 
 
 def make_model(sharded: bool) -> nn.Module:
     """The same weights in every process: a copy each (DDP), or a share each (FSDP2)."""
     torch.manual_seed(0)
-    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(3)]
-    model = nn.Sequential(*blocks, nn.Linear(WIDTH, CLASSES))
+    model = Classifier()
     if not sharded:
         return DistributedDataParallel(model)
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    for block in blocks:
+    for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -45,6 +46,7 @@ def test_a_killed_worker_is_started_again_with_the_same_losses(
         printed = torchrun.wait(tmp_path, agents)
     assert printed.count("2 processes go on from step-") == 1
     assert len(_lines(tmp_path)) >= STEPS  # some steps twice
+    assert re.search(r"^[1-9]\d* ops were compiled$", printed, re.MULTILINE)
     assert _losses(tmp_path) == pytest.approx(expected, rel=TOLERANCE)
 
 
