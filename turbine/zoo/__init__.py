@@ -7,6 +7,7 @@ from turbine.zoo.convnet import lenet as lenet
 from turbine.zoo.dcgan import convtranspose as convtranspose
 from turbine.zoo.decoder import gpt2 as gpt2
 from turbine.zoo.decoder import llama as llama
+from turbine.zoo.diffusion import latent_unet as latent_unet
 from turbine.zoo.encoder import bert as bert
 from turbine.zoo.encoder import transformer_encoder as transformer_encoder
 from turbine.zoo.example import Example as Example

@@ -6,6 +6,7 @@ from functools import partial
 from turbine.zoo.convnet import cnn, lenet
 from turbine.zoo.dcgan import convtranspose
 from turbine.zoo.decoder import gpt2, llama
+from turbine.zoo.diffusion import latent_unet
 from turbine.zoo.encoder import bert, transformer_encoder
 from turbine.zoo.example import Example
 from turbine.zoo.perceptron import mlp
@@ -26,6 +27,7 @@ MODELS: dict[str, Callable[[], Example]] = {
     "bilstm": bilstm,
     "resnet18": resnet18,
     "unet": unet,
+    "latent_unet": latent_unet,
     "vit": vit,
     "bert": bert,
     "gpt2": gpt2,
@@ -46,6 +48,7 @@ TINY: dict[str, Callable[[], Example]] = {
     "bilstm": partial(bilstm, batch=2, length=5, features=4, hidden=8),
     "resnet18": partial(resnet18, batch=2, size=32, width=4, classes=10, stages=(1, 2)),
     "unet": partial(unet, batch=2, size=16, width=4, depth=1),
+    "latent_unet": partial(latent_unet, size=8, width=8, depth=1, text=12, length=5, heads=2),
     "vit": partial(vit, batch=2, size=16, patch=8, dim=16, layers=1, heads=2, classes=10),
     "bert": partial(bert, batch=2, length=16, vocab=64, dim=16, layers=1, heads=2),
     "gpt2": partial(gpt2, batch=2, length=16, vocab=64, dim=16, layers=2, heads=2),
