@@ -1,0 +1,235 @@
+"""Transcribe speech with Whisper: encode once, then decode token by token with a cache.
+
+    pip install turbine[models]
+    python -m examples.recipes.transcribe                 # Whisper tiny's sizes, random weights
+    python -m examples.recipes.transcribe --model FOLDER --features speech.npy --start 50258 50259
+
+One artifact has two entry points over the same weights. `listen` takes a log-mel spectrogram and
+keeps the keys and values of every layer's attention to it; `write` takes a token and gives the
+scores of the next one. They are compared with those of the whole model in PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import turbine
+from turbine import errors, tables
+from turbine.aot import FxProgramsBuilder
+from turbine.cli import pretrained
+from turbine.extras import import_extra
+
+TINY = {
+    "vocab_size": 97,
+    "num_mel_bins": 16,
+    "d_model": 32,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "max_source_positions": 50,
+    "max_target_positions": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 2,
+}
+
+# The largest difference of scores, relative to the largest score.
+ERROR_LIMIT = 1e-4
+
+
+class Cache(nn.Module):
+    """Keys and values of a layer: of the tokens so far, and of the sound."""
+
+    keys: Tensor
+    values: Tensor
+    sound_keys: Tensor
+    sound_values: Tensor
+
+    def __init__(self, heads: int, head: int, tokens: int, sound: int) -> None:
+        super().__init__()
+        for name, length in (("", tokens), ("sound_", sound)):
+            shape = (heads, length, head)
+            self.register_buffer(f"{name}keys", torch.zeros(shape), persistent=False)
+            self.register_buffer(f"{name}values", torch.zeros(shape), persistent=False)
+
+
+class Transcriber(nn.Module):
+    """A Whisper of the transformers package, decoded one token at a time."""
+
+    position: Tensor
+
+    def __init__(self, whisper: Any) -> None:
+        super().__init__()
+        self.whisper = whisper
+        sizes = whisper.config
+        heads, length = sizes.decoder_attention_heads, sizes.max_target_positions
+        shape = (heads, sizes.d_model // heads, length, sizes.max_source_positions)
+        self.caches = nn.ModuleList(Cache(*shape) for _ in range(sizes.decoder_layers))
+        self.register_buffer("position", torch.zeros(1, dtype=torch.int64), persistent=False)
+
+    def listen(self, features: Tensor) -> Tensor:
+        """Keep the keys and values of the sound, and begin a text."""
+        sound = self.whisper.model.encoder(features).last_hidden_state[0]
+        for cache, layer in self._layers():
+            cache.sound_keys.copy_(_split(layer.encoder_attn.k_proj(sound), cache.sound_keys))
+            cache.sound_values.copy_(_split(layer.encoder_attn.v_proj(sound), cache.sound_keys))
+        self.position.zero_()
+        return sound
+
+    def write(self, token: Tensor) -> Tensor:
+        """The scores of the next token; `token` has one."""
+        decoder = self.whisper.model.decoder
+        x = decoder.embed_tokens(token) + decoder.embed_positions.weight[self.position]
+        for cache, layer in self._layers():
+            y = layer.self_attn_layer_norm(x)
+            cache.keys.index_copy_(1, self.position, _split(layer.self_attn.k_proj(y), cache.keys))
+            values = _split(layer.self_attn.v_proj(y), cache.keys)
+            cache.values.index_copy_(1, self.position, values)
+            seen = torch.arange(cache.keys.shape[1]) <= self.position
+            x = x + _attend(layer.self_attn, y, cache.keys, cache.values, seen)
+            y = layer.encoder_attn_layer_norm(x)
+            x = x + _attend(layer.encoder_attn, y, cache.sound_keys, cache.sound_values, None)
+            x = x + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(x))))
+        self.position.add_(1)
+        scores: Tensor = self.whisper.proj_out(decoder.layer_norm(x))[0]
+        return scores
+
+    def _layers(self) -> zip[tuple[Any, Any]]:
+        return zip(self.caches, self.whisper.model.decoder.layers, strict=True)
+
+
+def _split(x: Tensor, like: Tensor) -> Tensor:
+    """Rows as heads."""
+    return x.unflatten(-1, (like.shape[0], like.shape[2])).transpose(0, 1)
+
+
+def _attend(layer: Any, x: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None) -> Tensor:
+    """A row attends to keys, those that `seen` allows."""
+    mask = None if seen is None else seen[None, None]
+    queries = _split(layer.q_proj(x), keys)
+    found = F.scaled_dot_product_attention(queries[None], keys[None], values[None], attn_mask=mask)
+    projected: Tensor = layer.out_proj(found[0].transpose(0, 1).flatten(1))
+    return projected
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    whisper = load(options)
+    features = load_features(options.features, whisper.config)
+    start = options.start or [whisper.config.decoder_start_token_id]
+    count = min(options.tokens, whisper.config.max_target_positions - len(start))
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        path = Path(folder) / "whisper.turbine"
+        compile_to(path, Transcriber(whisper), features, options.bits)
+        artifact = turbine.load(path)
+        began = time.perf_counter()
+        artifact.listen(features)
+        heard = time.perf_counter()
+        tokens, scores = generate(artifact.write, start, count)
+        ended = time.perf_counter()
+        size = tables.bytes_text(path.stat().st_size)
+        expected = score(whisper, features, start, tokens)
+    pace = count / (ended - heard)
+    print(f"{size}, sound in {1e3 * (heard - began):.0f} ms, then {pace:.0f} tokens/s")
+    print("tokens:", *tokens)
+    error = ((scores - expected).abs().max() / expected.abs().max()).item()
+    same = int((expected.argmax(-1) == torch.tensor(tokens)).sum())
+    print(f"{same} of {count} tokens are the same as in PyTorch, scores differ by {error:.1e}")
+    return 0 if error <= ERROR_LIMIT or options.bits is not None else 1
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", type=Path, help="a folder that save_pretrained wrote")
+    parser.add_argument(
+        "--features", type=Path, help=".npy of a log-mel spectrogram (default: noise)"
+    )
+    parser.add_argument("--start", type=int, nargs="+", help="tokens that a text begins with")
+    parser.add_argument("--tokens", type=int, default=32, help="how many to write")
+    parser.add_argument("--bits", type=int, choices=(4, 8), help="quantize the weights")
+    parser.add_argument("--tiny", action="store_true", help="a model of test size")
+    return parser.parse_args(arguments)
+
+
+def load(options: argparse.Namespace) -> Any:
+    """The model of a folder, or one with random weights that are the same every time."""
+    if options.model is not None:
+        return pretrained.load(f"hf:WhisperForConditionalGeneration@{options.model}")
+    transformers = import_extra("transformers", "models")
+    # Larger weights than those that training starts with, which would repeat one token.
+    sizes = transformers.WhisperConfig(init_std=0.1, **(TINY if options.tiny else {}))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return transformers.WhisperForConditionalGeneration(sizes).eval()
+
+
+def load_features(path: Path | None, sizes: Any) -> Tensor:
+    shape = (1, sizes.num_mel_bins, 2 * sizes.max_source_positions)
+    if path is None:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    features = torch.from_numpy(numpy.load(path)).float()
+    if features.shape not in (shape, shape[1:]):
+        raise errors.ArgumentError(
+            f"{path} has shape {tuple(features.shape)}, the model takes {shape}",
+            hint="make it with WhisperFeatureExtractor of the transformers package",
+        )
+    return features.reshape(shape)
+
+
+def compile_to(path: Path, model: Transcriber, features: Tensor, bits: int | None) -> None:
+    builder = FxProgramsBuilder(model.eval().requires_grad_(False))
+
+    @builder.export_program(args=(features,))
+    def listen(module: Transcriber, features: Tensor) -> Tensor:
+        return module.listen(features)
+
+    @builder.export_program(args=(torch.zeros(1, dtype=torch.int64),))
+    def write(module: Transcriber, token: Tensor) -> Tensor:
+        return module.write(token)
+
+    exported = turbine.aot.export(builder, module_name="whisper")
+    if bits is not None:
+        exported = turbine.aot.quantize(exported, bits=bits)
+    exported.compile(path)
+
+
+def generate(
+    write: Callable[[Tensor], Tensor], start: Sequence[int], count: int
+) -> tuple[list[int], Tensor]:
+    """The likeliest tokens one by one, and the scores that each was chosen by."""
+    for token in start:
+        scores = write(torch.tensor([token]))
+    tokens, rows = [int(scores.argmax())], [scores]
+    while len(tokens) < count:
+        rows.append(write(torch.tensor(tokens[-1:])))
+        tokens.append(int(rows[-1].argmax()))
+    return tokens, torch.stack(rows)
+
+
+def score(whisper: Any, features: Tensor, start: Sequence[int], tokens: list[int]) -> Tensor:
+    """The scores of the same tokens by the model as it is, all at once and without a cache."""
+    ids = torch.tensor([[*start, *tokens[:-1]]])
+    result = whisper(input_features=features, decoder_input_ids=ids, use_cache=False)
+    scores: Tensor = result.logits[0, len(start) - 1 :]
+    return scores
+
+
+if __name__ == "__main__":
+    sys.exit(main())
