@@ -8,6 +8,7 @@ INSTALLED := .venv/.installed
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help setup run test test-gpu test-scale sweep soak check format bench coverage docs wheel clean
+.PHONY: help setup run test test-gpu sweep soak check format bench models coverage docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +45,10 @@ format: $(INSTALLED) ## format and apply safe lint fixes
 
 bench: $(INSTALLED) ## time models and training steps beside PyTorch and its rivals
 	$(BIN)/python benchmarks/models.py $(ARGS)
+
+models: $(INSTALLED) ## export, compile and time architectures and write docs/models.md
+	$(BIN)/python -m pip install --quiet --editable ".[models]"
+	$(BIN)/python benchmarks/model_table.py $(ARGS)
 
 coverage: $(INSTALLED) ## judge ops and architectures and write docs/coverage.md
 	$(BIN)/python -m pip install --quiet --editable ".[models]"

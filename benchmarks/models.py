@@ -272,6 +272,17 @@ def read(path: Path) -> dict[str, Row]:
 
 def save(path: Path, rows: Mapping[str, Row]) -> None:
     """Write all rows so far: an interrupted run keeps what it measured."""
+    write(
+        path,
+        {
+            name: {system: asdict(figure) for system, figure in row.figures.items()}
+            for name, row in sorted(rows.items())
+        },
+    )
+
+
+def write(path: Path, rows: Mapping[str, Any]) -> None:
+    """A file of figures, with the machine and the versions that they are of."""
     written = {
         "cpu": cpu_name(),
         "threads": torch.get_num_threads(),
@@ -280,10 +291,7 @@ def save(path: Path, rows: Mapping[str, Row]) -> None:
             "torch": torch.__version__,
             "iree": version("iree-base-runtime"),
         },
-        "rows": {
-            name: {system: asdict(figure) for system, figure in row.figures.items()}
-            for name, row in sorted(rows.items())
-        },
+        "rows": rows,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(written, indent=1) + "\n")

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 from examples import custom_op, dynamic_batch, eager_training, no_torch, quickstart
-from turbine import config, errors, zoo
+from turbine import child_processes, config, errors, zoo
+from turbine.child_processes import Crash
 
 pytestmark = pytest.mark.run
 
@@ -247,6 +248,64 @@ def test_the_call_benchmark_compares_with_eager(benchmark: Callable[..., str]) -
     printed = benchmark("call_overhead", "--seconds", "0", "--no-inductor")
     assert "turbine, torch tensors" in printed
     assert "eager PyTorch" in printed
+
+
+@pytest.fixture
+def model_table(monkeypatch: pytest.MonkeyPatch, benchmark: Callable[..., str]) -> Any:
+    """benchmarks/model_table.py with a small row, one that crashes, and a page of its own."""
+    pytest.importorskip("transformers", reason="an extra, `models`")
+    found = importlib.import_module("model_table")
+    row = importlib.import_module("real_models").Row
+    rows = {"mlp": row("MLP", "2 rows", zoo.TINY["mlp"]), "lost": row("Lost", "", lambda: None)}
+    monkeypatch.setattr(found, "ROWS", rows)
+    monkeypatch.setattr(found, "PAGE", Path("page.md"))
+    Path("page.md").write_text(f"before\n{found.BEGIN}old\n{found.END}after\n")
+
+    def run_jobs(start: Callable[[], Any], jobs: Any, **_: Any) -> Any:
+        measure = start()
+        return [(job, measure(job) if job == "mlp" else Crash("gone\nfar")) for job in jobs]
+
+    monkeypatch.setattr(child_processes, "run_jobs", run_jobs)
+    return found
+
+
+def test_the_table_of_models_says_what_fails_first(
+    model_table: Any, benchmark: Callable[..., str]
+) -> None:
+    options = ["--seconds", "0", "--output", "figures.json"]
+    printed = benchmark("model_table", *options, codes=(1,)).splitlines()
+    assert [line.split()[0] for line in printed] == ["model", "Lost", "MLP"]
+    page = Path("page.md").read_text()
+    assert page.startswith(f"before\n{model_table.BEGIN}figures, ")
+    assert page.endswith(f"{model_table.END}after\n")
+    assert re.search(r"^\| Lost \|  \| no \| no \|.*\| gone \|$", page, re.M)
+    assert re.search(r"^\| MLP \| 2 rows \| yes \| yes \| [\d.]+e-\d+ \|", page, re.M)
+    figures = json.loads(Path("figures.json").read_text())["rows"]
+    assert figures["mlp"]["error"] < 1e-5 < figures["mlp"]["packed_error"] < 0.5
+
+
+def test_a_wrong_answer_fails_the_table_of_models(
+    model_table: Any, benchmark: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_table, "ERROR_LIMIT", 0.0)
+    monkeypatch.setattr(model_table, "compare", lambda found, expected: 0.25)
+    benchmark("model_table", "--rows", "mlp", "--seconds", "0", "--output", "f.json", codes=(1,))
+    assert json.loads(Path("f.json").read_text())["rows"]["mlp"]["failure"] == "wrong by 2.5e-01"
+
+
+def test_embeddings_are_measured_without_onnx_runtime(
+    benchmark: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers", reason="an extra, `models`")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    embeddings = importlib.import_module("sentence_embeddings")
+    monkeypatch.setattr(embeddings, "COUNT", 4)
+    monkeypatch.setattr(embeddings, "ARTIFACTS", {"turbine": None})
+    printed = benchmark("sentence_embeddings", "--random", "--batch", "2", "--seconds", "0")
+    head, eager, ours = (line.split() for line in printed.splitlines())
+    assert head[0] == "system"
+    assert (eager[0], eager[-1]) == ("PyTorch", "1.00000")
+    assert (ours[0], ours[-1]) == ("turbine", "1.00000")
 
 
 def _torchrun(folder: Path, example: str, *options: str) -> str:

@@ -73,7 +73,7 @@ def _head(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
     yield door.introduction.format(count=len(judged), version=door.version()) + "\n"
     yield from (f"- {line}" for line in door.legend)
     yield ""
-    yield from _markdown(_count(judged, door))
+    yield from to_markdown(_count(judged, door))
 
 
 def _groups(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _groups(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
     for group, items in groups.items():
         if items:
             yield f"\n### {group}\n"
-            yield from _markdown([(door.noun, *door.ways), *map(_row, items)])
+            yield from to_markdown([(door.noun, *door.ways), *map(_row, items)])
 
 
 def _row(item: Judged) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ def _reasons(judged: Sequence[Judged], door: FrontDoor) -> Iterator[str]:
         ]
         if rows:
             yield f"\n### {heading}\n"
-            yield from _markdown([("why", f"{door.noun}s", "which"), *rows])
+            yield from to_markdown([("why", f"{door.noun}s", "which"), *rows])
 
 
 def _list_reasons(item: Judged, statuses: Sequence[str]) -> Iterator[str]:
@@ -118,7 +118,8 @@ def _shorten(reason: str) -> str:
     return short.replace("|", "/").strip()
 
 
-def _markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def to_markdown(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of a table; the first row is its head."""
     head, *body = rows
     yield f"| {' | '.join(head)} |"
     yield f"|{' --- |' * len(head)}"
