@@ -16,7 +16,6 @@ import copy
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -25,8 +24,8 @@ from torch.export import Dim
 
 import turbine
 from examples.llama.decoder import TINY, Decoder, Size, decoder
+from examples.recipes.conversations import Chats, generate, to_tokens
 from turbine.aot import FxProgramsBuilder
-from turbine.runtime.session import Session
 
 SCRIPT = (
     ("ada", "Tell me about engines."),
@@ -36,62 +35,6 @@ SCRIPT = (
     ("bob", "Is 57 one?"),
     ("ada", "Thank you."),
 )
-
-Step = Callable[[Tensor], Tensor]
-
-
-class Chats:
-    """Conversations by name, of which some are sessions in memory and the others files."""
-
-    def __init__(self, path: Path, length: int, limit: int, folder: Path) -> None:
-        self.artifact = turbine.load(path)
-        self.length = length
-        self.limit = limit
-        self.folder = folder
-        self.open: dict[str, Session] = {}  # the one that was used last is at the end
-        self.counts: dict[str, int] = {}  # tokens of each conversation
-        self.loads = 0
-
-    def answer(self, name: str, text: str, count: int) -> Iterator[int]:
-        """Read a line of a conversation and give the tokens of the answer as they come."""
-        prompt = to_tokens(text)
-        if self.counts.get(name, 0) + len(prompt) + count > self.length:
-            print(f"({name}'s conversation is full, and begins anew)", file=sys.stderr)
-            self.forget(name)
-        self.counts[name] = self.counts.get(name, 0) + len(prompt) + count
-        session = self._session(name)
-        return generate(session.read, session.write, prompt, count)
-
-    def forget(self, name: str) -> None:
-        """End a conversation."""
-        if name in self.open:
-            self.open.pop(name).close()
-        self._file(name).unlink(missing_ok=True)
-        self.counts.pop(name, None)
-
-    def close(self) -> None:
-        for session in self.open.values():
-            session.close()
-
-    def _session(self, name: str) -> Session:
-        """The session of a conversation; another one makes room for it."""
-        if name not in self.open and len(self.open) == self.limit:
-            idle = next(iter(self.open))
-            self.open[idle].save_checkpoint(self._file(idle))
-            self.open.pop(idle).close()
-        session = self.open.pop(name, None) or self._load(name)
-        self.open[name] = session
-        return session
-
-    def _load(self, name: str) -> Session:
-        session = self.artifact.session()
-        if self._file(name).exists():
-            session.load_checkpoint(self._file(name))
-            self.loads += 1
-        return session
-
-    def _file(self, name: str) -> Path:
-        return self.folder / f"{name.encode().hex()}.safetensors"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -144,14 +87,6 @@ def compile_to(path: Path, model: Decoder, size: Size, bits: int | None) -> None
     exported.compile(path)
 
 
-def generate(read: Step, write: Step, prompt: Tensor, count: int) -> Iterator[int]:
-    """The likeliest tokens one by one; all of them are part of the conversation."""
-    token = read(prompt).argmax(-1, keepdim=True)
-    for _ in range(count):
-        yield int(token)
-        token = write(token).argmax(-1, keepdim=True)
-
-
 def check(chats: Chats, model: Decoder, options: argparse.Namespace) -> int:
     """Conversations that take turns answer as each does by itself in PyTorch."""
     alone = {name: copy.deepcopy(model) for name, _ in SCRIPT}
@@ -186,11 +121,6 @@ def talk(chats: Chats, count: int) -> int:
             print(to_text([token]), end="", flush=True)
         print()
     return 0
-
-
-def to_tokens(text: str) -> Tensor:
-    """Every token is a byte."""
-    return torch.tensor(list(text.strip().encode()))
 
 
 def to_text(tokens: list[int]) -> str:
