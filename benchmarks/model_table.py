@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = read(path)
     if not options.show:
         warn_if_busy()
-        start = partial(measurer, options.seconds, torch.get_num_threads())
+        known = {name: row for name, row in rows.items() if options.times and row.failure is None}
+        start = partial(measurer, options.seconds, torch.get_num_threads(), known)
         jobs = child_processes.run_jobs(start, options.rows, limit=LONGEST_ROW, lifetime=1)
         for name, answer in jobs:
             crashed = isinstance(answer, child_processes.Crash)
@@ -99,6 +100,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=names, default=list(ROWS), help="which (default: all)")
     parser.add_argument("--seconds", type=float, default=6.0, help="time spent on a row's calls")
+    parser.add_argument("--times", action="store_true", help="of a known row measure only calls")
     parser.add_argument("--show", action="store_true", help="measure nothing")
     parser.add_argument("--output", type=Path, help="the file of the figures")
     options = parser.parse_args(arguments)
@@ -112,20 +114,28 @@ def names(text: str) -> list[str]:
     return text.split(",")
 
 
-def measurer(seconds: float, threads: int) -> Callable[[str], Figures]:
+def measurer(
+    seconds: float, threads: int, known: Mapping[str, Figures]
+) -> Callable[[str], Figures]:
     """In a new process: what measures a row."""
     torch.set_num_threads(threads)
-    return partial(measure, seconds=seconds)
+    return partial(measure, seconds=seconds, known=known)
 
 
-def measure(name: str, seconds: float) -> Figures:
-    """What becomes of a row, in this process."""
+def measure(name: str, seconds: float, known: Mapping[str, Figures]) -> Figures:
+    """What becomes of a row, in this process; code of a known one may come from the cache."""
     figures = Figures()
-    with tempfile.TemporaryDirectory() as folder, config.override(cache_dir=Path(folder) / "cache"):
+    with tempfile.TemporaryDirectory() as folder:
+        place = config.current().cache_dir if name in known else Path(folder) / "cache"
         try:
-            fill(figures, ROWS[name].build(), Path(folder), seconds)
+            with config.override(cache_dir=place):
+                fill(figures, ROWS[name].build(), Path(folder), seconds)
         except Exception as error:
             figures.failure = f"{type(error).__name__}: {first_line(str(error))}"
+    if name in known:
+        old = known[name]
+        times = {"export_s": old.export_s, "compile_s": old.compile_s}
+        figures = replace(figures, **times, packed_compile_s=old.packed_compile_s)
     return figures
 
 
@@ -207,21 +217,25 @@ def rank(row: Figures) -> tuple[bool, float]:
 
 
 def to_texts(row: Figures) -> list[str]:
-    about = "~" * row.is_busy
     return [
         "no" if row.export_s is None else "yes",
         "no" if row.compile_s is None else "yes",
         text(row.error, "{:.1e}"),
         text(row.eager_ms, "{:.3g}"),
-        text(row.ratio, f"{about}{{:.2f}}"),
+        ratio_text(row, row.ratio),
         text(row.bytes, "{:.0f}", 1e-6),
         text(row.export_s, "{:.1f}"),
         text(row.compile_s, "{:.1f}"),
         text(row.packed_error, "{:.1e}"),
         text(row.packed_bytes, "{:.0f}", 1e-6),
-        text(row.packed_ratio, f"{about}{{:.2f}}"),
+        ratio_text(row, row.packed_ratio),
         row.failure or "",
     ]
+
+
+def ratio_text(row: Figures, ratio: float | None) -> str:
+    """Times of a busy machine say little."""
+    return "busy" if ratio is not None and row.is_busy else text(ratio, "{:.2f}")
 
 
 def text(number: float | None, form: str, factor: float = 1.0) -> str:

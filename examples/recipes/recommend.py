@@ -56,7 +56,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=100, help="each with other users")
     parser.add_argument("--folder", type=Path, help="where the files are while it runs")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if min(options.rows, options.users, options.calls) < 1:
+        parser.error("--rows, --users and --calls are at least 1")
+    return options
 
 
 def compile_to(folder: Path, options: argparse.Namespace) -> list[float]:

@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     features = load_features(options.features, whisper.config)
     start = options.start or [whisper.config.decoder_start_token_id]
     count = min(options.tokens, whisper.config.max_target_positions - len(start))
+    check_start(start, whisper.config)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         path = Path(folder) / "whisper.turbine"
         compile_to(path, Transcriber(whisper), features, options.bits)
@@ -90,7 +91,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=32, help="how many to write")
     parser.add_argument("--bits", type=int, choices=(4, 8), help="quantize the weights")
     parser.add_argument("--tiny", action="store_true", help="a model of test size")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.tokens < 1:
+        parser.error("--tokens is at least 1")
+    return options
 
 
 def load(options: argparse.Namespace) -> Any:
@@ -116,6 +120,16 @@ def load_features(path: Path | None, sizes: Any) -> Tensor:
             hint="make it with WhisperFeatureExtractor of the transformers package",
         )
     return features.reshape(shape)
+
+
+def check_start(start: Sequence[int], sizes: Any) -> None:
+    if len(start) >= sizes.max_target_positions or not all(
+        0 <= token < sizes.vocab_size for token in start
+    ):
+        raise errors.ArgumentError(
+            f"no such beginning of a text: {start}",
+            hint=f"use tokens below {sizes.vocab_size}, fewer than {sizes.max_target_positions}",
+        )
 
 
 def compile_to(path: Path, model: Transcriber, features: Tensor, bits: int | None) -> None:

@@ -88,6 +88,30 @@ def test_features_and_images_of_other_shapes_are_errors(tmp_path: Path) -> None:
         list(classify.images([tmp_path / "x.npy"]))
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("chat", ["--open", "0"], "--open and --tokens are at least 1"),
+        ("denoise", ["--size", "10"], "--size a multiple of 4"),
+        ("recommend", ["--rows", "0"], "--rows, --users and --calls are at least 1"),
+        ("transcribe", ["--tokens", "0"], "--tokens is at least 1"),
+    ],
+)
+def test_invalid_options_are_refused(
+    name: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        recipe(name).main(options)
+    assert message in capsys.readouterr().err
+
+
+def test_a_text_begins_with_tokens_of_the_vocabulary() -> None:
+    transcribe = recipe("transcribe")
+    for start in (["200"], ["1"] * 40):
+        with pytest.raises(errors.ArgumentError, match="use tokens below 97, fewer than 40"):
+            transcribe.main(["--tiny", "--start", *start])
+
+
 @pytest.fixture
 def chats(tmp_path: Path) -> Chats:
     size = decoder.Size(
