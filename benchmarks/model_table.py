@@ -221,21 +221,21 @@ def to_texts(row: Figures) -> list[str]:
         "no" if row.export_s is None else "yes",
         "no" if row.compile_s is None else "yes",
         text(row.error, "{:.1e}"),
-        text(row.eager_ms, "{:.3g}"),
-        ratio_text(row, row.ratio),
+        time_text(row, row.eager_ms, "{:.3g}"),
+        time_text(row, row.ratio),
         text(row.bytes, "{:.0f}", 1e-6),
         text(row.export_s, "{:.1f}"),
         text(row.compile_s, "{:.1f}"),
         text(row.packed_error, "{:.1e}"),
         text(row.packed_bytes, "{:.0f}", 1e-6),
-        ratio_text(row, row.packed_ratio),
+        time_text(row, row.packed_ratio),
         row.failure or "",
     ]
 
 
-def ratio_text(row: Figures, ratio: float | None) -> str:
+def time_text(row: Figures, number: float | None, form: str = "{:.2f}") -> str:
     """Times of a busy machine say little."""
-    return "busy" if ratio is not None and row.is_busy else text(ratio, "{:.2f}")
+    return "busy" if number is not None and row.is_busy else text(number, form)
 
 
 def text(number: float | None, form: str, factor: float = 1.0) -> str:
@@ -249,7 +249,9 @@ def renew(page: str, path: Path, cells: Sequence[Sequence[str]]) -> str:
     machine = f"{path.stem.removeprefix(PREFIX)}, {about['threads']} threads; {versions}."
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    lines = [machine, "", *to_markdown(cells)]
+    missing = [row.like for name, row in ROWS.items() if name not in about["rows"]]
+    note = [f"Not measured yet: {'; '.join(missing)}.", ""] if missing else []
+    lines = [machine, "", *note, *to_markdown(cells)]
     return "".join([before, BEGIN, *(f"{line}\n" for line in lines), END, after])
 
 
