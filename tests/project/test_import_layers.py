@@ -19,6 +19,7 @@ FLOORS = (
     ("coverage", "fuzz"),
     ("eager",),
     ("aot", "dynamo"),
+    ("page",),
     ("library",),
     ("kernel",),
     ("ops",),

@@ -14,7 +14,7 @@ from typing import Any
 
 from turbine import config, dtypes, errors
 from turbine import target as targets
-from turbine.aot import import_phases, transforms
+from turbine.aot import import_phases, stages, transforms
 from turbine.aot.compiled_module import CompiledModule, build
 from turbine.capture import work
 from turbine.capture.program import Program, Weight
@@ -24,12 +24,14 @@ from turbine.compiler.pipeline import Compiled
 from turbine.dump import dump
 from turbine.library import place_kernels
 from turbine.lower.emission import TargetQuery
-from turbine.lower.importer import Lowered, lower_all
+from turbine.lower.importer import Locate, Lowered, lower_all
 from turbine.lower.weights import Number, address, raw_bytes
 from turbine.mlir import context as mlir_context
 from turbine.mlir import devices, elementwise, function, rewrites
-from turbine.mlir.ir import Operation
+from turbine.mlir.ir import Module, Operation
 from turbine.packed_weights import QuantizationReport
+from turbine.page.graph_stages import NodeNames
+from turbine.page.stages import Stages, section_of
 from turbine.passes import Pass
 from turbine.progress import progress_on_terminal
 from turbine.runtime import container, parameters, variants
@@ -191,8 +193,9 @@ class ExportOutput:
             timeout: seconds the compiler may take.
             in_process: compile in this process, not in one of the compiler's own.
             cache: keep compiled code on disk, and look for it there first.
-            describe: write down which lines of the model each dispatch computes, and how much work
-                that is, for `turbine profile`; takes about a third longer.
+            describe: keep which lines of the model each dispatch computes and how much work that
+                is, for `turbine profile`, and the IR and code of all stages, for `turbine explain`;
+                takes more than twice as long.
         """
         if not self.entry_points:
             raise errors.ExportError(
@@ -236,11 +239,12 @@ class ExportOutput:
         describe: bool,
     ) -> _Code:
         resolved = partial(host.resolve, wanted, in_process=in_process)
-        ready = self.lowered_for(TargetQuery(resolved))
+        query = TargetQuery(resolved)
+        ready = self.lowered_for(query)
         chosen = replace(wanted, devices=devices.count(ready.lowered.module))
         ready.verify()
-        module = rewrites.clone(devices.with_known_devices(ready.lowered.module, chosen.devices))
-        elementwise.use_formulas(module)
+        prepare = partial(_prepare, count=chosen.devices)
+        module = prepare(ready.lowered.module)
         source = mlir_context.to_bytecode(module)
         captured = {
             f"{name}.py": entry.program.text
@@ -259,12 +263,33 @@ class ExportOutput:
             measure=ready._measure if self._has_examples else None,
             name=self._name,
         )
-        dispatches = (
-            pipeline.describe_dispatches(source, chosen, compiled.strategy, in_process=in_process)
-            if describe
-            else []
+        if not describe:
+            return _Code(ready, compiled)
+        described = stages.describe(
+            *self._by_nodes(query, ready),
+            prepare,
+            chosen,
+            compiled.strategy,
+            in_process=in_process,
         )
-        return _Code(ready, compiled, dispatches)
+        return _Code(ready, compiled, described.dispatches, described.stages)
+
+    def _by_nodes(
+        self, target: TargetQuery, ready: ExportOutput
+    ) -> tuple[stages.Source, NodeNames]:
+        """The module with nodes of its graphs as locations; as it is if there are no graphs."""
+        as_it_is = stages.Source(ready.lowered.module, {}), NodeNames.of({})
+        if self.module is not None or any(e.program is None for e in self.entry_points.values()):
+            return as_it_is
+        programs = self._with_kernels(target) or self.programs
+        graphs = {name: program.graph for name, program in programs.items()}
+        names = NodeNames.of(graphs)
+        lowered = self.lowered_anew(target, programs, names.locate)
+        if mlir_context.fingerprint(lowered.module) != mlir_context.fingerprint(
+            ready.lowered.module
+        ):
+            return as_it_is
+        return stages.Source(lowered.module, graphs), names
 
     def lowered_for(self, target: TargetQuery) -> ExportOutput:
         """The export with kernels and products of quantized weights emitted for a target."""
@@ -283,7 +308,10 @@ class ExportOutput:
         return place_kernels(self.programs, lambda: target.target)
 
     def lowered_anew(
-        self, target: TargetQuery, programs: Mapping[str, Program] | None = None
+        self,
+        target: TargetQuery,
+        programs: Mapping[str, Program] | None = None,
+        locate: Locate | None = None,
     ) -> Lowered:
         """The programs or procedures lowered again, with the export's quantizer and passes."""
         if self.module is not None:
@@ -294,6 +322,7 @@ class ExportOutput:
                 target,
                 module_name=self.module_name,
                 weights=self.weights,
+                locate=locate,
                 shape_expressions=self.shape_expressions,
             )
         return transforms.transform(lowered, self.passes) if self.passes else lowered
@@ -358,6 +387,19 @@ class _Code:
     ready: ExportOutput
     compiled: Compiled
     dispatches: list[dict[str, Any]] = field(default_factory=list)
+    stages: Stages | None = None
+
+    def sections(self, code: str) -> list[tuple[str, bytes]]:
+        """The sections of an artifact, of which that of the code has this name."""
+        described = [] if self.stages is None else [(section_of(code), self.stages.to_bytes())]
+        return [(code, self.compiled.data), *described]
+
+
+def _prepare(module: Module, count: int) -> Module:
+    """A copy as the compiler takes it."""
+    copied = rewrites.clone(devices.with_known_devices(module, count))
+    elementwise.use_formulas(copied)
+    return copied
 
 
 def _deliver(
@@ -369,7 +411,7 @@ def _deliver(
         Variant(c.compiled.target, c.compiled.strategy, c.dispatches, variants.code_section(index))
         for index, c in enumerate(codes)
     ]
-    sections = [(row.code, c.compiled.data) for row, c in zip(rows, codes, strict=True)]
+    sections = [one for row, c in zip(rows, codes, strict=True) for one in c.sections(row.code)]
     if save_to is None or Path(save_to).suffix == VMFB_SUFFIX:
         every = [*sections, *ready.weight_sections()]
         artifact = Artifact(container.anonymous(ready.manifest(rows), every))

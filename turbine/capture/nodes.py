@@ -23,14 +23,14 @@ def emit(
     beside: fx.Node | None = None,
     **kwargs: Any,
 ) -> fx.Node:
-    """Add a call with its fake value, and with the source line of `beside`."""
+    """Add a call with its fake value, and with the source line and module of `beside`."""
     node = graph.call_function(target, args, kwargs)
     values = fx.map_arg(args, value_of)
     # Without the dispatcher, composite ops take dynamic sizes for static ones.
     with _fake_mode(values), enable_python_dispatcher():
         node.meta["val"] = target(*values, **kwargs)
-    if beside is not None and beside.stack_trace is not None:
-        node.meta["stack_trace"] = beside.stack_trace
+    if beside is not None:
+        node.meta |= {key: one for key, one in source_of(beside).items() if key in _PLACES}
     return node
 
 
@@ -83,7 +83,9 @@ def source_of(node: fx.Node) -> dict[str, Any]:
     return {key: node.meta[key] for key in _ABOUT_CODE if key in node.meta}
 
 
-_ABOUT_CODE = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn")
+# The line and the module; and which function of PyTorch was called.
+_PLACES = ("stack_trace", "nn_module_stack")
+_ABOUT_CODE = (*_PLACES, "source_fn_stack", "torch_fn")
 
 
 def _fake_mode(values: Any) -> AbstractContextManager[Any]:

@@ -34,6 +34,12 @@ def load(graph: fx.Graph) -> float:
     return mflop(graph) + inner + _OPERATIONS_OF_A_BYTE * megabytes(inside)
 
 
+def operations(node: fx.Node) -> float:
+    """The operations of one call of an op, at the example's sizes; those of a view are 0."""
+    is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    return 0.0 if is_view else float(_flop(node) + _extra(node))
+
+
 def _sum(count: Callable[[fx.Node], float], graph: fx.Graph) -> float:
     """The sum over the calls of a graph, each turn of a loop included."""
     calls = [node for node in graph.nodes if node.op == "call_function"]

@@ -38,7 +38,7 @@ def compile_model(
     weights: Annotated[str | None, "where weights go: external, global or inline"] = None,
     archive: Annotated[Path | None, "write the weights to a separate .irpa file"] = None,
     describe: Annotated[
-        bool, "keep source lines and operation counts for `turbine profile`"
+        bool, "keep source lines, IR and code for `turbine explain` and `turbine profile`"
     ] = False,
 ) -> int:
     """Compile a model ahead of time and print the paths of the files written.
@@ -61,7 +61,7 @@ def compile_model(
     if group_size is not None and quantize is None:
         raise errors.ConfigError("--group-size without --quantize", hint="add --quantize 4 or 8")
     with progress(f"exporting {model}"):
-        exported = _export(model, input, weights)
+        exported = export_source(model, input, weights)
         if quantize is not None:
             exported = _quantize(exported, int(quantize), group_size)
     if output.suffix in MLIR_SUFFIXES:
@@ -121,7 +121,8 @@ def _check(
         )
 
 
-def _export(source: str, inputs: tuple[str, ...], weights: str | None) -> ExportOutput:
+def export_source(source: str, inputs: tuple[str, ...], weights: str | None) -> ExportOutput:
+    """Export what a text names; see `compile_model`."""
     # What the factory prints is talk; stdout is for the paths.
     with (
         contextlib.redirect_stdout(sys.stderr),

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -89,6 +90,13 @@ def compile_ir(
         keeping = (f"--iree-hal-dump-executable-intermediates-to={intermediates}",)
         plan = replace(plan, attempt=replace(plan.attempt, extra=keeping))
     return plan.read_cache() or plan.finish(measure)
+
+
+def assembly_of(source: bytes, target: Target, *, strategy: str | None = None) -> str:
+    """The assembly of a program's code, which is compiled for this."""
+    with tempfile.TemporaryDirectory(prefix="turbine-assembly-") as folder:
+        compile_ir(source, target, strategy=strategy, intermediates=Path(folder))
+        return "\n".join(path.read_text() for path in sorted(Path(folder).glob("*.s")))
 
 
 def describe_dispatches(

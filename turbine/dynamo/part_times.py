@@ -188,8 +188,8 @@ def _time_dispatches(part: PartModule, args: Sequence[Any], calls: int) -> list[
             archives[SCOPE] = Path(folder) / "weights.irpa"
             save_archive(archives[SCOPE], entries)
         run = profiler.Run(code, part.driver, DEFAULT_NAME, flat, archives)
-        _, events = profiler.observe(run, calls, Path(folder))
-    return profiler.rows_of(events, calls, {})
+        seen = profiler.observe(run, calls, Path(folder))
+    return profiler.rows_of(seen.events, calls, {})
 
 
 _SHOWN = 5  # dispatches of a part, and ops

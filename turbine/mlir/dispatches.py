@@ -12,10 +12,10 @@ from iree.compiler.ir import AffineDimExpr, Operation, RankedTensorType, Value
 
 from turbine import errors
 from turbine.mlir import context
+from turbine.mlir.located_text import origins
 from turbine.mlir.matchers import callee, walk
 from turbine.mlir.symbols import symbol_name
 
-_PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
 _PRODUCTS = re.compile(r"linalg\.(batch_)?(matmul|mmt4d|vecmat|matvec)")
 _ARITHMETIC = re.compile(r"math\.|arith\.(add|sub|mul|div|rem|max|min|neg)")
 _MEGA = 1e6
@@ -29,6 +29,8 @@ class Dispatch:
     lines: list[str] = field(default_factory=list)  # of user code
     mflop: float | None = 0.0
     megabytes: float | None = 0.0  # read and written
+    origins: list[str] = field(default_factory=list)  # of all its ops; see located_text.py
+    text: str = ""  # its IR
 
 
 def describe(source: bytes, formed: bytes) -> list[Dispatch]:
@@ -43,10 +45,29 @@ def describe(source: bytes, formed: bytes) -> list[Dispatch]:
         name = _entry_point(op)
         lines = lines_of_kernels.get(name, [])
         one = found.setdefault(name, Dispatch(name, [*lines], work.get(name), _megabytes(op)))
-        line = _line(str(op.location))
-        if line is not None and line not in one.lines:
-            one.lines.append(line)
+        _add_new(one.lines, _line(str(op.location)))
+        _add_new(one.origins, *lines, *origins(str(op.location)))
+    for op in walk(module.operation):
+        if op.name == "func.func" and symbol_name(op) in found:
+            _add_body(found[symbol_name(op)], op)
     return list(found.values())
+
+
+def _add_new(listed: list[str], *texts: str | None) -> None:
+    listed += [text for text in dict.fromkeys(texts) if text is not None and text not in listed]
+
+
+def _add_body(dispatch: Dispatch, function: Operation) -> None:
+    """Add the IR of a dispatch, and what its ops come from."""
+    dispatch.text = str(function.get_asm(large_elements_limit=_SHOWN, large_resource_limit=_SHOWN))
+    for op in walk(function):
+        if op.name not in _WITHOUT_ORIGIN:
+            _add_new(dispatch.origins, *origins(str(op.location)))
+
+
+_SHOWN = 20  # elements of a constant
+# The function, and ops that take the location of any other.
+_WITHOUT_ORIGIN = ("func.func", "func.return", "arith.constant", "tensor.empty")
 
 
 def _entry_point(dispatch: Operation) -> str:
@@ -71,8 +92,7 @@ def _lines_of_kernels(source: bytes) -> dict[str, list[str]]:
 
 def _line(location: str) -> str | None:
     """The innermost line of user code; None for IR that was parsed from text."""
-    places = [f"{file}:{line}" for file, line in _PLACE.findall(location) if file != "-"]
-    return errors.user_place(places)
+    return errors.user_place(origins(location))
 
 
 def _megabytes(op: Operation) -> float | None:

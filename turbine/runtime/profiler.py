@@ -19,11 +19,15 @@ from typing import Any
 import iree.runtime as iree
 
 from turbine import dtypes, errors
+from turbine.runtime import trace_events
 from turbine.runtime.artifact import Artifact
 from turbine.tables import table
 
 _TOOLS = Path(iree.__file__).parents[1] / "_runtime_libs"
-_MODES = "host-execution,executable-metadata"
+_MODES = "host-execution,executable-metadata,memory-events"
+# What changes how much memory a pool has given out.
+_MEMORY_CHANGES = ("pool_reserve", "pool_release")
+_ALLOCATION = "queue_alloca"
 _TIME = re.compile(r"^BM_\S+\s+(?P<time>[\d.e+]+) ms", re.MULTILINE)
 # Work before the first call, such as packing weights.
 _AT_LOAD = "_initializer"
@@ -43,6 +47,24 @@ class Event:
     def is_at_load(self) -> bool:
         """Whether it ran before the first call."""
         return self.name.startswith(_AT_LOAD)
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """How much memory IREE had given out after a change: results and intermediate values."""
+
+    time: int  # nanoseconds, as in events
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Calls from outside and inside."""
+
+    seconds: float  # a call
+    events: list[Event]
+    memory: list[MemoryPoint]
+    allocated: int  # bytes, in all calls
 
 
 @dataclass(frozen=True)
@@ -77,6 +99,8 @@ class Profile:
     milliseconds: float  # a call, from outside
     rows: tuple[Row, ...]  # those that take longest first
     events: tuple[Event, ...]
+    memory: tuple[MemoryPoint, ...] = ()  # none for a program on the calling thread
+    allocated: float = 0.0  # bytes of results and intermediate values in a call
 
     def text(self, most: int | None = 20, *, peaks: tuple[float, float] | None = None) -> str:
         """A table with a row for each dispatch, `most` of them.
@@ -100,16 +124,13 @@ class Profile:
         """Write all events as JSON that Perfetto and chrome://tracing open."""
         start = min((event.start for event in self.events), default=0)
         rows = [
-            {
-                "name": event.name,
-                "cat": event.kind,
-                "ph": "X",
-                "ts": (event.start - start) / 1e3,
-                "dur": (event.end - event.start) / 1e3,
-                "pid": 0,
-                "tid": 0,
-                "args": {"busy_us": event.busy / 1e3},
-            }
+            trace_events.complete(
+                event.name,
+                event.kind,
+                (event.start - start) / 1e3,
+                (event.end - event.start) / 1e3,
+                {"busy_us": event.busy / 1e3},
+            )
             for event in self.events
         ]
         Path(path).write_text(json.dumps({"traceEvents": rows, "displayTimeUnit": "ms"}))
@@ -160,10 +181,13 @@ def profile(
         given = [leaf for spec, leaf in pairs if spec.kind != "constant"]
         weights = dict(zip(artifact._weights.scopes, archives, strict=True))
         run = Run(code, artifact.driver, called.name, given, weights)
-        seconds, events = observe(run, calls, Path(folder))
+        seen = observe(run, calls, Path(folder))
     described = {one["name"]: one for one in artifact.manifest.get("dispatches", [])}
-    rows = rows_of(events, calls, described)
-    return Profile(called.name, calls, seconds * 1e3, tuple(rows), tuple(events))
+    rows = rows_of(seen.events, calls, described)
+    milliseconds = seen.seconds * 1e3
+    events, memory = tuple(seen.events), tuple(seen.memory)
+    allocated = seen.allocated / calls
+    return Profile(called.name, calls, milliseconds, tuple(rows), events, memory, allocated)
 
 
 @dataclass(frozen=True)
@@ -177,8 +201,8 @@ class Run:
     weights: Mapping[str, Path] = field(default_factory=dict)  # an archive for each scope
 
 
-def observe(run: Run, calls: int, folder: Path) -> tuple[float, list[Event]]:
-    """The seconds of a call, and what happened in all of them; `folder` is for files between."""
+def observe(run: Run, calls: int, folder: Path) -> Observed:
+    """Call a function some times; `folder` is for files between."""
     recorded, exported = folder / "events.ireeprof", folder / "events.jsonl"
     printed = _run(
         "iree-benchmark-module",
@@ -195,7 +219,9 @@ def observe(run: Run, calls: int, folder: Path) -> tuple[float, list[Event]]:
     found = _TIME.search(printed)
     if found is None:
         raise errors.RunError("the program could not be profiled", hint=printed.strip()[-500:])
-    return float(found["time"]) / 1e3, _read_events(exported.read_text().splitlines())
+    records = [json.loads(line) for line in exported.read_text().splitlines()]
+    seconds = float(found["time"]) / 1e3
+    return Observed(seconds, _read_events(records), _read_memory(records), _read_sum(records))
 
 
 def _run(tool: str, *arguments: str) -> str:
@@ -245,8 +271,25 @@ def _raw_bytes(leaf: Any) -> bytes:
     return numpy.ascontiguousarray(leaf).tobytes()
 
 
-def _read_events(lines: Iterable[str]) -> list[Event]:
-    rows = [json.loads(line) for line in lines]
+def _read_memory(records: Iterable[Mapping[str, Any]]) -> list[MemoryPoint]:
+    """The sum over all pools, after each change of one."""
+    points, pools = [], {}
+    for row in records:
+        if row["record_type"] != "memory_event" or not row["pool_stats_available"]:
+            continue
+        if row["event_type"] in _MEMORY_CHANGES:
+            pools[row["pool_id"]] = row["pool_bytes_reserved"]
+            points.append(MemoryPoint(row["host_time_ns"], sum(pools.values())))
+    return points
+
+
+def _read_sum(records: Iterable[Mapping[str, Any]]) -> int:
+    """The bytes of all allocations."""
+    events = [row for row in records if row["record_type"] == "memory_event"]
+    return sum(row["length"] for row in events if row["event_type"] == _ALLOCATION)
+
+
+def _read_events(records: Iterable[Mapping[str, Any]]) -> list[Event]:
     return [
         Event(
             row["key"] or row["op"],
@@ -255,7 +298,7 @@ def _read_events(lines: Iterable[str]) -> list[Event]:
             row["end_host_time_ns"],
             row["tile_duration_sum_ns"],
         )
-        for row in rows
+        for row in records
         if row["record_type"] == "host_execution_event" and row["valid"]
     ]
 

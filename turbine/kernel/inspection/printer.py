@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -346,14 +345,7 @@ class _Fused:
 
 def assembly_text(view: View) -> str:
     """The assembly for the configured target."""
-    with tempfile.TemporaryDirectory() as folder:
-        pipeline.compile_ir(
-            mlir_text(view).encode(),
-            host.default_target(),
-            intermediates=Path(folder),
-        )
-        files = sorted(Path(folder).glob("*.s"))
-        return "\n".join(file.read_text() for file in files)
+    return pipeline.assembly_of(mlir_text(view).encode(), host.default_target())
 
 
 STAGES: dict[str, Callable[[View], str]] = {

@@ -1,0 +1,1 @@
+"""Look inside a compiled program: its stages, linked, and what they cost, as data and as a page."""
