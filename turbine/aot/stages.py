@@ -51,7 +51,7 @@ def describe(
     code = mlir_context.to_bytecode(prepare(source.module))
     found = pipeline.describe_dispatches(code, target, strategy, in_process=in_process)
     assembly = pipeline.assembly_of(code, target, strategy=strategy)
-    stages = graph_stages.build(source.graphs, names.nodes, source.module, found, assembly)
+    stages = graph_stages.build(source.graphs, names, source.module, found, assembly)
     return Description([_listed(row, names) for row in found], stages)
 
 

@@ -9,15 +9,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
 import torch
 
-from turbine import errors
 from turbine.capture.traits import SCOPE
 from turbine.dynamo.parts import PartModule
+from turbine.dynamo.records import GraphRecord
 from turbine.dynamo.report import compile_anew, most_common
 from turbine.lower.body import user_line
 from turbine.lower.importer import DEFAULT_NAME
@@ -79,10 +80,26 @@ def profile(
     >>> [part.count for part in report.parts]
     [1.0]
     """
-    if calls < 1:
-        raise errors.ArgumentError(f"cannot profile {calls} calls", hint="use 1 or more")
+    profiler.check_calls(calls)
     compiled, graphs = compile_anew(function, args, kwargs)
-    compiled(*args, **kwargs)
+    measured = measure(partial(compiled, *args, **kwargs), graphs, calls)
+    parts = [watch.report(calls) for watch in measured.watches]
+    parts.sort(key=lambda part: -part.milliseconds)
+    return CompiledProfile(1e3 * measured.seconds, tuple(parts), tuple(measured.ops))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Calls of a compiled function: each part that ran, and the ops that PyTorch ran."""
+
+    seconds: float  # a call
+    watches: list[Watch]
+    ops: list[OpProfile]
+
+
+def measure(call: Callable[[], object], graphs: Sequence[GraphRecord], calls: int) -> Measured:
+    """Time the parts of graphs while they are called."""
+    call()
     with ExitStack() as stack:
         watches = [
             stack.enter_context(_watch(part, graph.kind))
@@ -90,15 +107,12 @@ def profile(
             for part in graph.parts
             if isinstance(part, PartModule) and part.compiled is not None
         ]
-        seconds = _seconds_of(lambda: compiled(*args, **kwargs), calls)
-        ops = _time_ops(lambda: compiled(*args, **kwargs), calls)
-    parts = [watch.report(calls) for watch in watches if watch.args is not None]
-    parts.sort(key=lambda part: -part.milliseconds)
-    return CompiledProfile(1e3 * seconds, tuple(parts), tuple(ops))
+        seconds, ops = _seconds_of(call, calls), _time_ops(call, calls)
+    return Measured(seconds, [watch for watch in watches if watch.args is not None], ops)
 
 
 @dataclass
-class _Watch:
+class Watch:
     """Times the calls of a part, and keeps the arguments of one."""
 
     part: PartModule
@@ -110,10 +124,14 @@ class _Watch:
     def report(self, calls: int) -> PartProfile:
         # Calls were counted twice: while they were timed, and while PyTorch's profiler ran.
         count, seconds = self.count / (2 * calls), self.seconds / (2 * calls)
-        assert self.args is not None
-        rows = _time_dispatches(self.part, self.args, calls)
+        rows = profiler.rows_of(self.observe(calls).events, calls, {})
         ops, lines = dict(self.part.ops), _lines_of(self.part)
         return PartProfile(self.graph, ops, lines, count, 1e3 * seconds, tuple(rows))
+
+    def observe(self, calls: int) -> profiler.Observed:
+        """Call the part alone with its arguments, in a process of IREE's."""
+        assert self.args is not None
+        return _observe(self.part, self.args, calls)
 
 
 def _lines_of(part: PartModule) -> tuple[str, ...]:
@@ -122,8 +140,8 @@ def _lines_of(part: PartModule) -> tuple[str, ...]:
 
 
 @contextmanager
-def _watch(part: PartModule, graph: str) -> Iterator[_Watch]:
-    watch, call = _Watch(part, graph), part.wait()
+def _watch(part: PartModule, graph: str) -> Iterator[Watch]:
+    watch, call = Watch(part, graph), part.wait()
 
     def timed(args: Sequence[Any]) -> Sequence[Any]:
         watch.args = args
@@ -172,7 +190,7 @@ def _quiet_kineto() -> Iterator[None]:
 _KINETO = "KINETO_LOG_LEVEL"
 
 
-def _time_dispatches(part: PartModule, args: Sequence[Any], calls: int) -> list[profiler.Row]:
+def _observe(part: PartModule, args: Sequence[Any], calls: int) -> profiler.Observed:
     assert part.compiled is not None
     assert part.code is not None
     frozen, passed = part.code.split(args)
@@ -188,8 +206,7 @@ def _time_dispatches(part: PartModule, args: Sequence[Any], calls: int) -> list[
             archives[SCOPE] = Path(folder) / "weights.irpa"
             save_archive(archives[SCOPE], entries)
         run = profiler.Run(code, part.driver, DEFAULT_NAME, flat, archives)
-        seen = profiler.observe(run, calls, Path(folder))
-    return profiler.rows_of(seen.events, calls, {})
+        return profiler.observe(run, calls, Path(folder))
 
 
 _SHOWN = 5  # dispatches of a part, and ops

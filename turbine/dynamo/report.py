@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from textwrap import indent
 from typing import Any
 
@@ -14,6 +15,10 @@ import torch
 from turbine.dynamo import records
 from turbine.dynamo.entry import backend
 from turbine.dynamo.records import CompiledPart, GraphRecord, LeftOp
+from turbine.page import html
+from turbine.page.explanation import Explanation
+from turbine.runtime.container import check_folder
+from turbine.runtime.profiler import check_calls
 from turbine.tables import table
 
 
@@ -51,6 +56,26 @@ class CompileReport:
 
     graphs: tuple[GraphReport, ...]
     breaks: dict[str, int]  # why Dynamo ended a graph, and how often
+    measure: Callable[[int], Explanation] = field(repr=False, compare=False)  # by calls
+
+    def html(
+        self, path: str | Path, *, calls: int = 10, before: Explanation | None = None
+    ) -> Explanation:
+        """Write a page with the lines of the model, what each became and what it costs.
+
+        Args:
+            path: the file to write.
+            calls: how many calls to time.
+            before: an earlier run to compare with.
+
+        Returns:
+            What the page shows; its `save` writes it for `turbine.page.explanation.load`.
+        """
+        check_calls(calls)
+        check_folder(Path(path))
+        explanation = self.measure(calls)
+        html.save(path, explanation, before=before)
+        return explanation
 
     @property
     def ops_compiled(self) -> int:
@@ -83,8 +108,19 @@ def explain(function: Callable[..., Any], *args: Any, **kwargs: Any) -> CompileR
     """
     breaks = torch._dynamo.utils.counters["graph_break"]
     before = Counter(breaks)
-    _, graphs = compile_anew(function, args, kwargs)
-    return CompileReport(tuple(map(_graph_report, graphs)), dict(Counter(breaks) - before))
+    compiled, graphs = compile_anew(function, args, kwargs)
+    ended = dict(Counter(breaks) - before)
+    call = partial(compiled, *args, **kwargs)
+    measure = partial(_measure, call, graphs, ended)
+    return CompileReport(tuple(map(_graph_report, graphs)), ended, measure)
+
+
+def _measure(
+    call: Callable[[], object], graphs: Sequence[GraphRecord], breaks: dict[str, int], calls: int
+) -> Explanation:
+    from turbine.dynamo.measuring import explain_graphs  # needs this module
+
+    return explain_graphs(call, graphs, breaks, calls)
 
 
 def compile_anew(

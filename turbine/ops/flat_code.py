@@ -30,6 +30,7 @@ class FlatCode:
     module: Module
     inputs: list[Slot]
     results: list[Slot]
+    graph: fx.GraphModule  # whose nodes the locations of the module name
 
     @cached_property
     def fingerprint(self) -> str:
@@ -68,7 +69,7 @@ def lower_graph(
     text = partial(mlir_context.to_text, module, large_elements_limit=_SHOWN_ELEMENTS)
     dump(name, {"captured.py": partial(_code, graph), "lowered.mlir": text})
     slots = [slot for slot, name in zip(inputs, names, strict=True) if name in passed]
-    return FlatCode(module, slots, results)
+    return FlatCode(module, slots, results, graph)
 
 
 def _code(graph: fx.GraphModule) -> str:

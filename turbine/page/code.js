@@ -36,6 +36,11 @@ function sourcePane() {
       const linked = opsOfPlace.get(place);
       const row = textLine(text, { cost: linked ? timeOf(linked) : 0, number, linked: !!linked });
       row.dataset.place = place;
+      const left = data.fallbacks.filter((fallback) => fallback.place === place);
+      if (left.length) {
+        const why = left.map((fallback) => `${fallback.op}: ${fallback.reason}`).join("\n");
+        row.append(element("span", { className: "tag", textContent: "in PyTorch", title: why }));
+      }
       if (linked) row.onclick = () => selectPlace(place);
       body.append(row);
     }

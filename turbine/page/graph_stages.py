@@ -20,9 +20,11 @@ from turbine.page.stages import DispatchText, Line, Op, Stages
 _ASSIGNED = re.compile(r'^\s*(\w+)(?:: "[^"]*")? = ')
 # "x = None" behind a statement frees a value.
 _FREED = re.compile(r";\s+(?:\w+ = )+None\b.*$")
-_COMMENT = re.compile(r"^\s*#")
-# What module stacks have in place of a name, "L['self'].fc" under torch.compile.
-_DYNAMO_ROOT = re.compile(r"^L\['\w+'\]\.?|^_orig_mod\.?")
+_LEFT_OUT = re.compile(r"^\s*#|^\s*$|^class ")
+_INDENT = 4 * " "  # of a method
+# What Dynamo has in place of a path: "L['self']._modules['fc']" for "fc".
+_DYNAMO_ROOT = re.compile(r"^L\[['\"]\w+['\"]\]\.?")
+_DYNAMO_STEP = re.compile(r"\.?_modules\[['\"](\w+)['\"]\]|\[(\d+)\]|\._orig_mod\b")
 
 
 @dataclass(frozen=True)
@@ -30,18 +32,27 @@ class NodeNames:
     """The nodes of some graphs by the names that locations of the IR have for them."""
 
     nodes: Mapping[str, fx.Node]
+    graphs: Mapping[fx.Graph, str]
 
     @staticmethod
     def of(graphs: Mapping[str, fx.GraphModule]) -> NodeNames:
         """The names of the calls in graphs, which have names themselves."""
-        return NodeNames(
-            {
-                f"{NODE}{name}/{node.name}": node
-                for name, graph in graphs.items()
-                for node in graph.graph.nodes
-                if node.op == "call_function"
-            }
-        )
+        nodes = {
+            f"{NODE}{name}/{node.name}": node
+            for name, graph in graphs.items()
+            for node in _calls(graph)
+        }
+        return NodeNames(nodes, _names_of(graphs))
+
+    @staticmethod
+    def of_part(name: str, graph: fx.GraphModule) -> NodeNames:
+        """Those of a part under torch.compile, whose locations do not name the graph."""
+        nodes = {f"{NODE}{node.name}": node for node in _calls(graph)}
+        return NodeNames(nodes, _names_of({name: graph}))
+
+    def op_name(self, node: fx.Node) -> str:
+        """The graph and the node, "main/addmm"."""
+        return f"{self.graphs[node.graph]}/{node.name}"
 
     def locate(self, node: fx.Node) -> str:
         """The location of a node, for the importer; that of others is never looked up."""
@@ -52,6 +63,14 @@ class NodeNames:
         return {node: name for name, node in self.nodes.items()}
 
 
+def _calls(graph: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def _names_of(graphs: Mapping[str, fx.GraphModule]) -> dict[fx.Graph, str]:
+    return {graph.graph: name for name, graph in graphs.items()}
+
+
 @dataclass(frozen=True)
 class Origins:
     """Ops by what locations call them: nodes, and places where there are none."""
@@ -60,13 +79,15 @@ class Origins:
     numbers: Mapping[str, int]
 
     @staticmethod
-    def of(nodes: Mapping[str, fx.Node], others: Iterable[str]) -> Origins:
+    def of(names: NodeNames, others: Iterable[str]) -> Origins:
         """The nodes, and those of the other origins that are lines of files."""
-        ops = [_op(name, node) for name, node in nodes.items()]
+        ops = [_op(names.op_name(node), node) for node in names.nodes.values()]
         places = dict.fromkeys(one for one in others if not one.startswith(NODE))
         ops += [Op(place, (place,)) for place in places]
-        names = [*nodes, *places]
-        return Origins(tuple(ops), {name: number for number, name in enumerate(names)})
+        every = [*names.nodes, *places]
+        numbers = {name: number for number, name in enumerate(every)}
+        calls = {op.name: number for number, op in enumerate(ops)}
+        return Origins(tuple(ops), calls | numbers)
 
     def find(self, origins: Iterable[str]) -> tuple[int, ...]:
         """The numbers of those that are ops."""
@@ -75,17 +96,18 @@ class Origins:
 
 def build(
     graphs: Mapping[str, fx.GraphModule],
-    nodes: Mapping[str, fx.Node],
+    names: NodeNames,
     module: Module,
     dispatches: Sequence[Mapping[str, Any]],
     assembly: str,
+    prefix: str = "",
 ) -> Stages:
-    """The stages of a module whose locations are names of `nodes`; see `NodeNames`."""
+    """The stages of a module whose locations are names of nodes; `prefix` is for dispatches."""
     ir = located_lines(module)
-    found = Origins.of(nodes, [one for line in ir for one in line.origins])
+    found = Origins.of(names, [one for line in ir for one in line.origins])
     code = functions_of(assembly)
     texts = {
-        row["name"]: DispatchText(
+        prefix + row["name"]: DispatchText(
             found.find(row["origins"]), row["text"], code.get(row["name"], "")
         )
         for row in dispatches
@@ -105,9 +127,7 @@ def _link(line: LocatedLine, found: Origins) -> Line:
 
 
 def _op(name: str, node: fx.Node) -> Op:
-    return Op(
-        name.removeprefix(NODE), places_of(node.stack_trace), module_of(node), _operations(node)
-    )
+    return Op(name, places_of(node.stack_trace), module_of(node), _operations(node))
 
 
 def _operations(node: fx.Node) -> float:
@@ -121,15 +141,15 @@ def module_of(node: fx.Node) -> str:
     """The path of the module whose forward called an op, "encoder.layer.0"."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     paths = [str(path) for path, _ in stack.values()]
-    return _DYNAMO_ROOT.sub("", paths[-1]) if paths else ""
+    steps = _DYNAMO_STEP.sub(r".\1\2", _DYNAMO_ROOT.sub("", paths[-1])) if paths else ""
+    return steps.strip(".")
 
 
 def _graph_lines(graphs: Mapping[str, fx.GraphModule], found: Origins) -> Iterable[Line]:
     for name, graph in graphs.items():
-        if len(graphs) > 1:
-            yield Line(f"# {name}")
+        yield Line(f"# {name}")
         for text in str(graph.print_readable(print_output=False)).splitlines():
-            if text.strip() and not _COMMENT.match(text):
+            if not _LEFT_OUT.match(text):
                 assigned = _ASSIGNED.match(text)
-                origin = () if assigned is None else (f"{NODE}{name}/{assigned[1]}",)
-                yield Line(_FREED.sub("", text), found.find(origin))
+                origin = () if assigned is None else (f"{name}/{assigned[1]}",)
+                yield Line(_FREED.sub("", text).removeprefix(_INDENT), found.find(origin))

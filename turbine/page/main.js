@@ -122,9 +122,11 @@ function follow() {
 const isWithin = (module, path) => !path || module === path || module.startsWith(path + ".");
 
 document.getElementById("title").textContent = data.title;
+const inPyTorch = data.pytorch.reduce((sum, op) => sum + op.milliseconds, 0);
 document.getElementById("total").textContent = data.milliseconds === null
   ? "not measured"
-  : `${figure(data.milliseconds)} ms a call, ${figure(inside)} ms of it in ${plural(data.costs.length, "dispatch")}`;
+  : `${figure(data.milliseconds)} ms a call, ${figure(inside)} ms of it in ${plural(data.costs.length, "dispatch")}` +
+    (inPyTorch ? `, ${figure(inPyTorch)} ms in PyTorch` : "");
 show(ops.length ? "code" : data.costs.length ? "dispatches" : "facts");
 follow();
 window.onhashchange = follow;

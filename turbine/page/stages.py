@@ -106,4 +106,9 @@ def _shift(ops: Sequence[int], start: int) -> tuple[int, ...]:
 def _merge(
     files: dict[str, dict[str, str]], others: dict[str, dict[str, str]]
 ) -> dict[str, dict[str, str]]:
-    return {path: {**files.get(path, {}), **others.get(path, {})} for path in {**files, **others}}
+    both = {path: files.get(path, {}) | others.get(path, {}) for path in {**files, **others}}
+    return {path: dict(sorted(lines.items(), key=_by_number)) for path, lines in both.items()}
+
+
+def _by_number(line: tuple[str, str]) -> int:
+    return int(line[0])

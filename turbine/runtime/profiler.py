@@ -167,8 +167,7 @@ def profile(
     >>> [event.kind for event in report.events][-1]
     'dispatch'
     """
-    if calls < 1:
-        raise errors.ArgumentError(f"cannot profile {calls} calls", hint="use 1 or more")
+    check_calls(calls)
     if artifact.target.kind != "cpu":
         raise errors.ArgumentError(
             f"the artifact is for {artifact.target.text}", hint="programs for the CPU are profiled"
@@ -188,6 +187,12 @@ def profile(
     events, memory = tuple(seen.events), tuple(seen.memory)
     allocated = seen.allocated / calls
     return Profile(called.name, calls, milliseconds, tuple(rows), events, memory, allocated)
+
+
+def check_calls(calls: int) -> None:
+    """Raise for a count of calls that gives no times."""
+    if calls < 1:
+        raise errors.ArgumentError(f"cannot profile {calls} calls", hint="use 1 or more")
 
 
 @dataclass(frozen=True)
