@@ -99,6 +99,13 @@ def test_a_later_run_is_compared_with_a_saved_one(
     assert '"pairs":[{"kind":"call"' in page.read_text()
 
 
+def test_effects_of_ops_do_not_shift_the_inputs_of_a_model() -> None:
+    model = Model().eval().requires_grad_(False)
+    x = torch.randn(4, 32)
+    compiled = torch.compile(model, backend="turbine", options={"library_calls": "never"})
+    torch.testing.assert_close(compiled(x), model(x))
+
+
 def test_bad_arguments_are_errors(report: CompileReport, tmp_path: Path) -> None:
     with pytest.raises(errors.ArgumentError, match="cannot profile 0 calls"):
         report.html(tmp_path / "page.html", calls=0)

@@ -27,7 +27,9 @@ def find_weights(graph: fx.GraphModule, *, is_frozen: bool) -> Weights:
     # Backward graphs keep the names of the forward graph's inputs: primals_1 is the first.
     indices = metadata.static_input_indices
     fixed = {f"primals_{index + 1}" for index in indices} | {f"arg{index}_1" for index in indices}
-    written = [index for index in indices if metadata.input_info[index].mutates_data]
+    # Placeholders of effect tokens come before those of inputs, and indices count them.
+    tokens = len(metadata.tokens)
+    written = [index for index in indices if metadata.input_info[index - tokens].mutates_data]
     frozen = fixed - {f"arg{index}_1" for index in written} if is_frozen else set()
     return Weights(fixed & names, frozen & names)
 
@@ -35,7 +37,7 @@ def find_weights(graph: fx.GraphModule, *, is_frozen: bool) -> Weights:
 def find_updated() -> Mapping[int, str]:
     """The results that AOTAutograd copies to inputs, which come first, and these inputs."""
     metadata = _metadata()
-    if metadata is None:
+    if metadata is None or metadata.tokens:
         return {}
     # AOTAutograd names the placeholders of an inference graph so.
     return {
