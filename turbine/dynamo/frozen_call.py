@@ -23,7 +23,13 @@ def load_part(code: bytes, driver: str, part: PartCode, load: float) -> TensorCa
         return FrozenCall(code, driver, part, needs_cores)
     flat = part.flat
     call = TensorCall.load(
-        code, driver, DEFAULT_NAME, flat.inputs, flat.results, needs_cores=needs_cores
+        code,
+        driver,
+        DEFAULT_NAME,
+        flat.inputs,
+        flat.results,
+        needs_cores=needs_cores,
+        label=part.label,
     )
     call.entry.device()  # loads it, which may fail
     return call
@@ -39,7 +45,7 @@ class FrozenCall:
     def __init__(self, code: bytes, driver: str, part: PartCode, needs_cores: bool) -> None:
         self._part = part
         self._executable = Executable(
-            align_code(code), driver, self._providers, needs_cores=needs_cores
+            align_code(code), driver, self._providers, needs_cores=needs_cores, label=part.label
         )
         entry = self._executable.entry(DEFAULT_NAME)
         self._call = TensorCall(entry, part.flat.inputs, part.flat.results)

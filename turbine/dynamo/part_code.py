@@ -45,6 +45,11 @@ class PartCode:
     frozen: AbstractSet[str]  # those that are loaded with the code
     kernels: Counter[str]  # of the library, by name
 
+    @property
+    def label(self) -> str:
+        """What traces and profiles call the part; parts with the same code share it."""
+        return f"part.{self.flat.fingerprint[:8]}"
+
     def split(self, args: Sequence[Any]) -> tuple[dict[str, Any], list[Any]]:
         """The frozen arguments by name, and those that are passed."""
         named = list(zip(self.inputs, args, strict=True))

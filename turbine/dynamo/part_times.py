@@ -164,7 +164,7 @@ def _seconds_of(call: Callable[[], object], calls: int) -> float:
 
 def _time_ops(call: Callable[[], object], calls: int) -> list[OpProfile]:
     """The ops that PyTorch itself runs, those that take longest first."""
-    with _quiet_kineto(), torch.autograd.profiler.profile(use_kineto=False) as seen:
+    with quiet_kineto(), torch.autograd.profiler.profile(use_kineto=False) as seen:
         for _ in range(calls):
             call()
     found = [
@@ -176,7 +176,7 @@ def _time_ops(call: Callable[[], object], calls: int) -> list[OpProfile]:
 
 
 @contextmanager
-def _quiet_kineto() -> Iterator[None]:
+def quiet_kineto() -> Iterator[None]:
     """Raise the log level of Kineto, which PyTorch's profiler starts: it prints to stderr."""
     before = os.environ.get(_KINETO)
     os.environ[_KINETO] = before or "99"

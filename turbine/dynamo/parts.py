@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +25,9 @@ from turbine.dynamo import failure_cache
 from turbine.dynamo.frozen_call import load_part
 from turbine.dynamo.part_code import PartCode, Weights, lower_part
 from turbine.dynamo.totals import add
+from turbine.mlir import context as mlir_context
 from turbine.progress import progress_on_terminal
-from turbine.runtime import device
+from turbine.runtime import device, run_trace
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +127,9 @@ class PartModule(torch.nn.Module):
         try:
             compiled = self._pending.result(self._measure)
             assert self.code is not None
-            call = load_part(compiled.data, self.driver, self.code, self._load)
+            call = self._traced(
+                load_part(compiled.data, self.driver, self.code, self._load), compiled
+            )
         except errors.CompileError as error:
             if failure_cache.is_lasting(error):
                 failure_cache.remember_part(self._name, error)
@@ -137,6 +141,12 @@ class PartModule(torch.nn.Module):
         self.compiled = compiled
         add(parts=1, ops_compiled=self.ops.total(), cache_hits=compiled.cached)
         return call
+
+    def _traced(self, call: Call, compiled: Compiled) -> Call:
+        """The call, logged if there is a folder for traces."""
+        assert self.code is not None
+        text = partial(mlir_context.to_text, self.code.flat.module)
+        return run_trace.traced(call, run_trace.kernel(self.code.label, text, compiled.data))
 
     def _measure(self, compiled: Compiled) -> float:
         """The seconds of one call with random arguments."""

@@ -177,9 +177,12 @@ class OpLauncher:
             code.bytecode, target, fingerprint=code.fingerprint, name=self.schema.qualified
         )
         text = partial(mlir_context.to_text, code.module)
-        label = run_trace.kernel(self.schema.qualified.replace("::", "."), text, compiled.data)
+        name = self.schema.qualified.replace("::", ".")
+        label = run_trace.kernel(name, text, compiled.data)
         driver = device.driver_for(target, work.mflop(traced.graph.graph))
-        call = TensorCall.load(compiled.data, driver, DEFAULT_NAME, code.inputs, code.results)
+        call = TensorCall.load(
+            compiled.data, driver, DEFAULT_NAME, code.inputs, code.results, label=name
+        )
         return CompiledOp(traced, call, label)
 
     def _lower(self, traced: Traced) -> FlatCode:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from iree.runtime import version as iree_version
 
 from turbine import config, errors
-from turbine.runtime import container, device, parameters, variants
+from turbine.runtime import container, device, parameters, run_trace, variants
 from turbine.runtime.container import Container
 from turbine.runtime.executable import Executable
 from turbine.runtime.function import check_before
@@ -57,8 +57,10 @@ class Artifact(Program):
                 needs_cores=device.is_long(self.driver, device.load_of(self.manifest)),
                 may_overflow=self._may_overflow(),
                 state=[state_functions(index) for index, _ in enumerate(self.manifest["state"])],
+                label=self.manifest["name"],
             )
-            super().__init__(self.manifest, executable, executable.own_values, contents.span)
+            label = run_trace.kernel(self.manifest["name"], None, self._code)
+            super().__init__(self.manifest, executable, executable.own_values, contents.span, label)
         except (KeyError, TypeError, AttributeError) as error:
             raise errors.ArtifactError(
                 f"the manifest is invalid: {error!r}", where=contents.source, hint=container.AGAIN

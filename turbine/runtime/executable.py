@@ -17,7 +17,7 @@ import iree.runtime as iree
 
 from turbine import config, errors
 from turbine.runtime import device as devices
-from turbine.runtime import openmp, scheduling
+from turbine.runtime import openmp, ranges, scheduling
 from turbine.runtime.device import Placement
 from turbine.runtime.overflow import Invoke, Overflow
 from turbine.runtime.shared_lock import SharedLock
@@ -48,7 +48,8 @@ class Executable:
     function that returns devices. `providers` returns the weights at the first call. `state` has
     the names of the functions that read and set each value of the state; None if unknown. Calls of
     one that `needs_cores` do not share them with threads of PyTorch that wait for work. One that
-    `may_overflow` is loaded a second time if its threads are busy; see Note [Busy threads].
+    `may_overflow` is loaded a second time if its threads are busy; see Note [Busy threads]. `label`
+    is what torch.profiler calls it.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class Executable:
         device_count: int = 1,
         needs_cores: bool = False,
         may_overflow: bool = False,
+        label: str = "",
     ) -> None:
+        self._label = label
         self._placement = devices.placement()
         self.find_devices = (
             partial(_devices, driver, device_count, self._placement)
@@ -80,7 +83,7 @@ class Executable:
         self._module = code if isinstance(code, iree.VmModule) else load_module(code)
         self._context: Any = None
         self._on_caller = (
-            Executable(self._module, devices.SYNC, providers) if may_overflow else None
+            Executable(self._module, devices.SYNC, providers, label=label) if may_overflow else None
         )
         self._start_locks()
         _alive.add(self)
@@ -127,6 +130,7 @@ class Executable:
             if self._needs_cores:
                 openmp.release_threads()
             is_batch = self._has_threads and scheduling.stop_preempting()
+            opened = self._open_range(function) if ranges.is_profiling() else None
             try:
                 context.invoke(function, arguments, results)
             except _FAILURES as error:
@@ -137,9 +141,14 @@ class Executable:
                     hint=_RESET if self._state is None else owner.lost,
                 ) from error
             finally:
+                if opened is not None:
+                    ranges.close_range(opened)
                 if is_batch:
                     scheduling.preempt_again()
         return results
+
+    def _open_range(self, function: Any) -> Any:
+        return ranges.open_range(f"{self._label or self._module.name}.{function.name}")
 
     def copy(self, owner: Values) -> Values:
         """A new owner with a copy of the state of another."""

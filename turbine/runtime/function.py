@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from turbine import errors
+from turbine.runtime import run_trace
 from turbine.runtime.caller import Caller
 from turbine.runtime.executable import EntryPoint
 from turbine.runtime.overlap import Span
@@ -44,6 +47,20 @@ def check_before(function: Function, check: Callable[[], None]) -> None:
         return call(args, kwargs)
 
     function.call = checked
+
+
+def trace_calls(function: Function, label: Path) -> None:
+    """Log each call under a name in the folder for traces."""
+    call = function.call
+
+    def traced(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        started = time.perf_counter()
+        results = call(args, kwargs)
+        elapsed = time.perf_counter() - started
+        run_trace.call(label, function.signature.leaves(args, kwargs), 1e3 * elapsed)
+        return results
+
+    function.call = traced
 
 
 # The count of batches since the last update.

@@ -9,7 +9,7 @@ from typing import Any
 from turbine import errors
 from turbine.runtime import checkpoint
 from turbine.runtime.executable import Executable, Values
-from turbine.runtime.function import Function, alternate
+from turbine.runtime.function import Function, alternate, trace_calls
 from turbine.runtime.overlap import Span
 from turbine.runtime.state import Kept, State
 from turbine.signature import Signature
@@ -19,8 +19,15 @@ class Program:
     """What artifacts and sessions have in common; several entry points are called by name."""
 
     def __init__(
-        self, manifest: Mapping[str, Any], executable: Executable, owner: Values, span: Span
+        self,
+        manifest: Mapping[str, Any],
+        executable: Executable,
+        owner: Values,
+        span: Span,
+        label: Path | None = None,
     ) -> None:
+        """`label` is what a trace calls the program, if there is one."""
+        self._label = label
         self._executable = executable
         self._owner = owner
         self._span = span
@@ -28,6 +35,10 @@ class Program:
             name: Function(name, Signature.from_json(data), executable.entry(name, owner), span)
             for name, data in manifest["functions"].items()
         }
+        if label is not None:
+            is_only = len(self.functions) == 1
+            for name, function in self.functions.items():
+                trace_calls(function, label if is_only else label.with_name(f"{label.name}.{name}"))
         kept = [Kept.from_json(row) for row in manifest["state"]]
         self.state = State(executable, owner, kept, span)
         self._constants = [entry["name"] for entry in manifest["weights"]]

@@ -1,7 +1,8 @@
-"""Trace compiled kernels: kernels, calls and tensors in, files in a folder out.
+"""Trace compiled programs: programs, calls and tensors in, files in a folder out.
 
-The folder is the option `trace_dir`. Reading an option takes longer than a small call, so it is
-read when a kernel is loaded: `kernel` returns the label for its calls, or None if tracing is off.
+The folder is the option `trace_dir`. Programs are kernels, custom ops, artifacts and compiled parts
+under torch.compile. Reading an option takes longer than a small call, so it is read when a program
+is loaded: `kernel` returns the label for its calls, or None if tracing is off.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 CALLS = "calls.jsonl"  # a line for each call, of every process
 IR, BINARY, TENSOR = ".mlir", ".vmfb", ".npy"
 
+Result = TypeVar("Result")
 TensorCallback = Callable[[str, Any], None]
 
 
@@ -86,6 +88,22 @@ def call(label: Path, args: Iterable[Any], milliseconds: float) -> None:
             file.write(json.dumps(row).encode() + b"\n")
     except OSError as error:
         log.warning("cannot trace a call of %s: %s", label, error)
+
+
+def traced(
+    call_code: Callable[[Sequence[Any]], Result], label: Path | None
+) -> Callable[[Sequence[Any]], Result]:
+    """A function of arguments whose calls are logged; the function itself without a label."""
+    if label is None:
+        return call_code
+
+    def run(args: Sequence[Any]) -> Result:
+        started = time.perf_counter()
+        results = call_code(args)
+        call(label, args, 1e3 * (time.perf_counter() - started))
+        return results
+
+    return run
 
 
 def trace_tensor(key: str, tensor: Any) -> None:

@@ -20,7 +20,9 @@ class Session(Program):
     """
 
     def __init__(self, artifact: Artifact, owner: Values) -> None:
-        super().__init__(artifact.manifest, artifact._executable, owner, artifact._span)
+        super().__init__(
+            artifact.manifest, artifact._executable, owner, artifact._span, artifact._label
+        )
         self.artifact = artifact
 
     def __repr__(self) -> str:

@@ -65,10 +65,13 @@ class TensorCall:
         *,
         in_place: Mapping[int, int] | None = None,
         needs_cores: bool = False,
+        label: str = "",
     ) -> TensorCall:
         """Load code without weights, for a call of one of its functions."""
-        entry = Executable(align_code(code), driver, list, needs_cores=needs_cores).entry(name)
-        return TensorCall(entry, inputs, results, in_place)
+        executable = Executable(
+            align_code(code), driver, list, needs_cores=needs_cores, label=label
+        )
+        return TensorCall(executable.entry(name), inputs, results, in_place)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """The results, as tensors that share no memory; those in place are the arguments."""

@@ -218,7 +218,8 @@ def load_code(program: KernelProgram, code: Code, mflop: float) -> TensorCall:
     """Load the function of a module, to be called on tensors."""
     target = host.default_target()
     made = pipeline.compile_ir(code.text.encode(), target, name=f"kernel {program.name}")
-    run_trace.kernel(f"kernel.{program.name}", lambda: code.text, made.data)
+    label = f"kernel.{program.name}"
+    run_trace.kernel(label, lambda: code.text, made.data)
     driver = device.driver_for(target, mflop)
     passed = [p for p in program.parameters if p.is_passed]
     inputs = [_slot(p) for p in passed]
@@ -227,7 +228,9 @@ def load_code(program: KernelProgram, code: Code, mflop: float) -> TensorCall:
     results = [_slot(p) for p in (*outputs, *written)]
     reported = bool(code.report.alarms) + bool(code.report.sites)
     results += [Slot(dtypes.from_torch_name("int64"))] * reported
-    return TensorCall.load(made.data, driver, _ENTRY, inputs, results, in_place=in_place)
+    return TensorCall.load(
+        made.data, driver, _ENTRY, inputs, results, in_place=in_place, label=label
+    )
 
 
 def _slot(parameter: Parameter) -> Slot:
