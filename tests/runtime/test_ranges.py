@@ -17,7 +17,7 @@ import turbine
 from turbine import aot, config
 from turbine.cli.main import main
 from turbine.dynamo import part_times
-from turbine.runtime import executable, ranges, run_trace
+from turbine.runtime import ranges, run_trace
 from turbine.runtime.artifact import Artifact
 
 X = torch.randn(4, 8)
@@ -32,7 +32,8 @@ def ranges_of(call: Callable[[], object]) -> Counter[str]:
 
 
 def two_parts(x: Tensor) -> Tensor:
-    return torch.linalg.cholesky((x @ x.T) * 2 + 9 * torch.eye(4) - 1) * 2 - x[:, :4] + 1
+    root: Tensor = torch.linalg.cholesky((x @ x.T) * 2 + 9 * torch.eye(4) - 1)
+    return root * 2 - x[:, :4] + 1
 
 
 def compiled_function() -> Callable[[Tensor], Tensor]:
@@ -75,7 +76,7 @@ def test_a_call_that_fails_closes_its_range() -> None:
 def test_without_a_profiler_no_range_is_made(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executable.ranges, "open_range", None)
+    monkeypatch.setattr(ranges, "open_range", None)
     artifact(X)
     assert not ranges.is_profiling()
 

@@ -17,7 +17,7 @@ def _find_profiler() -> bool:
         is_profiling = torch.autograd._profiler_enabled  # type: ignore[union-attr]
     except AttributeError:  # there is no PyTorch, or it is being imported
         return False
-    return is_profiling()
+    return bool(is_profiling())
 
 
 is_profiling = _find_profiler  # whether a profiler of PyTorch runs in this thread
