@@ -9,6 +9,7 @@ INSTALLED := .venv/.installed
 .DELETE_ON_ERROR:
 .PHONY: help setup run test test-gpu test-scale sweep soak check format bench coverage docs wheel clean
 .PHONY: help setup run test test-gpu sweep soak check format bench models coverage docs wheel clean
+.PHONY: help setup run test test-gpu test-page sweep soak check format bench coverage docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +28,9 @@ test-gpu: $(INSTALLED) ## the tests that need an NVIDIA GPU, with a PyTorch buil
 test-scale: $(INSTALLED) ## the tests of docs/scale.md: Ray, which it installs, and training that loses workers
 	$(BIN)/python -m pip install --quiet --editable ".[ray]"
 	$(BIN)/python -m pytest -m scale $(ARGS)
+test-page: $(INSTALLED) ## the tests of the page of `turbine explain` in Chromium, which has to be installed
+	$(BIN)/python -m pip install --quiet --editable ".[browser]"
+	$(BIN)/python -m pytest tests/page -m browser $(ARGS)
 
 sweep: $(INSTALLED) ## the tests of which `make test` runs a slice, whole (one slice again: make test ARGS="--seed HEX")
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --sweep -m sweep $(ARGS)
