@@ -144,12 +144,21 @@ def test_a_trace_has_events_ops_and_memory() -> None:
     assert [row["args"]["bytes"] for row in rows if row["ph"] == "C"] == [640, 0]
 
 
-def test_a_run_for_tensorboard_has_a_step_for_each_call(tmp_path: Path) -> None:
-    path = traces.save_tensorboard(tmp_path / "log", MADE)
+def steps_of(made: Explanation, folder: Path) -> list[tuple[float, float]]:
+    """The start and duration of each step of a run for TensorBoard."""
+    path = traces.save_tensorboard(folder / "log", made)
     assert path.name.endswith(".pt.trace.json")
     rows = json.loads(path.read_text())["traceEvents"]
-    (step,) = (row for row in rows if row["name"].startswith("ProfilerStep#"))
-    assert (step["ts"], step["dur"]) == (0, 3000)
+    path.unlink()
+    return [(row["ts"], row["dur"]) for row in rows if row["name"].startswith("ProfilerStep#")]
+
+
+def test_a_run_for_tensorboard_has_a_step_for_each_call(tmp_path: Path) -> None:
+    runs = tuple(Event("execute", "execute", start, 10) for start in (0, 20, 40, 60))
+    assert steps_of(replace(MADE, events=runs, calls=2), tmp_path) == [(0, 30), (40, 30)]
+    assert steps_of(replace(MADE, events=runs, calls=3), tmp_path) == [(0, 70)]
+    assert steps_of(replace(MADE, events=runs, calls=0), tmp_path) == [(0, 70)]
+    assert steps_of(replace(MADE, events=(), calls=2), tmp_path) == []
 
 
 # An artifact

@@ -64,7 +64,7 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
 @pytest.mark.parametrize(
     "page",
     "index export torch_compile eager training_artifact parameters transforms quantization devices "
-    "deploy serving scale moving_over compiled_module runtime custom_ops builtin_ops "
+    "deploy serving scale look_inside moving_over compiled_module runtime custom_ops builtin_ops "
     "kernels".split(),
 )
 def test_code_in_the_docs_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

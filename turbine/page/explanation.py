@@ -85,6 +85,7 @@ class Explanation:
     breaks: dict[str, int] = field(default_factory=dict)  # why Dynamo ended a graph
     pytorch: tuple[PyTorchOp, ...] = ()
     events: tuple[Event, ...] = ()
+    calls: int = 0  # in whose order the events are; 0 if parts of a program were called alone
     memory: tuple[Memory, ...] = ()
     peak: Peak | None = None
     missing: tuple[str, ...] = ()  # what could not be shown, and how to get it

@@ -52,6 +52,7 @@ def explain_artifact(
         stages or Stages(),
         tuple(cost_of(row, stages) for row in found.rows),
         events=tuple(events_of(found.events, start)),
+        calls=found.calls,
         memory=tuple(memory_of(found.memory, start)),
         peak=measure_peak(),
         missing=(*absent, *([] if found.memory else [_NO_MEMORY])),

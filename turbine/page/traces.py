@@ -28,7 +28,7 @@ def save_trace(path: str | Path, explanation: Explanation) -> None:
 def save_tensorboard(folder: str | Path, explanation: Explanation) -> Path:
     """Write a run for the PyTorch profiler plug-in of TensorBoard; returns the file.
 
-    Each call is a step.
+    Each call is a step, if all of them ran as many commands.
     """
     into = Path(folder)
     into.mkdir(parents=True, exist_ok=True)
@@ -56,8 +56,14 @@ def _complete(event: Event, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _steps(explanation: Explanation) -> Iterator[dict[str, Any]]:
-    """A step for each run of the program's commands."""
-    calls = [event for event in explanation.events if event.kind == "execute"]
-    for number, event in enumerate(calls):
-        step = Event(f"ProfilerStep#{number}", "step", event.start, event.duration)
-        yield _complete(step, {})
+    """A step for each call; one for all if calls cannot be told apart."""
+    runs = [event for event in explanation.events if event.kind == _RUN]
+    size, rest = divmod(len(runs), explanation.calls or 1)
+    size = len(runs) if rest or not explanation.calls else size
+    for number, start in enumerate(range(0, len(runs), size or 1)):
+        first, last = runs[start], runs[start + size - 1]
+        whole = last.start + last.duration - first.start
+        yield _complete(Event(f"ProfilerStep#{number}", "step", first.start, whole), {})
+
+
+_RUN = "execute"  # of a program's commands; a call has one or more
