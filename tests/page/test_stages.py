@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import turbine
+import turbine.kernel as tk
+import turbine.kernel.lang as tkl
 from turbine import aot, errors
 from turbine.page import decoding, measuring, stages
 from turbine.page.assembly import functions_of
@@ -127,6 +129,31 @@ def test_each_variant_has_stages_of_its_own() -> None:
     names = [name for name in several._contents.sections if name.startswith(stages.SECTION)]
     assert names == ["stages", "stages:1"]
     assert measuring.stages_of(several) is not None
+
+
+N, B = tkl.sym.N, tkl.sym.B
+
+
+@tk.gen.kernel(N // B)
+def squared(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
+    tile = tkl.load(x, (tkl.program_id(0) * B,), (B,))
+    tkl.store(y, (tkl.program_id(0) * B,), tile * tile)
+
+
+class Squares(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = squared(x)
+        return result
+
+
+def test_the_operations_of_a_kernel_are_counted() -> None:
+    x = torch.randn(4096)
+    described = aot.export(Squares(), args=(x,)).compile(describe=True)
+    found = measuring.stages_of(described)
+    assert found is not None
+    assert [op.operations for op in found.ops] == [4096]
+    (cost,) = measuring.explain_artifact(described, (x,), calls=1).costs
+    assert cost.gflops == pytest.approx(4096 / 1e6 / cost.milliseconds)
 
 
 class Doubled(aot.CompiledModule):

@@ -19,6 +19,8 @@ EMITTED: dict[str, Callable[..., Any]] = {}
 KEEP_OPERANDS: set[str] = set()
 # An op's name -> the operation count of a call; ops without a row count one per result element.
 OPERATIONS: dict[str, Callable[..., float]] = {}
+# The name of a kernel's op -> the program of a call, and its sizes.
+PROGRAMS: dict[str, Callable[..., Any]] = {}
 # Ops that print from Python when they run.
 SPEAKING: set[str] = set()
 # Kernels of the library that decompositions call, by name.

@@ -94,9 +94,9 @@ def _bytes(value: Any) -> int:
 
 
 def _flop(node: fx.Node) -> float:
-    declared = OPERATIONS.get(_name(node))
+    declared = OPERATIONS.get(name_of(node))
     if declared is not None:
-        return declared(*_arguments(node))
+        return declared(*arguments_of(node))
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return 0
@@ -120,7 +120,7 @@ FORMULAS = {
 _FORMULA_SIZE = 20
 
 
-def _arguments(node: fx.Node) -> list[Any]:
+def arguments_of(node: fx.Node) -> list[Any]:
     """The arguments of a call, with the defaults that torch.export omits."""
     target: Any = node.target
     given: Any = fx.map_arg(node.args, lambda one: one.meta["val"])
@@ -129,7 +129,8 @@ def _arguments(node: fx.Node) -> list[Any]:
     return [*given, *(named.get(a.name, a.default_value) for a in rest)]
 
 
-def _name(node: fx.Node) -> str:
+def name_of(node: fx.Node) -> str:
+    """The name of an op as tables of ops have it; empty for other calls."""
     return node.target.name() if isinstance(node.target, torch._ops.OpOverload) else ""
 
 

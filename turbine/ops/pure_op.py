@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as torch_pytree
 
 from turbine import errors
-from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS, OPERATIONS
+from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS, OPERATIONS, PROGRAMS
 from turbine.ops import gradients, ir_builder
 from turbine.ops.declared_op import DeclaredOp, Function
 from turbine.ops.launcher import OpLauncher
@@ -105,6 +105,7 @@ class PureOp(DeclaredOp):
         EMITTED.pop(self.schema.qualified, None)
         KEEP_OPERANDS.discard(self.schema.qualified)
         OPERATIONS.pop(self.schema.qualified, None)
+        PROGRAMS.pop(self.schema.qualified, None)
         MEANINGS.pop(self.op, None)
 
     def _meaning(self, *args: Any) -> Any:

@@ -11,6 +11,8 @@ from typing import Any
 from torch import fx
 
 from turbine.capture import work
+from turbine.capture.declared_ops import PROGRAMS
+from turbine.kernel.inspection import roofline
 from turbine.mlir.ir import Module
 from turbine.mlir.located_text import NODE, LocatedLine, located_lines
 from turbine.page.assembly import functions_of
@@ -132,7 +134,10 @@ def _op(name: str, node: fx.Node) -> Op:
 
 def _operations(node: fx.Node) -> float:
     try:
-        return work.operations(node)
+        program = PROGRAMS.get(work.name_of(node))
+        if program is None:
+            return work.operations(node)
+        return roofline.work_of(*program(*work.arguments_of(node))).operations
     except (KeyError, AttributeError, IndexError):  # a node without values, as of control flow
         return 0.0
 

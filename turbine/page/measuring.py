@@ -96,6 +96,8 @@ def _kernel_rate(row: profiler.Row, stages: Stages) -> float | None:
     dispatch = stages.dispatches.get(row.name)
     if dispatch is None or _FORMED_BY_IREE in row.name or not row.milliseconds:
         return None
+    if row.gbytes is None:  # of dynamic sizes, and the ops have those of the example
+        return None
     operations = sum(stages.ops[number].operations for number in dispatch.ops)
     return operations / 1e6 / row.milliseconds if operations else None
 

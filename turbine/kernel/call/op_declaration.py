@@ -18,7 +18,7 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.algebra import Symbol
-from turbine.capture.declared_ops import OPERATIONS, SPEAKING
+from turbine.capture.declared_ops import OPERATIONS, PROGRAMS, SPEAKING
 from turbine.capture.sizes import hint
 from turbine.dtypes import SCALARS, Dtype
 from turbine.kernel.backends.iree import module
@@ -60,6 +60,7 @@ def declare(kernel: Definition, run: Callable[..., Any]) -> DeclaredOp:
     op.register_emission(rules.emit, keeps_operands=not rules.written)
     op.register_eager(run)
     OPERATIONS[op.core.schema.qualified] = rules.operations
+    PROGRAMS[op.core.schema.qualified] = rules.program
     op.core.register_autograd(rules.backward, setup_context=rules.setup_context)
     return op
 
@@ -136,8 +137,12 @@ class _Rules:
 
     def operations(self, *args: Any) -> float:
         """An estimate of the FLOP count of a call on fake tensors."""
+        return operations_of(*self.program(*args))
+
+    def program(self, *args: Any) -> tuple[KernelProgram, dict[Symbol, int]]:
+        """The program of a call on fake tensors, and its sizes, at the example's where dynamic."""
         program, sizes = self._resolve_call(args)
-        return operations_of(program, {symbol: hint(size) for symbol, size in sizes.items()})
+        return program, {symbol: hint(size) for symbol, size in sizes.items()}
 
     def emit(self, builder: Builder, *args: Any) -> list[Value | None]:
         """Emit the kernel as a function of the module, and a call of it."""
