@@ -235,6 +235,7 @@ def test_frames_of_pytorch_are_the_last_resort() -> None:
     trace = 'File "/m/model.py", line 3, in forward\nFile "/x/torch/nn/linear.py", line 9, in f'
     assert places_of(trace) == ("/m/model.py:3",)
     assert places_of('File "/x/torch/nn/linear.py", line 9, in f') == ("/x/torch/nn/linear.py:9",)
+    assert places_of('File "<eval_with_key>.6", line 9, in forward\n' + trace) == places_of(trace)
     assert places_of(None) == ()
 
 

@@ -50,7 +50,7 @@ def describe(
     """Describe code that was compiled with a strategy; `prepare` is what the compiler takes."""
     code = mlir_context.to_bytecode(prepare(source.module))
     found = pipeline.describe_dispatches(code, target, strategy, in_process=in_process)
-    assembly = pipeline.assembly_of(code, target, strategy=strategy)
+    assembly = pipeline.assembly_of(code, target, strategy=strategy, in_process=in_process)
     stages = graph_stages.build(source.graphs, names, source.module, found, assembly)
     return Description([_listed(row, names) for row in found], stages)
 

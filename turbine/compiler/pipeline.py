@@ -92,10 +92,18 @@ def compile_ir(
     return plan.read_cache() or plan.finish(measure)
 
 
-def assembly_of(source: bytes, target: Target, *, strategy: str | None = None) -> str:
+def assembly_of(
+    source: bytes,
+    target: Target,
+    *,
+    strategy: str | None = None,
+    in_process: bool | None = None,
+) -> str:
     """The assembly of a program's code, which is compiled for this."""
     with tempfile.TemporaryDirectory(prefix="turbine-assembly-") as folder:
-        compile_ir(source, target, strategy=strategy, intermediates=Path(folder))
+        compile_ir(
+            source, target, strategy=strategy, in_process=in_process, intermediates=Path(folder)
+        )
         return "\n".join(path.read_text() for path in sorted(Path(folder).glob("*.s")))
 
 

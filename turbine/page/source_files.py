@@ -8,7 +8,8 @@ import sysconfig
 from collections.abc import Iterable
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-# PyTorch and the standard library never have a model's lines; other packages may.
+# PyTorch, the standard library and generated code never have a model's lines; other packages may.
+_GENERATED = "<eval_with_key>"
 _STDLIB = f"{sysconfig.get_path('stdlib')}/"
 _PACKAGES = "/site-packages/"
 _AROUND = 6  # lines of context
@@ -22,7 +23,9 @@ def places_of(stack_trace: str | None) -> tuple[str, ...]:
 
 
 def _is_foreign(frame: str) -> bool:
-    return "/torch/" in frame or (_STDLIB in frame and _PACKAGES not in frame)
+    if "/torch/" in frame or frame.startswith(_GENERATED):
+        return True
+    return _STDLIB in frame and _PACKAGES not in frame
 
 
 def read_lines(places: Iterable[str]) -> dict[str, dict[str, str]]:
