@@ -7,9 +7,7 @@ INSTALLED := .venv/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-gpu test-scale sweep soak check format bench coverage docs wheel clean
-.PHONY: help setup run test test-gpu sweep soak check format bench models coverage docs wheel clean
-.PHONY: help setup run test test-gpu test-page sweep soak check format bench coverage docs wheel clean
+.PHONY: help setup run test test-gpu test-page test-scale sweep soak check format bench models coverage docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

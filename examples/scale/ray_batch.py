@@ -79,7 +79,7 @@ class Model:
 
     def __call__(self, batch: Batch) -> Batch:
         # The last batch of a block is smaller: the artifact takes 1 to BATCH rows.
-        scores = self.artifact(numpy.stack(batch["x"]))
+        scores = self.artifact(numpy.stack(list(batch["x"])))
         return {"id": batch["id"], "score": numpy.asarray(scores)}
 
 
