@@ -123,6 +123,13 @@ class Caller:
                     self.signature.inputs[index],
                     f"has size {size} along axis {axis}, expected {wanted}",
                 )
+        empty = next((name for name, size in symbols.items() if size == 0), None)
+        if empty is not None and not self.entry.is_on_host:
+            raise errors.ArgumentError(
+                f"{_describe_size(self.signature, empty, symbols)}, and IREE cannot run programs "
+                "of dynamic sizes on empty tensors on GPUs",
+                hint="skip the call",
+            )
         for name, limits in self.signature.symbols.items():
             if name in symbols and not limits.holds(symbols[name]):
                 raise errors.ArgumentError(
