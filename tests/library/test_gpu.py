@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import turbine
 from tests.library.placing import count, exported, placed
 from tests.models import Fn
 from turbine import errors, target
@@ -68,6 +69,19 @@ def test_convolutions_are_matmuls(
     model: nn.Module, shape: Sequence[int], expected: list[str]
 ) -> None:
     assert kernels_of(model.half(), torch.randn(shape).half()) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_no_target_gets_windows_of_one_element_with_a_stride(dtype: torch.dtype) -> None:
+    model, x = nn.Conv2d(8, 16, 1, (1, 3)).to(dtype).eval(), torch.randn(2, 8, 9, 10).to(dtype)
+    output = turbine.aot.export(model, args=(x,))
+    (node,) = output.program.graph.graph.find_nodes(
+        op="call_function", target=aten.convolution.default
+    )
+    assert node.args[3] == [1, 1]
+    result = output.compile()(x)
+    torch.testing.assert_close(result, model(x).detach())
+    assert result.stride() == model(x).stride()
 
 
 def test_gpus_without_kernels_get_none() -> None:

@@ -74,6 +74,15 @@ def test_artifacts_match_eager(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(artifact(x), model(x).detach())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_narrow_floats_are_taken(dtype: torch.dtype) -> None:
+    model, x = nn.LayerNorm(64).to(dtype).eval(), torch.randn(3, 64, dtype=dtype)
+    nn.init.normal_(model.weight)
+    output = turbine.aot.export(model, args=(x,))
+    assert count(placed(output.program), layer_norm.op.op) == 1
+    torch.testing.assert_close(output.compile()(x), model(x).detach())
+
+
 @pytest.mark.parametrize("affine", [True, False])
 def test_group_norms_are_replaced(affine: bool) -> None:
     model, x = nn.GroupNorm(4, 12, affine=affine).eval(), torch.randn(3, 12, 7, 5) * 3 + 10

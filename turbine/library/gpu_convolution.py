@@ -1,7 +1,4 @@
-"""Convolutions on GPUs: windows as columns of a matrix, multiplied by a kernel of gpu_matmul.py.
-
-IREE 3.13 computes wrong numbers on CUDA for windows of one element with a stride.
-"""
+"""Convolutions on GPUs: windows as columns of a matrix, multiplied by a kernel of gpu_matmul.py."""
 
 from __future__ import annotations
 

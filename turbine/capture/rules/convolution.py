@@ -102,6 +102,12 @@ def convolution(
     # torch-mlir has no working lowering of depthwise transposed convolutions.
     is_supported = _is_supported(x, weight) or (transposed and _is_depthwise(weight, windows))
     if not is_supported or (not transposed and _is_fast_in_compiler(x, windows)):
+        if _is_narrow(x) and not transposed and max(stride) > 1 and _is_pointwise(weight, padding):
+            # IREE 3.13 computes wrong numbers for these on GPUs.
+            ones = [1] * len(windows.taps)
+            return aten.convolution(
+                _every(x, stride), weight, bias, ones, padding, dilation, False, padding, groups
+            )
         if transposed or not has_loose_window(x.shape[2:], windows):
             return NotImplemented
         none = [0] * len(windows.taps)
@@ -129,6 +135,17 @@ def _is_pointwise(weight: Tensor, padding: Sequence[int]) -> bool:
     return all(size == 1 for size in weight.shape[2:]) and not any(padding)
 
 
+def _is_narrow(x: Tensor) -> bool:
+    return x.dtype in (torch.float16, torch.bfloat16)
+
+
+def _every(x: Tensor, steps: Sequence[int]) -> Tensor:
+    """Every n-th element along each axis of the images."""
+    for axis, step in enumerate(steps, start=2):
+        x = aten.slice(x, axis, 0, None, step) if step > 1 else x
+    return x
+
+
 def as_matmul(
     x: Tensor,
     weight: Tensor,
@@ -140,9 +157,7 @@ def as_matmul(
 ) -> Tensor:
     """A convolution of any floats as a matmul."""
     if groups == 1 and _is_pointwise(weight, padding):
-        for axis, step in enumerate(stride, start=2):
-            x = aten.slice(x, axis, 0, None, step) if step > 1 else x
-        channels = x.transpose(0, 1)
+        channels = _every(x, stride).transpose(0, 1)
         product = weight.flatten(1) @ channels.flatten(1)
         y = product.reshape([weight.shape[0], *channels.shape[1:]]).transpose(0, 1)
     else:
