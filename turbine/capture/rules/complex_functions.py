@@ -202,7 +202,7 @@ def power(x: Any, exponent: Any) -> Tensor:
     if not isinstance(exponent, Tensor) and exponent in _POWERS:
         like = x.to(torch.result_type(x, exponent))
         return _POWERS[exponent](like) if like.is_complex() else NotImplemented
-    if torch.result_type(x, exponent) != torch.complex64:
+    if not torch.result_type(x, exponent).is_complex:
         return NotImplemented
     like = exponent if isinstance(exponent, Tensor) else x
     (a, b), (c, d) = (_wide_parts(value, like) for value in (x, exponent))
