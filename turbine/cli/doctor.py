@@ -142,7 +142,7 @@ def _seed() -> str:
     folder = config.current().cache_seed_dir
     if folder is None:
         return ""
-    problem = permissions.problem(folder.stat()) if folder.is_dir() else "is no folder"
+    problem = permissions.problem(folder.stat()) if folder.is_dir() else "is not a folder"
     if problem is not None:
         raise errors.ConfigError(
             f"cache_seed_dir is not read: {folder} {problem}",

@@ -81,8 +81,10 @@ def _may_be_large(program: KernelProgram, facts: Facts, operands: Operands) -> b
     """Whether indices may need 64 bits."""
     if operands.sizes:
         return True
-    shapes = [p.type.shape for p in program.parameters if isinstance(p.type, BufferType)]
-    largest = max((_product(shape).evaluate(facts.known) for shape in shapes), default=0)
+    types = [p.type for p in program.parameters if isinstance(p.type, BufferType)]
+    grid = _product(program.grid)  # each program has temporaries of its own
+    counts = [_product(t.shape) * (grid if t.usage == "temporary" else ONE) for t in types]
+    largest = max((count.evaluate(facts.known) for count in counts), default=0)
     return max(largest, module.largest_offset(program, facts.known)) >= LARGE
 
 
