@@ -81,7 +81,7 @@ def sizes(folder: Path) -> list[int]:
     return [int(line.split()[1]) for line in lines]
 
 
-def written(folder: Path) -> int:
+def count_written(folder: Path) -> int:
     """The number of blocks that are written and noted as such."""
     noted = (folder / "written").glob("*.parquet")
     return sum(not path.name.endswith(".pending.parquet") for path in noted)
@@ -101,9 +101,9 @@ def test_a_cluster_is_killed_and_the_next_one_writes_the_other_rows(
     folder: Path, start: Start
 ) -> None:
     with start("batch_program.py", "slow"):
-        assert processes.soon(lambda: sizes(folder) and written(folder), PATIENCE)
+        assert processes.soon(lambda: sizes(folder) and count_written(folder), PATIENCE)
         end_all(folder)
-    assert 0 < written(folder) < 4
+    assert 0 < count_written(folder) < 4
     before = sum(sizes(folder))
     printed = succeed(start("batch_program.py", "recording"), folder)
     assert "4000 rows, 0 missing, 0 twice\nscores are those of the rows" in printed

@@ -133,7 +133,7 @@ def _cache() -> str:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):
         pass
-    return f"{folder} is writable, {_kept(cache.listings())}{_seed()}"
+    return f"{folder} is writable, {_describe_entries(cache.listings())}{_seed()}"
 
 
 def _seed() -> str:
@@ -148,10 +148,10 @@ def _seed() -> str:
             f"cache_seed_dir is not read: {folder} {problem}",
             hint="name a folder that only you or root may write (chmod -R go-w), or leave it out",
         )
-    return f"; seed {folder} is read, {_kept(cache.listings(folder))}"
+    return f"; seed {folder} is read, {_describe_entries(cache.listings(folder))}"
 
 
-def _kept(listings: Sequence[Listing]) -> str:
+def _describe_entries(listings: Sequence[Listing]) -> str:
     return f"{len(listings)} kept, {bytes_text(sum(item.size for item in listings))}"
 
 
