@@ -246,10 +246,22 @@ def test_other_patterns_are_not_replaced(function: Callable[..., Tensor]) -> Non
         (heads(2, 3, 40, 300), NEON),
         (tuple(one.double() for one in heads(2, 3, 40, 16)), NEON),
         (heads(2, 3, 40, 16), targets.parse("hip:gfx942")),
-        (tuple(one.half() for one in heads(2, 3, 40, 16)), NEON),
     ],
-    ids=["many features", "float64", "GPU without kernels", "float16"],
+    ids=["many features", "float64", "GPU without kernels"],
 )
 def test_unsupported_attention_is_not_replaced(args: tuple[Tensor, ...], target: Target) -> None:
     exported = turbine.aot.export(Fn(sdpa), args=args)
     assert kernels_in(placed(exported.program, target)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_heads_are_widened_for_the_kernel(dtype: torch.dtype) -> None:
+    query, key, value = (one.to(dtype) for one in heads(2, 3, 40, 16))
+    args = query, key, value
+    exported = turbine.aot.export(Fn(sdpa), args=args)
+    assert len(kernels_in(placed(exported.program))) == 1
+    result = exported.compile()(*args)
+    assert result.dtype == dtype
+    # PyTorch rounds the probabilities as well.
+    exact = sdpa(query.double(), key.double(), value.double())
+    torch.testing.assert_close(result.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)

@@ -122,7 +122,7 @@ def test_matmuls_with_weights_are_replaced() -> None:
 def test_ops_are_not_replaced_on_other_targets() -> None:
     program = exported(TwoProducts(), torch.randn(24, 64))
     assert placed(program, NEON) is program
-    assert placed(program, targets.parse("cuda:sm_80")) is program
+    assert placed(program, targets.parse("hip:gfx942")) is program
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from turbine.capture.rounding import widened_from
 from turbine.capture.sizes import sizes_of
 from turbine.library.heads import B, Layout, Source, sources_of
 from turbine.library.nodes import (
+    convert,
     have_equal_sizes,
     is_conversion,
     only_user,
@@ -220,8 +221,8 @@ class Attention:
         return isinstance(queries, int) and queries <= FEW_QUERIES
 
     def is_faster_on(self, target: Target) -> bool:
-        """On GPUs; on every CPU in f32."""
-        return target.kind == "cuda" or self.query.meta["val"].dtype == torch.float32
+        """On every GPU and CPU."""
+        return True
 
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
@@ -234,6 +235,8 @@ class Attention:
         layouts = Layouts(queries.layout, keys.layout, values.layout, y)
         found = kernels(layouts, is_alone=self.is_alone)
         operands = [source.write(self.node) for source in (queries, keys, values)]
+        if target.kind == "cpu":
+            operands = [convert(operand, torch.float32, self.node) for operand in operands]
         numbers = self.scale * queries.factor * keys.factor, self.if_hidden
         if self.mask is None or _is_causal(self.mask):
             kernel = found.plain if self.mask is None else found.causal
@@ -241,6 +244,7 @@ class Attention:
             operands.append(_expand_mask(self.node, to_rank(self.mask, 4, self.node), q, k))
             kernel = found.biased if _is_bias(self.mask) else found.masked
         result = emit(graph, kernel.op.op, *operands, *numbers, beside=self.node)
+        result = convert(result, self.node.meta["val"].dtype, self.node)
         if self.is_transposed:
             result = emit(graph, aten.squeeze.dim, result, 2, beside=self.node)
             result = emit(graph, aten.permute.default, result, [0, 2, 1, 3], beside=self.node)

@@ -24,7 +24,7 @@ from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.capture.sizes import hint
 from turbine.library import tail
-from turbine.library.nodes import constant_nodes
+from turbine.library.nodes import constant_nodes, convert
 from turbine.library.tail import Tail
 from turbine.library.windows import Windows, pack, put_channels_last
 from turbine.target import Target
@@ -154,6 +154,8 @@ _FLOAT_BYTES = 4
 _MOST_VECTORS = {16: 2, 32: 1, 64: 4}
 _NEAR_BYTES = 32 * 1024  # of the L1 cache at least
 _MOST_STRIDE, _MOST_AXES = 2, 4
+# Of images and weights. Sums are in f32, as in PyTorch.
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # With fewer channels, those of all columns of a window are joined.
 _FEW_CHANNELS = 8
 
@@ -180,20 +182,22 @@ class Match:
         y = call.add(aten.permute.default, call.write(target), [0, 3, 1, 2])
         if self.node.meta["val"].dim() < _MOST_AXES:
             y = call.add(aten.squeeze.dim, y, 2)
-        order = suggest_memory_format(self.node.meta["val"])
-        return call.add(aten.clone.default, y, memory_format=order)
+        value = self.node.meta["val"]
+        y = convert(y, value.dtype, self.node)
+        return call.add(aten.clone.default, y, memory_format=suggest_memory_format(value))
 
 
 class _Call:
-    """Writes the call of a kernel, with operands in its layout."""
+    """Writes the call of a kernel, with operands of f32 in its layout."""
 
     def __init__(self, found: Convolution, tail: Tail) -> None:
-        self.node, self.bias = found.node, found.bias
-        self.weight, self.residual = found.weight, tail.residual
+        self.node, self.residual = found.node, tail.residual
+        self.weight = convert(found.weight, torch.float32, self.node)
+        self.bias = found.bias and convert(found.bias, torch.float32, self.node)
         self.stride, self.padding = found.stride, found.padding
         self.end = End(self.residual is not None, tail.least, tail.most)
         self.join_factors(tail)
-        self.x = put_channels_last(found.x, self.node)
+        self.x = convert(put_channels_last(found.x, self.node), torch.float32, self.node)
         if len(self.stride) == 1:
             self.weight = self.add(aten.unsqueeze.default, self.weight, 2)
             self.stride, self.padding = (1, *self.stride), (0, *self.padding)
@@ -308,13 +312,13 @@ def find(region: Region) -> Iterator[Match]:
 def supports(
     x: Tensor, weight: Tensor, stride: Sequence[int], dilation: Sequence[int], groups: int
 ) -> bool:
-    """Whether there is a kernel: for f32 images of static size, with plain windows."""
+    """Whether there is a kernel: for images of static size, with plain windows."""
     is_static = all(isinstance(size, int) for size in x.shape[1:])
     outputs, channels = weight.shape[:2]
     is_depthwise = groups == outputs and channels == 1
     is_plain = (groups == 1 or is_depthwise) and set(dilation) == {1}
     has_stride = max(stride) <= _MOST_STRIDE and x.dim() <= _MOST_AXES
-    return x.dtype == torch.float32 and is_static and is_plain and has_stride
+    return x.dtype in _DTYPES and is_static and is_plain and has_stride
 
 
 def _pays_for_packing(found: Convolution) -> bool:

@@ -20,7 +20,7 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
-from turbine.library.nodes import constant_nodes
+from turbine.library.nodes import constant_nodes, convert
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -130,7 +130,7 @@ class Linear:
             kernel, width = linear_by_amx, _AMX_COLUMNS
         else:
             kernel, width = linear, panel_width(depth, columns, target)
-            x = _convert(x, torch.float32, node)
+            x = convert(x, torch.float32, node)
         panels = -(-columns // width)
         rest = panels * width - columns
         padded = emit(graph, aten.constant_pad_nd.default, weight, [0, rest], beside=node)
@@ -140,9 +140,9 @@ class Linear:
             graph, aten.clone.default, turned, memory_format=torch.contiguous_format, beside=node
         )
         bias = self.bias or emit(graph, aten.full.default, [columns], 0.0, beside=node)
-        bias = _convert(bias, torch.float32, node)
+        bias = convert(bias, torch.float32, node)
         result = emit(graph, kernel.op.op, x, packed, bias, beside=node)
-        return _convert(result, node.meta["val"].dtype, node)
+        return convert(result, node.meta["val"].dtype, node)
 
 
 def panel_width(depth: int, columns: int, target: Target) -> int:
@@ -181,12 +181,6 @@ class LinearOfFewRows:
 
 # With more rows, a matmul in blocks is faster.
 _FEW_ROWS = 4
-
-
-def _convert(node: fx.Node, dtype: torch.dtype, place: fx.Node) -> fx.Node:
-    if node.meta["val"].dtype == dtype:
-        return node
-    return emit(place.graph, aten._to_copy.default, node, dtype=dtype, beside=place)
 
 
 def find(region: Region) -> Iterator[Linear]:

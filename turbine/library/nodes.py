@@ -49,6 +49,13 @@ def is_conversion(node: fx.Node | None) -> TypeGuard[fx.Node]:
     return is_copy and {*node.kwargs} == {"dtype"}  # type: ignore[union-attr]
 
 
+def convert(node: fx.Node, dtype: torch.dtype, beside: fx.Node) -> fx.Node:
+    """A node as another dtype."""
+    if node.meta["val"].dtype == dtype:
+        return node
+    return emit(beside.graph, aten._to_copy.default, node, dtype=dtype, beside=beside)
+
+
 def narrow_ends(x: fx.Node, y: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """What is converted to `x`, and to what `y` is converted, if both are of one 16-bit dtype."""
     source, end = widened_from(x), only_user(y)

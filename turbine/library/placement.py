@@ -13,14 +13,16 @@ from torch import fx
 from turbine import errors
 from turbine.capture.nodes import copy_graph
 from turbine.capture.program import Region
+from turbine.capture.rounding import keep_rounding
 from turbine.library import (
     attention,
     convolution,
-    gpu_convolution,
+    convolution_as_matmul,
     gpu_matmul,
     gpu_reductions,
     linear,
     matmul,
+    narrow,
     pooling,
     rows,
     update,
@@ -43,12 +45,15 @@ class Match(Protocol):
 
 
 # Attention first: it contains a softmax. Convolutions before pooling, which takes their layout.
+# What no kernel takes as it is of 16-bit floats becomes matmuls, and those become matmuls of f32.
 _OF_CPU = (
     attention.find,
     convolution.find,
     pooling.find,
     linear.find_few_rows,
     linear.find,
+    convolution_as_matmul.find,
+    narrow.find,
     matmul.find,
     rows.find_layer_norms,
     rows.find_group_norms,
@@ -62,7 +67,7 @@ FINDERS: dict[str, tuple[Callable[[Any], Iterator[Match]], ...]] = {
     # Convolutions before the matmuls that they become.
     "cuda": (
         attention.find,
-        gpu_convolution.find,
+        convolution_as_matmul.find,
         gpu_matmul.find,
         gpu_reductions.find,
         _NARROW_NORMS,
@@ -150,5 +155,6 @@ def _with_kernels(region: R, target: Target) -> R:
         stores={name: copy_of(node) for name, node in region.stores.items()},
     )
     placed = update.place(placed)
+    keep_rounding(module.graph)
     module.recompile()
     return placed

@@ -98,6 +98,10 @@ def convolution(
     groups: int,
 ) -> Tensor:
     """A convolution as a matmul, or NotImplemented if the compiler's own code is as fast."""
+    if transposed and _is_narrow(x):
+        operands = [one if one is None else one.float() for one in (x, weight, bias)]
+        settings = stride, padding, dilation, transposed, output_padding, groups
+        return aten.convolution(*operands, *settings).to(x.dtype)
     windows = _windows(weight, stride, padding, dilation, groups)
     # torch-mlir has no working lowering of depthwise transposed convolutions.
     is_supported = _is_supported(x, weight) or (transposed and _is_depthwise(weight, windows))
@@ -254,7 +258,8 @@ def _channels_first(x: Tensor) -> Tensor:
 def _gather(wide: Tensor, weight: Tensor, windows: Windows) -> Tensor:
     """The narrow tensor: the kernel times each window."""
     if _is_depthwise(weight, windows):
-        taps = zip(_slices(_channels_last(wide), windows), _tap_weights(weight), strict=True)
+        wide = _channels_last(wide).to(torch.promote_types(wide.dtype, torch.float32))
+        taps = zip(_slices(wide, windows), _tap_weights(weight), strict=True)
         return _channels_first(_sum([values * tap for values, tap in taps]))
     columns = im2col(wide, windows)
     product = _matrix(weight, windows) @ _grouped(columns, windows)
@@ -324,7 +329,7 @@ def _split_phases(wide: Tensor, windows: Windows) -> Tensor:
     lengths = windows.phase_lengths(sizes)
     axes = list(zip(sizes, lengths, windows.stride, windows.padding, strict=True))
     margins = [m for n, length, s, p in reversed(axes) for m in (p, length * s - n - p)]
-    padded = aten.constant_pad_nd(wide, margins) if any(margins) else wide
+    padded = _resize(wide, margins)
     pairs = [size for pair in zip(lengths, windows.stride, strict=True) for size in pair]
     split = padded.reshape([*wide.shape[:2], *pairs])
     axis = range(2, split.dim())
@@ -338,9 +343,16 @@ def _join_phases(phases: Tensor, windows: Windows, sizes: list[int]) -> Tensor:
     lengths = [n * s for n, s in zip(phases.shape[2 + count :], windows.stride, strict=True)]
     wide = phases.permute([0, 1, *pairs]).reshape([*phases.shape[:2], *lengths])
     axes = list(zip(sizes, lengths, windows.padding, strict=True))
-    # A negative margin is cut off.
-    margins = [m for n, length, p in reversed(axes) for m in (-p, n + p - length)]
-    return aten.constant_pad_nd(wide, margins) if any(margins) else wide
+    return _resize(wide, [m for n, length, p in reversed(axes) for m in (-p, n + p - length)])
+
+
+def _resize(x: Tensor, margins: Sequence[int]) -> Tensor:
+    """Add zeros around the last axes, from the last on; a negative margin is cut off."""
+    for axis, (before, behind) in enumerate(zip(margins[::2], margins[1::2], strict=True), start=1):
+        if before < 0 or behind < 0:
+            x = aten.slice(x, -axis, max(-before, 0), x.shape[-axis] + min(behind, 0))
+    added = [max(margin, 0) for margin in margins]
+    return aten.constant_pad_nd(x, added) if any(added) else x
 
 
 def _is_depthwise(weight: Tensor, windows: Windows) -> bool:

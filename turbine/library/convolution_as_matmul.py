@@ -1,4 +1,4 @@
-"""Convolutions on GPUs: windows as columns of a matrix, multiplied by a kernel of gpu_matmul.py."""
+"""Convolutions that capture leaves whole: windows as columns of a matrix, which is multiplied."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from turbine.capture.convolutions import Convolution
 from turbine.capture.nodes import inline
 from turbine.capture.program import Region
 from turbine.capture.rules.convolution import as_matmul, can_be_matmul
+from turbine.library.narrow import NARROW, widen
+from turbine.library.nodes import convert
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -20,7 +22,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Match:
-    """A convolution of narrow floats, which capture leaves whole."""
+    """A whole convolution: of 16-bit floats, or of f32 that IREE's code suits on CPUs."""
 
     found: Convolution
 
@@ -30,12 +32,14 @@ class Match:
         return self.found.node
 
     def is_faster_on(self, target: Target) -> bool:
-        """On every GPU."""
-        return target.kind == "cuda"
+        """On every GPU; on CPUs for 16-bit floats, for which IREE's code has no vectors."""
+        return target.kind == "cuda" or self.node.meta["val"].dtype in NARROW
 
     def replace(self, target: Target) -> fx.Node:
         """Write it as a matmul; return the result."""
         operands = [one for one in (self.found.x, self.found.weight, self.found.bias) if one]
+        if target.kind == "cpu":  # rounded once, as PyTorch does
+            operands = [widen(one, self.node) for one in operands]
 
         def call(*values: torch.Tensor) -> torch.Tensor:
             x, weight, *bias = values
@@ -43,7 +47,7 @@ class Match:
 
         result = inline(self.node, call, operands, {})
         assert isinstance(result, fx.Node)
-        return result
+        return convert(result, self.node.meta["val"].dtype, self.node)
 
     @property
     def _settings(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
