@@ -16,7 +16,7 @@ from turbine import target as targets
 from turbine.capture.program import Program
 from turbine.compiler import host, invoke, session, strategies
 from turbine.library import linear as linear_module
-from turbine.library.linear import linear, linear_by_amx, linear_of_few_rows
+from turbine.library.linear import linear, linear_by_amx
 from turbine.lower.emission import TargetQuery
 from turbine.lower.importer import lower_all
 from turbine.mlir import context as mlir_context
@@ -64,41 +64,6 @@ def test_the_kernel_matches_torch(rows: int, depth: int, columns: int, width: in
     expected = x @ weight + bias
     torch.testing.assert_close(linear(x, packed, bias), expected)
     torch.testing.assert_close(linear.interpret(x, packed, bias), expected)
-
-
-@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 37, 48), (4, 64, 50), (3, 1, 1)])
-def test_few_rows_match_torch(rows: int, depth: int, columns: int) -> None:
-    x, weight, bias = (
-        torch.randn(shape) for shape in ((rows, depth), (columns, depth), (columns,))
-    )
-    expected = x @ weight.t() + bias
-    torch.testing.assert_close(linear_of_few_rows(x, weight, bias), expected)
-    torch.testing.assert_close(linear_of_few_rows.interpret(x, weight, bias), expected)
-
-
-@pytest.mark.parametrize("target", [NEON, AVX512], ids=["NEON", "AVX512"])
-def test_few_rows_read_a_weight_as_it_is(target: Target) -> None:
-    model, x = TwoProducts().eval(), torch.randn(4, 64)
-    found = placed(exported(model, x), target)
-    assert count(found, linear_of_few_rows.op.op) == 2
-    assert count(found, aten.clone.default, aten.constant_pad_nd.default) == 0
-    torch.testing.assert_close(run(found, model, x), model(x).detach())
-
-
-class RowMajor(nn.Module):
-    """A weight that is not transposed: its columns are not contiguous."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(64, 96))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x @ self.weight
-
-
-def test_few_rows_with_other_weights_are_not_replaced() -> None:
-    program = exported(RowMajor(), torch.randn(4, 64))
-    assert placed(program, NEON) is program
 
 
 def test_panels_are_read_in_place() -> None:

@@ -4,8 +4,7 @@ A constant weight is packed once, when it is loaded: K rows become panels of W c
 row by row. A program reads one panel in order, and rows of x in place. Sums stay in registers for
 all of K.
 
-For few rows of x, the weight is read once, as fast as memory is. As PyTorch has it, column by
-column, it needs no packing.
+few_rows.py has products of few rows, which read a weight as it is.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ aten = torch.ops.aten
 
 M, K, N = tkl.sym.M, tkl.sym.K, tkl.sym.N
 P, W = tkl.sym.P, tkl.sym.W  # number of panels, and columns of a panel
-BM, BN = tkl.symbols("BM BN")
+BM = tkl.sym.BM
 f32 = tkl.f32
 T, U = tkl.types.T, tkl.types.U  # of x and the result, and of the weight
 
@@ -50,19 +49,6 @@ def linear(
 
 # With AMX, a program packs its panel once for all of its rows.
 linear_by_amx = linear.using(BM=256)
-
-
-@tk.gen.kernel(N // BN, M, blocks={BN: 8})
-def linear_of_few_rows(
-    x: tkl.InputBuffer[M, K, f32],
-    weight: tkl.InputBuffer[N, K, f32],
-    bias: tkl.InputBuffer[N, f32],
-    y: tkl.OutputBuffer[M, N, f32],
-) -> None:
-    """x @ weight.T + bias, for blocks of columns."""
-    column, row = tkl.program_id(0) * BN, tkl.program_id(1)
-    products = tkl.load(weight, (column, 0), (BN, K)) * tkl.load(x, (row, 0), (None, K))
-    tkl.store(y, (row, column), tkl.sum(products, axis=1) + tkl.load(bias, (column,), (BN,)))
 
 
 # Vector register sizes in bytes for which the kernel is faster than IREE's code.
@@ -153,65 +139,12 @@ def panel_width(depth: int, columns: int, target: Target) -> int:
     return next(fitting, _USUAL_VECTORS * lanes)
 
 
-@dataclass(frozen=True)
-class LinearOfFewRows:
-    """A match: few rows times a weight that is stored column by column."""
-
-    linear: Linear
-
-    @property
-    def node(self) -> fx.Node:
-        """The node whose value the kernel computes."""
-        return self.linear.node
-
-    def is_faster_on(self, target: Target) -> bool:
-        """On every CPU."""
-        return True
-
-    def replace(self, target: Target) -> fx.Node:
-        """Call the kernel; return the result."""
-        graph, node = self.node.graph, self.node
-        x, weight = self.linear.operands
-        columns = weight.meta["val"].shape[1]
-        bias = self.linear.bias or emit(graph, aten.full.default, [columns], 0.0, beside=node)
-        # Of two transposes nothing is left.
-        weight = emit(graph, aten.permute.default, weight, [1, 0], beside=node)
-        return emit(graph, linear_of_few_rows.op.op, x, weight, bias, beside=node)
-
-
-# With more rows, a matmul in blocks is faster.
-_FEW_ROWS = 4
-
-
 def find(region: Region) -> Iterator[Linear]:
     """Find matmuls with constant weights."""
     constant = constant_nodes(region)
     for found in find_linear(region):
         if found.is_large and found.operands[1] in constant:
             yield found
-
-
-def find_few_rows(region: Region) -> Iterator[LinearOfFewRows]:
-    """Find matmuls of few rows with weights that are stored column by column."""
-    for found in find_linear(region):
-        x, weight = found.operands
-        rows = x.meta["val"].shape[0]
-        is_few = isinstance(rows, int) and rows <= _FEW_ROWS
-        if (
-            found.is_large
-            and is_few
-            and x.meta["val"].dtype == torch.float32
-            and _is_stored_by_column(weight)
-        ):
-            yield LinearOfFewRows(found)
-
-
-def _is_stored_by_column(weight: fx.Node) -> bool:
-    """Whether a weight is an argument, or a transposed one, whose columns are contiguous."""
-    value, source = weight.meta["val"], weight
-    if weight.target is aten.permute.default:
-        source = weight.all_input_nodes[0]
-    return source.op == "placeholder" and value.stride() == (1, value.shape[0])
 
 
 def find_linear(region: Region) -> Iterator[Linear]:

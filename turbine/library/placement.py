@@ -18,12 +18,14 @@ from turbine.library import (
     attention,
     convolution,
     convolution_as_matmul,
+    few_rows,
     gpu_matmul,
     gpu_reductions,
     linear,
     matmul,
     narrow,
     pooling,
+    product_sums,
     rows,
     update,
 )
@@ -50,7 +52,7 @@ _OF_CPU = (
     attention.find,
     convolution.find,
     pooling.find,
-    linear.find_few_rows,
+    few_rows.find,
     linear.find,
     convolution_as_matmul.find,
     narrow.find,
@@ -58,6 +60,7 @@ _OF_CPU = (
     rows.find_layer_norms,
     rows.find_group_norms,
     rows.find_softmaxes,
+    product_sums.find,
 )
 _NARROW_NORMS = partial(rows.of_narrow_rows, rows.find_layer_norms)
 _ALL_SOFTMAXES = partial(rows.find_softmaxes, dtypes=rows.ANY_WIDTH)

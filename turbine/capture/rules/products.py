@@ -22,8 +22,23 @@ def trilinear(
     unroll_dim: int = 1,
 ) -> Tensor:
     """The sum over some axes of the product of three unsqueezed tensors."""
+    is_bilinear = (expand1, expand2, expand3, summed) == ([1, 3], [0], [1, 2], [2, 3])
+    if is_bilinear and first.dtype in _ADDED_AS_THEY_ARE:
+        outputs, left, right = second.shape
+        halves = first @ second.transpose(0, 1).reshape(left, outputs * right)
+        return (halves.view(-1, outputs, right) @ third.unsqueeze(2)).squeeze(2)
     product = _with_axes(first, expand1) * _with_axes(second, expand2) * _with_axes(third, expand3)
     return product.sum(summed)
+
+
+# Matmuls of narrower dtypes round their sums.
+_ADDED_AS_THEY_ARE = (torch.float32, torch.float64)
+
+
+def product_with_vector(a: Tensor, x: Tensor) -> Tensor:
+    """A matrix times a vector as a matmul, for which the library has kernels."""
+    is_float = a.is_floating_point()
+    return aten.mm.default(a, x.unsqueeze(1)).squeeze(1) if is_float else NotImplemented
 
 
 def _with_axes(x: Tensor, axes: list[int]) -> Tensor:
@@ -144,6 +159,7 @@ def _is_row_of_dynamic_width(a: Tensor, b: Tensor) -> bool:
 
 RULES: dict[Any, Callable[..., Any]] = {
     aten.mm.default: product,
+    aten.mv.default: product_with_vector,
     aten.addmm.default: product_and_sum,
     aten.baddbmm.default: batched_product_and_sum,
     aten._trilinear.default: trilinear,
