@@ -10,7 +10,7 @@ from torch.export import Dim
 import turbine
 from tests.library.placing import AVX512, NEON, exported, placed
 from turbine.capture.program import Program
-from turbine.library.convolution import depthwise, full
+from turbine.library.convolution import Form, depthwise, full
 from turbine.target import Target
 
 pytestmark = pytest.mark.sweep(13)
@@ -33,7 +33,7 @@ def test_the_kernel_matches_torch(interpreted: bool) -> None:
     x, weight, bias = torch.randn(2, 6, 9, 7), torch.randn(8, 6, 3, 2), torch.randn(8)
     images = x.permute(0, 2, 3, 1)[:, None].contiguous()
     panels = weight.permute(2, 3, 1, 0)[None].contiguous()
-    convolve = full((3, 2), (1, 1), (1, 4))
+    convolve = full(Form((3, 2)), (1, 4))
     run = convolve.interpret if interpreted else convolve
     found = run(images, panels, bias).permute(0, 3, 1, 2)
     assert max_error(found, nn.functional.conv2d(x, weight, bias)) < 1e-5
@@ -44,7 +44,7 @@ def test_the_depthwise_kernel_matches_torch(interpreted: bool) -> None:
     x, weight, bias = torch.randn(2, 5, 8, 6), torch.randn(5, 1, 2, 3), torch.randn(5)
     images = x.permute(0, 2, 3, 1)[:, None].contiguous()
     taps = weight[:, 0].permute(1, 2, 0).contiguous()
-    convolve = depthwise((2, 3), (1, 1))
+    convolve = depthwise(Form((2, 3)))
     run = convolve.interpret if interpreted else convolve
     found = run(images, taps, bias).permute(0, 3, 1, 2)
     assert max_error(found, nn.functional.conv2d(x, weight, bias, groups=5)) < 1e-5
@@ -52,7 +52,7 @@ def test_the_depthwise_kernel_matches_torch(interpreted: bool) -> None:
 
 def test_operands_are_read_in_place() -> None:
     x, weight, bias = torch.randn(1, 1, 30, 30, 64), torch.randn(8, 3, 3, 64, 8), torch.randn(64)
-    plan = full((3, 3), (1, 1), (1, 14)).text("plan", x, weight, bias)
+    plan = full(Form((3, 3)), (1, 14)).text("plan", x, weight, bias)
     assert "packed" not in plan
 
 
@@ -74,6 +74,22 @@ LAYERS = {
     "1-d with stride": (nn.Conv1d(1, 12, 9, stride=2, padding=4), (2, 1, 31)),
     "depthwise": (nn.Conv2d(20, 20, 3, padding=1, groups=20), (1, 20, 9, 9)),
     "depthwise with stride": (nn.Conv2d(20, 20, 3, 2, 1, groups=20), (2, 20, 9, 10)),
+    "depthwise, dilated": (nn.Conv2d(20, 20, 3, padding=2, dilation=2, groups=20), (1, 20, 9, 8)),
+    "dilated": (nn.Conv2d(8, 16, 3, padding=(2, 3), dilation=(2, 3)), (2, 8, 12, 11)),
+    "dilated rows, stride of columns": (
+        nn.Conv2d(8, 16, (3, 2), (1, 2), dilation=(3, 1)),
+        (1, 8, 12, 11),
+    ),
+    "1-d, dilated": (nn.Conv1d(8, 12, 3, padding=4, dilation=4), (2, 8, 30)),
+    "few channels, dilated": (nn.Conv2d(3, 8, 3, dilation=2), (1, 3, 12, 12)),
+    "groups": (nn.Conv2d(64, 64, 3, padding=1, groups=2), (1, 64, 9, 9)),
+    "small groups": (nn.Conv2d(32, 32, 3, stride=2, padding=1, groups=8), (2, 32, 9, 9)),
+    "groups of odd sizes": (nn.Conv2d(15, 25, 3, groups=5, dilation=2), (1, 15, 9, 9)),
+    "several channels of each": (nn.Conv2d(6, 24, 3, groups=6), (1, 6, 9, 9)),
+    "1-d groups": (nn.Conv1d(32, 32, 8, padding=4, groups=4), (2, 32, 20)),
+    "3-d": (nn.Conv3d(8, 16, 3, padding=1), (2, 8, 5, 6, 7)),
+    "3-d with stride": (nn.Conv3d(3, 8, (3, 2, 2), (2, 1, 2), (1, 0, 1)), (1, 3, 7, 6, 5)),
+    "3-d, dilated": (nn.Conv3d(8, 9, 2, dilation=(2, 1, 2)), (1, 8, 5, 6, 7)),
 }
 
 
@@ -114,13 +130,13 @@ def test_a_batch_of_images_with_few_channels_stays_dynamic() -> None:
 @pytest.mark.parametrize(
     "layer",
     [
-        nn.Conv2d(8, 8, 3, dilation=2),
-        nn.Conv2d(8, 8, 3, groups=2),
+        nn.Conv2d(8, 8, 3, dilation=2, stride=2),
+        nn.Conv2d(8, 8, 3, groups=4),
         nn.Conv2d(8, 8, 3, stride=3),
         nn.ConvTranspose2d(8, 8, 3),
         nn.Conv2d(8, 8, 3).double(),
     ],
-    ids=["dilation", "groups", "stride 3", "transposed", "f64"],
+    ids=["dilation and stride", "small groups", "stride 3", "transposed", "f64"],
 )
 def test_other_convolutions_have_none(layer: nn.Module) -> None:
     x = torch.randn(1, 8, 12, 12, dtype=next(layer.parameters()).dtype)

@@ -78,7 +78,7 @@ class Match:
         """Call the kernel; return the result."""
         graph = self.node.graph
         x = self.windows.split(put_channels_last(self.x, self.node), self.node)
-        kernel = pool(tuple(self.windows.taps), tuple(self.windows.stride), self.divisor)
+        kernel = pool(tuple(self.windows.extents), tuple(self.windows.stride), self.divisor)
         y = emit(graph, kernel.op.op, x, beside=self.node)
         y = emit(graph, aten.permute.default, y, [0, 3, 1, 2], beside=self.node)
         order = suggest_memory_format(self.node.meta["val"])

@@ -15,15 +15,15 @@ aten = torch.ops.aten
 class Windows:
     """How windows slide over rows and columns; elements around an image have one value."""
 
-    taps: Sequence[int]
+    extents: Sequence[int]
     stride: Sequence[int]
     margins: Sequence[tuple[int, int]]  # before and after
     around: float = 0.0
 
     def count(self, sizes: Sequence[int]) -> list[int]:
         """The windows along each axis."""
-        axes = zip(sizes, self.taps, self.stride, self.margins, strict=True)
-        return [(n + sum(margin) - k) // s + 1 for n, k, s, margin in axes]
+        axes = zip(sizes, self.extents, self.stride, self.margins, strict=True)
+        return [(n + sum(margin) - extent) // s + 1 for n, extent, s, margin in axes]
 
     def split(self, x: fx.Node, beside: fx.Node) -> fx.Node:
         """Pad and cut x so that all windows, and no more, are whole strides, and split it.
@@ -32,7 +32,9 @@ class Windows:
         """
         _, *sizes, channels = x.meta["val"].shape
         counts = self.count(sizes)
-        lengths = [n + (k - 1) // s for n, k, s in zip(counts, self.taps, self.stride, strict=True)]
+        lengths = [
+            n + (k - 1) // s for n, k, s in zip(counts, self.extents, self.stride, strict=True)
+        ]
         margins = []
         for axis, size in enumerate(sizes):
             before, _ = self.margins[axis]
