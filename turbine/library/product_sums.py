@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from turbine.capture.nodes import emit
+from turbine.capture.nodes import emit, value_of
 from turbine.capture.program import Region
 from turbine.library.nodes import only_user
 from turbine.target import Target
@@ -44,10 +44,11 @@ class Product:
 def find(region: Region) -> Iterator[Product]:
     """Find products of two tensors of one dtype that nothing but a sum reads."""
     for node in region.graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor):
-        factors = [one for one in node.args if isinstance(one, fx.Node)]
-        dtypes = {one.meta["val"].dtype for one in (node, *factors)}
-        if len(factors) == 2 and dtypes <= _DTYPES and len(dtypes) == 1 and _is_summed(node):
-            yield Product(node)
+        values = [value_of(one) for one in (node, *node.args)]
+        if all(isinstance(value, torch.Tensor) for value in values):
+            dtypes = {value.dtype for value in values}
+            if dtypes <= _DTYPES and len(dtypes) == 1 and _is_summed(node):
+                yield Product(node)
 
 
 _DTYPES = {torch.float32, torch.float64}
