@@ -209,6 +209,74 @@ def test_a_state_dict_replaces_the_weights(compiled: Path, tmp_path: Path) -> No
     torch.testing.assert_close(turbine.load(tmp_path / "saved.turbine")(X), expected)
 
 
+class Positions(nn.Module):
+    """Has what no state dict has: a buffer that is not persistent, tied or not, and a constant."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.table = nn.Embedding(8, 4)
+        self.positions: Tensor
+        self.register_buffer("positions", torch.arange(8), persistent=False)
+        self.alias: Tensor
+        self.register_buffer("alias", self.table.weight.data, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows: Tensor = self.table(self.positions)
+        return self.alias + x * rows + torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+
+def positions_archives(folder: Path) -> list[object]:
+    """The weights of another model, in each form that `load` takes."""
+    state = Positions(1).state_dict()
+    (folder / "shards").mkdir()
+    save_shard(folder / "shards" / "model.safetensors", state)
+    WRITERS[".irpa"](folder / "other.irpa", state)
+    return [state, folder / "shards", folder / "other.irpa", {"model": folder / "other.irpa"}]
+
+
+@pytest.mark.parametrize("archived", [False, True])
+def test_what_state_dicts_lack_stays_in_the_artifact(archived: bool, tmp_path: Path) -> None:
+    x, path = torch.full((8, 4), 2.0), tmp_path / "positions.turbine"
+    archive = tmp_path / "own.irpa" if archived else None
+    artifact = aot.export(Positions(0), args=(x,)).compile(path, archive=archive)
+    assert torch.equal(artifact(x), Positions(0)(x))
+    for given in positions_archives(tmp_path):
+        loaded = turbine.load(path, weights=given)  # type: ignore[arg-type]
+        assert torch.equal(loaded(x), Positions(1)(x)), given
+        loaded.save(tmp_path / "saved.turbine")
+        assert torch.equal(turbine.load(tmp_path / "saved.turbine")(x), Positions(1)(x)), given
+    replaced = {**Positions(1).state_dict(), "positions": torch.arange(8).flip(0)}
+    expected = Positions(1)
+    expected.positions = replaced["positions"]
+    assert torch.equal(turbine.load(path, weights=replaced)(x), expected(x))
+
+
+def test_an_archive_that_exists_may_lack_what_state_dicts_lack(tmp_path: Path) -> None:
+    x, archive = torch.full((8, 4), 2.0), tmp_path / "positions.safetensors"
+    save_shard(archive, Positions(0).state_dict())
+    path = tmp_path / "positions.turbine"
+    aot.export(Positions(0), args=(x,)).compile(path, archive=archive)
+    assert torch.equal(turbine.load(path)(x), Positions(0)(x))
+
+
+def test_several_programs_keep_what_state_dicts_lack() -> None:
+    x, root = torch.full((8, 4), 2.0), Positions(0)
+    builder = aot.FxProgramsBuilder(root)
+
+    @builder.export_program(args=(x,))
+    def buffers(module: Positions, x: Tensor) -> Tensor:
+        return module.alias + module.positions[:, None] * x
+
+    @builder.export_program(args=(x,))
+    def rows(module: Positions, x: Tensor) -> Tensor:
+        return module.table.weight + x
+
+    declared = aot.export(builder).compile().manifest["weights"]
+    persistent = {weight["name"]: weight["persistent"] for weight in declared}
+    assert persistent == {"table.weight": True, "positions": False}
+
+
 def test_an_invalid_state_dict_is_explained(compiled: Path) -> None:
     state: dict[str, object] = {**Net(1).state_dict()}
     with pytest.raises(errors.ParameterError, match=r"first\.bias is a list, expected a tensor"):

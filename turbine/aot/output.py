@@ -343,9 +343,13 @@ class ExportOutput:
             "provenance": self.provenance,
         }
 
-    def weight_sections(self) -> list[tuple[str, Any]]:
-        """The sections of the weights that are not in the code."""
-        return [(WEIGHT_PREFIX + w.name, raw_bytes(w.tensor)) for w in self.lowered.external]
+    def weight_sections(self, *, archived: bool = False) -> list[tuple[str, Any]]:
+        """The sections of the weights that are not in the code.
+
+        Beside an archive, these are what state dicts lack: another archive may have no value.
+        """
+        kept = [w for w in self.lowered.external if not (archived and w.persistent)]
+        return [(WEIGHT_PREFIX + w.name, raw_bytes(w.tensor)) for w in kept]
 
     def _declare_weights(self, *, archived: bool) -> list[Declared]:
         return [_declaration(weight, archived) for weight in self.lowered.external]
@@ -425,7 +429,8 @@ def _deliver(
     if _is_written(archive):
         parameters.save_archive(Path(archive), [_entry(w) for w in ready.lowered.external])
     named = os.path.relpath(archive, path.parent)
-    container.save(path, ready.manifest(rows, named), sections)
+    every = [*sections, *ready.weight_sections(archived=True)]
+    container.save(path, ready.manifest(rows, named), every)
     return Artifact(container.open_file(path))
 
 
@@ -499,6 +504,7 @@ def _declaration(weight: Weight, archived: bool) -> Declared:
         dtype=dtypes.of_torch(weight.tensor.dtype).name,
         shape=tuple(weight.tensor.shape),
         length=weight.tensor.nbytes,
+        persistent=weight.persistent,
         # In the artifact's own file, the section has it.
         crc32=zlib.crc32(raw_bytes(weight.tensor).data) if archived else None,
     )

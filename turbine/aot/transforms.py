@@ -34,7 +34,9 @@ def transform(lowered: Lowered, passes: Sequence[Pass]) -> Lowered:
         )
     keys = Counter(parameter.key for parameter in named)
     weights = [_weight(p, _tensor(after[p]), is_alone=keys[p.key] == 1) for p in named]
-    return replace(lowered, module=module, external=tuple(weights))
+    unsaved = {_parameter(weight) for weight in lowered.external if not weight.persistent}
+    kept = [replace(w, persistent=p not in unsaved) for p, w in zip(named, weights, strict=True)]
+    return replace(lowered, module=module, external=tuple(kept))
 
 
 def _parameter(weight: Weight) -> Parameter:

@@ -25,6 +25,7 @@ class Weight:
     tensor: torch.Tensor
     mutable: bool = False
     external: ExternalTensorTrait | None = None  # its address in an archive, if the user marked it
+    persistent: bool = True  # whether state dicts of the model have it
     in_code: bool = False  # its value is always part of the code
     uninitialized: bool = False  # it has no value until the program writes one
     noinline: bool = False  # the compiler must not inline its value

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from turbine import errors
 from turbine.capture.program import Program, Weight
@@ -20,7 +20,7 @@ from turbine.capture.traits import DeviceTensorTrait, external_address
 def find_weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> dict[str, Weight]:
     """Bind each lifted placeholder to its tensor; tied weights share one Weight."""
     unique: dict[tuple[Any, ...], Weight] = {}
-    bound = {}
+    keys = {}
     for spec in exported.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT or not isinstance(spec.arg, TensorArgument):
             continue
@@ -35,9 +35,18 @@ def find_weights(exported: ExportedProgram, stores: Mapping[str, fx.Node]) -> di
         external = external_address(tensor)
         key = (id(spec),) if mutable else (external, *identity(tensor))
         device = DeviceTensorTrait.get(tensor)
-        weight = Weight(name, tensor.detach(), mutable, external, device=device)
-        bound[spec.arg.name] = unique.setdefault(key, weight)
-    return bound
+        is_persistent = external is not None or _is_persistent(spec)
+        weight = Weight(name, tensor.detach(), mutable, external, is_persistent, device=device)
+        keys[spec.arg.name] = key
+        # Of tied weights, one that state dicts have gives the name.
+        if key not in unique or (is_persistent and not unique[key].persistent):
+            unique[key] = weight
+    return {place: unique[key] for place, key in keys.items()}
+
+
+def _is_persistent(spec: InputSpec) -> bool:
+    """Whether state dicts have the tensor: a parameter or a persistent buffer, and no constant."""
+    return spec.kind == InputKind.PARAMETER or bool(spec.persistent)
 
 
 def bind_weights(program: Program, weights: Mapping[str, Weight]) -> Program:

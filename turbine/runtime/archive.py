@@ -29,9 +29,10 @@ class Archive:
     entries: dict[str, Entry]
 
     def check(self, wanted: Iterable[Declared]) -> None:
-        """Raise unless the archive has all declared parameters, with their types."""
+        """Raise unless the archive has all that state dicts have, and those it has fit."""
         declared = {weight.key: weight for weight in wanted}
-        missing = sorted(set(declared) - set(self.entries))
+        required = {key for key, weight in declared.items() if weight.persistent}
+        missing = sorted(required - set(self.entries))
         wrong = [
             f"{key} ({weight.describe_mismatch(self.entries[key])})"
             for key, weight in declared.items()

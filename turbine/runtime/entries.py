@@ -45,6 +45,8 @@ class Declared:
     shape: tuple[int, ...]
     length: int
     crc32: int | None = None  # of its bytes, if an archive has them
+    # Whether state dicts have it. If not, the artifact's file does, for archives that lack it.
+    persistent: bool = True
 
     @staticmethod
     def from_json(row: dict[str, Any]) -> Declared:

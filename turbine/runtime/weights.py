@@ -40,7 +40,7 @@ class Weights:
         self._bytes: dict[str, memoryview] = {}
         self._checked = False
         for weight in self.declared:
-            if weight.scope not in self.archives:
+            if not self._is_archived(weight):
                 contents.bytes_of(WEIGHT_PREFIX + weight.name)  # raises if it is missing
 
     def _refuse_inline(self, given: Given) -> None:
@@ -50,6 +50,10 @@ class Weights:
                 where=str(given) if isinstance(given, Path) else None,
                 hint='export with weights="external" to give other weights when it is loaded',
             )
+
+    def _is_archived(self, weight: Declared) -> bool:
+        archive = self.archives.get(weight.scope)
+        return archive is not None and weight.key in archive.entries
 
     def _of(self, scope: str) -> list[Declared]:
         return [weight for weight in self.declared if weight.scope == scope]
@@ -123,20 +127,19 @@ class Weights:
 
     def _bytes_of(self, weight: Declared) -> memoryview:
         if weight.name not in self._bytes:
-            archive = self.archives.get(weight.scope)
             self._bytes[weight.name] = (
-                self.contents.bytes_of(WEIGHT_PREFIX + weight.name)
-                if archive is None
-                else archive.bytes_of(weight)
+                self.archives[weight.scope].bytes_of(weight)
+                if self._is_archived(weight)
+                else self.contents.bytes_of(WEIGHT_PREFIX + weight.name)
             )
         return self._bytes[weight.name]
 
     def _check(self) -> None:
         for weight in self.declared:
-            if weight.scope not in self.archives:
+            if not self._is_archived(weight):
                 self.contents.check(WEIGHT_PREFIX + weight.name)
         for scope in self.archives.keys() - self._replaced:
-            self.archives[scope].check_bytes(self._of(scope))
+            self.archives[scope].check_bytes(filter(self._is_archived, self._of(scope)))
 
 
 def named_archives(contents: Container) -> dict[str, Path]:
