@@ -219,6 +219,17 @@ def test_work_counts_iterations_that_depend_on_the_program() -> None:
     assert report.work.operations == 8 * (1 + 2 + 3)
 
 
+def test_work_counts_every_op_on_elements() -> None:
+    @tk.gen.kernel(N // BN, blocks={BN: 8})
+    def bounded(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]) -> None:
+        i = tkl.program_id(0) * BN
+        row = tkl.maximum(tkl.load(x, (i,), (BN,)), 0.0)
+        tkl.store(y, (i,), tkl.fma(tkl.where(row > 1.0, tkl.floor(row), row), row, row))
+
+    # maximum, greater, floor, where, and two of fma
+    assert tk.explain(bounded, torch.ones(20)).work.operations == 6 * 20
+
+
 def test_explain_lists_what_causes_a_recompile() -> None:
     @tk.gen.kernel(M, specialize=[N])
     def scaled(

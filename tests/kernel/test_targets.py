@@ -20,6 +20,7 @@ from turbine.compiler import host, session, strategies
 from turbine.kernel.inspection import peaks
 from turbine.lower.emission import TargetQuery
 from turbine.passes import RenameParameters
+from turbine.runtime import device
 from turbine.target import Target
 
 M, N, K, BM, BN, BK = tkl.symbols("M N K BM BN BK")
@@ -147,8 +148,21 @@ def test_exports_count_the_work_of_kernels() -> None:
             return result
 
     output = turbine.aot.export(Large(), args=(a, b))
-    assert work.mflop(output.program.graph.graph) > 2
-    assert output.entry_points["main"].load > 2
+    assert work.mflop(output.program.graph.graph) == pytest.approx(2 * 512**3 / 1e6, rel=0.05)
+    assert output.entry_points["main"].load > 2 * 512**3 / 1e6
+
+
+def test_the_driver_of_a_kernel_is_chosen_by_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = []
+
+    def driver_for(wanted: Target, load: float) -> str:
+        loads.append(load)
+        return device.SYNC
+
+    monkeypatch.setattr(device, "driver_for", driver_for)
+    a, b = torch.randn(64, 512), torch.randn(512, 64)
+    gemm.using()(a, b)
+    assert loads == [pytest.approx(2 * 64 * 512 * 64 / 1e6, rel=0.1)]
 
 
 def test_the_peak_is_measured_with_full_width_vectors() -> None:

@@ -12,7 +12,7 @@ from torch import fx
 
 from turbine.capture import work
 from turbine.capture.declared_ops import PROGRAMS
-from turbine.kernel.inspection import roofline
+from turbine.kernel.program.work import work_of
 from turbine.mlir.ir import Module
 from turbine.mlir.located_text import NODE, LocatedLine, located_lines
 from turbine.page.assembly import functions_of
@@ -137,7 +137,7 @@ def _operations(node: fx.Node) -> float:
         program = PROGRAMS.get(work.name_of(node))
         if program is None:
             return work.operations(node)
-        return roofline.work_of(*program(*work.arguments_of(node))).operations
+        return work_of(*program(*work.arguments_of(node))).operations
     except (KeyError, AttributeError, IndexError):  # a node without values, as of control flow
         return 0.0
 

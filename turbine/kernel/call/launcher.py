@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +23,8 @@ from turbine.kernel.program.messages import MessageTable
 from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.program.signature import KernelSignature, Parameter
 from turbine.kernel.program.symbolic_sizes import Sizes, divides
-from turbine.kernel.trace.types import BufferType, ScalarType, tensor_of
+from turbine.kernel.program.work import work_of
+from turbine.kernel.trace.types import ScalarType, tensor_of
 from turbine.ops import aliasing
 from turbine.ops.code_cache import CodeCache
 from turbine.runtime import device, run_trace
@@ -115,7 +115,7 @@ class KernelLauncher:
         code = write_main(program, facts)
         dump(program.name, {"kernel.mlir": lambda: code.text})
         divisors = {s: facts.divisors[s] for s in facts.used}
-        call = load_code(program, code, operations_of(program, sizes) / 1e6)
+        call = load_code(program, code, work_of(program, sizes).load)
         self.reasons.append(reason)
         return Variant(program, divisors, call, code.report)
 
@@ -214,13 +214,13 @@ def write_main(program: KernelProgram, facts: Facts) -> Code:
     return module.write(program, facts, _ENTRY, host.default_target(), public=True)
 
 
-def load_code(program: KernelProgram, code: Code, mflop: float) -> TensorCall:
+def load_code(program: KernelProgram, code: Code, load: float) -> TensorCall:
     """Load the function of a module, to be called on tensors."""
     target = host.default_target()
     made = pipeline.compile_ir(code.text.encode(), target, name=f"kernel {program.name}")
     label = f"kernel.{program.name}"
     run_trace.kernel(label, lambda: code.text, made.data)
-    driver = device.driver_for(target, mflop)
+    driver = device.driver_for(target, load / 1e6)
     passed = [p for p in program.parameters if p.is_passed]
     inputs = [_slot(p) for p in passed]
     outputs, written = program.of_usage("output"), program.of_usage("inout")
@@ -263,13 +263,3 @@ def number_tensor(type: ScalarType, value: Any) -> Tensor:
 def convert_arguments(program: KernelProgram, args: Mapping[str, Any]) -> list[Tensor]:
     """The arguments of a call in the form of its code."""
     return [_to_tensor(p, args[p.name]) for p in program.parameters if p.is_passed]
-
-
-def operations_of(program: KernelProgram, sizes: Mapping[Symbol, int]) -> float:
-    """An estimate of a call's FLOP count."""
-    elements = 0.0
-    for parameter in program.parameters:
-        if isinstance(parameter.type, BufferType) and parameter.type.usage != "temporary":
-            elements += prod(size.evaluate(sizes) for size in parameter.type.shape)
-    nodes: int = sum(node.op == "call_function" for node in program.graph.nodes)
-    return elements * nodes

@@ -28,7 +28,6 @@ from turbine.kernel.call.launcher import (
     check_grid,
     facts_of,
     number_tensor,
-    operations_of,
     scalar_dtype,
 )
 from turbine.kernel.program import signature as signatures
@@ -37,6 +36,7 @@ from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.program.signature import KernelSignature, Parameter
 from turbine.kernel.program.symbolic_sizes import Size
+from turbine.kernel.program.work import work_of
 from turbine.kernel.trace.types import BufferType, ScalarType
 from turbine.mlir import constants, flow, scalars
 from turbine.mlir.ir import Type, Value
@@ -136,8 +136,8 @@ class _Rules:
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def operations(self, *args: Any) -> float:
-        """An estimate of the FLOP count of a call on fake tensors."""
-        return operations_of(*self.program(*args))
+        """About how many operations of a matmul take as long as a call on fake tensors."""
+        return work_of(*self.program(*args)).load
 
     def program(self, *args: Any) -> tuple[KernelProgram, dict[Symbol, int]]:
         """The program of a call on fake tensors, and its sizes, at the example's where dynamic."""

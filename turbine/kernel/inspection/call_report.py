@@ -16,9 +16,9 @@ from turbine.compiler import host, pipeline
 from turbine.kernel.call.kernel import Kernel
 from turbine.kernel.inspection import printer, roofline
 from turbine.kernel.inspection.peaks import Peaks, peaks
-from turbine.kernel.inspection.roofline import Work
 from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.program import KernelProgram
+from turbine.kernel.program.work import Work, work_of
 from turbine.kernel.trace.types import BufferType, DtypeSymbol
 from turbine.tables import bytes_text, table
 
@@ -41,7 +41,7 @@ class CallReport:
     @property
     def roofline_share(self) -> float:
         """The roofline time of a call as a share of its measured time."""
-        return self.work.least_seconds(self.peaks) / self.seconds
+        return roofline.least_seconds(self.work, self.peaks) / self.seconds
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
@@ -81,7 +81,7 @@ def explain(kernel: Kernel, *args: Any) -> CallReport:
         code.stack_bytes,
         sum(scratch.bytes.evaluate(sizes) for scratch in code.scratch),
         seconds,
-        roofline.work_of(program, sizes),
+        work_of(program, sizes),
         limits,
     )
 
@@ -128,7 +128,7 @@ def _lines(report: CallReport) -> Iterator[str]:
     yield indent(table([_HEAD, *_speed_rows(report)], right={1, 2, 3}), "  ")
     yield (
         f"a call takes {report.seconds * 1e6:.1f} us: {report.roofline_share:.0%} of the roofline, "
-        f"bound by {work.limit(limits)}"
+        f"bound by {roofline.limit(work, limits)}"
     )
     yield (
         f"peaks are measured: f32 fma in registers on {limits.cores} cores, and a copy larger than "
