@@ -1,4 +1,4 @@
-"""Kernels of TK on an NVIDIA GPU beside PyTorch: what `benchmarks/kernels.py --device cuda` runs.
+"""Kernels of TK on an NVIDIA GPU beside PyTorch, for `benchmarks/kernel_times.py --device cuda`.
 
 A row has the median time of both, measured with events, the rate that the kernel reaches, and
 PyTorch's time over the kernel's. Rates of kernels that only move data are to be compared with the

@@ -1,4 +1,4 @@
-"""Kernels of TK that benchmarks/kernels.py times on CPUs and on GPUs."""
+"""Kernels of TK that benchmarks/kernel_times.py times on CPUs and on GPUs."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
 Prints milliseconds by medians, and PyTorch's time over the kernel's with the goal for it; then what
 checks of loaded indices cost. Calls take turns, so that a busy machine is busy for both:
 
-    python benchmarks/kernels.py --seconds 3
-    python benchmarks/kernels.py --only gemm,softmax
-    python benchmarks/kernels.py --only checks
-    python benchmarks/kernels.py --device cuda
+    python benchmarks/kernel_times.py --seconds 3
+    python benchmarks/kernel_times.py --only gemm,softmax
+    python benchmarks/kernel_times.py --only checks
+    python benchmarks/kernel_times.py --device cuda
 """
 
 from __future__ import annotations
