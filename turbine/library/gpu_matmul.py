@@ -40,27 +40,8 @@ class Form:
 
 
 @cache
-def biased(form: Form) -> tk.Kernel:
-    """The kernel of x @ y + bias."""
-    left, right = _shapes(form)
-
-    @tk.gen.kernel(M // BM, N // BN, blocks=form.blocks)
-    def linear(
-        x: tkl.InputBuffer[*left, T],
-        y: tkl.InputBuffer[*right, T],
-        bias: tkl.InputBuffer[N, T],
-        z: tkl.OutputBuffer[M, N, T],
-    ) -> None:
-        row, column = tkl.program_id(0) * BM, tkl.program_id(1) * BN
-        product = _product(form, x, y, (), row, column)
-        tkl.store(z, (row, column), product + tkl.load(bias, (column,), (BN,)))
-
-    return linear
-
-
-@cache
 def plain(form: Form) -> tk.Kernel:
-    """The kernel of x @ y."""
+    """The kernel of x @ y, with a bias or without."""
     left, right = _shapes(form)
 
     @tk.gen.kernel(M // BM, N // BN, blocks=form.blocks)
@@ -68,9 +49,13 @@ def plain(form: Form) -> tk.Kernel:
         x: tkl.InputBuffer[*left, T],
         y: tkl.InputBuffer[*right, T],
         z: tkl.OutputBuffer[M, N, T],
+        bias: tkl.InputBuffer[N, T] | None = None,
     ) -> None:
         row, column = tkl.program_id(0) * BM, tkl.program_id(1) * BN
-        tkl.store(z, (row, column), _product(form, x, y, (), row, column))
+        product = _product(form, x, y, (), row, column)
+        if bias is not None:
+            product = product + tkl.load(bias, (column,), (BN,))
+        tkl.store(z, (row, column), product)
 
     return matmul
 
@@ -196,9 +181,8 @@ class Matmul:
             return self._call_flat(x, shared)
         if node.target is aten.bmm.default:
             return self._call(batched, _factor(x), _factor(y))
-        if self.bias is None:
-            return self._call(plain, _factor(x), _factor(y))
-        return self._call(biased, _factor(x), _factor(y), self.bias)
+        bias = () if self.bias is None else (self.bias,)
+        return self._call(plain, _factor(x), _factor(y), *bias)
 
     def _call_flat(self, x: fx.Node, y: fx.Node) -> fx.Node:
         """Multiply a batch by one matrix: all rows at once."""
