@@ -25,6 +25,21 @@ def quiet_failures() -> Iterator[None]:
         logger.removeFilter(_is_useful)
 
 
+# The log of ops that raise for the sizes of their arguments.
+FAKE_TENSORS = "torch._subclasses.fake_tensor"
+
+
+@contextmanager
+def mute_log(name: str) -> Iterator[None]:
+    """Mute a logger of PyTorch's, of an error that is raised too."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 def _is_useful(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith(_USELESS)
 

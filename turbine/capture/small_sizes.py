@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from torch.export import Dim
 from torch.utils import _pytree as torch_pytree
 
 from turbine import dims, dtypes, errors
+from turbine.capture.export_noise import FAKE_TENSORS, mute_log
 from turbine.signature import Input, Signature
 
 Sizes = Mapping[str, int]
@@ -314,20 +314,9 @@ def _run(trace: Trace, arguments: Sequence[Any]) -> Any:
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
     """Suppress PyTorch's warnings and logs about sizes that the user did not ask for."""
-    with suppress_log(), warnings.catch_warnings():
+    with mute_log(FAKE_TENSORS), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
-
-
-@contextmanager
-def suppress_log() -> Iterator[None]:
-    """Suppress the log of ops that raise for the sizes of their arguments."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _example(spec: Input, sizes: Sizes) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import logging
 import sys
 import traceback
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from turbine import errors
+from turbine.capture.export_noise import mute_log
 
 _RETURNS = (
     "return an object with model, args, kwargs and dynamic_shapes; a tuple (model, args) or "
@@ -48,23 +48,12 @@ def split(factory: str) -> tuple[str, str]:
 
 def export_arguments(factory: str) -> dict[str, Any]:
     """The keyword arguments of an export that the factory returns, "model" among them."""
-    with _without_log_of_export():
+    with mute_log("torch.export"):
         made = _make(factory, _find(factory))
     from turbine.aot.output import module_name_of
 
     name = module_name_of(factory.rpartition(":")[2])
     return {"module_name": name, **_parse_result(factory, made)}
-
-
-@contextlib.contextmanager
-def _without_log_of_export() -> Iterator[None]:
-    """Mute torch's log of an error that it also raises."""
-    logger = logging.getLogger("torch.export")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
 
 
 def _find(factory: str) -> Any:

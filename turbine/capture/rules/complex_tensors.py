@@ -51,23 +51,25 @@ def product(x: Tensor, *, dtype: Any = None) -> Tensor:
 def product_along(x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     """The product of the lengths, and the sum of the angles."""
     x = x.to(dtype or x.dtype)
-    if x.dim() == 0:
-        return x.clone()
-    if x.dtype != torch.complex64:
-        return NotImplemented
-    length, angle = _polar(x)
-    return _from_polar(length.prod(dim, keepdim), angle.sum([dim], keepdim), x.dtype)
+    return _combine(x, lambda r: r.prod(dim, keepdim), lambda a: a.sum([dim], keepdim))
 
 
 def running_product(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     """The same of the elements up to each."""
     x = x.to(dtype or x.dtype)
+    return _combine(x, lambda r: r.cumprod(dim), lambda a: a.cumsum(dim))
+
+
+def _combine(
+    x: Tensor, lengths: Callable[[Tensor], Tensor], angles: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The tensor with functions of its lengths and of its angles; one without axes as it is."""
     if x.dim() == 0:
         return x.clone()
     if x.dtype != torch.complex64:
         return NotImplemented
     length, angle = _polar(x)
-    return _from_polar(length.cumprod(dim), angle.cumsum(dim), x.dtype)
+    return _from_polar(lengths(length), angles(angle), x.dtype)
 
 
 def running_sum(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:

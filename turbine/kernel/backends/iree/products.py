@@ -340,9 +340,7 @@ def _vector_by_vector(
     first, end = summed[0], w.max(*summed)
     lanes = lanes_for(dtype, [(0, left.tile.shape[-1])])
     whole = w.add(first, w.mul(w.floordiv(w.sub(end, first), lanes), lanes))
-    add: Callable[[Value, Value, Value], Value] = (
-        _fma(w) if dtype.kind == "float" else _integer_multiply_add(w)
-    )
+    add = _multiply_add(w, dtype)
 
     def step(k: Coord, coords: Coords, acc: Value) -> Value:
         row, column = (*coords[:-1], k), (*coords[:-2], k, coords[-1])
@@ -374,9 +372,7 @@ def _row_by_row(
     """A loop along the contraction for each vector of the result."""
     w, dtype = emitter.w, left.dtype
     held = emitter.tile_in(buffer, ())
-    add: Callable[[Value, Value, Value], Value] = (
-        _fma(w) if dtype.kind == "float" else _integer_multiply_add(w)
-    )
+    add = _multiply_add(w, dtype)
 
     def body(coords: Coords) -> None:
         start = held.compute(coords)
@@ -390,11 +386,10 @@ def _row_by_row(
     emitter.sweep(rows, lanes_for(dtype, rows), body)
 
 
-def _fma(w: Writer) -> Callable[[Value, Value, Value], Value]:
-    return lambda x, y, z: w.emit(f"math.fma {x}, {y}, {z} : {x.type}", x.element, x.lanes)
-
-
-def _integer_multiply_add(w: Writer) -> Callable[[Value, Value, Value], Value]:
+def _multiply_add(w: Writer, dtype: Dtype) -> Callable[[Value, Value, Value], Value]:
+    """The function of x * y + z."""
+    if dtype.kind == "float":
+        return lambda x, y, z: w.emit(f"math.fma {x}, {y}, {z} : {x.type}", x.element, x.lanes)
     return lambda x, y, z: w.binary("arith.addi", z, w.binary("arith.muli", x, y))
 
 
