@@ -26,6 +26,7 @@ test-gpu: $(INSTALLED) ## the tests that need an NVIDIA GPU, with a PyTorch buil
 test-scale: $(INSTALLED) ## the tests of docs/scale.md: Ray, which it installs, and training that loses workers
 	$(BIN)/python -m pip install --quiet --editable ".[ray]"
 	$(BIN)/python -m pytest -m scale $(ARGS)
+
 test-page: $(INSTALLED) ## the tests of the page of `turbine explain` in Chromium, which has to be installed
 	$(BIN)/python -m pip install --quiet --editable ".[browser]"
 	$(BIN)/python -m pytest tests/page -m browser $(ARGS)
