@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import turbine
 from examples.recipes import embed_sentences
 from examples.recipes.embed_sentences import Embedder, Tokens
+from examples.recipes.packing import compile_packed
 from turbine import errors, tables
 from turbine.cli.comparison import onnx_session
 
@@ -73,10 +74,11 @@ def make_systems(model: Embedder, example: Tokens) -> dict[str, System]:
         systems["ONNX Runtime"] = onnx(model, example)
     except errors.MissingExtra as error:
         print(f"no rows of ONNX Runtime: {error.fact}; {error.hint}", file=sys.stderr)
+    exported = embed_sentences.export(model)
     with tempfile.TemporaryDirectory() as folder:
         for number, (name, bits) in enumerate(ARTIFACTS.items()):
             path = Path(folder) / f"{number}.turbine"
-            embed_sentences.compile_to(path, model, bits)
+            compile_packed(exported, path, bits)
             systems[name] = turbine.load(path)
     return systems
 

@@ -25,6 +25,7 @@ from torch.export import Dim
 import turbine
 from examples.llama.decoder import TINY, Decoder, Size, decoder
 from examples.recipes.conversations import Chats, generate, to_tokens
+from examples.recipes.packing import compile_packed
 from turbine.aot import FxProgramsBuilder
 
 SCRIPT = (
@@ -82,9 +83,7 @@ def compile_to(path: Path, model: Decoder, size: Size, bits: int | None) -> None
         return module.decode(tokens)
 
     exported = turbine.aot.export(builder, module_name="chat")
-    if bits is not None:
-        exported = turbine.aot.quantize(exported, bits=bits)
-    exported.compile(path)
+    compile_packed(exported, path, bits)
 
 
 def check(chats: Chats, model: Decoder, options: argparse.Namespace) -> int:

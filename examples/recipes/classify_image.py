@@ -26,6 +26,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import turbine
+from examples.recipes.packing import compile_packed
 from turbine import errors, tables
 from turbine.cli import pretrained
 from turbine.extras import import_extra
@@ -114,9 +115,7 @@ def compile_to(path: Path, model: Classifier, bits: int | None = None) -> None:
     }
     pixels = torch.zeros(48, 64, 3, dtype=torch.uint8)
     exported = turbine.aot.export(model, args=(pixels,), dynamic_shapes=(sizes,))
-    if bits is not None:
-        exported = turbine.aot.quantize(exported, bits=bits)
-    exported.compile(path)
+    compile_packed(exported, path, bits)
 
 
 def images(paths: list[Path]) -> Iterator[tuple[str, Tensor]]:

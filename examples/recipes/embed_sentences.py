@@ -24,7 +24,9 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import turbine
+from examples.recipes.packing import compile_packed
 from turbine import tables
+from turbine.aot import ExportOutput
 from turbine.cli import pretrained
 from turbine.extras import import_extra
 
@@ -65,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     model, tokenize = load_random() if options.random else load(options.model)
     with tempfile.TemporaryDirectory() as folder:
         path = options.output or Path(folder) / "embedder.turbine"
-        compile_to(path, model, options.bits)
+        compile_packed(export(model), path, options.bits)
         artifact = turbine.load(path)
         print(f"{artifact.signature.text()}, {tables.bytes_text(path.stat().st_size)}")
         found = embed(artifact, tokenize, sentences)
@@ -140,14 +142,11 @@ def dynamic_sizes() -> dict[int, Any]:
     return {0: Dim("batch", min=1, max=BATCH), 1: Dim("length", min=2, max=LONGEST)}
 
 
-def compile_to(path: Path, model: Embedder, bits: int | None = None) -> None:
-    """One artifact for all sizes."""
+def export(model: Embedder) -> ExportOutput:
+    """The embedder for all sizes."""
     sizes = dynamic_sizes()
     ids = torch.ones(2, 16, dtype=torch.int64)
-    exported = turbine.aot.export(model, args=(ids, ids), dynamic_shapes=(sizes, sizes))
-    if bits is not None:
-        exported = turbine.aot.quantize(exported, bits=bits)
-    exported.compile(path)
+    return turbine.aot.export(model, args=(ids, ids), dynamic_shapes=(sizes, sizes))
 
 
 def embed(

@@ -25,6 +25,7 @@ from torch import Tensor
 
 import turbine
 from examples.recipes.cached_whisper import Transcriber
+from examples.recipes.packing import compile_packed
 from turbine import errors, tables
 from turbine.aot import FxProgramsBuilder
 from turbine.cli import pretrained
@@ -144,9 +145,7 @@ def compile_to(path: Path, model: Transcriber, features: Tensor, bits: int | Non
         return module.write(token)
 
     exported = turbine.aot.export(builder, module_name="whisper")
-    if bits is not None:
-        exported = turbine.aot.quantize(exported, bits=bits)
-    exported.compile(path)
+    compile_packed(exported, path, bits)
 
 
 def generate(
