@@ -1,4 +1,4 @@
-"""Sort and top-k in the interpreter, and small top-k in compiled code."""
+"""Sort and top-k in the interpreter and in compiled code."""
 
 from __future__ import annotations
 
@@ -49,19 +49,51 @@ def test_sorting_along_the_first_axis_moves_masked_rows_to_the_end() -> None:
     same(interpreted(kernel, (), x=x)["y"], x.sort(0, descending=True).values)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        *(torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.int64, torch.bool),
-        *(torch.float16, torch.bfloat16, torch.float64, torch.float8_e5m2),
-    ],
-)
+DTYPES = [
+    *(torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.int64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_is_sorted(dtype: torch.dtype) -> None:
     x = torch.tensor([[5, 0, 120, 7, 1]]).to(dtype)
     values, places = sorted_rows(tkl.sort_with_indices, x, 6)
     wide = x.to(torch.float64)
     same(values.to(torch.float64), wide.sort(1).values)
     same(wide.gather(1, places), wide.sort(1).values)
+
+
+@tk.gen.kernel(M, blocks={K: 20})
+def ordered(
+    x: tkl.InputBuffer[M, N, T],
+    up: tkl.OutputBuffer[M, N, tkl.i64],
+    down: tkl.OutputBuffer[M, N, tkl.i64],
+    first: tkl.OutputBuffer[M, K, tkl.i64],
+    last: tkl.OutputBuffer[M, K, tkl.i64],
+) -> None:
+    row = tkl.program_id(0), 0
+    tile = tkl.load(x, row, (1, N))
+    tkl.store(up, row, tkl.argsort(tile))
+    tkl.store(down, row, tkl.argsort(tile, descending=True))
+    tkl.store(first, row, tkl.topk(tile, K, largest=False)[1])
+    tkl.store(last, row, tkl.topk(tile, K)[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [37, 700])
+def test_compiled_sorts_are_stable_for_every_dtype(dtype: torch.dtype, length: int) -> None:
+    x = torch.randn(3, length, generator=torch.Generator().manual_seed(0)).mul(60).round()
+    x = (x if dtype.is_floating_point or dtype.is_signed else x.abs()).to(dtype)
+    if dtype.is_floating_point and dtype != torch.float8_e5m2:
+        x[:, 3:6] = torch.tensor([NAN, -0.0, torch.inf])
+        x[:, 9:30] = torch.linspace(-1, 1, 21, dtype=torch.float64) * torch.finfo(dtype).tiny
+    up, down, first, last = ordered(x)
+    wide = x.to(torch.float64) if dtype.itemsize < 8 else x
+    same(up, wide.sort(stable=True).indices)
+    same(down, wide.sort(stable=True, descending=True).indices)
+    same(first, up[:, :20])
+    same(last, down[:, :20])
 
 
 def test_u64_is_sorted_as_unsigned() -> None:

@@ -23,7 +23,6 @@ Pair = tuple[Tensor, Tensor]
 # One step of selection costs as much as comparing with this many elements.
 _STEP_COST = 4
 LONGEST = 128  # comparing all pairs is quadratic
-_FEW = 8  # selections that take less time than a sort of a long row
 
 
 def _on_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,9 +41,7 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> Pair:
     """Sorted values and their indices; the sort is stable."""
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    row = x.movedim(dim, -1)
-    index = _order(row, descending)
-    return _gather_pair(x, index.movedim(-1, dim), dim)
+    return _move_back(_sort_rows(x.movedim(dim, -1), descending), dim)
 
 
 def stable_sort(
@@ -59,11 +56,13 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     """The first k values in order, and their indices."""
     if x.dim() == 0:
         return sort(x, dim, largest)
-    most = _FEW if _is_long(x.shape[dim]) else hint(x.shape[dim]) // _STEP_COST
-    if isinstance(k, int) and k <= most:
-        return _gather_pair(x, _first_few(x.movedim(dim, -1), k, largest).movedim(-1, dim), dim)
-    index = _order(x.movedim(dim, -1), largest).movedim(-1, dim)
-    return _gather_pair(x, index.narrow(dim, 0, k), dim)
+    row = x.movedim(dim, -1)
+    if _is_long(x.shape[dim]) and isinstance(k, int) and k > 0:
+        return _move_back(_by_kernel(row, "topk", k, largest), dim)
+    if isinstance(k, int) and 0 < k <= hint(x.shape[dim]) // _STEP_COST:
+        return _gather_pair(x, _first_few(row, k, largest).movedim(-1, dim), dim)
+    values, index = _sort_rows(row, largest)
+    return _move_back((values.narrow(-1, 0, k), index.narrow(-1, 0, k)), dim)
 
 
 @_on_rows
@@ -71,8 +70,9 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
     """The k-th smallest, counted from 1."""
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    index = _order(x.movedim(dim, -1), False).movedim(-1, dim).narrow(dim, k - 1, 1)
-    return _squeeze(_gather_pair(x, index, dim), dim, keepdim)
+    values, index = _sort_rows(x.movedim(dim, -1), False)
+    pair = values.narrow(-1, k - 1, 1), index.narrow(-1, k - 1, 1)
+    return _squeeze(_move_back(pair, dim), dim, keepdim)
 
 
 @_on_rows
@@ -96,7 +96,7 @@ def _median(x: Tensor, dim: int, keepdim: bool, *, skips_nan: bool) -> Pair:
     # In a row with nan, the first nan, which comes after all numbers.
     wanted = middle if skips_nan else torch.where(numbers < row.shape[-1], numbers, middle)
     if _is_long(row.shape[-1]):
-        index = _order(row, False).gather(-1, wanted)
+        index = _sort_rows(row, False)[1].gather(-1, wanted)
     else:
         places = torch.arange(row.shape[-1], device=x.device)
         index = torch.where(_rank(row, False) == wanted, places, 0).sum(-1, keepdim=True)
@@ -138,19 +138,30 @@ def _foremost(row: Tensor, taken: Tensor, places: Tensor, largest: bool) -> Tens
     return torch.where(chosen, places, row.shape[-1]).amin(-1, keepdim=True)
 
 
-def _order(row: Tensor, descending: bool) -> Tensor:
-    """The indices that sort the row."""
+def _sort_rows(row: Tensor, descending: bool) -> Pair:
+    """The elements in order along the last axis, and their indices."""
     if _is_long(row.shape[-1]):
-        number = row.to(torch.int32) if row.dtype == torch.bool else row
-        return KERNELS["argsort"](number.reshape(-1, row.shape[-1]), descending).view(row.shape)
+        return _by_kernel(row, "sort", descending)
     places = torch.arange(row.shape[-1], device=row.device)
     rank = _rank(row, descending).unsqueeze(-2)
-    return torch.where(rank == places.unsqueeze(-1), places, 0).sum(-1)
+    index = torch.where(rank == places.unsqueeze(-1), places, 0).sum(-1)
+    return _gather_pair(row, index, -1)
+
+
+def _by_kernel(row: Tensor, name: str, *args: Any) -> Pair:
+    """Call a kernel of matrices, which gives values and indices."""
+    values, index = KERNELS[name](row.reshape(-1, row.shape[-1]), *args)
+    shape = *row.shape[:-1], values.shape[-1]
+    return values.view(shape), index.view(shape)
+
+
+def _move_back(pair: Pair, dim: int) -> Pair:
+    return pair[0].movedim(-1, dim), pair[1].movedim(-1, dim)
 
 
 def _is_long(size: int | torch.SymInt) -> bool:
     """Whether a row of this size is sorted by a kernel."""
-    return "argsort" in KERNELS and not (isinstance(size, int) and size <= LONGEST)
+    return "sort" in KERNELS and not (isinstance(size, int) and size <= LONGEST)
 
 
 def _rank(row: Tensor, descending: bool) -> Tensor:
