@@ -23,6 +23,7 @@ Pair = tuple[Tensor, Tensor]
 # One step of selection costs as much as comparing with this many elements.
 _STEP_COST = 4
 LONGEST = 128  # comparing all pairs is quadratic
+_SHORTEST_SCAN = 32  # a shorter row does not pay for a program
 
 
 def _on_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,13 +257,15 @@ def cummin(x: Tensor, dim: int) -> Pair:
 def _so_far(x: Tensor, dim: int, *, descending: bool) -> Pair:
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    if x.dtype == torch.bool:
+        values, index = _so_far(x.to(torch.int32), dim, descending=descending)
+        return values.to(torch.bool), index
+    size = x.shape[dim]
+    if "find_extremes" in KERNELS and not (isinstance(size, int) and size <= _SHORTEST_SCAN):
+        found: Pair = KERNELS["find_extremes"]("cummax" if descending else "cummin", x, dim)
+        return found
     row = x.movedim(dim, -1)
-    if row.dtype == torch.bool:
-        row = row.to(torch.int32)
-    places = torch.arange(row.shape[-1], device=x.device)
-    if isinstance(row.shape[-1], int) and row.shape[-1] > LONGEST:
-        index = _last_so_far(row, places, descending)
-        return _gather_pair(x, index.movedim(-1, dim), dim)
+    places = torch.arange(size, device=x.device)
     others, seen = row.unsqueeze(-2), places <= places.unsqueeze(-1)
     held = torch.where(seen, others, _identity_of(row.dtype, smallest=descending))
     best = held.amax(-1, keepdim=True) if descending else held.amin(-1, keepdim=True)
@@ -270,25 +273,6 @@ def _so_far(x: Tensor, dim: int, *, descending: bool) -> Pair:
     chosen = torch.where(unordered.any(-1, keepdim=True), unordered, seen & (others == best))
     index = torch.where(chosen, places, 0).amax(-1)
     return _gather_pair(x, index.movedim(-1, dim), dim)
-
-
-def _last_so_far(row: Tensor, places: Tensor, descending: bool) -> Tensor:
-    """The index of the last extreme up to each element, by steps of doubling width."""
-    best, index = row, places.expand(row.shape)
-    width = 1
-    while width < row.shape[-1]:
-        kept = row.shape[-1] - width
-        before, place = (one.narrow(-1, 0, kept) for one in (best, index))
-        now, here = (one.narrow(-1, width, kept) for one in (best, index))
-        is_better = before > now if descending else before < now
-        is_better = is_better | ((before != before) & ~(now != now))
-        merged = torch.where(is_better, before, now), torch.where(is_better, place, here)
-        best, index = (
-            torch.cat([one.narrow(-1, 0, width), new], -1)
-            for one, new in zip((best, index), merged, strict=True)
-        )
-        width *= 2
-    return index
 
 
 def _identity_of(dtype: torch.dtype, *, smallest: bool) -> Tensor:

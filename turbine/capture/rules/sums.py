@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from turbine.capture.declared_ops import KERNELS
 from turbine.capture.rules import complexes
 from turbine.capture.rules.indexing import along_axis
+from turbine.capture.sizes import is_empty
 
 aten = torch.ops.aten
 
@@ -65,31 +67,51 @@ def _types(x: Tensor, dtype: torch.dtype | None) -> set[torch.dtype]:
     return {x.dtype, dtype or x.dtype}
 
 
-def _scan_wider(op: Any) -> Callable[..., Tensor]:
-    """Scan in the type in which PyTorch accumulates."""
+def _accumulate(op: Any, name: str) -> Callable[..., Tensor]:
+    """Scan in the type in which PyTorch accumulates, by a kernel unless rows are short."""
 
-    def scan(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-        result = x.dtype if dtype is None else dtype
+    def accumulate(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+        result = _accumulation_dtype(x) if dtype is None else dtype
         if x.dim() == 0:
             return aten._to_copy.default(x, dtype=result)
-        if result not in _SCANNED_IN:
+        size = x.shape[dim]
+        is_short = isinstance(size, int) and size < _SHORTEST_SCAN
+        by_kernel = (
+            "accumulate" in KERNELS and not is_short and not is_empty(x) and result in _SCANNED_IN
+        )
+        if not by_kernel and result not in _ROUNDED:
             return NotImplemented
         # Round to the result type first, as PyTorch does.
-        scanned: Tensor = op(x.to(result).to(_SCANNED_IN[result]), dim)
+        given = x.to(result)
+        if by_kernel:
+            return KERNELS["accumulate"](name, given, dim, _SCANNED_IN[result])
+        scanned: Tensor = op(given.to(_SCANNED_IN[result]), dim)
         return scanned.to(result)
 
-    return scan
+    return accumulate
 
 
-_SCANNED_IN = {torch.float32: torch.float64, **dict.fromkeys(ADDED_WIDER, torch.float32)}
+def _accumulation_dtype(x: Tensor) -> torch.dtype:
+    return x.dtype if x.is_floating_point() or x.is_complex() else torch.int64
+
+
+# A shorter row does not pay for a program.
+_SHORTEST_SCAN = 16
+_ROUNDED = {torch.float32, *ADDED_WIDER}
+_SCANNED_IN = {
+    torch.float32: torch.float64,
+    torch.float64: torch.float64,
+    **dict.fromkeys(ADDED_WIDER, torch.float32),
+    **dict.fromkeys((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.int64),
+}
 
 
 RULES: dict[Any, Callable[..., Any]] = {
     aten.sum.dim_IntList: total,
     aten.mean.dim: mean,
     aten.mean.default: mean_of_all,
-    aten.cumsum.default: _scan_wider(aten.cumsum.default),
-    aten.cumprod.default: _scan_wider(aten.cumprod.default),
+    aten.cumsum.default: _accumulate(aten.cumsum.default, "cumsum"),
+    aten.cumprod.default: _accumulate(aten.cumprod.default, "cumprod"),
     aten._softmax.default: _softmax,
     aten._log_softmax.default: log_softmax,
 }

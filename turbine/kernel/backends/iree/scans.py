@@ -1,4 +1,7 @@
-"""Rules of scans and of reductions with a user function: a loop along the axis."""
+"""Rules of scans and of reductions with a user function: a loop along the axis.
+
+Scans of sums, products and extremes along the last axis take vectors of lanes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from turbine.kernel.backends.iree.tiles import Coord, Coords, TileValue
 from turbine.kernel.lang import reductions, scans
 from turbine.kernel.lang.control_flow import Body, output_of
 from turbine.kernel.trace.op import Op, arguments, options
-from turbine.mlir.writer import Value
+from turbine.mlir.writer import Index, Value
 
 # Running and new values in, running values out.
 Combine = Callable[[Sequence[Value], Sequence[Value]], list[Value]]
@@ -38,20 +41,69 @@ class Walk:
     starts: Callable[[int], list[Value]] | None
     reverse: bool = False
 
-    def along(self, extent: Extent, others: Coords, visit: Visit) -> list[Value]:
-        """Write the loop for lanes of the other axes; return the final values."""
-        emitter, w = self.emitter, self.emitter.w
-        lanes = max((coord.lanes for coord in others), default=0)
+    def along(self, extent: Extent, others: Coords, visit: Visit, lanes: int = 0) -> list[Value]:
+        """Write the loop for lanes of the other axes; return the final values.
+
+        With `lanes`, the loop takes vectors of lanes, whose initial value is neutral, and then the
+        remaining lanes.
+        """
         first, end = extent
-        carried = self._start(lanes)
-        with w.loop(first, end, 1, carried) as loop, emitter.scope():
-            place = loop.counter
+        carried = self._start(max((coord.lanes for coord in others), default=0))
+        if lanes:
+            middle = self.emitter.middle(first, end, lanes)
+            carried = self._loop(extent, (first, middle), lanes, carried, others, visit)
+            first = middle
+        carried = self._loop(extent, (first, end), 0, carried, others, visit)
+        return carried[: len(self.tiles)]
+
+    def _loop(
+        self,
+        extent: Extent,
+        part: Extent,
+        lanes: int,
+        carried: list[Value],
+        others: Coords,
+        visit: Visit,
+    ) -> list[Value]:
+        """Write the loop over a part of the axis, counted in the direction of the scan."""
+        emitter, w = self.emitter, self.emitter.w
+        with w.loop(*part, lanes or 1, carried) as loop, emitter.scope():
+            place: Index = loop.counter
             if self.reverse:
-                place = w.index(w.sub(w.sub(w.add(first, end), 1), loop.counter))
-            coords = (*others[: self.axis], Coord(place), *others[self.axis :])
-            loop.yielded = self._step(coords, loop.carried)
-            visit(coords, loop.yielded)
-        return loop.results[: len(self.tiles)]
+                place = w.sub(w.sub(w.add(*extent), lanes or 1), place)
+            coords = (*others[: self.axis], Coord(place, lanes), *others[self.axis :])
+            if lanes:
+                values = self._scan_vector(coords, loop.carried[0], lanes)
+                loop.yielded = [emitter.lane(values, 0 if self.reverse else lanes - 1)]
+                visit(coords, [values])
+            else:
+                loop.yielded = self._step(coords, loop.carried)
+                visit(coords, loop.yielded)
+        return loop.results
+
+    def _scan_vector(self, coords: Coords, before: Value, lanes: int) -> Value:
+        """Scan a vector of lanes: by steps of doubling width, then with the value before it."""
+        assert self.starts is not None
+        emitter, w = self.emitter, self.emitter.w
+        (neutral,) = self.starts(lanes)
+        values = emitter.spread(emitter.at(self.tiles[0], coords), coords)
+        mask = mask_at(emitter, self.masks, coords)
+        if mask is not None:
+            values = w.select(mask, values, neutral)
+        width = 1
+        while width < lanes:
+            (values,) = self.combine([self._shift(values, neutral, width)], [values])
+            width *= 2
+        return self.combine([w.splat(before, lanes)], [values])[0]
+
+    def _shift(self, values: Value, neutral: Value, width: int) -> Value:
+        """Move lanes in the direction of the scan; neutral values come in."""
+        lanes, by = values.lanes, -width if self.reverse else width
+        sources = [lane - by for lane in range(lanes)]
+        # In a shuffle of two vectors, lanes of the second are counted on.
+        picked = ", ".join(str(s if 0 <= s < lanes else lanes) for s in sources)
+        text = f"vector.shuffle {values}, {neutral} [{picked}] : {values.type}, {values.type}"
+        return self.emitter.w.emit(text, values.element, lanes)
 
     def _start(self, lanes: int) -> list[Value]:
         w = self.emitter.w
@@ -116,11 +168,13 @@ def _scan(emitter: Emitter, node: fx.Node, operands: Sequence[Any], walk: Walk) 
 
 def _sweep_others(emitter: Emitter, extents: Sequence[Extent], walk: Walk, visit: Visit) -> None:
     others = [extent for place, extent in enumerate(extents) if place != walk.axis]
-    by_vectors = vector_axis(extents) != walk.axis
-    lanes = lanes_for(walk.tiles[0].dtype, others) if by_vectors else 0
-    emitter.sweep(
-        others, lanes, lambda coords: _none(walk.along(extents[walk.axis], coords, visit))
-    )
+    extent, dtype = extents[walk.axis], walk.tiles[0].dtype
+    across = along = 0
+    if vector_axis(extents) != walk.axis:
+        across = lanes_for(dtype, others)
+    elif walk.starts is not None:
+        along = lanes_for(dtype, [extent])
+    emitter.sweep(others, across, lambda coords: _none(walk.along(extent, coords, visit, along)))
 
 
 def _none(_: object) -> None:
