@@ -58,6 +58,7 @@ RULES: dict[Any, Callable[..., Any]] = {
 # For exported programs only: torch.compile runs these ops in PyTorch.
 EXPORTED: dict[Any, Callable[..., Any]] = {
     **arithmetic.EXPORTED,
+    **fourier.EXPORTED,
     **indexing.EXPORTED,
     **inverse.RULES,
     **masks.RULES,
