@@ -1,5 +1,6 @@
 """TK kernels that replace ops of exported graphs where they are faster."""
 
+from turbine.library import embedding as embedding
 from turbine.library import im2col as im2col
 from turbine.library import recurrence as recurrence
 from turbine.library import scans as scans

@@ -1,4 +1,4 @@
-"""Embedding bags as matmuls with a membership matrix, and gradients of embedding tables."""
+"""Embedding bags, by a kernel or a membership matrix, and gradients of embedding tables."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+
+from turbine.capture.declared_ops import KERNELS
 
 aten = torch.ops.aten
 _SUM, _MEAN, _MAX = range(3)
@@ -39,6 +41,14 @@ def embedding_bag(
     if mode == _MAX:
         pooled, first = _maximum(member, rows)
         return pooled, bag_of, size, indices[first]
+    if "embedding_bag" in KERNELS:
+        length = torch.full([1], indices.shape[0], dtype=offsets.dtype, device=offsets.device)
+        ends = torch.cat([starts[1:], length])
+        padding = padding_idx if padding_idx >= 0 else None
+        pooled = KERNELS["embedding_bag"](
+            weight, indices, starts, ends, per_sample_weights, padding, mode == _MEAN
+        )
+        return pooled, bag_of, size, torch.zeros_like(size)
     pooled = member.to(rows.dtype) @ rows
     if mode == _MEAN:
         pooled = pooled / size.clamp(min=1).unsqueeze(1).to(rows.dtype)
