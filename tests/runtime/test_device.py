@@ -6,12 +6,14 @@ import doctest
 import pickle
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 
-from turbine import errors, target
-from turbine.runtime import Device, get_vm_instance
+from turbine import dtypes, errors, target
+from turbine.runtime import Device, executable, get_vm_instance, gpu_buffers
 from turbine.runtime import device as devices
 from turbine.runtime.device import DeviceState, get_device_from_torch, lookup_device_from_torch
 
@@ -179,3 +181,25 @@ def test_export_checks_shape_and_item_size() -> None:
     assert (
         device.export_torch_tensor(view, torch.ones(2, 3, dtype=torch.int32)).dtype is torch.int32
     )
+
+
+# Failures of GPUs
+
+
+def test_code_for_another_gpu_is_an_error_of_the_device() -> None:
+    error = executable._refusal(RuntimeError("CUDA driver error 'CUDA_ERROR_NO_BINARY_FOR_GPU'"))
+    assert isinstance(error, errors.DeviceError)
+    assert "cuda:sm_80" in str(error)
+
+
+def test_full_memory_says_how_to_get_some() -> None:
+    full = ValueError("RESOURCE_EXHAUSTED; CUDA_ERROR_OUT_OF_MEMORY")
+
+    class Allocator:
+        def allocate_buffer_copy(self, *_: object) -> None:
+            raise full
+
+    gpu = SimpleNamespace(allocator=Allocator())
+    with pytest.raises(errors.RunError, match=r"12 bytes cannot be copied.*\n.*empty_cache"):
+        gpu_buffers.upload(gpu, numpy.zeros(12, numpy.uint8), (12,), dtypes.from_torch_name("int8"))
+    assert "empty_cache" in str(executable._refusal(full))

@@ -1,4 +1,4 @@
-"""Call an op on CPU tensors: compiles code for the first call, and finds it for later ones."""
+"""Call an op on tensors: compiles code for the first call, and finds it for later ones."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from turbine.ops.schema import Schema
 from turbine.ops.specialization import Leaf, Static, Traced
 from turbine.runtime import device, run_trace
 from turbine.runtime.tensor_call import TensorCall
+from turbine.target import Target
 
 log = logging.getLogger(__name__)
 Function = Callable[..., Any]
@@ -67,20 +68,24 @@ class CompiledOp:
 
     @property
     def repeatable(self) -> TensorCall | None:
-        """The compiled code, if a call has neither constant results nor a trace."""
+        """The code for the CPU, if a call has neither constant results nor a trace."""
         if not isinstance(self.call, TensorCall) or self.traced.fixed or self.label is not None:
             return None
-        return self.call
+        return self.call if self.call.entry.is_on_host else None
 
 
 @dataclass
 class OpLauncher:
-    """The kernels of one op. `instead` is the fallback if compiling fails."""
+    """The kernels of one op. `instead` is the fallback if compiling fails.
+
+    `choose_target` says what to compile for.
+    """
 
     schema: Schema
     op: Any
     static: Static
     instead: Function | None = None
+    choose_target: Callable[[], Target] = lambda: targets.parse(config.current().target)
     kernels: CodeCache[CompiledOp] = field(default_factory=CodeCache)
     repeat: Repeat | None = None
 
@@ -172,7 +177,7 @@ class OpLauncher:
 
     def _compile(self, traced: Traced) -> CompiledOp:
         code = self._lower(traced)
-        target = targets.parse(config.current().target)
+        target = self.choose_target()
         compiled = pipeline.compile_ir(
             code.bytecode, target, fingerprint=code.fingerprint, name=self.schema.qualified
         )
@@ -189,7 +194,7 @@ class OpLauncher:
         return lower_graph(
             self.schema.name,
             traced.graph,
-            host.default_target,
+            lambda: host.resolve(self.choose_target()),
             lambda node: self.schema.qualified,
             weights=traced.weights,
         )
@@ -204,6 +209,12 @@ class OpLauncher:
                     f"its shape rule says {list(said.shape)}",
                     hint="correct the decorated function, which is the shape rule, or the emission",
                 )
+
+
+def target_of_gpu() -> Target:
+    """The GPU of CUDA tensors."""
+    major, minor = torch.cuda.get_device_capability(0)
+    return targets.parse(f"cuda:sm_{major}{minor}")
 
 
 def _without_data(args: Sequence[Any]) -> list[Any]:

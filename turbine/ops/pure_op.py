@@ -14,7 +14,7 @@ from turbine import errors
 from turbine.capture.declared_ops import EMITTED, KEEP_OPERANDS, MEANINGS, OPERATIONS, PROGRAMS
 from turbine.ops import gradients, ir_builder
 from turbine.ops.declared_op import DeclaredOp, Function
-from turbine.ops.launcher import OpLauncher
+from turbine.ops.launcher import OpLauncher, target_of_gpu
 from turbine.ops.predicates import (
     address,
     any_requires_grad,
@@ -76,6 +76,9 @@ class PureOp(DeclaredOp):
         self.has_meaning = False
         EMITTED[self.schema.qualified] = ir_builder.rule(self.schema, emit)
         self.launcher = OpLauncher(self.schema, self.op, self.static)
+        self.gpu_launcher = OpLauncher(
+            self.schema, self.op, self.static, choose_target=target_of_gpu
+        )
         self.repeat = self.direct = None
         if not self.has_own_gradient:
             self._differentiate_by(Info(self._no_gradient, None))
@@ -140,7 +143,7 @@ class PureOp(DeclaredOp):
         return torch_pytree.tree_map_only(torch.Tensor, lambda t: _unshare(t, taken), conforming)
 
     def _run_in_pytorch(self, *args: Any, **keywords: Any) -> Any:
-        """Run the function in PyTorch on other devices; raises if the op has an emission."""
+        """Run the function in PyTorch on other devices, or the op's emission on the GPU."""
         filled = self.schema.filled(args, keywords)
         if self.eager is not None:
             results = self._execute(self.eager, filled)
@@ -148,10 +151,13 @@ class PureOp(DeclaredOp):
                 return results
         if self.has_meaning:
             return self._expand(*filled)
-        devices = {str(t.device) for t in torch_pytree.tree_leaves(filled) if is_tensor(t)}
+        tensors = [leaf for leaf in torch_pytree.tree_leaves(filled) if is_tensor(leaf)]
+        if {tensor.device.type for tensor in tensors} == {"cuda"}:
+            return self.gpu_launcher(*filled)
+        devices = {str(tensor.device) for tensor in tensors}
         raise errors.CustomOpError(
             f"{self.schema.qualified} was called with tensors on {', '.join(sorted(devices))}",
-            hint="its emission runs on the CPU: move the tensors there",
+            hint="its emission runs on the CPU, or on a GPU: move all tensors to one of them",
         )
 
     def _differentiable(self, keyset: Any, *args: Any, **keywords: Any) -> Any:

@@ -38,7 +38,7 @@ _DEVICE = torch.device("cuda", 0)
 def to_view(device: Any, tensor: Tensor, dtype: Dtype, shared: list[Span]) -> Any:
     """A CUDA tensor as a buffer view, or None if it cannot be one (`problem` says why).
 
-    It is copied only if it is strided or misaligned.
+    It is copied only if it is strided or misaligned; otherwise its span is added to `shared`.
     """
     try:
         if tensor.dtype is not dtype.torch or tensor.device != _DEVICE:
@@ -48,7 +48,11 @@ def to_view(device: Any, tensor: Tensor, dtype: Dtype, shared: list[Span]) -> An
         lazy = tensor.is_neg() or (dtype.kind == "complex" and tensor.is_conj())
         if lazy or tensor.data_ptr() % _ALIGNMENT or not tensor.is_contiguous():
             tensor = plain_copy(tensor)
+        else:
+            shared.append(span(tensor))
         return _import(device, tensor, dtype)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:
         # Sparse and nested tensors, and tensors in a functorch transform, have no plain memory.
         return None

@@ -158,6 +158,11 @@ class Device:
         return self.uri.partition(":")[0]
 
     @property
+    def is_on_host(self) -> bool:
+        """Whether its programs share memory with the CPU."""
+        return self.driver_id in ON_HOST
+
+    @property
     def sync(self) -> bool:
         """Whether calls wait for their results; always true."""
         return True
@@ -208,42 +213,53 @@ class Device:
 
     def import_torch_tensor(self, tensor: torch.Tensor) -> Any:
         """A tensor as a buffer view: zero-copy, or a copy if IREE cannot import the memory."""
-        from turbine.runtime import torch_buffers
-
-        self.check_shares_tensors()
-        row = torch_buffers.dtype_of(tensor)
-        view = torch_buffers.to_view(self.hal_device, tensor, row, [])
+        library = self._library_of(tensor)
+        row = library.dtype_of(tensor)
+        library.wait()
+        view = library.to_view(self.hal_device, tensor, row, [])
         if view is None:
             raise errors.ArgumentError(
-                f"the tensor {torch_buffers.problem(tensor, row)}",
-                hint=torch_buffers.remedy(tensor, row),
+                f"the tensor {library.problem(tensor, row)}", hint=library.remedy(tensor, row)
             )
         return view
 
     def export_torch_tensor(self, view: Any, like: torch.Tensor) -> torch.Tensor:
-        """A buffer view as a tensor of the same memory, with the dtype of `like`."""
-        from turbine.runtime import torch_buffers
+        """A buffer view as a tensor with the dtype of `like`.
 
-        self.check_shares_tensors()
-        row = torch_buffers.dtype_of(like)
+        It has the view's memory on the CPU, and is a copy on the GPU or from there.
+        """
+        library = self._library_of(like)
+        row = library.dtype_of(like)
         if list(view.shape) != list(like.shape) or view.byte_length != like.nbytes:
             raise errors.ArgumentError(
                 f"the buffer {view} cannot be a {row.name}{[*like.shape]}",
                 hint=f"pass a tensor of shape {[*view.shape]} with elements of that size",
             )
-        return torch_buffers.from_view(self.hal_device, view, row)
+        tensor: torch.Tensor = library.from_view(self.hal_device, view, row)
+        return tensor
+
+    def _library_of(self, tensor: torch.Tensor) -> Any:
+        """The module that passes a tensor to the device."""
+        from turbine.runtime import gpu_buffers, torch_buffers
+
+        self.check_shares_tensors()
+        return torch_buffers if self.is_on_host else gpu_buffers.of(tensor)
 
     def check_shares_tensors(self) -> None:
         """Raise unless tensors can be passed to the device."""
-        if self.driver_id not in target.KINDS["cpu"].drivers:
+        if self.driver_id not in _TAKE_TENSORS:
             raise errors.DeviceError(
                 f"tensors cannot be passed to {self.uri} yet",
-                hint=f"devices that take tensors: {', '.join(target.KINDS['cpu'].drivers)}",
+                hint=f"devices that take tensors: {', '.join(_TAKE_TENSORS)}",
             )
 
     def setup_iree_action(self) -> None:
-        """Make PyTorch's writes visible to IREE; nothing to do on the CPU."""
+        """Make PyTorch's writes visible to IREE: wait for its current stream on a GPU."""
         self.check_shares_tensors()
+        if not self.is_on_host:
+            from turbine.runtime import cuda_tensors
+
+            cuda_tensors.wait()
 
     def finalize_iree_action(self, external_timepoint: None = None) -> None:
         """Make IREE's writes visible to PyTorch; nothing to do, as calls wait."""
@@ -280,6 +296,8 @@ class Device:
         self.clear()
 
 
+# Drivers of devices that tensors can be passed to.
+_TAKE_TENSORS = (SYNC, TASK, "cuda")
 _known: dict[str, Device] = {}
 _stack: ContextVar[tuple[Device, ...]] = ContextVar("turbine_devices", default=())
 
@@ -346,6 +364,19 @@ def driver_for(wanted: Target, load: float) -> str:
     is_small = load < config.current().sync_limit_mflop
     is_on_caller = is_small or (chosen.thread_count == 1 and not chosen.cores)
     return SYNC if is_on_caller else TASK
+
+
+def memory_hint(error: Exception) -> str | None:
+    """How to get memory, if an error of IREE's is about that."""
+    if not any(name in str(error) for name in _NO_MEMORY):
+        return None
+    return (
+        "smaller batches need less memory; torch.cuda.empty_cache() gives back what PyTorch keeps"
+    )
+
+
+# As IREE and CUDA name it.
+_NO_MEMORY = ("RESOURCE_EXHAUSTED", "CUDA_ERROR_OUT_OF_MEMORY")
 
 
 def load_of(manifest: Mapping[str, Any]) -> float:

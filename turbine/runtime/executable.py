@@ -45,11 +45,11 @@ class Executable:
     of others take turns.
 
     `code` is bytes or a VM module, and is checked at once. `driver` is the URI of a device, or a
-    function that returns devices. `providers` returns the weights at the first call. `state` has
-    the names of the functions that read and set each value of the state; None if unknown. Calls of
-    one that `needs_cores` do not share them with threads of PyTorch that wait for work. One that
-    `may_overflow` is loaded a second time if its threads are busy; see Note [Busy threads]. `label`
-    is what torch.profiler calls it.
+    function that returns devices, whose memory is that of the CPU if `is_on_host`. `providers`
+    returns the weights at the first call. `state` has the names of the functions that read and set
+    each value of the state; None if unknown. Calls of one that `needs_cores` do not share them with
+    threads of PyTorch that wait for work. One that `may_overflow` is loaded a second time if its
+    threads are busy; see Note [Busy threads]. `label` is what torch.profiler calls it.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class Executable:
         needs_cores: bool = False,
         may_overflow: bool = False,
         label: str = "",
+        is_on_host: bool = True,
     ) -> None:
         self._label = label
         self._placement = devices.placement()
@@ -75,7 +76,7 @@ class Executable:
         self._providers = providers
         self._needs_cores = needs_cores
         self._has_threads = driver != devices.SYNC
-        self.is_on_host = not isinstance(driver, str) or driver in devices.ON_HOST
+        self.is_on_host = driver in devices.ON_HOST if isinstance(driver, str) else is_on_host
         self._state = None if state is None else tuple(state)
         self.own_values = Values()
         self._owners = WeakSet([self.own_values])
@@ -136,9 +137,10 @@ class Executable:
             except _FAILURES as error:
                 if self._state != ():
                     self._drop_failed(context, owner)
+                kept = _RESET if self._state is None else owner.lost
                 raise errors.RunError(
                     f"the compiled program failed: {str(error).splitlines()[0]}",
-                    hint=_RESET if self._state is None else owner.lost,
+                    hint=devices.memory_hint(error) or kept,
                 ) from error
             finally:
                 if opened is not None:
@@ -344,6 +346,12 @@ _MISSING = {
 }
 
 
+# CUDA's errors about code for another chip, or of a newer compiler than the driver knows.
+_OF_OTHER_GPUS = re.compile(
+    "CUDA_ERROR_(NO_BINARY_FOR_GPU|INVALID_PTX|INVALID_IMAGE|UNSUPPORTED_PTX_VERSION)"
+)
+
+
 def _refusal(error: Exception) -> errors.TurbineError:
     for pattern, reason in _MISSING.items():
         match = re.search(pattern, str(error))
@@ -352,6 +360,13 @@ def _refusal(error: Exception) -> errors.TurbineError:
                 f"the program reads external parameters, and {reason.format(*match.groups())}",
                 hint='pass them by scope: parameter_providers={"model": "weights.irpa"}',
             )
+    if _OF_OTHER_GPUS.search(str(error)):
+        return errors.DeviceError(
+            f"this GPU or its driver cannot run the program's code: {error}",
+            hint='compile it for this GPU; code for "cuda:sm_80" runs on all newer ones',
+        )
+    if (hint := devices.memory_hint(error)) is not None:
+        return errors.RunError(f"there is no memory to load the program: {error}", hint=hint)
     return errors.ArtifactVersionError(
         f"this IREE could not load the program: {error}",
         hint="compile the model again with the installed versions",

@@ -15,9 +15,10 @@ from typing import Any
 import iree.runtime as iree
 import numpy
 
-from turbine import dtypes
+from turbine import dtypes, errors
 from turbine.dtypes import Dtype
 from turbine.runtime import libraries, numpy_buffers
+from turbine.runtime.device import memory_hint
 from turbine.runtime.overlap import Span
 
 # A tensor's type does not say where it is, so each tensor is asked.
@@ -68,7 +69,13 @@ class Copying:
 def upload(device: Any, raw: Any, shape: Any, dtype: Dtype) -> Any:
     """A copy of bytes on the GPU; of something, if there are none."""
     filled = raw if raw.size else numpy.zeros(1, numpy.uint8)
-    buffer = device.allocator.allocate_buffer_copy(_ON_DEVICE, _ANY_USE, device, filled)
+    try:
+        buffer = device.allocator.allocate_buffer_copy(_ON_DEVICE, _ANY_USE, device, filled)
+    except (RuntimeError, ValueError) as error:
+        raise errors.RunError(
+            f"a tensor of {filled.nbytes} bytes cannot be copied to the GPU: {error}",
+            hint=memory_hint(error),
+        ) from error
     return iree.HalBufferView(buffer, list(shape), dtype.hal)
 
 

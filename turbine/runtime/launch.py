@@ -214,7 +214,11 @@ class Launchable:
         name = _entry_point(module, wanted)
         # It is unknown whether the program has state, so it is never dropped silently.
         executable = Executable(
-            module, lambda: [device.hal_device], lambda: self._providers, state=None
+            module,
+            lambda: [device.hal_device],
+            lambda: self._providers,
+            state=None,
+            is_on_host=device.is_on_host,
         )
         convention = Convention.of(module.lookup_function(name))
         call = UntypedCall(executable.entry(name), convention, keeps_weights=bool(self._providers))

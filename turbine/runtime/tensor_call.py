@@ -47,8 +47,12 @@ class TensorCall:
         self.results = results
         self.in_place = in_place or {}
         self.dtypes = [slot.dtype for slot in results]
-        self.plain = [not slot.fixed and slot.order is None and _is_plain(slot) for slot in inputs]
-        self.has_plain_results = all(map(_is_plain, results))
+        on_host = entry.is_on_host
+        self.library: Any = torch_buffers if on_host else _cuda_tensors()
+        self.plain = [
+            on_host and not slot.fixed and slot.order is None and _is_plain(slot) for slot in inputs
+        ]
+        self.has_plain_results = on_host and all(map(_is_plain, results))
         self.permuted = [
             (i, slot.order) for i, slot in enumerate(results) if slot.order is not None
         ]
@@ -82,6 +86,7 @@ class TensorCall:
         except NOT_SHAREABLE:
             shared = []
             arguments = self._convert(device, args, shared)
+        self.library.wait()
         results = self.entry.invoke(arguments, len(self.results))
         values: list[Any]
         if self.has_plain_results:
@@ -90,7 +95,7 @@ class TensorCall:
             values = [
                 results.get_variant(index)
                 if dtype is None
-                else torch_buffers.from_view(device, results.get_as_object(index, _VIEW), dtype)
+                else self.library.from_view(device, results.get_as_object(index, _VIEW), dtype)
                 for index, dtype in enumerate(self.dtypes)
             ]
         for result, argument in self.in_place.items():
@@ -135,7 +140,7 @@ class TensorCall:
         elif slot.fixed:
             arguments.push_ref(self._view_in_place(device, index, argument, shared))
         else:
-            arguments.push_ref(_view(device, slot, argument, shared))
+            arguments.push_ref(self._view(device, slot, argument, shared))
 
     def _view_in_place(self, device: Any, index: int, argument: Tensor, shared: list[Span]) -> Any:
         """The view of a weight, kept as long as its address is the same."""
@@ -143,13 +148,30 @@ class TensorCall:
         known = self.known.get(index)
         if known is None or known[0] != address or not address:
             spans: list[Span] = []
-            view = _view(device, self.inputs[index], argument, spans)
+            view = self._view(device, self.inputs[index], argument, spans)
             known = (address, view, spans)
             # Views of copies are not kept: the weight may change.
             if spans:
                 self.known[index] = known
         shared += known[2]
         return known[1]
+
+    def _view(self, device: Any, slot: Slot, argument: Tensor, shared: list[Span]) -> Any:
+        tensor = argument if slot.order is None else argument.permute(slot.order)
+        assert slot.dtype is not None
+        view = self.library.to_view(device, tensor, slot.dtype, shared)
+        if view is None:
+            raise errors.ArgumentError(
+                f"a tensor {self.library.problem(tensor, slot.dtype)}",
+                hint=self.library.remedy(tensor, slot.dtype),
+            )
+        return view
+
+
+def _cuda_tensors() -> Any:
+    from turbine.runtime import cuda_tensors
+
+    return cuda_tensors
 
 
 def _is_plain(slot: Slot) -> bool:
@@ -160,18 +182,6 @@ def _permute(value: Tensor, order: tuple[int, ...]) -> Tensor:
     # Below autograd, otherwise the result would be a view, which may not be written to.
     with _AutoDispatchBelowADInplaceOrView():
         return value.permute(order)
-
-
-def _view(device: Any, slot: Slot, argument: Tensor, shared: list[Span]) -> Any:
-    tensor = argument if slot.order is None else argument.permute(slot.order)
-    assert slot.dtype is not None
-    view = torch_buffers.to_view(device, tensor, slot.dtype, shared)
-    if view is None:
-        raise errors.ArgumentError(
-            f"a tensor {torch_buffers.problem(tensor, slot.dtype)}",
-            hint=torch_buffers.remedy(tensor, slot.dtype),
-        )
-    return view
 
 
 def _write_back(value: Tensor, argument: Tensor) -> None:

@@ -150,6 +150,10 @@ def write(into: Tensor, value: Tensor) -> None:
         into.copy_(value)
 
 
+def wait() -> None:
+    """Wait until tensors have their values: on the CPU they have."""
+
+
 def plain_copy(tensor: Tensor) -> Tensor:
     """A contiguous, aligned copy that IREE can import."""
     resolved = tensor.detach().resolve_conj().resolve_neg()

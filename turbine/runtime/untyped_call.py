@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from types import ModuleType
 from typing import Any
 
 import iree.runtime as iree
 
 from turbine import dtypes, errors
 from turbine.dtypes import Dtype
-from turbine.runtime import libraries, numpy_buffers
+from turbine.runtime import gpu_buffers, libraries
 from turbine.runtime.convention import BITS_OF_INT, FLOATS, REF, Convention
 from turbine.runtime.executable import EntryPoint
 from turbine.runtime.overlap import Span, overlaps
@@ -31,6 +30,7 @@ class UntypedCall:
         self.entry = entry
         self.convention = convention
         self.keeps_weights = keeps_weights
+        self.libraries: Any = libraries if entry.is_on_host else gpu_buffers
         self.fencing = threading.Lock()
 
     def __call__(self, args: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
@@ -44,25 +44,25 @@ class UntypedCall:
         storage = {k: self._storage(device, n, outputs[k], taken) for n, k in places.items()}
         for n, k in places.items():
             made[n] = storage[k][0]
+        if not self.entry.is_on_host:
+            self._library_for([*args, *outputs]).wait()
         results = self._invoke(device, [made[n] for n in positions])
         values = self._values(device, results, [*args, *outputs], taken)
         if not outputs:
             return values
-        copies = {k: copy for k, (_, copy) in storage.items()}
-        return _fill_outputs(values, outputs, copies)
+        copies = {k: view for k, (view, is_copy) in storage.items() if is_copy}
+        return self._fill_outputs(device, values, outputs, copies)
 
     def _argument(self, device: Any, position: int, value: Any, taken: list[Span]) -> Any:
         letter = self.convention.arguments[position]
         if letter != REF:
             return _number(letter, position, value)
-        library = libraries.of(value)
+        library = self.libraries.of(value)
         if library is None:
             raise _refusal(position, f"is a {type(value).__name__}, expected a tensor", _TENSOR)
         return self._view(device, position, value, library, taken)
 
-    def _view(
-        self, device: Any, position: int, value: Any, library: ModuleType, taken: list[Span]
-    ) -> Any:
+    def _view(self, device: Any, position: int, value: Any, library: Any, taken: list[Span]) -> Any:
         row = library.dtype_of(value)
         expected = self.convention.types.get(position)
         reason = expected.problem(row, value.shape) if expected is not None else None
@@ -74,16 +74,16 @@ class UntypedCall:
 
     def _storage(
         self, device: Any, position: int, output: Any, taken: list[Span]
-    ) -> tuple[Any, Any]:
-        """A view of an output to write a result to, and the copy it is of, if it is one."""
-        library = _library_of_output(output)
+    ) -> tuple[Any, bool]:
+        """A view of an output to write a result to, and whether it is one of a copy."""
+        library = self._library_of_output(output)
         shared: list[Span] = []
         view = self._view(device, position, output, library, shared)
         # An output that overlaps an argument would change it while it is read.
         if shared and not overlaps(shared[0], taken):
-            return view, None
+            return view, False
         copy = library.plain_copy(output)
-        return self._view(device, position, copy, library, []), copy
+        return self._view(device, position, copy, library, []), True
 
     def _invoke(self, device: Any, values: Sequence[Any]) -> Any:
         arguments = iree.VmVariantList(len(values))
@@ -118,7 +118,7 @@ class UntypedCall:
     def _values(
         self, device: Any, results: Any, given: Sequence[Any], taken: list[Span]
     ) -> list[Any]:
-        library = _library_for(given)
+        library = self._library_for(given)
         values = []
         for index, letter in enumerate(self.convention.results):
             if letter != REF:
@@ -133,6 +133,54 @@ class UntypedCall:
             taken.append(span)
             values.append(value)
         return values
+
+    def _library_for(self, given: Sequence[Any]) -> Any:
+        """The library for results: that of highest priority among the arguments."""
+        found = [library for value in given if (library := self.libraries.of(value)) is not None]
+        best = max(found, key=lambda library: int(library.PRIORITY), default=None)
+        return self.libraries.default() if best is None else best
+
+    def _library_of_output(self, output: Any) -> Any:
+        library = self.libraries.of(output)
+        if library is None:
+            raise errors.ArgumentError(
+                f"an output is a {type(output).__name__}, expected a tensor", hint=_TENSOR
+            )
+        if not library.is_writable(output):
+            raise errors.ArgumentError(
+                "an output cannot be written to",
+                hint="it is read-only, or its elements share memory as after expand; pass a copy",
+            )
+        return library
+
+    def _fill_outputs(
+        self, device: Any, values: list[Any], outputs: Sequence[Any], copies: Mapping[int, Any]
+    ) -> list[Any]:
+        """Copy results to outputs that the program did not write; returns results and outputs."""
+        tensors = [n for n, value in enumerate(values) if libraries.of(value) is not None]
+        if not tensors:
+            for k, view in copies.items():
+                library = self._library_of_output(outputs[k])
+                row = library.dtype_of(outputs[k])
+                library.write(outputs[k], library.from_view(device, view, row))
+            return [*values, *outputs]
+        for n, output in zip(tensors, outputs, strict=True):
+            self._write(output, values[n])
+            values[n] = output
+        return values
+
+    def _write(self, output: Any, value: Any) -> None:
+        library = self._library_of_output(output)
+        made_by = self._library_for([value])
+        wanted, row = library.dtype_of(output), made_by.dtype_of(value)
+        if tuple(output.shape) != tuple(value.shape) or wanted.mlir != row.mlir:
+            raise errors.ArgumentError(
+                f"an output is {wanted.name}{[*output.shape]}, "
+                f"the result {row.name}{[*value.shape]}",
+                hint="pass an output of the result's shape and dtype",
+            )
+        if library is not made_by or library.span(output) != library.span(value):
+            library.write(output, value)
 
 
 def push_fences(device: Any, arguments: Any) -> Any:
@@ -184,50 +232,3 @@ _TENSOR = "pass a torch tensor or a numpy array"
 
 def _refusal(position: int, reason: str, hint: str | None = None) -> errors.ArgumentError:
     return errors.ArgumentError(f"argument {position} {reason}", hint=hint)
-
-
-def _library_of_output(output: Any) -> ModuleType:
-    library = libraries.of(output)
-    if library is None:
-        raise errors.ArgumentError(
-            f"an output is a {type(output).__name__}, expected a tensor", hint=_TENSOR
-        )
-    if not library.is_writable(output):
-        raise errors.ArgumentError(
-            "an output cannot be written to",
-            hint="it is read-only, or its elements share memory as after expand; pass a copy",
-        )
-    return library
-
-
-def _library_for(given: Sequence[Any]) -> ModuleType:
-    """The library for results: torch if any argument is a tensor."""
-    found = {library for value in given if (library := libraries.of(value)) is not None}
-    return next(iter(found - {numpy_buffers}), numpy_buffers) if found else libraries.default()
-
-
-def _fill_outputs(values: list[Any], outputs: Sequence[Any], copies: dict[int, Any]) -> list[Any]:
-    """Copy results to outputs that the program did not write; returns results and outputs."""
-    tensors = [n for n, value in enumerate(values) if libraries.of(value) is not None]
-    if not tensors:
-        for k, copy in copies.items():
-            if copy is not None:
-                _library_of_output(outputs[k]).write(outputs[k], copy)
-        return [*values, *outputs]
-    for n, output in zip(tensors, outputs, strict=True):
-        _write(output, values[n])
-        values[n] = output
-    return values
-
-
-def _write(output: Any, value: Any) -> None:
-    library = _library_of_output(output)
-    made_by = _library_for([value])
-    wanted, row = library.dtype_of(output), made_by.dtype_of(value)
-    if tuple(output.shape) != tuple(value.shape) or wanted.mlir != row.mlir:
-        raise errors.ArgumentError(
-            f"an output is {wanted.name}{[*output.shape]}, the result {row.name}{[*value.shape]}",
-            hint="pass an output of the result's shape and dtype",
-        )
-    if library is not made_by or library.span(output) != library.span(value):
-        library.write(output, value)
