@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 import turbine
-from turbine.dynamo.graphs import _place
+from turbine.dynamo.graphs import place_of
 from turbine.dynamo.report import CompileReport
 
 
@@ -105,8 +105,8 @@ def test_ops_added_by_autograd_have_the_line_of_a_neighbour() -> None:
     known = graph.call_function(torch.ops.aten.relu.default, (x,))
     known.meta["stack_trace"] = f'  File "{__file__}", line 7, in forward\n    x.relu()\n'
     added = graph.call_function(torch.ops.aten.add.Tensor, (x, known))
-    assert (_place(added) or "").endswith("test_explain.py:7")
-    assert _place(fx.Graph().placeholder("alone")) is None
+    assert (place_of(added) or "").endswith("test_explain.py:7")
+    assert place_of(fx.Graph().placeholder("alone")) is None
 
 
 def test_dump_writes_every_stage_of_every_part(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ class _Assembly:
         (output,) = (node for node in self.whole.graph.nodes if node.op == "output")
         self._copy(output)
         modules = {name: part.graph for name, part in self.parts.items()}
-        outer = fx.GraphModule({**_attributes(self.whole), **modules}, self.outer)
+        outer = fx.GraphModule({**attributes_of(self.whole), **modules}, self.outer)
         return Partition(outer, self.parts)
 
     def _in_time(self) -> list[Part | fx.Node]:
@@ -191,7 +191,7 @@ class _Assembly:
         steps: list[tuple[int, Part | fx.Node]] = []
         for time, (inner, inputs) in parts.items():
             results = tuple(n for n in inner if n in needed and not self.schedule.is_free(n))
-            steps.append((time, _part(self.whole, inner, inputs, results)))
+            steps.append((time, make_part(self.whole, inner, inputs, results)))
         for node in self.schedule.nodes:
             if node not in self.schedule.compiled:
                 steps.append((self.schedule.time[node], node))
@@ -249,9 +249,10 @@ class _Assembly:
         self.value[node] = self.outer.node_copy(node, self._outside)
 
 
-def _part(
+def make_part(
     whole: fx.GraphModule, inner: list[fx.Node], inputs: list[fx.Node], results: tuple[fx.Node, ...]
 ) -> Part:
+    """The subgraph of some nodes, in order."""
     graph = fx.Graph()
     value: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -260,10 +261,10 @@ def _part(
     for node in inner:
         value[node] = graph.node_copy(node, value.__getitem__)
     graph.output(tuple(value[node] for node in results))
-    return Part(fx.GraphModule(_attributes(whole), graph), tuple(inputs), results)
+    return Part(fx.GraphModule(attributes_of(whole), graph), tuple(inputs), results)
 
 
-def _attributes(whole: fx.GraphModule) -> dict[str, Any]:
+def attributes_of(whole: fx.GraphModule) -> dict[str, Any]:
     """The attributes that `get_attr` nodes read: constants, and branches of control flow."""
     names = [str(node.target) for node in whole.graph.nodes if node.op == "get_attr"]
     return {name: operator.attrgetter(name)(whole) for name in names}

@@ -73,5 +73,5 @@ def is_bare(count: int) -> bool:
         and metadata.grad_enabled_mutation is None
         and all(info.output_type is OutputType.non_alias for info in metadata.output_info)
         and all(isinstance(meta, PlainTensorMeta) for meta in metadata.subclass_inp_meta)
-        and not torch.is_autocast_enabled("cpu")
+        and not any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
     )

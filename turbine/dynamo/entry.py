@@ -11,13 +11,16 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import TorchDynamoException
-from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._functorch.partitioners import (
+    default_partition,
+    min_cut_rematerialization_partition,
+)
 
 from turbine import config, errors
 from turbine.capture.control_flow import is_control_flow
 from turbine.capture.decompositions import Table, current_training_decompositions
 from turbine.capture.late_rules import decompose_late, early_rules
-from turbine.dynamo import aot_facts, graph_autotuning, onednn, records, small_graphs
+from turbine.dynamo import aot_facts, gpu_graphs, graph_autotuning, onednn, records, small_graphs
 from turbine.dynamo import options as backend_options
 from turbine.dynamo.calibration import Seconds
 from turbine.dynamo.graph_autotuning import AutotunedGraph
@@ -63,14 +66,17 @@ def backend(
     tensor([2., 2.])
     """
     settings = backend_options.check(options, mode)
+    is_on_gpu = gpu_graphs.is_on_gpu(example_inputs, graph.graph)
     with config.override(**settings):
+        choice = config.current().library_calls
+        if is_on_gpu:
+            return _compile_for_gpu(graph, example_inputs, settings, choice)
         if config.current().library_calls == "auto" and small_graphs.is_small(graph.graph):
             return leave_to_pytorch(graph, records.new("eager"), small_graphs.REASON)
         tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
         is_training = torch.is_grad_enabled() and any(one.requires_grad for one in tensors)
         has_weights = any(isinstance(tensor, torch.nn.Parameter) for tensor in tensors)
         is_frozen = config.current().freezing and not is_training and has_weights
-        choice = config.current().library_calls
         calls = LibraryCalls(choice, is_training=is_training, is_frozen=is_frozen)
     made: dict[GraphRecord, Boxed] = {}
     table = current_training_decompositions()
@@ -83,9 +89,44 @@ def backend(
         partition_fn=min_cut_rematerialization_partition,
         decompositions=calls.keep_whole(early_rules(table) if has_bodies else table),
     )
+    trace_layers = partial(_trace_layers, compiler)
+    return _trace(graph, example_inputs, settings, choice, trace_layers, made)
+
+
+def _trace_layers(
+    compiler: Callable[..., Any], graph: fx.GraphModule, inputs: Sequence[Any]
+) -> Any:
+    """Compile a graph by AOTAutograd, with kernels in place of recurrent layers."""
+    return compiler(use_kernels(graph), inputs)
+
+
+def _compile_for_gpu(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], settings: dict[str, Any], choice: str
+) -> Callable[..., Any]:
+    """Compile a graph on CUDA tensors; the backward pass reads what PyTorch's would."""
+    made: dict[GraphRecord, Boxed] = {}
+    compiler = aot_autograd(
+        fw_compiler=partial(_compile_on_gpu, "forward", settings, choice, made),
+        bw_compiler=partial(_compile_on_gpu, "backward", settings, choice, made),
+        inference_compiler=partial(_compile_on_gpu, "inference", settings, choice, made),
+        partition_fn=default_partition,
+        decompositions={},
+    )
+    return _trace(graph, example_inputs, settings, choice, compiler, made)
+
+
+def _trace(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    settings: dict[str, Any],
+    choice: str,
+    compiler: Callable[..., Any],
+    made: Mapping[GraphRecord, Boxed],
+) -> Callable[..., Any]:
+    """Compile a graph; PyTorch runs it if it cannot be traced, or is faster there."""
     try:
         with config.override(**settings), onednn.switched_off():
-            call: Callable[..., Any] = compiler(use_kernels(graph), example_inputs)
+            call: Callable[..., Any] = compiler(graph, example_inputs)
     except TorchDynamoException:
         raise  # control flow within PyTorch
     except Exception as error:
@@ -124,6 +165,20 @@ def _use_pytorch(
     compiled, library = 1e3 * seconds.compiled, 1e3 * seconds.library
     reason = f"PyTorch runs the graph faster: in {library:.3g} ms, compiled in {compiled:.3g} ms"
     return leave_to_pytorch(graph, records.new("eager"), reason, is_chosen=True)
+
+
+def _compile_on_gpu(
+    kind: str,
+    settings: dict[str, Any],
+    choice: str,
+    made: dict[GraphRecord, Boxed],
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+) -> Boxed:
+    record = records.new(kind)
+    with config.override(**settings):
+        made[record] = gpu_graphs.compile_graph(graph, record, choice)
+    return made[record]
 
 
 def _compile(

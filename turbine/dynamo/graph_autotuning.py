@@ -118,15 +118,23 @@ def _digest(graph: fx.GraphModule, args: Sequence[Any]) -> str:
         (a.dtype, tuple(a.shape), a.stride(), a.requires_grad) if isinstance(a, Tensor) else a
         for a in args
     ]
-    modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), config.current().freezing
-    return hashlib.sha256(repr((graph.code, types, modes)).encode()).hexdigest()[:16]
+    casts = [torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]
+    modes = torch.is_grad_enabled(), casts, config.current().freezing
+    gpus = [torch.cuda.get_device_name(gpu) for gpu in _gpus_of(args)]
+    return hashlib.sha256(repr((graph.code, types, modes, gpus)).encode()).hexdigest()[:16]
+
+
+def _gpus_of(args: Sequence[Any]) -> list[torch.device]:
+    """The GPUs that tensors are on."""
+    return list(dict.fromkeys(a.device for a in args if isinstance(a, Tensor) and a.is_cuda))
 
 
 def _can_repeat(args: Sequence[Any]) -> bool:
     """Whether a call can be repeated without a trace."""
     tensors = [argument for argument in args if isinstance(argument, Tensor)]
     return (
-        all(tensor.is_cpu and has_memory(tensor) for tensor in tensors)
+        all(has_memory(tensor) for tensor in tensors)
+        and not (_gpus_of(tensors) and torch.cuda.is_current_stream_capturing())
         and torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.maybe_current_level() is None
         and _top_saved_tensors_default_hooks(True) is None
@@ -147,33 +155,49 @@ def _restored(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 def _measure(trials: Sequence[Function], args: Sequence[Any], mutated: AbstractSet[int]) -> Seconds:
     """The least seconds of a call, compiled and in PyTorch."""
-    with torch.random.fork_rng(devices=[]):
+    gpus = _gpus_of(args)
+    with torch.random.fork_rng(devices=gpus):
         try:
             compiled, library = (_Trial(trial, args, mutated) for trial in trials)
             compiled()  # waits for the compiler
-            return Seconds(1.0, *_compare(compiled, library))
+            return Seconds(1.0, *_compare(compiled, library, gpus))
         except Exception as error:  # the call itself raises it, if it is the user's
             log.info("a graph cannot be timed: %s", error)
             return Seconds(1.0, inf, inf)
 
 
-def _compare(compiled: Callable[[], None], library: Callable[[], None]) -> tuple[float, float]:
+def _compare(
+    compiled: Callable[[], None], library: Callable[[], None], gpus: Sequence[torch.device]
+) -> tuple[float, float]:
     """The least seconds of either; a long call is not repeated often."""
     started = time.perf_counter()
-    best = {call: _seconds_of(call) for call in (compiled, library)}
+    best = {call: _seconds_of(call, gpus) for call in (compiled, library)}
     for _ in range(_TURNS):
         for call in best:
             # In a row: PyTorch's threads spin after a call, which slows the other down.
             for _ in range(_CALLS):
                 if time.perf_counter() - started < _LONGEST:
-                    best[call] = min(best[call], _seconds_of(call))
+                    best[call] = min(best[call], _seconds_of(call, gpus))
     return best[compiled], best[library]
 
 
-def _seconds_of(call: Callable[[], None]) -> float:
+def _seconds_of(call: Callable[[], None], gpus: Sequence[torch.device]) -> float:
+    """The seconds of a call, or of several in a row on GPUs, for which PyTorch does not wait."""
+    count = _CALLS_ON_GPU if gpus else 1
+    _wait(gpus)
     started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
+    for _ in range(count):
+        call()
+    _wait(gpus)
+    return (time.perf_counter() - started) / count
+
+
+_CALLS_ON_GPU = 3
+
+
+def _wait(gpus: Sequence[torch.device]) -> None:
+    for gpu in gpus:
+        torch.cuda.synchronize(gpu)
 
 
 class _Trial:

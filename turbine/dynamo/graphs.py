@@ -66,7 +66,7 @@ def compile_graph(
     add(ops_compiled=sum(len(update.formula) for update in updates))
     outer = _assemble(graph, _GraphState(record, settings, calls, weights), {})
     add(graphs=1)
-    return _box(outer)
+    return box(outer)
 
 
 def leave_to_pytorch(
@@ -74,7 +74,7 @@ def leave_to_pytorch(
 ) -> Callable[..., Any]:
     """Run a graph as Dynamo traced it, and record the reason."""
     nodes = [node for node in graph.graph.nodes if node.op.startswith("call")]
-    record.left.extend(LeftOp(_name(node), reason, _place(node), is_chosen) for node in nodes)
+    record.left.extend(LeftOp(_name(node), reason, place_of(node), is_chosen) for node in nodes)
     add(graphs=1, **{"library_calls" if is_chosen else "ops_in_pytorch": len(nodes)})
     # Otherwise every call would go through the one that generates the code on first use.
     _LazyGraphModule.force_recompile(graph)
@@ -128,11 +128,11 @@ def _record_left(
     for node in graph.graph.nodes:
         if is_compute(node) and node.name not in inside and not isinstance(node.target, Mutation):
             reason = reasons.get(node, f"in a part of fewer than {LEAST_OPS} ops")
-            record.left.append(LeftOp(str(node.target), reason, _place(node), node in chosen))
+            record.left.append(LeftOp(str(node.target), reason, place_of(node), node in chosen))
             add(**{"library_calls" if node in chosen else "ops_in_pytorch": 1})
 
 
-def _place(node: fx.Node) -> str | None:
+def place_of(node: fx.Node) -> str | None:
     """The user's line; that of a neighbour for ops autograd adds, such as sums of gradients."""
     ring = {node: None}
     for _ in range(_MAX_DISTANCE):
@@ -189,7 +189,8 @@ def _is_proven(error: errors.TurbineError, op_count: int) -> bool:
     return failure_cache.is_lasting(error) and (names_them or op_count == 1)
 
 
-def _box(outer: fx.GraphModule) -> Boxed:
+def box(outer: fx.GraphModule) -> Boxed:
+    """A graph as a callable that takes a list of arguments and clears it."""
     _hide_views(outer.graph)
     outer.graph.set_codegen(_BoxedCode())
     outer.recompile()

@@ -9,7 +9,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from turbine.compiler.pipeline import Compiled
+
+class CompiledCode(Protocol):
+    """How a part was compiled."""
+
+    @property
+    def strategy(self) -> str:
+        """The strategy of IREE's compiler, or "triton"."""
+
+    @property
+    def seconds(self) -> float:
+        """How long that took."""
+
+    @property
+    def cached(self) -> bool:
+        """Whether it came from the cache."""
 
 
 class CompiledPart(Protocol):
@@ -18,8 +32,11 @@ class CompiledPart(Protocol):
     ops: Counter[str]
     mflop: float
     megabytes: float
-    kernels: Counter[str]  # of Turbine's library
-    compiled: Compiled | None  # None if it is not compiled yet, or runs in PyTorch
+    kernels: Counter[str]  # of Turbine's library, and those made for this part
+
+    @property
+    def compiled(self) -> CompiledCode | None:
+        """None if it is not compiled yet, or runs in PyTorch."""
 
     def wait(self) -> Any:
         """Wait until it is compiled."""

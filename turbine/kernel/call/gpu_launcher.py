@@ -174,17 +174,22 @@ class Launch:
         tensors = [one.allocate(self._device) for one in self.new_tensors]
         for one, tensor in zip(self.new_tensors, tensors, strict=True):
             values[one.place] = tensor
-        if self.programs:
-            if torch._C._cuda_getDevice() == self.device:
-                self._start(values)
-            else:
-                with torch.cuda.device(self.device):
-                    self._start(values)
+        self.start(values)
         if not self._is_silent and not torch.cuda.is_current_stream_capturing():
             by_kind = {one.kind: t for one, t in zip(self.new_tensors, tensors, strict=True)}
             self.variant.deliver(by_kind, self.sizes)
         pairs = zip(self.new_tensors, tensors, strict=True)
         return [tensor for one, tensor in pairs if one.kind == "output"]
+
+    def start(self, values: Sequence[Any]) -> None:
+        """Launch with all arguments, on the current stream of the device."""
+        if not self.programs:
+            return
+        if torch._C._cuda_getDevice() == self.device:
+            self._start(values)
+        else:
+            with torch.cuda.device(self.device):
+                self._start(values)
 
     def _start(self, values: Sequence[Any]) -> None:
         stream = torch._C._cuda_getCurrentRawStream(self.device)
@@ -263,14 +268,7 @@ class GpuLauncher:
     ) -> tuple[Call, Launch, list[Tensor]]:
         """Run a call; returns it as `resolve` has it, the launch, and the outputs."""
         given = {name: _plain(value) for name, value in named.items() if value is not None}
-        facts = (device.index, *named, *map(_fact, given.values()))
-        if facts not in self.launches:
-            call = resolve()
-            variant = self.variant(call, given, device)
-            if len(self.launches) >= _MOST_LAUNCHES:
-                self.launches.clear()
-            self.launches[facts] = call, variant.bind(given, call[1], _index(device))
-        call, launch = self.launches[facts]
+        call, launch = self.bind(given, device, resolve)
         written = [p.name for p in call[0].of_usage("inout") if p.name in given]
         if not written:
             return call, launch, launch(given)
@@ -279,6 +277,19 @@ class GpuLauncher:
             if given[name].data_ptr() != named[name].data_ptr():
                 named[name].copy_(given[name])
         return call, launch, outputs
+
+    def bind(
+        self, given: Mapping[str, Any], device: torch.device, resolve: Callable[[], Call]
+    ) -> tuple[Call, Launch]:
+        """The call of arguments like these, and its launch, compiled if needed."""
+        facts = (device.index, *given, *map(_fact, given.values()))
+        if facts not in self.launches:
+            call = resolve()
+            variant = self.variant(call, given, device)
+            if len(self.launches) >= _MOST_LAUNCHES:
+                self.launches.clear()
+            self.launches[facts] = call, variant.bind(given, call[1], _index(device))
+        return self.launches[facts]
 
     def variant(self, call: Call, args: Mapping[str, Any], device: torch.device) -> GpuVariant:
         """The code for a call, compiled if there is none."""
