@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from tests.kernel.triton_interpreter import triton_interpreter
 from turbine import config
-from turbine.dynamo import gpu_graphs, graphs
+from turbine.dynamo import gpu_graphs, graphs, quick_ops
 from turbine.dynamo.gpu_graphs import FusedPart
 from turbine.dynamo.records import GraphRecord
 from turbine.kernel.call.kernel import Kernel
@@ -221,7 +221,9 @@ def compiled(function: Run, records: list[GraphRecord]) -> Run:
 
     def compile(graph: fx.GraphModule, _: Any) -> Run:
         records.append(GraphRecord("forward"))
-        return graphs.box(fuse(graph, interpret, records[-1]))
+        made = fuse(graph, interpret, records[-1])
+        quick_ops.use_quick_ops(made)
+        return graphs.box(made)
 
     backend = aot_autograd(
         fw_compiler=compile,
@@ -289,3 +291,24 @@ def test_rows_of_other_lengths_stay_in_pytorch() -> None:
 def test_what_kernels_leave_open_stays_in_pytorch() -> None:
     assert kernels_of(lambda x: (x * 100).to(torch.int32).float(), x(40)) == []
     assert kernels_of(lambda x: x.pow(5) + 1, x(40)) == []
+
+
+def test_views_and_products_are_called_with_less_overhead() -> None:
+    def heads(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden = F.linear(x, weight, bias).view(2, 3, 2, 4).transpose(1, 2)
+        first, second = F.linear(hidden, weight[:4, :4]).chunk(2, -1)
+        return first @ first.transpose(-1, -2), second.sum(0), hidden
+
+    args = x(2, 3, 8), x(8, 8), x(8)
+    graph = make_fx(heads, tracing_mode="fake")(*args)
+    quick_ops.use_quick_ops(graph)
+    torch.testing.assert_close(graph(*args), heads(*args))
+    targets = Counter(node.target for node in graph.graph.nodes)
+    assert targets[F.linear] == 1  # the other weight is a part of a tensor
+    assert not targets[torch.ops.aten.t.default]
+
+
+def test_a_view_of_a_tensor_with_other_strides_is_right() -> None:
+    base = x(4, 6)
+    view = quick_ops.view_of(base.T.contiguous().T, (6, 1), (6, 2), (2, 12), 1)
+    assert torch.equal(view, base.as_strided((6, 2), (2, 12), 1))

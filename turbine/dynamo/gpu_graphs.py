@@ -26,6 +26,7 @@ from turbine.capture import work
 from turbine.capture.partition import Part, attributes_of, is_compute, make_part
 from turbine.dynamo.gpu_groups import Group, find_groups
 from turbine.dynamo.graphs import Boxed, box, place_of
+from turbine.dynamo.quick_ops import copy_strided, empty_on, use_quick_ops
 from turbine.dynamo.records import GraphRecord, LeftOp
 from turbine.dynamo.totals import add
 from turbine.kernel.backends.triton.compilation import ALIGNMENT
@@ -57,6 +58,7 @@ def compile_graph(graph: fx.GraphModule, record: GraphRecord, choice: str) -> Bo
     nodes = [node for node in graph.graph.nodes if is_compute(node) and node.name not in inside]
     record.left.extend(LeftOp(str(node.target), REASON, place_of(node), True) for node in nodes)
     add(graphs=1, library_calls=len(nodes))
+    use_quick_ops(fused_graph)
     return box(fused_graph)
 
 
@@ -301,7 +303,8 @@ class KernelCall:
         pairs = zip(fused_kernel.regions, values, strict=True)
         self._offsets = [region.offset * value.element_size() for region, value in pairs]
         made = [node.meta["val"] for node in fused_kernel.outputs]
-        self._results = [(v.shape, v.stride(), v.dtype, v.device) for v in made]
+        self._results = [(tuple(v.shape), tuple(v.stride()), v.dtype) for v in made]
+        self._device = made[0].device
         self._launches: dict[tuple[bool, ...], tuple[Launch, list[int], list[int]]] = {}
 
     def __call__(self, bases: Sequence[Tensor]) -> list[Tensor]:
@@ -317,10 +320,8 @@ class KernelCall:
         values = launch.values.copy()
         for place, pointer in zip(places, pointers, strict=True):
             values[place] = pointer
-        results = [
-            torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype, device in self._results
-        ]
+        device = self._device
+        results = [empty_on(device, *result) for result in self._results]
         for place, result in zip(outputs, results, strict=True):
             values[place] = result
         launch.start(values)
@@ -330,7 +331,7 @@ class KernelCall:
         """A launch, and the places of tensors that it reads and writes among its arguments."""
         named = dict(zip(self._names, self._fused.views(bases), strict=True))
         resolve = partial(self._kernel.resolve_call, named, "cuda")
-        _, launch = self._kernel.gpu.bind(named, self._results[0][-1], resolve)
+        _, launch = self._kernel.gpu.bind(named, self._device, resolve)
         place_of_name = {name: place for place, name in launch.tensors}
         made = [one.place for one in launch.new_tensors if one.kind == "output"]
         return launch, [place_of_name[name] for name in self._names], made
@@ -338,11 +339,6 @@ class KernelCall:
     def _restride(self, bases: Sequence[Tensor]) -> list[Tensor]:
         """Tensors with the strides of the graph, where an op has returned others."""
         return [
-            base if base.stride() == strides else _copy_strided(base, strides)
+            base if base.stride() == strides else copy_strided(base, strides)
             for base, strides in zip(bases, self._strides, strict=True)
         ]
-
-
-def _copy_strided(tensor: Tensor, strides: Sequence[int]) -> Tensor:
-    made = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-    return made.copy_(tensor)
