@@ -143,7 +143,11 @@ def test_artifacts_match_eager(kernels_here: Target, rows: int, dtype: torch.dty
     model, x = TwoProducts().eval().to(dtype), torch.randn(rows, 64).to(dtype)
     exported = turbine.aot.export(model, args=(x,))
     assert placed(exported.program, kernels_here) is not exported.program
-    torch.testing.assert_close(exported.compile()(x), model(x).detach())
+    expected = model(x).detach()
+    # Where f16 is rounded to the other side before the second layer, small elements differ by more.
+    unit = torch.finfo(dtype).eps * expected.abs().max().item()
+    limits = {} if dtype == torch.float32 else {"rtol": 1e-3, "atol": unit}
+    torch.testing.assert_close(exported.compile()(x), expected, **limits)
 
 
 def in_f32(model: nn.Module, x: Tensor) -> Tensor:

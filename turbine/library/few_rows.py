@@ -20,7 +20,14 @@ from turbine.capture.effects import is_pointwise
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.capture.sizes import hint, sizes_of
-from turbine.library.nodes import constant_nodes, convert, have_equal_sizes, restore_shape, to_rank
+from turbine.library.nodes import (
+    MatmulNode,
+    constant_nodes,
+    convert,
+    have_equal_sizes,
+    restore_shape,
+    to_rank,
+)
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -77,35 +84,20 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(MatmulNode):
     """A match: few rows @ matrix + bias; or matrix @ few columns, computed as its transpose."""
 
-    node: fx.Node
     is_transposed: bool
 
     @property
     def rows(self) -> fx.Node:
         """The rows, or columns."""
-        return self._operands[self.is_transposed]
+        return self.operands[self.is_transposed]
 
     @property
     def matrix(self) -> fx.Node:
         """The matrix that is read once."""
-        return self._operands[not self.is_transposed]
-
-    @property
-    def _operands(self) -> tuple[fx.Node, fx.Node]:
-        x, y = self.node.args[-2:]
-        assert isinstance(x, fx.Node)
-        assert isinstance(y, fx.Node)
-        return x, y
-
-    @property
-    def bias(self) -> fx.Node | None:
-        """The bias, if there is one."""
-        first = self.node.args[0]
-        assert isinstance(first, fx.Node)
-        return first if self.node.target is aten.addmm.default else None
+        return self.operands[not self.is_transposed]
 
     @property
     def is_by_column(self) -> bool:
@@ -119,9 +111,7 @@ class Product:
         order = -1 if self.is_transposed else 1
         few, depth = rows.shape[-2:][::order]
         columns = matrix.shape[-2:][::order][1]
-        has_row = self.bias is None or (
-            not self.is_transposed and self.bias.meta["val"].shape == matrix.shape[1:]
-        )
+        has_row = self.bias is None or (self.has_row and not self.is_transposed)
         is_few = isinstance(few, int) and few <= _FEW_ROWS
         is_large = hint(columns) >= _LEAST_COLUMNS and hint(depth) >= _LEAST_DEPTH
         return rows.dtype in _DTYPES and is_few and is_large and has_row

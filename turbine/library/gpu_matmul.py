@@ -13,7 +13,7 @@ import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.capture.sizes import hint
-from turbine.library.nodes import have_equal_sizes
+from turbine.library.nodes import MatmulNode, have_equal_sizes
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -142,32 +142,13 @@ class Factor:
 
 
 @dataclass(frozen=True)
-class Matmul:
+class Matmul(MatmulNode):
     """A match: x @ y, with a bias or without, of matrices or of batches of them."""
-
-    node: fx.Node
-
-    @property
-    def operands(self) -> tuple[fx.Node, fx.Node]:
-        """x and y."""
-        x, y = self.node.args[-2:]
-        assert isinstance(x, fx.Node)
-        assert isinstance(y, fx.Node)
-        return x, y
-
-    @property
-    def bias(self) -> fx.Node | None:
-        """The bias, if there is one."""
-        first = self.node.args[0]
-        assert isinstance(first, fx.Node)
-        return first if self.node.target is aten.addmm.default else None
 
     @property
     def is_supported(self) -> bool:
         """Whether the kernels support the operands."""
-        x, y = (operand.meta["val"] for operand in self.operands)
-        has_row = self.bias is None or self.bias.meta["val"].shape == y.shape[1:]
-        return x.dtype in _DTYPES and has_row
+        return self.operands[0].meta["val"].dtype in _DTYPES and self.has_row
 
     def is_faster_on(self, target: Target) -> bool:
         """On every GPU."""

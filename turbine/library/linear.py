@@ -19,7 +19,7 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
-from turbine.library.nodes import constant_nodes, convert
+from turbine.library.nodes import MatmulNode, constant_nodes, convert
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -70,32 +70,13 @@ _LEAST_COLUMNS, _LEAST_DEPTH = 32, 32
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(MatmulNode):
     """A match: x @ weight + bias with a constant weight."""
-
-    node: fx.Node
-
-    @property
-    def operands(self) -> tuple[fx.Node, fx.Node]:
-        """x and the weight."""
-        x, weight = self.node.args[-2:]
-        assert isinstance(x, fx.Node)
-        assert isinstance(weight, fx.Node)
-        return x, weight
-
-    @property
-    def bias(self) -> fx.Node | None:
-        """The bias, if there is one."""
-        first = self.node.args[0]
-        assert isinstance(first, fx.Node)
-        return first if len(self.node.args) > len(self.operands) else None
 
     @property
     def is_supported(self) -> bool:
         """Whether kernels support the operands."""
-        x, weight = (operand.meta["val"] for operand in self.operands)
-        has_row = self.bias is None or self.bias.meta["val"].shape == weight.shape[1:]
-        return x.dtype in _DTYPES and has_row
+        return self.operands[0].meta["val"].dtype in _DTYPES and self.has_row
 
     @property
     def is_large(self) -> bool:

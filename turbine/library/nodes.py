@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
@@ -15,6 +16,34 @@ from turbine.capture.rounding import widened_from
 from turbine.capture.sizes import expression
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class MatmulNode:
+    """A matmul of matrices or of batches of them, with a bias or without."""
+
+    node: fx.Node
+
+    @property
+    def operands(self) -> tuple[fx.Node, fx.Node]:
+        """The left operand and the right one."""
+        x, y = self.node.args[-2:]
+        assert isinstance(x, fx.Node)
+        assert isinstance(y, fx.Node)
+        return x, y
+
+    @property
+    def bias(self) -> fx.Node | None:
+        """The bias, if there is one."""
+        first = self.node.args[0]
+        assert isinstance(first, fx.Node)
+        return first if self.node.target is aten.addmm.default else None
+
+    @property
+    def has_row(self) -> bool:
+        """Whether a bias, if there is one, is a row."""
+        columns = self.operands[1].meta["val"].shape[1:]
+        return self.bias is None or self.bias.meta["val"].shape == columns
 
 
 def constant_nodes(region: Region) -> set[fx.Node]:
