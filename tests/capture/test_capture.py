@@ -21,6 +21,13 @@ def test_one_tensor_passed_twice_is_two_arguments() -> None:
     torch.testing.assert_close(artifact(torch.full((3,), 5.0), x), torch.full((3,), -5.0))
 
 
+def test_a_view_of_another_argument_is_an_argument() -> None:
+    x = torch.randn(6, 6)
+    for first in (x[:4], x.t()):
+        artifact = compiled(torch.mm, first, x)
+        torch.testing.assert_close(artifact(first, x), first @ x)
+
+
 def test_dynamic_sizes_keep_the_names_the_user_gave() -> None:
     class Model(torch.nn.Module):
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -188,20 +188,23 @@ def _export(
 
 
 def _unalias(arguments: Any) -> Any:
-    """The arguments, with copies in place of repeated tensors.
+    """The arguments, with copies in place of repeated tensors, and of views of others.
 
     torch.export makes one input of a tensor that is passed twice, and the program then ignores the
-    second argument.
+    second argument. It fails where a view comes before the tensor that it shows.
     """
+    leaves = torch_pytree.tree_leaves(arguments)
+    given = {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
     seen: set[int] = set()
 
-    def copy_repeated(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor) or id(leaf) not in seen:
+    def copy_alias(leaf: Any) -> Any:
+        is_alias = isinstance(leaf, torch.Tensor) and (id(leaf) in seen or id(leaf._base) in given)
+        if not is_alias:
             seen.add(id(leaf))
             return leaf
         return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
-    return torch_pytree.tree_map(copy_repeated, arguments)
+    return torch_pytree.tree_map(copy_alias, arguments)
 
 
 def _decompose(exported: ExportedProgram) -> ExportedProgram:
