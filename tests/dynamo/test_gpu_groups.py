@@ -206,8 +206,7 @@ def test_every_kernel_compiles_for_a_gpu() -> None:
     for function, args, _ in CASES.values():
         record = GraphRecord("inference")
         gpu_graphs.fuse(make_fx(function, tracing_mode="fake")(*args), record, True, device="cpu")
-        for part in record.parts:
-            assert isinstance(part, FusedPart)
+        for part in _parts(record):
             values = [node.meta["val"] for node in part.kernel.inputs]
             bases = [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype) for v in values]
             assert ".entry" in part.kernel.kernel.text("ptx", *part.kernel.views(bases))
@@ -312,3 +311,42 @@ def test_a_view_of_a_tensor_with_other_strides_is_right() -> None:
     base = x(4, 6)
     view = quick_ops.view_of(base.T.contiguous().T, (6, 1), (6, 2), (2, 12), 1)
     assert torch.equal(view, base.as_strided((6, 2), (2, 12), 1))
+
+
+def test_layers_share_a_kernel() -> None:
+    def layers(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        for _ in range(2):
+            x = F.silu(x * y) @ weight
+        return F.silu(x * 2)
+
+    record = GraphRecord("inference")
+    args = x(8, 8), x(8, 8), x(8, 8)
+    fuse(make_fx(layers, tracing_mode="fake")(*args), interpret, record)
+    first, second, last = (part.kernel.kernel for part in _parts(record))
+    assert first is second
+    assert last is not first
+
+
+def _parts(record: GraphRecord) -> list[FusedPart]:
+    return [part for part in record.parts if isinstance(part, FusedPart)]
+
+
+def test_without_triton_all_ops_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_graphs, "find_spec", lambda name: None)
+    graph = make_fx(chain, tracing_mode="fake")(x(5, 70), x(70))
+    record = GraphRecord("inference")
+    call = gpu_graphs.compile_graph(graph, record, "auto")
+    torch.testing.assert_close(call([x(5, 70), x(70)]), chain(x(5, 70), x(70)))
+    assert {op.reason for op in record.left} == {"kernels need Triton: pip install turbine[cuda]"}
+
+
+def test_ops_of_pytorch_are_recorded_and_those_of_kernels_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = make_fx(lambda x, w: F.silu(x @ w * 2), tracing_mode="fake")(x(8, 8), x(8, 8))
+    record = GraphRecord("inference")
+    monkeypatch.setattr(gpu_graphs, "fuse", partial(gpu_graphs.fuse, device="cpu"))
+    gpu_graphs.compile_graph(graph, record, "never")
+    assert [op.op for op in record.left] == ["aten.mm.default"]
+    assert record.left[0].is_chosen
+    assert len(record.parts) == 1

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from math import inf
 from typing import Any
 
@@ -37,6 +38,7 @@ from turbine.library.fused import FusedKernel
 log = logging.getLogger(__name__)
 
 REASON = "PyTorch's own op, on the GPU"
+_WITHOUT_TRITON = "kernels need Triton: pip install turbine[cuda]"
 # Calls that are timed together, and how often.
 _CALLS, _TURNS = 8, 3
 
@@ -52,11 +54,13 @@ def compile_graph(graph: fx.GraphModule, record: GraphRecord, choice: str) -> Bo
 
     `choice` is the option `library_calls`.
     """
-    fused_graph = graph if choice == "always" else fuse(graph, record, choice == "never")
+    reason = REASON if find_spec("triton") is not None else _WITHOUT_TRITON
+    is_left = choice == "always" or reason is _WITHOUT_TRITON
+    fused_graph = graph if is_left else fuse(graph, record, choice == "never")
     parts = [part for part in record.parts if isinstance(part, FusedPart)]
-    inside = {node.name for part in parts for node in part.eager.graph.nodes}
+    inside = {node.name for part in parts for node in _computing(part.eager.graph)}
     nodes = [node for node in graph.graph.nodes if is_compute(node) and node.name not in inside]
-    record.left.extend(LeftOp(str(node.target), REASON, place_of(node), True) for node in nodes)
+    record.left.extend(LeftOp(str(node.target), reason, place_of(node), True) for node in nodes)
     add(graphs=1, library_calls=len(nodes))
     use_quick_ops(fused_graph)
     return box(fused_graph)

@@ -26,6 +26,8 @@ _FUNCTIONS = {
     aten.baddbmm.default: torch.baddbmm,
     aten.bmm.default: torch.bmm,
     aten.cat.default: torch.cat,
+    aten.clone.default: torch.clone,
+    aten.convolution.default: torch.convolution,
     aten.embedding.default: torch.embedding,
     aten.mm.default: torch.mm,
 }

@@ -122,7 +122,7 @@ class _Writer:
             Region(region.sizes, region.strides, offset)
             for region, offset in zip(regions[:count], offsets, strict=True)
         ]
-        kernel = self._kernel(sizes, regions)
+        kernel = self._find_kernel(sizes, regions)
         bases = tuple(operand.base for operand in self.operands)
         return FusedKernel(
             kernel, bases, tuple(inputs), tuple(self.outputs), tuple(regions[count:])
@@ -159,6 +159,30 @@ class _Writer:
         if len(sizes) > _MOST_AXES:
             raise ValueError(f"{len(sizes)} axes that cannot be merged")
         return sizes, [tuple(of) for of in zip(*merged, strict=True)]
+
+    def _find_kernel(self, sizes: Sequence[int], regions: Sequence[Region]) -> Kernel:
+        """The kernel that was made for a group like this one, such as a layer's, or a new one."""
+        key = repr((self._formula(), sizes, regions))
+        if key not in _KERNELS:
+            if len(_KERNELS) >= _MOST_KERNELS:
+                _KERNELS.clear()
+            _KERNELS[key] = self._kernel(sizes, regions)
+        return _KERNELS[key]
+
+    def _formula(self) -> list[Any]:
+        """What the group computes, without the names of its nodes."""
+        names = {node: f"v{place}" for place, node in enumerate([*self.read, *self.nodes])}
+
+        def name(node: fx.Node) -> str:
+            return names.get(node) or f"{fill_of(node)!r} {node.meta['val'].dtype}"
+
+        lines: list[Any] = [str(node.meta["val"].dtype) for node in self.read]
+        for node in self.nodes:
+            value = node.meta["val"]
+            values = value if isinstance(value, (tuple, list)) else (value,)
+            args = fx.map_arg((node.args, node.kwargs), name)
+            lines.append((str(node.target), args, [(v.dtype, tuple(v.shape)) for v in values]))
+        return [*lines, [names[node] for node in self.outputs]]
 
     def _kernel(self, sizes: Sequence[int], regions: Sequence[Region]) -> Kernel:
         blocks = _blocks(sizes, is_reduced=self.has_rows)
@@ -211,6 +235,10 @@ class _Writer:
             args, keywords = fx.map_arg((node.args, node.kwargs), lambda one: _tile(one, tiles))
             made = fusion_rules.apply(Call(node, self.space.columns), args, keywords)
             several[node], tiles[node] = made, made[0]
+
+
+_KERNELS: dict[str, Kernel] = {}
+_MOST_KERNELS = 512
 
 
 def _tile(node: fx.Node, tiles: Mapping[fx.Node, Any]) -> Any:
