@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import turbine
 from turbine import tables
+from turbine.dynamo import entry
 
 BACKENDS = ("eager", "inductor", "turbine")
 # Calls of a turn, after which it waits for the GPU.
@@ -111,7 +112,8 @@ def _compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
     torch._dynamo.reset()
     if backend == "eager":
         return function
-    compiled: Callable[..., Any] = torch.compile(function, backend=backend, dynamic=False)
+    chosen: Any = entry.backend if backend == "turbine" else backend  # it may not be installed
+    compiled: Callable[..., Any] = torch.compile(function, backend=chosen, dynamic=False)
     return compiled
 
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 import turbine
 from tests.dynamo.test_gpu_groups import CASES, Block
 from turbine import config, zoo
+from turbine.dynamo.entry import backend
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,7 +26,7 @@ ALWAYS = {"library_calls": "never"}  # kernels, without timing them
 
 def compiled(function: Run, **options: Any) -> Run:
     torch._dynamo.reset()
-    run: Run = torch.compile(function, backend="turbine", options=options, fullgraph=True)
+    run: Run = torch.compile(function, backend=backend, options=options, fullgraph=True)
     return run
 
 

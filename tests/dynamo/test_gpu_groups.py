@@ -24,8 +24,10 @@ from turbine.dynamo import gpu_graphs, graphs, quick_ops
 from turbine.dynamo.gpu_graphs import FusedPart
 from turbine.dynamo.records import GraphRecord
 from turbine.kernel.call.kernel import Kernel
+from turbine.library import fusion_rules
 from turbine.library.fused import FusedKernel
 
+aten = torch.ops.aten
 Run = Callable[..., Any]
 HALF, BF16 = torch.float16, torch.bfloat16
 
@@ -172,6 +174,11 @@ CASES: dict[str, tuple[Run, tuple[Tensor, ...], list[dict[str, int]]]] = {
         (torch.tensor([float("nan"), float("inf"), -float("inf"), 0.5]),),
         [{"relu": 1, "clamp": 1, "mul": 1, "maximum": 1, "add": 1}],
     ),
+    "arguments left out": (
+        lambda x: F.leaky_relu(F.hardtanh(x * 3)) + F.relu6(x).clamp(min=0.1),
+        (x(40),),
+        [{"mul": 1, "hardtanh": 2, "leaky_relu": 1, "clamp": 1, "add": 1}],
+    ),
     "variance": (
         lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1),
         (x(9, 33),),
@@ -200,6 +207,73 @@ def test_groups_compute_what_pytorch_does(name: str) -> None:
 def test_kernels_compute_the_same_as_triton(name: str) -> None:
     function, args, expected = CASES[name]
     assert kernels_of(function, *args, run=run_as_triton) == expected
+
+
+# Arguments of ops whose rules need others than positive numbers, one for each tensor, and 2.5.
+A, B = x(6, 40), x(6, 40).flip(0)
+TRUE = A > 0
+SAMPLES: dict[Any, tuple[Any, ...]] = {
+    aten._log_softmax.default: (A, -1, False),
+    aten._log_softmax_backward_data.default: (A, B.log_softmax(-1), -1, torch.float32),
+    aten._softmax.default: (A, -1, False),
+    aten._softmax_backward_data.default: (A, B.softmax(-1), -1, torch.float32),
+    aten._to_copy.default: (TRUE,),
+    aten.amax.default: (A, [-1], True),
+    aten.amin.default: (A, [-1], True),
+    aten.bitwise_and.Tensor: (TRUE, B > 0),
+    aten.bitwise_not.default: (TRUE,),
+    aten.bitwise_or.Tensor: (TRUE, B > 0),
+    aten.clamp.default: (A, None, 0.5),
+    aten.masked_fill.Scalar: (A, TRUE, 2.0),
+    aten.masked_fill.Tensor: (A, TRUE, torch.tensor(2.0)),
+    aten.mean.dim: (A, [-1], True),
+    aten.native_dropout_backward.default: (A, TRUE, 2.0),
+    aten.native_layer_norm.default: (A, [40], B[0], B[1], 1e-5),
+    aten.pow.Tensor_Scalar: (A.abs() + 0.1, -0.5),
+    aten.sum.dim_IntList: (A, [-1], True),
+    aten.threshold_backward.default: (A, B, 0),
+    aten.where.self: (TRUE, A, B),
+}
+KEYWORDS: dict[Any, dict[str, Any]] = {
+    aten._to_copy.default: {"dtype": torch.float32},
+    aten.var.correction: {"keepdim": True},
+    aten.var_mean.correction: {"keepdim": True, "correction": 0},
+}
+
+
+# On the CPU, this op is traced as others.
+WITHOUT_TRACE = {aten._fused_rms_norm.default}
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in fusion_rules.RULES if op not in WITHOUT_TRACE], ids=str
+)
+def test_each_rule_computes_what_pytorch_does(op: Any) -> None:
+    given = SAMPLES.get(op) or _arguments_of(op)
+    places = [place for place, one in enumerate(given) if isinstance(one, Tensor)]
+
+    def call(*tensors: Tensor) -> list[Tensor]:
+        args = list(given)
+        for place, tensor in zip(places, tensors, strict=True):
+            args[place] = tensor
+        made = op(*args, **KEYWORDS.get(op, {}))
+        results = made if isinstance(made, tuple) else (made,)
+        return [~one if one.dtype == torch.bool else one * 2 for one in results]
+
+    (kernel,) = kernels_of(call, *[given[place] for place in places])
+    assert op._opname in kernel
+
+
+def _arguments_of(op: Any) -> tuple[Any, ...]:
+    needed = [one for one in op._schema.arguments if not one.kwarg_only]
+    tensors, axes = [B, A.abs() + 0.1], "Optional[List[int]]"
+    values: list[Any] = []
+    for one in needed:
+        if str(one.type) == "Tensor":
+            values.append(tensors.pop())
+        elif str(one.type) == axes or not one.has_default_value():
+            values.append([-1] if str(one.type) == axes else 2.5)
+    return tuple(values)
 
 
 def test_every_kernel_compiles_for_a_gpu() -> None:

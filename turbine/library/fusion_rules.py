@@ -126,7 +126,6 @@ _pointwise(tkl.abs, aten.abs.default)
 _pointwise(tkl.maximum, aten.maximum.default)
 _pointwise(tkl.minimum, aten.minimum.default)
 _pointwise(lambda x: tkl.maximum(x, 0), aten.relu.default)
-_pointwise(lambda x: x * x, aten.square.default)
 for _op, _function in {
     aten.exp: tkl.exp,
     aten.exp2: tkl.exp2,
@@ -195,8 +194,8 @@ def _clamp(x: Any, low: Any = None, high: Any = None) -> Any:
     return x if high is None else tkl.minimum(x, high)
 
 
-_pointwise(_clamp, aten.clamp.default, aten.hardtanh.default)
-_pointwise(_clamp, aten.clamp_min.default)
+_pointwise(_clamp, aten.clamp.default, aten.clamp_min.default)
+_pointwise(lambda x, low=-1, high=1: _clamp(x, low, high), aten.hardtanh.default)
 _pointwise(lambda x, high: tkl.minimum(x, high), aten.clamp_max.default)
 _pointwise(lambda x, slope=0.01: tkl.where(x > 0, x, x * slope), aten.leaky_relu.default, count=1)
 # Exponents for which PyTorch multiplies, divides or takes roots.
@@ -421,7 +420,6 @@ _NOT_OF_BOOLS = {
     aten.maximum.default,
     aten.minimum.default,
     aten.abs.default,
-    aten.square.default,
 }
 _FLOATS_ONLY = {
     *OF_ROWS,
