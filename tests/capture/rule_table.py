@@ -464,6 +464,7 @@ SHAPES = [
     Row(aten.view.dtype, (torch.float32,), VECTOR, lambda x, y: (x[1], torch.int32)),
     Row(aten.flip.default, ANY, MATRIX, x_and([0, 1])),
     Row(aten.flip.default, ANY, VECTOR, lambda x, y: (x[1], [])),
+    Row(aten.cat.default, ANY, MATRIX, lambda x, y: ([x.unsqueeze(-1), y.unsqueeze(-1)], -1)),
     Row(aten.constant_pad_nd.default, ANY, MATRIX, x_and([1, 1], 2)),
     Row(aten.constant_pad_nd.default, ANY, MATRIX, x_and([-1, 2, 1, -2], 3)),
     *[Row(aten.unfold.default, ANY, MATRIX, x_and(1, n, 2)) for n in (3, 5)],

@@ -19,7 +19,7 @@ import turbine
 from tests.compiled import agrees
 from tests.compiled import compiled as under_torch_compile
 from tests.models import Fn, compiled, relative_error
-from turbine.capture.rules import fourier
+from turbine.capture.rules import fourier, shapes
 from turbine.capture.rules.convolution import convolution
 from turbine.capture.rules.products import expert_gradients, expert_product
 
@@ -164,6 +164,25 @@ def test_an_empty_write_to_a_dynamic_batch_matches_eager() -> None:
     artifact = compiled(double_none, torch.randn(2, 1, 1), dynamic_shapes=(({0: Dim.AUTO},),))
     x = torch.randn(5, 1, 1)
     torch.testing.assert_close(artifact(x), x)
+
+
+def test_a_few_columns_are_interleaved() -> None:
+    def interleave(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pairs = torch.stack((x, y), -1)
+        narrow = torch.stack((x, y, -x), -1).bfloat16()
+        return pairs.flatten(-2), torch.stack((pairs, pairs + 1), -1), narrow
+
+    sizes = ({0: Dim.DYNAMIC, 1: Dim.DYNAMIC},) * 2
+    x, y = torch.randn(2, 5, 7)
+    artifact = compiled(interleave, x, y, dynamic_shapes=(sizes,))
+    for shape in ((5, 7), (4, 64), (3, 2)):
+        x, y = torch.randn(2, *shape)
+        for found, expected in zip(artifact(x, y), interleave(x, y), strict=True):
+            assert torch.equal(found, expected)
+    stacked = shapes.cat([x.unsqueeze(-1), y.unsqueeze(-1)], -1)
+    assert torch.equal(stacked, torch.stack((x, y), -1))
+    for columns in ([x.t().unsqueeze(-1)] * 2, [x, y], [x.unsqueeze(0)] * 2):
+        assert shapes.cat(columns, -1) is NotImplemented
 
 
 def test_fourier_transforms_of_a_dynamic_batch_match_eager() -> None:

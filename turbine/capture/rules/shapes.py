@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -43,6 +44,39 @@ def view_as_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
 def flip(x: Tensor, dims: list[int]) -> Tensor:
     """flip of a tensor of rank 0: a copy."""
     return NotImplemented if x.dim() else x.clone()
+
+
+def cat(tensors: list[Tensor], dim: int = 0) -> Tensor:
+    """Interleave a few columns by selecting: the compiler copies element by element."""
+    first = tensors[0]
+    is_last = dim in (-1, first.dim() - 1)
+    if not is_last or not 2 <= len(tensors) <= _MOST_INTERLEAVED or is_empty(first):
+        return NotImplemented
+    if any(not _is_column(x) or x.dim() != first.dim() for x in tensors):
+        return NotImplemented
+    # A column of another dtype or layout would give the result another one.
+    if any(x.dtype != first.dtype or not x.is_contiguous() for x in tensors):
+        return NotImplemented
+    place = torch.arange(len(tensors), device=first.device)
+    result = tensors[-1]
+    for n, x in reversed([*enumerate(tensors[:-1])]):
+        result = torch.where(place == n, x, result)
+    return result
+
+
+def _is_column(x: Tensor) -> bool:
+    """Whether the last axis has one element, and no size depends on values."""
+    size = x.shape[-1] if x.dim() else 0
+    is_one = isinstance(size, int) and size == 1
+    return is_one and x.dtype in _INTERLEAVED and not free_unbacked_symbols(x)
+
+
+# Each element of the result is chosen among all columns.
+_MOST_INTERLEAVED = 4
+_INTERLEAVED = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.int16, torch.int32, torch.int64),
+}
 
 
 def constant_pad(x: Tensor, pad: list[int], value: float = 0) -> Tensor:
@@ -113,6 +147,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.view.default: view,
     aten.view.dtype: view_as_dtype,
     aten.flip.default: flip,
+    aten.cat.default: cat,
     aten.constant_pad_nd.default: constant_pad,
     aten.unfold.default: unfold,
     aten.split.Tensor: split,
