@@ -449,6 +449,12 @@ INDEXING = [
     ),
     Row(aten.replication_pad1d_backward.default, WIDE, MATRIX, padded(2, 1)),
     Row(aten.replication_pad2d_backward.default, WIDE, IMAGE, padded(2, 1, 0, 3)),
+    Row(
+        aten.grid_sampler_2d.default,
+        WIDE,
+        IMAGE,
+        lambda x, y: (x, torch.tanh(y[:, 0, :, :2]).unsqueeze(1), 0, 0, False),
+    ),
     Row(aten.replication_pad3d_backward.default, WIDE, VOLUME, padded(2, 1, 0, 3, 1, 1)),
     Row(aten.as_strided.default, ANY, MATRIX, x_and([3, 2], [1, 7], 2)),
     Row(aten.index.Tensor, ANY, MATRIX, x_and([None, _EVERY_THIRD[0]])),
