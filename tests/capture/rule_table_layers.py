@@ -197,6 +197,7 @@ PRODUCTS = [
     Row(aten.mm.default, WIDE, MATRIX, lambda x, y: (x, y.t())),
     Row(aten.mm.default, WIDE, MATRIX, lambda x, y: (x[:, :1].t(), y)),
     Row(aten.mm.default, WIDE, MATRIX, lambda x, y: (y.t(), x[:, 1:2])),
+    Row(aten.mv.default, WIDE, MATRIX, lambda x, y: (x, y[0])),
     Row(aten.addmm.default, WIDE, MATRIX, lambda x, y: (y[0], x[:, :1].t(), y)),
     Row(
         aten.addmm.default,
