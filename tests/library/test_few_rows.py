@@ -67,6 +67,7 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("function", "kernel"), FUNCTIONS, ids=[function.__name__ for function, _ in FUNCTIONS]
@@ -134,6 +135,7 @@ def test_weights_stored_row_by_row_are_not_read_so() -> None:
     assert placed(program, NEON) is program
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("axis", [0, 1, (0, 1)])
 def test_sums_of_products_match_torch(axis: int | tuple[int, int], dtype: torch.dtype) -> None:
