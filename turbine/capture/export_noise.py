@@ -31,7 +31,7 @@ FAKE_TENSORS = "torch._subclasses.fake_tensor"
 
 @contextmanager
 def mute_log(name: str) -> Iterator[None]:
-    """Mute a logger of PyTorch's, of an error that is raised too."""
+    """Mute a logger of PyTorch that repeats an error which is raised."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:

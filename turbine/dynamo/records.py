@@ -15,7 +15,7 @@ class CompiledCode(Protocol):
 
     @property
     def strategy(self) -> str:
-        """The strategy of IREE's compiler, or "triton"."""
+        """The strategy with which IREE compiled it, or "triton"."""
 
     @property
     def seconds(self) -> float:

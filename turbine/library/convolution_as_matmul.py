@@ -13,6 +13,7 @@ from turbine.capture.convolutions import Convolution
 from turbine.capture.nodes import inline
 from turbine.capture.program import Region
 from turbine.capture.rules.convolution import as_matmul, can_be_matmul
+from turbine.capture.rules.shapes import constant_pad
 from turbine.library.narrow import NARROW, widen
 from turbine.library.nodes import convert
 from turbine.target import Target
@@ -45,7 +46,7 @@ class Match:
             x, weight, *bias = values
             return as_matmul(x, weight, bias[0] if bias else None, *self._settings)
 
-        result = inline(self.node, call, operands, {})
+        result = inline(self.node, call, operands, {aten.constant_pad_nd.default: constant_pad})
         assert isinstance(result, fx.Node)
         return convert(result, self.node.meta["val"].dtype, self.node)
 

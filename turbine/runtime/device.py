@@ -367,7 +367,7 @@ def driver_for(wanted: Target, load: float) -> str:
 
 
 def memory_hint(error: Exception) -> str | None:
-    """How to get memory, if an error of IREE's is about that."""
+    """The fix for an out-of-memory error of IREE; None for other errors."""
     if not any(name in str(error) for name in _NO_MEMORY):
         return None
     return (

@@ -329,7 +329,7 @@ def _split_phases(wide: Tensor, windows: Windows) -> Tensor:
     lengths = windows.phase_lengths(sizes)
     axes = list(zip(sizes, lengths, windows.stride, windows.padding, strict=True))
     margins = [m for n, length, s, p in reversed(axes) for m in (p, length * s - n - p)]
-    padded = _resize(wide, margins)
+    padded = aten.constant_pad_nd(wide, margins) if any(margins) else wide
     pairs = [size for pair in zip(lengths, windows.stride, strict=True) for size in pair]
     split = padded.reshape([*wide.shape[:2], *pairs])
     axis = range(2, split.dim())
@@ -343,16 +343,9 @@ def _join_phases(phases: Tensor, windows: Windows, sizes: list[int]) -> Tensor:
     lengths = [n * s for n, s in zip(phases.shape[2 + count :], windows.stride, strict=True)]
     wide = phases.permute([0, 1, *pairs]).reshape([*phases.shape[:2], *lengths])
     axes = list(zip(sizes, lengths, windows.padding, strict=True))
-    return _resize(wide, [m for n, length, p in reversed(axes) for m in (-p, n + p - length)])
-
-
-def _resize(x: Tensor, margins: Sequence[int]) -> Tensor:
-    """Add zeros around the last axes, from the last on; a negative margin is cut off."""
-    for axis, (before, behind) in enumerate(zip(margins[::2], margins[1::2], strict=True), start=1):
-        if before < 0 or behind < 0:
-            x = aten.slice(x, -axis, max(-before, 0), x.shape[-axis] + min(behind, 0))
-    added = [max(margin, 0) for margin in margins]
-    return aten.constant_pad_nd(x, added) if any(added) else x
+    # A negative margin is cut off.
+    margins = [m for n, length, p in reversed(axes) for m in (-p, n + p - length)]
+    return aten.constant_pad_nd(wide, margins) if any(margins) else wide
 
 
 def _is_depthwise(weight: Tensor, windows: Windows) -> bool:
