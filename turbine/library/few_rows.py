@@ -25,8 +25,10 @@ from turbine.library.nodes import (
     constant_nodes,
     convert,
     have_equal_sizes,
+    is_transpose,
     restore_shape,
     to_rank,
+    transpose,
 )
 from turbine.target import Target
 
@@ -124,12 +126,12 @@ class Product(MatmulNode):
         """Call the kernel; return the result."""
         node, dtype = self.node, self.node.meta["val"].dtype
         rows = convert(self.rows, torch.float32, node)
-        rows = to_rank(_turn(rows) if self.is_transposed else rows, 3, node)
+        rows = to_rank(transpose(rows) if self.is_transposed else rows, 3, node)
         is_turned = self.is_by_column != self.is_transposed
-        matrix = to_rank(_turn(self.matrix) if is_turned else self.matrix, 3, node)
+        matrix = to_rank(transpose(self.matrix) if is_turned else self.matrix, 3, node)
         product = self._by_column(rows, matrix) if self.is_by_column else self._by_row(rows, matrix)
         product = convert(product, dtype, node)
-        return restore_shape(_turn(product) if self.is_transposed else product, node)
+        return restore_shape(transpose(product) if self.is_transposed else product, node)
 
     def _by_column(self, rows: fx.Node, matrix: fx.Node) -> fx.Node:
         columns = sizes_of(self.node.graph, matrix, [1])
@@ -178,7 +180,7 @@ _OPS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
 def _is_stored(matrix: fx.Node) -> bool:
     """Whether a matrix is in memory as it is, or transposed: no loop has to write it first."""
     source = _same_shape(matrix)
-    source = source.all_input_nodes[0] if _is_transpose(source) else source
+    source = source.all_input_nodes[0] if is_transpose(source) else source
     while source.target in _RESHAPES:
         source = source.all_input_nodes[0]
     is_view = isinstance(source.target, torch._ops.OpOverload) and source.target.is_view
@@ -202,23 +204,6 @@ def _is_turned(matrix: fx.Node) -> bool:
     """Whether columns are contiguous: of an argument, or of a transpose of what is in memory."""
     matrix = _same_shape(matrix)
     value = matrix.meta["val"]
-    if _is_transpose(matrix):
+    if is_transpose(matrix):
         return not _is_turned(matrix.all_input_nodes[0])
     return matrix.op == "placeholder" and value.dim() == 2 and value.stride() == (1, value.shape[0])
-
-
-def _is_transpose(node: fx.Node) -> bool:
-    if node.target is not aten.permute.default:
-        return False
-    axes: Any = node.args[1]
-    return [*axes] == _turned_axes(len(axes))
-
-
-def _turn(matrix: fx.Node) -> fx.Node:
-    """The transpose, of two transposes nothing is left."""
-    rank = matrix.meta["val"].dim()
-    return emit(matrix.graph, aten.permute.default, matrix, _turned_axes(rank), beside=matrix)
-
-
-def _turned_axes(rank: int) -> list[int]:
-    return [*range(rank - 2), rank - 1, rank - 2]

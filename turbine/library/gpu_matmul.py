@@ -1,6 +1,6 @@
 """Matmuls on GPUs: blocks of the result, summed in f32 over blocks of K."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.capture.sizes import hint
-from turbine.library.nodes import MatmulNode, have_equal_sizes
+from turbine.library.nodes import Factor, MatmulNode, factor_of, have_equal_sizes
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -128,20 +128,6 @@ def choose_form(
 
 
 @dataclass(frozen=True)
-class Factor:
-    """An operand: matrices, or their transposes, one or a batch of them."""
-
-    matrix: fx.Node
-    is_transposed: bool
-
-    @property
-    def shape(self) -> Sequence[int | torch.SymInt]:
-        """Its sizes."""
-        *leading, rows, columns = self.matrix.meta["val"].shape
-        return [*leading, columns, rows] if self.is_transposed else [*leading, rows, columns]
-
-
-@dataclass(frozen=True)
 class Matmul(MatmulNode):
     """A match: x @ y, with a bias or without, of matrices or of batches of them."""
 
@@ -161,9 +147,9 @@ class Matmul(MatmulNode):
         if shared is not None and isinstance(x.meta["val"].shape[1], int):
             return self._call_flat(x, shared)
         if node.target is aten.bmm.default:
-            return self._call(batched, _factor(x), _factor(y))
+            return self._call(batched, factor_of(x), factor_of(y))
         bias = () if self.bias is None else (self.bias,)
-        return self._call(plain, _factor(x), _factor(y), *bias)
+        return self._call(plain, factor_of(x), factor_of(y), *bias)
 
     def _call_flat(self, x: fx.Node, y: fx.Node) -> fx.Node:
         """Multiply a batch by one matrix: all rows at once."""
@@ -171,7 +157,7 @@ class Matmul(MatmulNode):
         _, rows, depth = x.meta["val"].shape
         x = emit(graph, aten.clone.default, x, memory_format=torch.contiguous_format, beside=node)
         flat = emit(graph, aten.view.default, x, [-1, depth], beside=node)
-        result = self._call(plain, Factor(flat, is_transposed=False), _factor(y))
+        result = self._call(plain, Factor(flat, is_transposed=False), factor_of(y))
         columns = result.meta["val"].shape[1]
         return emit(graph, aten.view.default, result, [-1, rows, columns], beside=node)
 
@@ -208,12 +194,3 @@ def _broadcast_source(node: fx.Node) -> fx.Node | None:
         return None
     source = node.all_input_nodes[0]
     return source if source.meta["val"].ndim == len(shape) - 1 else None
-
-
-def _factor(node: fx.Node) -> Factor:
-    """An operand, without the transposes of its last axes."""
-    rank, is_transposed = node.meta["val"].ndim, False
-    turned = [*range(rank - 2), rank - 1, rank - 2]
-    while node.target is aten.permute.default and [*node.args[1]] == turned:  # type: ignore[misc]
-        node, is_transposed = node.all_input_nodes[0], not is_transposed
-    return Factor(node, is_transposed)

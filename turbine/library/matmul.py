@@ -7,7 +7,7 @@ reads in place. Sums stay in registers for all of K, and go to the result from t
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import fx
@@ -17,7 +17,7 @@ import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.library.linear import FASTER_ON, Linear, find_linear
-from turbine.library.nodes import constant_nodes, only_user
+from turbine.library.nodes import Factor, constant_nodes, factor_of, is_transpose, only_user
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -95,24 +95,6 @@ _LEAST_STEPS, _MOST_STEPS = 256, 1024
 
 
 @dataclass(frozen=True)
-class Factor:
-    """An operand: a matrix, or its transpose."""
-
-    matrix: fx.Node
-    is_transposed: bool
-
-    @property
-    def shape(self) -> tuple[int | torch.SymInt, int | torch.SymInt]:
-        """Its sizes."""
-        rows, columns = self.matrix.meta["val"].shape
-        return (columns, rows) if self.is_transposed else (rows, columns)
-
-    def transposed(self) -> "Factor":
-        """Its transpose."""
-        return Factor(self.matrix, not self.is_transposed)
-
-
-@dataclass(frozen=True)
 class Matmul:
     """A match: x @ y + bias in f32, or (x @ y).T, which is y.T @ x.T, of sizes blocks divide."""
 
@@ -123,7 +105,7 @@ class Matmul:
     @property
     def factors(self) -> tuple[Factor, Factor]:
         """The operands, which earlier replacements may have changed."""
-        x, y = map(_factor, self.linear.operands)
+        x, y = map(factor_of, self.linear.operands)
         return (y.transposed(), x.transposed()) if self.is_transposed else (x, y)
 
     @property
@@ -199,21 +181,7 @@ def find(region: Region) -> Iterator[Matmul]:
             continue
         match = Matmul(found.node, found, is_transposed=False)
         # The gradient of a weight is a transposed product.
-        while found.bias is None and _is_transpose(user := only_user(match.node)):
+        while found.bias is None and is_transpose(user := only_user(match.node)):
             match = Matmul(user, found, is_transposed=not match.is_transposed)
         if match.blocks is not None or match.steps is not None:
             yield match
-
-
-def _factor(node: fx.Node) -> Factor:
-    if not _is_transpose(node):
-        return Factor(node, is_transposed=False)
-    return _factor(node.all_input_nodes[0]).transposed()
-
-
-def _is_transpose(node: fx.Node | None) -> TypeGuard[fx.Node]:
-    return (
-        node is not None
-        and node.target is aten.permute.default
-        and node.args[1] in ([1, 0], (1, 0))
-    )

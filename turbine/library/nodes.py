@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -44,6 +44,49 @@ class MatmulNode:
         """Whether a bias, if there is one, is a row."""
         columns = self.operands[1].meta["val"].shape[1:]
         return self.bias is None or self.bias.meta["val"].shape == columns
+
+
+@dataclass(frozen=True)
+class Factor:
+    """An operand of a matmul: a matrix or a batch of them, or their transposes."""
+
+    matrix: fx.Node
+    is_transposed: bool
+
+    @property
+    def shape(self) -> Sequence[int | torch.SymInt]:
+        """Its sizes."""
+        *leading, rows, columns = self.matrix.meta["val"].shape
+        return [*leading, columns, rows] if self.is_transposed else [*leading, rows, columns]
+
+    def transposed(self) -> Factor:
+        """Its transpose."""
+        return Factor(self.matrix, not self.is_transposed)
+
+
+def factor_of(node: fx.Node) -> Factor:
+    """An operand, without the transposes of its last axes."""
+    if not is_transpose(node):
+        return Factor(node, is_transposed=False)
+    return factor_of(node.all_input_nodes[0]).transposed()
+
+
+def is_transpose(node: fx.Node | None) -> TypeGuard[fx.Node]:
+    """Whether a node swaps its last two axes."""
+    if node is None or node.target is not aten.permute.default:
+        return False
+    axes: Any = node.args[1]
+    return [*axes] == _swapped_axes(len(axes))
+
+
+def transpose(node: fx.Node) -> fx.Node:
+    """Swap the last two axes. Of two transposes nothing is left."""
+    axes = _swapped_axes(node.meta["val"].dim())
+    return emit(node.graph, aten.permute.default, node, axes, beside=node)
+
+
+def _swapped_axes(rank: int) -> list[int]:
+    return [*range(rank - 2), rank - 1, rank - 2]
 
 
 def constant_nodes(region: Region) -> set[fx.Node]:
