@@ -124,7 +124,8 @@ def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> T
     """Convert real to complex."""
     if x.is_complex() or dtype is None or not dtype.is_complex or dtype == torch.complex32:
         return NotImplemented
-    real = x.to(dtype.to_real())
+    layout = options.get("memory_format") or torch.preserve_format
+    real = x.to(dtype.to_real(), memory_format=layout)
     return torch.complex(real, torch.zeros_like(real))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
+from torch._prims_common import suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from turbine.capture.overlap import has_overlap, keeps_overlap
@@ -245,7 +246,8 @@ def max_unpool(x: Tensor, indices: Tensor, output_size: list[int], *windows: lis
     channels = list(x.shape[: x.dim() - axes])
     flat = x.new_zeros([*channels, prod(output_size)])
     written = flat.scatter(-1, indices.flatten(-axes), x.flatten(-axes))
-    return written.view([*channels, *output_size])
+    layout = suggest_memory_format(x) if axes == 2 else torch.contiguous_format
+    return written.view([*channels, *output_size]).clone(memory_format=layout)
 
 
 def index_reduce(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from turbine.capture.declared_ops import KERNELS
+from turbine.capture.rules.shapes import copy_strided
 from turbine.capture.sizes import hint
 
 aten = torch.ops.aten
@@ -42,7 +43,9 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> Pair:
     """Sorted values and their indices; the sort is stable."""
     if x.dim() == 0:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-    return _move_back(_sort_rows(x.movedim(dim, -1), descending), dim)
+    stride = torch.empty_like(x).stride()
+    values, index = _move_back(_sort_rows(x.movedim(dim, -1), descending), dim)
+    return copy_strided(values, stride), copy_strided(index, stride)
 
 
 def stable_sort(
@@ -59,11 +62,11 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
         return sort(x, dim, largest)
     row = x.movedim(dim, -1)
     if _is_long(x.shape[dim]) and isinstance(k, int) and k > 0:
-        return _move_back(_by_kernel(row, "topk", k, largest), dim)
+        return _copy_back(_by_kernel(row, "topk", k, largest), dim)
     if isinstance(k, int) and 0 < k <= hint(x.shape[dim]) // _STEP_COST:
         return _gather_pair(x, _first_few(row, k, largest).movedim(-1, dim), dim)
     values, index = _sort_rows(row, largest)
-    return _move_back((values.narrow(-1, 0, k), index.narrow(-1, 0, k)), dim)
+    return _copy_back((values.narrow(-1, 0, k), index.narrow(-1, 0, k)), dim)
 
 
 @_on_rows
@@ -73,7 +76,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Pair:
         return x.clone(), torch.zeros_like(x, dtype=torch.int64)
     values, index = _sort_rows(x.movedim(dim, -1), False)
     pair = values.narrow(-1, k - 1, 1), index.narrow(-1, k - 1, 1)
-    return _squeeze(_move_back(pair, dim), dim, keepdim)
+    return _squeeze(_copy_back(pair, dim), dim, keepdim)
 
 
 @_on_rows
@@ -158,6 +161,13 @@ def _by_kernel(row: Tensor, name: str, *args: Any) -> Pair:
 
 def _move_back(pair: Pair, dim: int) -> Pair:
     return pair[0].movedim(-1, dim), pair[1].movedim(-1, dim)
+
+
+def _copy_back(pair: Pair, dim: int) -> Pair:
+    values, index = (
+        part.clone(memory_format=torch.contiguous_format) for part in _move_back(pair, dim)
+    )
+    return values, index
 
 
 def _is_long(size: int | torch.SymInt) -> bool:

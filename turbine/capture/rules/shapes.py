@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -126,7 +126,7 @@ def unbind(x: Tensor, dim: int = 0) -> list[Tensor]:
     return [x.select(dim, index) for index in range(x.shape[dim])]
 
 
-def copy_strided(x: Tensor, stride: list[int]) -> Tensor:
+def copy_strided(x: Tensor, stride: Sequence[int]) -> Tensor:
     """A copy with the memory order of the strides, which PyTorch's rules use."""
     order = sorted(range(x.dim()), key=lambda axis: -hint(stride[axis]))
     copy = x.permute(order).clone(memory_format=torch.contiguous_format)
