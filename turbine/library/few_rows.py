@@ -24,9 +24,10 @@ from turbine.library.nodes import (
     MatmulNode,
     constant_nodes,
     convert,
-    have_equal_sizes,
+    find_matmuls,
     is_transpose,
     restore_shape,
+    skip_views,
     to_rank,
     transpose,
 )
@@ -158,10 +159,7 @@ def _summands(width: int) -> tk.Kernel:
 def find(region: Region) -> Iterator[Product]:
     """Find matmuls of few rows, or few columns, that read a matrix as it is stored."""
     constant = constant_nodes(region)
-    for node in region.graph.graph.nodes:
-        # addmm may scale its operands.
-        if node.target not in _OPS or node.kwargs:
-            continue
+    for node in find_matmuls(region):
         for is_transposed in (False, True):
             found = Product(node, is_transposed)
             # Constant matrices that are stored row by row are packed.
@@ -174,12 +172,9 @@ def find(region: Region) -> Iterator[Product]:
                 break
 
 
-_OPS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
-
-
 def _is_stored(matrix: fx.Node) -> bool:
     """Whether a matrix is in memory as it is, or transposed: no loop has to write it first."""
-    source = _same_shape(matrix)
+    source = skip_views(matrix)
     source = source.all_input_nodes[0] if is_transpose(source) else source
     while source.target in _RESHAPES:
         source = source.all_input_nodes[0]
@@ -190,19 +185,9 @@ def _is_stored(matrix: fx.Node) -> bool:
 _RESHAPES = (aten.view.default, aten.unsqueeze.default, aten.squeeze.dim)
 
 
-def _same_shape(node: fx.Node) -> fx.Node:
-    """What views without an effect, which `torch.matmul` makes, show."""
-    while node.target in (aten.view.default, aten.expand.default):
-        source = node.all_input_nodes[0]
-        if not have_equal_sizes(source.meta["val"].shape, node.meta["val"].shape):
-            break
-        node = source
-    return node
-
-
 def _is_turned(matrix: fx.Node) -> bool:
     """Whether columns are contiguous: of an argument, or of a transpose of what is in memory."""
-    matrix = _same_shape(matrix)
+    matrix = skip_views(matrix)
     value = matrix.meta["val"]
     if is_transpose(matrix):
         return not _is_turned(matrix.all_input_nodes[0])

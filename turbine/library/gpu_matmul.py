@@ -13,7 +13,7 @@ import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.capture.sizes import hint
-from turbine.library.nodes import Factor, MatmulNode, factor_of, have_equal_sizes
+from turbine.library.nodes import Factor, MatmulNode, factor_of, find_matmuls, skip_views
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -177,20 +177,15 @@ class Matmul(MatmulNode):
 
 def find(region: Region) -> Iterator[Matmul]:
     """Find matmuls that the kernels support."""
-    for node in region.graph.graph.nodes:
-        is_matmul = node.target in (aten.mm.default, aten.addmm.default, aten.bmm.default)
-        if is_matmul and not node.kwargs and Matmul(node).is_supported:
+    for node in find_matmuls(region):
+        if Matmul(node).is_supported:
             yield Matmul(node)
 
 
 def _broadcast_source(node: fx.Node) -> fx.Node | None:
     """The matrix that a batch repeats, if it does."""
-    shape = node.meta["val"].shape
-    while node.target is aten.view.default and have_equal_sizes(
-        node.all_input_nodes[0].meta["val"].shape, shape
-    ):
-        node = node.all_input_nodes[0]
+    node = skip_views(node)
     if node.target is not aten.expand.default:
         return None
     source = node.all_input_nodes[0]
-    return source if source.meta["val"].ndim == len(shape) - 1 else None
+    return source if source.meta["val"].ndim == node.meta["val"].ndim - 1 else None

@@ -19,7 +19,7 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
-from turbine.library.nodes import MatmulNode, constant_nodes, convert
+from turbine.library.nodes import MatmulNode, constant_nodes, convert, find_matmuls
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -130,9 +130,6 @@ def find(region: Region) -> Iterator[Linear]:
 
 def find_linear(region: Region) -> Iterator[Linear]:
     """Find matmuls, with or without a bias, that a kernel supports."""
-    for node in region.graph.graph.nodes:
-        # addmm may scale its operands.
-        if node.target in (aten.mm.default, aten.addmm.default) and not node.kwargs:
-            found = Linear(node)
-            if found.is_supported:
-                yield found
+    for node in find_matmuls(region):
+        if node.target is not aten.bmm.default and Linear(node).is_supported:
+            yield Linear(node)

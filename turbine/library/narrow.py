@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -12,10 +11,8 @@ from torch import fx
 from turbine.capture.crossed_reads import UNFUSED
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
-from turbine.library.nodes import convert
+from turbine.library.nodes import convert, find_matmuls
 from turbine.target import Target
-
-aten = torch.ops.aten
 
 NARROW = (torch.bfloat16, torch.float16)
 
@@ -25,7 +22,6 @@ class Product:
     """A match: a matmul whose operands and result are of one 16-bit dtype."""
 
     node: fx.Node
-    op: Callable[..., Any]
 
     def is_faster_on(self, target: Target) -> bool:
         """On every CPU: IREE's code for narrow operands has no vectors."""
@@ -33,9 +29,10 @@ class Product:
 
     def replace(self, target: Target) -> fx.Node:
         """Compute the product in f32; return it as narrow as it was."""
-        node = self.node
+        node, op = self.node, self.node.target
+        assert isinstance(op, torch._ops.OpOverload)
         args = fx.map_arg(node.args, lambda operand: widen(operand, node))
-        product = emit(node.graph, self.op, *args, beside=node)
+        product = emit(node.graph, op, *args, beside=node)
         return convert(product, node.meta["val"].dtype, node)
 
 
@@ -46,12 +43,8 @@ def widen(operand: fx.Node, beside: fx.Node) -> fx.Node:
     return wide
 
 
-_OPS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
-
-
 def find(region: Region) -> Iterator[Product]:
     """Find matmuls of 16-bit floats."""
-    for op in _OPS:
-        for node in region.graph.graph.find_nodes(op="call_function", target=op):
-            if not node.kwargs and node.meta["val"].dtype in NARROW:
-                yield Product(node, op)
+    for node in find_matmuls(region):
+        if node.meta["val"].dtype in NARROW:
+            yield Product(node)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -46,6 +46,16 @@ class MatmulNode:
         return self.bias is None or self.bias.meta["val"].shape == columns
 
 
+_MATMULS = (aten.mm.default, aten.addmm.default, aten.bmm.default)
+
+
+def find_matmuls(region: Region) -> Iterator[fx.Node]:
+    """Find matmuls of matrices and of batches, in order. An addmm may scale its operands."""
+    for node in region.graph.graph.nodes:
+        if node.target in _MATMULS and not node.kwargs:
+            yield node
+
+
 @dataclass(frozen=True)
 class Factor:
     """An operand of a matmul: a matrix or a batch of them, or their transposes."""
@@ -69,6 +79,16 @@ def factor_of(node: fx.Node) -> Factor:
     if not is_transpose(node):
         return Factor(node, is_transposed=False)
     return factor_of(node.all_input_nodes[0]).transposed()
+
+
+def skip_views(node: fx.Node) -> fx.Node:
+    """What views that keep the shape show; `torch.matmul` adds some."""
+    while node.target in (aten.view.default, aten.expand.default):
+        source = node.all_input_nodes[0]
+        if not have_equal_sizes(source.meta["val"].shape, node.meta["val"].shape):
+            break
+        node = source
+    return node
 
 
 def is_transpose(node: fx.Node | None) -> TypeGuard[fx.Node]:
