@@ -187,13 +187,16 @@ def checked(serve: Serve, x: Tensor) -> Call:
 
 
 def serve_clients(calls: Sequence[Call], seconds: float, beside: Call | None = None) -> Load:
-    """Make each call again and again, in a thread of its own; `beside` is not counted."""
+    """Make each call again and again, once at least, in a thread of its own.
+
+    `beside` is not counted.
+    """
     started = time.perf_counter()
     end = started + seconds
 
     def work(call: Call) -> list[float]:
-        taken = []
-        while (before := time.perf_counter()) < end:
+        taken: list[float] = []
+        while (before := time.perf_counter()) < end or not taken:
             call()
             taken.append(1e3 * (time.perf_counter() - before))
         return taken

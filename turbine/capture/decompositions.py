@@ -17,7 +17,7 @@ from torch._library.utils import lookup_op
 from turbine.capture import declared_ops
 from turbine.capture.effects import draws
 from turbine.capture.rules import EXPORTED, OF_COMPLEX, OF_PACKAGES, RULES
-from turbine.capture.rules.ordering import SHORT_ROWS
+from turbine.capture.rules.ordering import OF_STATIC_LENGTHS
 from turbine.mlir import torch_ops
 
 Table = dict[Any, Callable[..., Any]]
@@ -77,9 +77,9 @@ def current_tracing_decompositions() -> Table:
 
 
 def current_training_decompositions() -> Table:
-    """The table for graphs of AOTAutograd, in which PyTorch sorts long rows."""
+    """The table for graphs of AOTAutograd, in which PyTorch searches rows of dynamic lengths."""
     kept = current_tracing_decompositions()
-    kept |= {op: rule for op, rule in SHORT_ROWS.items() if kept.get(op) is RULES[op]}
+    kept |= {op: rule for op, rule in OF_STATIC_LENGTHS.items() if kept.get(op) is RULES[op]}
     return kept
 
 

@@ -1,8 +1,8 @@
 """Sorting, selection and extremes: short rows by comparing all pairs, long ones by a kernel.
 
 The compiler's sort is a bubble sort on one core, and mishandles nan, as argmax and argmin do. In
-PyTorch, nan is larger than every number. Where the op can fall back to PyTorch, `SHORT_ROWS` apply,
-which skip rows longer than `LONGEST`.
+PyTorch, nan is larger than every number. Searches of dynamic lengths compare all pairs, too; where
+an op can fall back to PyTorch, the rules in `OF_STATIC_LENGTHS` leave them to it.
 """
 
 from __future__ import annotations
@@ -392,44 +392,18 @@ RULES: dict[Any, Callable[..., Any]] = {
 }
 
 
-def _on_short_rows(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply a rule if every axis has a static, small size."""
+def _of_static_length(search: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Search if the length of the sequence is static."""
 
-    @wraps(rule)
-    def apply_rule(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        short = all(isinstance(n, int) and n <= LONGEST for n in x.shape)
-        return rule(x, *args, **kwargs) if short else NotImplemented
-
-    return apply_rule
-
-
-_OF_ALL_PAIRS = (
-    aten.sort.default,
-    aten.sort.stable,
-    aten.topk.default,
-    aten.kthvalue.default,
-    aten.median.dim,
-    aten.nanmedian.dim,
-    aten.cummax.default,
-    aten.cummin.default,
-    aten.searchsorted.Tensor,
-    aten.searchsorted.Scalar,
-)
-_OF_THE_FLATTENED = (aten.median.default, aten.nanmedian.default)
-
-
-def _on_few_elements(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply a rule if the number of elements is static and small."""
-
-    @wraps(rule)
-    def apply_rule(x: Tensor) -> Any:
-        count = x.numel()
-        return rule(x) if isinstance(count, int) and count <= LONGEST else NotImplemented
+    @wraps(search)
+    def apply_rule(sequence: Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_static = isinstance(sequence.shape[-1], int)
+        return search(sequence, *args, **kwargs) if is_static else NotImplemented
 
     return apply_rule
 
 
-SHORT_ROWS: dict[Any, Callable[..., Any]] = {
-    **{op: _on_short_rows(RULES[op]) for op in _OF_ALL_PAIRS},
-    **{op: _on_few_elements(RULES[op]) for op in _OF_THE_FLATTENED},
+OF_STATIC_LENGTHS: dict[Any, Callable[..., Any]] = {
+    aten.searchsorted.Tensor: _of_static_length(searchsorted),
+    aten.searchsorted.Scalar: _of_static_length(searchsorted_of_one),
 }
