@@ -13,7 +13,7 @@ import turbine
 from tests.library.placing import count, exported, placed
 from tests.models import Fn
 from turbine import target as targets
-from turbine.library.rows import layer_norm, softmax, standardize
+from turbine.library.rows import group_norm, group_norm_silu, layer_norm, softmax
 
 pytestmark = pytest.mark.sweep(14)
 
@@ -88,15 +88,35 @@ def test_group_norms_are_replaced(affine: bool) -> None:
     model, x = nn.GroupNorm(4, 12, affine=affine).eval(), torch.randn(3, 12, 7, 5) * 3 + 10
     sizes = ({0: torch.export.Dim("batch", max=8)},)
     output = turbine.aot.export(model, args=(x,), dynamic_shapes=sizes)
-    assert count(placed(output.program), standardize.op.op) == 1
+    found = placed(output.program)
+    assert count(found, group_norm.op.op) == 1
+    assert count(found, torch.ops.aten.mul.Tensor, torch.ops.aten.add.Tensor) == 0
     artifact = output.compile()
     for images in (x, x[:1]):
         torch.testing.assert_close(artifact(images), model(images).detach(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("shape", [(3, 12, 70), (2, 12, 5, 7, 3), (3, 96)])
+def test_group_norms_include_an_activation(shape: tuple[int, ...]) -> None:
+    model = nn.Sequential(nn.GroupNorm(3, shape[1]), nn.SiLU()).eval()
+    for values in model.parameters():
+        nn.init.normal_(values)
+    x = torch.randn(shape)
+    output = turbine.aot.export(model, args=(x,))
+    assert count(placed(output.program), group_norm_silu.op.op) == 1
+    torch.testing.assert_close(output.compile()(x), model(x).detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_an_activation_of_a_result_that_is_read_is_left() -> None:
+    norm = nn.GroupNorm(4, 12)
+    program = placed(exported(Fn(lambda x: (y := norm(x)) + F.silu(y)), torch.randn(2, 12, 7, 5)))
+    assert count(program, group_norm.op.op) == 1
+    assert count(program, torch.ops.aten.sigmoid.default) == 1
+
+
 def test_small_groups_are_left() -> None:
     program = placed(exported(nn.GroupNorm(4, 12), torch.randn(3, 12, 3, 3)))
-    assert count(program, standardize.op.op) == 0
+    assert count(program, group_norm.op.op) == 0
 
 
 def test_dynamic_shapes_are_supported() -> None:

@@ -19,7 +19,7 @@ from turbine.target import Target
 
 aten = torch.ops.aten
 
-A, B, N = tkl.sym.A, tkl.sym.B, tkl.sym.N
+A, B, C, N = tkl.symbols("A B C N")
 f32 = tkl.f32
 T, U, V = tkl.types.T, tkl.types.U, tkl.types.V  # of rows, weights and biases
 
@@ -34,25 +34,43 @@ def layer_norm(
 ) -> None:
     """Layer norm of each row."""
     place = tkl.program_id(1), tkl.program_id(0), 0
-    row = _standardize(tkl.load(x, place, (None, None, N)).to(f32), eps)
+    row = _standardize(tkl.load(x, place, (None, None, N)).to(f32), N, eps)
     factor, shift = tkl.load(weight, (0,), (N,)).to(f32), tkl.load(bias, (0,), (N,)).to(f32)
     tkl.store(y, place, (row * factor + shift)[None, None])
 
 
-@tk.gen.kernel(B, A)
-def standardize(
-    x: tkl.InputBuffer[A, B, N, f32], y: tkl.OutputBuffer[A, B, N, f32], eps: f32
-) -> None:
-    """Each row with mean 0 and variance 1."""
-    place = tkl.program_id(1), tkl.program_id(0), 0
-    row = _standardize(tkl.load(x, place, (None, None, N)), eps)
-    tkl.store(y, place, row[None, None])
+def _standardize(x: Any, count: Any, eps: Any) -> Any:
+    """The elements, of which there are `count`, with mean 0 and variance 1."""
+    rough = x - tkl.sum(x) / count
+    offset = tkl.sum(rough) / count  # of the mean, by its rounding
+    variance = tkl.sum(rough * rough) / count - offset * offset
+    return (rough - offset) * tkl.rsqrt(variance + eps)
 
 
-def _standardize(row: Any, eps: Any) -> Any:
-    rough = row - tkl.sum(row) / N
-    centered = rough - tkl.sum(rough) / N  # corrects the rounding of the mean
-    return centered * tkl.rsqrt(tkl.sum(centered * centered) / N + eps)
+def _group_norm(name: str, finish: Callable[[Any], Any]) -> tk.Kernel:
+    """A kernel that normalizes groups of channels and computes a function of the result."""
+
+    def group_norm(
+        x: tkl.InputBuffer[A, B, C, N, f32],
+        weight: tkl.InputBuffer[B, C, f32],
+        bias: tkl.InputBuffer[B, C, f32],
+        y: tkl.OutputBuffer[A, B, C, N, f32],
+        eps: f32,
+    ) -> None:
+        image, group = tkl.program_id(1), tkl.program_id(0)
+        place = image, group, 0, 0
+        channels = _standardize(tkl.load(x, place, (None, None, C, N)), C * N, eps)
+        factor, shift = (
+            tkl.load(values, (group, 0), (None, C))[:, None] for values in (weight, bias)
+        )
+        tkl.store(y, place, finish(channels * factor + shift)[None, None])
+
+    group_norm.__name__ = name
+    return tk.gen.kernel(B, A)(group_norm)
+
+
+group_norm = _group_norm("group_norm", lambda y: y)
+group_norm_silu = _group_norm("group_norm_silu", lambda y: y * tkl.sigmoid(y))
 
 
 @tk.gen.kernel(B, A)
@@ -97,11 +115,14 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class GroupNorm:
-    """A match: a group norm before its weight and bias, with the axes (N, groups, -1, -1)."""
+    """A match: a group norm of x with the axes (N, groups, -1, -1), and maybe a SiLU."""
 
     node: fx.Node
     x: fx.Node
+    weight: fx.Node | None
+    bias: fx.Node | None
     eps: float
+    kernel: tk.Kernel = group_norm
 
     def is_faster_on(self, target: Target) -> bool:
         """On every CPU."""
@@ -109,12 +130,17 @@ class GroupNorm:
 
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
-        graph, shape = self.node.graph, self.x.meta["val"].shape
-        groups, *rest = shape[1:]
-        sizes = [-1, groups, math.prod(rest)]
-        rows = emit(graph, aten.view.default, self.x, sizes, beside=self.node)
-        y = emit(graph, standardize.op.op, rows, self.eps, beside=self.node)
-        return emit(graph, aten.view.default, y, [-1, groups, *rest], beside=self.node)
+        graph, node = self.node.graph, self.node
+        groups, channels, _ = self.x.meta["val"].shape[1:]
+        sizes = [groups, channels]
+        weight, bias = (
+            emit(graph, aten.full.default, sizes, fill, beside=node)
+            if values is None
+            else emit(graph, aten.view.default, values, sizes, beside=node)
+            for values, fill in ((self.weight, 1.0), (self.bias, 0.0))
+        )
+        y = emit(graph, self.kernel.op.op, self.x, weight, bias, self.eps, beside=node)
+        return emit(graph, aten.view.default, y, [-1, *node.meta["val"].shape[1:]], beside=node)
 
 
 @dataclass(frozen=True)
@@ -169,6 +195,7 @@ def find_group_norms(region: Region) -> Iterator[GroupNorm]:
         if found is None:
             continue
         scaled, centered, eps = found
+        last, weight, bias = _match_affine(scaled)
         x, mean = centered.args
         assert isinstance(x, fx.Node)
         assert isinstance(mean, fx.Node)
@@ -177,7 +204,29 @@ def find_group_norms(region: Region) -> Iterator[GroupNorm]:
         is_rows = mean.meta["val"].shape == (images, groups, 1, 1)
         is_f32 = x.meta["val"].dtype == torch.float32
         if is_static and is_rows and is_f32 and math.prod(rest) >= _LEAST_COLUMNS:
-            yield GroupNorm(scaled, x, eps)
+            silu = _match_silu(last)
+            kernel = group_norm if silu is None else group_norm_silu
+            yield GroupNorm(silu or last, x, weight, bias, eps, kernel)
+
+
+def _match_affine(scaled: fx.Node) -> tuple[fx.Node, fx.Node | None, fx.Node | None]:
+    """The end of a group norm, its weight and its bias."""
+    op = aten.native_group_norm.default
+    last = scaled
+    while (user := only_user(last)) is not None and user.target is aten.view.default:
+        last = user
+    last, weight = _next(last, aten.mul.Tensor, op)
+    last, bias = _next(last, _ADD, op)
+    return last, weight, bias
+
+
+def _match_silu(x: fx.Node) -> fx.Node | None:
+    """The SiLU of a node that nothing else reads."""
+    sigmoid = next((user for user in x.users if user.target is aten.sigmoid.default), None)
+    product = None if sigmoid is None else only_user(sigmoid)
+    if product is None or product.target is not aten.mul.Tensor:
+        return None
+    return product if {*product.args} == {x, sigmoid} and {*x.users} == {sigmoid, product} else None
 
 
 def _match_scaled(rsqrt: fx.Node, op: Any) -> tuple[fx.Node, fx.Node, float] | None:
@@ -201,8 +250,9 @@ def _match_layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
     if found is None:
         return None
     scaled, centered, eps = found
-    last, weight = _next(scaled, aten.mul.Tensor)
-    last, bias = _next(last, _ADD)
+    op = aten.native_layer_norm.default
+    last, weight = _next(scaled, aten.mul.Tensor, op)
+    last, bias = _next(last, _ADD, op)
     columns = centered.meta["val"].shape[-1]
     # A layer norm along several axes has a mean of lower rank.
     mean = rsqrt.meta["val"].shape
@@ -216,9 +266,9 @@ def _match_layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
 _ADD = aten.add.Tensor
 
 
-def _next(node: fx.Node, target: Any) -> tuple[fx.Node, fx.Node | None]:
-    """The next op of the layer norm and its operand, or the node if there is none."""
-    user = _only_step(node, target, aten.native_layer_norm.default)
+def _next(node: fx.Node, target: Any, op: Any) -> tuple[fx.Node, fx.Node | None]:
+    """The next op of the norm and its operand, or the node if there is none."""
+    user = _only_step(node, target, op)
     if user is None or user.args[0] is not node or not isinstance(user.args[1], fx.Node):
         return node, None
     return user, user.args[1]
