@@ -27,6 +27,7 @@ from turbine.library import (
     pooling,
     product_sums,
     rows,
+    scatter,
     update,
 )
 from turbine.target import Target
@@ -61,6 +62,7 @@ _OF_CPU = (
     rows.find_group_norms,
     rows.find_softmaxes,
     product_sums.find,
+    scatter.find,
 )
 _NARROW_NORMS = partial(rows.of_narrow_rows, rows.find_layer_norms)
 _ALL_SOFTMAXES = partial(rows.find_softmaxes, dtypes=rows.ANY_WIDTH)
