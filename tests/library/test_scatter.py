@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.export import Dim
 
 import turbine
+from tests.compiled import compiled
 from tests.library.placing import count, exported, placed
 from tests.models import Fn
 from turbine import errors
@@ -78,6 +79,16 @@ def test_indices_out_of_range_raise(dim: int, wrong: int) -> None:
     args[1][3, 5] = wrong
     with pytest.raises(errors.TurbineError, match="index out of range along axis"):
         artifact(*args)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_compiled_functions_raise_as_eager(dim: int) -> None:
+    args = (torch.zeros(64, 64), places(64, 64, 64), torch.ones(64, 64))
+    function = compiled(lambda x, index, source: (x * 2).scatter_add(dim, index, source * 3) + 1)
+    assert function(*args).sum() == 64 * 64 * 4
+    args[1][3, 5] = -1
+    with pytest.raises(RuntimeError, match="index"):
+        function(*args)
 
 
 def test_few_elements_and_unequal_sizes_are_left() -> None:

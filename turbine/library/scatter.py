@@ -65,8 +65,8 @@ def scatter_add_in_columns(
 
 
 def _add(y: Any, place: Any, values: Any) -> None:
-    # The graph around the kernel checks the indices.
-    tkl.store(y, place, tkl.load(y, place, check=False) + values, check=False)
+    # The load has checked the index.
+    tkl.store(y, place, tkl.load(y, place) + values, check=False)
 
 
 @dataclass(frozen=True)
