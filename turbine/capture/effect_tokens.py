@@ -14,6 +14,8 @@ from torch.export import ExportedProgram
 from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
 from torch.export.graph_signature import InputKind
 
+from turbine.capture.rules.linear_algebra import failure
+
 aten = torch.ops.aten
 
 
@@ -30,11 +32,11 @@ def _assert_success(graph: fx.Graph, check: fx.Node) -> None:
     """Assert that the error code of every matrix is 0, as PyTorch's op does."""
     info, name = check.args[:2]
     assert isinstance(info, fx.Node)
+    assert isinstance(name, str)
     with graph.inserting_before(check):
         zero = _call(graph, check, aten.eq.Scalar, info, 0)
         holds = _call(graph, check, aten.all.default, zero)
-        text = f"{name}: the matrix is singular, or not one that it can be computed for"
-        assertion = graph.call_function(aten._assert_async.msg, (holds, text))
+        assertion = graph.call_function(aten._assert_async.msg, (holds, failure(name)))
         assertion.meta = dict(check.meta)
     graph.erase_node(check)
 

@@ -19,6 +19,7 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from turbine import errors
+from turbine.capture.determinants import fix_layouts
 
 
 def trace(
@@ -33,6 +34,7 @@ def trace(
     for node in graph.graph.nodes:
         if node.op == "call_function":
             node.stack_trace = _model_frames(node.stack_trace or "") or _frame(otherwise)
+    fix_layouts(graph.graph)
     return graph
 
 
