@@ -43,6 +43,7 @@ from tests.capture.rule_rows import (
     x_and,
 )
 from tests.capture.rule_table_layers import LAYERS
+from tests.capture.rule_table_matrices import MATRICES
 
 aten = torch.ops.aten
 
@@ -499,6 +500,7 @@ ROWS = [
     *INDEXING,
     *SHAPES,
     *LAYERS,
+    *MATRICES,
 ]
 DTYPES = tuple(dict.fromkeys(dtype for row in ROWS for dtype in row.dtypes))
 

@@ -21,6 +21,7 @@ from tests.models import compiled
 from turbine.capture.decompositions import is_complex
 from turbine.capture.rules import EXPORTED, OF_COMPLEX, RULES
 from turbine.capture.training_step import without_onednn
+from turbine.library import place_kernels as place_kernels  # with kernels that rules call
 
 pytestmark = [
     pytest.mark.run,

@@ -93,14 +93,14 @@ class Sparse(nn.Module):
         return torch.sparse.mm(x.to_sparse(), x.t())  # a sparse tensor
 
 
-class Svd(nn.Module):
+class Eigenvalues(nn.Module):
     def forward(self, x: Tensor) -> Any:
-        return torch.linalg.svdvals(x)  # an op without a definition
+        return torch.linalg.eigvals(x)  # an op without a definition
 
 
-class Cholesky(nn.Module):
+class SymmetricFactor(nn.Module):
     def forward(self, x: Tensor) -> Any:
-        return torch.linalg.cholesky(x)  # a factorization without a definition
+        return torch.linalg.ldl_factor(x)  # a factorization without a definition
 
 
 def _export(model: nn.Module, *args: Any, **options: Any) -> turbine.aot.ExportOutput:
@@ -148,7 +148,7 @@ MISTAKES = {
         "noise in a branch",
     ),
     "no lowering": Mistake(
-        lambda: compiled(torch.linalg.qr, X),
+        lambda: compiled(torch.linalg.qr, torch.eye(2, dtype=torch.complex64)),
         errors.UnsupportedOpInIR,
         "no lowering for torch.aten.linalg_qr",
         "extend_aot_decompositions",
@@ -177,17 +177,17 @@ MISTAKES = {
         "bits8",
         "x.to(torch.float32)",
     ),
-    "svd": Mistake(
-        lambda: _export(Svd()).compile(),
+    "eigenvalues": Mistake(
+        lambda: _export(Eigenvalues(), torch.eye(3)).compile(),
         errors.UnsupportedOp,
-        "_linalg_svd",
+        "linalg_eig",
         "extend_aot_decompositions",
         "an op without",
     ),
-    "cholesky": Mistake(
-        lambda: _export(Cholesky(), torch.eye(3)).compile(),
+    "factorization": Mistake(
+        lambda: _export(SymmetricFactor(), torch.eye(3)).compile(),
         errors.UnsupportedOp,
-        "linalg_cholesky_ex",
+        "linalg_ldl_factor_ex",
         "extend_aot_decompositions",
         "a factorization without",
     ),

@@ -92,11 +92,13 @@ def rotate(
     start: In[A, N, N, T],
     rotated: Out[A, N, M, T],
     rotations: Out[A, N, N, T],
+    rounding: tkl.f64,
     tolerance: tkl.f64,
 ) -> None:
     """Rotate pairs of columns until all are orthogonal: one-sided Jacobi.
 
-    The same rotations are applied to `start`.
+    The same rotations are applied to `start`. Columns are rotated if the cosine of their angle is
+    above `rounding`, until all are below `tolerance`.
     """
     b = tkl.program_id(0)
     tkl.store(rotated, (b, 0, 0), tkl.load(x, (b, 0, 0), (None, N, M)))
@@ -110,14 +112,13 @@ def rotate(
         tkl.store(buffer, (b, q, 0), other + sine * (one - half * other))
 
     def visit(p: Any, q: Any) -> Any:
-        """Make two columns orthogonal; return 1 if they were not."""
+        """Make two columns orthogonal; return 1 if they were not, but for rounding errors."""
         one = tkl.load(rotated, (b, p, 0), (None, None, M))
         other = tkl.load(rotated, (b, q, 0), (None, None, M))
         product = tkl.sum(one * other, axis=0)
         squares = tkl.sum(one * one, axis=0), tkl.sum(other * other, axis=0)
-        rounding = tkl.to_dtype(tolerance, T) * tkl.sqrt(tkl.full((), 1, T) * M)
-        limit = rounding * tkl.sqrt(squares[0]) * tkl.sqrt(squares[1])
-        is_rotated = tkl.abs(product) > limit
+        overlap = tkl.abs(product) / (tkl.sqrt(squares[0]) * tkl.sqrt(squares[1]))
+        is_rotated = overlap > tkl.to_dtype(rounding, T)
 
         @tkl.for_loop(0, tkl.where(is_rotated, 1, 0))
         def once(_: Any) -> None:
@@ -129,7 +130,7 @@ def rotate(
             rotate_pair(rotated, p, q, M, sine, sine / (1 + cosine))
             rotate_pair(rotations, p, q, N, sine, sine / (1 + cosine))
 
-        return tkl.where(is_rotated, 1, 0).to(tkl.i64)
+        return tkl.where(overlap > tkl.to_dtype(tolerance, T), 1, 0).to(tkl.i64)
 
     def sweep(count: Any, _: Any) -> Any:
         @tkl.for_loop(0, N, init_args=[tkl.full((), 0, tkl.i64)])

@@ -261,18 +261,19 @@ def matrix_exp(x: Tensor) -> Tensor:
         return x.clone()
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     norm = wide.abs().sum(-2).amax(-1)
-    counts = torch.where(norm > _NEAR_ZERO, (norm / _NEAR_ZERO).log2().ceil(), 0.0)
+    ratio = norm / _LARGEST_NORM[wide.dtype]
+    counts = torch.where(ratio > 1, ratio.log2().ceil(), 0.0)
     counts = counts.clamp(max=_MOST_SQUARES)
-    near_zero = wide * torch.exp2(-counts)[..., None, None]
-    exponential = _taylor_exponential(near_zero)
+    small = wide * torch.exp2(-counts)[..., None, None]
+    exponential = _taylor_exponential(small)
     result: Tensor = call_by_matrix("square", x.shape[:-2], exponential, counts.to(torch.int64))
     return result.to(x.dtype)
 
 
-# For a norm up to this, the terms of the series after the last are less than rounding errors.
-_NEAR_ZERO = 0.5
+# For norms up to this, the terms of the series after the last are less than rounding errors.
+_LARGEST_NORM = {torch.float32: 3.0, torch.float64: 1.0}
 _MOST_SQUARES = 1000
-_DEGREE, _GROUP = 15, 4
+_DEGREE, _GROUP = 19, 5
 
 
 def _taylor_exponential(x: Tensor) -> Tensor:

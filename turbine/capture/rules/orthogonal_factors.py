@@ -73,14 +73,20 @@ def qr(x: Tensor, mode: str = "reduced") -> Pair:
 
 def _rotate(columns: Tensor) -> Pair:
     """Orthogonal combinations of columns, which are rows here, and their factors."""
+    rounding = torch.finfo(columns.dtype).eps
     rotated: Pair = call_by_matrix(
         "rotate",
         columns.shape[:-2],
         columns,
         identity_like(columns.mT[..., :0, :]),
-        tolerance=torch.finfo(columns.dtype).eps,
+        rounding=rounding,
+        tolerance=_ROUNDINGS * rounding,
     )
     return rotated
+
+
+# Of a product of two rows, which are summed in several parts.
+_ROUNDINGS = 16
 
 
 def _take(rows: Tensor, order: Tensor) -> Tensor:
@@ -97,11 +103,27 @@ def eigh(x: Tensor, uplo: str = "L", compute_v: bool = True) -> Pair:
         return x.new_empty(x.shape[:-1]), x.clone()
     half = x.tril() if uplo.upper() == "L" else x.triu().mT
     symmetric = half + half.tril(-1).mT
-    shift = symmetric.abs().sum(-1).amax(-1)[..., None, None]
-    _, vectors = _rotate(symmetric + shift * identity_like(x))
+    _, vectors = _rotate(symmetric + _bound(symmetric) * identity_like(x))
     values = ((vectors @ symmetric) * vectors).sum(-1)
     values, order = values.sort(-1)
     return values, (_take(vectors, order).mT if compute_v else x.new_empty(0))
+
+
+def _bound(x: Tensor) -> Tensor:
+    """A bound on the size of eigenvalues: near it, since a shift costs accuracy."""
+    largest = _largest_row_sum(x)
+    scale = torch.where(largest == 0, 1.0, largest)
+    power = x / scale
+    for _ in range(_SQUARINGS):
+        power = power @ power
+    return 1.01 * scale * _largest_row_sum(power) ** (0.5**_SQUARINGS)
+
+
+_SQUARINGS = 2
+
+
+def _largest_row_sum(x: Tensor) -> Tensor:
+    return x.abs().sum(-1).amax(-1)[..., None, None]
 
 
 @of_real
