@@ -467,6 +467,8 @@ INDEXING = [
     Row(aten.repeat_interleave.Tensor, (torch.int64,), VECTOR, lambda x, y: (x.flatten() % 4,)),
 ]
 SHAPES = [
+    Row(aten.eye.default, WIDE[:1], VECTOR, numbers(300)),
+    Row(aten.eye.m, WIDE[:1], VECTOR, numbers(2, 300), {"dtype": torch.int64}),
     Row(aten.view.default, ANY, MATRIX, x_and([3, 8])),
     Row(aten.view.dtype, (torch.float32,), VECTOR, lambda x, y: (x[1], torch.int32)),
     Row(aten.flip.default, ANY, MATRIX, x_and([0, 1])),

@@ -143,7 +143,24 @@ def empty_permuted(size: list[int], physical_layout: list[int], **options: Any) 
     return torch.empty(size, **options)
 
 
+def eye(
+    rows: int,
+    columns: int | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> Tensor:
+    """Ones where indices are equal; PyTorch's are of uint16, which the dialect lacks."""
+    row = torch.arange(rows, device=device).unsqueeze(-1)
+    column = torch.arange(rows if columns is None else columns, device=device)
+    return (row == column).to(torch.get_default_dtype() if dtype is None else dtype)
+
+
 RULES: dict[Any, Callable[..., Any]] = {
+    aten.eye.default: eye,
+    aten.eye.m: eye,
     aten.view.default: view,
     aten.view.dtype: view_as_dtype,
     aten.flip.default: flip,
