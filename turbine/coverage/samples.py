@@ -87,8 +87,27 @@ def cases(op: Any, seed: int, count: int, *, requires_grad: bool = False) -> Ite
     found = op.sample_inputs("cpu", dtype, requires_grad=requires_grad)
     for sample in _pick_unlike(islice(found, _LOOKED_THROUGH), count):
         args = (sample.input, *sample.args)
-        of_results = sample.output_process_fn_grad
-        yield Case(_make_traceable(op.op), args, dict(sample.kwargs), of_results, seed)
+        case = Case(
+            _make_traceable(op.op),
+            args,
+            dict(sample.kwargs),
+            sample.output_process_fn_grad,
+            seed,
+        )
+        yield _make_unique(case) if op.name in _OF_ANY_SIGN else case
+
+
+# Eigenvectors and singular vectors.
+_OF_ANY_SIGN = ("linalg.eigh", "linalg.svd", "svd")
+
+
+def _make_unique(case: Case) -> Case:
+    """A call that returns what is the same for any signs of its results."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return case.of_results(case.function(*args, **kwargs))
+
+    return Case(call, case.args, case.kwargs, seed=case.seed)
 
 
 def set_seed(seed: int) -> None:
