@@ -1,6 +1,6 @@
 """Time factorizations and solutions of artifacts beside eager PyTorch's, which are LAPACK's.
 
-python benchmarks/linear_algebra.py --sizes 64 256 --only solve
+    python benchmarks/linear_algebra.py --sizes 64 256 --only solve
 """
 
 from __future__ import annotations
@@ -10,22 +10,12 @@ import sys
 from collections.abc import Callable, Sequence
 
 import torch
+from single_ops import Calling
 from timing import round_robin, warn_if_busy
-from torch import Tensor, linalg, nn
+from torch import Tensor, linalg
 
 import turbine
 from turbine.tables import table
-
-
-class Op(nn.Module):
-    """A function of a matrix as a module."""
-
-    def __init__(self, function: Callable[[Tensor], object]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> object:
-        return self.function(x)
 
 
 def _positive(x: Tensor) -> Tensor:
@@ -68,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _compare(function: Callable[[Tensor], object], x: Tensor, seconds: float) -> tuple[str, ...]:
-    artifact = turbine.aot.export(Op(function), args=(x,)).compile()
+    artifact = turbine.aot.export(Calling(function), args=(x,)).compile()
     calls = {"eager": lambda: function(x), "artifact": lambda: artifact(x)}
     eager, ours = (timing.best * 1e3 for timing in round_robin(calls, seconds=seconds).values())
     return f"{eager:.3f}", f"{ours:.3f}", f"{eager / ours:.2f}"

@@ -107,6 +107,19 @@ def test_group_norms_include_an_activation(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(output.compile()(x), model(x).detach(), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("of_x", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("of_weight", [torch.float32, torch.float16, torch.bfloat16])
+def test_group_norms_have_narrow_weights(of_x: torch.dtype, of_weight: torch.dtype) -> None:
+    model, x = nn.GroupNorm(4, 12).to(of_weight).eval(), torch.randn(2, 12, 7, 5).to(of_x)
+    try:
+        expected = model(x).detach()
+    except RuntimeError:
+        pytest.skip("PyTorch does not mix these dtypes")
+    output = turbine.aot.export(model, args=(x,))
+    assert count(placed(output.program), group_norm.op.op) == 1
+    torch.testing.assert_close(output.compile()(x), expected)
+
+
 def test_an_activation_of_a_result_that_is_read_is_left() -> None:
     norm = nn.GroupNorm(4, 12)
     program = placed(exported(Fn(lambda x: (y := norm(x)) + F.silu(y)), torch.randn(2, 12, 7, 5)))

@@ -47,6 +47,12 @@ def test_sums_match_eager(shape: tuple[int, ...], dim: int, long: int, dtype: to
     torch.testing.assert_close(output.compile()(*args), scattered(dim)(*args), rtol=0, atol=0)
 
 
+def test_indices_have_32_bits() -> None:
+    args = torch.zeros(40, 33), places(33, 40, 70).int(), torch.randn(40, 70)
+    output = turbine.aot.export(scattered(1), args=args)
+    torch.testing.assert_close(output.compile()(*args), scattered(1)(*args))
+
+
 def test_messages_on_edges_of_a_graph_match_eager() -> None:
     class Layer(torch.nn.Module):
         def forward(self, nodes: Tensor, start: Tensor, end: Tensor) -> Tensor:

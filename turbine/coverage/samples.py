@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import FunctionType
 from typing import Any
@@ -107,7 +107,7 @@ def _make_unique(case: Case) -> Case:
     def call(*args: Any, **kwargs: Any) -> Any:
         return case.of_results(case.function(*args, **kwargs))
 
-    return Case(call, case.args, case.kwargs, seed=case.seed)
+    return replace(case, function=call)
 
 
 def set_seed(seed: int) -> None:

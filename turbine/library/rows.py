@@ -52,8 +52,8 @@ def _group_norm(name: str, finish: Callable[[Any], Any]) -> tk.Kernel:
 
     def group_norm(
         x: tkl.InputBuffer[A, B, C, N, f32],
-        weight: tkl.InputBuffer[B, C, f32],
-        bias: tkl.InputBuffer[B, C, f32],
+        weight: tkl.InputBuffer[B, C, U],
+        bias: tkl.InputBuffer[B, C, V],
         y: tkl.OutputBuffer[A, B, C, N, f32],
         eps: f32,
     ) -> None:
@@ -61,7 +61,7 @@ def _group_norm(name: str, finish: Callable[[Any], Any]) -> tk.Kernel:
         place = image, group, 0, 0
         channels = _standardize(tkl.load(x, place, (None, None, C, N)), C * N, eps)
         factor, shift = (
-            tkl.load(values, (group, 0), (None, C))[:, None] for values in (weight, bias)
+            tkl.load(values, (group, 0), (None, C)).to(f32)[:, None] for values in (weight, bias)
         )
         tkl.store(y, place, finish(channels * factor + shift)[None, None])
 

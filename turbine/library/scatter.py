@@ -110,7 +110,8 @@ class ScatterAdd:
         return (
             x.dtype in _DTYPES
             and all(isinstance(size, int) for size in (*ahead, *behind))
-            and around == [*ahead, *behind]
+            and have_equal_sizes(around, [*ahead, *behind])
+            and index.dtype == torch.int64
             and have_equal_sizes(index.shape, source.shape)
             and (not behind or math.prod(behind) >= _LEAST_COLUMNS)
             # The kernels copy x, and a call of one takes longer than a few elements.
