@@ -1,6 +1,6 @@
 """Time factorizations and solutions of artifacts beside eager PyTorch's, which are LAPACK's.
 
-    python benchmarks/linear_algebra.py --sizes 64 256 --only solve
+python benchmarks/linear_algebra.py --sizes 64 256 --only solve
 """
 
 from __future__ import annotations
