@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from turbine.compiler import dispatch_limits
+from turbine.compiler import dispatch_limits, strategies
 from turbine.compiler.diagnostics import ERROR, Diagnostic, parse
 
 log = logging.getLogger(__name__)
@@ -94,6 +94,7 @@ def _compile(request: Request, collected: list[Diagnostic]) -> bytes | None:
 
     if request.isolated:
         return _compile_isolated(request, collected)
+    _set_process_flags()
     # IREE reads the buffer in place and looks for a NUL after text.
     source = request.source if is_bytecode(request.source) else request.source + b"\0"
     with Session() as session:
@@ -108,6 +109,14 @@ def _compile(request: Request, collected: list[Diagnostic]) -> bytes | None:
             data = _output(Output, invocation, request.until) if ok else None
             del callback
     return data
+
+
+@cache
+def _set_process_flags() -> None:
+    """Set the flags that IREE has for a process, not for a session; it takes them once."""
+    from iree.compiler.api import _initializeGlobalCL
+
+    _initializeGlobalCL("turbine", *strategies.OF_PROCESS)
 
 
 def _compile_isolated(request: Request, collected: list[Diagnostic]) -> bytes | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from turbine import errors
 
 # Part of the cache key: raise it when a strategy's flags change their meaning.
-VERSION = 6
+VERSION = 7
 
 # Bytes by which a weight may grow when it is packed. Weights that grow by more are packed in each
 # call; IREE's own limit is 1 MB, which the padding of a large weight exceeds.
@@ -21,6 +21,10 @@ COMMON = (
     "--iree-opt-strip-assertions=false",
     f"--iree-opt-const-expr-max-size-increase-threshold={_MOST_PADDING}",
 )
+
+# A loop of several axes is divided in tiles of this many elements of a row, in place of 64: fewer
+# hop from page to page. Loops are divided further until there is work for every thread.
+OF_PROCESS = ("--iree-llvmcpu-distribution-size=1024",)
 
 # A kernel's scratch arrays live on a worker thread's stack; 64 KiB is known to fit.
 _STACK = "--iree-llvmcpu-stack-allocation-limit=65536"
