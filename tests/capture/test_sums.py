@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import turbine
+from tests import models
 from tests.commit_seed import Drawn
 from tests.compiled import compiled
 from turbine.capture.staged_reductions import plan
@@ -101,6 +102,16 @@ def test_reductions_of_single_numbers_match_eager() -> None:
 
     x = torch.tensor(1.5)
     torch.testing.assert_close(compiled(function)(x), function(x))
+
+
+@pytest.mark.parametrize("count", [1 << 15, 3 << 15, 40_001])
+@pytest.mark.parametrize("test", [torch.all, torch.any])
+def test_tests_of_many_elements(test: Any, count: int) -> None:
+    x = torch.full((count,), test is torch.all)
+    artifact = turbine.aot.export(models.Fn(test), args=(x,)).compile()
+    assert artifact(x) == test(x)
+    x[-1] = not x[-1]
+    assert artifact(x) == test(x)
 
 
 def test_an_axis_without_divisors_has_no_stages() -> None:

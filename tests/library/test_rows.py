@@ -13,7 +13,7 @@ import turbine
 from tests.library.placing import count, exported, placed
 from tests.models import Fn
 from turbine import target as targets
-from turbine.library.rows import group_norm, group_norm_silu, layer_norm, softmax
+from turbine.library.rows import group_norm, group_norm_silu, layer_norm, log_softmax, softmax
 
 pytestmark = pytest.mark.sweep(14)
 
@@ -44,6 +44,7 @@ def test_results_are_as_accurate_as_pytorch(columns: int) -> None:
     assert (layer_norm(x, weight, bias, 1e-5) - exact).abs().max() <= 2 * off + 1e-6
     small = x / 100
     torch.testing.assert_close(softmax(small), small.softmax(-1))
+    torch.testing.assert_close(log_softmax(small), small.log_softmax(-1))
 
 
 def test_softmax_of_infinities_and_nans() -> None:
@@ -53,6 +54,14 @@ def test_softmax_of_infinities_and_nans() -> None:
     x[0, 2, 5] = NAN
     x[0, 3, ::2] = -INF
     torch.testing.assert_close(softmax(x), x.softmax(-1), equal_nan=True)
+    torch.testing.assert_close(log_softmax(x), x.log_softmax(-1), equal_nan=True)
+
+
+def test_losses_of_labels_have_a_kernel() -> None:
+    args = torch.randn(30, 50) * 9, torch.randint(50, (30,))
+    output = turbine.aot.export(Fn(F.cross_entropy), args=args)
+    assert count(placed(output.program), log_softmax.op.op) == 1
+    torch.testing.assert_close(output.compile()(*args), F.cross_entropy(*args))
 
 
 @pytest.mark.parametrize("shape", [(64,), (7, 64), (2, 7, 64), (2, 3, 5, 64)])

@@ -12,7 +12,7 @@ from tests.compiled import compiled
 from tests.library.placing import count, exported, placed
 from tests.models import Fn
 from turbine import errors
-from turbine.library.scatter import scatter_add_in_columns, scatter_add_in_rows
+from turbine.library.scatter import add_rows, scatter_add_in_columns, scatter_add_in_rows
 
 pytestmark = pytest.mark.sweep(6)
 
@@ -103,3 +103,53 @@ def test_few_elements_and_unequal_sizes_are_left() -> None:
     for args in (few, smaller):
         program = placed(exported(scattered(0), *args))
         assert count(program, torch.ops.aten.scatter_add.default) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "index"),
+    [((50, 70), (400,)), ((7, 3, 90), (9, 11)), ((33, 600), (40,)), ((1, 64), (300,))],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_rows_are_added(shape: tuple[int, ...], index: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, source = (torch.randn(one).mul(9).to(dtype) for one in (shape, (*index, *shape[1:])))
+    args = x, places(2 * shape[0], *index) - shape[0], source
+    function = Fn(lambda x, index, source: x.index_put((index,), source, accumulate=True))
+    output = turbine.aot.export(function, args=args)
+    found = placed(output.program)
+    assert sum("add_rows" in str(node.target) for node in found.graph.graph.nodes) == 1
+    torch.testing.assert_close(output.compile()(*args), function(*args), rtol=0, atol=0)
+
+
+def test_gradients_of_embeddings_are_added() -> None:
+    table, chosen = torch.randn(1000, 64, requires_grad=True), places(1000, 8, 40)
+
+    def gradient(call: Fn) -> Tensor:
+        (result,) = torch.autograd.grad(call(table, chosen).sin().sum(), table)
+        return result
+
+    embed = Fn(lambda table, chosen: torch.nn.functional.embedding(chosen, table, padding_idx=3))
+    torch.testing.assert_close(gradient(compiled(embed)), gradient(embed))
+
+
+@pytest.mark.parametrize("wrong", [-51, 50])
+def test_rows_out_of_range_raise(wrong: int) -> None:
+    x, index, source = torch.zeros(50, 64), places(50, 300), torch.ones(300, 64)
+    function = Fn(lambda x, index, source: (2 * x).index_put((index,), 3 * source, True) + 1)
+    calls = turbine.aot.export(function, args=(x, index, source)).compile(), compiled(function)
+    torch.testing.assert_close(calls[1](x, index, source), function(x, index, source))
+    index[7] = wrong
+    for call in calls:
+        with pytest.raises((RuntimeError, IndexError), match="index"):
+            call(x, index, source)
+
+
+def test_dynamic_rows_are_added() -> None:
+    nodes, edges = Dim("nodes", min=2, max=1000), Dim("edges", min=2, max=10000)
+    function = Fn(lambda x, index, source: x.index_add(0, index, source))
+    args = torch.randn(50, 32), places(50, 900), torch.randn(900, 32)
+    sizes = {"args": ({0: nodes}, {0: edges}, {0: edges})}
+    output = turbine.aot.export(function, args=args, dynamic_shapes=sizes)
+    assert count(placed(output.program), add_rows.op.op) == 1
+    artifact = output.compile()
+    for some in (args, (args[0], args[1][:3], args[2][:3])):
+        torch.testing.assert_close(artifact(*some), function(*some), rtol=0, atol=0)

@@ -27,20 +27,38 @@ _LONGEST_CHAIN, _LATER_CHAIN = 64, 16
 _SHORTEST_CHUNK = 8
 _LANES = (16, 8, 4, 1)
 _EXTREMES = (aten.amax.default, aten.amin.default)
+_TESTS: dict[Any, Any] = {aten.all.default: aten.all.dim, aten.any.default: aten.any.dim}
+_TESTED_ROWS = (1024, 512, 256, 128, 64)
+_LEAST_TESTED = 1 << 15
 
 # A shape to view the values as, and the axes to reduce.
 Stage = tuple[list[int], list[int]]
 
 
 def stage_reductions(graph: fx.Graph) -> None:
-    """Rewrite the long sums, maxima and minima of f32 in a graph."""
+    """Rewrite the long sums, maxima and minima of f32 in a graph, and tests of all elements."""
     for node in list(graph.nodes):
+        if node.target in _TESTS:
+            _test_rows(node)
         if node.target is aten.sum.dim_IntList or node.target in _EXTREMES:
             x = value_of(node.args[0])
             is_f32 = x.dtype == value_of(node).dtype == torch.float32
             if is_f32 and x.dim() and not _is_short(x, axes := _axes(node)):
                 with graph.inserting_before(node):
                     _rewrite(node, axes)
+
+
+def _test_rows(node: fx.Node) -> None:
+    """Test rows first: a loop that gives one element runs on one thread."""
+    x: Any = node.args[0]
+    value = value_of(x)
+    if not is_static(value) or (count := value.numel()) < _LEAST_TESTED:
+        return
+    columns = next((size for size in _TESTED_ROWS if count % size == 0), None)
+    if columns is not None:
+        with node.graph.inserting_before(node):
+            rows = _view(x, [count // columns, columns], node)
+            node.args = (emit(node.graph, _TESTS[node.target], rows, 1, beside=node),)
 
 
 def _axes(node: fx.Node) -> list[int]:

@@ -63,6 +63,7 @@ _OF_CPU = (
     rows.find_softmaxes,
     product_sums.find,
     scatter.find,
+    scatter.find_rows,
 )
 _NARROW_NORMS = partial(rows.of_narrow_rows, rows.find_layer_norms)
 _ALL_SOFTMAXES = partial(rows.find_softmaxes, dtypes=rows.ANY_WIDTH)

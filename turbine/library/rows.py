@@ -82,6 +82,15 @@ def softmax(x: tkl.InputBuffer[A, B, N, T], y: tkl.OutputBuffer[A, B, N, T]) -> 
     tkl.store(y, place, (numerator / tkl.sum(numerator))[None, None])
 
 
+@tk.gen.kernel(B, A)
+def log_softmax(x: tkl.InputBuffer[A, B, N, T], y: tkl.OutputBuffer[A, B, N, T]) -> None:
+    """The logarithm of the softmax of each row."""
+    place = tkl.program_id(1), tkl.program_id(0), 0
+    row = tkl.load(x, place, (None, None, N)).to(f32)
+    row = row - tkl.max(row)
+    tkl.store(y, place, (row - tkl.log(tkl.sum(tkl.exp(row))))[None, None])
+
+
 _WIDE = (torch.float32,)
 ANY_WIDTH = (*_WIDE, torch.bfloat16, torch.float16)
 # Shorter rows do not pay for a program.
@@ -145,10 +154,11 @@ class GroupNorm:
 
 @dataclass(frozen=True)
 class Softmax:
-    """A softmax along the last axis."""
+    """A softmax along the last axis, or its logarithm."""
 
     node: fx.Node
     x: fx.Node
+    kernel: tk.Kernel
 
     def is_faster_on(self, target: Target) -> bool:
         """On every CPU."""
@@ -157,17 +167,21 @@ class Softmax:
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
         rows = to_rank(self.x, 3, self.node)
-        y = emit(self.node.graph, softmax.op.op, rows, beside=self.node)
+        y = emit(self.node.graph, self.kernel.op.op, rows, beside=self.node)
         return restore_shape(y, self.node)
 
 
+_SOFTMAXES = {aten._softmax.default: softmax, aten._log_softmax.default: log_softmax}
+
+
 def find_softmaxes(region: Region, dtypes: Sequence[torch.dtype] = _WIDE) -> Iterator[Softmax]:
-    """Find softmax along contiguous rows of certain dtypes."""
-    for node in region.graph.graph.find_nodes(op="call_function", target=aten._softmax.default):
-        x, axis, is_widened = node.args
-        rank = x.meta["val"].ndim
-        if not is_widened and rank and axis % rank == rank - 1 and _has_rows(x, dtypes):
-            yield Softmax(node, x)
+    """Find softmax and log-softmax along contiguous rows of certain dtypes."""
+    for op, kernel in _SOFTMAXES.items():
+        for node in region.graph.graph.find_nodes(op="call_function", target=op):
+            x, axis, is_widened = node.args
+            rank = x.meta["val"].ndim
+            if not is_widened and rank and axis % rank == rank - 1 and _has_rows(x, dtypes):
+                yield Softmax(node, x, kernel)
 
 
 def find_layer_norms(region: Region) -> Iterator[LayerNorm]:

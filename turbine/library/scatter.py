@@ -1,4 +1,4 @@
-"""Sums of scattered elements along rows or columns."""
+"""Sums of scattered elements along rows or columns, and of scattered rows."""
 
 from __future__ import annotations
 
@@ -69,6 +69,43 @@ def _add(y: Any, place: Any, values: Any) -> None:
     tkl.store(y, place, tkl.load(y, place) + values, check=False)
 
 
+R, D, P = tkl.symbols("R D P")
+
+
+@tk.gen.kernel(P, blocks={P: 4})
+def add_rows(
+    x: tkl.InputBuffer[R, D, T],
+    index: tkl.InputBuffer[K, i64],
+    source: tkl.InputBuffer[K, D, T],
+    y: tkl.OutputBuffer[R, D, T],
+) -> None:
+    """Add rows at indices. Each program has a range of rows, and looks for them in the index."""
+    program, size = tkl.program_id(0), tkl.cdiv(R, P)
+    first = tkl.minimum(program * size, R)
+    end = tkl.minimum(first + size, R)
+
+    @tkl.for_loop(first, end)
+    def copies(row: Any) -> None:
+        tkl.store(y, (row, 0), tkl.load(x, (row, 0), (1, D)))
+
+    @tkl.for_loop(0, K)
+    def additions(k: Any) -> None:
+        given = tkl.load(index, (k,))
+        row = tkl.where(given < 0, given + R, given)
+        # Those that are out of range belong to the first or the last program, which fails.
+        is_own = ((row >= first) | (program == 0)) & ((row < end) | (program == P - 1))
+
+        @tkl.for_loop(0, tkl.where(is_own, 1, 0))
+        def once(_: Any) -> None:
+            total = tkl.load(y, (row, 0), (1, D)) + tkl.load(source, (k, 0), (1, D))
+            tkl.store(y, (row, 0), total, check=False)
+
+
+# Wide rows take longer than to look at all indices in more programs.
+_ADD_WIDE_ROWS = add_rows.using(P=16)
+_LEAST_WIDE = 256
+
+
 @dataclass(frozen=True)
 class ScatterAdd:
     """A match: a sum of many elements along an axis; the other axes are static and equal."""
@@ -119,8 +156,54 @@ class ScatterAdd:
         )
 
 
+@dataclass(frozen=True)
+class AddRows:
+    """A match: rows added at the indices of the first axis; the other axes are static."""
+
+    node: fx.Node
+    x: fx.Node
+    index: fx.Node
+    source: fx.Node
+
+    def is_faster_on(self, target: Target) -> bool:
+        """On every CPU: IREE's code runs on one thread."""
+        return target.kind == "cpu"
+
+    def replace(self, target: Target) -> fx.Node:
+        """Call the kernel; return the result."""
+        graph, node = self.node.graph, self.node
+        sizes = [*node.meta["val"].shape[1:]]
+        width = math.prod(sizes)
+        x, index, source = (
+            emit(graph, aten.view.default, one, shape, beside=node)
+            for one, shape in (
+                (self.x, [-1, width]),
+                (self.index, [-1]),
+                (self.source, [-1, width]),
+            )
+        )
+        kernel = _ADD_WIDE_ROWS if width >= _LEAST_WIDE else add_rows
+        y = emit(graph, kernel.op.op, x, index, source, beside=node)
+        return emit(graph, aten.view.default, y, [-1, *sizes], beside=node)
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the kernel takes the sizes and the dtype, and pays."""
+        x, index, source = (value_of(one) for one in (self.x, self.index, self.source))
+        sizes = x.shape[1:]
+        return (
+            x.dtype in _DTYPES
+            and index.dtype == torch.int64
+            and all(isinstance(size, int) for size in sizes)
+            and math.prod(sizes) >= _LEAST_COLUMNS
+            and have_equal_sizes(source.shape, [*index.shape, *sizes])
+            and count_elements(source) >= max(count_elements(x) // 64, _LEAST_ADDED)
+        )
+
+
 _DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64)
 _LEAST_COLUMNS, _LEAST_ELEMENTS = 8, 1024
+_LEAST_ADDED = 1 << 14
 
 
 def find(region: Region) -> Iterator[ScatterAdd]:
@@ -129,5 +212,15 @@ def find(region: Region) -> Iterator[ScatterAdd]:
         if len(node.all_input_nodes) == 3:
             axis = node.args[1] % node.meta["val"].dim()
             found = ScatterAdd(node, axis)
+            if found.is_supported:
+                yield found
+
+
+def find_rows(region: Region) -> Iterator[AddRows]:
+    """Find sums of scattered rows that a kernel supports."""
+    for node in region.graph.graph.find_nodes(op="call_function", target=aten.index_put.default):
+        x, indices, source, *accumulate = node.args
+        if accumulate == [True] and len(indices) == 1 and isinstance(indices[0], fx.Node):
+            found = AddRows(node, x, indices[0], source)
             if found.is_supported:
                 yield found
