@@ -6,6 +6,8 @@ import ctypes
 import json
 import logging
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.util import find_spec
@@ -19,6 +21,7 @@ log = logging.getLogger(__name__)
 VM_BYTECODE = "vm"
 INPUT_CONVERTED = "input"  # the phase after which there are only ops on builtin tensors
 DISPATCHES = "dispatches"  # what each dispatch is, as JSON
+_START, _END = "start", "end"  # phases
 _DISPATCHES_FORMED = "flow"  # the phase after which there are dispatches
 
 
@@ -97,18 +100,45 @@ def _compile(request: Request, collected: list[Diagnostic]) -> bytes | None:
     _set_process_flags()
     # IREE reads the buffer in place and looks for a NUL after text.
     source = request.source if is_bytecode(request.source) else request.source + b"\0"
-    with Session() as session:
+    callbacks = []  # kept alive for as long as IREE may call them
+    with ExitStack() as stack:
+        session = stack.enter_context(Session())
         session.set_flags(*request.flags)
-        with Invocation(session) as invocation:
-            # The name keeps the callback alive for as long as IREE may call it.
-            callback = _collect_diagnostics(invocation, collected)
-            ok = invocation.parse_source(Source.wrap_buffer(session, source))
-            if ok and request.until != VM_BYTECODE:
-                _stop_after(invocation, request.until)
-            ok = ok and invocation.execute()
-            data = _output(Output, invocation, request.until) if ok else None
-            del callback
-    return data
+
+        def run(begin: str, end: str, module: Any = None) -> Any:
+            """Compile a module, or else the source; the result is None if that fails."""
+            invocation = stack.enter_context(Invocation(session))
+            callbacks.append(_collect_diagnostics(invocation, collected))
+            _set_phases(invocation, begin, end)
+            if module is not None:
+                invocation.import_module(module)
+            elif not invocation.parse_source(Source.wrap_buffer(session, source)):
+                return None
+            return invocation if invocation.execute() else None
+
+        if request.until == VM_BYTECODE:
+            invocation = _compile_to_code(run)
+        else:
+            invocation = run(_START, request.until)
+        return None if invocation is None else _output(Output, invocation, request.until)
+
+
+def _compile_to_code(run: Callable[..., Any]) -> Any:
+    """Compile to the end, with wide vectors for some dispatches while these become code."""
+    from turbine.mlir import wide_loops
+
+    formed = run(_START, wide_loops.BEGIN)
+    if formed is None:
+        return None
+    module = formed.export_module()
+    targets = wide_loops.widen_loops(module)
+    if not targets:
+        return run(wide_loops.BEGIN, _END, module)
+    translated = run(wide_loops.BEGIN, wide_loops.END, module)
+    if translated is None:
+        return None
+    wide_loops.restore_targets(module, targets)
+    return run(wide_loops.END, _END, module)
 
 
 @cache
@@ -160,13 +190,14 @@ def _collect_diagnostics(invocation: Any, into: list[Diagnostic]) -> object:
     return callback
 
 
-def _stop_after(invocation: Any, phase: str) -> None:
+def _set_phases(invocation: Any, begin: str, end: str) -> None:
     from iree.compiler.api import ctypes_dl
 
-    stop = ctypes_dl._dylib.ireeCompilerInvocationSetCompileToPhase
-    stop.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
-    stop.restype = None
-    stop(invocation._inv_p, phase.encode())
+    for name, phase in (("From", begin), ("To", end)):
+        set_phase = getattr(ctypes_dl._dylib, f"ireeCompilerInvocationSetCompile{name}Phase")
+        set_phase.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
+        set_phase.restype = None
+        set_phase(invocation._inv_p, phase.encode())
 
 
 def _output(output_class: Any, invocation: Any, until: str) -> bytes:
