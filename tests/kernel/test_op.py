@@ -146,6 +146,17 @@ def test_kernels_of_one_name_have_separate_ops_that_outlive_them() -> None:
     assert_close(program.module()(torch.zeros(4)), torch.ones(4))
 
 
+def test_equal_sizes_give_one_kernel() -> None:
+    kernel = numbered()
+    sized = kernel.using(B=32)
+    assert kernel.using(B=32) is sized
+    assert kernel.using(B=16) is not sized
+    assert kernel.using() is not kernel
+    kernel.register_backward(lambda grad_y: grad_y)
+    assert sized.gradient is None
+    assert kernel.using(B=32).gradient is not None
+
+
 def test_models_that_hold_a_kernel_can_be_copied_and_pickled() -> None:
     model = Fn(softmax_rows)
     assert copy.deepcopy(model).function is softmax_rows

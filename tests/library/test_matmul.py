@@ -11,7 +11,7 @@ from torch.export import Dim
 
 from tests.library.placing import AVX512, count, exported, placed
 from tests.models import Fn
-from turbine.library.matmul import kernel_for, parts_of, transpose
+from turbine.library.matmul import kernel_for, partial_products, transpose
 
 pytestmark = pytest.mark.sweep(3)
 
@@ -45,7 +45,7 @@ def ops(*blocks: tuple[int, int]) -> list[object]:
 
 def test_parts_of_a_long_contraction_add_up() -> None:
     x, y = torch.randn(6, 96), torch.randn(25, 96)
-    parts = parts_of(32)(x, y)
+    parts = partial_products.using(BK=32)(x, y)
     assert parts.shape == (3, 6, 25)
     torch.testing.assert_close(parts.sum(0), x @ y.T, rtol=1e-4, atol=1e-4)
 
@@ -56,7 +56,7 @@ def test_a_long_contraction_with_a_small_result_is_split() -> None:
 
     x, y = torch.randn(6, 2560), torch.randn(25, 2560)
     program = placed(exported(Fn(multiply), x, y), AVX512)
-    assert count(program, parts_of(640).op.op) == 1
+    assert count(program, partial_products.using(BK=640).op.op) == 1
     torch.testing.assert_close(program.graph(x, y)[0], x @ y.T, rtol=1e-4, atol=1e-3)
 
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 import turbine
 from tests.library.placing import count, exported
 from turbine.capture.recurrence import Recurrences
-from turbine.library.recurrence import lstm, rows_of_a_program, with_rows
+from turbine.library.recurrence import lstm, rows_of_a_program
 
 LAYERS: dict[str, Any] = {
     "lstm": lambda: nn.LSTM(5, 16, batch_first=True),
@@ -67,7 +67,7 @@ def test_exports_keep_only_what_inference_needs_at_any_length() -> None:
     layer = nn.LSTM(3, 8, batch_first=True)
     x = torch.randn(2, 4, 3)
     program = exported(layer, x)
-    assert count(program, with_rows(lstm, 2).op.op) == 1
+    assert count(program, lstm.using(BB=2).op.op) == 1
     dims = {0: Dim("rows"), 1: Dim("steps")}
     artifact = turbine.aot.export(layer, args=(x,), dynamic_shapes=(dims,)).compile()
     for rows, steps in ((1, 1), (11, 300)):

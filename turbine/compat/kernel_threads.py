@@ -36,7 +36,6 @@ class Thread:
         self.__name__ = kernel.__name__
         self.__doc__ = kernel.__doc__
         self.__wrapped__ = kernel.function
-        self._by_sizes: dict[tuple[tuple[str, int], ...], Kernel] = {}
 
     def __repr__(self) -> str:
         return f"<thread of {self.kernel!r}>"
@@ -56,12 +55,8 @@ class Thread:
 
     def _with_sizes_of(self, outputs: Mapping[str, Any]) -> Kernel:
         """The kernel, specialized for sizes that appear only in outputs."""
-        found = tuple(_sizes_of_outputs(self.kernel, outputs).items())
-        if not found:
-            return self.kernel
-        if found not in self._by_sizes:
-            self._by_sizes[found] = self.kernel.using(**dict(found))
-        return self._by_sizes[found]
+        found = _sizes_of_outputs(self.kernel, outputs)
+        return self.kernel.using(**found) if found else self.kernel
 
     def _bind_arguments(self, args: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
         parameters = [p for p in self.kernel.signature.parameters if not _is_temporary(p)]

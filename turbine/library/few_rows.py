@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -144,16 +143,13 @@ class Product(MatmulNode):
     def _by_row(self, rows: fx.Node, matrix: fx.Node) -> fx.Node:
         columns = hint(matrix.meta["val"].shape[-1])
         width = min(_WIDTHS, key=lambda width: -columns % width)
-        parts = emit(self.node.graph, _summands(width).op.op, rows, matrix, beside=self.node)
+        parts = emit(
+            self.node.graph, summands_of_rows.using(BN=width).op.op, rows, matrix, beside=self.node
+        )
         product = emit(self.node.graph, aten.sum.dim_IntList, parts, [1], beside=self.node)
         if self.bias is None:
             return product
         return emit(self.node.graph, aten.add.Tensor, product, self.bias, beside=self.node)
-
-
-@cache
-def _summands(width: int) -> tk.Kernel:
-    return summands_of_rows.using(BN=width)
 
 
 def find(region: Region) -> Iterator[Product]:

@@ -65,12 +65,6 @@ def partial_products(
     tkl.store(z, (part, 0, 0), tkl.dot(rows, tkl.transpose(columns)))
 
 
-@cache
-def parts_of(steps: int) -> tk.Kernel:
-    """The kernel `partial_products` with this block of K."""
-    return partial_products.using(BK=steps)
-
-
 @tk.gen.kernel(M // BM, N // BN, blocks={BM: 16, BN: 64})
 def transpose(x: tkl.InputBuffer[M, N, f32], y: tkl.OutputBuffer[N, M, f32]) -> None:
     """x.T, a vector of the result from each row of x."""
@@ -154,7 +148,7 @@ class Matmul:
         """Call the kernel; return the result."""
         node, graph, (left, right) = self.node, self.node.graph, self.factors
         if self.steps is not None:
-            kernel = parts_of(self.steps)
+            kernel = partial_products.using(BK=self.steps)
             parts = emit(graph, kernel.op.op, left.matrix, right.matrix, beside=node)
             return emit(graph, aten.sum.dim_IntList, parts, [0], beside=node)
         assert self.blocks is not None

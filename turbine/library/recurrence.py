@@ -392,12 +392,6 @@ def rnn_backward(nonlinearity: str) -> tk.Kernel:
     return rnn_backward
 
 
-@cache
-def with_rows(kernel: tk.Kernel, rows: int) -> tk.Kernel:
-    """A kernel whose programs compute so many rows."""
-    return kernel.using(BB=rows)
-
-
 def _forward(kernel: tk.Kernel, x: Tensor, weight: Tensor, *args: Tensor) -> Any:
     packed = pack_forward(weight.shape[1])(weight.contiguous())
     return _call(kernel, x.shape[1], len(weight), x, packed, *args)
@@ -410,7 +404,7 @@ def _backward(kernel: tk.Kernel, weight: Tensor, grad_h: Tensor, *args: Tensor) 
 
 def _call(kernel: tk.Kernel, rows: Any, directions: int, *args: Tensor) -> Any:
     """Call a kernel whose programs have some of the rows."""
-    own = with_rows(kernel, rows_of_a_program(rows, directions))
+    own = kernel.using(BB=rows_of_a_program(rows, directions))
     return own(*(one.contiguous() for one in args))
 
 

@@ -102,8 +102,7 @@ def add_rows(
 
 
 # Wide rows take longer than to look at all indices in more programs.
-_ADD_WIDE_ROWS = add_rows.using(P=16)
-_LEAST_WIDE = 256
+_LEAST_WIDE, _PROGRAMS_OF_WIDE = 256, 16
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,8 @@ class AddRows:
                 (self.source, [-1, width]),
             )
         )
-        kernel = _ADD_WIDE_ROWS if width >= _LEAST_WIDE else add_rows
+        is_wide = width >= _LEAST_WIDE
+        kernel = add_rows.using(P=_PROGRAMS_OF_WIDE) if is_wide else add_rows
         y = emit(graph, kernel.op.op, x, index, source, beside=node)
         return emit(graph, aten.view.default, y, [-1, *sizes], beside=node)
 

@@ -53,6 +53,7 @@ class Kernel(Definition):
         self._quick: tuple[tuple[QuickCall | QuickLaunch, int], ...] = ()
         self._op: Any = None
         self._origin: tuple[Kernel, dict[str, int]] | None = None
+        self._with_sizes: dict[frozenset[tuple[str, int]], Kernel] = {}
 
     def __repr__(self) -> str:
         return f"<kernel {self.__name__}({', '.join(map(str, self.signature.parameters))})>"
@@ -203,10 +204,19 @@ class Kernel(Definition):
         return outputs[0] if len(outputs) == 1 else tuple(outputs) or None
 
     def using(self, **blocks: int) -> Kernel:
-        """The same kernel with other block sizes: `gemm.using(BM=32, BN=128)`."""
+        """The same kernel with other block sizes: `gemm.using(BM=32, BN=128)`.
+
+        Equal sizes give the same object; without any it is a copy.
+        """
         self.check_blocks(blocks)
-        made = Kernel(self.function, self.grid, {**self.blocks, **blocks}, self.specialized)
-        made.gradient, made._origin = self.gradient, (self, blocks)
+        sizes = frozenset(blocks.items())
+        with self._lock:
+            made = self._with_sizes.get(sizes)
+            if made is None:
+                made = Kernel(self.function, self.grid, {**self.blocks, **blocks}, self.specialized)
+                made.gradient, made._origin = self.gradient, (self, blocks)
+                if blocks:
+                    self._with_sizes[sizes] = made
         return made
 
     # The op
@@ -268,6 +278,7 @@ class Kernel(Definition):
             self.gradient = Gradient(backward, setup_context)
         else:
             self.gradient = autograd.of_function(self.signature, backward)
+        self._with_sizes.clear()
         return backward
 
     # Inspection
