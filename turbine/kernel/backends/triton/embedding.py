@@ -110,7 +110,8 @@ def _write_executable(program: KernelProgram, code: Code, compiled: Any, name: s
     ptx = _without_scratch(compiled.asm["ptx"], code.name)
     bindings = [argument for argument in code.arguments if argument.type.startswith("*")]
     numbers = len(code.arguments) - len(bindings)
-    binding = "#hal.pipeline.binding<storage_buffer>"
+    # Indirect: IREE then records commands once, and not in each call.
+    binding = "#hal.pipeline.binding<storage_buffer, Indirect>"
     data = ptx.encode() + b"\0"
     target = '#hal.executable.target<"cuda", "cuda-nvptx-fb">'
     return [
