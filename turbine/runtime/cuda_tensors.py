@@ -5,6 +5,7 @@ Imported only once a CUDA tensor has been seen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -60,11 +61,19 @@ def to_view(device: Any, tensor: Tensor, dtype: Dtype, shared: list[Span]) -> An
 
 def from_view(device: Any, view: Any, dtype: Dtype) -> Tensor:
     """A result as a CUDA tensor: a copy, since IREE's pools cannot share memory with PyTorch."""
-    tensor = torch.empty(view.shape, dtype=dtype.torch, device=_DEVICE)
+    tensor = _empty(device, view.shape, dtype)
     if tensor.numel():
         into = _import(device, tensor, dtype)
         gpu_buffers.copy_buffer(device, view.get_buffer(), into.get_buffer())
     return tensor
+
+
+def _empty(device: Any, shape: Sequence[int], dtype: Dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype.torch, device=_DEVICE)
+    except torch.OutOfMemoryError:
+        device.allocator.trim()  # which keeps what programs have freed
+        return torch.empty(shape, dtype=dtype.torch, device=_DEVICE)
 
 
 def problem(tensor: Tensor, dtype: Dtype) -> str:

@@ -453,6 +453,9 @@ def _driver(name: str, placement: Placement) -> Any:
     if name == TASK:
         # Read when the driver is created, for all of its devices.
         iree.flags.parse_flags(f"--task_topology_max_group_count={placement.thread_count}")
+    if name == "cuda":
+        # Its pools give freed memory back to the driver, where the allocator "caching" keeps it.
+        iree.flags.parse_flags("--cuda_async_allocations=false")
     heap.keep_freed_blocks()
     try:
         # Not IREE's shared driver, which has threads; see Note [After a fork].

@@ -133,7 +133,7 @@ class Executable:
             is_batch = self._has_threads and scheduling.stop_preempting()
             opened = self._open_range(function) if ranges.is_profiling() else None
             try:
-                context.invoke(function, arguments, results)
+                self._run(context, function, arguments, results)
             except _FAILURES as error:
                 if self._state != ():
                     self._drop_failed(context, owner)
@@ -148,6 +148,18 @@ class Executable:
                 if is_batch:
                     scheduling.preempt_again()
         return results
+
+    def _run(self, context: Any, function: Any, arguments: Any, results: Any) -> None:
+        """Run a function, again where freed memory that the allocator keeps was missing."""
+        try:
+            context.invoke(function, arguments, results)
+        except _FAILURES as error:
+            if self.is_on_host or devices.memory_hint(error) is None:
+                raise
+            self._device.allocator.trim()
+            if self._state != ():
+                raise
+            context.invoke(function, arguments, results)
 
     def _open_range(self, function: Any) -> Any:
         return ranges.open_range(f"{self._label or self._module.name}.{function.name}")
