@@ -74,6 +74,16 @@ def check_early(graph: fx.Graph) -> None:
         rest.prepend(node)
 
 
+def check_late(graph: fx.Graph) -> None:
+    """Move assertions after all other nodes.
+
+    A GPU then computes the results while the host waits for what the assertions read.
+    """
+    last = graph.output_node()
+    for node in graph.find_nodes(op="call_function", target=aten._assert_async.msg):
+        last.prepend(node)
+
+
 def _sources(node: fx.Node) -> set[fx.Node]:
     """The transitive operands of a node, without placeholders."""
     found: set[fx.Node] = set()

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from torch import fx
 
 from turbine import errors
+from turbine.capture.index_checks import check_late
 from turbine.capture.nodes import copy_graph
 from turbine.capture.program import Region
 from turbine.capture.rounding import keep_rounding
@@ -161,6 +162,8 @@ def _with_kernels(region: R, target: Target) -> R:
         stores={name: copy_of(node) for name, node in region.stores.items()},
     )
     placed = update.place(placed)
+    if target.kind == "cuda" and not placed.stores:  # a failed call must not update state
+        check_late(module.graph)
     keep_rounding(module.graph)
     module.recompile()
     return placed
