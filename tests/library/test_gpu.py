@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import turbine
 from tests.library.placing import count, exported, placed
 from tests.models import Fn
 from turbine import errors, target
+from turbine.capture.effects import is_pointwise
 from turbine.capture.rules.convolution import as_matmul
 from turbine.library import gpu_matmul
 from turbine.library.gpu_matmul import Form, choose_form
@@ -69,6 +71,50 @@ def test_convolutions_are_matmuls(
     model: nn.Module, shape: Sequence[int], expected: list[str]
 ) -> None:
     assert kernels_of(model.half(), torch.randn(shape).half()) == expected
+
+
+def gelu_and_residual(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> Tensor:
+    return residual + F.gelu(F.linear(x, weight, bias))
+
+
+def gated(x: Tensor, gate: Tensor, up: Tensor, scale: Tensor) -> Tensor:
+    return F.silu(x @ gate) * (x @ up) * scale
+
+
+def read_twice(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    product = x @ weight
+    return F.relu(product), product.sum(-1)
+
+
+ROWS_AND_MATRIX = torch.randn(2, 20, 64), torch.randn(64, 48)
+EPILOGUES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]] = {
+    "residual": (
+        gelu_and_residual,
+        (ROWS_AND_MATRIX[0], torch.randn(48, 64), torch.randn(48), torch.randn(2, 20, 48)),
+    ),
+    "gate": (gated, (*ROWS_AND_MATRIX, torch.randn(64, 48), torch.randn(48))),
+    "row of a batch": (
+        lambda x, w, b: torch.bmm(x, w.expand(2, 64, 48)) + b,
+        (*ROWS_AND_MATRIX, torch.randn(48)),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", EPILOGUES)
+def test_what_follows_a_matmul_is_in_its_kernel(name: str, dtype: torch.dtype) -> None:
+    function, args = EPILOGUES[name]
+    args = tuple(x.to(dtype) for x in args)
+    program = placed(exported(Fn(function), *args), GPU)
+    assert not [node for node in program.graph.graph.nodes if is_pointwise(node.target)]
+    (result,) = program.graph(*args)
+    tolerance = 1e-4 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(result, function(*args), atol=tolerance, rtol=tolerance)
+
+
+def test_a_product_that_is_read_elsewhere_is_stored() -> None:
+    program = placed(exported(Fn(read_twice), *ROWS_AND_MATRIX), GPU)
+    assert count(program, aten.relu.default) == 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -129,7 +175,7 @@ def test_matmuls_match_pytorch(transposed: tuple[bool, bool]) -> None:
     several = [torch.stack([t, -2 * t]) for t in (one, other)]
     for result, expected in (
         (gpu_matmul.plain(form).interpret(one, other), product),
-        (gpu_matmul.plain(form).interpret(one, other, bias), product + bias),
+        (gpu_matmul.plain(form, has_bias=True).interpret(one, other, bias), product + bias),
         (gpu_matmul.batched(form).interpret(*several), torch.stack([product, 4 * product])),
     ):
         torch.testing.assert_close(result, expected.float(), atol=5e-5, rtol=1e-5)
@@ -138,7 +184,7 @@ def test_matmuls_match_pytorch(transposed: tuple[bool, bool]) -> None:
 def test_blocks_give_each_processor_a_program() -> None:
     plain = (False, False)
     large = choose_form(plain, torch.float16, 1, 8192, 8192)
-    assert (large.rows, large.columns) == (128, 256)
+    assert (large.rows, large.columns) == (256, 128)
     for size in (1, 100, 1024):
         form = choose_form(plain, torch.float16, 1, size, 1024)
         assert form.rows <= max(16, size)

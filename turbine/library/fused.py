@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -213,13 +213,7 @@ class _Writer:
                 _store(buffer, region, places, blocks, tiles[node])
 
         body.__name__ = body.__qualname__ = _name(self.nodes)
-        body.__annotations__ = annotations
-        body.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [
-                inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=type)
-                for name, type in annotations.items()
-            ]
-        )
+        annotate(body, annotations)
         return Kernel(body, grid)
 
     def _compute(self, tiles: dict[fx.Node, Any]) -> None:
@@ -235,6 +229,15 @@ class _Writer:
             args, keywords = fx.map_arg((node.args, node.kwargs), lambda one: _tile(one, tiles))
             made = fusion_rules.apply(Call(node, self.space.columns), args, keywords)
             several[node], tiles[node] = made, made[0]
+
+
+def annotate(body: Callable[..., None], types: Mapping[str, Any]) -> None:
+    """Give the body of a kernel, which takes any buffers, its parameters."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    body.__annotations__ = {**types}
+    body.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, kind, annotation=type) for name, type in types.items()]
+    )
 
 
 _KERNELS: dict[str, Kernel] = {}

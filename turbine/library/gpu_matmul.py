@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -10,10 +10,22 @@ from torch import fx
 
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
+from turbine import dtypes
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.capture.sizes import hint
-from turbine.library.nodes import Factor, MatmulNode, factor_of, find_matmuls, skip_views
+from turbine.library import epilogue
+from turbine.library.epilogue import Epilogue, Formula
+from turbine.library.fused import annotate
+from turbine.library.nodes import (
+    Factor,
+    MatmulNode,
+    factor_of,
+    find_matmuls,
+    has_one_dynamic_size,
+    reshape,
+    skip_views,
+)
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -40,24 +52,37 @@ class Form:
 
 
 @cache
-def plain(form: Form) -> tk.Kernel:
-    """The kernel of x @ y, with a bias or without."""
+def plain(form: Form, *, has_bias: bool = False, formula: Formula | None = None) -> tk.Kernel:
+    """The kernel of x @ y, with a bias or without, and of what is computed of the result."""
     left, right = _shapes(form)
+    types = {"x": tkl.InputBuffer[*left, T], "y": tkl.InputBuffer[*right, T]}
+    if has_bias:
+        types["bias"] = tkl.InputBuffer[N, T]
+    operands = zip(formula.rows, formula.operands, strict=True) if formula is not None else ()
+    for place, (is_row, dtype) in enumerate(operands):
+        shape = (N,) if is_row else (M, N)
+        types[f"operand{place}"] = tkl.InputBuffer[*shape, dtypes.of_torch(dtype)]
+    result = T if formula is None else dtypes.of_torch(formula.dtype)
+    types["z"] = tkl.OutputBuffer[M, N, result]
 
-    @tk.gen.kernel(M // BM, N // BN, blocks=form.blocks)
-    def matmul(
-        x: tkl.InputBuffer[*left, T],
-        y: tkl.InputBuffer[*right, T],
-        z: tkl.OutputBuffer[M, N, T],
-        bias: tkl.InputBuffer[N, T] | None = None,
-    ) -> None:
+    def matmul(**buffers: Any) -> None:
+        x, y, *others, z = buffers.values()
         row, column = tkl.program_id(0) * BM, tkl.program_id(1) * BN
         product = _product(form, x, y, (), row, column)
-        if bias is not None:
-            product = product + tkl.load(bias, (column,), (BN,))
+        if has_bias:
+            product = product + tkl.load(others.pop(0), (column,), (BN,))
+        if formula is not None:
+            tiles = [
+                tkl.load(one, (column,), (BN,))
+                if is_row
+                else tkl.load(one, (row, column), (BM, BN))
+                for one, is_row in zip(others, formula.rows, strict=True)
+            ]
+            product = formula.compute(product, tiles)
         tkl.store(z, (row, column), product)
 
-    return matmul
+    annotate(matmul, types)
+    return tk.gen.kernel(M // BM, N // BN, blocks=form.blocks)(matmul)
 
 
 @cache
@@ -102,11 +127,18 @@ def _load(
     return tkl.transpose(tkl.load(x, (*batch, *start[::-1]), (*none, *shape[::-1])))
 
 
-# Rows and columns of a block, in the order of preference: the first that gives each of a GPU's
-# processors a program, of which there are about so many.
-_BLOCKS = ((128, 256), (128, 128), (64, 128), (64, 64), (32, 64), (16, 64))
-_BLOCKS_OF_F32 = ((128, 64), (64, 64), (32, 64), (16, 64))
-_PROCESSORS = 108
+# The relative time that programs take of which each processor runs one, by the rows and columns of
+# a block, as measured on an H200.
+_TIMES = {
+    (256, 128): 34.0,
+    (128, 128): 17.7,
+    (64, 128): 10.1,
+    (64, 64): 7.1,
+    (32, 64): 5.3,
+    (16, 64): 4.4,
+}
+_TIMES_OF_F32 = {(128, 64): 8.0, (64, 64): 4.2, (32, 64): 2.3, (16, 64): 1.4}
+_PROCESSORS = 132
 _DEPTH, _DEPTH_OF_F32 = 64, 32
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -114,27 +146,30 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def choose_form(
     transposed: tuple[bool, bool], dtype: torch.dtype, batch: int, rows: int, columns: int
 ) -> Form:
-    """The kernel for a size."""
+    """The kernel for a size: that whose programs take the least time, all together."""
     is_f32 = dtype == torch.float32
-    blocks = _BLOCKS_OF_F32 if is_f32 else _BLOCKS
-    fitting = [
-        (height, width)
-        for height, width in blocks
-        if batch * -(-rows // height) * -(-columns // width) >= _PROCESSORS
-    ]
-    # No taller than the rows, unless nothing is as short.
-    short = [one for one in fitting or blocks[-3:] if one[0] <= max(rows, blocks[-1][0])]
-    return Form(transposed, *short[0], _DEPTH_OF_F32 if is_f32 else _DEPTH)
+    times = _TIMES_OF_F32 if is_f32 else _TIMES
+
+    def time(block: tuple[int, int]) -> float:
+        height, width = block
+        programs = batch * -(-rows // height) * -(-columns // width)
+        return -(-programs // _PROCESSORS) * times[block]
+
+    # The smallest of several that are as fast.
+    return Form(transposed, *min(reversed(times), key=time), _DEPTH_OF_F32 if is_f32 else _DEPTH)
 
 
 @dataclass(frozen=True)
-class Matmul(MatmulNode):
+class Matmul:
     """A match: x @ y, with a bias or without, of matrices or of batches of them."""
 
+    matmul: MatmulNode
+    epilogue: Epilogue | None = None  # of a product of matrices
+
     @property
-    def is_supported(self) -> bool:
-        """Whether the kernels support the operands."""
-        return self.operands[0].meta["val"].dtype in _DTYPES and self.has_row
+    def node(self) -> fx.Node:
+        """The node whose value the kernel computes."""
+        return self.matmul.node if self.epilogue is None else self.epilogue.node
 
     def is_faster_on(self, target: Target) -> bool:
         """On every GPU."""
@@ -142,26 +177,22 @@ class Matmul(MatmulNode):
 
     def replace(self, target: Target) -> fx.Node:
         """Call the kernel; return the result."""
-        node, (x, y) = self.node, self.operands
-        shared = _broadcast_source(y) if node.target is aten.bmm.default else None
-        if shared is not None and isinstance(x.meta["val"].shape[1], int):
-            return self._call_flat(x, shared)
-        if node.target is aten.bmm.default:
+        x, y = self.matmul.operands
+        if not _is_of_rows(self.matmul):
             return self._call(batched, factor_of(x), factor_of(y))
-        bias = () if self.bias is None else (self.bias,)
-        return self._call(plain, factor_of(x), factor_of(y), *bias)
+        shared = _shared_matrix(self.matmul)
+        if shared is not None:
+            x, y = reshape(x, [-1, x.meta["val"].shape[2]], self.node), shared
+        bias = () if self.matmul.bias is None else (self.matmul.bias,)
+        kernel, operands = partial(plain, has_bias=bool(bias)), list(bias)
+        if self.epilogue is not None:
+            kernel = partial(kernel, formula=self.epilogue.formula)
+            operands += self.epilogue.write_operands(y.meta["val"].shape[1])
+        result = self._call(kernel, factor_of(x), factor_of(y), *operands)
+        shape = [size if isinstance(size, int) else -1 for size in self.node.meta["val"].shape]
+        return reshape(result, shape, self.node)
 
-    def _call_flat(self, x: fx.Node, y: fx.Node) -> fx.Node:
-        """Multiply a batch by one matrix: all rows at once."""
-        node, graph = self.node, self.node.graph
-        _, rows, depth = x.meta["val"].shape
-        x = emit(graph, aten.clone.default, x, memory_format=torch.contiguous_format, beside=node)
-        flat = emit(graph, aten.view.default, x, [-1, depth], beside=node)
-        result = self._call(plain, Factor(flat, is_transposed=False), factor_of(y))
-        columns = result.meta["val"].shape[1]
-        return emit(graph, aten.view.default, result, [-1, rows, columns], beside=node)
-
-    def _call(self, kernel: Any, x: Factor, y: Factor, *bias: fx.Node) -> fx.Node:
+    def _call(self, kernel: Any, x: Factor, y: Factor, *others: fx.Node) -> fx.Node:
         dtype = x.matrix.meta["val"].dtype
         *batch, rows, _ = map(hint, x.shape)
         form = choose_form(
@@ -172,20 +203,29 @@ class Matmul(MatmulNode):
             hint(y.shape[-1]),
         )
         op = kernel(form).op.op
-        return emit(self.node.graph, op, x.matrix, y.matrix, *bias, beside=self.node)
+        return emit(self.node.graph, op, x.matrix, y.matrix, *others, beside=self.node)
 
 
 def find(region: Region) -> Iterator[Matmul]:
     """Find matmuls that the kernels support."""
+    claimed: set[fx.Node] = set()
     for node in find_matmuls(region):
-        if Matmul(node).is_supported:
-            yield Matmul(node)
+        matmul = MatmulNode(node)
+        if matmul.operands[0].meta["val"].dtype in _DTYPES and matmul.has_row:
+            yield Matmul(matmul, epilogue.find(node, claimed) if _is_of_rows(matmul) else None)
 
 
-def _broadcast_source(node: fx.Node) -> fx.Node | None:
-    """The matrix that a batch repeats, if it does."""
-    node = skip_views(node)
-    if node.target is not aten.expand.default:
+def _is_of_rows(matmul: MatmulNode) -> bool:
+    """Whether rows are multiplied by one matrix, maybe a batch of them."""
+    if matmul.node.target is not aten.bmm.default:
+        return True
+    return _shared_matrix(matmul) is not None and has_one_dynamic_size(matmul.node)
+
+
+def _shared_matrix(matmul: MatmulNode) -> fx.Node | None:
+    """The matrix that all matrices of a batch are multiplied by, if there is one."""
+    node = skip_views(matmul.operands[1])
+    if matmul.node.target is not aten.bmm.default or node.target is not aten.expand.default:
         return None
     source = node.all_input_nodes[0]
     return source if source.meta["val"].ndim == node.meta["val"].ndim - 1 else None

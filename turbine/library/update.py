@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.capture.updates import Update, find_updates, flatten
 from turbine.kernel.call.kernel import Kernel
+from turbine.library.fused import annotate
 
 aten = torch.ops.aten
 N, B = tkl.symbols("N B")
@@ -115,11 +115,7 @@ def _write_kernel(
     types += [tkl.InputBuffer[N, tkl.f32]] * tensors
     types += [tkl.InputBuffer[1, _DTYPES[dtype]] for dtype in numbers]
     names = [f"x{index}" for index in range(len(types))]
-    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    update.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, kind) for name in names]
-    )
-    update.__annotations__ = dict(zip(names, types, strict=True))
+    annotate(update, dict(zip(names, types, strict=True)))
     return Kernel(update, [N // B])
 
 
