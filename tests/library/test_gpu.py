@@ -49,6 +49,60 @@ def test_rows_of_narrow_floats_are_not_widened_in_memory() -> None:
     assert count(program, aten._to_copy.default) == 0
 
 
+class WrittenRmsNorm(nn.Module):
+    """As Llama of the transformers package: rounded before the weight."""
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(columns))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+RMS_NORMS: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "of PyTorch": (lambda: nn.RMSNorm(160, eps=1e-5), "rms_norm"),
+    "without a weight": (lambda: nn.RMSNorm(160, eps=1e-5, elementwise_affine=False), "rms_norm"),
+    "written": (lambda: WrittenRmsNorm(160), "rounded_rms_norm"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", RMS_NORMS)
+def test_rms_norms_are_kernels(name: str, dtype: torch.dtype) -> None:
+    made, kernel = RMS_NORMS[name]
+    model, x = made().to(dtype), torch.randn(2, 3, 160).to(dtype)
+    program = placed(exported(model, x), GPU)
+    (called,) = [node for node in program.graph.graph.nodes if str(node.target).startswith("tk.")]
+    is_f32 = dtype == torch.float32
+    assert str(called.target) == f"tk.{'rms_norm' if is_f32 else kernel}.default"
+    assert not [node for node in program.graph.graph.nodes if is_pointwise(node.target)]
+    (result,) = program.graph(*model.parameters(), x)
+    torch.testing.assert_close(result, model(x).detach(), atol=1e-5, rtol=1e-2)
+
+
+def sums_of_other_axes(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).sum(1, keepdim=True) / 64 + 1e-5)
+
+
+def other_counts(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).sum(-1, keepdim=True) / 63 + 1e-5)
+
+
+@pytest.mark.parametrize("function", [sums_of_other_axes, other_counts])
+def test_no_other_sums_are_rms_norms(function: Callable[[Tensor], Tensor]) -> None:
+    assert kernels_of(Fn(function), torch.randn(64, 64, 64)) == []
+
+
+def test_rms_norms_of_dynamic_rows_are_kernels() -> None:
+    shapes = ({0: torch.export.Dim("batch", max=100)},)
+    assert kernels_of(nn.RMSNorm(160), torch.randn(4, 3, 160), dynamic_shapes=shapes) == [
+        "rms_norm"
+    ]
+
+
 def test_operands_are_read_where_they_are() -> None:
     def products(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x.T @ y, torch.bmm(x[None], y.T[None])

@@ -151,8 +151,10 @@ def only_user(node: fx.Node) -> fx.Node | None:
 
 def is_conversion(node: fx.Node | None) -> TypeGuard[fx.Node]:
     """Whether a node changes the dtype alone."""
-    is_copy = node is not None and node.target is aten._to_copy.default
-    return is_copy and {*node.kwargs} == {"dtype"}  # type: ignore[union-attr]
+    if node is None or node.target is not aten._to_copy.default or "dtype" not in node.kwargs:
+        return False
+    is_dense = node.kwargs.get("layout") in (None, torch.strided)
+    return is_dense and {*node.kwargs} <= {"dtype", "layout", "device", "pin_memory"}
 
 
 def convert(node: fx.Node, dtype: torch.dtype, beside: fx.Node) -> fx.Node:

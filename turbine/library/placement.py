@@ -78,6 +78,7 @@ FINDERS: dict[str, tuple[Callable[[Any], Iterator[Match]], ...]] = {
         gpu_matmul.find,
         gpu_reductions.find,
         _NARROW_NORMS,
+        rows.find_rms_norms,
         _NARROW_SOFTMAXES,
     ),
 }

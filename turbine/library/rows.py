@@ -14,7 +14,8 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
-from turbine.library.nodes import narrow_ends, only_user, restore_shape, to_rank
+from turbine.capture.sizes import hint
+from turbine.library.nodes import have_equal_sizes, narrow_ends, only_user, restore_shape, to_rank
 from turbine.target import Target
 
 aten = torch.ops.aten
@@ -91,6 +92,30 @@ def log_softmax(x: tkl.InputBuffer[A, B, N, T], y: tkl.OutputBuffer[A, B, N, T])
     tkl.store(y, place, (row - tkl.log(tkl.sum(tkl.exp(row))))[None, None])
 
 
+def _rms_norm(name: str, *, rounds: bool) -> tk.Kernel:
+    """A kernel that divides rows by their root mean square, and may round before the weight."""
+
+    def rms_norm(
+        x: tkl.InputBuffer[A, B, N, T],
+        weight: tkl.InputBuffer[N, U],
+        y: tkl.OutputBuffer[A, B, N, T],
+        eps: f32,
+    ) -> None:
+        place = tkl.program_id(1), tkl.program_id(0), 0
+        given = tkl.load(x, place, (None, None, N))
+        row = given.to(f32)
+        row = row * tkl.rsqrt(tkl.sum(row * row) / N + eps)
+        if rounds:
+            row = row.to(given.dtype).to(f32)
+        tkl.store(y, place, (row * tkl.load(weight, (0,), (N,)).to(f32))[None, None])
+
+    rms_norm.__name__ = name
+    return tk.gen.kernel(B, A)(rms_norm)
+
+
+rms_norm = _rms_norm("rms_norm", rounds=False)
+rounded_rms_norm = _rms_norm("rounded_rms_norm", rounds=True)
+
 _WIDE = (torch.float32,)
 ANY_WIDTH = (*_WIDE, torch.bfloat16, torch.float16)
 # Shorter rows do not pay for a program.
@@ -153,6 +178,30 @@ class GroupNorm:
 
 
 @dataclass(frozen=True)
+class RmsNorm:
+    """A match: rows divided by their root mean square, and maybe multiplied by a weight."""
+
+    node: fx.Node
+    x: fx.Node
+    weight: fx.Node | None
+    eps: float
+    kernel: tk.Kernel = rms_norm
+
+    def is_faster_on(self, target: Target) -> bool:
+        """On every GPU."""
+        return target.kind == "cuda"
+
+    def replace(self, target: Target) -> fx.Node:
+        """Call the kernel; return the result."""
+        graph, node = self.node.graph, self.node
+        columns = self.x.meta["val"].shape[-1]
+        weight = self.weight or emit(graph, aten.full.default, [columns], 1.0, beside=node)
+        rows = to_rank(self.x, 3, node)
+        y = emit(graph, self.kernel.op.op, rows, weight, self.eps, beside=node)
+        return restore_shape(y, node)
+
+
+@dataclass(frozen=True)
 class Softmax:
     """A softmax along the last axis, or its logarithm."""
 
@@ -190,6 +239,18 @@ def find_layer_norms(region: Region) -> Iterator[LayerNorm]:
         found = _match_layer_norm(node)
         if found is not None and _has_rows(found.x):
             yield found
+
+
+def find_rms_norms(region: Region) -> Iterator[RmsNorm]:
+    """Find RMS norms along the last axis, of PyTorch or written by hand, also of narrow floats."""
+    for node in region.graph.graph.find_nodes(op="call_function", target=aten.rsqrt.default):
+        found = _match_rms_norm(node)
+        if found is None or not _has_rows(found.x):
+            continue
+        ends = narrow_ends(found.x, found.node)
+        if ends is not None:
+            found = replace(found, x=ends[0], node=ends[1])
+        yield found if found.weight is not None else _with_rounded_weight(found)
 
 
 R = TypeVar("R", LayerNorm, Softmax)
@@ -275,6 +336,85 @@ def _match_layer_norm(rsqrt: fx.Node) -> LayerNorm | None:
     x = centered.args[0]
     assert isinstance(x, fx.Node)
     return LayerNorm(last, x, weight, bias, eps) if all(fits) else None
+
+
+def _match_rms_norm(rsqrt: fx.Node) -> RmsNorm | None:
+    """Match `x * rsqrt(sum(x * x) / N + eps) * weight`."""
+    total, eps = _number_operand(rsqrt.args[0], (aten.add.Tensor, aten.add.Scalar))
+    total, count = _number_operand(total, (aten.div.Tensor, aten.div.Scalar))
+    scaled = only_user(rsqrt)
+    if eps is None or count is None or scaled is None or scaled.target is not aten.mul.Tensor:
+        return None
+    x = scaled.args[0] if scaled.args[1] is rsqrt else scaled.args[1]
+    if not isinstance(x, fx.Node) or x is rsqrt or x.meta["val"].dim() == 0:
+        return None
+    shape = x.meta["val"].shape
+    rows = [*shape[:-1], 1]
+    if count != shape[-1] or not have_equal_sizes(rsqrt.meta["val"].shape, rows):
+        return None
+    squares = _summed_rows(total, shape)
+    if squares is None or not _is_square(squares, x):
+        return None
+    last, weight = _multiply_row(scaled)
+    return RmsNorm(last, x, weight, eps)
+
+
+def _number_operand(node: Any, targets: Sequence[Any]) -> tuple[Any, float | None]:
+    """The operands of an op on a tensor and a number."""
+    if not isinstance(node, fx.Node) or node.target not in targets or node.kwargs:
+        return None, None
+    x, number = node.args
+    return (x, number) if isinstance(number, float | int) else (None, None)
+
+
+def _is_square(node: fx.Node, x: fx.Node) -> bool:
+    power = node.target is aten.pow.Tensor_Scalar and node.args == (x, 2)
+    return power or (node.target is aten.mul.Tensor and node.args == (x, x))
+
+
+def _summed_rows(node: Any, shape: Sequence[Any]) -> fx.Node | None:
+    """The tensor of a shape whose rows are summed, maybe in stages or as f64."""
+    count = math.prod(map(hint, shape[:-1]))
+    while isinstance(node, fx.Node):
+        value = node.meta["val"]
+        if value.dtype not in (torch.float32, torch.float64):
+            return None
+        if node.target not in (aten.view.default, aten._to_copy.default, aten.sum.dim_IntList):
+            return node if have_equal_sizes(value.shape, shape) else None
+        source: Any = node.args[0]
+        sizes = source.meta["val"].shape
+        if node.target is aten.sum.dim_IntList and not _keeps_rows(node.args[1], sizes, count):
+            return None
+        node = source
+    return None
+
+
+def _keeps_rows(axes: Any, sizes: Sequence[Any], count: int) -> bool:
+    """Whether only axes behind those of the rows are reduced."""
+    first = min(axis % len(sizes) for axis in axes)
+    dynamic = sum(not isinstance(size, int) for size in sizes)
+    is_last = [*axes] in ([-1], [len(sizes) - 1])
+    return is_last if dynamic else math.prod(sizes[:first]) % count == 0
+
+
+def _multiply_row(node: fx.Node) -> tuple[fx.Node, fx.Node | None]:
+    """The product of a node with a row that is all that reads it, and the row, if there is one."""
+    user = only_user(node)
+    if user is None or user.target is not aten.mul.Tensor:
+        return node, None
+    row = user.args[1] if user.args[0] is node else user.args[0]
+    shape, dtype = node.meta["val"].shape, node.meta["val"].dtype
+    if not isinstance(row, fx.Node) or row.meta["val"].shape != shape[-1:]:
+        return node, None
+    return (user, row) if user.meta["val"].dtype == dtype else (node, None)
+
+
+def _with_rounded_weight(norm: RmsNorm) -> RmsNorm:
+    """The norm with the weight that its rounded result is multiplied by, if there is one."""
+    last, weight = _multiply_row(norm.node)
+    return (
+        norm if weight is None else replace(norm, node=last, weight=weight, kernel=rounded_rms_norm)
+    )
 
 
 _ADD = aten.add.Tensor
