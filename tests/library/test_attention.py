@@ -12,7 +12,7 @@ from torch.export import Dim
 from torch.nn import functional as F
 
 import turbine
-from tests.library.placing import NEON, count, placed
+from tests.library.placing import NEON, count, exported, placed
 from tests.models import Fn, compiled
 from turbine import target as targets
 from turbine.capture.program import Program
@@ -156,28 +156,87 @@ def of_parts_in_other_places(x: Tensor, k: Tensor) -> Tensor:
     return sdpa(q, k, x.select(2, 0).permute(0, 2, 1, 3))
 
 
-LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], tuple[int | None, ...]]] = {
-    "one tensor": (of_one_tensor, (torch.randn(2, 37, 3, 4, 16),), (0, 1, 2, 0)),
-    "one query of one tensor": (of_one_tensor, (torch.randn(2, 1, 3, 4, 16),), (0, 1, 2, 0)),
-    "heads last": (of_heads_last, heads(2, 37, 4, 16), (0, 0, 0, 0)),
-    "heads first": (sdpa, heads(2, 4, 37, 16), (None, None, None, None)),
-    "factors": (of_scaled_keys, heads(2, 37, 4, 16), (0, 0, 0, 0)),
+ROWS_FIRST, PARTS = Layout("BSHD"), [Layout("BSPHD", part) for part in range(3)]
+OF_ONE_TENSOR = Layouts(PARTS[0], PARTS[1], PARTS[2], ROWS_FIRST)
+HEADS_LAST = Layouts(ROWS_FIRST, ROWS_FIRST, ROWS_FIRST, ROWS_FIRST)
+LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], Layouts]] = {
+    "one tensor": (of_one_tensor, (torch.randn(2, 37, 3, 4, 16),), OF_ONE_TENSOR),
+    "one query of one tensor": (of_one_tensor, (torch.randn(2, 1, 3, 4, 16),), OF_ONE_TENSOR),
+    "heads last": (of_heads_last, heads(2, 37, 4, 16), HEADS_LAST),
+    "heads first": (sdpa, heads(2, 4, 37, 16), Layouts()),
+    "factors": (of_scaled_keys, heads(2, 37, 4, 16), HEADS_LAST),
     "other places": (
         of_parts_in_other_places,
         (torch.randn(2, 37, 3, 4, 16), torch.randn(2, 4, 37, 16)),
-        (2, None, 0, 0),
+        Layouts(PARTS[2], Layout(), PARTS[0]),
     ),
 }
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_heads_are_read_where_they_are(name: str) -> None:
-    function, args, parts = LAYOUTS[name]
+    function, args, layouts = LAYOUTS[name]
     exported = turbine.aot.export(Fn(function), args=args)
-    found = kernels(Layouts(*map(Layout, parts)), is_alone=args[0].shape[1] == 1)
+    found = kernels(layouts, is_alone=args[0].shape[1] == 1)
     ops = found.plain.op.op, found.causal.op.op
     assert count(placed(exported.program), *ops) == 1
     torch.testing.assert_close(exported.compile()(*args), function(*args))
+
+
+def of_batches_last(x: Tensor) -> Tensor:
+    """As nn.MultiheadAttention has it: rows before the batch, and heads in one axis with it."""
+    rows, batch, columns = x.shape
+    parts = x.unflatten(-1, (3, columns // 3)).unsqueeze(0).transpose(0, -2).squeeze(-2)
+    q, k, v = (
+        part.view(rows, batch * 4, -1).transpose(0, 1).view(batch, 4, rows, -1)
+        for part in parts.contiguous().unbind(0)
+    )
+    return sdpa(q, k, v).permute(2, 0, 1, 3).flatten(2)
+
+
+def of_repeated_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (one.repeat_interleave(3, 1) for one in (k, v.transpose(1, 2)))
+    return causal(q, k, v)
+
+
+def of_one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return sdpa(q, k[:, None].expand(-1, 6, -1, -1), v[:, None].expand(-1, 6, -1, -1))
+
+
+SHARED, BATCHES_LAST = Layout(repeats=3), [Layout("SBPHD", part) for part in range(3)]
+LAYOUTS_ON_GPUS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], Layouts]] = {
+    "batches last": (
+        of_batches_last,
+        (torch.randn(37, 2, 3 * 4 * 16),),
+        Layouts(BATCHES_LAST[0], BATCHES_LAST[1], BATCHES_LAST[2], Layout("SBHD")),
+    ),
+    "repeated heads": (
+        of_repeated_heads,
+        (*heads(2, 6, 37, 16, count=1), torch.randn(2, 2, 37, 16), torch.randn(2, 37, 2, 16)),
+        Layouts(k=SHARED, v=Layout("BSHD", repeats=3)),
+    ),
+    "one head": (
+        of_one_head,
+        (*heads(2, 6, 37, 16, count=1), torch.randn(2, 37, 16), torch.randn(2, 37, 16)),
+        Layouts(k=Layout(repeats=6), v=Layout(repeats=6)),
+    ),
+    "one row of a mask": (
+        sdpa,
+        (*heads(2, 3, 40, 16), torch.where(keys_of_two_sequences(length=40), 0.0, -INF)),
+        Layouts(has_mask_row=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, *LAYOUTS_ON_GPUS])
+def test_heads_are_read_where_they_are_on_gpus(name: str) -> None:
+    function, args, layouts = (LAYOUTS | LAYOUTS_ON_GPUS)[name]
+    program = placed(exported(Fn(function), *args), targets.parse("cuda:sm_90"))
+    found = kernels(layouts, is_alone=args[0].shape[1] == 1)
+    ops = [one.op.op for one in (found.plain, found.causal, found.biased)]
+    assert count(program, *ops) == 1
+    (result,) = program.graph(*args)  # on the CPU
+    torch.testing.assert_close(result, function(*args))
 
 
 @pytest.mark.sweep(1)

@@ -15,7 +15,7 @@ from turbine.capture.nodes import emit
 from turbine.capture.program import Region
 from turbine.capture.rounding import widened_from
 from turbine.capture.sizes import sizes_of
-from turbine.library.heads import B, Layout, Source, sources_of
+from turbine.library.heads import AXES, B, Layout, Source, sources_of
 from turbine.library.nodes import (
     convert,
     have_equal_sizes,
@@ -30,7 +30,8 @@ aten = torch.ops.aten
 
 H, S, T, D = tkl.symbols("H S T D")  # heads, queries, keys, head size
 E = tkl.sym.E  # head size of values
-PQ, PK, PV = tkl.symbols("PQ PK PV")  # parts of tensors that hold them
+HK, HV = tkl.symbols("HK HV")  # heads that are stored, where they are repeated
+PQ, PK, PV = tkl.symbols("PQ PK PV")  # parts of tensors that hold operands
 U, V = tkl.types.U, tkl.types.V  # of the operands, and of a bias
 MB, MH = tkl.symbols("MB MH")  # batch and heads of a mask: 1, or those of the scores
 BM, BN = tkl.symbols("BM BN")
@@ -39,12 +40,13 @@ f32 = tkl.f32
 
 @dataclass(frozen=True)
 class Layouts:
-    """Those of the operands and of the result."""
+    """Those of the operands and of the result, and whether a mask has one row for all queries."""
 
     q: Layout = Layout()
     k: Layout = Layout()
     v: Layout = Layout()
     y: Layout = Layout()
+    has_mask_row: bool = False
 
 
 def _apply_mask(scores: Any, mask: Any) -> Any:
@@ -78,8 +80,9 @@ def _attend(
         scores = tkl.dot(queries, tkl.transpose(keys, (1, 0)))
         scores = scores * (scale * math.log2(math.e))  # for exp2
         if mask is not None:
-            place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), row, j * BN
-            scores = _apply_mask(scores, tkl.load(mask, place, (None, None, BM, BN)))
+            first, count = (0, 1) if layouts.has_mask_row else (row, BM)
+            place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), first, j * BN
+            scores = _apply_mask(scores, tkl.load(mask, place, (None, None, count, BN)))
         if is_causal:
             query, key = row + tkl.arange(BM), j * BN + tkl.arange(BN)
             scores = tkl.where(query[:, None] >= key[None, :], scores, -math.inf)
@@ -92,7 +95,7 @@ def _attend(
     _, total, sums = blocks
     divisor = tkl.where(total == 0.0, if_hidden, total)
     place, heads = layouts.y.place(batch, head, row), sums / divisor[:, None]
-    tkl.store(y, place, heads if layouts.y.part is None else heads[:, None, None])
+    tkl.store(y, place, layouts.y.spread(heads))
 
 
 def _attend_alone(
@@ -114,7 +117,8 @@ def _attend_alone(
     products = keys.to(f32) * query.to(f32)[None, :]
     scores = tkl.sum(products, axis=1) * (scale * math.log2(math.e))
     if mask is not None:
-        place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), row, 0
+        first = 0 if layouts.has_mask_row else row
+        place = tkl.minimum(batch, MB - 1), tkl.minimum(head, MH - 1), first, 0
         scores = _apply_mask(scores, tkl.load(mask, place, (None, None, None, T)))
     if is_causal:
         scores = tkl.where(tkl.arange(T) <= row, scores, -math.inf)
@@ -142,9 +146,14 @@ def kernels(layouts: Layouts, *, is_alone: bool = False) -> Kernels:
     attend = partial(_attend_alone if is_alone else _attend, layouts)
     grid = (H, S, B) if is_alone else (S // BM, H, B)
     Queries = tkl.InputBuffer[*layouts.q.shape(H, S, D, PQ), U]
-    Keys = tkl.InputBuffer[*layouts.k.shape(H, T, D, PK), U]
-    Values = tkl.InputBuffer[*layouts.v.shape(H, T, E, PV), U]
-    Result = tkl.OutputBuffer[*layouts.y.shape(H, S, E, 1), U]
+    key_heads, value_heads = (
+        H if layout.repeats == 1 else stored
+        for layout, stored in ((layouts.k, HK), (layouts.v, HV))
+    )
+    Keys = tkl.InputBuffer[*layouts.k.shape(key_heads, T, D, PK), U]
+    Values = tkl.InputBuffer[*layouts.v.shape(value_heads, T, E, PV), U]
+    Result = tkl.OutputBuffer[*layouts.y.shape(H, S, E, None), U]
+    mask_rows = 1 if layouts.has_mask_row else S
 
     @tk.gen.kernel(*grid)
     def attention(q: Queries, k: Keys, v: Values, y: Result, scale: f32, if_hidden: f32) -> None:
@@ -163,7 +172,7 @@ def kernels(layouts: Layouts, *, is_alone: bool = False) -> Kernels:
         q: Queries,
         k: Keys,
         v: Values,
-        bias: tkl.InputBuffer[MB, MH, S, T, V],
+        bias: tkl.InputBuffer[MB, MH, mask_rows, T, V],
         y: Result,
         scale: f32,
         if_hidden: f32,
@@ -176,7 +185,7 @@ def kernels(layouts: Layouts, *, is_alone: bool = False) -> Kernels:
         q: Queries,
         k: Keys,
         v: Values,
-        hidden: tkl.InputBuffer[MB, MH, S, T, tkl.bool],
+        hidden: tkl.InputBuffer[MB, MH, mask_rows, T, tkl.bool],
         y: Result,
         scale: f32,
         if_hidden: f32,
@@ -230,39 +239,70 @@ class Attention:
         q, k, v = (to_rank(one, 4, self.node) for one in (self.query, self.key, self.value))
         # Of two transposes nothing is left.
         k = emit(graph, aten.permute.default, k, [0, 1, 3, 2], beside=self.node)
-        queries, keys, values = _source(q), _source(k), _source(v, may_scale=False)
-        y = Layout(0 if self.is_transposed else None)
+        queries, keys, values = (
+            _source(q, target, may_repeat=False),
+            _source(k, target),
+            _source(v, target, may_scale=False),
+        )
+        order = _result_order(self.node)
+        y = Layout("".join(AXES[axis] for axis in order))
         layouts = Layouts(queries.layout, keys.layout, values.layout, y)
-        found = kernels(layouts, is_alone=self.is_alone)
         operands = [source.write(self.node) for source in (queries, keys, values)]
         if target.kind == "cpu":
             operands = [convert(operand, torch.float32, self.node) for operand in operands]
         numbers = self.scale * queries.factor * keys.factor, self.if_hidden
+        if self.mask is not None and not _is_causal(self.mask):
+            mask = to_rank(self.mask, 4, self.node)
+            has_row = target.kind == "cuda" and _has_mask_row(mask, k)
+            layouts = replace(layouts, has_mask_row=has_row)
+            operands.append(mask if has_row else _expand_mask(self.node, mask, q, k))
+        found = kernels(layouts, is_alone=self.is_alone)
         if self.mask is None or _is_causal(self.mask):
             kernel = found.plain if self.mask is None else found.causal
         else:
-            operands.append(_expand_mask(self.node, to_rank(self.mask, 4, self.node), q, k))
             kernel = found.biased if _is_bias(self.mask) else found.masked
         result = emit(graph, kernel.op.op, *operands, *numbers, beside=self.node)
         result = convert(result, self.node.meta["val"].dtype, self.node)
-        if self.is_transposed:
-            result = emit(graph, aten.squeeze.dim, result, 2, beside=self.node)
-            result = emit(graph, aten.permute.default, result, [0, 2, 1, 3], beside=self.node)
+        if y.axes != AXES:
+            back = [order.index(axis) for axis in range(len(order))]
+            result = emit(graph, aten.permute.default, result, back, beside=self.node)
         return restore_shape(result, self.node)
 
-    @property
-    def is_transposed(self) -> bool:
-        """Whether all users put the heads behind the queries."""
-        is_transpose = [
-            user.target is aten.permute.default and user.args[1] == [0, 2, 1, 3]
-            for user in self.node.users
-        ]
-        return all(is_transpose) and bool(is_transpose)
+
+def _result_order(node: fx.Node) -> list[int]:
+    """The order of axes in which all users read the result, if columns stay the last."""
+    orders = [_order_of_user(user) for user in node.users]
+    is_one = bool(orders) and all(order == orders[0] for order in orders)
+    return orders[0] if is_one and orders[0][-1:] == [3] else [*range(4)]
 
 
-def _source(operand: fx.Node, *, may_scale: bool = True) -> Source:
+def _order_of_user(user: fx.Node | None) -> list[int]:
+    """The order in which a node permutes the axes of its operand, and all that follows it."""
+    order = [*range(4)]
+    while user is not None and user.target in (aten.permute.default, aten.clone.default):
+        if user.target is aten.permute.default:
+            axes: Any = user.args[1]
+            order = [order[axis] for axis in axes]
+        user = only_user(user)
+    return order
+
+
+def _source(
+    operand: fx.Node, target: Target, *, may_scale: bool = True, may_repeat: bool = True
+) -> Source:
     """The nearest to where an operand comes from."""
-    return [one for one in sources_of(operand) if may_scale or one.factor == 1.0][-1]
+
+    def suits(source: Source) -> bool:
+        layout = source.layout
+        if target.kind == "cpu" and (layout.axes not in _AXES_ON_CPUS or layout.repeats > 1):
+            return False
+        return (may_scale or source.factor == 1.0) and (may_repeat or layout.repeats == 1)
+
+    return [one for one in sources_of(operand) if suits(one)][-1]
+
+
+# Where a block of rows is not far apart.
+_AXES_ON_CPUS = ("BHSD", "BSHD", "BSPHD")
 
 
 def find(region: Region) -> Iterator[Attention]:
@@ -446,6 +486,12 @@ def _is_number(node: Any, number: float) -> bool:
     """Whether a node is a scalar tensor of this number."""
     is_scalar = isinstance(node, fx.Node) and node.target is aten.scalar_tensor.default
     return is_scalar and node.args[0] == number
+
+
+def _has_mask_row(mask: fx.Node, key: fx.Node) -> bool:
+    """Whether a mask has one row for all queries."""
+    shape = mask.meta["val"].shape[2:]
+    return have_equal_sizes(shape, (1, key.meta["val"].shape[2]))
 
 
 def _expand_mask(place: fx.Node, mask: fx.Node, query: fx.Node, key: fx.Node) -> fx.Node:
