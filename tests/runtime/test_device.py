@@ -6,7 +6,9 @@ import doctest
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
@@ -203,3 +205,33 @@ def test_full_memory_says_how_to_get_some() -> None:
     with pytest.raises(errors.RunError, match=r"12 bytes cannot be copied.*\n.*empty_cache"):
         gpu_buffers.upload(gpu, numpy.zeros(12, numpy.uint8), (12,), dtypes.from_torch_name("int8"))
     assert "empty_cache" in str(executable._refusal(full))
+
+
+class _FullMemory:
+    """A context and a device whose allocator keeps freed memory."""
+
+    def __init__(self) -> None:
+        self.is_full = True
+        self.runs = 0
+        self.allocator = self
+
+    def trim(self) -> None:
+        self.is_full = False
+
+    def invoke(self, *_: Any) -> None:
+        if self.is_full:
+            raise RuntimeError("RESOURCE_EXHAUSTED; CUDA_ERROR_OUT_OF_MEMORY")
+        self.runs += 1
+
+
+@pytest.mark.parametrize(("state", "runs"), [((), 1), ((("get", "set"),), 0)])
+def test_memory_that_the_allocator_keeps_is_freed_when_it_is_missing(
+    state: tuple[tuple[str, str], ...], runs: int
+) -> None:
+    gpu = _FullMemory()
+    program = executable.Executable.__new__(executable.Executable)
+    program.is_on_host, program._device, program._state = False, gpu, state
+    # A program with state may have updated a part of it, so it does not run again.
+    with nullcontext() if runs else pytest.raises(RuntimeError, match="OUT_OF_MEMORY"):
+        program._run(gpu, None, None, None)
+    assert (gpu.runs, gpu.is_full) == (runs, False)

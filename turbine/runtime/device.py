@@ -510,7 +510,14 @@ def _allocators(driver: str, is_guarded: bool) -> list[str]:
     """
     if is_guarded:
         return ["debug"]
+    if driver == "cuda":
+        return [_CACHING]
     return [] if driver in ON_HOST else ["caching"]
+
+
+# For each kind of memory: any size of a block, the most bytes in use and kept, and the most blocks
+# that are kept. A block is used again for as many bytes alone.
+_CACHING = "caching:device_local=*;8gib;64,host_local=*;1gib;64"
 
 
 def _open(made: Any, driver: str, ordinal: int, allocators: list[str]) -> Any:
