@@ -137,6 +137,33 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+def shared_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (one.repeat_interleave(3, 1) for one in (k, v))
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def padded(x: Tensor) -> Tensor:
+    """Attention of three heads in one tensor, whose second sequence is half as long."""
+    q, k, v = x.view(2, 40, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+    seen = torch.arange(40, device=x.device) < torch.tensor([[40], [20]], device=x.device)
+    y = F.scaled_dot_product_attention(q, k, v, seen[:, None, None])
+    return y.transpose(1, 2).flatten(2)
+
+
+class GatedLayer(nn.Module):
+    """A feed-forward layer as in Llama."""
+
+    def __init__(self, columns: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(columns)
+        self.gate, self.up = (nn.Linear(columns, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, columns)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
 def images(channels: int) -> Tensor:
     return torch.randn(2, channels, 14, 15)
 
@@ -150,6 +177,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
         (torch.randn(2, 40, 64),),
     ),
     "causal attention": (lambda: Fn(attention), (HEADS, HEADS.flip(0), HEADS.flip(2))),
+    "shared heads": (lambda: Fn(shared_heads), (HEADS, HEADS[:, :1], HEADS.flip(0)[:, :1])),
+    "gated layer": (lambda: GatedLayer(96, 200), (torch.randn(2, 40, 96),)),
+    "padded sequences": (lambda: Fn(padded), (torch.randn(2, 40, 96),)),
     "softmax": (lambda: nn.Softmax(-1), (torch.randn(2, 3, 6, 77),)),
     "group norm": (lambda: nn.GroupNorm(4, 16), (images(16),)),
     "pointwise convolution": (lambda: nn.Conv2d(16, 32, 1, 2), (images(16),)),

@@ -207,6 +207,20 @@ def test_checks_of_indices_are_kernels() -> None:
     assert count(program, aten.all.default) == 0
 
 
+def test_checks_of_indices_are_last() -> None:
+    def looked_up(x: Tensor, weight: Tensor, limit: Tensor) -> Tensor:
+        torch._assert_async(limit > 0, "a limit")
+        return F.embedding(x, weight) + 1
+
+    args = torch.zeros(2, 5).long(), torch.randn(10, 16), torch.ones(())
+    program = placed(exported(Fn(looked_up), *args), GPU)
+    *_, sum_of, last, _ = program.graph.graph.nodes
+    (first, _) = program.graph.graph.find_nodes(op="call_function", target=aten._assert_async.msg)
+    assert last.target is aten._assert_async.msg
+    assert sum_of.target is not aten._assert_async.msg
+    assert first.args[1] == "a limit"
+
+
 # The kernels themselves, on the CPU
 
 

@@ -22,6 +22,7 @@ from turbine.capture.sizes import expression, is_empty
 
 aten = torch.ops.aten
 Size = int | fx.Node
+IS_OF_INDICES = "is_of_indices"  # in the metadata of assertions
 Bounds = tuple[int, int] | None  # the least and the largest element, if they are known
 
 
@@ -75,13 +76,14 @@ def check_early(graph: fx.Graph) -> None:
 
 
 def check_late(graph: fx.Graph) -> None:
-    """Move assertions after all other nodes.
+    """Move the assertions about indices after all other nodes, which do not rely on them.
 
     A GPU then computes the results while the host waits for what the assertions read.
     """
     last = graph.output_node()
     for node in graph.find_nodes(op="call_function", target=aten._assert_async.msg):
-        last.prepend(node)
+        if IS_OF_INDICES in node.meta:
+            last.prepend(node)
 
 
 def _sources(node: fx.Node) -> set[fx.Node]:
@@ -184,7 +186,8 @@ def _guard(graph: fx.Graph, user: fx.Node, index: Index, size: Size) -> fx.Node:
     checked = _compare(graph, user, origin, first, last)
     holds = emit(graph, aten.all.default, checked, beside=user)
     message = f"{user.target}: index out of range along axis {index.axis}"
-    emit(graph, aten._assert_async.msg, holds, message, beside=user)
+    assertion = emit(graph, aten._assert_async.msg, holds, message, beside=user)
+    assertion.meta[IS_OF_INDICES] = True
     is_origin = origin is index.node
     within = checked if is_origin else _compare(graph, user, index.node, first, last)
     start = emit(graph, aten.zeros_like.default, index.node, beside=user)
