@@ -146,7 +146,7 @@ def padded(x: Tensor) -> Tensor:
     """Attention of three heads in one tensor, whose second sequence is half as long."""
     q, k, v = x.view(2, 40, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
     seen = torch.arange(40, device=x.device) < torch.tensor([[40], [20]], device=x.device)
-    y = F.scaled_dot_product_attention(q, k, v, seen[:, None, None])
+    y: Tensor = F.scaled_dot_product_attention(q, k, v, seen[:, None, None])
     return y.transpose(1, 2).flatten(2)
 
 
@@ -161,7 +161,8 @@ class GatedLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+        result: Tensor = x + self.down(F.silu(self.gate(y)) * self.up(y))
+        return result
 
 
 def images(channels: int) -> Tensor:
