@@ -1,4 +1,4 @@
-"""Rewrite reshapes of dynamic sizes, which the compiler gets wrong.
+"""Add reshapes, and rewrite those of dynamic sizes, which the compiler gets wrong.
 
 The compiler takes -1 for a number, and a dynamic axis for the same axis after the reshape: [n, 4]
 as [-1, 2] reads out of bounds. So every size is computed, and a reshape that merges and splits
@@ -20,6 +20,15 @@ from turbine.capture.sizes import expression, multiply, sizes_of
 aten = torch.ops.aten
 _RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 Size = int | fx.Node
+
+
+def reshape(node: fx.Node, shape: Sequence[int], beside: fx.Node) -> fx.Node:
+    """A view, also where PyTorch copies: compiled code has no strides."""
+    if [*map(expression, value_of(node).shape)] == [*map(expression, shape)]:
+        return node
+    view = emit(node.graph, aten.reshape.default, node, shape, beside=beside)
+    view.target = aten.view.default
+    return view
 
 
 def rewrite_reshapes(graph: fx.Graph) -> None:

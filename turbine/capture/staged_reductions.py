@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from turbine.capture.nodes import emit, value_of
+from turbine.capture.reshapes import reshape
 from turbine.capture.sizes import is_static
 
 aten = torch.ops.aten
@@ -57,7 +58,7 @@ def _test_rows(node: fx.Node) -> None:
     columns = next((size for size in _TESTED_ROWS if count % size == 0), None)
     if columns is not None:
         with node.graph.inserting_before(node):
-            rows = _view(x, [count // columns, columns], node)
+            rows = reshape(x, [count // columns, columns], node)
             node.args = (emit(node.graph, _TESTS[node.target], rows, 1, beside=node),)
 
 
@@ -80,7 +81,7 @@ def _rewrite(node: fx.Node, axes: list[int]) -> None:
     stages = plan([*value.shape], axes, merge=value.is_contiguous()) if is_static(value) else None
     if stages is not None:
         for shape, reduced in stages:
-            x = emit(node.graph, op, _view(x, shape, node), reduced, beside=node)
+            x = emit(node.graph, op, reshape(x, shape, node), reduced, beside=node)
         _become(node, aten.view.default, x, [*value_of(node).shape])
     elif op not in _EXTREMES:
         wide = emit(node.graph, aten._to_copy.default, x, dtype=torch.float64, beside=node)
@@ -91,13 +92,6 @@ def _rewrite(node: fx.Node, axes: list[int]) -> None:
 def _become(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> None:
     """Make a node another call, of the same value: results of the program refer to the node."""
     node.target, node.args, node.kwargs = target, args, kwargs
-
-
-def _view(x: fx.Node, shape: list[int], beside: fx.Node) -> fx.Node:
-    # In PyTorch a view of some strides is a copy; in compiled code there are no strides.
-    view = emit(x.graph, aten.reshape.default, x, shape, beside=beside)
-    view.target = aten.view.default
-    return view
 
 
 def plan(shape: list[int], axes: list[int], *, merge: bool) -> list[Stage] | None:

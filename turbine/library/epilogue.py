@@ -12,11 +12,12 @@ from torch import fx
 import turbine.kernel.lang as tkl
 from turbine import dtypes
 from turbine.capture.effects import RESHAPES
+from turbine.capture.reshapes import reshape
 from turbine.capture.rounding import widened_from
 from turbine.library import fusion_rules
 from turbine.library.fused import fill_of
 from turbine.library.fusion_rules import Call
-from turbine.library.nodes import has_one_dynamic_size, have_equal_sizes, reshape
+from turbine.library.nodes import has_one_dynamic_size, have_equal_sizes
 
 aten = torch.ops.aten
 # Of one kernel: more need too many registers.

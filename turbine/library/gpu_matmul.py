@@ -13,6 +13,7 @@ import turbine.kernel.lang as tkl
 from turbine import dtypes
 from turbine.capture.nodes import emit
 from turbine.capture.program import Region
+from turbine.capture.reshapes import reshape
 from turbine.capture.sizes import hint
 from turbine.library import epilogue
 from turbine.library.epilogue import Epilogue, Formula
@@ -23,7 +24,6 @@ from turbine.library.nodes import (
     factor_of,
     find_matmuls,
     has_one_dynamic_size,
-    reshape,
     skip_views,
 )
 from turbine.target import Target

@@ -11,8 +11,8 @@ import torch
 from torch import fx
 
 import turbine.kernel.lang as tkl
+from turbine.capture.reshapes import reshape
 from turbine.capture.sizes import expression
-from turbine.library.nodes import reshape
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -129,15 +129,6 @@ def have_equal_sizes(one: Iterable[Any], other: Iterable[Any]) -> bool:
     return [*map(expression, one)] == [*map(expression, other)]
 
 
-def reshape(node: fx.Node, shape: Sequence[int], beside: fx.Node) -> fx.Node:
-    """A view, also of elements in another order: compiled code has no strides."""
-    if have_equal_sizes(node.meta["val"].shape, shape):
-        return node
-    view = emit(node.graph, aten.reshape.default, node, shape, beside=beside)
-    view.target = aten.view.default
-    return view
-
-
 def has_one_dynamic_size(node: fx.Node) -> bool:
     """Whether at most one size of a node is dynamic, so that a view can infer it."""
     return sum(not isinstance(size, int) for size in node.meta["val"].shape) <= 1
