@@ -1,8 +1,9 @@
 """Fixtures of all tests: a compile cache for the session, and slices of sweeps.
 
-`@pytest.mark.sweep(3)` on a test with many parameters keeps three of them, and
-`pytestmark = pytest.mark.sweep(12)` twelve tests of a file, chosen by the seed of the run;
-`--sweep` (`make sweep`) runs them all. A test that compiles many rows as one program takes
+`@pytest.mark.sweep(3)` on a test with many parameters keeps three of them,
+`pytestmark = pytest.mark.sweep(12)` twelve tests of a file, and `pytest.mark.sweep(4, "programs")`
+on several tests of a file four of those, chosen by the seed of the run; `--sweep` (`make sweep`)
+runs them all. A test that compiles many rows as one program takes
 `drawn(rows, 3)` of them likewise. The seed follows the commit, so that each commit runs other
 slices; pytest prints it, and `--seed HEX` repeats a run. `--soak` (`make soak`) gives
 tests/reliability its full numbers: `amount(5, 200)` is 200 then, and 5 otherwise. Tests that are
@@ -112,8 +113,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _deselect(config, items, [item for item in items if item.get_closest_marker("scale")])
     sweeps: dict[str, list[pytest.Item]] = {}
     for item in items:
-        for owner, _ in islice(item.iter_markers_with_node("sweep"), 1):
-            sweeps.setdefault(owner.nodeid.partition("[")[0], []).append(item)
+        for owner, marker in islice(item.iter_markers_with_node("sweep"), 1):
+            name = owner.nodeid.partition("[")[0]
+            if len(marker.args) == 2:
+                name = f"{name.partition('::')[0]} {marker.args[1]}"
+            sweeps.setdefault(name, []).append(item)
     if config.getoption("--sweep"):
         return
     seed = config.getoption("--seed")

@@ -166,7 +166,7 @@ def disagreements(
     return found
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
 def test_binary_ops_match_python(kinds: tuple[str, str]) -> None:
     functions = operations(*kinds)
@@ -181,7 +181,7 @@ def test_binary_ops_match_python(kinds: tuple[str, str]) -> None:
     assert wrong == []
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_unary_ops_match_python(kind: str) -> None:
     artifact = compiled({name: unary(function, kind) for name, function in UNARY.items()})

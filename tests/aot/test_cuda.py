@@ -75,6 +75,7 @@ def code_of(artifact: Artifact, folder: Path) -> str:
 # Anywhere
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("chip", "written"), [("sm_80", "sm_80"), ("sm_90", "sm_90a")])
 def test_kernels_are_inside_of_the_code(chip: str, written: str, tmp_path: Path) -> None:
     artifact = compiled(Fn(softmax_between), torch.ones(8, 300), target=f"cuda:{chip}")

@@ -16,7 +16,7 @@ import turbine
 from tests.models import compiled
 from turbine import errors
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(3)
 
 Program = Callable[..., Any]
 D = Dim.AUTO

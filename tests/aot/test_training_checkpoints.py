@@ -25,7 +25,7 @@ from tests.aot.training import (
 )
 from turbine import errors
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(1)
 
 
 def test_resuming_in_another_artifact_continues_bit_for_bit(tmp_path: Path) -> None:

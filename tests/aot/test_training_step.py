@@ -36,7 +36,7 @@ from turbine.lower.emission import TargetQuery
 from turbine.runtime.artifact import Artifact
 from turbine.zoo.training import TINY_TASKS
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(3)
 
 Make = Callable[[Parameters], Optimizer]
 

@@ -15,7 +15,7 @@ from tests.compiled import agrees
 from tests.compiled import compiled as dynamo_compiled
 from tests.models import Fn, compiled
 
-pytestmark = pytest.mark.sweep(10)
+pytestmark = pytest.mark.sweep(5)
 
 aten = torch.ops.aten
 
@@ -69,7 +69,7 @@ FROM_START_ONLY = {
 
 
 @pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")  # in beta, PyTorch says
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("case", CASES)
 def test_an_index_out_of_range_is_an_error_and_later_calls_work(case: str) -> None:
     good = torch.tensor([1, 0, 9])
@@ -193,7 +193,7 @@ MASKED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", MASKED)
 def test_writes_with_a_mask_match_eager(name: str) -> None:
     x, mask = torch.randn(4, 3), torch.tensor([True, False, True, True])

@@ -15,7 +15,7 @@ from tests.compiled import compiled as dynamo_compiled
 from tests.models import compiled
 from turbine import errors
 
-pytestmark = pytest.mark.sweep(10)
+pytestmark = pytest.mark.sweep(2)
 
 aten = torch.ops.aten
 indices = torch.tensor
@@ -134,7 +134,7 @@ def least(name: str) -> int:
     return 2 if name.startswith("rows") else 3
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", CASES)
 def test_one_artifact_writes_through_several_masks(name: str) -> None:
     write = CASES[name].write
@@ -143,7 +143,7 @@ def test_one_artifact_writes_through_several_masks(name: str) -> None:
     assert check_masks(artifact, write, x, rows) >= least(name)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", CASES)
 def test_writes_through_masks_match_eager_under_torch_compile(name: str) -> None:
     write = CASES[name].write

@@ -19,7 +19,7 @@ from tests.models import compiled
 from turbine import errors
 from turbine.capture import rules
 
-pytestmark = pytest.mark.sweep(11)
+pytestmark = pytest.mark.sweep(5)
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 INF, NAN = float("inf"), float("nan")
@@ -169,7 +169,7 @@ def _rest(a: float, b: float) -> float:
 NUMBERS = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 def test_constant_folding_matches_eager(dtype: torch.dtype) -> None:
     """The compiler folds 3.0 < 0 to true, and 3.0 + -2 to 1.8e19, of a constant and an int."""

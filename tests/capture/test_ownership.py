@@ -53,6 +53,7 @@ def test_views_of_arguments_with_derived_sizes_are_not_overwritten() -> None:
     agrees(program, lambda: (torch.randn(2, 8),), dynamic=True)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
 def test_written_copies_do_not_alias_read_ones(dtype: torch.dtype) -> None:
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

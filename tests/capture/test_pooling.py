@@ -18,7 +18,9 @@ from tests.compiled import agrees
 from tests.models import compiled
 from turbine.capture.rules import pooling
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(2)
+
+programs = pytest.mark.sweep(1, "programs")
 
 aten = torch.ops.aten
 
@@ -36,7 +38,7 @@ POOLS: tuple[Callable[[Tensor], Any], ...] = (
 )
 
 
-@pytest.mark.sweep(1)
+@programs
 def test_dynamic_batches_match_eager(drawn: Drawn) -> None:
     pools = drawn(POOLS, 1)
 
@@ -51,7 +53,7 @@ def test_dynamic_batches_match_eager(drawn: Drawn) -> None:
         torch.testing.assert_close(artifact(x), pool(x), equal_nan=True)
 
 
-@pytest.mark.sweep(1)
+@programs
 def test_defaults_of_settings_match_eager_without_a_batch_and_in_bf16() -> None:
     def pool(x: Tensor, y: Tensor) -> tuple[Any, ...]:
         return F.avg_pool2d(x, 2), F.max_pool2d(x, 2), F.avg_pool2d(y, 2), F.avg_pool1d(x[0], 3)
@@ -60,7 +62,7 @@ def test_defaults_of_settings_match_eager_without_a_batch_and_in_bf16() -> None:
     torch.testing.assert_close(compiled(pool, *args)(*args), pool(*args))
 
 
-@pytest.mark.sweep(1)
+@programs
 def test_dynamic_lengths_match_eager(drawn: Drawn) -> None:
     def pool(x: Tensor) -> tuple[Any, ...]:
         return F.adaptive_max_pool1d(x, 3, return_indices=True), F.max_pool1d(x, 3, 2, 1)
@@ -71,7 +73,7 @@ def test_dynamic_lengths_match_eager(drawn: Drawn) -> None:
         torch.testing.assert_close(call(x), pool(x))
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_elements_after_a_single_window_are_ignored(dynamic: bool) -> None:
     def slide(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
@@ -99,7 +101,7 @@ def test_a_number_of_windows_specialized_by_broadcasting_matches_eager() -> None
     agrees(program, lambda: (torch.randn(2, 1, 3, 2),), dynamic=True)
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients_match_eager(dynamic: bool) -> None:
     def pool(x: Tensor) -> Tensor:

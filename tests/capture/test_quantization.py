@@ -21,7 +21,9 @@ from turbine.lower.emission import TargetQuery
 from turbine.passes import RenameParameters
 from turbine.zoo import decoder
 
-pytestmark = pytest.mark.sweep(22)
+pytestmark = pytest.mark.sweep(8)
+
+shapes = pytest.mark.sweep(2, "shapes")
 
 ROUNDING = 2e-6
 
@@ -95,7 +97,7 @@ class Forms(nn.Module):
 
 
 # Groups that fill vectors, that do not divide the columns, that fill no vector, and are too long.
-@pytest.mark.sweep(1)
+@shapes
 @pytest.mark.run
 @pytest.mark.parametrize(("bits", "group_size"), [(4, 32), (8, 16), (4, 10), (8, 7), (8, 1000)])
 def test_every_form_of_matmul_is_quantized(bits: int, group_size: int) -> None:
@@ -116,7 +118,7 @@ def test_consecutive_layers_are_packed() -> None:
     assert_alike(small.compile()(x), eager(small, x)[0], ROUNDING)
 
 
-@pytest.mark.sweep(1)
+@shapes
 @pytest.mark.run
 @pytest.mark.parametrize("bits", [4, 8])
 def test_any_number_of_rows_is_supported(bits: int) -> None:
@@ -158,7 +160,7 @@ def unpacked(output: ExportOutput, layer: nn.Linear) -> nn.Linear:
     return copy
 
 
-@pytest.mark.sweep(1)
+@shapes
 @pytest.mark.run
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_weights_of_other_dtypes_are_packed(dtype: torch.dtype) -> None:
@@ -206,7 +208,7 @@ class Lookups(nn.Module):
         )
 
 
-@pytest.mark.sweep(1)
+@shapes
 @pytest.mark.run
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.int64, 4), (torch.int32, 8)])
 def test_embedding_lookups_take_any_index(dtype: torch.dtype, bits: int) -> None:
@@ -351,7 +353,7 @@ print(peak() - before)
 """
 
 
-@pytest.mark.sweep(1)
+@shapes
 @pytest.mark.run
 @pytest.mark.parametrize("rows", [1, 64])
 def test_weights_are_not_unpacked_in_memory(tmp_path: Path, rows: int) -> None:
@@ -367,7 +369,7 @@ def test_weights_are_not_unpacked_in_memory(tmp_path: Path, rows: int) -> None:
     assert grown < model.weight.nbytes * {1: 0.25, 64: 0.5}[rows]
 
 
-@pytest.mark.sweep(1)
+@shapes
 @pytest.mark.run
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_with_inf_is_nan_and_others_are_unaffected(bits: int) -> None:

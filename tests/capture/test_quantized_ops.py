@@ -14,7 +14,7 @@ from torch.export import Dim
 from tests.compiled import agrees
 from tests.models import compiled
 
-pytestmark = [pytest.mark.run, pytest.mark.sweep(4)]
+pytestmark = [pytest.mark.run, pytest.mark.sweep(2)]
 
 quantized = torch.ops.quantized_decomposed
 INT8 = (-128, 127, torch.int8)

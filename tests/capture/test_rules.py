@@ -23,12 +23,12 @@ from turbine.capture.rules import fourier, shapes
 from turbine.capture.rules.convolution import convolution
 from turbine.capture.rules.products import expert_gradients, expert_product
 
-pytestmark = pytest.mark.sweep(6)
+pytestmark = pytest.mark.sweep(4)
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_strided_convolutions_down_to_one_pixel_match_eager(size: int, dims: int) -> None:

@@ -19,7 +19,7 @@ from turbine.aot import AbstractTensor, CompiledModule, jittable
 from turbine.capture import small_sizes
 from turbine.capture.model import capture
 
-pytestmark = pytest.mark.sweep(15)
+pytestmark = pytest.mark.sweep(4)
 
 Shapes = list[tuple[int, ...]]
 X: Shapes = [(6, 4)]
@@ -64,7 +64,7 @@ def exported(name: str) -> tuple[Fn, turbine.aot.ExportOutput]:
 
 
 @pytest.mark.run
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_small_sizes_match_eager_or_are_rejected(name: str) -> None:
     _, shapes, least = PROGRAMS[name]
@@ -93,7 +93,7 @@ NAMED: dict[str, tuple[Callable[..., Tensor], int]] = {
 
 
 @pytest.mark.run
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.filterwarnings("ignore:std():UserWarning")
 @pytest.mark.parametrize("name", NAMED)
 def test_small_sizes_of_a_named_dim_are_correct_or_rejected(name: str) -> None:
@@ -166,7 +166,7 @@ def test_jittables_accept_small_sizes() -> None:
         torch.testing.assert_close(artifact.run(x), x[::2] + 1)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.run
 @pytest.mark.filterwarnings("ignore:std():UserWarning")
 @pytest.mark.parametrize("name", NAMED)

@@ -110,6 +110,7 @@ wrong_rules = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.sweep(1)
 @wrong_rules
 def test_a_wrong_answer_fails(rule: Callable[..., Any], said: str) -> None:
     with extend_aot_decompositions(add_ops={aten.expm1.default: rule}):
@@ -157,6 +158,7 @@ def test_forms_that_change_nothing_are_skipped() -> None:
     assert not forms.can_apply("dynamic", (number, None))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("form", ["transposed", "spread", "expanded", "negated", "dynamic"])
 def test_forms_of_arguments_compile(form: str) -> None:
     x = torch.arange(6.0).reshape(2, 3)
@@ -195,6 +197,7 @@ def test_an_export_with_an_unsupported_op_is_unsupported() -> None:
     assert "linalg_eig" in verdict.reason
 
 
+@pytest.mark.sweep(1)
 @wrong_rules
 def test_an_export_with_a_wrong_answer_fails(rule: Callable[..., Any], said: str) -> None:
     with extend_aot_decompositions(add_ops={aten.expm1.default: rule}):

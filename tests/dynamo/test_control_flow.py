@@ -109,7 +109,7 @@ PROGRAMS: dict[str, tuple[Any, Make, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_control_flow_is_compiled(name: str) -> None:
     function, make, options = PROGRAMS[name]

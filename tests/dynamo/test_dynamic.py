@@ -16,7 +16,7 @@ from tests.compiled import compiled, outcome, same
 from turbine.capture.decompositions import current_training_decompositions
 from turbine.dynamo import records
 
-pytestmark = pytest.mark.sweep(13)
+pytestmark = pytest.mark.sweep(6)
 
 Shape = tuple[int, ...]
 
@@ -105,7 +105,7 @@ RESHAPES: dict[str, tuple[Callable[[Any], Any], Shape, Shape]] = {
 }
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("case", RESHAPES)
 def test_reshapes_of_dynamic_sizes_match_eager(case: str) -> None:
     after, *shapes = RESHAPES[case]
@@ -162,7 +162,7 @@ GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_do_not_alias_a_shared_fill(name: str) -> None:
     f = GRADIENTS[name]

@@ -78,7 +78,7 @@ def set_parameter(model: nn.Linear) -> None:
     model.weight = nn.Parameter(torch.ones(32, 32))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("change", [add_in_place, load_others, set_data, set_parameter])
 def test_changed_weights_are_loaded_again(
     change: Callable[[nn.Linear], None], loads: list[int]

@@ -104,6 +104,7 @@ class Noisy(nn.Module):
         return nn.functional.dropout(self.norm(self.linear(x)), 0.5)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("faster", ["PyTorch", "compiled"])
 def test_a_trial_leaves_no_trace(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
     trials = fix(monkeypatch, faster)
@@ -165,6 +166,7 @@ def test_sparse_tensors_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not trials
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("faster", ["PyTorch", "compiled"])
 def test_an_optimizer_steps_once(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
     trials = fix(monkeypatch, faster)

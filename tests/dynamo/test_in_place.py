@@ -40,7 +40,7 @@ def run(function: Callable[..., Any], *args: Any) -> tuple[Any, int]:
     return result, sum(graph.updates for graph in graphs)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_update_large_weights_in_place(name: str) -> None:
     torch.manual_seed(0)
@@ -135,6 +135,7 @@ def write_view(x: Tensor, y: Tensor) -> None:
     y.add_(x)
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize(
     ("function", "count"),
     [
@@ -191,7 +192,7 @@ def test_only_tensors_in_memory_are_updated(device: str) -> None:
     assert len(found) == (device == "cpu")
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs_of_writes(seed: int) -> None:
     choose = random.Random(seed)

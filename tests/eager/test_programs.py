@@ -17,6 +17,8 @@ from turbine import config
 from turbine.eager import programs, recorder, trace_tree
 from turbine.eager.programs import Code
 
+slow = pytest.mark.sweep(4, "slow")
+
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -79,6 +81,7 @@ def test_values_that_nobody_holds_are_not_made() -> None:
     assert b.tolist() == [4.0] * 8
 
 
+@slow
 def test_a_number_that_changes_makes_no_other_program() -> None:
     x = torch.ones(100).to("turbine")
     (x * 0.5 + 1).mean().item()
@@ -90,6 +93,7 @@ def test_a_number_that_changes_makes_no_other_program() -> None:
     assert code.calls == {"compiled": 3, "in PyTorch": 2}
 
 
+@slow
 def test_a_number_that_changes_late_is_compiled_once_more() -> None:
     x = torch.ones(100).to("turbine")
     (x * 0.5 + 1).mean().item()
@@ -106,6 +110,7 @@ def test_a_number_that_changes_late_is_compiled_once_more() -> None:
 SIZES = [32, 48, 20, 33, 7, 1, 0, 2, 48]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "function",
     [
@@ -126,6 +131,7 @@ def test_programs_that_differ_in_sizes_match_the_cpu(function: Any) -> None:
         turbine.eager.wait()
 
 
+@slow
 def test_programs_that_differ_in_sizes_share_code() -> None:
     def compute(x: Tensor) -> Tensor:
         return (x.tanh().reshape(-1, 4) * 3 + 1).relu().sum(1)
@@ -140,6 +146,7 @@ def test_programs_that_differ_in_sizes_share_code() -> None:
     assert [sum(code.calls.values()) for code in ran] == [1, 4]
 
 
+@slow
 def test_a_cache_that_grows_shares_code() -> None:
     def decode(steps: int, device: str) -> list[float]:
         cache, found = torch.ones(2, 8).to(device), []
@@ -214,6 +221,7 @@ def train(model: nn.Module, x: Tensor, steps: int) -> list[Tensor]:
     return losses
 
 
+@slow
 def test_a_loop_that_reads_nothing_repeats_one_program() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 1))
@@ -253,6 +261,7 @@ def test_a_program_that_does_not_compile_runs_in_pytorch(monkeypatch: pytest.Mon
     assert "no compiler here" in str(turbine.eager.explain())
 
 
+@slow
 def test_code_that_fails_runs_in_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(3).to("turbine")
     (x + 1).tolist()
@@ -345,6 +354,7 @@ def test_an_interrupted_run_loses_only_its_values(monkeypatch: pytest.MonkeyPatc
     assert (x + 1).tolist() == [2.0, 2.0, 2.0]
 
 
+@slow
 def test_a_large_tree_of_ops_is_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(3).to("turbine")
     (x + 1).tolist()

@@ -100,7 +100,7 @@ def test_random_programs_in_inference_mode_match_the_cpu(first: int) -> None:
             check(seed)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("seed", range(60))
 def test_compiled_random_programs_update_memory_in_place(
     seed: int, monkeypatch: pytest.MonkeyPatch

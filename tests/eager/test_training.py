@@ -76,7 +76,7 @@ def train(model: nn.Module, batches: list[Tensor], optimizer: str, device: str) 
     return losses
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", MODELS)
 def test_training_on_the_device_matches_the_cpu(name: str, optimizer: str) -> None:

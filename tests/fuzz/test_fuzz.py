@@ -58,7 +58,7 @@ def example(code: str, mode: str = COMPILE, **kwargs: Any) -> Case:
     return Case(RandomProgram(7, inputs, steps, ("v0", "v2"), FRAME), mode, **kwargs)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("mode", [COMPILE, COMPILE_DYNAMIC, EXPORT, EXPORT_DYNAMIC])
 def test_scripts_run_standalone_and_reproduce_the_outcome(mode: str) -> None:
     case = example("v1 = v0 + x1", mode, other_size=None if mode in (COMPILE, EXPORT) else 5)

@@ -57,6 +57,7 @@ def emitted_for_amx(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "default_target", lambda: AMX)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.usefixtures("emitted_for_amx")
 @pytest.mark.parametrize(
     ("kernel", "shapes"),
@@ -95,6 +96,7 @@ def test_other_matmuls_do_not_use_amx(
     assert "tdpbf16ps" not in gemm.text("mlir", *operands(*shapes, dtype=dtype))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("rows", "depth", "columns"),
     [(1, 32, 48), (40, 64, 48), (70, 96, 96), (75, 1056, 48), (33, 2080, 96)],

@@ -80,6 +80,7 @@ def ordered(
     tkl.store(last, row, tkl.topk(tile, K)[1])
 
 
+@pytest.mark.sweep(5)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [37, 700])
 def test_compiled_sorts_are_stable_for_every_dtype(dtype: torch.dtype, length: int) -> None:
@@ -120,6 +121,7 @@ def test_lanes_before_the_buffer_go_to_the_end() -> None:
     assert y.tolist() == [3, 4, -1, -1]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("count", [1, 4, 65])
 def test_compiled_topk_is_the_start_of_a_stable_sort(count: int) -> None:
     @tk.gen.kernel(M, blocks={K: count})

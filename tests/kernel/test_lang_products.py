@@ -30,6 +30,7 @@ def of_evens(
     tkl.store(y, (row,), product[0][:, 0])
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "columns"), [(5, 70), (4, 27), (3, 1)])
 def test_a_matrix_times_a_column_skips_masked_lanes(
@@ -49,6 +50,7 @@ def row_times_rows(
     tkl.store(y, (row,), tkl.dot(tkl.load(x, (0,), (K,))[None], rows)[0])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("columns", [1, 3, 64, 70])
 def test_a_row_times_a_transposed_matrix_matches_torch(columns: int) -> None:
     x, a = (
@@ -75,6 +77,7 @@ def batch_times_matrix(
     tkl.store(y, (batch, row, column), tkl.dot(left, tkl.load(b, (0, column), (K, BN))))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sizes", [(4, 16, 12, 8), (3, 11, 5, 13)], ids=["whole", "edges"])
 @pytest.mark.parametrize("interpreted", [False, True], ids=["compiled", "interpreted"])
@@ -107,6 +110,7 @@ def scaled(
     tkl.store(c, (row, column), product.to(left.dtype))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "columns"), [(64, 96), (33, 32), (32, 50)])
 def test_elementwise_ops_after_a_matmul(rows: int, columns: int, dtype: torch.dtype) -> None:

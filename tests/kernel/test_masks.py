@@ -61,6 +61,7 @@ def rows(
     tkl.store(product, (i,), tkl.dot(tile, ones)[:, 0])
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("columns", [1, 5, 33])
 def test_masked_rows_are_not_written(columns: int) -> None:
     x = torch.arange(9.0 * columns).reshape(9, columns) % 11 - 5
@@ -152,6 +153,7 @@ def products(
     tkl.store(added, (0, 0), tkl.dot(masked_x, y, tkl.full((BM, BN), 100, tkl.f32)))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("m", "k", "n"), [(4, 16, 8), (3, 13, 7), (4, 1, 1)])
 def test_dot_skips_masked_lanes_as_in_numpy_ma(m: int, k: int, n: int) -> None:
     a, live_a, held_a = masked_numbers(5, m, k)
@@ -192,6 +194,7 @@ def attention(
     tkl.store(out, (i, 0), acc / total[:, None], mask=total[:, None] > 0)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("size", [4, 11, 16])
 def test_masked_keys_of_attention_have_zero_weight(size: int) -> None:
     generator = torch.Generator().manual_seed(size)

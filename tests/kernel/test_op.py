@@ -24,6 +24,8 @@ from tests.models import Fn
 from turbine import aot, dynamo, errors
 from turbine.kernel.call.op_declaration import schema_text
 
+programs = pytest.mark.sweep(6, "programs")
+
 M, N, K, B, D = tkl.sym.M, tkl.sym.N, tkl.sym.K, tkl.sym.B, tkl.sym.D
 T = tkl.types.T
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -137,6 +139,7 @@ def numbered() -> tk.Kernel:
     return name
 
 
+@programs
 def test_kernels_of_one_name_have_separate_ops_that_outlive_them() -> None:
     first, second = numbered(), numbered()
     assert [first.op.schema.qualified, second.op.schema.qualified] == ["tk::name_1", "tk::name_2"]
@@ -214,6 +217,7 @@ def test_invalid_calls_are_rejected_with_real_and_fake_tensors(by: str) -> None:
             call(a.double(), b[:4])
 
 
+@programs
 @pytest.mark.parametrize(
     ("kernel", "args"),
     [
@@ -239,6 +243,7 @@ def test_torch_compile_captures_a_kernel_in_one_graph() -> None:
     assert_close(compiled(lambda x: fresh(2 * x) + 1)(X), (2 * X).softmax(-1) + 1)
 
 
+@programs
 def test_dynamic_shapes_do_not_recompile() -> None:
     graphs = []
 
@@ -253,6 +258,7 @@ def test_dynamic_shapes_do_not_recompile() -> None:
     assert len(graphs) == 1
 
 
+@programs
 def test_compiled_code_writes_to_the_callers_tensor() -> None:
     def add(total: Tensor, part: Tensor, shift: int) -> Any:
         largest = accumulate(total, part, shift=shift)
@@ -268,6 +274,7 @@ def test_compiled_code_writes_to_the_callers_tensor() -> None:
         assert torch.equal(part, given)
 
 
+@programs
 def test_values_captured_before_a_mutation_are_kept() -> None:
     def twice(x: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
         total = x + 1
@@ -301,6 +308,7 @@ def test_exported_programs_support_dynamic_shapes() -> None:
         assert_close(program.module()(x), x.softmax(-1))
 
 
+@programs
 def test_sizes_are_inferred_from_expressions() -> None:
     half = Dim("half")
     artifact = aot.export(
@@ -313,6 +321,7 @@ def test_sizes_are_inferred_from_expressions() -> None:
         assert_close(pairs(x), expected)
 
 
+@programs
 def test_specialized_sizes_specialize_the_graph() -> None:
     fixed = tk.Kernel(softmax_rows.function, softmax_rows.grid, specialize=[N])
     function = torch.compile(fixed, backend="eager", fullgraph=True, dynamic=True)
@@ -329,6 +338,7 @@ def raised(by: float) -> tk.Kernel:
     return shift
 
 
+@programs
 def test_one_artifact_holds_kernels_of_one_name_and_all_kinds_of_sizes() -> None:
     one, other = raised(1), raised(2)
     function = Fn(lambda x: (one(x), other(x), one(x.T), one(other(x)), softmax_rows(x.T)))
@@ -347,6 +357,7 @@ class Net(torch.nn.Module):
         return softmax_rows(self.linear(x))
 
 
+@programs
 def test_artifacts_run_without_the_kernels(tmp_path: Path) -> None:
     model, a = Net(), torch.ones(64, 64)
     exported = aot.export(model, args=(a,))
@@ -368,6 +379,7 @@ sys.stdout.buffer.write(numpy.asarray(found).tobytes())
     assert_close(found, expected)
 
 
+@programs
 def test_an_exported_program_writes_to_the_callers_tensor() -> None:
     class Running(torch.nn.Module):
         def __init__(self) -> None:
@@ -385,6 +397,7 @@ def test_an_exported_program_writes_to_the_callers_tensor() -> None:
         assert_close(ours, theirs)
 
 
+@programs
 def test_a_procedure_calls_kernels() -> None:
     class Program(aot.CompiledModule):
         def run(self, x: Any = aot.AbstractTensor(None, 4)) -> Any:
@@ -446,6 +459,7 @@ def layernorm_backward(
     tkl.store(grad_weight, (0,), rows[0])
 
 
+@programs
 def test_opcheck_passes_with_gradients() -> None:
     args = X.clone().requires_grad_(), torch.ones(4, requires_grad=True)
     torch.library.opcheck(layernorm.op.op, args)
@@ -459,6 +473,7 @@ def test_torch_func_differentiates_kernels() -> None:
     assert_close(ours(X), theirs(X), rtol=1e-4, atol=1e-4)
 
 
+@programs
 def test_kernels_may_be_gradients_of_kernels() -> None:
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, dtype=torch.float64, requires_grad=True)

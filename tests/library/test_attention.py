@@ -20,6 +20,8 @@ from turbine.library.attention import Layouts, kernels
 from turbine.library.heads import Layout
 from turbine.target import Target
 
+programs = pytest.mark.sweep(3, "programs")
+
 aten = torch.ops.aten
 INF = float("inf")
 sdpa = F.scaled_dot_product_attention
@@ -127,6 +129,7 @@ def test_attention_matches_pytorch(name: str) -> None:
     torch.testing.assert_close(exported.compile()(*args), function(*args), equal_nan=True)
 
 
+@programs
 @pytest.mark.parametrize(("queries", "is_alone"), [(3, True), (4, False)])
 def test_few_queries_are_computed_one_by_one(queries: int, is_alone: bool) -> None:
     exported = turbine.aot.export(Fn(sdpa), args=queries_and_keys(queries, 40))
@@ -173,6 +176,7 @@ LAYOUTS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], Layouts]] = 
 }
 
 
+@programs
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_heads_are_read_where_they_are(name: str) -> None:
     function, args, layouts = LAYOUTS[name]
@@ -239,7 +243,7 @@ def test_heads_are_read_where_they_are_on_gpus(name: str) -> None:
     torch.testing.assert_close(result, function(*args))
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("function", [sdpa, causal], ids=["plain", "causal"])
 def test_dynamic_shapes_are_supported(function: Callable[..., Tensor]) -> None:
     sizes = {0: Dim("batch", min=1, max=9), 2: Dim("length", min=2, max=999)}
@@ -251,6 +255,7 @@ def test_dynamic_shapes_are_supported(function: Callable[..., Tensor]) -> None:
         torch.testing.assert_close(artifact(*args), function(*args))
 
 
+@programs
 def test_overflowing_scores_are_nan_as_in_pytorch() -> None:
     q, k, v = heads(1, 2, 8, 16)
     q[0, 0, 3] = INF
@@ -283,6 +288,7 @@ def bias_has_more_axes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     return (q[:1, :1] @ k[:1, :1].transpose(-1, -2) + bias).softmax(-1) @ v
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "function",
     [
@@ -299,6 +305,7 @@ def test_other_patterns_are_not_replaced(function: Callable[..., Tensor]) -> Non
     assert kernels_in(placed(exported.program)) == []
 
 
+@programs
 @pytest.mark.parametrize(
     ("args", "target"),
     [
@@ -313,6 +320,7 @@ def test_unsupported_attention_is_not_replaced(args: tuple[Tensor, ...], target:
     assert kernels_in(placed(exported.program, target)) == []
 
 
+@programs
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_heads_are_widened_for_the_kernel(dtype: torch.dtype) -> None:
     query, key, value = (one.to(dtype) for one in heads(2, 3, 40, 16))

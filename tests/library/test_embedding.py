@@ -11,6 +11,8 @@ from torch.nn import functional as F
 from tests.models import compiled
 from turbine import errors
 
+programs = pytest.mark.sweep(2, "programs")
+
 STARTS = torch.tensor([0, 3, 3, 9])  # the second bag is empty
 
 
@@ -25,6 +27,7 @@ def pooled(table: Tensor, indices: Tensor, starts: Tensor) -> tuple[Tensor, ...]
     )
 
 
+@programs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_bags_match_eager(dtype: torch.dtype) -> None:
     args = torch.randn(30, 130).to(dtype), torch.randint(30, (11,)), STARTS
@@ -34,6 +37,7 @@ def test_bags_match_eager(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, expected)
 
 
+@programs
 def test_bags_of_dynamic_sizes() -> None:
     def pool(table: Tensor, indices: Tensor, starts: Tensor) -> Tensor:
         return F.embedding_bag(indices, table, starts, mode="mean")
@@ -47,6 +51,7 @@ def test_bags_of_dynamic_sizes() -> None:
         artifact(torch.randn(5, 3), torch.tensor([4, 5]), torch.tensor([0]))
 
 
+@programs
 def test_gradients_of_bags_match_eager() -> None:
     def loss(table: Tensor) -> Tensor:
         bags = F.embedding_bag(torch.tensor([1, 2, 2, 0]), table, torch.tensor([0, 3]), mode="mean")

@@ -17,6 +17,7 @@ from turbine.target import Target
 aten = torch.ops.aten
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 37, 48), (4, 64, 50), (3, 1, 1)])
 def test_kernels_match_torch(rows: int, depth: int, columns: int) -> None:
     x, matrix = torch.randn(2, rows, depth), torch.randn(2, depth, columns)
@@ -67,7 +68,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("function", "kernel"), FUNCTIONS, ids=[function.__name__ for function, _ in FUNCTIONS]
@@ -135,7 +136,7 @@ def test_weights_stored_row_by_row_are_not_read_so() -> None:
     assert placed(program, NEON) is program
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("axis", [0, 1, (0, 1)])
 def test_sums_of_products_match_torch(axis: int | tuple[int, int], dtype: torch.dtype) -> None:

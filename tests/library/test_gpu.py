@@ -33,6 +33,7 @@ def kernels_of(model: nn.Module, *args: Tensor, dynamic_shapes: object = None) -
     return [name.split(".")[1].rstrip("_0123456789") for name in names if name.startswith("tk.")]
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_transformer_is_made_of_kernels(dtype: torch.dtype) -> None:
     model = nn.TransformerEncoderLayer(64, 2, 128, batch_first=True).to(dtype)
@@ -112,6 +113,7 @@ def test_operands_are_read_where_they_are() -> None:
     assert count(program, aten.permute.default) == 1  # of y, below the axis of the batch
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("model", "shape", "expected"),
     [
@@ -171,6 +173,7 @@ def test_a_product_that_is_read_elsewhere_is_stored() -> None:
     assert count(program, aten.relu.default) == 1
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_no_target_gets_windows_of_one_element_with_a_stride(dtype: torch.dtype) -> None:
     model, x = nn.Conv2d(8, 16, 1, (1, 3)).to(dtype).eval(), torch.randn(2, 8, 9, 10).to(dtype)
@@ -232,6 +235,7 @@ def test_one_false_element_is_found(size: int) -> None:
     assert not all_hold.interpret(x).item()
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
 def test_matmuls_match_pytorch(transposed: tuple[bool, bool]) -> None:
     form = Form(transposed, 16, 32, 32)
@@ -261,6 +265,7 @@ def test_blocks_give_each_processor_a_program() -> None:
     assert choose_form(plain, torch.float16, 1, 1024, 2304).rows == 64
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation", "groups"),
     [(1, 2, 0, 1, 1), (1, 1, 0, 1, 1), (3, 2, 1, 1, 1), (3, 1, 2, 2, 2), (3, 1, 1, 1, 8)],

@@ -11,7 +11,7 @@ from tests.models import Fn
 from turbine.capture.rules.convolution import Windows, col2im, im2col
 from turbine.library.im2col import columns_to_windows, windows_to_columns
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(1)
 
 aten = torch.ops.aten
 CASES = [

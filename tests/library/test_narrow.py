@@ -21,7 +21,7 @@ def add_product(x: Tensor, y: Tensor) -> Tensor:
     return torch.addmm(x[0], x, y)
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @narrow
 @pytest.mark.parametrize("function", [torch.mm, torch.bmm, add_product, torch.matmul])
 def test_products_are_rounded_once(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
@@ -43,7 +43,7 @@ def test_no_matmul_of_narrow_operands_is_left(dtype: torch.dtype, target: Target
     assert {one.meta["val"].dtype for one in (product, *product.all_input_nodes)} == {torch.float32}
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @narrow
 @pytest.mark.parametrize(
     ("layer", "shape"),

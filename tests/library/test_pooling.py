@@ -12,6 +12,8 @@ import turbine
 from tests.library.placing import NEON, exported, placed
 from turbine.capture.program import Program
 
+programs = pytest.mark.sweep(2, "programs")
+
 POOLS: dict[str, nn.Module] = {
     "max": nn.MaxPool2d(2),
     "max with padding": nn.MaxPool2d(3, stride=2, padding=1),
@@ -28,7 +30,7 @@ def pools(program: Program) -> int:
     return sum("tk.pooling" in str(node.target) for node in program.graph.graph.nodes)
 
 
-@pytest.mark.sweep(3)
+@programs
 @pytest.mark.parametrize("name", POOLS)
 @pytest.mark.parametrize("size", [(9, 7), (8, 12)])
 def test_artifacts_with_kernels_match_eager(name: str, size: tuple[int, int]) -> None:
@@ -39,6 +41,7 @@ def test_artifacts_with_kernels_match_eager(name: str, size: tuple[int, int]) ->
     torch.testing.assert_close(output.compile()(x), model(x).detach())
 
 
+@programs
 def test_a_dynamic_batch_and_sequences_have_kernels() -> None:
     model = nn.Sequential(nn.Conv1d(8, 16, 3), nn.SiLU(), nn.MaxPool1d(2), nn.AvgPool1d(3)).eval()
     output = turbine.aot.export(
@@ -51,6 +54,7 @@ def test_a_dynamic_batch_and_sequences_have_kernels() -> None:
         torch.testing.assert_close(artifact(x), model(x).detach())
 
 
+@programs
 def test_maxima_keep_nan_and_infinity() -> None:
     model = nn.Sequential(nn.Conv2d(16, 16, 1), nn.MaxPool2d(3, 2, 1)).eval()
     x = torch.randn(1, 16, 8, 8)
@@ -59,6 +63,7 @@ def test_maxima_keep_nan_and_infinity() -> None:
     torch.testing.assert_close(found, model(x).detach(), equal_nan=True)
 
 
+@programs
 def test_indices_match_eager() -> None:
     class Indexed(nn.Module):
         def __init__(self) -> None:
@@ -74,6 +79,7 @@ def test_indices_match_eager() -> None:
         torch.testing.assert_close(one, other.detach())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "model",
     [

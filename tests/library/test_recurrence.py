@@ -15,6 +15,8 @@ from tests.library.placing import count, exported
 from turbine.capture.recurrence import Recurrences
 from turbine.library.recurrence import lstm, rows_of_a_program
 
+exports = pytest.mark.sweep(1, "exports")
+
 LAYERS: dict[str, Any] = {
     "lstm": lambda: nn.LSTM(5, 16, batch_first=True),
     "lstm_of_two_directions_and_layers": lambda: nn.LSTM(5, 20, 2, bidirectional=True),
@@ -33,7 +35,7 @@ def results(layer: nn.RNNBase, x: Tensor, *states: Tensor) -> list[Tensor]:
     return [*outputs, *torch.autograd.grad(loss, [x, *states, *layer.parameters()])]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", LAYERS)
 @pytest.mark.parametrize(("rows", "steps"), [(3, 4), (9, 1)])
 def test_outputs_and_gradients_match_torch(name: str, rows: int, steps: int) -> None:
@@ -63,6 +65,7 @@ def kernels_of(program: Any) -> list[str]:
     return [node.target._opname for node in program.graph.graph.nodes if "tk" in str(node.target)]
 
 
+@exports
 def test_exports_keep_only_what_inference_needs_at_any_length() -> None:
     layer = nn.LSTM(3, 8, batch_first=True)
     x = torch.randn(2, 4, 3)
@@ -94,7 +97,7 @@ def test_a_sequence_without_steps_is_an_error_as_in_torch() -> None:
         layer(torch.randn(0, 1, 2))
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", LAYERS)
 def test_second_derivatives_match_torch(name: str) -> None:
     layer = LAYERS[name]()
@@ -112,6 +115,7 @@ def test_second_derivatives_match_torch(name: str) -> None:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+@exports
 def test_long_layers_are_compiled() -> None:
     layer = nn.GRU(2, 3, batch_first=True)
     x = torch.randn(1, 300, 2)

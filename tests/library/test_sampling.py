@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from tests.models import compiled
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_bilinear_samples_match_eager(dynamic: bool) -> None:
     def sample(x: Tensor, grid: Tensor) -> tuple[Tensor, ...]:

@@ -25,6 +25,7 @@ def check(found: Any, expected: Any, tolerance: float | None = None) -> None:
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", SUMS)
 def test_sums_and_products_match_eager(dtype: torch.dtype) -> None:
     def scan(x: Tensor) -> tuple[Tensor, ...]:
@@ -35,6 +36,7 @@ def test_sums_and_products_match_eager(dtype: torch.dtype) -> None:
     check(compiled(scan, x)(x), scan(x))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", EXTREMES)
 def test_extremes_have_the_index_of_the_last_that_is_equal(dtype: torch.dtype) -> None:
     def scan(x: Tensor) -> tuple[Tensor, ...]:

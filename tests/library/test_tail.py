@@ -13,6 +13,8 @@ import turbine
 from tests.library.placing import AVX512, count, exported, placed
 from turbine.capture.program import Program
 
+programs = pytest.mark.sweep(2, "programs")
+
 aten = torch.ops.aten
 ENDS = aten.relu.default, aten.where.self, aten.mul.Tensor, aten.add.Tensor
 
@@ -66,7 +68,7 @@ def ends(program: Program) -> int:
     return sum(node.meta["val"].shape[-2:] == (9, 7) for node in nodes)
 
 
-@pytest.mark.sweep(3)
+@programs
 @pytest.mark.parametrize("name", TAILS)
 @pytest.mark.parametrize("bias", [False, True])
 def test_tails_match_eager(name: str, bias: bool) -> None:
@@ -75,6 +77,7 @@ def test_tails_match_eager(name: str, bias: bool) -> None:
     assert max_error(found, model(x)) < 1e-5
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("name", "left"),
     [
@@ -92,6 +95,7 @@ def test_no_op_is_left_of_a_tail(name: str, left: int) -> None:
     assert ends(placed(program, AVX512)) == left
 
 
+@programs
 def test_bounds_keep_nan_and_infinity() -> None:
     model = nn.Sequential(nn.Conv2d(16, 16, 1), nn.ReLU6()).eval()
     x = torch.randn(1, 16, 3, 3)
@@ -111,6 +115,7 @@ class Downsampled(nn.Module):
         return F.relu(self.one(x) + self.other(x))
 
 
+@programs
 def test_a_sum_belongs_to_one_convolution() -> None:
     model, x = Downsampled().eval(), torch.randn(1, 16, 9, 7)
     program = placed(exported(model, x), AVX512)
@@ -121,6 +126,7 @@ def test_a_sum_belongs_to_one_convolution() -> None:
     assert max_error(found, model(x)) < 1e-5
 
 
+@programs
 def test_sequences_and_depthwise_convolutions_have_tails() -> None:
     model = nn.Sequential(
         nn.Conv1d(16, 16, 3, padding=1, groups=16),

@@ -81,6 +81,7 @@ def _raise(*_: Any) -> Any:
     raise ValueError("oops")
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("emit", "message"),
     [
@@ -139,6 +140,7 @@ def test_emissions_that_contradict_the_shape_rule_are_named() -> None:
         op(X[0])
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("engine", "text", "message", "where"),
     [

@@ -14,7 +14,10 @@ from tests.declared import ADD, X, Y, add_op, declare, write
 from tests.declared import leave_no_ops as leave_no_ops
 from turbine import errors
 
+programs = pytest.mark.sweep(4, "programs")
 
+
+@programs
 def test_second_derivatives_are_supported() -> None:
     op = declare("f(Tensor x, Tensor[] ys, float a) -> (Tensor, Tensor)", _two)
     x, y = X.double().requires_grad_(), Y.double().requires_grad_()
@@ -30,6 +33,7 @@ def _two(x: Tensor, ys: list[Tensor], a: float) -> tuple[Tensor, Tensor]:
     return x.sin() * ys[0] * a, (ys[0] > 2.5).to(torch.int32)
 
 
+@programs
 def test_gradients_under_torch_compile_match_eager() -> None:
     op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: (x * y).exp())
     grads = []
@@ -52,6 +56,7 @@ def test_a_custom_backward_is_used() -> None:
     torch.testing.assert_close(x.grad, X)
 
 
+@programs
 def test_vmap_uses_a_loop_or_a_custom_rule() -> None:
     op = declare("f(Tensor x, Tensor y, float a=2.0) -> Tensor", lambda x, y, a: (x * y).sum() * a)
     torch.testing.assert_close(torch.vmap(op.op)(X, Y), (X * Y).sum(1) * 2)
@@ -68,6 +73,7 @@ def test_torch_func_transforms_are_supported() -> None:
     torch.testing.assert_close(found, 3 * X**2)
 
 
+@programs
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own
 def test_forward_mode_works_for_functions_and_is_rejected_for_emissions() -> None:
     op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: x * y)
@@ -84,6 +90,7 @@ def test_forward_mode_works_for_functions_and_is_rejected_for_emissions() -> Non
         torch.testing.assert_close(add(X, Y), X + Y)
 
 
+@programs
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # PyTorch's own
 def test_a_custom_backward_is_used_by_torch_func() -> None:
     op = declare("f(Tensor x, Tensor[] ys, float a) -> Tensor", lambda x, ys, a: x * ys[0] * a)
@@ -104,6 +111,7 @@ def _summed(call: Any, x: Tensor, y: Tensor) -> Tensor:
     return total
 
 
+@programs
 def test_vmap_over_an_empty_batch_and_over_a_mutating_op() -> None:
     op = declare("f(Tensor x, Tensor y) -> Tensor", lambda x, y: x.sum() * y)
     assert torch.vmap(op, in_dims=(0, None))(X[:0], Y).shape == (0, 3, 4)
@@ -113,6 +121,7 @@ def test_vmap_over_an_empty_batch_and_over_a_mutating_op() -> None:
     torch.testing.assert_close(x, X + Y)
 
 
+@programs
 def test_gradients_flow_through_mutations() -> None:
     op = declare("f(Tensor(a!) x, Tensor y) -> Tensor", write)
     x, y = torch.zeros(3, 4), Y.clone().requires_grad_()
@@ -121,6 +130,7 @@ def test_gradients_flow_through_mutations() -> None:
     torch.testing.assert_close(y.grad, 2 * Y)
 
 
+@programs
 def test_keyword_only_tensors_have_gradients() -> None:
     op = declare("f(Tensor x, *, Tensor y) -> Tensor", lambda x, *, y: x * y)
     x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()

@@ -24,7 +24,7 @@ from tests.models import Fn, assert_alike
 from turbine import aot, ops
 from turbine.cli.main import main
 
-pytestmark = pytest.mark.sweep(11)
+pytestmark = pytest.mark.sweep(6)
 
 # Every kind of argument and result
 
@@ -114,7 +114,7 @@ KINDS: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_argument_type_agrees_in_every_mode(
     kind: str, caplog: pytest.LogCaptureFixture

@@ -23,6 +23,10 @@ from turbine.child_processes import Crash
 
 pytestmark = pytest.mark.run
 
+benchmarks = pytest.mark.sweep(2, "benchmarks")
+
+examples = pytest.mark.sweep(2, "examples")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -48,16 +52,19 @@ def test_quickstart_fails_on_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> 
     assert quickstart.main() == 1
 
 
+@examples
 def test_the_custom_op_example_agrees_in_every_mode(capsys: pytest.CaptureFixture[str]) -> None:
     assert custom_op.main() == 0
     assert capsys.readouterr().out.count("same as PyTorch") == 4
 
 
+@examples
 def test_the_device_trains_as_the_cpu_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert eager_training.main(["--steps", "30"]) == 0
     assert "losses differ by" in capsys.readouterr().out
 
 
+@examples
 def test_the_dynamic_batch_example_accepts_every_size_in_range(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -67,6 +74,7 @@ def test_the_dynamic_batch_example_accepts_every_size_in_range(
     assert "size 65 along axis 0, which is out of range" in printed
 
 
+@examples
 def test_the_numpy_example_runs_without_torch(capsys: pytest.CaptureFixture[str]) -> None:
     assert no_torch.main() == 0
     assert "without torch" in capsys.readouterr().out
@@ -134,6 +142,7 @@ def benchmark(
     return run
 
 
+@benchmarks
 def test_a_warm_start_takes_less_time_than_a_cold_one(
     benchmark: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +161,7 @@ def test_a_warm_start_takes_less_time_than_a_cold_one(
     assert seconds["warm"][0] < seconds["cold"][0]
 
 
+@benchmarks
 def test_serving_is_measured_without_onnx_runtime(
     benchmark: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +225,7 @@ def figures(benchmark: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> C
     return partial(benchmark, "models", "--tiny", "--seconds", "0", "--output", "figures.json")
 
 
+@benchmarks
 def test_the_benchmark_sorts_rows_and_keeps_earlier_ones(
     figures: Callable[..., str],
 ) -> None:
@@ -244,6 +255,7 @@ def test_a_wrong_result_fails_the_benchmark(
     assert "mlp, artifact: wrong by" in printed
 
 
+@benchmarks
 def test_the_call_benchmark_compares_with_eager(benchmark: Callable[..., str]) -> None:
     printed = benchmark("call_overhead", "--seconds", "0", "--no-inductor")
     assert "turbine, torch tensors" in printed

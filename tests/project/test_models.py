@@ -24,14 +24,14 @@ def test_model_agrees_with_eager(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_model_agrees_with_eager(name: str) -> None:
     check_odd_model(name, "external")
 
 
 @pytest.mark.filterwarnings("ignore::turbine.errors.TrainingModeWarning")
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("weights", ["global", "inline"])
 @pytest.mark.parametrize("name", ODD)
 def test_odd_model_agrees_with_eager_wherever_its_weights_are(name: str, weights: str) -> None:

@@ -38,7 +38,7 @@ def recipe(name: str) -> Any:
     return importlib.import_module(f"examples.recipes.{name}")
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", RECIPES)
 def test_recipes_agree_with_pytorch(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     options, line = RECIPES[name]

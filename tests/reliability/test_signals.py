@@ -50,6 +50,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("kind", ["plain", "fork", "spawn"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_signals_leave_no_child_process(

@@ -30,6 +30,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 PAGES = 80_000_000 // 4096
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("settings", "is_kept"),
     [
