@@ -48,7 +48,7 @@ def agrees(result: Tensor, x: Tensor) -> None:
 
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_ops_match_pytorch(sample: str) -> None:
-    made, places = SAMPLES[sample], places_of(sample)
+    made, places = SAMPLES[sample], places_of(sample, rows_of(sample))
     kernel = kernel_of(rows_of(sample), made.x.dtype, made.tile, places)
     outputs = dict(zip(dict.fromkeys(s for s, _ in places), _on_gpu(kernel, made), strict=True))
     expected = [result for row in rows_of(sample) for result in row.on_tensors(made)]

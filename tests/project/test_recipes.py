@@ -14,6 +14,7 @@ import torch
 from examples.llama import decoder
 from examples.recipes import chat
 from examples.recipes.conversations import Chats
+from tests.models import Fn
 from turbine import errors
 from turbine.extras import import_extra
 
@@ -112,13 +113,19 @@ def test_a_text_begins_with_tokens_of_the_vocabulary() -> None:
             transcribe.main(["--tiny", "--start", *start])
 
 
+SIZE = decoder.Size(vocabulary=256, width=16, hidden=24, layers=1, heads=2, key_heads=1, length=32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("chat") / "chat.turbine"
+    chat.compile_to(path, decoder.decoder(SIZE), SIZE, None)
+    return path
+
+
 @pytest.fixture
-def chats(tmp_path: Path) -> Chats:
-    size = decoder.Size(
-        vocabulary=256, width=16, hidden=24, layers=1, heads=2, key_heads=1, length=32
-    )
-    chat.compile_to(tmp_path / "chat.turbine", decoder.decoder(size), size, None)
-    return Chats(tmp_path / "chat.turbine", size.length, limit=1, folder=tmp_path)
+def chats(model: Path, tmp_path: Path) -> Chats:
+    return Chats(model, SIZE.length, limit=1, folder=tmp_path)
 
 
 def test_a_conversation_goes_on_after_it_was_on_disk(chats: Chats) -> None:
@@ -152,12 +159,10 @@ def test_lines_without_a_name_go_to_the_last_speaker(
 
 def test_a_wrong_result_fails_a_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
     denoise = recipe("denoise")
-    right = denoise.denoise
-    images = iter([1.0, 1.5])  # the artifact's and PyTorch's
+    right = denoise.compile_to
 
-    def wrong(*arguments: Any) -> tuple[torch.Tensor, float]:
-        x, seconds = right(*arguments)
-        return x * next(images), seconds
+    def wrong(path: Path, model: torch.nn.Module, example: Any) -> None:
+        right(path, Fn(lambda x, time, earlier, text: x * 1.5), example)
 
-    monkeypatch.setattr(denoise, "denoise", wrong)
+    monkeypatch.setattr(denoise, "compile_to", wrong)
     assert denoise.main(["--tiny", "--steps", "1"]) == 1
