@@ -3,11 +3,11 @@
 `@pytest.mark.sweep(3)` on a test with many parameters keeps three of them,
 `pytestmark = pytest.mark.sweep(12)` twelve tests of a file, and `pytest.mark.sweep(4, "programs")`
 on several tests of a file four of those, chosen by the seed of the run; `--sweep` (`make sweep`)
-runs them all. A test that compiles many rows as one program takes
-`drawn(rows, 3)` of them likewise. The seed follows the commit, so that each commit runs other
-slices; pytest prints it, and `--seed HEX` repeats a run. `--soak` (`make soak`) gives
-tests/reliability its full numbers: `amount(5, 200)` is 200 then, and 5 otherwise. Tests that are
-marked `scale` only run with `-m scale` (`make test-scale`).
+runs them all. A test that compiles many rows as one program takes `drawn(rows, 3)` of them
+likewise. The seed follows the commit, so that each commit runs other slices; pytest prints it, and
+`--seed HEX` repeats a run. `--soak` (`make soak`) gives tests/reliability its full numbers, and all
+of its sweeps: `amount(5, 200)` is 200 then, and 5 otherwise. Tests that are marked `scale` only run
+with `-m scale` (`make test-scale`).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def seed(pytestconfig: pytest.Config) -> int:
 @pytest.fixture(scope="module")
 def drawn(request: pytest.FixtureRequest, seed: int) -> Drawn:
     """`drawn(rows, count)`: a slice of rows for one program; the test is marked as a sweep."""
-    whole = bool(request.config.getoption("--sweep"))
+    whole = _is_whole(request.config)
     name = request.node.nodeid
     return lambda rows, count: list(rows) if whole else draw_slice(name, list(rows), count, seed)
 
@@ -118,11 +118,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if len(marker.args) == 2:
                 name = f"{name.partition('::')[0]} {marker.args[1]}"
             sweeps.setdefault(name, []).append(item)
-    if config.getoption("--sweep"):
+    if _is_whole(config):
         return
     seed = config.getoption("--seed")
     kept = {item for name, sweep in sweeps.items() for item in _slice(name, sweep, seed)}
     _deselect(config, items, [i for sweep in sweeps.values() for i in sweep if i not in kept])
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    return bool(config.getoption("--sweep") or config.getoption("--soak"))
 
 
 def _deselect(config: pytest.Config, items: list[pytest.Item], left_out: list[pytest.Item]) -> None:

@@ -128,7 +128,7 @@ MODELS: dict[str, tuple[type[nn.Module], tuple[Any, ...], Any]] = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_control_flow_matches_eager(name: str) -> None:
     kind, args, sizes = MODELS[name]

@@ -13,6 +13,8 @@ import turbine
 from turbine import aot, errors
 from turbine.aot import DeviceAffinity, DeviceTensorTrait
 
+programs = pytest.mark.sweep(2, "programs")
+
 SECOND = "#hal.device.promise<@__device_1>"
 X, Y = torch.randn(2, 64), torch.randn(2, 64)
 
@@ -71,12 +73,14 @@ def test_programs_on_two_devices_match_pytorch(
     assert artifact.state["calls"] == 2
 
 
+@programs
 @pytest.mark.run
 def test_a_device_may_hold_only_weights(halves: Halves) -> None:
     layer = halves.second
     torch.testing.assert_close(aot.export(layer, args=(X,)).compile()(X), layer(X))
 
 
+@programs
 def test_a_missing_device_is_named(output: aot.ExportOutput) -> None:
     artifact = output.compile(target="cuda:sm_80")
     with pytest.raises(errors.ArtifactTargetError, match="cuda"):
@@ -87,6 +91,7 @@ def test_packed_weights_stay_on_their_device(output: aot.ExportOutput) -> None:
     assert f"@second.weight.scales {{stream.affinity = {SECOND}}}" in aot.quantize(output).text()
 
 
+@programs
 def test_weights_on_a_device_are_not_constants(halves: Halves) -> None:
     text = aot.export(halves, args=(X, Y), weights="inline").text()
     assert f"@second.weight {{stream.affinity = {SECOND}}}" in text
@@ -115,6 +120,7 @@ class Placed(aot.CompiledModule):
         return a + b + c
 
 
+@programs
 @pytest.mark.run
 def test_members_of_compiled_modules_are_placed() -> None:
     output = aot.export(Placed)

@@ -16,7 +16,9 @@ import turbine
 from tests.models import compiled
 from turbine import errors
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(2)
+
+shapes = pytest.mark.sweep(1, "shapes")
 
 Program = Callable[..., Any]
 D = Dim.AUTO
@@ -104,7 +106,7 @@ def test_fills_that_are_written_and_read_match_eager() -> None:
         torch.testing.assert_close(call(x), program(x))
 
 
-@pytest.mark.sweep(1)
+@shapes
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
 def test_numbers_may_precede_tensors(dtype: torch.dtype) -> None:
     def program(x: Tensor) -> tuple[Tensor, ...]:
@@ -165,7 +167,7 @@ def test_gathers_of_pads_match_eager() -> None:
     _agrees(program, torch.arange(18).reshape(2, 9, 1))
 
 
-@pytest.mark.sweep(1)
+@shapes
 @pytest.mark.parametrize("scale", [2, 0.5])
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic", "area"])
 def test_interpolation_of_dynamic_sizes_matches_eager(mode: str, scale: float) -> None:
@@ -273,7 +275,7 @@ def test_elements_that_interleave_are_written() -> None:
     _agrees(program, torch.randn(2, 10))
 
 
-@pytest.mark.sweep(1)
+@shapes
 @pytest.mark.parametrize("write", ["scatter_add", "index_put", "index_fill"])
 def test_gathers_and_pads_of_written_slices_match_eager(write: str) -> None:
     ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

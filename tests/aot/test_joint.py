@@ -15,7 +15,7 @@ from torch.export import Dim
 import turbine
 from turbine import errors
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(1)
 
 LOSS = nn.CrossEntropyLoss()
 

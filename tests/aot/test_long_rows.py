@@ -13,7 +13,7 @@ from torch.export import Dim
 from tests.models import compiled
 from turbine import errors
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(2)
 
 LENGTH = 700
 

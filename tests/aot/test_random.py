@@ -14,7 +14,7 @@ import turbine
 from tests.models import compiled
 from turbine import errors
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(2)
 
 COUNT = 4000
 

@@ -14,7 +14,7 @@ import turbine
 from tests.models import compiled
 from turbine import errors
 
-pytestmark = [pytest.mark.run, pytest.mark.sweep(2)]
+pytestmark = [pytest.mark.run, pytest.mark.sweep(1)]
 
 
 def drawn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -13,6 +13,8 @@ import turbine
 from turbine.capture.crossed_reads import UNFUSED
 from turbine.capture.passes import prepare
 
+programs = pytest.mark.sweep(2, "programs")
+
 aten = torch.ops.aten
 
 
@@ -36,6 +38,7 @@ def marked(model: nn.Module, *args: Tensor) -> list[object]:
     return [node.target for node in program.graph.graph.nodes if UNFUSED in node.meta]
 
 
+@programs
 @pytest.mark.parametrize(
     ("activation", "last"),
     [(F.gelu, aten.mul.Tensor), (F.silu, aten.mul.Tensor), (torch.tanh, aten.tanh.default)],
@@ -48,6 +51,7 @@ def test_a_formula_is_apart_from_both_matmuls(
     assert marked(model, x) == [aten.addmm.default, last]
 
 
+@programs
 def test_cheap_and_small_loops_are_fused_with_matmuls() -> None:
     assert marked(Block(F.relu, hidden=512), torch.randn(128, 16)) == []
     assert marked(Block(F.gelu, hidden=512), torch.randn(2, 16)) == []
@@ -60,6 +64,7 @@ class Correction(nn.Module):
         return x / (1 - 0.9**step)
 
 
+@programs
 def test_a_formula_that_elements_share_is_computed_once() -> None:
     step = torch.tensor(3.0)
     assert marked(Correction(), torch.ones(64, 1024), step) == [aten.rsub.Scalar]
@@ -67,6 +72,7 @@ def test_a_formula_that_elements_share_is_computed_once() -> None:
     assert marked(Correction(), torch.ones(64, 1024), torch.ones(64, 1024)) == []
 
 
+@programs
 def test_the_answer_is_the_same() -> None:
     model, x = Block(F.gelu, hidden=512).eval(), torch.randn(70, 16)
     artifact = turbine.aot.export(model, args=(x,)).compile()

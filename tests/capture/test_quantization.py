@@ -21,7 +21,7 @@ from turbine.lower.emission import TargetQuery
 from turbine.passes import RenameParameters
 from turbine.zoo import decoder
 
-pytestmark = pytest.mark.sweep(8)
+pytestmark = pytest.mark.sweep(4)
 
 shapes = pytest.mark.sweep(2, "shapes")
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from turbine.capture.decompositions import current_training_decompositions
 from turbine.capture.rules import RULES
 
-pytestmark = [pytest.mark.sweep(40), pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.sweep(25), pytest.mark.filterwarnings("ignore")]
 
 aten = torch.ops.aten
 DECOMPOSITIONS = {op: rule for op, rule in current_training_decompositions().items() if op in RULES}

@@ -19,7 +19,9 @@ from turbine.aot import AbstractTensor, CompiledModule, jittable
 from turbine.capture import small_sizes
 from turbine.capture.model import capture
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(2)
+
+sizes = pytest.mark.sweep(2, "sizes")
 
 Shapes = list[tuple[int, ...]]
 X: Shapes = [(6, 4)]
@@ -63,8 +65,8 @@ def exported(name: str) -> tuple[Fn, turbine.aot.ExportOutput]:
     return model, aot.export(model, args=example, dynamic_shapes=(sizes,))
 
 
+@sizes
 @pytest.mark.run
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_small_sizes_match_eager_or_are_rejected(name: str) -> None:
     _, shapes, least = PROGRAMS[name]
@@ -92,8 +94,8 @@ NAMED: dict[str, tuple[Callable[..., Tensor], int]] = {
 }
 
 
+@sizes
 @pytest.mark.run
-@pytest.mark.sweep(1)
 @pytest.mark.filterwarnings("ignore:std():UserWarning")
 @pytest.mark.parametrize("name", NAMED)
 def test_small_sizes_of_a_named_dim_are_correct_or_rejected(name: str) -> None:
@@ -118,8 +120,8 @@ OF_TWO: dict[str, tuple[Callable[..., Tensor], int]] = {
 }
 
 
+@sizes
 @pytest.mark.run
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", OF_TWO)
 def test_small_sizes_of_two_named_dims_are_correct_or_rejected(name: str) -> None:
     function, least = OF_TWO[name]
@@ -166,7 +168,7 @@ def test_jittables_accept_small_sizes() -> None:
         torch.testing.assert_close(artifact.run(x), x[::2] + 1)
 
 
-@pytest.mark.sweep(1)
+@sizes
 @pytest.mark.run
 @pytest.mark.filterwarnings("ignore:std():UserWarning")
 @pytest.mark.parametrize("name", NAMED)

@@ -33,6 +33,8 @@ from turbine.ops.pure_op import PureOp
 from turbine.passes import ExpandCustomOps, Merge, run_passes
 
 pytestmark = pytest.mark.run
+
+programs = pytest.mark.sweep(2, "programs")
 LIBRARY = def_library("op_reg_test")
 OPS = torch.ops.op_reg_test  # type checkers take a class for itself, not for the op it becomes
 FORMAT = impl_helper.StrFormatTemplateLoader(__name__, "op_reg_templates")
@@ -221,12 +223,14 @@ def test_mutating_ops_take_keyword_arguments() -> None:
     assert torch.equal(x, torch.full([3], 1.5))
 
 
+@programs
 def test_optional_tensors_may_be_omitted() -> None:
     x, w, bias = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
     torch.testing.assert_close(OPS.linear(x, None, w), x @ w)
     torch.testing.assert_close(OPS.linear(x, bias, w), x @ w + bias)
 
 
+@programs
 @pytest.mark.parametrize("wanted", [[True, True], [True, False], [False, True]])
 def test_results_may_be_none(wanted: list[bool]) -> None:
     given = [torch.randn(3), torch.randn(4)]
@@ -250,6 +254,7 @@ def test_int_arguments_do_not_recompile() -> None:
     assert len(kernels) == count
 
 
+@programs
 def test_dynamic_shapes_do_not_recompile_unless_specialized() -> None:
     kernels = kernels_of(OPS.linear)
     w = torch.randn(8, 9)
@@ -376,6 +381,7 @@ def test_ops_compile_without_graph_breaks() -> None:
     torch.testing.assert_close(compiled(more), meaning(model, more))
 
 
+@programs
 def test_ops_are_exported_with_dynamic_sizes() -> None:
     model = Model()
     rows = torch.export.Dim("rows", min=2)

@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated"),
 ]
 
+cases = pytest.mark.sweep(5, "cases")
+
 
 def grad(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A leaf that wants its gradient."""
@@ -90,6 +92,7 @@ def test_result_aliases_match_eager(case: str) -> None:
     agrees(*ALIASES[case])
 
 
+@cases
 @pytest.mark.parametrize("case", ["an input", "a view of an input", "a view of a result"])
 def test_aliased_results_can_be_written(case: str) -> None:
     def write(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,6 +109,7 @@ def test_aliased_results_can_be_written(case: str) -> None:
     same(outcome(write(compiled(function)), make), outcome(write(function), make))
 
 
+@cases
 def test_results_decomposed_to_views_can_be_written() -> None:
     def call(function: Any, x: Tensor) -> Tensor:
         result: Tensor = function(x)
@@ -245,6 +249,7 @@ def test_inference_tensors_are_accepted_outside_of_inference_mode() -> None:
     agrees(lambda x: x * 2, lambda: (x,))
 
 
+@cases
 def test_autocast_matches_eager() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
 
@@ -269,11 +274,13 @@ class Doubled(torch.autograd.Function):
         return gradient * 7
 
 
+@cases
 def test_custom_autograd_functions_match_eager() -> None:
     apply: Any = Doubled.apply
     agrees(lambda x: apply(x) * 2, lambda: (grad(3),))
 
 
+@cases
 def test_higher_derivatives_are_rejected_by_pytorch() -> None:
     x = grad(3)
     (first,) = torch.autograd.grad(compiled(lambda x: x * x * x)(x).sum(), x, create_graph=True)
@@ -324,6 +331,7 @@ def shift(x: Tensor) -> None:
     x += 100
 
 
+@cases
 def test_foreign_custom_ops_fall_back() -> None:
     (graph,) = agrees(lambda x: shifted(x * 2 * x + 1) * 2 * x + 1, lambda: (plain(3),), ops=6)
     assert [op.op for op in graph.left] == ["turbine_tests.shifted.default"]
@@ -353,10 +361,12 @@ def test_effects_happen_in_order(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out.split() == ["before", "between", "after"] * 2
 
 
+@cases
 def test_factory_functions_match_eager() -> None:
     agrees(lambda x: (x * torch.tensor(3.0), torch.tensor([1, 2])), lambda: (grad(3),))
 
 
+@cases
 def test_checkpointed_functions_match_eager() -> None:
     def function(x: Tensor) -> Tensor:
         inner = torch.utils.checkpoint.checkpoint(
@@ -469,6 +479,7 @@ CHANGES: dict[str, Callable[[torch.nn.Linear], Any]] = {
 }
 
 
+@cases
 def test_weight_updates_are_visible_to_the_next_call() -> None:
     model = torch.nn.Linear(3, 3).requires_grad_(False)
     call = compiled(model)
@@ -493,6 +504,7 @@ def test_views_of_weights_are_cached() -> None:
     assert all(tensor_call.known[index][1] is view for index, view in before.items())
 
 
+@cases
 def test_backward_frees_saved_tensors() -> None:
     function = compiled(lambda x: torch.relu(x * 2) * x)
     x = grad(4)

@@ -19,6 +19,8 @@ from turbine.lower.control_flow import RULES
 # PyTorch tells where control flow that it cannot differentiate comes from.
 pytestmark = pytest.mark.filterwarnings("ignore:Error detected in")
 
+programs = pytest.mark.sweep(2, "programs")
+
 LAYER = nn.Linear(4, 4)
 
 
@@ -109,7 +111,7 @@ PROGRAMS: dict[str, tuple[Any, Make, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sweep(2)
+@programs
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_control_flow_is_compiled(name: str) -> None:
     function, make, options = PROGRAMS[name]
@@ -126,7 +128,7 @@ TRAINED: dict[str, tuple[Any, Make]] = {
 }
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients_of_control_flow_are_compiled(name: str) -> None:
     graphs = agrees(*TRAINED[name], tolerance=1e-5)

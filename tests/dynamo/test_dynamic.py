@@ -16,7 +16,7 @@ from tests.compiled import compiled, outcome, same
 from turbine.capture.decompositions import current_training_decompositions
 from turbine.dynamo import records
 
-pytestmark = pytest.mark.sweep(6)
+pytestmark = pytest.mark.sweep(3)
 
 Shape = tuple[int, ...]
 

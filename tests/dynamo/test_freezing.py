@@ -14,6 +14,8 @@ import turbine
 from turbine.dynamo.entry import backend
 from turbine.runtime import parameters
 
+programs = pytest.mark.sweep(2, "programs")
+
 frozen = partial(backend, options={"freezing": True})
 
 
@@ -54,6 +56,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@programs
 def test_weights_are_loaded_once(loads: list[int]) -> None:
     model, x = Network().eval(), torch.randn(9, 3, 12, 12)
     compiled = torch.compile(model, backend=frozen)
@@ -92,6 +95,7 @@ def test_changed_weights_are_loaded_again(
     assert 2 <= len(loads) <= 4
 
 
+@programs
 def test_weights_that_are_views_at_odd_addresses_are_loaded() -> None:
     class Views(nn.Module):
         def __init__(self) -> None:
@@ -115,6 +119,7 @@ def test_weights_made_in_inference_mode_are_loaded() -> None:
         torch.testing.assert_close(torch.compile(model, backend=frozen)(x), model(x))
 
 
+@programs
 def test_buffers_that_a_call_writes_are_not_frozen(loads: list[int]) -> None:
     model, other = Network(), Network()
     other.load_state_dict(model.state_dict())
@@ -126,6 +131,7 @@ def test_buffers_that_a_call_writes_are_not_frozen(loads: list[int]) -> None:
     assert len(loads) == 1
 
 
+@programs
 def test_graphs_with_gradients_are_not_frozen(loads: list[int]) -> None:
     model, x = nn.Linear(32, 32), torch.randn(9, 32)
     with torch.enable_grad():
@@ -151,6 +157,7 @@ def test_profiles_have_frozen_parts() -> None:
     assert any("convolution" in dispatch.name for dispatch in part.dispatches)
 
 
+@programs
 def test_results_share_no_memory_with_weights() -> None:
     class Returning(nn.Module):
         def __init__(self) -> None:

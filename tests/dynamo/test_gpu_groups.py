@@ -203,6 +203,7 @@ def test_groups_compute_what_pytorch_does(name: str) -> None:
     assert kernels_of(function, *args) == expected
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", ["norm", "rms norm", "masked softmax", "halves of a tensor"])
 def test_kernels_compute_the_same_as_triton(name: str) -> None:
     function, args, expected = CASES[name]

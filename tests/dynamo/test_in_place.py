@@ -135,7 +135,7 @@ def write_view(x: Tensor, y: Tensor) -> None:
     y.add_(x)
 
 
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("function", "count"),
     [
@@ -192,7 +192,7 @@ def test_only_tensors_in_memory_are_updated(device: str) -> None:
     assert len(found) == (device == "cpu")
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs_of_writes(seed: int) -> None:
     choose = random.Random(seed)

@@ -17,7 +17,7 @@ from turbine import config
 from turbine.eager import programs, recorder, trace_tree
 from turbine.eager.programs import Code
 
-slow = pytest.mark.sweep(4, "slow")
+slow = pytest.mark.sweep(2, "slow")
 
 
 @pytest.fixture(autouse=True)

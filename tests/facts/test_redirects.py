@@ -19,6 +19,8 @@ import turbine.capture.decompositions
 from turbine import errors, redirects
 from turbine.compat import conversions
 
+processes = pytest.mark.sweep(1, "processes")
+
 ROOT = Path(__file__).parents[2]
 ROOTS = ("iree.turbine", "shark_turbine")
 # What users of iree-turbine import, and from where, as far as Turbine has it.
@@ -164,6 +166,7 @@ def test_our_modules_have_the_old_names(ours: str) -> None:
         _ = module.nothing
 
 
+@processes
 def test_our_modules_do_not_import_old_ones() -> None:
     program = (
         "import importlib, sys\n"
@@ -227,6 +230,7 @@ def test_installation_is_idempotent() -> None:
     assert sys.meta_path == before
 
 
+@processes
 def test_redirects_work_in_a_new_process() -> None:
     program = (
         "from iree.turbine.support.conversions import TORCH_DTYPE_TO_IREE_TYPE\n"
@@ -238,6 +242,7 @@ def test_redirects_work_in_a_new_process() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@processes
 def test_a_real_package_earlier_on_the_path_takes_precedence(tmp_path: Path) -> None:
     theirs = tmp_path / "iree" / "turbine" / "aot"
     theirs.mkdir(parents=True)

@@ -200,6 +200,7 @@ def _fingerprint(monkeypatch: pytest.MonkeyPatch, facts: dict[str, object]) -> s
         target.host_fingerprint.cache_clear()
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("spelling", ["cuda:sm_80", "hip:gfx942", "vulkan"])
 def test_a_matmul_compiles_for_an_absent_gpu(spelling: str) -> None:
     compiled = pipeline.compile_ir(MATMUL, target.parse(spelling), use_cache=False)

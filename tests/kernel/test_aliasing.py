@@ -19,6 +19,8 @@ from turbine.ops import aliasing
 from turbine.runtime import numpy_buffers, torch_buffers
 from turbine.runtime.overlap import Layout, overlaps_itself, share_memory
 
+programs = pytest.mark.sweep(2, "programs")
+
 N, B = tkl.symbols("N B")
 T = tkl.types.T
 Views = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -79,6 +81,7 @@ def test_inputs_are_read_before_aliased_writes(name: str, views: Views) -> None:
     assert changed(lambda x, y: add_reversed_(x.detach().requires_grad_(), y), views) == wanted
 
 
+@programs
 def test_inputs_are_read_before_aliased_writes_on_all_cores() -> None:
     z, kernel = torch.randn(2**18), add_reversed_.using(B=256)
     wanted = z + z.view(-1, 256).flip(0).reshape(-1)
@@ -102,6 +105,7 @@ class Several(nn.Module):
         return a, b, c
 
 
+@programs
 def test_compiled_and_exported_programs_match_eager_on_aliased_tensors() -> None:
     wanted = [whole() for _ in TRACED]
     results = Several()(*wanted)
@@ -114,6 +118,7 @@ def test_compiled_and_exported_programs_match_eager_on_aliased_tensors() -> None
             assert torch.equal(one, other)
 
 
+@programs
 def test_views_of_dynamic_sizes_match_eager() -> None:
     def odd_and_even(z: Tensor) -> Tensor:
         add_reversed_(z, z)
@@ -165,6 +170,7 @@ def test_in_out_buffers_with_overlapping_elements_are_rejected() -> None:
         add_reversed_.interpret(torch.ones(4), torch.ones(1).expand(4))
 
 
+@programs
 def test_artifacts_reject_inputs_that_alias_in_out_buffers() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:

@@ -87,6 +87,7 @@ MESSAGE = (
 )
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", CASES)
 def test_bad_indices_are_reported_by_interpreter_and_compiled_code(name: str) -> None:
     kernel, good, bad, wanted = CASES[name]

@@ -153,6 +153,7 @@ def alloca(w: Writer, kind: str) -> str:
     return w.emit(f"memref.alloca() : {kind}", kind).name
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", EXTENTS)
 def test_the_matmul_of_the_extents_is_accumulated(multiply: Launchable, name: str) -> None:
     extents = [extents_of(case, EXTENTS[name]) for case in CASES]

@@ -114,6 +114,7 @@ def test_softmax(shape: tuple[int, int]) -> None:
         torch.testing.assert_close(result, softmax_of_two(x))
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(("m", "n", "k"), [(256, 128, 64), (70, 33, 100)])
 def test_gemm(m: int, n: int, k: int) -> None:
     a, b = torch.randn(m, k).half(), torch.randn(n, k).half()

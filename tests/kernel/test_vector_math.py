@@ -48,7 +48,7 @@ CASES = [(name, element, LANES[element]) for name in REFERENCES for element in D
 CASES += [(name, element, 0) for name in SHORT for element in DTYPES]
 
 
-@pytest.mark.sweep(20)
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize(("name", "element", "lanes"), CASES)
 def test_functions_are_accurate_to_a_few_ulp(name: str, element: str, lanes: int) -> None:
     arguments = _arguments(name, element)

@@ -169,6 +169,7 @@ def random_chain(rng: random.Random, value: Tensor, valid: Tensor) -> Chain:
     return chain
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("seed", range(SEED, SEED + 4))
 def test_chains_of_views_agree_with_torch(seed: int) -> None:
     rng = random.Random(seed)

@@ -13,7 +13,7 @@ from turbine.capture.program import Program
 from turbine.library.convolution import Form, depthwise, full
 from turbine.target import Target
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(3)
 
 aten = torch.ops.aten
 
@@ -93,7 +93,7 @@ LAYERS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", LAYERS)
 def test_artifacts_with_kernels_match_eager(name: str) -> None:
     layer, shape = LAYERS[name]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tests.models import compiled
 from turbine import errors
 
-programs = pytest.mark.sweep(2, "programs")
+programs = pytest.mark.sweep(1, "programs")
 
 STARTS = torch.tensor([0, 3, 3, 9])  # the second bag is empty
 

@@ -68,7 +68,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("function", "kernel"), FUNCTIONS, ids=[function.__name__ for function, _ in FUNCTIONS]

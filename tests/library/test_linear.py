@@ -22,7 +22,7 @@ from turbine.lower.importer import lower_all
 from turbine.mlir import context as mlir_context
 from turbine.target import Target
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(3)
 
 aten = torch.ops.aten
 

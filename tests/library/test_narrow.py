@@ -43,7 +43,7 @@ def test_no_matmul_of_narrow_operands_is_left(dtype: torch.dtype, target: Target
     assert {one.meta["val"].dtype for one in (product, *product.all_input_nodes)} == {torch.float32}
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @narrow
 @pytest.mark.parametrize(
     ("layer", "shape"),

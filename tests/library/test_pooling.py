@@ -12,7 +12,7 @@ import turbine
 from tests.library.placing import NEON, exported, placed
 from turbine.capture.program import Program
 
-programs = pytest.mark.sweep(2, "programs")
+programs = pytest.mark.sweep(1, "programs")
 
 POOLS: dict[str, nn.Module] = {
     "max": nn.MaxPool2d(2),

@@ -15,7 +15,7 @@ from tests.models import Fn
 from turbine import target as targets
 from turbine.library.rows import group_norm, group_norm_silu, layer_norm, log_softmax, softmax
 
-pytestmark = pytest.mark.sweep(7)
+pytestmark = pytest.mark.sweep(3)
 
 INF, NAN = float("inf"), float("nan")
 

@@ -14,7 +14,7 @@ from tests.models import Fn
 from turbine import errors
 from turbine.library.scatter import add_rows, scatter_add_in_columns, scatter_add_in_rows
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(2)
 
 
 def scattered(dim: int) -> Fn:

@@ -13,7 +13,7 @@ import turbine
 from tests.library.placing import AVX512, count, exported, placed
 from turbine.capture.program import Program
 
-programs = pytest.mark.sweep(2, "programs")
+programs = pytest.mark.sweep(1, "programs")
 
 aten = torch.ops.aten
 ENDS = aten.relu.default, aten.where.self, aten.mul.Tensor, aten.add.Tensor

@@ -183,7 +183,7 @@ class Every(nn.Module):
 
 
 @pytest.mark.run
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @names
 def test_eager_calls_match_the_reference(name: str) -> None:
     args = SAMPLES[name].tensors(torch.float64)

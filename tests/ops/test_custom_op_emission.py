@@ -15,7 +15,7 @@ from tests.declared import leave_no_ops as leave_no_ops
 from tests.models import Fn, assert_alike
 from turbine import ops
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(1)
 
 FILL = """
 func.func @fill(%x: {x}, %n: i64) -> {result} {{

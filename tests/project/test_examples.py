@@ -23,9 +23,9 @@ from turbine.child_processes import Crash
 
 pytestmark = pytest.mark.run
 
-benchmarks = pytest.mark.sweep(2, "benchmarks")
-
 examples = pytest.mark.sweep(2, "examples")
+
+benchmarks = pytest.mark.sweep(1, "benchmarks")
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,8 +85,8 @@ def _examples_import_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
 
 
+@examples
 @pytest.mark.usefixtures("_examples_import_each_other")
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", ["lenet", "gpt", "recommender", "contrastive", "distributed"])
 def test_training_examples_reduce_the_loss(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

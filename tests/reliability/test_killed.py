@@ -45,7 +45,7 @@ def test_a_killed_process_leaves_only_whole_files(tmp_path: Path, amount: Amount
     turbine.aot.export(model, args=(ones,)).compile(whole)
     folder = tmp_path / "cache"
     chance = random.Random(0)
-    for number in range(amount(3, 200)):
+    for number in range(amount(2, 200)):
         mark = f"{os.getpid()}-{number}"
         where = {"TURBINE_CACHE_DIR": str(folder), "TMPDIR": str(tmp_path)}
         words = (str(whole), str(saved), str(number * 1000))

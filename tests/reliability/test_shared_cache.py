@@ -91,7 +91,7 @@ for number in range(int(sys.argv[1])):
 def test_processes_that_are_killed_share_a_cache_with_others(
     tmp_path: Path, amount: Amount
 ) -> None:
-    programs, count = amount(3, 40), amount(2, 8)
+    programs, count = amount(2, 40), amount(1, 8)
     where, mark = {"TURBINE_CACHE_DIR": str(tmp_path / "cache")}, f"{os.getpid()}-sharing"
     with ExitStack() as stack:
         pairs = [

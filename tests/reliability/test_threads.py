@@ -87,6 +87,7 @@ MIXES = {"export": [*ANY, Mixer.export], "torch.compile": [*ANY, Mixer.torch_com
 
 
 @pytest.mark.run
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("mix", MIXES)
 def test_concurrent_compiles_exports_and_loads_return_correct_results(
     mix: str, tmp_path: Path, amount: Amount

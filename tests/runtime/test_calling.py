@@ -122,6 +122,7 @@ class ReturnsWeights(nn.Module):
         return x + weight, weight, weight[16:48], matrix, matrix.T, weight * 2, torch.arange(64)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("weights", ["external", "archive", "global", "inline"])
 def test_writing_to_a_result_changes_no_weight(weights: str, tmp_path: Path) -> None:
     model, x = ReturnsWeights(), torch.ones(64)

@@ -145,6 +145,7 @@ class Scored(Dataset[Tensor]):
         return result
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader_call_an_artifact(start: str, linear: turbine.Artifact) -> None:

@@ -20,6 +20,8 @@ from turbine.dynamo import part_times
 from turbine.runtime import ranges, run_trace
 from turbine.runtime.artifact import Artifact
 
+calls = pytest.mark.sweep(1, "calls")
+
 X = torch.randn(4, 8)
 
 
@@ -46,10 +48,12 @@ def artifact() -> Artifact:
     return aot.export(nn.Linear(8, 8), args=(X,), module_name="linear").compile()
 
 
+@calls
 def test_calls_of_an_artifact_are_ranges(artifact: Artifact) -> None:
     assert ranges_of(lambda: [artifact(X), artifact(X)]) == {"turbine::linear.main": 2}
 
 
+@calls
 def test_calls_of_compiled_parts_are_ranges() -> None:
     compiled = compiled_function()
     compiled(X)
@@ -58,6 +62,7 @@ def test_calls_of_compiled_parts_are_ranges() -> None:
     assert all(name.startswith("turbine::part.") for name in found)
 
 
+@calls
 def test_a_call_that_fails_closes_its_range() -> None:
     class Picks(nn.Module):
         def forward(self, x: Tensor, index: Tensor) -> Tensor:

@@ -156,6 +156,7 @@ def test_a_failed_call_leaves_all_sessions_as_they_were() -> None:
     assert [s.read() for s in (other, one, artifact.session())] == [2, 2, 0]
 
 
+@pytest.mark.sweep(1)
 def test_calls_of_an_artifact_with_open_sessions_are_errors(memory: turbine.Artifact) -> None:
     x = torch.ones(WIDTH)
     memory(x)

@@ -10,6 +10,8 @@ import pytest
 
 from turbine.runtime import device
 
+processes = pytest.mark.sweep(2, "processes")
+
 # Threads get their names, and end, a little after the call that starts or ends them.
 WAIT = """
 import os, time, torch
@@ -67,16 +69,20 @@ def run(script: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_programs_use_the_thread_count_of_pytorch() -> None:
-    cores = len(os.sched_getaffinity(0))
-    assert run(WORKERS.format(count=1)) == ["local-sync", "1"]
-    assert run(WORKERS.format(count=cores))[1] == str(cores)
+@processes
+@pytest.mark.parametrize("count", sorted({1, len(os.sched_getaffinity(0))}))
+def test_programs_use_the_thread_count_of_pytorch(count: int) -> None:
+    driver, workers = run(WORKERS.format(count=count))
+    assert count > 1 or driver == "local-sync"
+    assert workers == str(count)
 
 
+@processes
 def test_idle_openmp_threads_are_stopped_and_restarted() -> None:
     assert run(RELEASE) == ["1", "1"]
 
 
+@processes
 def test_a_forked_child_does_not_wait_for_the_threads_of_its_parent() -> None:
     assert run(FORK) == ["None"]
 
