@@ -14,6 +14,8 @@ from turbine import errors
 from turbine.aot import FxPrograms, FxProgramsBuilder
 from turbine.cli.main import main
 
+programs = pytest.mark.sweep(1, "programs")
+
 
 class Reader(nn.Module):
     """Accumulates its inputs, and has tied weights."""
@@ -113,6 +115,7 @@ def test_an_entry_point_must_be_named(file: Path) -> None:
     assert "answer" in dir(artifact)
 
 
+@programs
 def test_saved_programs_may_move(model: Reader, tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
@@ -136,6 +139,7 @@ def test_saving_writes_each_tensor_once(tmp_path: Path) -> None:
     assert big.weight.sum() != 0  # saving took nothing away
 
 
+@programs
 def test_quantized_entry_points_share_packed_weights(model: Reader) -> None:
     small = turbine.aot.quantize(turbine.aot.export(built(model)), bits=8)
     names = [weight.name for weight in small.lowered.external]
@@ -195,6 +199,7 @@ def test_the_command_line_runs_one_entry_point(
     assert "answer" in capsys.readouterr().err
 
 
+@programs
 def test_ir_may_be_imported_before_it_is_compiled(model: Reader) -> None:
     output = turbine.aot.export(built(model))
     output.import_to("import")

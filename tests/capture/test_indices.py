@@ -116,7 +116,6 @@ def _write(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> tuple[torch.Ten
 WRITES = (TABLE, torch.tensor([-1, 0, -4]), torch.randn(3, 4))
 
 
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_negative_indices_count_from_the_end_under_torch_compile(dynamic: bool) -> None:
     def gradient(x: torch.Tensor) -> torch.Tensor:

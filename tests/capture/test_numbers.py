@@ -139,7 +139,6 @@ def test_uint8_between_converted_numbers_matches_eager() -> None:
 LARGE = [0.5, 3.0, -7.25, 1e-35, 12345.678, 1.6e6, 1e9, 3e12, -1e25, 3e38, INF, NAN, -0.0]
 
 
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_large_numbers_match_eager(dtype: torch.dtype) -> None:
     """Remainders are exact for any quotient, where eager's vectors have nan for some."""
@@ -169,7 +168,6 @@ def _rest(a: float, b: float) -> float:
 NUMBERS = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool]
 
 
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
 def test_constant_folding_matches_eager(dtype: torch.dtype) -> None:
     """The compiler folds 3.0 < 0 to true, and 3.0 + -2 to 1.8e19, of a constant and an int."""

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 from tests.compiled import agrees
 from tests.models import compiled
 
+programs = pytest.mark.sweep(2, "programs")
+
 PLACES = torch.tensor([2, 1, 0, 3])
 FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
     "index_put": lambda x: x.index_put((PLACES,), x[:4] * 2),
@@ -25,7 +27,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64], ids=str)
 def test_arguments_are_not_overwritten(dtype: torch.dtype) -> None:
     x = torch.arange(64).flip(0).view(8, 8).to(dtype)
@@ -39,6 +41,7 @@ def test_arguments_are_not_overwritten(dtype: torch.dtype) -> None:
         torch.testing.assert_close(tuple(ours), tuple(theirs), msg=name)
 
 
+@programs
 def test_views_of_arguments_with_derived_sizes_are_not_overwritten() -> None:
     def program(x: torch.Tensor) -> Any:
         padded = F.pad(x, (1, 0), mode="circular")
@@ -53,7 +56,7 @@ def test_views_of_arguments_with_derived_sizes_are_not_overwritten() -> None:
     agrees(program, lambda: (torch.randn(2, 8),), dynamic=True)
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool], ids=str)
 def test_written_copies_do_not_alias_read_ones(dtype: torch.dtype) -> None:
     def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

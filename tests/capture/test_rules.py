@@ -28,7 +28,6 @@ pytestmark = pytest.mark.sweep(3)
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_strided_convolutions_down_to_one_pixel_match_eager(size: int, dims: int) -> None:
@@ -38,7 +37,6 @@ def test_strided_convolutions_down_to_one_pixel_match_eager(size: int, dims: int
     assert relative_error(found, layer(x).detach()) < 1e-6
 
 
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_depthwise_transposed_convolutions_match_eager(dtype: torch.dtype) -> None:
     weight, bias = torch.randn(6, 1, 3, 2, dtype=dtype), torch.randn(6, dtype=dtype)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 import turbine
 
+programs = pytest.mark.sweep(1, "programs")
+
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "a column": lambda x: x[:, 0],
     "times one": lambda x: x[:, 0] * 1.0,
@@ -35,7 +37,7 @@ class Products(torch.nn.Module):
         return row @ y, torch.stack([row]) @ y, y.T @ row, row[None, None] @ y[None], linear
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("name", ROWS)
 def test_strided_rows_are_read_completely(name: str) -> None:
     x, y = torch.randn(33, 7), torch.randn(33, 9)
@@ -44,6 +46,7 @@ def test_strided_rows_are_read_completely(name: str) -> None:
     torch.testing.assert_close(artifact(x, y), model(x, y))
 
 
+@programs
 def test_dynamic_shapes_are_supported() -> None:
     x, y = torch.randn(33, 7), torch.randn(33, 9)
     model = Products(ROWS["times one"])

@@ -263,6 +263,7 @@ def test_a_new_process_hits_the_cache_without_a_compiler(tmp_path: Path, folder:
 
 
 # The first model, the same one in another file, and one with other weights.
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     ("weights", "cached"), [("inline", [False, True, False]), ("external", [False, True, True])]
 )

@@ -44,6 +44,10 @@ from turbine.coverage.verdicts import (
     combine,
 )
 
+statuses = pytest.mark.sweep(4, "statuses")
+
+commands = pytest.mark.sweep(2, "commands")
+
 DOCS = Path(__file__).parents[2] / "docs"
 aten = torch.ops.aten
 X = torch.linspace(-1.0, 1.0, 6)
@@ -179,6 +183,7 @@ def _overwritten(x: torch.Tensor) -> torch.Tensor:
     return x.index_put((torch.tensor([1, 3]),), torch.zeros(2))
 
 
+@statuses
 def test_a_mutated_argument_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _judge(_overwritten).status == COMPILED
     monkeypatch.setattr(ownership, "keep_arguments", lambda graph, names: None)
@@ -186,6 +191,7 @@ def test_a_mutated_argument_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
     assert verdict.status == FAILS, "IREE no longer writes into arguments: drop ownership.py"
 
 
+@statuses
 @pytest.mark.parametrize("dynamic", [False, True], ids=exported.WAYS)
 def test_an_export_is_compiled(dynamic: bool) -> None:
     assert _judge_export(torch.exp, dynamic=dynamic) == Verdict(COMPILED)
@@ -216,6 +222,7 @@ def test_an_export_that_raises_fails() -> None:
     assert "no such rule" in verdict.reason
 
 
+@statuses
 def test_an_export_that_does_not_write_its_argument_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _judge_export(lambda x: x.add_(1)).status == COMPILED
     monkeypatch.setattr(exported, "_compile", lambda case, axes: lambda x: [x + 1])
@@ -228,10 +235,12 @@ def test_ops_that_torch_export_cannot_trace_are_not_counted() -> None:
     assert "torch.export" in verdict.reason
 
 
+@statuses
 def test_random_numbers_of_exports_are_not_compared() -> None:
     assert _judge_export(torch.rand_like) == Verdict(RANDOM)
 
 
+@statuses
 def test_exports_without_fusion_are_listed() -> None:
     with config.override(strategy="isolated"):
         verdict = _judge_export(lambda x: x.exp() + 1)
@@ -383,7 +392,7 @@ def test_no_export_of_a_slice_fails(judged_exports: list[Judged]) -> None:
     assert not [item for item in judged_exports if item.fails]
 
 
-@pytest.mark.sweep(1)
+@statuses
 @pytest.mark.parametrize("name", BROKEN_EXPORTS)
 def test_known_failing_exports_fail(name: str) -> None:
     verdicts = exported.judge(samples.ops()[name], samples=1)
@@ -392,6 +401,7 @@ def test_known_failing_exports_fail(name: str) -> None:
     assert BROKEN_EXPORTS[name] in reasons[0]
 
 
+@commands
 def test_the_command_prints_counts_and_writes_the_page(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,6 +415,7 @@ def test_the_command_prints_counts_and_writes_the_page(
     assert "| `view` | free | free |" in path.read_text()
 
 
+@commands
 def test_the_command_judges_exports(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -453,6 +464,7 @@ def _fake_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architectures, "ARCHITECTURES", rows)
 
 
+@commands
 @pytest.mark.usefixtures("_fake_package")
 def test_the_command_judges_architectures(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

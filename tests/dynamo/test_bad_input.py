@@ -273,7 +273,6 @@ FORK = """
     """
 
 
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("pending", [True, False], ids=["compile pending", "after a call"])
 def test_compiled_code_runs_after_fork(pending: bool, tmp_path: Path) -> None:
     done = in_new_process(FORK.replace("PENDING", str(pending)), tmp_path)

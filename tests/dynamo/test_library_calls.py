@@ -212,7 +212,6 @@ class Network(nn.Module):
         return logits
 
 
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_training_steps_with_library_calls_match_eager(dynamic: bool) -> None:
     torch.manual_seed(0)

@@ -16,6 +16,8 @@ from turbine.dynamo.report import CompileReport
 from turbine.page import explanation
 from turbine.page.explanation import Explanation
 
+pages = pytest.mark.sweep(1, "pages")
+
 
 class Model(nn.Module):
     def __init__(self) -> None:
@@ -46,6 +48,7 @@ def shown(report: CompileReport, page: Path) -> Explanation:
     return report.html(page, calls=2)
 
 
+@pages
 def test_each_part_has_its_stages(shown: Explanation) -> None:
     text = [line.text for line in shown.stages.graph]
     assert [line for line in text if line.startswith("#")] == [
@@ -91,6 +94,7 @@ def test_events_of_parts_follow_each_other(shown: Explanation) -> None:
     assert max(ends) <= min(starts)
 
 
+@pages
 def test_a_later_run_is_compared_with_a_saved_one(
     report: CompileReport, shown: Explanation, page: Path
 ) -> None:

@@ -15,6 +15,8 @@ from turbine.dynamo import calibration, graph_autotuning, small_graphs
 from turbine.dynamo.calibration import Seconds
 from turbine.dynamo.records import LeftOp
 
+programs = pytest.mark.sweep(1, "programs")
+
 
 @pytest.fixture(autouse=True)
 def compile_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,6 +66,7 @@ def test_few_small_ops_run_in_pytorch(call_takes: Callable[[float], None]) -> No
     assert x.grad is not None
 
 
+@programs
 def test_many_ops_and_large_tensors_are_compiled(call_takes: Callable[[float], None]) -> None:
     call_takes(10)
     assert reasons(many_ops, torch.randn(64)) == set()
@@ -72,6 +75,7 @@ def test_many_ops_and_large_tensors_are_compiled(call_takes: Callable[[float], N
     assert reasons(four_ops, torch.randn(64), "never") == set()
 
 
+@programs
 def test_ops_that_run_many_others_are_compiled(call_takes: Callable[[float], None]) -> None:
     call_takes(10)
     layer = torch.nn.LSTM(4, 4).requires_grad_(False)

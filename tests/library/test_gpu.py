@@ -22,6 +22,8 @@ from turbine.library.gpu_matmul import Form, choose_form
 from turbine.library.gpu_reductions import all_hold
 from turbine.library.rows import layer_norm, softmax
 
+programs = pytest.mark.sweep(2, "programs")
+
 GPU = target.parse("cuda:sm_90")
 aten = torch.ops.aten
 
@@ -33,7 +35,7 @@ def kernels_of(model: nn.Module, *args: Tensor, dynamic_shapes: object = None) -
     return [name.split(".")[1].rstrip("_0123456789") for name in names if name.startswith("tk.")]
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_transformer_is_made_of_kernels(dtype: torch.dtype) -> None:
     model = nn.TransformerEncoderLayer(64, 2, 128, batch_first=True).to(dtype)
@@ -113,7 +115,7 @@ def test_operands_are_read_where_they_are() -> None:
     assert count(program, aten.permute.default) == 1  # of y, below the axis of the batch
 
 
-@pytest.mark.sweep(2)
+@programs
 @pytest.mark.parametrize(
     ("model", "shape", "expected"),
     [
@@ -173,7 +175,7 @@ def test_a_product_that_is_read_elsewhere_is_stored() -> None:
     assert count(program, aten.relu.default) == 1
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_no_target_gets_windows_of_one_element_with_a_stride(dtype: torch.dtype) -> None:
     model, x = nn.Conv2d(8, 16, 1, (1, 3)).to(dtype).eval(), torch.randn(2, 8, 9, 10).to(dtype)

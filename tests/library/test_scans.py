@@ -11,6 +11,8 @@ from torch.export import Dim
 
 from tests.models import compiled
 
+programs = pytest.mark.sweep(2, "programs")
+
 SUMS = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.bool]
 EXTREMES = [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.int64, torch.bool]
 
@@ -25,7 +27,7 @@ def check(found: Any, expected: Any, tolerance: float | None = None) -> None:
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("dtype", SUMS)
 def test_sums_and_products_match_eager(dtype: torch.dtype) -> None:
     def scan(x: Tensor) -> tuple[Tensor, ...]:
@@ -36,7 +38,7 @@ def test_sums_and_products_match_eager(dtype: torch.dtype) -> None:
     check(compiled(scan, x)(x), scan(x))
 
 
-@pytest.mark.sweep(1)
+@programs
 @pytest.mark.parametrize("dtype", EXTREMES)
 def test_extremes_have_the_index_of_the_last_that_is_equal(dtype: torch.dtype) -> None:
     def scan(x: Tensor) -> tuple[Tensor, ...]:
@@ -49,6 +51,7 @@ def test_extremes_have_the_index_of_the_last_that_is_equal(dtype: torch.dtype) -
     check(compiled(scan, x)(x), scan(x), 0)
 
 
+@programs
 def test_scans_of_dynamic_sizes() -> None:
     def scan(x: Tensor) -> tuple[Tensor, ...]:
         return (x.cumsum(-1), x.cumsum(0), x.cumprod(1), *x.cummin(-1), *x.cummax(0))

@@ -26,6 +26,8 @@ from turbine.runtime import run_trace
 
 pytestmark = pytest.mark.sweep(3)
 
+modes = pytest.mark.sweep(2, "modes")
+
 HALVES = (torch.float16, torch.bfloat16)
 ROUNDING = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -182,8 +184,8 @@ class Every(nn.Module):
         }
 
 
+@modes
 @pytest.mark.run
-@pytest.mark.sweep(1)
 @names
 def test_eager_calls_match_the_reference(name: str) -> None:
     args = SAMPLES[name].tensors(torch.float64)
@@ -234,7 +236,7 @@ def _larger(sample: Sample, args: Sequence[Tensor], by: int) -> tuple[Tensor, ..
     )
 
 
-@pytest.mark.sweep(1)
+@modes
 @pytest.mark.parametrize("name", {sample.op: name for name, sample in SAMPLES.items()}.values())
 def test_opcheck_passes(name: str) -> None:
     sample = SAMPLES[name]
@@ -243,8 +245,8 @@ def test_opcheck_passes(name: str) -> None:
     torch.library.opcheck(sample.op, (*args, *rest))
 
 
+@modes
 @pytest.mark.run
-@pytest.mark.sweep(1)
 @pytest.mark.parametrize("name", [name for name in SAMPLES if name != "quantized_matmul"])
 def test_gradients_match_finite_differences(name: str) -> None:
     sample = SAMPLES[name]

@@ -20,6 +20,8 @@ from turbine.page.stages import DispatchText, Line, Op, Stages
 from turbine.runtime import container
 from turbine.runtime.artifact import Artifact
 
+programs = pytest.mark.sweep(2, "programs")
+
 
 class Block(nn.Module):
     def __init__(self) -> None:
@@ -70,6 +72,7 @@ def line_of(text: str) -> str:
     return f"{__file__}:{next(n for n, line in enumerate(lines, 1) if text in line)}"
 
 
+@programs
 def test_ops_have_the_lines_that_called_them_innermost_first(kept: Stages) -> None:
     ours = {op.places for op in kept.ops}
     inner, outer = line_of("self.first(x).relu()"), line_of("# doubled")
@@ -123,6 +126,7 @@ def test_a_copy_of_an_artifact_keeps_its_stages(
     assert measuring.stages_of(turbine.load(tmp_path / "copy.turbine")) == kept
 
 
+@programs
 def test_each_variant_has_stages_of_its_own() -> None:
     out = aot.export(nn.Linear(8, 8), args=(torch.ones(4, 8),))
     several = out.compile(target=["cpu:generic", "cpu"], describe=True)
@@ -146,6 +150,7 @@ class Squares(nn.Module):
         return result
 
 
+@programs
 def test_the_operations_of_a_kernel_are_counted() -> None:
     x = torch.randn(4096)
     described = aot.export(Squares(), args=(x,)).compile(describe=True)
@@ -165,6 +170,7 @@ class Doubled(aot.CompiledModule):
         return x * 2  # type: ignore[operator]
 
 
+@programs
 def test_a_compiled_module_has_ir_and_code_without_a_graph() -> None:
     found = measuring.stages_of(aot.export(Doubled).compile(describe=True))
     assert found is not None

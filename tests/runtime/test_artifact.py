@@ -386,6 +386,7 @@ except errors.ArtifactError as error:
 """
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "save", ["save(sys.argv[1])", "save_vmfb(sys.argv[1].replace('turbine', 'vmfb'))"]
 )
@@ -580,6 +581,7 @@ def test_weights_for_a_program_without_parameters_are_rejected(tmp_path: Path) -
         turbine.load(path, weights=tmp_path / "net.irpa")
 
 
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942", "vulkan"])
 def test_cross_compiled_artifacts_are_saved_and_rejected_by_load(
     target: str, tmp_path: Path
