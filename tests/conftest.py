@@ -24,9 +24,10 @@ from turbine import config
 
 # Files that take long; with several workers they start first, so that none of them ends last.
 LONG = frozenset(
-    "test_models test_examples test_contract test_training test_fuzz test_distributed "
-    "test_coverage test_llama test_pooling test_rule_table test_docs test_builtin_ops test_cli "
-    "test_sums test_numbers test_quantization test_memory test_threads".split()
+    "test_rule_table test_examples test_cli test_coverage test_lang_ops test_compile test_wheels "
+    "test_compiled_module test_memory test_properties test_recipes test_fuzz test_archives "
+    "test_models test_distributed test_contract test_builtin_ops test_worker_pool test_compat "
+    "test_control_flow test_training test_recurrence test_exported_programs test_llama".split()
 )
 GC_THRESHOLDS = (50_000, 20, 20)
 
@@ -130,7 +131,8 @@ def _is_whole(config: pytest.Config) -> bool:
 
 
 def _deselect(config: pytest.Config, items: list[pytest.Item], left_out: list[pytest.Item]) -> None:
-    items[:] = [item for item in items if item not in left_out]
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
     config.hook.pytest_deselected(items=left_out)
 
 

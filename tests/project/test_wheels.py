@@ -229,11 +229,17 @@ print(relu(numpy.float32([[-1, 0, 1], [2, -2, 3]])).tolist())
     ]
 
 
-def test_the_runtime_has_its_commands(runtime: Environment, model: Path) -> None:
-    for words in (["run"], ["bench", "--seconds", "0"], ["profile"], ["inspect", "--verify"]):
-        ended = runtime.run("turbine", *words, str(model))
-        assert (ended.returncode, ended.stderr) == (0, ""), words
-        assert ended.stdout, words
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize(
+    "words", [["run"], ["bench", "--seconds", "0"], ["profile"], ["inspect", "--verify"]], ids=str
+)
+def test_the_runtime_has_its_commands(words: list[str], runtime: Environment, model: Path) -> None:
+    ended = runtime.run("turbine", *words, str(model))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout
+
+
+def test_doctor_examines_the_runtime_alone(runtime: Environment) -> None:
     doctor = runtime.run("turbine", "doctor")
     assert doctor.returncode == 0
     assert "the runtime alone" in doctor.stdout
