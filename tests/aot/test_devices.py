@@ -13,7 +13,7 @@ import turbine
 from turbine import aot, errors
 from turbine.aot import DeviceAffinity, DeviceTensorTrait
 
-programs = pytest.mark.sweep(2, "programs")
+programs = pytest.mark.sweep(1, "programs")
 
 SECOND = "#hal.device.promise<@__device_1>"
 X, Y = torch.randn(2, 64), torch.randn(2, 64)

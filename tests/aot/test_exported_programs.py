@@ -16,7 +16,7 @@ import turbine
 from tests.models import compiled
 from turbine import errors
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(1)
 
 shapes = pytest.mark.sweep(1, "shapes")
 

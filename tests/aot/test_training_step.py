@@ -35,7 +35,7 @@ from turbine.library.random import STREAM
 from turbine.lower.emission import TargetQuery
 from turbine.zoo.training import TINY_TASKS
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(1)
 
 Make = Callable[[Parameters], Optimizer]
 

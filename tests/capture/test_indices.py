@@ -15,7 +15,7 @@ from tests.compiled import agrees
 from tests.compiled import compiled as dynamo_compiled
 from tests.models import Fn, compiled
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(2)
 
 aten = torch.ops.aten
 

@@ -15,7 +15,7 @@ from tests.compiled import compiled as dynamo_compiled
 from tests.models import compiled
 from turbine import errors
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(1)
 
 aten = torch.ops.aten
 indices = torch.tensor

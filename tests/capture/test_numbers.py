@@ -19,7 +19,7 @@ from tests.models import compiled
 from turbine import errors
 from turbine.capture import rules
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(2)
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 INF, NAN = float("inf"), float("nan")

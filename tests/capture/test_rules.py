@@ -23,7 +23,7 @@ from turbine.capture.rules import fourier, shapes
 from turbine.capture.rules.convolution import convolution
 from turbine.capture.rules.products import expert_gradients, expert_product
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(2)
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 

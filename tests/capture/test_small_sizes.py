@@ -21,7 +21,7 @@ from turbine.capture.model import capture
 
 pytestmark = pytest.mark.sweep(2)
 
-sizes = pytest.mark.sweep(2, "sizes")
+sizes = pytest.mark.sweep(1, "sizes")
 
 Shapes = list[tuple[int, ...]]
 X: Shapes = [(6, 4)]

@@ -44,9 +44,9 @@ from turbine.coverage.verdicts import (
     combine,
 )
 
-statuses = pytest.mark.sweep(4, "statuses")
+statuses = pytest.mark.sweep(2, "statuses")
 
-commands = pytest.mark.sweep(2, "commands")
+commands = pytest.mark.sweep(1, "commands")
 
 DOCS = Path(__file__).parents[2] / "docs"
 aten = torch.ops.aten

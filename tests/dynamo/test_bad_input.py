@@ -21,7 +21,7 @@ from turbine.compiler import pipeline
 from turbine.dynamo import entry, failure_cache, options, parts, records
 from turbine.runtime.tensor_call import TensorCall
 
-pytestmark = pytest.mark.sweep(6)
+pytestmark = pytest.mark.sweep(4)
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*Function'> should not be instantiated"),
 ]
 
-cases = pytest.mark.sweep(5, "cases")
+cases = pytest.mark.sweep(3, "cases")
 
 
 def grad(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:

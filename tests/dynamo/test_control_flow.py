@@ -19,7 +19,7 @@ from turbine.lower.control_flow import RULES
 # PyTorch tells where control flow that it cannot differentiate comes from.
 pytestmark = pytest.mark.filterwarnings("ignore:Error detected in")
 
-programs = pytest.mark.sweep(2, "programs")
+programs = pytest.mark.sweep(1, "programs")
 
 LAYER = nn.Linear(4, 4)
 

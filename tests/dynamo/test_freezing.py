@@ -14,7 +14,7 @@ import turbine
 from turbine.dynamo.entry import backend
 from turbine.runtime import parameters
 
-programs = pytest.mark.sweep(2, "programs")
+programs = pytest.mark.sweep(1, "programs")
 
 frozen = partial(backend, options={"freezing": True})
 

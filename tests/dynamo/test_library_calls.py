@@ -22,7 +22,7 @@ from turbine.dynamo import options as backend_options
 from turbine.dynamo.calibration import Example, Seconds
 from turbine.dynamo.entry import backend
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(2)
 
 FLOP = 1e6
 NOTHING_IS_SMALL = Seconds(1.0, -inf, 1.0)

@@ -19,7 +19,7 @@ from turbine.ops import aliasing
 from turbine.runtime import numpy_buffers, torch_buffers
 from turbine.runtime.overlap import Layout, overlaps_itself, share_memory
 
-programs = pytest.mark.sweep(2, "programs")
+programs = pytest.mark.sweep(1, "programs")
 
 N, B = tkl.symbols("N B")
 T = tkl.types.T

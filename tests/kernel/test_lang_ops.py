@@ -109,7 +109,7 @@ def test_ops_match_pytorch(row: Row, sample: str, backend: str) -> None:
     )
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize("sample", OTHERS)
 def test_ops_match_pytorch_in_every_dtype(sample: str, drawn: Drawn) -> None:
     rows = tuple(drawn(rows_of(sample), 30))

@@ -24,7 +24,7 @@ from tests.models import Fn
 from turbine import aot, dynamo, errors
 from turbine.kernel.call.op_declaration import schema_text
 
-programs = pytest.mark.sweep(4, "programs")
+programs = pytest.mark.sweep(3, "programs")
 
 M, N, K, B, D = tkl.sym.M, tkl.sym.N, tkl.sym.K, tkl.sym.B, tkl.sym.D
 T = tkl.types.T

@@ -77,7 +77,7 @@ def _narrow(value: Tensor) -> Tensor:
     return value.bfloat16() if value.dtype is torch.float32 else value
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_examples_run_as_on_a_gpu(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

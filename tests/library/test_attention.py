@@ -20,7 +20,7 @@ from turbine.library.attention import Layouts, kernels
 from turbine.library.heads import Layout
 from turbine.target import Target
 
-programs = pytest.mark.sweep(2, "programs")
+programs = pytest.mark.sweep(1, "programs")
 
 aten = torch.ops.aten
 INF = float("inf")

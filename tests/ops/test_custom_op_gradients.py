@@ -14,7 +14,7 @@ from tests.declared import ADD, X, Y, add_op, declare, write
 from tests.declared import leave_no_ops as leave_no_ops
 from turbine import errors
 
-programs = pytest.mark.sweep(2, "programs")
+programs = pytest.mark.sweep(1, "programs")
 
 
 @programs

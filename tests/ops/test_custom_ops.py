@@ -24,7 +24,7 @@ from tests.models import Fn, assert_alike
 from turbine import aot, ops
 from turbine.cli.main import main
 
-pytestmark = pytest.mark.sweep(3)
+pytestmark = pytest.mark.sweep(2)
 
 # Every kind of argument and result
 

@@ -20,7 +20,7 @@ from turbine.page.stages import DispatchText, Line, Op, Stages
 from turbine.runtime import container
 from turbine.runtime.artifact import Artifact
 
-programs = pytest.mark.sweep(2, "programs")
+programs = pytest.mark.sweep(1, "programs")
 
 
 class Block(nn.Module):

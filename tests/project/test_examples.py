@@ -23,7 +23,7 @@ from turbine.child_processes import Crash
 
 pytestmark = pytest.mark.run
 
-examples = pytest.mark.sweep(2, "examples")
+examples = pytest.mark.sweep(1, "examples")
 
 benchmarks = pytest.mark.sweep(1, "benchmarks")
 

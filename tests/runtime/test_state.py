@@ -21,7 +21,7 @@ from tests.odd_models.catalog import ODD
 from turbine import aot, errors
 from turbine.runtime import device as devices
 
-pytestmark = pytest.mark.sweep(5)
+pytestmark = pytest.mark.sweep(3)
 
 # Rather long: it is reached only if something hangs.
 TIMEOUT = 60

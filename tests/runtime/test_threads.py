@@ -10,7 +10,7 @@ import pytest
 
 from turbine.runtime import device
 
-processes = pytest.mark.sweep(2, "processes")
+processes = pytest.mark.sweep(1, "processes")
 
 # Threads get their names, and end, a little after the call that starts or ends them.
 WAIT = """
