@@ -282,3 +282,8 @@ def test_convolutions_as_matmuls_match_pytorch(
     result = as_matmul(x, weight, bias, axes[0], axes[1], axes[2], groups)
     expected = F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_number_that_is_computed_is_no_operand_of_a_matmul() -> None:
+    model = Fn(lambda x, y: (x @ y) * x.sum().sqrt())
+    assert "matmul" in kernels_of(model, torch.ones(64, 64), torch.ones(64, 64))

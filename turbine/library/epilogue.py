@@ -178,7 +178,8 @@ class _Writer:
         is_whole = have_equal_sizes(value.shape, shape)
         if node in self.inside:
             return self._write(node) if is_whole else None
-        if not is_whole and not have_equal_sizes(value.shape, _row_of(value, shape)):
+        is_row = value.dim() > 0 and have_equal_sizes(value.shape, _row_of(value, shape))
+        if not is_whole and not is_row:
             return None
         if node not in self.copies:
             self.rows[node] = not is_whole
@@ -194,7 +195,7 @@ class _Writer:
 
 def _row_of(value: torch.Tensor, shape: Sequence[Any]) -> list[Any]:
     """The shape of a row that is broadcast, of the rank of a value."""
-    return [*[1] * (value.dim() - 1), *shape[-1:]] if value.dim() else [None]
+    return [*[1] * (value.dim() - 1), *shape[-1:]]
 
 
 def _as(copy: fx.Node, node: fx.Node) -> fx.Node:
