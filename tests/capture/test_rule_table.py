@@ -1,12 +1,13 @@
 """Every rule against eager PyTorch, in every dtype: one table.
 
-A rule is called on tensors first, which takes no compiler; then rows of one dtype are compiled as
-one program. The rows are in tests/capture/rule_table.py.
+A rule is called on tensors first, with the kernels that it calls interpreted, which takes no
+compiler; then rows of one dtype are compiled as one program. The rows are in
+tests/capture/rule_table.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.capture.rule_rows import Row
 from tests.capture.rule_table import DTYPES, ROWS, rows_of
 from tests.commit_seed import Drawn
 from tests.models import compiled
+from turbine import config
 from turbine.capture.decompositions import is_complex
 from turbine.capture.rules import EXPORTED, OF_COMPLEX, RULES
 from turbine.capture.training_step import without_onednn
@@ -31,15 +33,24 @@ pytestmark = [
 ]
 
 aten = torch.ops.aten
+Rule = Callable[..., Any]
 
 
+@pytest.fixture
+def interpreted() -> Iterator[None]:
+    """Kernels run in the interpreter: a compiled one for each size takes a minute."""
+    with config.override(interpret=True):
+        yield
+
+
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rules_match_their_ops(dtype: torch.dtype) -> None:
     wrong = []
     for row in rows_of(dtype):
         args, expected = _arguments(row, dtype), _expected(row, dtype)
         for rule in _rules(row, args):
-            if rule(*args, **row.options) is not NotImplemented:
+            if _applies(rule, row, dtype):
                 wrong += _differences(row, dtype, row.call(rule, args), expected)
     assert not wrong, "\n".join(wrong)
 
@@ -78,13 +89,14 @@ DYNAMIC = {aten.mm.default, aten.addmm.default}
 X86 = {aten._weight_int4pack_mm_for_cpu.default}
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_every_rule_applies_to_a_row() -> None:
     applied = {
         (row.op, rule)
         for row in ROWS
         for dtype in row.dtypes
         for rule in _rules(row, _arguments(row, dtype))
-        if rule(*_arguments(row, dtype), **row.options) is not NotImplemented
+        if _applies(rule, row, dtype)
     }
     rules = [*RULES.items(), *EXPORTED.items(), *OF_COMPLEX.items()]
     left = {op for op, rule in rules if (op, rule) not in applied}
@@ -92,7 +104,18 @@ def test_every_rule_applies_to_a_row() -> None:
     assert left == RESTRIDED | DYNAMIC | WITHOUT_VALUES | (set() if is_x86 else X86)
 
 
-def _rules(row: Row, args: tuple[Any, ...]) -> list[Callable[..., Any]]:
+_KNOWN: dict[tuple[Rule, int, torch.dtype], bool] = {}
+
+
+def _applies(rule: Rule, row: Row, dtype: torch.dtype) -> bool:
+    """Whether a rule takes a row. Asked once: some rules run for seconds in the interpreter."""
+    key = rule, id(row), dtype
+    if key not in _KNOWN:
+        _KNOWN[key] = rule(*_arguments(row, dtype), **row.options) is not NotImplemented
+    return _KNOWN[key]
+
+
+def _rules(row: Row, args: tuple[Any, ...]) -> list[Rule]:
     tables = [RULES, EXPORTED]
     if any(map(is_complex, torch_pytree.tree_leaves((args, [*row.options.values()])))):
         tables.append(OF_COMPLEX)

@@ -60,7 +60,7 @@ def test_every_option_and_mode_of_the_backend_is_documented() -> None:
     assert set(re.findall(r'^\| `"([\w-]+)"` \|', text, re.M)) == set(options.MODES)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 @pytest.mark.parametrize(
     "page",
     "index export torch_compile eager training_artifact parameters transforms quantization devices "
