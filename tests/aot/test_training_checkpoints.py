@@ -24,6 +24,8 @@ from tests.aot.training import (
     numbers,
 )
 from turbine import errors
+from turbine.zoo import convnet
+from turbine.zoo.example import Example
 
 pytestmark = pytest.mark.sweep(1)
 
@@ -134,10 +136,17 @@ def test_training_needs_no_pytorch(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == losses
 
 
+def one_layer() -> Example:
+    """Takes the images of LeNet and compiles quickly."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 10))
+    return Example(model, (torch.ones(1, 1, 28, 28),))
+
+
 def test_the_example_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setattr(convnet, "lenet", one_layer)  # test_training_step.py trains LeNet
     for _ in range(2):
         assert train_on_device.main(["--folder", str(tmp_path), "--steps", "6", "--quiet"]) == 0
     first, second = capfd.readouterr().out.splitlines()

@@ -68,6 +68,7 @@ def width_of_dispatch(module: Operation) -> int:
     return int(found[1])
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("shape", [(1,), (5, 7), (3, 64, 65), (1000, 33)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_formulas_of_any_size_match_eager(shape: tuple[int, ...], dtype: torch.dtype) -> None:

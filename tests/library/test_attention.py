@@ -232,6 +232,7 @@ LAYOUTS_ON_GPUS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], Layo
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", [*LAYOUTS, *LAYOUTS_ON_GPUS])
 def test_heads_are_read_where_they_are_on_gpus(name: str) -> None:
     function, args, layouts = (LAYOUTS | LAYOUTS_ON_GPUS)[name]
