@@ -87,8 +87,15 @@ def test_dynamic_sizes_other_dtypes_and_other_cpus_keep_the_op() -> None:
     batch = exported(Fn(torch.matmul), x, y, dynamic_shapes=(({0: Dim("rows")}, None),))
     assert count(placed(batch, AVX512), aten.mm.default) == 1
     assert count(placed(exported(Fn(torch.matmul), x, y)), aten.mm.default) == 1
-    narrow = exported(Fn(torch.matmul), x.half(), y.half())
-    assert count(placed(narrow, AVX512), aten.mm.default) == 1
+    wide = exported(Fn(torch.matmul), x.double(), y.double())
+    assert count(placed(wide, AVX512), aten.mm.default) == 1
+
+
+def test_half_precision_is_computed_in_f32() -> None:
+    x, y = torch.randn(512, 128), torch.randn(128, 512)
+    program = placed(exported(Fn(torch.matmul), x.half(), y.half()), AVX512)
+    assert count(program, *ops((512, 64))) == 1
+    assert program.graph(x.half(), y.half())[0].dtype == torch.float16
 
 
 class Gradients(nn.Module):
