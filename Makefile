@@ -9,6 +9,9 @@ INSTALLED := .venv/.installed
 .DELETE_ON_ERROR:
 .PHONY: help setup run test test-gpu test-page test-scale sweep soak check format bench models coverage docs wheel clean
 
+# Several workers share the cores: threads of PyTorch that wait for work should not spin.
+test sweep soak: export OMP_WAIT_POLICY := PASSIVE
+
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
