@@ -148,3 +148,41 @@ def test_matmuls_with_several_uses_and_stores_between() -> None:
     for c, d in (stored_twice(a, b), stored_twice.interpret(a, b)):
         torch.testing.assert_close(c, product + 1)
         torch.testing.assert_close(d, 4 * product + 1)
+
+
+def with_rows(height: int, *, is_triangular: bool) -> tk.Kernel:
+    """a @ b with so many rows in a program, perhaps of the blocks up to the diagonal of a."""
+
+    @tk.gen.kernel(M // BM, blocks={BM: height, BK: 64})
+    def product(
+        a: tkl.InputBuffer[M, K, tkl.f32],
+        b: tkl.InputBuffer[K, N, tkl.f32],
+        c: tkl.OutputBuffer[M, N, tkl.f32],
+    ) -> None:
+        row = tkl.program_id(0) * BM
+        stop = (row + BM) // BK if is_triangular else K // BK
+
+        @tkl.for_loop(0, stop, init_args=[tkl.zeros((BM, N), tkl.f32)])
+        def total(k: Any, acc: Any) -> Any:
+            left = tkl.load(a, (row, k * BK), (BM, BK))
+            return tkl.dot(left, tkl.load(b, (k * BK, 0), (BK, N)), acc)
+
+        tkl.store(c, (row, 0), total[0])
+
+    return product
+
+
+@pytest.mark.parametrize("is_triangular", [False, True])
+@pytest.mark.parametrize("height", [8, 64])
+def test_even_programs_with_large_scratch_memory_have_a_workgroup_for_each_worker(
+    height: int, is_triangular: bool
+) -> None:
+    a, b = torch.randn(256, 256), torch.randn(256, 160)
+    kernel = with_rows(height, is_triangular=is_triangular)
+    factor = a.clone()
+    if is_triangular:
+        for row in range(0, 256, height):  # blocks of 64 columns
+            factor[row : row + height, -(-(row + height) // 64) * 64 :] = 0
+    torch.testing.assert_close(kernel(a, b), factor @ b, rtol=1e-4, atol=1e-4)
+    is_limited = '"concurrency"' in kernel.text("mlir", a, b)
+    assert is_limited == (height == 64 and not is_triangular)

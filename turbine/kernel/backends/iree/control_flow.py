@@ -25,6 +25,8 @@ def _for(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     assert body.counter is not None
     w = emitter.w
     buffers = _allocate_carried(emitter, init)
+    varying = {symbol.kind for bound in (start, stop) for symbol in bound.symbols} - {"size"}
+    emitter.is_uneven |= bool(varying)
     first, end = emitter.index(start), emitter.index(stop)
     limits = (
         (0, _iteration_count(emitter, first, end, step)) if _is_counted(start, stop, step) else None
@@ -55,6 +57,7 @@ def _while(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     assert isinstance(test, Body)
     assert isinstance(body, Body)
     w = emitter.w
+    emitter.is_uneven = True
     buffers = _allocate_carried(emitter, init)
     w.line("scf.while : () -> () {")
     w.depth += 1
@@ -187,6 +190,7 @@ def _cond(emitter: Emitter, node: fx.Node) -> list[TileValue]:
     types = [out.meta["type"] for out in output_of(one.graph)]
     buffers = [emitter.allocate(type.shape, type.dtype) for type in types]
     w = emitter.w
+    emitter.is_uneven = True
     holds: Value = emitter.at(emitter.tile(condition), ())
     w.line(f"scf.if {holds} {{")
     _branch(emitter, one, passed, of_one, buffers)

@@ -105,6 +105,7 @@ class Emitter:
     sites: list[Site] = field(default_factory=list)
     number: Value = _NOWHERE  # of the program
     is_serial: bool = False  # whether programs must run in sequence
+    is_uneven: bool = False  # whether some programs may take longer than others
     stack: int = 0
     buffers: int = 0
     scopes: list[dict[Any, Value]] = field(default_factory=lambda: [{}])

@@ -41,6 +41,7 @@ class Launch:
     number: str = "index"  # the type of these numbers
     most_workgroups: int | None = None  # None: as many as programs, and it does not take how many
     scratch: Sequence[tuple[str, Expr]] = ()  # element types, and elements for each workgroup
+    one_per_worker: bool = False  # see Note [Scratch memory in caches]
 
 
 class Layout:
@@ -68,6 +69,7 @@ class Layout:
         self.scratch: list[Scratch] = []
         self.stack_bytes = 0
         self.workgroups = WORKGROUPS
+        self.one_per_worker = False
         self.report = MessageTable()
         self.alarm_words = ONE * (MOST_ALARMS + WORKGROUPS * RECORD_WORDS)
         self.steps: tuple[Step, ...] = ()
@@ -181,8 +183,20 @@ def _count_workgroups(host: Emitter, program: KernelProgram, launch: Launch) -> 
     for count in program.grid:
         total = host.w.mul(total, host.index(count))
     if launch.most_workgroups is not None:
-        total = host.w.max(host.w.min(total, launch.most_workgroups), 1)
+        total = host.w.min(total, launch.most_workgroups)
+        if launch.one_per_worker:
+            total = host.w.min(total, _count_workers(host.w, launch.most_workgroups))
+        total = host.w.max(total, 1)
     return host.w.index(total)
+
+
+def _count_workers(w: Writer, otherwise: int) -> Value:
+    """The number of threads that run workgroups, if the device says it."""
+    device = w.emit(f"hal.devices.get {w.index(0)} : !hal.device", "!hal.device")
+    found, count = w.fresh("i1"), w.fresh("i64")
+    query = f'hal.device.query<{device} : {device.type}> key("hal.dispatch" :: "concurrency")'
+    w.line(f"{found}, {count} = {query} : {found.type}, {count.type} = {otherwise} : {count.type}")
+    return w.convert("arith.index_cast", count, "index")
 
 
 def _number(w: Writer, launch: Launch, number: Index) -> Operand:

@@ -7,6 +7,11 @@ at most WORKGROUPS workgroups, however large the grid is.
 Note [Workgroups that do nothing]
 A worker of IREE reserves RESERVED consecutive workgroups if there are as many for each worker. Two
 workers would share 24 workgroups 16 to 8. So only the first of RESERVED runs programs.
+
+Note [Scratch memory in caches]
+The programs of a workgroup write to the same scratch memory, which stays in the caches of its core.
+So kernels with large scratch memory have a workgroup for each worker of the device, if all of their
+programs take equally long: others are shared among workers in smaller parts.
 """
 
 from __future__ import annotations
@@ -41,6 +46,8 @@ from turbine.target import Target
 
 # Limits of an IREE dispatch.
 _MOST_BINDINGS, _MOST_SIZES = 32, 31
+# Bytes of scratch memory of a workgroup that count as large.
+_LARGE_SCRATCH = 1 << 15
 # Target kinds that kernels compile for; "any" is IR for a target that is not known yet.
 _KINDS = ("cpu", "any")
 # See Note [Workgroups that do nothing].
@@ -97,7 +104,13 @@ def write(
 def _launch(layout: Layout, name: str) -> Launch:
     scratch = [("i8", _scratch_bytes(layout))] if layout.scratch else []
     code = f"@{name}_code::@{name}_code"
-    return Launch(code, layout.sizes, most_workgroups=layout.workgroups, scratch=scratch)
+    return Launch(
+        code,
+        layout.sizes,
+        most_workgroups=layout.workgroups,
+        scratch=scratch,
+        one_per_worker=layout.one_per_worker,
+    )
 
 
 def _check_count(program: KernelProgram, layout: Layout) -> None:
@@ -151,6 +164,9 @@ def _body(
     layout.scratch, layout.stack_bytes = emitter.scratch, emitter.stack
     layout.report = MessageTable(tuple(emitter.sites), tuple(emitter.alarms))
     layout.workgroups = 1 if emitter.is_serial else WORKGROUPS
+    scratch = _scratch_bytes(layout).number
+    is_large = scratch is None or scratch >= _LARGE_SCRATCH
+    layout.one_per_worker = is_large and not emitter.is_serial and not emitter.is_uneven
     layout.steps = tuple(emitter.plan.steps.values())
     return _executable(layout, name, w)
 
