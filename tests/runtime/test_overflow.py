@@ -1,4 +1,4 @@
-"""Calls that find threads busy run on their own thread, and return the same."""
+"""Calls run on their own thread if that ends first, and return the same."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def places() -> list[str]:
 @pytest.fixture
 def calls(places: list[str], threads: overflow._Threads) -> Overflow:
     return Overflow(
-        HERE, lambda *given: places.append("threads"), lambda *given: places.append("caller")
+        HERE,
+        lambda *given: places.append("threads"),
+        lambda *given: places.append("caller"),
+        is_static=False,
     )
 
 
@@ -86,17 +89,53 @@ def test_a_call_goes_where_it_ends_first(
     places: list[str],
     threads: overflow._Threads,
 ) -> None:
-    calls._times[0] = overflow._Times(*known)
+    on_threads, on_caller = (
+        overflow._Times() if seconds is None else overflow._Times(1, seconds, seconds)
+        for seconds in known
+    )
+    calls._places[0] = overflow._Places(on_threads, on_caller)
     threads.ends[object()] = perf_counter() + backlog
     invoke(calls)
     assert places == [place]
+
+
+@pytest.mark.parametrize(
+    ("on_threads", "on_caller", "place"),
+    [(0.0015, 0.001, "caller"), (0.001, 0.001, "threads"), (0.1, 0.01, "threads")],
+)
+@pytest.mark.parametrize("is_static", [False, True])
+def test_short_calls_are_tried_in_both_places(
+    on_threads: float,
+    on_caller: float,
+    place: str,
+    is_static: bool,
+    places: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+
+    def taking(name: str, seconds: float) -> Any:
+        def run(*_: Any) -> None:
+            places.append(name)
+            clock[0] += seconds
+
+        return run
+
+    monkeypatch.setattr(overflow, "perf_counter", lambda: clock[0])
+    calls = Overflow(
+        HERE, taking("threads", on_threads), taking("caller", on_caller), is_static=is_static
+    )
+    for _ in range(20):
+        invoke(calls)
+    tried = 6 if on_threads < 0.002 else 0  # longer ones are never tried on the caller
+    assert places == ["threads"] * 6 + ["caller"] * tried + [place] * (14 - tried)
 
 
 def test_a_call_that_ends_or_fails_leaves_no_backlog(threads: overflow._Threads) -> None:
     def fail(*_: Any) -> None:
         raise ValueError("broken")
 
-    calls = Overflow(HERE, fail, fail)
+    calls = Overflow(HERE, fail, fail, is_static=True)
     with pytest.raises(ValueError, match="broken"):
         invoke(calls)
     assert not threads.ends
@@ -124,8 +163,8 @@ def test_results_and_mutated_arguments_are_the_same_on_both(artifact: turbine.Ar
         assert torch.equal(artifact(x, on_caller), expected)
     finally:
         del threads.ends[call]
-    (times,) = calls._times.values()
-    assert times.on_caller is not None  # it was there
+    (times,) = calls._places.values()
+    assert times.caller.count  # it was there
     assert torch.equal(on_caller, on_threads)
     array = (x.numpy(), on_caller.numpy())
     assert in_child(lambda: str((artifact(*array) == expected.numpy()).all())) == "True"

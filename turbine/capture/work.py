@@ -26,12 +26,26 @@ def load(graph: fx.Graph) -> float:
     """How long a call takes on one core, in millions of operations of a matmul.
 
     Formulas take many operations for an element, reductions read more than they give, and a byte
-    of memory takes as long as some operations.
+    of memory takes as long as some operations. Of tables that are read by index it is that of the
+    rows.
     """
     ends = [node for node in graph.nodes if node.op in ("placeholder", "output")]
+    ends = [node for node in ends if not _is_table(node)]
     inside = {value for node in ends for value in (node, *node.all_input_nodes)}
     inner = _sum(_extra, graph) / 1e6
     return mflop(graph) + inner + _OPERATIONS_OF_A_BYTE * megabytes(inside)
+
+
+def _is_table(node: fx.Node) -> bool:
+    """Whether nodes only read some of its rows."""
+    return bool(node.users) and all(
+        _is_lookup(user) and user.args[0] is node for user in node.users
+    )
+
+
+def _is_lookup(node: fx.Node) -> bool:
+    packet = getattr(node.target, "overloadpacket", None)
+    return packet in _LOOKUPS or name_of(node).startswith(_BAGS)
 
 
 def operations(node: fx.Node) -> float:
@@ -80,6 +94,9 @@ def _extra(node: fx.Node) -> float:
 
 
 _OPERATIONS_OF_A_BYTE = 4
+# Ops that read some rows of their first operand: PyTorch's, and kernels of the library.
+_LOOKUPS = {aten.embedding, aten.index_select, aten.index}
+_BAGS = "tk::embedding_bag"
 
 
 def megabytes(nodes: Iterable[fx.Node]) -> float:
@@ -94,6 +111,8 @@ def _bytes(value: Any) -> int:
 
 
 def _flop(node: fx.Node) -> float:
+    if name_of(node).startswith(_BAGS):
+        return count_elements(_operand(node, 1)) * hint(_operand(node, 0).shape[-1])
     declared = OPERATIONS.get(name_of(node))
     if declared is not None:
         return declared(*arguments_of(node))

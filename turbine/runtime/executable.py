@@ -49,7 +49,8 @@ class Executable:
     returns the weights at the first call. `state` has the names of the functions that read and set
     each value of the state; None if unknown. Calls of one that `needs_cores` do not share them with
     threads of PyTorch that wait for work. One that `may_overflow` is loaded a second time if its
-    threads are busy; see Note [Busy threads]. `label` is what torch.profiler calls it.
+    threads are busy or its calls are short; see Note [Busy threads]. `label` is what torch.profiler
+    calls it.
     """
 
     def __init__(
@@ -94,13 +95,18 @@ class Executable:
         self._calls: Any = threading.RLock() if has_state else SharedLock()
         self._loading = threading.RLock()  # taken inside of the other
 
-    def entry(self, name: str, owner: Values | None = None) -> EntryPoint:
-        """A function of the program, by its name, for calls with the state of an owner."""
+    def entry(
+        self, name: str, owner: Values | None = None, *, is_static: bool = False
+    ) -> EntryPoint:
+        """A function of the program, by its name, for calls with the state of an owner.
+
+        One that `is_static` takes arguments of the same sizes in each call.
+        """
         function = self._module.lookup_function(name)
         if function is None:
             known = self._module.function_names
             raise errors.ArtifactError(errors.unknown("entry point", name, known))
-        return EntryPoint(self, function, owner or self.own_values)
+        return EntryPoint(self, function, owner or self.own_values, is_static=is_static)
 
     def device(self, owner: Values | None = None) -> Any:
         """The device for arguments; loads the program on first use."""
@@ -109,14 +115,14 @@ class Executable:
                 self._load(owner or self.own_values)
         return self._device
 
-    def invocation(self, function: Any, owner: Values) -> Invoke:
+    def invocation(self, function: Any, owner: Values, *, is_static: bool) -> Invoke:
         """A function to be called with arguments, on the threads that suit each call."""
         invoke = partial(self.invoke, function, owner)
         other = self._on_caller
         if other is None:
             return invoke
         on_caller = partial(other.invoke, function, other.own_values)
-        return Overflow(self._placement, invoke, on_caller).invoke
+        return Overflow(self._placement, invoke, on_caller, is_static=is_static).invoke
 
     def invoke(self, function: Any, owner: Values, arguments: Any, result_count: int) -> Any:
         """Call with a VM list of buffer views and ints; returns the list of results.
@@ -308,9 +314,11 @@ def _devices(driver: str, count: int, placement: Placement) -> list[Any]:
 class EntryPoint:
     """One function of an executable."""
 
-    def __init__(self, executable: Executable, function: Any, owner: Values) -> None:
+    def __init__(
+        self, executable: Executable, function: Any, owner: Values, *, is_static: bool
+    ) -> None:
         self.device: Callable[[], Any] = partial(executable.device, owner)
-        self.invoke: Invoke = executable.invocation(function, owner)
+        self.invoke: Invoke = executable.invocation(function, owner, is_static=is_static)
         self.is_on_host = executable.is_on_host
         stored = function.reflection.get(STORED_RESULTS)
         if config.current().guard or stored is not None:

@@ -1,10 +1,14 @@
-"""Calls that find the threads of their device busy: queue behind others, or run on the caller.
+"""Where a call runs: on the threads of its device, or on the caller.
 
 Note [Busy threads]
 IREE's threads run one call after another, so that a short call behind a long one waits for all of
 it. A program that may be loaded twice has a second context, for calls on the calling thread. A call
 goes there if the others will keep the threads for longer than it takes there. How long that is, is
 known from earlier calls with about as many bytes of arguments.
+
+Note [Short calls]
+To wake threads for each dispatch may take longer than to compute it. So short calls are tried in
+both contexts, and later ones go where the quickest was clearly quicker.
 """
 
 from __future__ import annotations
@@ -22,16 +26,47 @@ from turbine.runtime.device import Placement
 
 # Of the newest call in a mean.
 _WEIGHT = 0.2
+# See Note [Short calls]: seconds of a short call, how many are tried in each context, and the share
+# of the time on threads that a call on the caller may take.
+_SHORT, _TRIALS, _SHARE = 0.002, 6, 0.9
 
 Invoke = Callable[[Any, int], Any]
 
 
 @dataclass
 class _Times:
-    """Mean seconds of calls, None before the first: on the device's threads, on the caller's."""
+    """Seconds of the calls in one context."""
 
-    on_threads: float | None = None
-    on_caller: float | None = None
+    count: int = 0
+    mean: float = 0.0
+    least: float = float("inf")
+
+    def add(self, seconds: float) -> None:
+        self.mean = self.mean + _WEIGHT * (seconds - self.mean) if self.count else seconds
+        self.least = min(self.least, seconds)
+        self.count += 1
+
+
+@dataclass
+class _Places:
+    """The times of similar calls: on the device's threads, and on the caller's."""
+
+    threads: _Times = field(default_factory=_Times)
+    caller: _Times = field(default_factory=_Times)
+
+    def is_for_caller(self) -> bool:
+        """Whether a call that finds no other is tried on the caller, or has been quicker there."""
+        if self.threads.count < _TRIALS or self.threads.least > _SHORT:
+            return False
+        if self.caller.count < _TRIALS:
+            return True
+        return self.caller.least < _SHARE * self.threads.least
+
+    def seconds_on_caller(self, thread_count: int) -> float:
+        """How long a call takes there, or would take if threads shared its work evenly."""
+        if self.caller.count:
+            return self.caller.mean
+        return self.threads.mean * thread_count if self.threads.count else float("inf")
 
 
 @dataclass(eq=False)
@@ -47,47 +82,47 @@ class _Threads:
 
 
 class Overflow:
-    """Calls one function, in one of two contexts."""
+    """Calls one function, in one of two contexts; the sizes of arguments may be the same always."""
 
-    def __init__(self, placement: Placement, on_threads: Invoke, on_caller: Invoke) -> None:
+    def __init__(
+        self, placement: Placement, on_threads: Invoke, on_caller: Invoke, *, is_static: bool
+    ) -> None:
+        self._is_static = is_static
         self._placement = placement
         self._on_threads = on_threads
         self._on_caller = on_caller
-        self._times: dict[int, _Times] = {}
+        self._places: dict[int, _Places] = {}
 
     def invoke(self, arguments: Any, result_count: int) -> Any:
         """Call with a VM list of arguments; returns the list of results."""
-        times = self._times.setdefault(_size(arguments).bit_length(), _Times())
+        size = 0 if self._is_static else _size(arguments).bit_length()
+        places = self._places.setdefault(size, _Places())
         threads = _threads(self._placement)
         started = perf_counter()
-        if threads.ends and threads.backlog() > self._seconds_on_caller(times):
+        if self._is_for_caller(places, threads):
             results = self._on_caller(arguments, result_count)
-            times.on_caller = _mean(times.on_caller, perf_counter() - started)
+            places.caller.add(perf_counter() - started)
             return results
         call = object()
-        threads.ends[call] = started + (times.on_threads or 0.0)
+        threads.ends[call] = started + places.threads.mean
         try:
             results = self._on_threads(arguments, result_count)
         finally:
             del threads.ends[call]
-        times.on_threads = _mean(times.on_threads, perf_counter() - started)
+        places.threads.add(perf_counter() - started)
         return results
 
-    def _seconds_on_caller(self, times: _Times) -> float:
-        if times.on_caller is not None:
-            return times.on_caller
-        if times.on_threads is not None:
-            return times.on_threads * self._placement.thread_count
-        return float("inf")
+    def _is_for_caller(self, places: _Places, threads: _Threads) -> bool:
+        if threads.ends:
+            alone = places.seconds_on_caller(self._placement.thread_count)
+            if threads.backlog() > alone:
+                return True
+        return places.is_for_caller()
 
 
 @cache
 def _threads(placement: Placement) -> _Threads:
     return _Threads()
-
-
-def _mean(mean: float | None, newest: float) -> float:
-    return newest if mean is None else mean + _WEIGHT * (newest - mean)
 
 
 def _size(arguments: Any) -> int:

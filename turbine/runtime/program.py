@@ -32,7 +32,7 @@ class Program:
         self._owner = owner
         self._span = span
         self.functions = {
-            name: Function(name, Signature.from_json(data), executable.entry(name, owner), span)
+            name: _function(name, Signature.from_json(data), executable, owner, span)
             for name, data in manifest["functions"].items()
         }
         if label is not None:
@@ -94,3 +94,10 @@ class Program:
     def load_checkpoint(self, path: str | Path) -> None:
         """Set the state to that of a file; the state stays as it is if the file does not fit."""
         checkpoint.load(Path(path), self.state, self._shared, self._constants)
+
+
+def _function(
+    name: str, signature: Signature, executable: Executable, owner: Values, span: Span
+) -> Function:
+    entry = executable.entry(name, owner, is_static=not signature.symbols)
+    return Function(name, signature, entry, span)
