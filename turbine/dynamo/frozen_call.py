@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
+from turbine.capture.sizes import is_static
 from turbine.capture.traits import SCOPE
 from turbine.dynamo.part_code import PartCode
 from turbine.lower.importer import DEFAULT_NAME
@@ -29,10 +30,16 @@ def load_part(code: bytes, driver: str, part: PartCode, load: float) -> TensorCa
         flat.inputs,
         flat.results,
         needs_cores=needs_cores,
+        is_static=all(map(_has_static_size, flat.graph.graph.find_nodes(op="placeholder"))),
         label=part.label,
     )
     call.entry.device()  # loads it, which may fail
     return call
+
+
+def _has_static_size(place: fx.Node) -> bool:
+    value = place.meta.get("val")
+    return isinstance(value, Tensor) and is_static(value)
 
 
 class FrozenCall:

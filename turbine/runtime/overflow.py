@@ -28,7 +28,7 @@ from turbine.runtime.device import Placement
 _WEIGHT = 0.2
 # See Note [Short calls]: seconds of a short call, how many are tried in each context, and the share
 # of the time on threads that a call on the caller may take.
-_SHORT, _TRIALS, _SHARE = 0.002, 6, 0.9
+_SHORT, _TRIALS, _SHARE = 0.002, 4, 0.9
 
 Invoke = Callable[[Any, int], Any]
 

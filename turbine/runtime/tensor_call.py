@@ -16,6 +16,7 @@ from torch._C import _to_dlpack as to_dlpack
 from torch.autograd.graph import increment_version
 
 from turbine import errors
+from turbine.runtime import device as devices
 from turbine.runtime import torch_buffers
 from turbine.runtime.executable import EntryPoint, Executable, align_code
 from turbine.runtime.overlap import Span, overlaps
@@ -69,13 +70,22 @@ class TensorCall:
         *,
         in_place: Mapping[int, int] | None = None,
         needs_cores: bool = False,
+        is_static: bool = False,
         label: str = "",
     ) -> TensorCall:
-        """Load code without weights, for a call of one of its functions."""
+        """Load code without weights, for a call of one of its functions.
+
+        One that `is_static` takes arguments of the same sizes in each call. It may be loaded twice.
+        """
         executable = Executable(
-            align_code(code), driver, list, needs_cores=needs_cores, label=label
+            align_code(code),
+            driver,
+            list,
+            needs_cores=needs_cores,
+            may_overflow=is_static and driver == devices.TASK,
+            label=label,
         )
-        return TensorCall(executable.entry(name), inputs, results, in_place)
+        return TensorCall(executable.entry(name, is_static=is_static), inputs, results, in_place)
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         """The results, as tensors that share no memory; those in place are the arguments."""
