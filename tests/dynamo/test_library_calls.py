@@ -44,14 +44,17 @@ def compiled(function: Callable[..., Any], choice: str, **options: Any) -> Any:
 
 
 def fix_seconds(
-    patch: pytest.MonkeyPatch, compiled_seconds: float, library_seconds: float
+    patch: pytest.MonkeyPatch,
+    compiled_seconds: float,
+    library_seconds: float,
+    of_small_ops: Seconds = NOTHING_IS_SMALL,
 ) -> list[str]:
     """Fix the time of a million operations; return the measured kinds."""
     asked: list[str] = []
 
     def measure_once(kind: str, make: Callable[[], Example]) -> Seconds:
         if kind == small_graphs.KIND:
-            return NOTHING_IS_SMALL
+            return of_small_ops
         asked.append(kind)
         return Seconds(FLOP, compiled_seconds, library_seconds)
 
@@ -118,6 +121,17 @@ def test_calls_that_save_too_little_are_compiled(monkeypatch: pytest.MonkeyPatch
         fix_seconds(monkeypatch, 3e-3, 1e-3)
         report = turbine.explain(lambda x: (x @ x).relu() + 1, torch.randn(16, 16))
     assert not report.left  # 8,192 operations: 25 us against 8
+
+
+@pytest.mark.parametrize(("of_a_part", "count"), [(1e-3, 1), (1e-2, 0)])
+def test_calls_that_take_longer_than_they_save_are_compiled(
+    of_a_part: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with turbine.config.override(library_calls="auto"):
+        # 4.2 million operations: 12.6 ms against 4.2, and three small ops, and one more part
+        fix_seconds(monkeypatch, 3e-3, 1e-3, Seconds(1.0, of_a_part, 8e-3))
+        report = turbine.explain(lambda x: (x @ x).relu() + 1, torch.randn(128, 128))
+    assert sum(op.is_chosen for op in report.left) == count
 
 
 def test_weights_reused_by_many_steps_stay_in_compiled_code(
@@ -259,14 +273,14 @@ def test_each_kind_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with turbine.config.override(library_calls="auto"):
         assert "nothing measured" in doctor.CHECKS["library calls"]()
         torch.testing.assert_close(compiled(function, "auto")(x), function(x))
-        assert made == ["matmul of float32"]
+        assert made == ["matmul of float32", small_graphs.KIND]
         for seconds in calibration.read_all().values():
             assert 0 < seconds.compiled < inf
             assert 0 < seconds.library < inf
         assert "matmul of float32" in doctor.CHECKS["library calls"]()
         monkeypatch.setattr(calibration, "KNOWN", {})  # as in another process
         turbine.explain(function, x)
-    assert len(made) == 1
+    assert len(made) == 2
 
 
 def no_example() -> Example:

@@ -3,7 +3,7 @@
 Note [Library calls]
 PyTorch has tuned code for matmuls, convolutions, attention, norms, softmax and gelu. Where it is
 faster on this machine, an op stays a call between compiled parts, as in Inductor. Such a call
-splits a part in two, so it has to save more than `SWITCH`. Its time is estimated from its FLOP
+splits a part in two, so it has to save more than `_switch()`. Its time is estimated from its FLOP
 count and from the measured time of an example of the same kind (`calibration`).
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from math import prod
+from math import isfinite, prod
 from typing import Any, cast
 
 import torch
@@ -26,7 +26,7 @@ from turbine.capture.control_flow import is_control_flow
 from turbine.capture.decompositions import Table
 from turbine.capture.partition import is_free
 from turbine.capture.sizes import count_elements, hint, is_empty, is_static
-from turbine.dynamo import calibration
+from turbine.dynamo import calibration, small_graphs
 from turbine.dynamo.calibration import Example
 from turbine.library import attention, convolution
 
@@ -35,8 +35,10 @@ aten = torch.ops.aten
 Function = Callable[..., Any]
 CHOICES = ("auto", "never", "always")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# The cost of a library call in seconds: one more part to call, and no fusion across the call.
+# The seconds of `_switch` where they cannot be measured.
 SWITCH = 30e-6
+# PyTorch takes as long as this many small ops to call a matmul or a convolution of any size.
+_CALL_OPS = 3
 # Compiled code is slower between ops of PyTorch than alone, and a busy machine slows PyTorch's
 # threads more, so that measurements favour it.
 MARGIN = 1.25
@@ -94,7 +96,7 @@ class LibraryCalls:
         if call is None:
             return False
         compiled, library = _estimate(call)
-        return _FAR_FASTER * (compiled + SWITCH) < library
+        return _FAR_FASTER * (compiled + _switch()) < library
 
     def _find(self, nodes: Iterable[fx.Node], frozen: AbstractSet[str]) -> dict[fx.Node, Call]:
         """The calls that there is a choice for."""
@@ -117,7 +119,8 @@ class LibraryCalls:
         Between ops of PyTorch, parts are small, and their threads wait for those of PyTorch.
         """
         seconds = [(n, *_estimate(call)) for n, call in calls.items() if n.target in _WEIGHTS]
-        mixed = [library + SWITCH if n in left else compiled for n, compiled, library in seconds]
+        switch = _switch()
+        mixed = [library + switch if n in left else compiled for n, compiled, library in seconds]
         share = 1 / MARGIN if self.is_frozen else _CLEARLY_LESS
         return sum(mixed) <= share * sum(compiled for _, compiled, _ in seconds)
 
@@ -237,10 +240,17 @@ def _compare(call: Call) -> str | None:
     """The reason to run a call in the library; None if it costs more than it saves."""
     compiled, library = _estimate(call)
     # If neither could be measured, both are inf, and the call is compiled.
-    if not call.margin * compiled > library + SWITCH:
+    if not call.margin * compiled > library + _switch():
         return None
     rank = "faster" if compiled > library else "about as fast"
     return f"{rank} in PyTorch: about {1e3 * library:.2g} ms, compiled {1e3 * compiled:.2g} ms"
+
+
+def _switch() -> float:
+    """Seconds of a library call beside its work: the call, and that of one more part."""
+    seconds = calibration.measure_once(small_graphs.KIND, small_graphs.make_example)
+    measured = seconds.compiled + _CALL_OPS * seconds.library / small_graphs.EXAMPLE_OPS
+    return measured if isfinite(measured) else SWITCH
 
 
 def _estimate(call: Call) -> tuple[float, float]:

@@ -27,7 +27,7 @@ def make_example() -> Example:
     return Example(lambda x: ((x + 1) * 2).relu() - 1, (torch.rand(64),), {})
 
 
-_EXAMPLE_OPS = 4
+EXAMPLE_OPS = 4
 
 
 def is_small(graph: fx.Graph) -> bool:
@@ -36,7 +36,7 @@ def is_small(graph: fx.Graph) -> bool:
     if any(map(_has_body, ops)) or sum(map(_count_bytes, graph.nodes)) > _MOST_BYTES:
         return False
     seconds = calibration.measure_once(KIND, make_example)
-    op = seconds.library / _EXAMPLE_OPS
+    op = seconds.library / EXAMPLE_OPS
     return len(ops) * op < seconds.compiled + _AROUND * op
 
 
