@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TextIO
 
@@ -19,10 +19,11 @@ _ERASE_LINE = "\r\x1b[K"
 
 
 @contextlib.contextmanager
-def progress(what: str, delay: float = DELAY) -> Iterator[None]:
+def progress(what: str | Callable[[], str], delay: float = DELAY) -> Iterator[None]:
     """Show "compiling resnet18 ... 3 s" while the block runs, and erase it afterwards.
 
-    There is one line: work inside of other work, or in another thread, is not shown.
+    A function is asked for the words each time. There is one line: work inside of other work, or in
+    another thread, is not shown.
 
     >>> with progress("compiling resnet18"):
     ...     pass
@@ -44,21 +45,24 @@ def progress(what: str, delay: float = DELAY) -> Iterator[None]:
 _line = threading.Lock()
 
 
-def progress_on_terminal(what: str) -> AbstractContextManager[None]:
+def progress_on_terminal(what: str | Callable[[], str]) -> AbstractContextManager[None]:
     """The same for work of the library: on a terminal only, and after two seconds."""
     if sys.stderr is None or not sys.stderr.isatty():
         return contextlib.nullcontext()
     return progress(what, delay=LIBRARY_DELAY)
 
 
-def _show(what: str, stream: TextIO, done: threading.Event, delay: float) -> None:
+def _show(
+    what: str | Callable[[], str], stream: TextIO, done: threading.Event, delay: float
+) -> None:
     # A closed stderr must not end the work.
     with contextlib.suppress(OSError, ValueError):
         started, rewrites = time.monotonic(), stream.isatty()
         if done.wait(delay):
             return
         while True:
-            line = f"{what} ... {time.monotonic() - started:.0f} s"
+            words = what if isinstance(what, str) else what()
+            line = f"{words} ... {time.monotonic() - started:.0f} s"
             _write(stream, _ERASE_LINE + _fit(line) if rewrites else f"{line}\n")
             if done.wait(TERMINAL_PERIOD if rewrites else PLAIN_PERIOD):
                 break

@@ -30,7 +30,7 @@ FLOORS = (
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 # Rooms of the kernel room, top to bottom; what is loose in it is above them all.
-KERNEL_FLOORS = ("inspection", "call", "backends", "program", "lang", "trace")
+KERNEL_FLOORS = ("inspection", "tuning", "call", "backends", "program", "lang", "trace")
 # Modules directly under turbine/ and the room each belongs to.
 LOOSE = dict.fromkeys(
     (
@@ -67,6 +67,7 @@ MAY_USE_TYPES_OF = {("lower", "capture")}
 MAY_IMPORT_LATE = {
     ("turbine/runtime/launch.py", "turbine.compiler.pipeline"),
     ("turbine/kernel/call/kernel.py", "turbine.kernel.inspection.printer"),  # Kernel.text
+    ("turbine/kernel/call/kernel.py", "turbine.kernel.tuning"),  # Kernel.tune
     # Types of names that redirects.OLD_NAMES finds.
     ("turbine/kernel/gen.py", "turbine.compat"),
     ("turbine/runtime/run_trace.py", "turbine.compat"),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from turbine import errors, redirects
+from turbine.kernel.call.choices import Tune
 from turbine.kernel.call.kernel import Kernel
 from turbine.kernel.trace.tracer import IndexExpr, user_line
 
@@ -18,13 +19,18 @@ else:
 
 
 def kernel(
-    *grid: Any, blocks: Mapping[Any, int] | None = None, specialize: Collection[Any] = ()
+    *grid: Any,
+    blocks: Mapping[Any, int] | None = None,
+    specialize: Collection[Any] = (),
+    tune: Tune | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Make a kernel of the function below: it is run once for each program of the grid.
 
     In the grid, `M // BM` counts blocks, the last and partial one too. `blocks` gives sizes to
     tunable block sizes, `{BM: 64}`; those left out are chosen. `specialize` names sizes
-    that become part of the code.
+    that become part of the code. `tune` lists the configurations that `kernel.tune` tries,
+    `[{BM: 64, "num_warps": 4}, ...]`, or is the path of a table that it wrote, relative to the
+    file of the kernel. No call searches by itself.
 
     >>> import torch, turbine.kernel as tk, turbine.kernel.lang as tkl
     >>> N, B = tkl.sym.N, tkl.sym.B
@@ -39,7 +45,7 @@ def kernel(
     check_grid(grid)
 
     def make(function: Callable[..., Any]) -> Kernel:
-        return Kernel(function, grid, blocks, specialize)
+        return Kernel(function, grid, blocks, specialize, tune)
 
     return make
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,11 +13,14 @@ from torch import Tensor
 
 from turbine import errors
 from turbine.algebra import Symbol
+from turbine.kernel.call import configuration as configurations
+from turbine.kernel.call import machines
 from turbine.kernel.call.autograd import Gradient
+from turbine.kernel.call.choices import Choice, Choices, Tune, Types, check_used, parse_tune
 from turbine.kernel.call.launcher import Key
 from turbine.kernel.program import program as programs
 from turbine.kernel.program import signature as signatures
-from turbine.kernel.program.blocks import Block, choose_blocks, sizes_of_products
+from turbine.kernel.program.blocks import sizes_of_products
 from turbine.kernel.program.program import KernelProgram
 from turbine.kernel.program.signature import KernelSignature
 from turbine.kernel.program.size_inference import bind_sizes
@@ -30,7 +34,7 @@ Call = tuple[KernelProgram, dict[Symbol, int], Key]
 
 
 class Definition:
-    """A function to trace, with its grid and block sizes."""
+    """A function to trace, with its grid, block sizes, and what tuning found."""
 
     def __init__(
         self,
@@ -38,18 +42,21 @@ class Definition:
         grid: Sequence[Any],
         blocks: Mapping[Any, int] | None,
         specialize: Collection[Any],
+        tune: Tune | None,
     ) -> None:
         self.function = function
         self.grid = tuple(grid)
         self.signature: KernelSignature = signatures.parse(function)
         self.__name__ = function.__name__
-        self.blocks = {symbol_name(symbol): value for symbol, value in (blocks or {}).items()}
-        _check_blocks(self.signature, self.blocks)
+        self.given = configurations.parse(self.signature, blocks)
+        self.blocks = configurations.blocks_of(self.given)
+        self.candidates, table = parse_tune(self.signature, tune)
+        self.choices = Choices(self.signature, self.given, table)
         self.specialized = frozenset(map(symbol_name, specialize))
         _check_specialized(self.signature, self.specialized)
         self.gradient: Gradient | None = None
         self.last_call: Call | None = None
-        self._programs: dict[tuple[tuple[str, str], ...], KernelProgram] = {}
+        self._programs: dict[Types, KernelProgram] = {}
         self._lock = threading.RLock()
 
     def bind_arguments(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,25 +81,38 @@ class Definition:
 
     def resolve_call(self, named: Mapping[str, Any], device: str = "cpu") -> Call:
         """The program of a call, its sizes, and the facts that its code depends on."""
-        program = self.program(named)
-        sizes = bind_sizes(self.signature, named, self.own_sizes(program, device))
+        program, types = self.program(named), self.types_of(named)
+        known = {Symbol(name): value for name, value in self.blocks.items()}
+        sizes = bind_sizes(self.signature, named, known)
+        machine = partial(machines.of_arguments, named, device)
+        choice = self.choices.of_call(program, types, sizes, device, machine)
+        sizes = {**choice.sizes, **sizes}
         signatures.check_open(self.signature, program.size_symbols, sizes)
-        return program, sizes, self._key(self._types(named), program, sizes)
+        return program, sizes, self._key(types, program, sizes, choice)
 
     def on_device(self, call: Call, device: str) -> Call:
         """A call with the block sizes that are chosen for another kind of device."""
         program, sizes, key = call
-        sizes = {**sizes, **self.own_sizes(program, device)}
-        return program, sizes, self._key(key.present, program, sizes)
+        choice = self.choice_of(call, device)
+        sizes = {**sizes, **choice.sizes}
+        return program, sizes, self._key(key.present, program, sizes, choice)
+
+    def choice_of(self, call: Call, device: str = "cpu") -> Choice:
+        """What is chosen for a call, on this machine."""
+        program, sizes, key = call
+        machine = partial(machines.of_arguments, {}, device)
+        return self.choices.of_call(program, key.present, sizes, device, machine)
 
     def _key(
-        self, types: tuple[tuple[str, str], ...], program: KernelProgram, sizes: dict[Symbol, int]
+        self, types: Types, program: KernelProgram, sizes: Mapping[Symbol, int], choice: Choice
     ) -> Key:
         fixed = {*self.own_sizes(program), *sizes_of_products(program)}
         static = {s: v for s, v in sizes.items() if s in fixed or s.name in self.specialized}
-        return Key(types, tuple(sorted((s.name, value) for s, value in static.items())))
+        numbers = tuple(sorted((s.name, value) for s, value in static.items()))
+        return Key(types, numbers, choice.options, choice.source)
 
-    def _types(self, named: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    def types_of(self, named: Mapping[str, Any]) -> Types:
+        """The arguments that are passed, and their dtypes."""
         return tuple(
             (p.name, str(named[p.name].dtype) if isinstance(p.type, BufferType) else "number")
             for p in self.signature.passed
@@ -101,54 +121,27 @@ class Definition:
 
     def program(self, named: Mapping[str, Any]) -> KernelProgram:
         """The kernel traced for these arguments and their types; traced once for each."""
-        types = self._types(named)
+        types = self.types_of(named)
         if types not in self._programs:
             with self._lock:
                 present = signatures.resolve_dtypes(self.signature, named)
                 traced = programs.trace(self.signature, present, self.grid, self.function)
-                _check_used(self.signature, self.blocks, traced)
+                check_used(self.signature, self.given, traced)
                 self._programs[types] = traced
         return self._programs[types]
 
     def own_sizes(self, program: KernelProgram, device: str = "cpu") -> dict[Symbol, int]:
-        """The block sizes: those that the user set, and those that are chosen."""
+        """The block sizes: those that the user set, and the default of others."""
         given = {Symbol(name): value for name, value in self.blocks.items()}
-        chosen = {s: block.size for s, block in self.chosen_blocks(program, device).items()}
+        chosen = {
+            s: block.size for s, block in self.choices.default_blocks(program, device).items()
+        }
         return {**chosen, **given}
-
-    def chosen_blocks(self, program: KernelProgram, device: str = "cpu") -> dict[Symbol, Block]:
-        """The block sizes that the user left open, with reasons."""
-        chosen = choose_blocks(program, self.signature.size_symbols, device)
-        return {s: block for s, block in chosen.items() if s.name not in self.blocks}
 
     def check_blocks(self, blocks: Mapping[str, int]) -> None:
         """Raise for block sizes of symbols that the traced kernel does not have."""
         for program in self._programs.values():
-            _check_used(self.signature, blocks, program)
-
-
-def _check_blocks(signature: KernelSignature, blocks: Mapping[str, int]) -> None:
-    for name, value in blocks.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise errors.KernelError(
-                f"{signature.kernel}: the block size {name} is {value!r}",
-                where=signature.place,
-                hint="a block has a positive number of elements",
-            )
-
-
-def _check_used(
-    signature: KernelSignature, blocks: Mapping[str, int], program: KernelProgram
-) -> None:
-    """Raise for block sizes of unknown symbols."""
-    names = {symbol.name for symbol in program.size_symbols}
-    for name in blocks:
-        if name not in names:
-            raise errors.KernelError(
-                errors.unknown(f"size of kernel {signature.kernel}", name, names),
-                where=signature.place,
-                hint="blocks= and using() give numbers to the symbols of a kernel",
-            )
+            check_used(self.signature, blocks, program)
 
 
 def _check_specialized(signature: KernelSignature, names: Collection[str]) -> None:

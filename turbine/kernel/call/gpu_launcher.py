@@ -314,7 +314,7 @@ class GpuLauncher:
 
     def _compile(self, key: GpuKey, program: KernelProgram, facts: Facts) -> GpuVariant:
         shared = compilation.shared_bytes(key.device)
-        code = module.write(program, facts, key.layout, shared)
+        code = module.write(program, facts, key.layout, shared, key.call.options)
         dump(program.name, {"kernel.py": lambda: code.text})
         with torch.cuda.device(key.device):
             target = compilation.current_target()

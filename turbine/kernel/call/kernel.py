@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,15 @@ from turbine.algebra import Symbol
 from turbine.kernel.backends import interpret
 from turbine.kernel.call import autograd
 from turbine.kernel.call.autograd import Gradient
+from turbine.kernel.call.choices import Tune
 from turbine.kernel.call.definition import Call, Definition
 from turbine.kernel.call.gpu_launcher import GpuLauncher, QuickLaunch
 from turbine.kernel.call.launcher import KernelLauncher, Variant, check_grid, separate_inputs
 from turbine.kernel.trace.types import BufferType
 from turbine.runtime.quick_call import QuickCall, is_shareable
+
+if TYPE_CHECKING:
+    from turbine.kernel.tuning.report import TuningReport
 
 Function = Callable[..., Any]
 
@@ -29,7 +33,8 @@ class Kernel(Definition):
     """A kernel of TK. Call it with tensors; its outputs are returned.
 
     `blocks` gives sizes of tiles, by symbol or by name; others are chosen. `specialize` names sizes
-    that become part of the code: calls with other values compile again.
+    that become part of the code: calls with other values compile again. `tune` lists what the
+    method of this name tries, or is the path of a table that it wrote.
     """
 
     def __init__(
@@ -38,8 +43,9 @@ class Kernel(Definition):
         grid: Sequence[Any],
         blocks: Mapping[Any, int] | None = None,
         specialize: Collection[Any] = (),
+        tune: Tune | None = None,
     ) -> None:
-        super().__init__(function, grid, blocks, specialize)
+        super().__init__(function, grid, blocks, specialize, tune)
         self.__qualname__ = function.__qualname__
         self.__module__ = function.__module__
         self.__doc__ = function.__doc__
@@ -206,18 +212,62 @@ class Kernel(Definition):
     def using(self, **blocks: int) -> Kernel:
         """The same kernel with other block sizes: `gemm.using(BM=32, BN=128)`.
 
-        Equal sizes give the same object; without any it is a copy.
+        `num_warps`, `num_stages` and `group_rows` set how it runs on a GPU. What is set is not
+        tuned. Equal sizes give the same object; without any it is a copy.
         """
         self.check_blocks(blocks)
         sizes = frozenset(blocks.items())
         with self._lock:
             made = self._with_sizes.get(sizes)
             if made is None:
-                made = Kernel(self.function, self.grid, {**self.blocks, **blocks}, self.specialized)
+                made = Kernel(self.function, self.grid, {**self.given, **blocks}, self.specialized)
+                made.candidates, made.choices.table = self.candidates, self.choices.table
                 made.gradient, made._origin = self.gradient, (self, blocks)
                 if blocks:
                     self._with_sizes[sizes] = made
         return made
+
+    def tune(
+        self,
+        *args: Any,
+        seconds: float = 30.0,
+        candidates: Iterable[Mapping[Any, int]] | None = None,
+        **keywords: Any,
+    ) -> TuningReport:
+        """Find the fastest block sizes for calls like this one, and keep them for later calls.
+
+        Args:
+            seconds: how long to search. A compile that has begun is waited for.
+            candidates: configurations to try, `[{"BM": 64, "num_warps": 4}, ...]`; otherwise those
+                of the decorator, `tune=[...]`, or else those around the default.
+
+        Returns: a report to print, whose `save` writes a table that a project can keep.
+
+        The default is measured in turns with the others, and stays if it is as fast. The arguments
+        are not changed.
+
+        >>> import torch, turbine.kernel as tk, turbine.kernel.lang as tkl
+        >>> N, B = tkl.sym.N, tkl.sym.B
+        >>> @tk.gen.kernel(N // B)
+        ... def double(x: tkl.InputBuffer[N, tkl.f32], y: tkl.OutputBuffer[N, tkl.f32]):
+        ...     start = tkl.program_id(0) * B
+        ...     tkl.store(y, (start,), 2 * tkl.load(x, (start,), (B,)))
+        >>> report = double.tune(torch.ones(10000), candidates=[{"B": 4096}, {"B": 16}])
+        >>> sorted(trial.configuration["B"] for trial in report.trials)
+        [16, 1024, 4096]
+        """
+        from turbine.kernel.tuning import search
+
+        report = search.tune(self, args, keywords, seconds, candidates)
+        self._forget_calls()
+        return report
+
+    def _forget_calls(self) -> None:
+        """Let calls find their block sizes again."""
+        self.choices.known.clear()
+        self._known.clear()
+        self.gpu.launches.clear()
+        self._quick = ()
 
     # The op
 

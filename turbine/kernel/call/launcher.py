@@ -17,6 +17,7 @@ from turbine.dump import dump
 from turbine.kernel.backends.iree import module
 from turbine.kernel.backends.iree.launch import scalar_element
 from turbine.kernel.backends.iree.module import Code
+from turbine.kernel.backends.triton.schedule import Options
 from turbine.kernel.program import store_checks
 from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.messages import MessageTable
@@ -38,14 +39,18 @@ _MOST_PROGRAMS = 2**31 - 1
 
 @dataclass(frozen=True)
 class Key:
-    """The key of a variant: arguments that are passed, their types, and static sizes."""
+    """The key of a variant: arguments that are passed, their types, static sizes, options."""
 
     present: tuple[tuple[str, str], ...]
     static: tuple[tuple[str, int], ...]
+    options: Options = Options()
+    source: str = field(default="given", compare=False)  # of block sizes and options
 
     def __str__(self) -> str:
         types = ", ".join(f"{name}: {dtype}" for name, dtype in self.present)
-        return f"({types}) with {', '.join(f'{n}={v}' for n, v in self.static) or 'no sizes'}"
+        numbers = [*self.static, *self.options.set_ones.items()]
+        listed = ", ".join(f"{name}={value}" for name, value in numbers)
+        return f"({types}) with {listed or 'no sizes'}, {self.source}"
 
 
 @dataclass(frozen=True)

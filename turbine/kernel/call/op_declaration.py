@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from turbine.capture.sizes import hint
 from turbine.dtypes import SCALARS, Dtype
 from turbine.kernel.backends.iree import module
 from turbine.kernel.backends.triton import embedding
+from turbine.kernel.backends.triton.schedule import Options
+from turbine.kernel.call import machines
 from turbine.kernel.call.definition import Definition
 from turbine.kernel.call.launcher import (
     check_grid,
@@ -147,13 +149,13 @@ class _Rules:
     def emit(self, builder: Builder, *args: Any) -> list[Value | None]:
         """Emit the kernel as a function of the module, and a call of it."""
         program, sizes = self._resolve_call(builder.examples)
-        on_gpu = builder.target.kind == "cuda"
-        if on_gpu:
-            sizes = self._with_blocks_of(program, sizes, "cuda")
+        sizes, options = self._choose(builder.examples, program, sizes, builder.target)
         facts = _facts(program, sizes)
-        function = f"{self.name}_{_digest(program, facts)}"
-        write = embedding.write if on_gpu else _write_code
-        text = write(program, facts, function, builder.target)
+        function = f"{self.name}_{_digest(program, facts, options)}"
+        if builder.target.kind == "cuda":
+            text = embedding.write(program, facts, function, builder.target, options)
+        else:
+            text = module.write(program, facts, function, builder.target).text
         if program.is_printing:
             name = self.kernel.__name__
             errors.warn(f"kernel {name} prints, and exported programs do not")
@@ -184,15 +186,19 @@ class _Rules:
             )
         )
 
-    def _with_blocks_of(
-        self, program: KernelProgram, sizes: dict[Symbol, Size], device: str
-    ) -> dict[Symbol, Size]:
-        """The sizes, with blocks for a kind of device unless shapes of outputs depend on them."""
-        blocks = self.kernel.own_sizes(program, device)
-        outputs = [p.type for p in program.of_usage("output")]
-        shapes = [type.shape for type in outputs if isinstance(type, BufferType)]
-        used = {symbol for shape in shapes for size in shape for symbol in size.symbols}
-        return sizes if used & {*blocks} else {**sizes, **blocks}
+    def _choose(
+        self,
+        args: Sequence[Any],
+        program: KernelProgram,
+        sizes: dict[Symbol, Size],
+        target: Target,
+    ) -> tuple[dict[Symbol, Size], Options]:
+        """The sizes with blocks for a target, and the options."""
+        kernel, types = self.kernel, self.kernel.types_of(self._bind_arguments(args))
+        kind = "cuda" if target.kind == "cuda" else "cpu"
+        here = partial(machines.of_target, target)
+        choice = kernel.choices.of_call(program, types, sizes, kind, here)
+        return {**sizes, **choice.sizes}, choice.options
 
     def _bind_arguments(self, args: Sequence[Any]) -> dict[str, Any]:
         names = [p.name for p in self.kernel.signature.passed]
@@ -212,21 +218,17 @@ class _Rules:
         return program, sizes
 
 
-def _write_code(program: KernelProgram, facts: Facts, name: str, target: Target) -> str:
-    return module.write(program, facts, name, target).text
-
-
 def _facts(program: KernelProgram, sizes: dict[Symbol, Size]) -> Facts:
     """The facts of a traced call: static sizes, and divisors of dynamic ones."""
     known = {symbol.name: size for symbol, size in sizes.items() if isinstance(size, int)}
     return facts_of(program, sizes, known)
 
 
-def _digest(program: KernelProgram, facts: Facts) -> str:
+def _digest(program: KernelProgram, facts: Facts, options: Options) -> str:
     """A key that differs between specializations of a kernel."""
     types = [str(parameter) for parameter in program.parameters]
     numbers = [sorted((str(s), n) for s, n in of.items()) for of in (facts.known, facts.divisors)]
-    return hashlib.sha256(repr((types, numbers)).encode()).hexdigest()[:8]
+    return hashlib.sha256(repr((types, numbers, options)).encode()).hexdigest()[:8]
 
 
 def _operand(builder: Builder, parameter: Parameter, value: Any) -> Value:

@@ -58,11 +58,11 @@ def explain(kernel: Kernel, *args: Any) -> CallReport:
     ...     tkl.store(y, (start,), 2 * tkl.load(x, (start,), (B,)))
     >>> report = tk.explain(double, torch.ones(3000))
     >>> report.grid, report.sizes["B"]
-    ((3,), (1024, 'chosen'))
+    ((3,), (1024, 'default'))
     """
     named = kernel.bind_arguments(args, {})
     kernel.check_on_cpu(named, "tk.explain")
-    program, sizes, _ = kernel.resolve_call(named)
+    program, sizes, key = kernel.resolve_call(named)
     limits = peaks()
     # A kernel may write to its arguments.
     own = [value.clone() if isinstance(value, Tensor) else value for value in args]
@@ -75,7 +75,7 @@ def explain(kernel: Kernel, *args: Any) -> CallReport:
     return CallReport(
         typed,
         tuple(count.evaluate(sizes) for count in program.grid),
-        {str(s): (value, _source(kernel, s)) for s, value in sizes.items()},
+        {str(s): (value, _source(kernel, s, key.source)) for s, value in sizes.items()},
         tuple(_recompiles(kernel, program, facts)),
         compiled.seconds,
         code.stack_bytes,
@@ -86,8 +86,8 @@ def explain(kernel: Kernel, *args: Any) -> CallReport:
     )
 
 
-def _source(kernel: Kernel, symbol: Symbol) -> str:
-    """The source of a size."""
+def _source(kernel: Kernel, symbol: Symbol, source: str) -> str:
+    """The source of a size; `source` is that of block sizes that were left open."""
     if symbol.name in kernel.blocks:
         return "given"
     for parameter in kernel.signature.passed:
@@ -95,7 +95,7 @@ def _source(kernel: Kernel, symbol: Symbol) -> str:
             for axis, size in enumerate(parameter.type.shape):
                 if symbol in size.symbols:
                     return f"axis {axis} of {parameter.name}"
-    return "chosen"
+    return source
 
 
 def _recompiles(kernel: Kernel, program: KernelProgram, facts: Facts) -> Iterator[str]:

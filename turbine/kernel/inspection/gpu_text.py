@@ -35,7 +35,8 @@ def code_for(kernel: Definition, args: Sequence[Any]) -> tuple[Code, frozenset[s
         )
     program, sizes, key = call
     facts = facts_of(program, sizes, dict(key.static))
-    code = module.write(program, facts, layout_of(program, facts, sizes, named))
+    layout = layout_of(program, facts, sizes, named)
+    code = module.write(program, facts, layout, options=key.options)
     return code, aligned_names(program, sizes, named)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class View:
 
     program: KernelProgram
     facts: Facts
-    chosen: dict[Symbol, Block]
+    chosen: Mapping[Symbol, Block]
 
 
 def text(kernel: Definition, stage: str, args: Sequence[Any]) -> str:
@@ -53,13 +53,13 @@ def view_for(kernel: Definition, args: Sequence[Any]) -> View:
     if call is not None:
         program, sizes, key = call
         facts = facts_of(program, sizes, dict(key.static))
-        return View(program, facts, kernel.chosen_blocks(program))
+        return View(program, facts, kernel.choice_of(call).blocks)
     _check_is_static(kernel)
     program = programs.trace(
         kernel.signature, kernel.signature.parameters, kernel.grid, kernel.function
     )
     facts = Facts(kernel.own_sizes(program), {}, program.ranges)
-    return View(program, facts, kernel.chosen_blocks(program))
+    return View(program, facts, kernel.choices.default_blocks(program, "cpu"))
 
 
 def _check_is_static(kernel: Definition) -> None:

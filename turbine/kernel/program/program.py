@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from turbine.kernel.lang.control_flow import Body, blocks
 from turbine.kernel.lang.debugging import breakpoint_op, print_op
 from turbine.kernel.program.data_dependence import drop_other_checks
 from turbine.kernel.program.signature import KernelSignature, Parameter
+from turbine.kernel.trace.op import Op
 from turbine.kernel.trace.tracer import Buffer, Region, Tile, Trace, enter_trace, expr_of
 from turbine.kernel.trace.types import BufferType, DtypeSymbol, TileType
 from turbine.kernel.trace.validity import Bound
@@ -40,6 +42,12 @@ class KernelProgram:
         return frozenset(symbol for symbol in found if symbol.kind == "size")
 
     @cached_property
+    def digest(self) -> str:
+        """A key of what the kernel computes: equal where its source is, also in other processes."""
+        parts = [self.name, *map(str, self.parameters), *map(str, self.grid)]
+        return hashlib.sha256("\n".join([*parts, *_texts(self.graph)]).encode()).hexdigest()[:16]
+
+    @cached_property
     def is_printing(self) -> bool:
         """Whether it prints."""
         return any(node.target is print_op for node in nodes_of(self.graph))
@@ -58,6 +66,25 @@ def nodes_of(graph: fx.Graph) -> Iterator[fx.Node]:
         for argument in node.args:
             if isinstance(argument, Body):
                 yield from nodes_of(argument.graph)
+
+
+def _texts(graph: fx.Graph) -> Iterator[str]:
+    """A line for each node, with the numbers of its operands."""
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+
+    def text(value: Any) -> str:
+        if isinstance(value, fx.Node):
+            return f"%{numbers[value]}"
+        if isinstance(value, (tuple, list)):
+            return f"({', '.join(map(text, value))})"
+        if isinstance(value, Body):
+            return "{" + "\n".join([str(value.counter), *_texts(value.graph)]) + "}"
+        return value.name if isinstance(value, (Dtype, Op)) else str(value)
+
+    for node in graph.nodes:
+        keywords = [f"{name}={text(value)}" for name, value in node.kwargs.items()]
+        operands = [*map(text, node.args), *keywords]
+        yield f"{text(node.target)} {', '.join(operands)} {node.meta.get('type', '')}"
 
 
 def _symbols_of(graph: fx.Graph) -> Iterator[Symbol]:

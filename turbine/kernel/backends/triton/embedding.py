@@ -19,6 +19,7 @@ from turbine.kernel.backends.iree.launch import Launch, buffer_type, dtype_of, w
 from turbine.kernel.backends.iree.launch import Layout as Operands
 from turbine.kernel.backends.triton import compilation, module
 from turbine.kernel.backends.triton.module import LARGE, Argument, Code, Layout
+from turbine.kernel.backends.triton.schedule import Options
 from turbine.kernel.program.facts import Facts
 from turbine.kernel.program.messages import MOST_ALARMS
 from turbine.kernel.program.program import KernelProgram
@@ -31,12 +32,18 @@ _SHARED = {80: 163 << 10, 87: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 _LEAST_SHARED = 99 << 10
 
 
-def write(program: KernelProgram, facts: Facts, name: str, target: Target) -> str:
+def write(
+    program: KernelProgram,
+    facts: Facts,
+    name: str,
+    target: Target,
+    options: Options | None = None,
+) -> str:
     """Write a module whose function `name` returns the outputs and in-out buffers."""
     capability = _capability(target)
     operands = Operands(program, facts)
     shared = _SHARED.get(capability, _LEAST_SHARED)
-    code = module.write(program, facts, _layout(program, facts, operands), shared)
+    code = module.write(program, facts, _layout(program, facts, operands), shared, options)
     dump(program.name, {"kernel.py": lambda: code.text})
     aligned = [argument for argument in code.arguments if _is_aligned(argument, facts)]
     compiled = compilation.compile_code(code, compilation.nvidia_target(capability), aligned)

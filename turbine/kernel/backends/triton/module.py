@@ -22,6 +22,7 @@ from turbine.kernel.backends.triton.emitter import (
 )
 from turbine.kernel.backends.triton.schedule import (
     SHARED_BYTES,
+    Options,
     Schedule,
     choose_schedule,
     is_grouped,
@@ -33,8 +34,6 @@ from turbine.kernel.program.program import KernelProgram, nodes_of
 from turbine.kernel.program.signature import Parameter
 from turbine.kernel.trace.types import BufferType, ScalarType, TileType
 
-# Rows of programs that are run together, so that what they read stays in the cache.
-_GROUP = 8
 # Elements from which on an offset may not fit 32 bits; blocks reach a little beyond a tensor.
 LARGE = 2**31 - 2**24
 
@@ -105,9 +104,14 @@ def padded_sizes(
 
 
 def write(
-    program: KernelProgram, facts: Facts, layout: Layout, shared_bytes: int = SHARED_BYTES
+    program: KernelProgram,
+    facts: Facts,
+    layout: Layout,
+    shared_bytes: int = SHARED_BYTES,
+    options: Options | None = None,
 ) -> Code:
     """Write a program as Triton source, for a GPU with so much shared memory."""
+    schedule = choose_schedule(program, facts, layout.padded, shared_bytes, options)
     emitter = Emitter(
         program.name,
         facts,
@@ -118,7 +122,7 @@ def write(
     name = emitter.name(program.name)
     parameters = {p.name: emitter.name(p.name) for p in program.parameters}
     _bind_parameters(emitter, program, layout, parameters)
-    _write_program_ids(emitter, program)
+    _write_program_ids(emitter, program, schedule.group_rows)
     start = len(emitter.lines)
     emitter.run(program.graph)
     emitter.lines[start:start] = [
@@ -136,7 +140,6 @@ def write(
     parts.append("\n".join(["@triton.jit", head, *emitter.lines, ""]))
     text = "\n\n".join(parts)
     report = MessageTable(tuple(emitter.sites), tuple(emitter.alarms))
-    schedule = choose_schedule(program, facts, layout.padded, shared_bytes)
     return Code(name, text, arguments, schedule, report)
 
 
@@ -240,7 +243,7 @@ def _number_type(dtype: Dtype) -> str:
     return ARGUMENT_TYPES[dtype.name]
 
 
-def _write_program_ids(emitter: Emitter, program: KernelProgram) -> None:
+def _write_program_ids(emitter: Emitter, program: KernelProgram, group_rows: int) -> None:
     """Write the ids of the program along the axes of the grid, which is launched as one axis."""
     grid = program.grid
     symbols = [Symbol(f"program_id({axis})", "program", axis) for axis in range(len(grid))]
@@ -254,7 +257,7 @@ def _write_program_ids(emitter: Emitter, program: KernelProgram) -> None:
     counts = ["" if not axis else emitter.factor(count) for axis, count in enumerate(grid)]
     rest, last = "program", len(grid) - 1
     if is_grouped(program):
-        rest = _write_grouped(emitter, grid, names)
+        rest = _write_grouped(emitter, grid, names, group_rows)
         last -= 2
     for axis in range(last, 0, -1):
         emitter.emit(f"{names[axis]} = {rest} % {counts[axis]}")
@@ -267,7 +270,9 @@ def _write_program_ids(emitter: Emitter, program: KernelProgram) -> None:
         emitter.number = _row_by_row(emitter, names, counts)
 
 
-def _write_grouped(emitter: Emitter, grid: Sequence[Expr], names: Sequence[str]) -> str:
+def _write_grouped(
+    emitter: Emitter, grid: Sequence[Expr], names: Sequence[str], group_rows: int
+) -> str:
     """Order the programs of the last two axes by groups of rows; return the number of the rest."""
     rows, columns = emitter.factor(grid[-2]), emitter.factor(grid[-1])
     row, column = names[-2:]
@@ -276,11 +281,11 @@ def _write_grouped(emitter: Emitter, grid: Sequence[Expr], names: Sequence[str])
         plane = emitter.name("plane")
         emitter.emit(f"{plane} = program % ({rows} * {columns})")
     group, first, height = (emitter.name(n) for n in ("group", "first_row", "group_rows"))
-    emitter.emit(f"{group} = {plane} // ({_GROUP} * {columns})")
-    emitter.emit(f"{first} = {group} * {_GROUP}")
-    emitter.emit(f"{height} = tl.minimum({rows} - {first}, {_GROUP})")
-    emitter.emit(f"{row} = {first} + {plane} % ({_GROUP} * {columns}) % {height}")
-    emitter.emit(f"{column} = {plane} % ({_GROUP} * {columns}) // {height}")
+    emitter.emit(f"{group} = {plane} // ({group_rows} * {columns})")
+    emitter.emit(f"{first} = {group} * {group_rows}")
+    emitter.emit(f"{height} = tl.minimum({rows} - {first}, {group_rows})")
+    emitter.emit(f"{row} = {first} + {plane} % ({group_rows} * {columns}) % {height}")
+    emitter.emit(f"{column} = {plane} % ({group_rows} * {columns}) // {height}")
     if len(grid) == 2:
         return plane
     rest = emitter.name("rest")

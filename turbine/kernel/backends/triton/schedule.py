@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import prod
 
 from torch import fx
@@ -24,16 +24,33 @@ _MOST_WARPS = 32
 _LARGE_PRODUCT = 128 * 128
 _MOST_STAGES = 4
 _STAGES_OF_SEVERAL = 3  # where products feed each other
+# Rows of blocks that are run together, so that what they read stays in the cache.
+_GROUP_ROWS = 8
 # Bytes of shared memory that a program of an H100 has, beside those that Triton needs itself.
 SHARED_BYTES = 227 << 10
 
 
 @dataclass(frozen=True)
+class Options:
+    """What is set of a schedule; None is chosen. CPUs have none of it."""
+
+    num_warps: int | None = None
+    num_stages: int | None = None
+    group_rows: int | None = None
+
+    @property
+    def set_ones(self) -> dict[str, int]:
+        """Those that are set, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """Options of Triton's compiler."""
+    """Options of Triton's compiler, and the order of programs."""
 
     warps: int
     stages: int
+    group_rows: int = _GROUP_ROWS
 
 
 def choose_schedule(
@@ -41,9 +58,23 @@ def choose_schedule(
     facts: Facts,
     padded: Sequence[tuple[Expr, int]],
     shared_bytes: int = SHARED_BYTES,
+    options: Options | None = None,
+) -> Schedule:
+    """What the options set; the rest is chosen."""
+    chosen = _choose(program, facts, dict(padded), shared_bytes)
+    if options is None:
+        return chosen
+    return Schedule(
+        chosen.warps if options.num_warps is None else options.num_warps,
+        chosen.stages if options.num_stages is None else options.num_stages,
+        chosen.group_rows if options.group_rows is None else options.group_rows,
+    )
+
+
+def _choose(
+    program: KernelProgram, facts: Facts, lanes: Mapping[Expr, int], shared_bytes: int
 ) -> Schedule:
     """Warps by the largest tile, or the largest result of a dot; stages by what dots read."""
-    lanes = dict(padded)
 
     def count(type: TileType) -> int:
         sizes = [facts.simplify(size) for size in type.shape]

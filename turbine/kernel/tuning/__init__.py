@@ -1,0 +1,1 @@
+"""Tuning: configurations around the default, timed in turns, and a report."""
