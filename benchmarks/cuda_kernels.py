@@ -22,11 +22,11 @@ import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from turbine import tables
 
-M, N, K, BM, BN, BK, B, H, S, D = tkl.symbols("M N K BM BN BK B H S D")
+M, N, K, BM, BN, BK, B, H, S, D, G, P, C = tkl.symbols("M N K BM BN BK B H S D G P C")
 T = tkl.types.T
 
 
-@tk.gen.kernel(M // BM, N // BN, blocks={BM: 1, BN: 4096})
+@tk.gen.kernel(M // BM, N // BN)
 def bias_gelu_residual(
     x: tkl.InputBuffer[M, N, T],
     bias: tkl.InputBuffer[N, T],
@@ -41,6 +41,27 @@ def bias_gelu_residual(
 
 @tk.gen.kernel(M)
 def cross_entropy(
+    logits: tkl.InputBuffer[M, N, T],
+    target: tkl.InputBuffer[M, tkl.i64],
+    loss: tkl.OutputBuffer[M, tkl.f32],
+) -> None:
+    i = tkl.program_id(0)
+    to_exp2 = math.log2(math.e)
+
+    @tkl.for_loop(
+        0, N // BN, init_args=[tkl.full((), -math.inf, tkl.f32), tkl.zeros((BN,), tkl.f32)]
+    )
+    def blocks(j: Any, largest: Any, total: Any) -> Any:
+        row = tkl.load(logits, (i, j * BN), (None, BN), other=-math.inf).to(tkl.f32) * to_exp2
+        new = tkl.maximum(largest, tkl.max(row))
+        return new, total * tkl.exp2(largest - new) + tkl.exp2(row - new)
+
+    total = (tkl.log2(tkl.sum(blocks[1])) + blocks[0]) / to_exp2
+    tkl.store(loss, (i,), total - tkl.load(logits, (i, tkl.load(target, (i,))), check=False))
+
+
+@tk.gen.kernel(M)
+def cross_entropy_of_rows(
     logits: tkl.InputBuffer[M, N, T],
     target: tkl.InputBuffer[M, tkl.i64],
     loss: tkl.OutputBuffer[M, tkl.f32],
@@ -108,6 +129,40 @@ def attention_kernel(is_causal: bool) -> tk.Kernel:
     return attention
 
 
+@tk.gen.kernel(B, H)
+def paged_attention(
+    q: tkl.InputBuffer[B, H, G, D, T],
+    k: tkl.InputBuffer[C, P, H, D, T],
+    v: tkl.InputBuffer[C, P, H, D, T],
+    pages: tkl.InputBuffer[B, S, tkl.i32],
+    lengths: tkl.InputBuffer[B, tkl.i32],
+    out: tkl.OutputBuffer[B, H, G, D, T],
+    scale: tkl.f32,
+) -> None:
+    """One new token of each sequence: G heads of queries share one of keys, in pages of a cache."""
+    b, h = tkl.program_id(0), tkl.program_id(1)
+    count = tkl.load(lengths, (b,))
+    rows = tkl.load(q, (b, h, 0, 0), (None, None, G, D))
+    to_exp2 = scale * math.log2(math.e)
+    largest, total = tkl.full((G,), -math.inf, tkl.f32), tkl.zeros((G,), tkl.f32)
+
+    @tkl.for_loop(0, tkl.cdiv(count, P), init_args=[largest, total, tkl.zeros((G, D), tkl.f32)])
+    def blocks(j: Any, largest: Any, total: Any, acc: Any) -> Any:
+        page = tkl.load(pages, (b, j), check=False)
+        keys = tkl.load(k, (page, 0, h, 0), (None, P, None, D), check=False)
+        values = tkl.load(v, (page, 0, h, 0), (None, P, None, D), check=False)
+        scores = tkl.dot(rows, tkl.transpose(keys)) * to_exp2
+        is_used = j * P + tkl.arange(P) < count
+        scores = tkl.where(is_used[None, :], scores, -math.inf)
+        new = tkl.maximum(largest, tkl.max(scores, axis=1))
+        weights, shrink = tkl.exp2(scores - new[:, None]), tkl.exp2(largest - new)
+        total = total * shrink + tkl.sum(weights, axis=1)
+        return new, total, tkl.dot(weights.to(v.dtype), values, acc * shrink[:, None])
+
+    _, total, acc = blocks
+    tkl.store(out, (b, h, 0, 0), acc / total[:, None])
+
+
 ATTENTION = {is_causal: attention_kernel(is_causal) for is_causal in (False, True)}
 
 
@@ -118,10 +173,15 @@ class Case:
     name: str
     kernel: Callable[..., Tensor]
     eager: Callable[..., Tensor]
-    args: Callable[[], Sequence[Tensor]]
+    args: Callable[[], Sequence[Any]]
     work: float  # floating-point operations, or bytes
     unit: str  # "TFLOP/s" or "TB/s"
     tolerance: float = 2e-2
+    scale: float | None = None  # the last argument of kernels for attention
+
+    def own_args(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments of the kernel."""
+        return [*args] if self.scale is None else [*args, self.scale]
 
 
 def _random(*shapes: tuple[int, ...], dtype: torch.dtype) -> Callable[[], list[Tensor]]:
@@ -154,12 +214,40 @@ def _attention(size: int, is_causal: bool) -> Case:
     def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
-    def ours(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        result: Tensor = kernel(q, k, v, 128**-0.5)
-        return result
-
     name = f"attention {'causal ' * is_causal}S={size} D=128"
-    return Case(name, ours, eager, _random(*(shape,) * 3, dtype=torch.float16), work, "TFLOP/s")
+    args = _random(*(shape,) * 3, dtype=torch.float16)
+    return Case(name, kernel, eager, args, work, "TFLOP/s", scale=128**-0.5)
+
+
+def paged_cache(
+    count: int, length: int, heads: int = 8, group: int = 4, size: int = 128, page: int = 64
+) -> list[Tensor]:
+    """Queries of a new token, and keys and values of sequences in the pages of a cache."""
+    pages = -(-length // page)
+    cache = torch.randn(2, count * pages, page, heads, size).half()
+    places = torch.randperm(count * pages).view(count, pages).int()
+    queries = torch.randn(count, heads, group, size).half()
+    return [queries, *cache.unbind(0), places, torch.full((count,), length, dtype=torch.int32)]
+
+
+def attend_contiguously(q: Tensor, k: Tensor, v: Tensor, pages: Tensor, lengths: Tensor) -> Tensor:
+    """The same by PyTorch: sequences of one length are gathered, and attended to."""
+    flat = pages.long().flatten()
+    gathered = [x[flat].unflatten(0, pages.shape).flatten(1, 2).transpose(1, 2) for x in (k, v)]
+    keys, values = (x[:, :, : int(lengths[0])] for x in gathered)
+    return F.scaled_dot_product_attention(q, keys, values)
+
+
+def _paged_attention() -> Case:
+    """A step of 64 sequences of 4096 tokens, 32 heads of queries and 8 of keys."""
+
+    def args() -> list[Tensor]:
+        with torch.device("cuda"):
+            return paged_cache(64, 4096)
+
+    work = 2 * 64 * 4096 * 8 * 128 * 2
+    name = "paged decode"
+    return Case(name, paged_attention, attend_contiguously, args, work, "TB/s", scale=128**-0.5)
 
 
 def _moves(
@@ -178,7 +266,7 @@ def _moves(
 ROWS, ROW = (32768, 4096), (4096,)
 
 
-def _cross_entropy() -> Case:
+def _cross_entropy(name: str, kernel: tk.Kernel) -> Case:
     """The loss of 8192 tokens of a vocabulary of 50304."""
 
     def args() -> list[Tensor]:
@@ -188,7 +276,7 @@ def _cross_entropy() -> Case:
     def eager(logits: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(logits.float(), target, reduction="none")
 
-    return Case("cross entropy", cross_entropy, eager, args, 8192 * 50304 * 2, "TB/s")
+    return Case(name, kernel, eager, args, 8192 * 50304 * 2, "TB/s")
 
 
 def _layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
@@ -214,9 +302,11 @@ CASES = (
         ROW,
         ROWS,
     ),
-    _cross_entropy(),
+    _cross_entropy("cross entropy", cross_entropy),
+    _cross_entropy("cross entropy of whole rows", cross_entropy_of_rows),
     _attention(4096, False),
     _attention(4096, True),
+    _paged_attention(),
 )
 
 
@@ -228,20 +318,63 @@ def rows(only: Sequence[str]) -> list[list[str]]:
 
 def measure(case: Case) -> list[str]:
     """Compare the results of a case, then time it."""
-    from triton.testing import do_bench
+    args = checked_args(case)
+    own, eager = seconds_of(case.kernel, case.own_args(args)), seconds_of(case.eager, args)
+    return [
+        case.name,
+        f"{1e3 * own:.3f}",
+        f"{1e3 * eager:.3f}",
+        f"{case.work / own / 1e12:.3g}",
+        case.unit,
+        f"{eager / own:.2f}",
+    ]
 
+
+def checked_args(case: Case) -> Sequence[Any]:
+    """Arguments for which the kernel's result is PyTorch's."""
     torch.manual_seed(0)
     args = case.args()
-    expected = case.eager(*args)
-    torch.testing.assert_close(
-        case.kernel(*args), expected, atol=case.tolerance, rtol=case.tolerance
-    )
-    own, eager = (
-        do_bench(lambda f=function: f(*args), warmup=50, rep=200, return_mode="median")
-        for function in (case.kernel, case.eager)
-    )
-    rate = case.work / own / 1e9
-    return [case.name, f"{own:.3f}", f"{eager:.3f}", f"{rate:.3g}", case.unit, f"{eager / own:.2f}"]
+    result, expected = case.kernel(*case.own_args(args)), case.eager(*args)
+    torch.testing.assert_close(result, expected, atol=case.tolerance, rtol=case.tolerance)
+    return args
+
+
+def seconds_of(function: Callable[..., object], args: Sequence[Any]) -> float:
+    """The median seconds of a call, with nothing in the caches."""
+    from triton.testing import do_bench
+
+    run = do_bench(lambda: function(*args), warmup=50, rep=200, return_mode="median")
+    return 1e-3 * float(run)
+
+
+def tuned_rows(only: Sequence[str], seconds: float) -> list[list[str]]:
+    """Rows of the cases that are kernels, tuned for so many seconds each."""
+    head = ["kernel", "default us", "tuned us", "speed", "rate", "", "of PyTorch", "configuration"]
+    cases = [case for case in CASES if case.name.startswith(tuple(only) or "")]
+    return [head, *(tune(case, seconds) for case in cases if isinstance(case.kernel, tk.Kernel))]
+
+
+def tune(case: Case, seconds: float) -> list[str]:
+    """Tune a case; the default and the winner are timed again, in turns with PyTorch's op."""
+    assert isinstance(case.kernel, tk.Kernel)
+    args = checked_args(case)
+    own_args = case.own_args(args)
+    report = case.kernel.tune(*own_args, seconds=seconds)
+    print(report, flush=True)
+    default = case.kernel.using(**report.trials[0].configuration)
+    calls = ((default, own_args), (case.kernel, own_args), (case.eager, args))
+    turns = [[seconds_of(*call) for call in calls] for _ in range(3)]
+    before, after, eager = (sorted(times)[1] for times in zip(*turns, strict=True))
+    return [
+        case.name,
+        f"{1e6 * before:.1f}",
+        f"{1e6 * after:.1f}",
+        f"{before / after:.2f}",
+        f"{case.work / after / 1e12:.3g}",
+        case.unit,
+        f"{eager / after:.2f}",
+        " ".join(f"{name}={value}" for name, value in report.best.items()),
+    ]
 
 
 def overhead() -> str:
@@ -266,6 +399,8 @@ def _turn(call: Callable[[], object], count: int = 200) -> float:
     return 1e6 * taken / count
 
 
-def report(only: Sequence[str]) -> str:
-    """The table, and the overhead of a call."""
+def report(only: Sequence[str], tune_seconds: float = 0) -> str:
+    """The table, and the overhead of a call; with seconds to tune, default beside tuned."""
+    if tune_seconds:
+        return tables.table(tuned_rows(only, tune_seconds), right=(1, 2, 3, 4, 6))
     return f"{tables.table(rows(only), right=(1, 2, 3, 5))}\n{overhead()}"

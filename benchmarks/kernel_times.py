@@ -7,6 +7,9 @@ checks of loaded indices cost. Calls take turns, so that a busy machine is busy 
     python benchmarks/kernel_times.py --only gemm,softmax
     python benchmarks/kernel_times.py --only checks
     python benchmarks/kernel_times.py --device cuda
+    python benchmarks/kernel_times.py --device cuda --tune 60
+
+`--tune` tunes each kernel for so many seconds, and prints times of the default and of the winner.
 """
 
 from __future__ import annotations
@@ -188,13 +191,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="time spent on each kernel")
     parser.add_argument("--only", default="", help="kernels whose names begin with one of these")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--tune", type=float, default=0, help="seconds to tune each kernel")
     options = parser.parse_args(arguments)
     wanted = tuple(name for name in options.only.split(",") if name)
     if options.device == "cuda":
-        print(cuda_kernels.report(wanted))
+        print(cuda_kernels.report(wanted, options.tune))
         return 0
     warn_if_busy()
-    rows = [_row(case, options.seconds) for case in CASES if case.name.startswith(wanted or "")]
+    cases = [case for case in CASES if case.name.startswith(wanted or "")]
+    if options.tune:
+        print(
+            tables.table([_TUNED, *(_tuned_row(case, options) for case in cases)], right=(1, 2, 3))
+        )
+        return 0
+    rows = [_row(case, options.seconds) for case in cases]
     head = ["kernel", "turbine ms", "PyTorch ms", "ratio", "goal"]
     print(tables.table([head, *rows], right=(1, 2, 3, 4)))
     if not wanted or "add" in wanted:
@@ -216,6 +226,28 @@ def _row(case: Case, seconds: float) -> list[str]:
     own, eager = timings["turbine"].median, timings["PyTorch"].median
     texts = [f"{1e3 * own:.2f}", f"{1e3 * eager:.2f}", f"{eager / own:.2f}", f"{case.goal:.1f}"]
     return [case.name, *texts]
+
+
+_TUNED = ["kernel", "default ms", "tuned ms", "speed", "configuration"]
+
+
+def _tuned_row(case: Case, options: argparse.Namespace) -> list[str]:
+    """Tune a kernel, and time its default in turns with the winner."""
+    torch.manual_seed(0)
+    args = [torch.randn(shape) for shape in case.shapes]
+    if case.kernel is _attention:
+        kernel, args = attention, [*args, 1 / math.sqrt(args[0].shape[-1])]
+    else:
+        assert isinstance(case.kernel, Kernel)
+        kernel = case.kernel
+    report = kernel.tune(*args, seconds=options.tune)
+    print(report, flush=True)
+    default = kernel.using(**report.trials[0].configuration)
+    calls: dict[str, Call] = {"default": lambda: default(*args), "tuned": lambda: kernel(*args)}
+    timings = round_robin(calls, seconds=options.seconds)
+    before, after = timings["default"].median, timings["tuned"].median
+    best = " ".join(f"{name}={value}" for name, value in report.best.items())
+    return [case.name, f"{1e3 * before:.2f}", f"{1e3 * after:.2f}", f"{before / after:.2f}", best]
 
 
 def _overhead(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import runpy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
+import turbine
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
 from tests.kernel.op_table import ROWS, SAMPLES, rows_of
 from tests.kernel.test_lang_ops import PROGRAMS, kernel_of, places_of
 from tests.kernel.test_triton import FLOATS_OF_8_BITS, convert, gemm, rounded, softmax
-from turbine import errors
+from turbine import config, errors
 from turbine.kernel.trace.types import DTYPES
 
 pytestmark = [
@@ -25,7 +27,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
-N, B, T = tkl.sym.N, tkl.sym.B, tkl.types.T
+M, N, K, B, BM, BN, BK = tkl.symbols("M N K B BM BN BK")
+T = tkl.types.T
 EXAMPLES = sorted(p.stem for p in (Path(__file__).parents[2] / "examples/kernels").glob("*.py"))
 # PyTorch has no integer matmul on GPUs, with which this one compares.
 WITHOUT_REFERENCE = {"int8_matmul"}
@@ -190,3 +193,74 @@ def test_text_is_for_this_gpu(x: Tensor) -> None:
     assert f".target sm_{major}{minor}" in softmax.text("ptx", x)
     softmax(x)
     assert "on cuda:0" in softmax.explain_recompiles()
+
+
+# Tuning
+
+
+@tk.gen.kernel(M // BM, N // BN)
+def product(
+    a: tkl.InputBuffer[M, K, T], b: tkl.InputBuffer[K, N, T], c: tkl.OutputBuffer[M, N, T]
+) -> None:
+    i, j = tkl.program_id(0) * BM, tkl.program_id(1) * BN
+
+    @tkl.for_loop(0, K // BK, init_args=[tkl.zeros((BM, BN), tkl.f32)])
+    def body(k: Any, acc: Any) -> Any:
+        x = tkl.load(a, (i, k * BK), (BM, BK))
+        return tkl.dot(x, tkl.load(b, (k * BK, j), (BK, BN)), acc)
+
+    tkl.store(c, (i, j), body[0])
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path) -> Iterator[None]:
+    with config.override(cache_dir=tmp_path / "cache"):
+        yield
+
+
+def test_tuned_sizes_and_options_are_used(own_cache: None, tmp_path: Path) -> None:
+    a, b = torch.randn(2, 512, 512, device="cuda", dtype=torch.float16).unbind(0)
+    before = product(a, b)
+    report = product.tune(a, b, seconds=20)
+    assert len(report.trials) > 3
+    assert report.row is not None
+    assert report.trials[0].configuration == {"BM": 128, "BN": 256, "BK": 64}
+    assert report.speedup >= 1
+    torch.testing.assert_close(product(a, b), before, atol=0.1, rtol=1e-2)
+    assert product.explain_recompiles().endswith(", tuned on cuda:0")
+    compiled = torch.compile(lambda a, b: product(a, b) + 1, fullgraph=True)
+    torch.testing.assert_close(compiled(a, b), before + 1, atol=0.1, rtol=1e-2)
+    assert report.save(tmp_path / "tuned.json").exists()
+
+
+def test_candidates_without_memory_on_the_gpu_are_dropped(own_cache: None) -> None:
+    a, b = torch.randn(2, 512, 512, device="cuda", dtype=torch.float16).unbind(0)
+    large = {"BM": 128, "BN": 128, "BK": 128, "num_stages": 6}
+    report = product.tune(a, b, seconds=60, candidates=[large, {"num_warps": 4}, {"group_rows": 1}])
+    problems = [trial.problem for trial in report.trials]
+    assert problems[1] is not None
+    assert problems[2:] == [None, None]
+    assert "dropped" in str(report)
+
+
+def test_tuning_changes_no_argument(own_cache: None) -> None:
+    x = torch.randn(100_000, device="cuda")
+    before = x.clone()
+    report = scale_.using().tune(x, 1.5, seconds=5, candidates=[{"num_warps": 8}])
+    assert torch.equal(x, before)
+    assert [trial.problem for trial in report.trials] == [None, None]
+    with pytest.raises(errors.KernelError, match="B is set by blocks="):
+        scale_.tune(x, 1.5, candidates=[{"B": 64}])
+
+
+def test_artifacts_have_tuned_sizes(own_cache: None) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return product(a, b)  # type: ignore[no-any-return]
+
+    a, b = torch.randn(2, 256, 256, device="cuda", dtype=torch.float16).unbind(0)
+    product.tune(a, b, seconds=30, candidates=[{"BM": 64, "BN": 64, "num_warps": 4}])
+    major, minor = torch.cuda.get_device_capability()
+    target = f"cuda:sm_{major}{minor}"
+    artifact = turbine.aot.export(Model(), args=(a.cpu(), b.cpu())).compile(target=target)
+    torch.testing.assert_close(artifact(a, b), a @ b, atol=0.1, rtol=1e-2)
