@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +17,7 @@ from torch import Tensor
 import turbine
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
-from turbine import config, errors
+from turbine import config, errors, progress
 from turbine.algebra import Symbol
 from turbine.compiler import cache
 from turbine.kernel.backends.triton import compilation
@@ -198,6 +200,22 @@ def test_no_time_tries_nothing(x: Tensor) -> None:
     with pytest.raises(errors.KernelError, match="nothing was measured"):
         report.save("tuned.json")
     assert not double.explain_recompiles().startswith("1")
+
+
+def test_a_terminal_shows_the_progress(
+    x: Tensor, slow_default: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LIBRARY_DELAY", 0)
+    monkeypatch.setattr(progress, "TERMINAL_PERIOD", 0.01)
+    with contextlib.redirect_stderr(Terminal()) as stream:
+        make_double().tune(x, candidates=[{"B": 64}])
+    for count in (1, 2):
+        assert f"turbine is tuning double: {count} configurations, best 1.00" in stream.getvalue()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 # Mistakes

@@ -110,7 +110,8 @@ class Choices:
             symbol: Block(sizes[symbol.name], source) if symbol.name in sizes else block
             for symbol, block in default.blocks.items()
         }
-        return Choice(blocks, options_of({**row.configuration, **self.given}), source)
+        options = {} if here.kind == "cpu" else row.configuration
+        return Choice(blocks, options_of({**options, **self.given}), source)
 
     def _check_row(self, row: Row, program: KernelProgram) -> None:
         configurations.parse(self.signature, row.configuration)

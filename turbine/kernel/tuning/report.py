@@ -24,6 +24,12 @@ class Trial:
     seconds: float = inf  # median of a call
     speedup: float = 0.0  # the default's time, measured in turns with this one, over its own
     problem: str | None = None  # why it was dropped
+    is_finalist: bool = False  # whether it was among the fastest, which had the last turns
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """Its place in the report: finalists by speed, then others, then those dropped."""
+        return self.problem is not None, not self.is_finalist, -self.speedup
 
 
 @dataclass(frozen=True)
@@ -74,11 +80,11 @@ class TuningReport:
 
 def _lines(report: TuningReport) -> Iterator[str]:
     yield f"tuned {report.case}"
-    ranked = sorted(report.trials, key=lambda trial: (trial.problem is not None, trial.seconds))
     rows = [("configuration", "us", "speed", "")]
-    for trial in ranked:
+    for trial in sorted(report.trials, key=lambda trial: trial.rank):
         notes = ["default"] * (trial is report.trials[0])
         notes += ["chosen"] * (trial is report.winner)
+        notes += ["not in the last turns"] * (not trial.is_finalist and trial.problem is None)
         notes += [fit(f"dropped: {trial.problem}", _MOST_TEXT)] * (trial.problem is not None)
         time = "" if trial.seconds == inf else f"{1e6 * trial.seconds:.1f}"
         speed = f"{trial.speedup:.2f}" if trial.speedup else ""

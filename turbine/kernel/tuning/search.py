@@ -33,7 +33,7 @@ from turbine.kernel.tuning.results import disagreement
 from turbine.kernel.tuning.turns import Clock
 from turbine.progress import progress_on_terminal
 
-_TURNS = 3
+_TURNS = 5
 _LAST_TURNS = 9
 _FEWEST_LAST_TURNS = 3
 _FINALISTS = 3
@@ -113,8 +113,8 @@ class _Search:
 
     def __str__(self) -> str:
         speed = self.best.trial.speedup
-        name, count = self.kernel.__name__, len(self.trials)
-        return f"tuning {name}: {count} configurations, best {speed:.2f} of the default's speed"
+        done = f"{len(self.trials)} configurations, best {speed:.2f} times the default's speed"
+        return f"turbine is tuning {self.kernel.__name__}: {done}"
 
     def _derive(self, configuration: Mapping[str, int]) -> Kernel:
         """The kernel with a configuration, as if nothing was tuned."""
@@ -292,6 +292,7 @@ class _Search:
         finalists = [default, *ranked[:_FINALISTS]]
         for contender in finalists:
             contender.turns.clear()
+            contender.trial.is_finalist = True
         self._time(finalists, _LAST_TURNS, _FEWEST_LAST_TURNS)
         default.trial.speedup = 1.0
         best = max(finalists, key=lambda c: c.trial.speedup)
