@@ -17,6 +17,7 @@ from torch import Tensor
 import turbine
 import turbine.kernel as tk
 import turbine.kernel.lang as tkl
+from tests.kernel.test_triton import run_in_triton
 from turbine import config, errors, progress
 from turbine.algebra import Symbol
 from turbine.compiler import cache
@@ -411,6 +412,29 @@ def test_candidates_for_gpus_change_blocks_and_schedule() -> None:
     assert {"BM": 256, "BN": 512} not in changes
     wide = {**names, "BN": 512}
     assert all(one["BN"] <= 512 for one in Space(program, sizes, "cuda").neighbours(wide, None))
+
+
+def test_the_search_on_a_gpu_finds_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, but for clocks and drivers: Triton's interpreter runs the candidates."""
+
+    def turn(self: turns.Clock, call: Any, count: int) -> float:
+        kernel = call.__defaults__[0].kernel if call.__defaults__ else None
+        return 1.0 if kernel is None else 1 / kernel.given.get("num_warps", 1)
+
+    monkeypatch.setattr(turns.Clock, "turn", turn)
+    monkeypatch.setattr(tk.Kernel, "run", run_in_triton)
+    monkeypatch.setattr(tk.Kernel, "device_of", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    double, x = make_double(), torch.randn(3000)
+    report = double.tune(x, candidates=[{"num_warps": 8}, {"B": 64, "num_warps": 4}])
+    assert report.best == {"B": 1024, "num_warps": 8}
+    _, sizes, key = double.resolve_call({"x": x}, "cuda")
+    assert (sizes[Symbol("B")], key.options, key.source) == (1024, Options(8), "tuned")
+    assert code_for(double, (x,))[0].schedule.warps == 8
+    assert sizes_in_use(double, x) == ({"B": 1024}, "default")  # on the CPU
+    around = double.tune(x, seconds=60).trials
+    assert {"B": 512} in [trial.configuration for trial in around]
+    assert {"B": 1024, "num_warps": 32} in [trial.configuration for trial in around]
 
 
 def test_small_sizes_have_no_large_blocks(x: Tensor) -> None:
