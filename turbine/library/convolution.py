@@ -147,7 +147,7 @@ def full(form: Form, block: tuple[int, int]) -> Any:
     buffers = (B, down, H, L, D), (P, kh, kw, C, W), (B, rows, columns, N)
     grid = P, columns // BL, rows // BH, B
     blocks = {BH: block[0], BL: block[1]}
-    return _declare(convolution, form.end, *buffers, *grid, blocks=blocks, specialize=(H, L))
+    return _declare(convolution, form.end, *buffers, *grid, blocks=blocks, specialize=(H, L, D))
 
 
 @cache
@@ -176,6 +176,8 @@ _FLOAT_BYTES = 4
 # registers.
 _MOST_VECTORS = {16: 2, 32: 1, 64: 4}
 _NEAR_BYTES = 32 * 1024  # of the L1 cache at least
+# Rows of the smaller register tiles.
+_FEW_ROWS = 8
 _MOST_STRIDE = 2
 # Of images and weights. Sums are in f32, as in PyTorch.
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -318,9 +320,12 @@ class _Call:
         """The kernel for all channels, and its weight."""
         weight = self.pack_panels(target)
         panels = weight.meta["val"].shape[0] // self.groups
-        form = self.form(panels if self.groups > 1 else 1)
-        _, columns = self.windows(form).count(self.x.meta["val"].shape[1:3])
-        return full(form, (1, _block(columns))), weight
+        return full(self.form(panels if self.groups > 1 else 1), (1, self.block())), weight
+
+    def block(self) -> int:
+        """The columns of the result that a program computes."""
+        _, columns = self.windows(self.form()).count(self.x.meta["val"].shape[1:3])
+        return _block(columns)
 
     def form(self, panels: int = 1) -> Form:
         """What the kernel is made for."""
@@ -360,7 +365,7 @@ class _Call:
         """The weight in panels, which are computed when an artifact is loaded."""
         outputs, channels, *taps = self.weight.meta["val"].shape
         if self.groups == 1:
-            width = _panel_width(outputs, channels, target)
+            width = _panel_width(outputs, channels, self.block(), target)
         else:
             width = _dividing_width(outputs // self.groups, target)
         panels = -(-outputs // width)
@@ -370,10 +375,12 @@ class _Call:
         return self.pack(self.add(aten.permute.default, split, [3, 0, 1, 2, 4]))
 
 
-def _panel_width(outputs: int, channels: int, target: Target) -> int:
+def _panel_width(outputs: int, channels: int, block: int, target: Target) -> int:
     """The columns of a panel, such that few are unused and the weights of a tap stay near."""
     lanes = target.vector_bytes // _FLOAT_BYTES
-    most = max(2, _NEAR_BYTES // (channels * target.vector_bytes))
+    # Weights that do not stay near are read for each register tile: those of few rows are wider.
+    least = 3 if block <= _FEW_ROWS else 2
+    most = max(least, _NEAR_BYTES // (channels * target.vector_bytes))
     vectors = range(1, min(most, _MOST_VECTORS[target.vector_bytes]) + 1)
     # Loads of x take about a quarter of the time of the fmas of a vector.
     return min(vectors, key=lambda n: -(-outputs // (n * lanes)) * (n + 0.25)) * lanes
