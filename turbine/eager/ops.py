@@ -314,8 +314,9 @@ def _write_out(
     """An op with out=, which is resized if it has other sizes."""
     outs = [kwargs[name] for name in names]
     named = {name: one for name, one in kwargs.items() if name not in names}
-    if not all(isinstance(one, DeviceTensor) for one in outs):
-        raise MixedDevices(f"out= of {func} is not on {DEVICE}:0, as its operands are")
+    for one in outs:
+        if not isinstance(one, DeviceTensor):
+            raise MixedDevices(one)
     _check_out(func, args, kwargs)
     if len(outs) == 1 and named.get("dtype") is None and _has_dtype(twin):
         named["dtype"] = outs[0].dtype  # a sum is computed in the dtype of its result

@@ -65,6 +65,11 @@ class DeviceTensor(torch.Tensor):
         dtype = rest[0] if rest else kwargs.pop("dtype", None)
         return super().to(dtype or self.dtype, *rest[1:], **kwargs)
 
+    def type(self, *args: Any, **kwargs: Any) -> Any:
+        """The name of the type, or the tensor as another one."""
+        found = super().type(*args, **kwargs)
+        return found.replace(INSIDE.type, DEVICE) if isinstance(found, str) else found
+
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """The values, and the device."""
         with torch.no_grad():

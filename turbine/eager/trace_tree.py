@@ -128,14 +128,17 @@ class NeedsMemory(Exception):
 class MixedDevices(RuntimeError):
     """Operands on several devices; the message is PyTorch's."""
 
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"turbine:0 and {tensor.device}!"
+        )
+
 
 def check_device(tensor: Tensor) -> None:
     """Raise for a tensor of another device among operands, unless it is a number on the CPU."""
     if tensor.dim() or tensor.device.type != "cpu":
-        raise MixedDevices(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"turbine:0 and {tensor.device}!"
-        )
+        raise MixedDevices(tensor)
 
 
 class Trace:
