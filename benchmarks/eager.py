@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
+import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 import turbine
 
 GOAL_US = 5.0
-RECORDED = 500
+RECORDED, TURNS = 500, 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{name:36}{best['eager'] / best['device']:10.2f}"
             f"{best['eager'] / best['torch.compile']:16.2f}"
         )
-    print(f"{'recording an op':36}{record():7.1f} us, goal {GOAL_US:.0f}")
+    print(f"\n{'us of an op on 64 elements':36}{'y * y':>10}{'y * 1.5':>16}")
+    for name, x in operands().items():
+        print(f"{name:36}{microseconds(product, x):10.1f}{microseconds(scaled, x):16.1f}")
     return 0
 
 
@@ -129,19 +132,70 @@ ROWS = {
 }
 
 
-def record() -> float:
-    """Microseconds to record an op."""
-    x = torch.randn(64).to("turbine")
+class Given(Tensor):
+    """A tensor whose ops give one that exists: the floor of what PyTorch's dispatch takes."""
 
-    def run() -> None:
-        y = x
-        for _ in range(RECORDED):
-            y = y * 1.5
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
+    @classmethod
+    def __torch_dispatch__(cls, func: object, types: object, *_: object) -> Tensor:
+        return GIVEN
+
+
+class New(Tensor):
+    """A tensor whose ops give new ones."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: object, types: object, *_: object) -> Tensor:
+        return empty(New)
+
+
+def empty(kind: type[Tensor]) -> Tensor:
+    """A tensor of a subclass, without memory."""
+    size, step, inside = (64,), (1,), torch.device("lazy", 0)
+    return Tensor._make_wrapper_subclass(
+        kind, size, step, 0, None, torch.float32, torch.strided, inside
+    )
+
+
+GIVEN = empty(Given)
+
+
+def product(y: Tensor) -> Tensor:
+    """An op on tensors."""
+    return y * y
+
+
+def scaled(y: Tensor) -> Tensor:
+    """An op with a number."""
+    return y * 1.5
+
+
+def operands() -> dict[str, Tensor]:
+    """What ops are timed on."""
+    return {
+        f"recorded, goal {GOAL_US:.0f}": torch.randn(64).to("turbine"),
+        "floor: PyTorch calls Python": empty(Given),
+        "floor: and that makes a tensor": empty(New),
+        "eager": torch.randn(64),
+    }
+
+
+def microseconds(apply: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    """Microseconds of an op, without those of running it on the device."""
+    best = float("inf")
     with torch.no_grad():
-        timing = round_robin({"record": run}, seconds=1.0)["record"]
-    synchronize()
-    return 1e6 * timing.best / RECORDED
+        for _ in range(TURNS):
+            started = time.perf_counter()
+            y = x
+            for _ in range(RECORDED):
+                y = apply(y)
+            best = min(best, time.perf_counter() - started)
+            del y
+            synchronize()
+    return 1e6 * best / RECORDED
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data._utils import worker
 
 import turbine
 import turbine.kernel as tk
@@ -206,6 +207,8 @@ def test_tensors_of_two_devices_do_not_mix() -> None:
         on(torch.ones(2)) + torch.ones(2)
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         torch.ones(2).add_(on(torch.ones(2)))
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        torch.add(on(torch.ones(2)), 1, out=torch.empty(2))
 
 
 def test_errors_are_those_of_the_cpu() -> None:
@@ -259,6 +262,23 @@ def test_autocast_lowers_products() -> None:
     total.backward()
     assert x.grad is not None
     assert (x @ x).dtype == torch.float32
+    with torch.autocast("turbine"):
+        assert (x @ x).dtype == torch.bfloat16
+
+
+def test_batches_of_a_data_loader_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [on(torch.full((2,), float(number))) for number in range(3)]
+    assert torch.utils.data.default_collate(rows).device.type == "turbine"
+    monkeypatch.setattr(worker, "_worker_info", object())  # what it sends arrives on the CPU
+    batch = torch.utils.data.default_collate(rows)
+    assert type(batch) is Tensor
+    assert batch.tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+
+
+def test_the_type_of_a_tensor_names_the_device() -> None:
+    x = on(torch.ones(2))
+    assert x.type() == "torch.turbine.FloatTensor"
+    assert x.type(torch.int64).dtype == torch.int64
 
 
 def test_transforms_of_functions() -> None:

@@ -21,6 +21,8 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.backend_registration import rename_privateuse1_backend
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import collate
 
 from turbine import config, errors
 from turbine.eager import autocast, ops, recorder
@@ -84,6 +86,8 @@ def _register() -> None:
     torch._C._acc.register_python_privateuseone_hook(_Hooks())
     torch._C._acc.register_python_privateuseone_device_guard(_Guard())
     _keep_parameters()
+    torch.set_autocast_dtype(DEVICE, torch.bfloat16)  # as on a CPU, where float16 is slow
+    collate.default_collate_fn_map[DeviceTensor] = _collate
     torch.serialization.register_package(_BEFORE_PYTORCH, lambda storage: None, _restore)
     trace_rules.add("turbine.eager")  # torch.compile should compile users' code, not this
     for module in (_foreach_utils, optimizer):
@@ -157,6 +161,13 @@ def _restore(storage: Any, location: str) -> Any:
     check_index(location)
     storage.__class__ = _LoadedStorage
     return storage
+
+
+def _collate(batch: Sequence[Tensor], *, collate_fn_map: Any = None) -> Tensor:
+    """A batch of a DataLoader. What its workers send to other processes arrives on the CPU."""
+    if get_worker_info() is not None:
+        batch = [one.cpu() for one in batch]
+    return torch.stack(list(batch))
 
 
 def _keep_parameters() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ class Layout:
     """Sizes, strides, offset and dtype; equal layouts are one object.
 
     `repeats` says whether elements share memory, so that PyTorch refuses to write to them.
+    `wrapper` and `whole` belong to `tensor` and `storage`, which ask for them with each op.
     """
 
-    __slots__ = ("dtype", "offset", "repeats", "size", "stride")
+    __slots__ = ("dtype", "nbytes", "offset", "repeats", "size", "stride", "whole", "wrapper")
 
     def __init__(
         self, size: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
@@ -26,6 +28,9 @@ class Layout:
         self.offset = offset
         self.dtype = dtype
         self.repeats = any(n > 1 and not step for n, step in zip(size, stride, strict=True))
+        self.nbytes = math.prod(size) * dtype.itemsize  # of the values, without gaps between them
+        self.wrapper: tuple[Any, ...] | None = None
+        self.whole: Any = None
 
     def __repr__(self) -> str:
         return f"{self.dtype}{list(self.size)}".removeprefix("torch.")
@@ -38,10 +43,6 @@ class Layout:
         span = sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True)) + 1
         memory = torch.empty(self.offset + max(span, 0), dtype=self.dtype, device=device)
         return memory.as_strided(self.size, self.stride, self.offset)
-
-    def fits(self, tensor: Tensor) -> bool:
-        """Whether a tensor of its own memory has this layout."""
-        return tensor.shape == self.size and tensor.stride() == self.stride
 
 
 _known: dict[Any, Layout] = {}

@@ -30,8 +30,9 @@ aten = torch.ops.aten
 fallbacks: Counter[tuple[str, str]] = Counter()
 
 Kind = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
-# By the id of an op, as hashing one takes longer; with the op, so that the id stays its own.
-_kinds: dict[int, tuple[Any, Kind]] = {}
+# By the id of an op, as hashing one takes longer; ops are kept, so that the id stays their own.
+_kinds: dict[int, Kind] = {}
+_known: list[Any] = []
 
 
 def dispatch(
@@ -39,17 +40,18 @@ def dispatch(
 ) -> Any:
     """Record an op, or run it: __torch_dispatch__ of the tensors."""
     with LOCK:
-        known = _kinds.get(id(func))
-        if known is None:
-            known = _kinds[id(func)] = func, _classify(func)
+        kind = _kinds.get(id(func))
+        if kind is None:
+            kind = _kinds[id(func)] = _classify(func)
+            _known.append(func)
         if not kwargs:
             kwargs = {}
-        elif "device" in kwargs and known[1] is not _decompose:
+        elif "device" in kwargs and kind is not _decompose:
             kwargs = dict(kwargs)
             if not _is_here(kwargs["device"]):
                 return _leave(func, args, kwargs)
             kwargs["device"] = _CPU
-        result = known[1](func, args, kwargs)
+        result = kind(func, args, kwargs)
         recorder.end_if_long()
         return result
 
@@ -147,7 +149,7 @@ def _compute(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if node.spec is None:
         return recorder.result(first)
     results = [_result(node, place, first) for place in range(len(node.op.results))]
-    return tree_unflatten(results, node.spec)
+    return tuple(results) if node.is_flat else tree_unflatten(results, node.spec)
 
 
 def _result(node: Node, place: int, first: int) -> Tensor | None:
@@ -164,12 +166,17 @@ def _view(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     base = args[0]
     if kwargs:
         return _run(func, args, kwargs)
-    settings = tuple([tuple(one) if type(one) is list else one for one in args[1:]])
-    storage, found = base._storage, base._view.under(func, settings)
+    settings = tuple(args[1:])
+    if list in map(type, settings):
+        settings = tuple([tuple(one) if type(one) is list else one for one in settings])
+    view = base._view
+    storage, found = base._storage, view.views.get((id(func), settings))
+    if found is None:
+        found = view.under(func, settings)
     if torch.is_inference_mode_enabled() and not base.is_inference():
         with torch._C._InferenceMode(False):  # a view of a normal tensor is one too
             return _wrap_views(storage, found)
-    return _wrap_views(storage, found)
+    return wrap(storage, found) if type(found) is View else _wrap_views(storage, found)
 
 
 def _wrap_views(storage: Storage, found: View | list[View]) -> Any:
@@ -248,12 +255,12 @@ def _write(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
 def _write_each(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """An in-place op on a list: each of its tensors gets a result of the op without the write."""
     targets = args[0]
-    if not all(isinstance(one, DeviceTensor) for one in targets):
+    if {*map(type, targets)} != {DeviceTensor}:
         return _run(func, args, kwargs)
-    written = {id(one._storage) for one in targets}
-    operands = chain.from_iterable(one if type(one) is list else (one,) for one in args[1:])
-    read = {id(one._storage) for one in operands if isinstance(one, DeviceTensor)}
-    if len(written) < len(targets) or written & read:
+    written = {one._storage for one in targets}
+    operands = chain.from_iterable([one if type(one) is list else (one,) for one in args[1:]])
+    read = {one._storage for one in operands if type(one) is DeviceTensor}
+    if len(written) < len(targets) or not written.isdisjoint(read):
         return _run(func, args, kwargs)  # a write may change what a later element reads
     try:
         node, first = record(twin, args, kwargs)
@@ -261,6 +268,10 @@ def _write_each(twin: Any, func: Any, args: Sequence[Any], kwargs: dict[str, Any
         raise
     except Exception:
         return _run(func, args, kwargs)
+    layouts = [whole.layout for whole in [one._view for one in targets] if whole.parent is None]
+    if layouts == node.op.results and not any(layout.repeats for layout in layouts):
+        recorder.write_whole(targets, first)
+        return None
     for place, target in enumerate(targets):
         if target._view.layout.repeats or not _fits(node, place, target):
             return _run(func, args, kwargs)
@@ -303,8 +314,9 @@ def _write_out(
     """An op with out=, which is resized if it has other sizes."""
     outs = [kwargs[name] for name in names]
     named = {name: one for name, one in kwargs.items() if name not in names}
-    if not all(isinstance(one, DeviceTensor) for one in outs):
-        raise MixedDevices(f"out= of {func} is not on {DEVICE}:0, as its operands are")
+    for one in outs:
+        if not isinstance(one, DeviceTensor):
+            raise MixedDevices(one)
     _check_out(func, args, kwargs)
     if len(outs) == 1 and named.get("dtype") is None and _has_dtype(twin):
         named["dtype"] = outs[0].dtype  # a sum is computed in the dtype of its result

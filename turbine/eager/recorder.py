@@ -15,8 +15,8 @@ from turbine import errors
 from turbine.eager import programs, tensor
 from turbine.eager.interpreter import rescue
 from turbine.eager.layouts import Layout, layout_of
-from turbine.eager.storage import Ref, Value, inverse, reference, whole
-from turbine.eager.tensor import DeviceTensor, wrap_value
+from turbine.eager.storage import Ref, Storage, Value, inverse, reference, whole
+from turbine.eager.tensor import DeviceTensor, wrap
 from turbine.eager.trace_tree import (
     LOCK,
     MOST_OPS,
@@ -49,7 +49,8 @@ def record(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Node
 
 def result(index: int) -> Tensor:
     """The tensor of a result of the trace."""
-    return wrap_value(_trace.hold(index))
+    value = _trace.hold(index)
+    return wrap(Storage(value), value.layout.whole or whole(value.layout))
 
 
 def pending() -> list[str]:
@@ -75,7 +76,7 @@ def pending() -> list[str]:
 
 def end_if_long() -> None:
     """Run the trace if it is long, or one turn of a loop."""
-    if _trace.is_at_end():
+    if len(_trace.calls) >= _trace.most:
         flush(LENGTH)
 
 
@@ -166,11 +167,12 @@ def own(data: Tensor, layout: Layout, taken: set[int]) -> Tensor:
     """A result in memory of its own, laid out as its tensor says."""
     if data.shape != layout.size or data.dtype != layout.dtype:
         raise errors.RunError(f"an op gave {layout_of(data)}, where {layout} was expected")
-    data = data.resolve_conj().resolve_neg()
+    if data.is_neg() or (data.dtype.is_complex and data.is_conj()):
+        data = data.resolve_conj().resolve_neg()
     storage = data.untyped_storage()
     memory = storage.data_ptr()
-    is_whole = storage.nbytes() == data.numel() * data.element_size()
-    if memory in taken or not layout.fits(data) or not is_whole:
+    is_whole = storage.nbytes() == layout.nbytes
+    if memory in taken or not is_whole or data.stride() != layout.stride:
         return torch.empty_strided(layout.size, layout.stride, dtype=layout.dtype).copy_(data)
     if memory:
         taken.add(memory)
@@ -210,6 +212,13 @@ def write(target: DeviceTensor, new: Ref) -> bool:
         new, view = _call(*call), view.parent
     storage.value = _trace.replace(storage.value, new.index)
     return True
+
+
+def write_whole(targets: Sequence[DeviceTensor], first: int) -> None:
+    """Give tensors, which are no views, the results from the first on."""
+    for index, target in enumerate(targets, first):
+        storage = target._storage
+        storage.value = _trace.replace(storage.value, index)
 
 
 def write_data(target: DeviceTensor, data: Tensor) -> bool:

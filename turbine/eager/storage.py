@@ -34,14 +34,14 @@ class Ref:
         return f"%{self.index}" if self.index >= 0 else f"%in{~self.index}"
 
 
-_refs: dict[int, Ref] = {}
+class _Refs(dict[int, Ref]):
+    def __missing__(self, index: int) -> Ref:
+        return self.setdefault(index, Ref(index, None))
+
+
+# The reference to a result or an input; one object for each, compared by identity.
+reference = _Refs().__getitem__
 _refs_with_layouts: dict[tuple[int, Layout], Ref] = {}
-
-
-def reference(index: int) -> Ref:
-    """The reference to a result or an input; one object for each, compared by identity."""
-    found = _refs.get(index)
-    return found if found is not None else _refs.setdefault(index, Ref(index, None))
 
 
 def reference_as(index: int, layout: Layout) -> Ref:
@@ -88,10 +88,12 @@ class Storage:
 class View:
     """A view of a storage: the whole, or a view op on another view of it.
 
-    `which` of the op's results it is, if there are several.
+    `which` of the op's results it is, if there are several. `by_memory` is whether it depends on
+    how the whole is laid out. `call` is how a trace computes it: an op, its arguments, and what
+    keys of nodes have of them.
     """
 
-    __slots__ = ("args", "layout", "parent", "target", "views", "which")
+    __slots__ = ("args", "by_memory", "call", "layout", "parent", "target", "views", "which")
 
     def __init__(
         self,
@@ -106,6 +108,8 @@ class View:
         self.target = target
         self.args = args
         self.which = which
+        self.by_memory: bool = parent is not None and (target in _BY_MEMORY or parent.by_memory)
+        self.call: tuple[Any, list[Any], tuple[Any, ...]] | None = None
         self.views: dict[Any, View | list[View]] = {}
 
     def under(self, target: Any, args: tuple[Any, ...]) -> View | list[View]:
@@ -145,12 +149,6 @@ class View:
         """The arguments of the op, with lists."""
         return _with_lists(self.args)
 
-    def is_by_memory(self) -> bool:
-        """Whether the view depends on how the whole is laid out in memory."""
-        if self.parent is None:
-            return False
-        return self.target in _BY_MEMORY or self.parent.is_by_memory()
-
 
 _MOST_VIEWS = 4096
 _IDENTITIES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
@@ -161,13 +159,12 @@ def _with_lists(args: tuple[Any, ...]) -> list[Any]:
     return [list(one) if isinstance(one, tuple) else one for one in args]
 
 
-_wholes: dict[Layout, View] = {}
-
-
 def whole(layout: Layout) -> View:
-    """The view that is a whole storage."""
-    found = _wholes.get(layout)
-    return found if found is not None else _wholes.setdefault(layout, View(layout))
+    """The view that is a whole storage; one object for each layout."""
+    found: View | None = layout.whole
+    if found is None:
+        found = layout.whole = View(layout)
+    return found
 
 
 def inverse(view: View, parent: Ref, new: Ref) -> tuple[Any, list[Any]] | None:

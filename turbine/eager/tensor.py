@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +25,12 @@ INSIDE = torch.device("lazy", 0)
 read: Callable[[DeviceTensor, str], Tensor] = NotImplemented
 
 
+@cache
+def _device() -> torch.device:
+    """PyTorch knows the name once the device is registered."""
+    return torch.device(DEVICE, 0)
+
+
 class DeviceTensor(torch.Tensor):
     """A tensor on the "turbine" device; `ops` gives it __torch_dispatch__."""
 
@@ -35,7 +42,7 @@ class DeviceTensor(torch.Tensor):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The device."""
-        return torch.device(DEVICE, 0)
+        return _device()
 
     @property
     def data(self) -> Tensor:
@@ -57,6 +64,11 @@ class DeviceTensor(torch.Tensor):
         rest = args[1:] if args and args[0] is device else args
         dtype = rest[0] if rest else kwargs.pop("dtype", None)
         return super().to(dtype or self.dtype, *rest[1:], **kwargs)
+
+    def type(self, *args: Any, **kwargs: Any) -> Any:
+        """The name of the type, or the tensor as another one."""
+        found = super().type(*args, **kwargs)
+        return found.replace(INSIDE.type, DEVICE) if isinstance(found, str) else found
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         """The values, and the device."""
@@ -151,16 +163,12 @@ _make = torch.Tensor._make_wrapper_subclass
 def wrap(storage: Storage, view: View) -> Tensor:
     """A tensor that is a view of a storage."""
     layout = view.layout
-    made: DeviceTensor = _make(
-        DeviceTensor,
-        layout.size,
-        layout.stride,
-        layout.offset,
-        None,
-        layout.dtype,
-        torch.strided,
-        INSIDE,
-    )
+    wrapper = layout.wrapper
+    if wrapper is None:
+        size, stride, offset, dtype = layout.size, layout.stride, layout.offset, layout.dtype
+        wrapper = DeviceTensor, size, stride, offset, None, dtype, torch.strided, INSIDE
+        layout.wrapper = wrapper
+    made: DeviceTensor = _make(*wrapper)
     made._storage = storage
     made._view = view
     return made

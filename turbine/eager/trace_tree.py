@@ -51,14 +51,20 @@ class Op(NamedTuple):
 
 
 class Node:
-    """An op of a trace, after those of its parents; `spec` says how its results are nested."""
+    """An op of a trace, after those of its parents.
 
-    __slots__ = ("no_values", "nodes", "op", "parent", "spec")
+    `spec` says how its results are nested, `is_flat` that they are a tuple of tensors.
+    """
+
+    __slots__ = ("is_flat", "no_values", "nodes", "op", "parent", "spec")
 
     def __init__(self, parent: Node | None, op: Op, spec: TreeSpec | None) -> None:
         self.parent = parent
         self.op = op
         self.spec = spec
+        self.is_flat = (
+            spec is not None and spec.type is tuple and spec.num_nodes == len(op.results) + 1
+        )
         self.no_values = [None] * len(op.results)
         self.nodes: dict[Any, Node] = {}
 
@@ -122,14 +128,17 @@ class NeedsMemory(Exception):
 class MixedDevices(RuntimeError):
     """Operands on several devices; the message is PyTorch's."""
 
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"turbine:0 and {tensor.device}!"
+        )
+
 
 def check_device(tensor: Tensor) -> None:
     """Raise for a tensor of another device among operands, unless it is a number on the CPU."""
     if tensor.dim() or tensor.device.type != "cpu":
-        raise MixedDevices(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"turbine:0 and {tensor.device}!"
-        )
+        raise MixedDevices(tensor)
 
 
 class Trace:
@@ -151,45 +160,55 @@ class Trace:
         self._owners: list[weakref.ref[Value] | None] = []  # of the inputs
         self._replaced: dict[int, int] = {}  # the input that a result of an in-place op replaces
         self._known_inputs = 0  # inputs that the key of a node has the layout of
-        self._most = MOST_OPS
-
-    def is_at_end(self) -> bool:
-        """Whether the program should end: it is long, or one turn of a loop."""
-        return len(self.calls) >= self._most
+        self.most = (
+            MOST_OPS  # calls, after which the program ends: it is long, or one turn of a loop
+        )
 
     def record(self, target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Node, int]:
         """Add an op; gives its node and the index of its first result.
 
         Arguments are tensors, or references to operands of the trace.
         """
-        node = self.node
-        if node is _root:
-            self._most = 1 if config.get("eager") == "op" else self.period or MOST_OPS
         name = id(target)  # hashing an op takes longer
         key: list[Any] = [name]
         takes_numbers = name in _NAMES_WITH_NUMBERS
-        numbers, trace = len(self.numbers), self.number
+        numbers = len(self.numbers)
         try:
             for one in args:
                 if type(one) is DeviceTensor:
-                    value = one._storage.value
-                    if value.trace == trace and one._view.parent is None:
+                    value, view = one._storage.value, one._view
+                    if view.parent is None and value.trace == self.number:
                         key.append(value.ref)
-                        continue
-                self._encode(one, key, takes_numbers)
+                    else:
+                        key.append(self._locate(value, view))
+                else:
+                    self._encode(one, key, takes_numbers)
             for keyword, one in kwargs.items():
                 key.append(keyword)
                 self._encode(one, key, takes_numbers)
-            layouts = self._layouts
-            if len(layouts) > self._known_inputs:
-                key += layouts[self._known_inputs :]
-            call = tuple(key)
-            found = self.node.nodes.get(call)  # a view among the arguments may have added a node
-            if found is None:
-                found = self._extend(call, target, args, kwargs, numbers)
+            return self._follow(key, target, args, kwargs, numbers)
         except BaseException:
             self._take_back(numbers)
             raise
+
+    def _follow(
+        self,
+        key: list[Any],
+        target: Any,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        numbers: int,
+    ) -> tuple[Node, int]:
+        """Go to the node of a call; gives it and the index of its first result."""
+        layouts = self._layouts
+        if len(layouts) > self._known_inputs:
+            key += layouts[self._known_inputs :]
+        call, node = tuple(key), self.node
+        if node is _root:
+            self.most = 1 if config.get("eager") == "op" else self.period or MOST_OPS
+        found = node.nodes.get(call)
+        if found is None:
+            found = self._extend(call, target, args, kwargs, numbers)
         self.node = found
         self._known_inputs = len(layouts)
         first = len(self._results)
@@ -214,7 +233,16 @@ class Trace:
         elif kind is list or kind is tuple:
             key.append(len(argument))
             for one in argument:
-                self._encode(one, key, takes_numbers)
+                if type(one) is DeviceTensor:
+                    value, view = one._storage.value, one._view
+                    if view.parent is None and value.trace == self.number:
+                        key.append(value.ref)
+                    else:
+                        key.append(self._locate(value, view))
+                elif type(one) is int and not takes_numbers:
+                    key.append(one)
+                else:
+                    self._encode(one, key, takes_numbers)
         elif kind in _TAGGED:
             key.append((kind, repr(argument)))
         elif kind is DeviceTensor:
@@ -226,9 +254,13 @@ class Trace:
 
     def _are_floats(self, key: list[Any]) -> bool:
         """Whether numbers of an op are inputs: the tensors before them are floats."""
+        results, layouts = self._results, self._layouts
         for one in key:
-            if type(one) is Ref and self._layout(one).dtype not in _WITH_NUMBERS:
-                return False
+            if type(one) is Ref:
+                index = one.index
+                layout = one.layout or (results[index] if index >= 0 else layouts[~index])
+                if layout is None or layout.dtype not in _WITH_NUMBERS:
+                    return False
         return True
 
     def locate(self, value: Value, view: View) -> Ref:
@@ -256,16 +288,25 @@ class Trace:
         return found
 
     def _add_view(self, value: Value, view: View) -> Ref:
-        if view.is_by_memory():
+        if view.by_memory:
             if value.data is None:
                 raise NeedsMemory
             data = view.of(value.data)
             return self._input(data, layout_of(data), value)
         assert view.parent is not None
         parent = self._locate(value, view.parent)
-        # Results of the trace need not be laid out as their tensors are.
-        target = aten.reshape.default if view.target is aten.view.default else view.target
-        _, first = self.record(target, [parent, *view.arguments()], {})
+        if view.call is None:
+            # Results of the trace need not be laid out as their tensors are.
+            target = aten.reshape.default if view.target is aten.view.default else view.target
+            key: list[Any] = []
+            for one in view.arguments():
+                self._encode(one, key, takes_numbers=False)
+            view.call = target, view.arguments(), tuple(key)
+        target, given, encoded = view.call
+        numbers = len(self.numbers)
+        _, first = self._follow(
+            [id(target), parent, *encoded], target, [parent, *given], {}, numbers
+        )
         return reference(first + (view.which or 0))
 
     def _cpu_number(self, tensor: Tensor) -> Ref:
@@ -302,7 +343,7 @@ class Trace:
         """A new node, for an op that was never called after those of the trace."""
         global _node_count
         if len(self._results) >= 2 * MOST_OPS:  # with those that views add
-            self._most = 0
+            self.most = 0
         parts, indices = iter(call[1:]), itertools.count(numbers)
         own = [_decode(one, parts, indices) for one in args]
         named = {}
@@ -344,12 +385,11 @@ class Trace:
 
     def replace(self, old: Value, index: int) -> Value:
         """The value of a result that an op writes to a tensor in place of another value."""
-        if self._results[index] is old.layout:
-            value = self.hold(index)
-        else:
-            ref = reference_as(index, old.layout)
-            value = Value(old.layout, None, self.number, ref)
-            self.values[index] = weakref.ref(value)
+        layout = old.layout
+        is_same = self._results[index] is layout
+        ref = reference(index) if is_same else reference_as(index, layout)
+        value = Value(layout, None, self.number, ref)
+        self.values[index] = weakref.ref(value)
         if old.trace == self.number and old.ref is not None:
             place = old.ref.index
             replaced = ~place if place < 0 else self._replaced.get(place)
