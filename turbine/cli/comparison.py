@@ -94,7 +94,7 @@ def _eager(call: Call) -> Callable[[], Any]:
 
 
 def _inductor(call: Call) -> Callable[[], Any]:
-    compiled = torch.compile(call.model)
+    compiled: Callable[..., Any] = torch.compile(call.model)
     return lambda: compiled(*call.args, **call.kwargs)
 
 
