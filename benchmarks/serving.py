@@ -164,15 +164,16 @@ def beside_long(systems: dict[str, Serve], options: argparse.Namespace) -> list[
 def conversations(path: Path, options: argparse.Namespace) -> list[list[str]]:
     """Rows: conversations with a session each, over one artifact."""
     rows = [["sessions", "clients", "calls/s", "p50 ms", "p99 ms"]]
-    artifact = turbine.load(path)
-    for count in options.clients:
-        sessions = [artifact.session() for _ in range(count)]
-        calls = [partial(session, torch.randn(1, WIDTH)) for session in sessions]
-        load = serve_clients(calls, options.seconds)
-        assert sum(int(session.state["count"]) for session in sessions) >= len(load.milliseconds)
-        rows.append([OURS, str(count), *load.cells()])
-        for session in sessions:
-            session.close()
+    for threads in dict.fromkeys((1, torch.get_num_threads())):
+        artifact = turbine.load(path, threads=threads)
+        for count in options.clients:
+            sessions = [artifact.session() for _ in range(count)]
+            calls = [partial(session, torch.randn(1, WIDTH)) for session in sessions]
+            load = serve_clients(calls, options.seconds)
+            assert sum(int(s.state["count"]) for s in sessions) >= len(load.milliseconds)
+            rows.append([f"{OURS}, threads={threads}", str(count), *load.cells()])
+            for session in sessions:
+                session.close()
     return rows
 
 

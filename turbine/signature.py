@@ -149,6 +149,12 @@ def state_functions(index: int) -> tuple[str, str]:
     return f"__get_state_{index}", f"__set_state_{index}"
 
 
+# The functions of a program with state that return and set what its contexts share, and the module
+# and function of the VM in whose presence a context computes nothing when it is created.
+SHARED_FUNCTIONS = ("__get_shared", "__set_shared")
+GIVEN, IS_GIVEN = "turbine_shared", "is_given"
+
+
 @dataclass(frozen=True)
 class StoredResult:
     """A result whose memory the caller passes, as an extra argument at the end."""

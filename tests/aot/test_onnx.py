@@ -85,3 +85,17 @@ def test_the_command_line_compiles_a_model(
     ):
         assert main(["compile", "relu.onnx", "-o", "x.turbine", *words]) == 1
         assert told in capsys.readouterr().err
+
+
+def test_an_artifact_is_timed_beside_onnx_runtime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime", reason="an extra, `bench`")
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "relu.onnx", "Relu", [value("x", 2)], [value("y", 2)])
+    assert main(["compile", "relu.onnx", "-o", "relu.turbine"]) == 0
+    words = ["bench", "relu.turbine", "--seconds", "0.1", "--compare"]
+    assert main([*words, "onnxruntime"]) == 0
+    assert "\nonnxruntime " in capsys.readouterr().out
+    assert main([*words, "eager,onnxruntime"]) == 1
+    assert "relu.onnx is not a PyTorch model" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch import nn
+from torch.export import Dim
 
 import turbine
 from tests.models import Fn, compiled
@@ -70,6 +73,15 @@ def test_a_model_pytorch_cannot_export_is_an_export_error_with_the_cause() -> No
     with pytest.raises(turbine.errors.ExportError, match="could not export Fn") as raised:
         turbine.aot.export(Fn(branches_on_data), args=(torch.ones(3),))
     assert raised.value.__cause__ is not None
+
+
+def test_a_failed_export_logs_nothing_beside_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[logging.LogRecord] = []
+    monkeypatch.setattr(logging.getLogger("torch.export._trace"), "handle", logged.append)
+    shapes = ({0: Dim("rows")},)
+    with pytest.raises(turbine.errors.ExportError, match="same reduction dim"):
+        turbine.aot.export(nn.Linear(3, 3), args=(torch.ones(2, 4),), dynamic_shapes=shapes)
+    assert not logged
 
 
 def test_a_model_that_only_dynamo_traces_is_exported() -> None:

@@ -239,3 +239,18 @@ def test_small_sizes_are_checked_for_examples_of_zeros() -> None:
     artifact = compiled(function, torch.zeros(3, 4), dynamic_shapes=(({0: Dim("rows")},),))
     with pytest.raises(errors.ArgumentError, match="size 1 along axis 0"):
         artifact(torch.randn(1, 4))
+
+
+def test_programs_that_check_indices_are_compared_and_not_traced_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(small_sizes, "is_same", None)
+    table = nn.Embedding(5, 4).requires_grad_(False)
+
+    def least(function: Callable[[Tensor], Tensor]) -> int | None:
+        example, shapes = (torch.tensor([1, 4, 2]),), (({0: Dim("rows")},),)
+        signature = capture(Fn(function), example, dynamic_shapes=shapes).signature
+        return signature.symbols["rows"].minimum
+
+    assert least(lambda x: table(x) + 1) == 0
+    assert least(lambda x: table(x) * 2 if x.shape[0] != 1 else table(x)) == 2

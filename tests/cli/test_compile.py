@@ -132,7 +132,8 @@ def test_named_sizes_are_dynamic(turbine: Turbine) -> None:
         ("-i n[0..1]x3xf32", "n[0..1] has no size that can vary"),
         ("-i maxx3xf32", "cannot read input 'maxx3xf32'"),
         ("-i n[2]x3xf32", "cannot read input 'n[2]x3xf32'"),
-        ("-i y:nx3xf32", "takes (x), 1 inputs given: missing a required argument: 'x'"),
+        ("-i y:nx3xf32", "unknown argument 'y'; valid: x"),
+        ("-i x:n[1..8x3xf32", "a dynamic size has a name"),
     ],
 )
 def test_an_invalid_input_of_compile_is_explained(turbine: Turbine, words: str, told: str) -> None:

@@ -547,6 +547,8 @@ def test_a_parameter_of_another_size_is_named(saved: Path, tmp_path: Path) -> No
 def test_an_unknown_archive_format_is_named(saved: Path, output: ExportOutput) -> None:
     with pytest.raises(errors.ParameterError, match=r"unknown archive type '\.zip'; valid: "):
         turbine.load(saved, weights="weights.zip")
+    with pytest.raises(errors.ParameterError, match="no archive at missing"):
+        turbine.load(saved, weights="missing")
     with pytest.raises(errors.ParameterError, match=r"unknown archive type '\.zip'; valid: "):
         output.compile(saved, archive=saved.with_suffix(".zip"))
 

@@ -72,7 +72,7 @@ def test_each_thread_gets_the_results_of_its_own_arguments(driver: str, lookup_f
 
 def test_calls_of_one_artifact_run_at_the_same_time(lookup_file: Path) -> None:
     artifact = turbine.load(lookup_file, threads=1)
-    lock: SharedLock = artifact._executable._calls
+    lock: SharedLock = artifact._executable.own_values.calls
     index, most = torch.randint(50, (4096,)), 0
 
     def call() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import iree.runtime as iree
 import numpy
 import pytest
 import torch
@@ -15,9 +17,10 @@ from torch import Tensor, nn
 
 import turbine
 from tests.forked import in_child
-from tests.threads import run_threads
+from tests.threads import TIMEOUT, run_threads
 from turbine import aot, errors
 from turbine.runtime import device as devices
+from turbine.runtime.executable import Executable
 from turbine.runtime.session import Session
 
 ROWS, WIDTH = 8, 16
@@ -109,6 +112,55 @@ def test_threads_may_share_a_session(memory: turbine.Artifact) -> None:
 
     run_threads([lambda: call(session), lambda: call(other), lambda: call(session)])
     assert (int(session.state["count"]), int(other.state["count"])) == (60, 30)
+
+
+def test_calls_of_sessions_run_at_the_same_time(
+    memory: turbine.Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions, x = [memory.session() for _ in range(3)], torch.ones(WIDTH)
+    expected = sessions[0](x)
+    inside, run = threading.Barrier(2), Executable._run
+
+    def meet(self: Executable, *given: Any) -> None:
+        inside.wait(TIMEOUT)
+        run(self, *given)
+
+    monkeypatch.setattr(Executable, "_run", meet)
+    run_threads(
+        [
+            lambda: torch.testing.assert_close(sessions[1](x), expected),
+            lambda: torch.testing.assert_close(sessions[2](x), expected),
+        ]
+    )
+
+
+def test_sessions_share_what_loading_computes(
+    memory: turbine.Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable, x = memory._executable, torch.ones(WIDTH)
+    one, other = memory.session(), memory.session()
+    expected = one(x)
+    monkeypatch.setattr(executable, "_providers", None)  # weights are not read again
+    torch.testing.assert_close(other(x), expected)
+    get, _ = executable._sharing
+    given = [iree.VmVariantList(0), executable._shared]
+    other._owner.context.invoke(get, iree.VmVariantList(0), given[0])
+    assert len(given[0]) == len(given[1]) > 2
+    one.reset()
+    torch.testing.assert_close(one(x), expected)
+
+
+def test_state_that_starts_anew_leaves_sessions_alone(memory: turbine.Artifact) -> None:
+    conversation = answers(6, 3)
+    with memory.session() as session:
+        for x, expected in conversation[:3]:
+            torch.testing.assert_close(session(x), expected)
+        memory.reset()
+        assert int(memory.state["count"]) == 0
+        for x, expected in conversation[3:]:
+            torch.testing.assert_close(session(x), expected)
+    for x, expected in conversation:
+        torch.testing.assert_close(memory(x), expected)
 
 
 def test_a_session_starts_with_the_state_of_the_artifact(memory: turbine.Artifact) -> None:

@@ -27,17 +27,22 @@ def quiet_failures() -> Iterator[None]:
 
 # The log of ops that raise for the sizes of their arguments.
 FAKE_TENSORS = "torch._subclasses.fake_tensor"
+# The log of the kinds of errors of torch.export, which have a name of PyTorch's own alone.
+KINDS_OF_ERRORS = "torch.export._trace"
 
 
 @contextmanager
-def mute_log(name: str) -> Iterator[None]:
-    """Mute a logger of PyTorch that repeats an error which is raised."""
-    logger = logging.getLogger(name)
-    before, logger.disabled = logger.disabled, True
+def mute_log(*names: str) -> Iterator[None]:
+    """Mute loggers of PyTorch that repeat an error which is raised."""
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         yield
     finally:
-        logger.disabled = before
+        for logger, was_disabled in zip(loggers, before, strict=True):
+            logger.disabled = was_disabled
 
 
 def _is_useful(record: logging.LogRecord) -> bool:

@@ -22,7 +22,7 @@ from turbine.capture.declared_ops import Expanding
 from turbine.capture.decompositions import current_aot_decompositions
 from turbine.capture.effect_tokens import drop_tokens
 from turbine.capture.export_errors import export_error
-from turbine.capture.export_noise import FAKE_TENSORS, mute_log, quiet_failures
+from turbine.capture.export_noise import FAKE_TENSORS, KINDS_OF_ERRORS, mute_log, quiet_failures
 from turbine.capture.graph_checks import (
     check_graph,
     check_layouts,
@@ -181,7 +181,8 @@ def _export(
     strict: bool,
 ) -> ExportedProgram:
     # Errors have the contents of the log.
-    with Expanding(), Recurrences(trains=False), mute_log(FAKE_TENSORS), quiet_failures():
+    muted = mute_log(FAKE_TENSORS, KINDS_OF_ERRORS)
+    with Expanding(), Recurrences(trains=False), muted, quiet_failures():
         return torch.export.export(
             model, args, kwargs, dynamic_shapes=dynamic_shapes, strict=strict
         )

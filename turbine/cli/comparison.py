@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from turbine import errors
+from turbine.capture.export_noise import mute_log
 from turbine.cli import sources
 from turbine.cli.example_inputs import to_tensor
 from turbine.cli.factory import importable_from
@@ -23,9 +25,9 @@ from turbine.progress import progress
 
 @dataclass(frozen=True)
 class Call:
-    """A model in eager PyTorch, and the arguments of a call."""
+    """A model in eager PyTorch, or the file of a program of ONNX, and the arguments of a call."""
 
-    model: Callable[..., Any]
+    model: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
@@ -55,13 +57,19 @@ def calls(
             raise errors.ConfigError(errors.unknown("system", name, SYSTEMS))
     args, kwargs = tree_map(_as_tensor, (args, kwargs))
     with redirect_stdout(sys.stderr), importable_from(Path.cwd()):
-        call = Call(sources.load_model(source), args, kwargs)
+        call = Call(_model(source, systems), args, kwargs)
         found: dict[str, Callable[[], object]] = {"artifact": lambda: artifact(*args, **kwargs)}
         for name in systems:
             made = _prepare(name, call)
             if made is not None:
                 found[name] = made
     return found
+
+
+def _model(source: str, systems: Sequence[str]) -> Any:
+    """What the systems run: ONNX Runtime alone takes a program of ONNX as it is."""
+    is_for_onnx = source.endswith(sources.ONNX) and set(systems) == {"onnxruntime"}
+    return Path(source) if is_for_onnx else sources.load_model(source)
 
 
 def _prepare(name: str, call: Call) -> Callable[[], object] | None:
@@ -86,13 +94,16 @@ def _eager(call: Call) -> Callable[[], Any]:
 
 
 def _inductor(call: Call) -> Callable[[], Any]:
-    compiled = torch.compile(call.model)
+    compiled: Callable[..., Any] = torch.compile(call.model)
     return lambda: compiled(*call.args, **call.kwargs)
 
 
 def _onnx_runtime(call: Call) -> Callable[[], Any]:
-    assert isinstance(call.model, torch.nn.Module)
-    session = onnx_session(call.model, call.args, call.kwargs)
+    if isinstance(call.model, Path):
+        session = _session(str(call.model))
+    else:
+        assert isinstance(call.model, torch.nn.Module)
+        session = onnx_session(call.model, call.args, call.kwargs)
     feed = onnx_feed(session, call.args, call.kwargs)
     return lambda: session.run(None, feed)
 
@@ -106,15 +117,26 @@ def onnx_session(
     threads: int | None = None,
 ) -> Any:
     """The model in ONNX Runtime, for calls on so many threads; PyTorch's number by default."""
-    onnxruntime = import_extra("onnxruntime", "bench")
-    program = torch.onnx.export(
-        model, args, kwargs=kwargs, dynamic_shapes=dynamic_shapes, dynamo=True, verbose=False
-    )
+    import_extra("onnxruntime", "bench")
+    with mute_log(_OF_EXPORTER), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        program = torch.onnx.export(
+            model, args, kwargs=kwargs, dynamic_shapes=dynamic_shapes, dynamo=True, verbose=False
+        )
     assert program is not None
+    return _session(program.model_proto.SerializeToString(), threads)
+
+
+# The log that tells which libraries are not installed.
+_OF_EXPORTER = "torch.onnx._internal.exporter._registration"
+
+
+def _session(program: bytes | str, threads: int | None = None) -> Any:
+    """The bytes or the path of a program of ONNX in ONNX Runtime."""
+    onnxruntime = import_extra("onnxruntime", "bench")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
-    content = program.model_proto.SerializeToString()
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(program, options, providers=["CPUExecutionProvider"])
 
 
 def onnx_feed(session: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

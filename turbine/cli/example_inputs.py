@@ -119,7 +119,7 @@ def _read(one: ExampleInput, random: Generator) -> Any:
     try:
         return arguments.read(one.text, random)
     except errors.ArgumentError as error:
-        if not one.sizes:
+        if not one.sizes and one.name is None and "[" not in one.given:
             raise
         raise errors.ArgumentError(f"cannot read input {one.given!r}", hint=_HOW) from error
 
@@ -131,6 +131,13 @@ def _check(
     kwargs: dict[str, Any],
 ) -> None:
     signature = inspect.signature(model.forward)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for name in kwargs:
+        if not takes_any and name not in signature.parameters:
+            raise errors.ExportError(
+                f"{type(model).__name__}: {errors.unknown('argument', name, signature.parameters)}",
+                hint="name an argument of forward, as in ids:batch[1..64]x128xi64, or none",
+            )
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:

@@ -103,7 +103,7 @@ def _text(contents: Container, in_full: bool) -> str:
         "strategy": manifest["strategy"],
         "weights": f"{len(weights)}, {bytes_text(total)}" if weights else "in the code",
         "archive": ", ".join(map(str, _archives(contents))),
-        **{f"from {key}": value or "" for key, value in manifest["provenance"].items()},
+        **_origin(manifest["provenance"], in_full),
     }
     limit = sys.maxsize if in_full else _LONGEST
     rows = [(key, fit(str(value), limit)) for key, value in facts.items() if value]
@@ -111,7 +111,18 @@ def _text(contents: Container, in_full: bool) -> str:
 
 
 _LONGEST = 400  # characters of a value
-_MOST_SECTIONS = 8
+_MOST_SECTIONS = 5
+_PLACES = ("model", "commit", "source")  # of an origin; the others are versions
+
+
+def _origin(provenance: dict[str, Any], in_full: bool) -> dict[str, str]:
+    """Where the model came from, and the versions that compiled it, in one row unless in full."""
+    known = {key: value for key, value in provenance.items() if value}
+    if in_full:
+        return {f"from {key}": value for key, value in known.items()}
+    places = {f"from {key}": known[key] for key in _PLACES if key in known}
+    rest = [f"{key} {value}" for key, value in known.items() if key not in _PLACES]
+    return {**places, "versions": ", ".join(rest)}
 
 
 def _targets(manifest: dict[str, Any], in_full: bool) -> dict[str, str]:

@@ -44,7 +44,8 @@ def load_model(source: str) -> Any:
     """The model itself, to be called in PyTorch."""
     if source.endswith(ONNX):
         raise errors.ConfigError(
-            f"{source} is not a PyTorch model", hint="add --model with the model that it came from"
+            f"{source} is not a PyTorch model",
+            hint="add --model with the model that it came from; onnxruntime alone needs none",
         )
     if source.endswith(SAVED):
         return _saved_program(Path(source), ())["model"].module()

@@ -124,21 +124,30 @@ def _compile(request: Request, collected: list[Diagnostic]) -> bytes | None:
 
 
 def _compile_to_code(run: Callable[..., Any]) -> Any:
-    """Compile to the end, with wide vectors for some dispatches while these become code."""
-    from turbine.mlir import wide_loops
+    """Compile to the end, and change the module between phases.
+
+    Some dispatches have wide vectors while they become code. Contexts of a program with state share
+    their globals.
+    """
+    from turbine.mlir import shared_globals, wide_loops
 
     formed = run(_START, wide_loops.BEGIN)
     if formed is None:
         return None
-    module = formed.export_module()
+    module, phase = formed.export_module(), wide_loops.BEGIN
+    has_state = shared_globals.has_state(module)
     targets = wide_loops.widen_loops(module)
-    if not targets:
-        return run(wide_loops.BEGIN, _END, module)
-    translated = run(wide_loops.BEGIN, wide_loops.END, module)
-    if translated is None:
-        return None
-    wide_loops.restore_targets(module, targets)
-    return run(wide_loops.END, _END, module)
+    if targets:
+        if run(phase, wide_loops.END, module) is None:
+            return None
+        phase = wide_loops.END
+        wide_loops.restore_targets(module, targets)
+    if has_state:
+        if run(phase, shared_globals.PHASE, module) is None:
+            return None
+        phase = shared_globals.PHASE
+        shared_globals.share_globals(module)
+    return run(phase, _END, module)
 
 
 @cache

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from turbine import errors
 
 # Part of the cache key: raise it when a strategy's flags change their meaning.
-VERSION = 8
+VERSION = 9
 
 # Bytes by which a weight may grow when it is packed. Weights that grow by more are packed in each
 # call; IREE's own limit is 1 MB, which the padding of a large weight exceeds.

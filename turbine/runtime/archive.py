@@ -77,7 +77,7 @@ def open_archive(path: Path, *, mapped: bool = True, writable: bool = False) -> 
     """
     if path.is_dir():
         return _open_folder(path, mapped)
-    if path.suffix not in READERS:
+    if path.suffix not in READERS and (path.suffix or path.exists()):
         raise errors.ParameterError(
             errors.unknown("archive type", path.suffix, READERS),
             hint="iree-convert-parameters turns other types into .irpa",

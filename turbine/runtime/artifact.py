@@ -85,8 +85,8 @@ class Artifact(Program):
     def session(self) -> Session:
         """A copy of the state with the same entry points: one for each conversation, say.
 
-        Sessions share the weights. Their calls take turns, and copy the state when another one
-        called before. While sessions are open, calls of the artifact itself are errors.
+        Sessions share the weights. Threads may call different ones at the same time. While sessions
+        are open, calls of the artifact itself are errors.
 
         >>> import torch, turbine
         >>> counter = torch.nn.BatchNorm1d(2)

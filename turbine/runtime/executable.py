@@ -9,7 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 from weakref import WeakSet
 
@@ -21,28 +21,36 @@ from turbine.runtime import openmp, ranges, scheduling
 from turbine.runtime.device import Placement
 from turbine.runtime.overflow import Invoke, Overflow
 from turbine.runtime.shared_lock import SharedLock
-from turbine.signature import STORED_RESULTS, read_stored_results
+from turbine.signature import (
+    GIVEN,
+    IS_GIVEN,
+    SHARED_FUNCTIONS,
+    STORED_RESULTS,
+    read_stored_results,
+)
 
 Providers = Callable[[], list[Any]]
 
 
 @dataclass(eq=False)
 class Values:
-    """The state of one owner: in the context during its calls, and `saved` while others call.
+    """The state of one owner: in a context, or `saved` until the next call.
 
     It is what the program was exported with if it is in neither.
     """
 
+    calls: Any  # the lock of its calls
+    context: Any = None
     saved: list[Any] | None = None  # a VM list for each value
     lost: str | None = None  # why the values are gone, until a reset
     is_closed: bool = False
 
 
 class Executable:
-    """One VM context and its state.
+    """A VM context for each owner of a state; one context if there is none.
 
-    Calls of a program without state run at the same time; see Note [Calls at the same time]. Those
-    of others take turns.
+    Calls of a program without state run at the same time, as do those of several owners; calls of
+    one owner take turns. See Note [Calls at the same time].
 
     `code` is bytes or a VM module, and is checked at once. `driver` is the URI of a device, or a
     function that returns devices, whose memory is that of the CPU if `is_on_host`. `providers`
@@ -79,21 +87,21 @@ class Executable:
         self._has_threads = driver != devices.SYNC
         self.is_on_host = driver in devices.ON_HOST if isinstance(driver, str) else is_on_host
         self._state = None if state is None else tuple(state)
-        self.own_values = Values()
-        self._owners = WeakSet([self.own_values])
-        self._resident: Values | None = None  # whose state is in the context
         self._module = code if isinstance(code, iree.VmModule) else load_module(code)
-        self._context: Any = None
+        self._sharing = [self._module.lookup_function(name) for name in SHARED_FUNCTIONS]
+        self._shared: Any = None  # what contexts have in common, once there is a context
+        self._sources: list[Any] = []  # the weights among it
+        self.own_values = Values(self._new_lock())
+        self._owners = WeakSet([self.own_values])
+        self._loading = threading.RLock()  # taken inside of those of owners
         self._on_caller = (
             Executable(self._module, devices.SYNC, providers, label=label) if may_overflow else None
         )
-        self._start_locks()
         _alive.add(self)
 
-    def _start_locks(self) -> None:
+    def _new_lock(self) -> Any:
         has_state = self._state is None or bool(self._state)
-        self._calls: Any = threading.RLock() if has_state else SharedLock()
-        self._loading = threading.RLock()  # taken inside of the other
+        return threading.RLock() if has_state else SharedLock()
 
     def entry(
         self, name: str, owner: Values | None = None, *, is_static: bool = False
@@ -110,9 +118,10 @@ class Executable:
 
     def device(self, owner: Values | None = None) -> Any:
         """The device for arguments; loads the program on first use."""
-        if self._context is None:
-            with self._calls:
-                self._load(owner or self.own_values)
+        if self._device is None:
+            owner = owner or self.own_values
+            with owner.calls:
+                self._load(owner)
         return self._device
 
     def invocation(self, function: Any, owner: Values, *, is_static: bool) -> Invoke:
@@ -130,10 +139,8 @@ class Executable:
         After a failed call a program with state is loaded again, with the state of the old context.
         """
         results = iree.VmVariantList(result_count)
-        with self._calls:
-            context = self._context
-            if context is None or owner is not self._resident:
-                context = self._load(owner)
+        with owner.calls:
+            context = owner.context or self._load(owner)
             if self._needs_cores:
                 openmp.release_threads()
             is_batch = self._has_threads and scheduling.stop_preempting()
@@ -172,44 +179,46 @@ class Executable:
 
     def copy(self, owner: Values) -> Values:
         """A new owner with a copy of the state of another."""
-        with self._calls:
-            copied = Values(self._read(self._load(owner)))
+        with owner.calls:
+            copied = Values(self._new_lock(), saved=self._read(self._load(owner)))
+        with self._loading:
             self._owners.add(copied)
         return copied
 
     def reset(self) -> None:
         """Reset the program's own state to its initial values."""
-        with self._calls, self._loading:
-            own = self.own_values
-            own.saved = own.lost = None
-            if self._resident is own:
-                self._resident = self._context = None
+        own = self.own_values
+        with own.calls, self._loading:
+            own.context = own.saved = own.lost = None
         if self._on_caller is not None:
             self._on_caller.reset()
 
     def restart(self, owner: Values) -> None:
         """Give an owner a copy of the program's own state."""
-        with self._calls:
+        own = self.own_values
+        with own.calls:
+            saved = self._read(self._load(own))
+        with owner.calls:
             if owner.is_closed:
                 raise _closed()
-            saved = self._read(self._load(self.own_values))
-            owner.saved, owner.lost = saved, None
+            owner.context, owner.saved, owner.lost = None, saved, None
 
     def close(self, owner: Values) -> None:
         """Drop the state of an owner, whose calls are errors from now on."""
-        with self._calls:
-            owner.is_closed, owner.saved = True, None
-            if self._resident is owner:
-                self._resident = None
+        with owner.calls:
+            owner.is_closed, owner.context, owner.saved = True, None, None
 
     def has_copies(self) -> bool:
         """Whether there are owners of the state beside the program itself."""
-        with self._calls:
-            return any(o is not self.own_values and not o.is_closed for o in self._owners)
+        return any(o is not self.own_values and not o.is_closed for o in self._all_owners())
+
+    def _all_owners(self) -> list[Values]:
+        with self._loading:
+            return list(self._owners)
 
     def is_initial(self, owner: Values) -> bool:
         """Whether the state is what the program was exported with."""
-        is_elsewhere = owner.is_closed or owner.lost is not None or self._resident is owner
+        is_elsewhere = owner.is_closed or owner.lost is not None or owner.context is not None
         return owner.saved is None and not is_elsewhere
 
     def leave_parent(self) -> None:
@@ -220,55 +229,62 @@ class Executable:
                 owner.lost = (
                     "the program keeps state, and was called before this process was forked"
                 )
-            devices.immortal(owner.saved)
-            owner.saved = None
-        # Freeing it could wait for threads of the parent.
-        devices.immortal(self._context)
-        self._context = self._resident = None
-        self._start_locks()
+            # Freeing it could wait for threads of the parent.
+            devices.immortal((owner.context, owner.saved))
+            owner.context = owner.saved = None
+            owner.calls = self._new_lock()
+        devices.immortal((self._shared, self._sources))
+        self._device = self._shared = None
+        self._loading = threading.RLock()
 
     def stop(self) -> None:
         """Block calls from other threads; see Note [Calls at exit]."""
-        self._calls.acquire(timeout=_EXIT_TIMEOUT)
+        for owner in list(self._owners):
+            owner.calls.acquire(timeout=_EXIT_TIMEOUT)
 
     def _load(self, owner: Values) -> Any:
-        """The context with the state of an owner; the first time, weights are bound."""
+        """The context of an owner, with its state; see Note [Shared values]."""
         with self._loading:
-            if self._context is None or owner is not self._resident:
+            if owner.context is None:
                 _check(owner)
-                self._save_resident()
-                if owner.saved is None:
-                    self._context = None
-                if self._context is None:
-                    self._context = self._create_context()
-                self._write(self._context, owner.saved or ())
-                self._resident, owner.saved = owner, None
-            return self._context
+                context = self._create_context(is_given=owner.saved is not None)
+                self._write(context, owner.saved or ())
+                owner.context, owner.saved = context, None
+            return owner.context
 
-    def _create_context(self) -> Any:
-        """Bind the weights; initializers of the program run here."""
-        providers = self._providers()
+    def _create_context(self, *, is_given: bool) -> Any:
+        """Bind the weights; initializers of the program run here, unless a state is given."""
+        get, give = self._sharing
+        if give is None or self._shared is None:
+            providers = self._providers()
+            context = self._bind(providers)
+            if get is not None:
+                self._shared, self._sources = iree.VmVariantList(0), providers
+                context.invoke(get, iree.VmVariantList(0), self._shared)
+            return context
+        context = self._bind([] if is_given else self._providers(), is_given=is_given)
+        context.invoke(give, self._shared, iree.VmVariantList(0))
+        return context
+
+    def _bind(self, providers: list[Any], *, is_given: bool = False) -> Any:
+        """A new context, whose values are not computed if they will be given."""
         every = self.find_devices()
         self._device = every[0]
         instance = devices.instance()
         try:
             modules = [iree.create_hal_module(instance, devices=every)]
-            if providers:
+            if providers or is_given:
                 modules.append(iree.create_io_parameters_module(instance, *providers))
+            if is_given:
+                modules.append(_given_module())
             return iree.VmContext(instance, [*modules, self._module])
         except _FAILURES as error:
             raise _refusal(error) from error
 
-    def _save_resident(self) -> None:
-        """Save the state in the context for its owner, if there is one."""
-        if self._resident is not None:
-            self._save(self._context, self._resident)
-            self._resident = None
-
     def _drop_failed(self, context: Any, owner: Values) -> None:
         """Drop a context that failed, and save its state if it can be read."""
         self._save(context, owner)
-        self._context = self._resident = None
+        owner.context = None
 
     def _save(self, context: Any, owner: Values) -> None:
         owner.lost = "the program's state was lost in a call that failed"
@@ -340,6 +356,12 @@ def align_code(code: bytes) -> memoryview:
 # without state does: its globals are set when it is loaded, and each call has a stack, buffers and
 # semaphores of its own. So threads share one context, and with it the weights, packed once.
 #
+# Note [Shared values]
+# Each owner of a state has a context, so that owners do not wait for each other. What loading
+# computes, such as packed weights, is in the first context, and later ones refer to it; see
+# `mlir/shared_globals.py`. The initial state is not kept: a context that starts with it computes
+# all values, and then gives up those that are shared. Older artifacts compute all for each owner.
+#
 # Note [Calls at exit]
 # At exit, Python ends a daemon thread when it next takes the GIL. In the middle of IREE's C++ this
 # aborts the process. So an exit handler waits for calls to end and keeps their locks. The main
@@ -356,6 +378,14 @@ def load_module(code: memoryview) -> Any:
         return iree.VmModule.wrap_buffer(devices.instance(), code)
     except _FAILURES as error:
         raise _refusal(error) from error
+
+
+@cache
+def _given_module() -> Any:
+    """The VM module in whose presence a program computes nothing when it is loaded."""
+    interface = iree.PyModuleInterface(GIVEN, lambda _: None)
+    interface.export(IS_GIVEN, "0v_i", lambda _: 1)
+    return devices.immortal(interface.create())
 
 
 # IREE's messages about missing parameters -> ours.
