@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from torch import fx
 
 from turbine.capture import graph_passes
+from turbine.capture.batched_products import join_batches
 from turbine.capture.broadcast_formulas import mark_broadcast_formulas
 from turbine.capture.constants import fold_uniform
 from turbine.capture.control_flow import all_bodies
@@ -40,6 +41,7 @@ def _clean(graph_module: fx.GraphModule) -> None:
     graph_passes.fill_empty(graph_module)
     graph_passes.fill_reductions_of_nothing(graph_module)
     graph_passes.convert_fill_values(graph_module)
+    join_batches(graph_module.graph)
     fold_uniform(graph_module.graph)
     round_integers(graph_module.graph)
     keep_rounding(graph_module.graph)
