@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import gpu_models
+import gpu_results
 import torch
 from timing import Call, round_robin
 from torch import Tensor
@@ -86,6 +87,7 @@ def time_chains(seconds: float) -> str:
         for name, (function, args) in make_chains().items():
             calls = {key: _call(_compiled(function, key), *args) for key in BACKENDS}
             rows.append(_row(name, calls, seconds))
+    gpu_results.keep("torch.compile of chains in bf16, seconds", dict(rows))
     return _table(rows, "us", 1e6)
 
 
@@ -100,6 +102,8 @@ def time_models(names: list[str], seconds: float, *, is_training: bool) -> str:
             args, kwargs = torch.utils._pytree.tree_map(_widen, (args, kwargs))
         calls = {key: run(_compiled(model, key), model, args, kwargs) for key in BACKENDS}
         rows.append(_row(name, calls, seconds))
+    kind = "training steps in bf16" if is_training else "models in f16"
+    gpu_results.keep(f"torch.compile of {kind}, seconds", dict(rows))
     return _table(rows, "ms", 1e3)
 
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import gpu_results
 import torch
 from timing import Call, round_robin
 from torch import Tensor, nn
@@ -116,6 +117,7 @@ def time_models(folder: Path, names: list[str], seconds: float) -> str:
     rows = []
     for name in names:
         times = _time(folder, name, seconds)
+        gpu_results.keep("artifacts in f16, seconds", {name: times})
         row = [f"{1e3 * times[key]:.2f}" if key in times else "-" for key in SYSTEMS]
         ours = times.get("turbine")
         rows.append([name, *row, f"{times['eager'] / ours:.2f}" if ours else "-"])
