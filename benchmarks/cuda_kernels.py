@@ -106,25 +106,36 @@ def attention_kernel(is_causal: bool) -> tk.Kernel:
 
         def step(j: Any, state: Any, is_masked: bool) -> Any:
             largest, total, acc = state
-            keys = tkl.load(k, (b, h, j * BM, 0), (None, None, BM, D))
-            values = tkl.load(v, (b, h, j * BM, 0), (None, None, BM, D))
+            keys = tkl.load(k, (b, h, j * BN, 0), (None, None, BN, D))
+            values = tkl.load(v, (b, h, j * BN, 0), (None, None, BN, D))
             scores = tkl.dot(rows, tkl.transpose(keys))
             if is_masked:
-                lanes = tkl.arange(BM)
-                scores = tkl.where(lanes[:, None] >= lanes[None, :], scores, -math.inf)
+                row, column = i * BM + tkl.arange(BM), j * BN + tkl.arange(BN)
+                scores = tkl.where(row[:, None] >= column[None, :], scores, -math.inf)
             new = tkl.maximum(largest, tkl.max(scores, axis=1) * to_exp2)
             weights, shrink = tkl.exp2(scores * to_exp2 - new[:, None]), tkl.exp2(largest - new)
             total = total * shrink + tkl.sum(weights, axis=1)
             return new, total, tkl.dot(weights.to(v.dtype), values, acc * shrink[:, None])
 
         largest, total = tkl.full((BM,), -math.inf, tkl.f32), tkl.zeros((BM,), tkl.f32)
-        init = [largest, total, tkl.zeros((BM, D), tkl.f32)]
+        state: Any = [largest, total, tkl.zeros((BM, D), tkl.f32)]
 
-        @tkl.for_loop(0, i if is_causal else S // BM, init_args=init)
+        # Whole blocks of keys before the rows: `//` of a stop rounds up.
+        before = (i * BM - BN + 1) // BN
+
+        @tkl.for_loop(0, before if is_causal else S // BN, init_args=state)
         def blocks(j: Any, *state: Any) -> Any:
             return step(j, state, False)
 
-        _, total, acc = step(i, blocks, True) if is_causal else blocks
+        state = [*blocks]
+        if is_causal:
+
+            @tkl.for_loop(i * BM // BN, tkl.cdiv((i + 1) * BM, BN), init_args=state)
+            def diagonal(j: Any, *state: Any) -> Any:
+                return step(j, state, True)
+
+            state = [*diagonal]
+        _, total, acc = state
         tkl.store(out, (b, h, i * BM, 0), acc / total[:, None])
 
     return attention
