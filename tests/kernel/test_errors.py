@@ -411,7 +411,7 @@ def test_invalid_declarations_are_rejected(message: str, declare: Any) -> None:
 
 def test_unknown_block_sizes_are_rejected() -> None:
     made = kernel(copied)
-    told = "unknown size of kernel made 'BX'; valid: N"
+    told = "unknown size of kernel made 'BX'; valid: N, group_rows, num_stages, num_warps"
     assert raised(lambda: made.using(BX=3).interpret(VECTOR)).fact == told
     made.interpret(VECTOR)
     assert raised(lambda: made.using(BX=3)).fact == told

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from torch import fx
 
 from turbine.capture import graph_passes
-from turbine.capture.batched_products import join_batches
 from turbine.capture.broadcast_formulas import mark_broadcast_formulas
 from turbine.capture.constants import fold_uniform
 from turbine.capture.control_flow import all_bodies
@@ -21,6 +20,7 @@ from turbine.capture.long_formulas import mark_long_formulas
 from turbine.capture.ownership import isolate_writes
 from turbine.capture.reshapes import rewrite_reshapes
 from turbine.capture.rounding import keep_rounding, round_integers
+from turbine.capture.single_batches import drop_single_batches
 from turbine.capture.size_arithmetic import rewrite_size_arithmetic
 from turbine.capture.small_integers import widen_small_integers
 from turbine.capture.spread_rows import mark_spread_rows
@@ -41,7 +41,7 @@ def _clean(graph_module: fx.GraphModule) -> None:
     graph_passes.fill_empty(graph_module)
     graph_passes.fill_reductions_of_nothing(graph_module)
     graph_passes.convert_fill_values(graph_module)
-    join_batches(graph_module.graph)
+    drop_single_batches(graph_module.graph)
     fold_uniform(graph_module.graph)
     round_integers(graph_module.graph)
     keep_rounding(graph_module.graph)
